@@ -1,0 +1,201 @@
+"""Federated data: the examples of all clients packed into one tensor, with offsets that say where each client begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from equipoise.errors import InvalidData, InvalidParameter
+from equipoise.rng import _signed, name_key
+
+_ROWS_PER_CHECK = 65_536
+
+
+@dataclass(frozen=True, eq=False)
+class ClientSet:
+    """n clients: client k owns rows offsets[k] … offsets[k+1] − 1 of `x` and `y`. Clients are slices, never copies.
+
+    `scale` says that `x` holds raw numbers (such as uint8 pixels) and that a model sees x · scale + shift; the conversion
+    happens when a batch is gathered, so that the data stay small in memory. Without it integers are tokens (int64).
+    """
+
+    x: Tensor  # (N, …)
+    y: Tensor  # (N, …)
+    offsets: Tensor  # (n + 1,) int64
+    ids: tuple[str, ...]
+    scale: float | None = None
+    shift: float = 0.0
+    source: str = field(default="", repr=False)  # a file or generator, named in errors
+
+    def __post_init__(self) -> None:
+        place = f"{self.source}: " if self.source else ""
+        if len(self.x) != len(self.y):
+            raise InvalidData(f"{place}x has {len(self.x)} rows but y has {len(self.y)}; every example needs both.")
+        if len(self.offsets) != len(self.ids) + 1:
+            raise InvalidData(f"{place}{len(self.ids)} ids need {len(self.ids) + 1} offsets, got {len(self.offsets)}.")
+        if not self.ids:
+            raise InvalidData(f"{place}there is no client.")
+        if int(self.offsets[0]) != 0 or int(self.offsets[-1]) != len(self.x):
+            raise InvalidData(f"{place}offsets must run from 0 to {len(self.x)} (the number of rows).")
+        if (empty := torch.nonzero(self.offsets.diff() <= 0).flatten()).numel():
+            names = ", ".join(self.ids[i] for i in empty[:5])
+            raise InvalidData(
+                f"{place}{empty.numel()} of {len(self.ids)} clients have no example: {names}. Drop them, or give them data."
+            )
+        if len(set(self.ids)) != len(self.ids):
+            twice = sorted({i for i in self.ids if self.ids.count(i) > 1} if len(self.ids) < 5000 else [])
+            raise InvalidData(f"{place}client ids must differ; repeated: {', '.join(twice[:5]) or 'some'}.")
+        for name, values in (("x", self.x), ("y", self.y)):
+            self._refuse_non_finite(name, values)
+
+    def _refuse_non_finite(self, name: str, values: Tensor) -> None:
+        if not values.is_floating_point():
+            return
+        for start in range(0, len(values), _ROWS_PER_CHECK):
+            bad = ~torch.isfinite(
+                values[start : start + _ROWS_PER_CHECK].flatten(1)
+                if values.dim() > 1
+                else values[start : start + _ROWS_PER_CHECK, None]
+            ).all(1)
+            if bad.any():
+                row = start + int(bad.nonzero()[0])
+                client = int(torch.searchsorted(self.offsets, row, right=True)) - 1
+                place = f"{self.source}: " if self.source else ""
+                raise InvalidData(
+                    f"{place}client {self.ids[client]!r}, row {row - int(self.offsets[client])} (row {row} of {name}) holds NaN or "
+                    f"infinity. Repair or drop that example."
+                )
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __repr__(self) -> str:
+        return f"ClientSet({len(self)} clients, {len(self.x)} examples of shape {tuple(self.x.shape[1:])})"
+
+    @classmethod
+    def pack(
+        cls, clients: Iterable[tuple[str, Tensor, Tensor]], *, scale: float | None = None, shift: float = 0.0, source: str = ""
+    ) -> ClientSet:
+        """Pack (id, x, y) triples, one per client."""
+        triples = list(clients)
+        if not triples:
+            raise InvalidData(f"{source + ': ' if source else ''}there is no client.")
+        sizes = torch.tensor([len(x) for _, x, _ in triples])
+        for name, x, y in triples:
+            if len(x) != len(y):
+                raise InvalidData(f"{source + ': ' if source else ''}client {name!r} has {len(x)} inputs but {len(y)} targets.")
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+        return cls(
+            torch.cat([x for _, x, _ in triples]),
+            torch.cat([y for _, _, y in triples]),
+            offsets,
+            tuple(name for name, _, _ in triples),
+            scale,
+            shift,
+            source,
+        )
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """Examples per client, (n,) int64."""
+        return self.offsets.diff()
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """A random-stream key per client, made from its id, (n,) int64: batches do not depend on the order of clients."""
+        return torch.tensor([_signed(name_key(i)) for i in self.ids], device=self.offsets.device)
+
+    def rows(self, client: int) -> slice:
+        """The rows of one client."""
+        return slice(int(self.offsets[client]), int(self.offsets[client + 1]))
+
+    def inputs(self, rows: Tensor | slice, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The rows of `x` as a model sees them: scaled if raw, floating numbers in `dtype`, tokens as int64."""
+        x = self.x[rows]
+        if self.scale is not None:
+            x = x.to(dtype).mul_(self.scale)
+            return x.add_(self.shift) if self.shift else x
+        return x.to(dtype) if x.is_floating_point() else x.to(torch.int64)
+
+    def targets(self, rows: Tensor | slice, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The rows of `y`: classes as int64, numbers in `dtype`."""
+        y = self.y[rows]
+        return y.to(dtype) if y.is_floating_point() else y.to(torch.int64)
+
+    def client(self, which: int | str) -> tuple[Tensor, Tensor]:
+        """(x, y) of one client, by position or id, as a model sees them."""
+        position = self.ids.index(which) if isinstance(which, str) else which
+        return self.inputs(self.rows(position)), self.targets(self.rows(position))
+
+    def take(self, positions: Sequence[int] | Tensor) -> ClientSet:
+        """Some of the clients, as a set of their own (their rows are copied)."""
+        chosen = [int(p) for p in positions]
+        if not chosen:
+            raise InvalidParameter("positions", "must name at least one client", [])
+        rows = torch.cat([torch.arange(int(self.offsets[p]), int(self.offsets[p + 1])) for p in chosen])
+        return self._with_rows(rows, self.sizes[chosen], tuple(self.ids[p] for p in chosen))
+
+    def _with_rows(self, rows: Tensor, sizes: Tensor, ids: tuple[str, ...]) -> ClientSet:
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+        return replace(self, x=self.x[rows], y=self.y[rows], offsets=offsets, ids=ids)
+
+    def to(self, device: torch.device) -> ClientSet:
+        """The set with its tensors on a device; the same object if they are there already."""
+        if self.x.device == device:
+            return self
+        moved = object.__new__(ClientSet)  # the data were checked when `self` was made
+        for name, value in vars(self).items():
+            object.__setattr__(moved, name, value.to(device) if isinstance(value, Tensor) else value)
+        return moved
+
+
+@dataclass(frozen=True, eq=False)
+class FederatedData:
+    """Clients to train on, and clients to validate and test on.
+
+    The papers use two kinds of split, and both look the same here: *by client* (`test` holds other clients, unseen in
+    training) and *inside clients* (`test` holds further examples of the same ids). A row of a result says which.
+    """
+
+    train: ClientSet
+    validation: ClientSet | None = None
+    test: ClientSet | None = None
+    name: str = "data"
+    classes: int = 0  # 0: read from the targets
+
+    def __post_init__(self) -> None:
+        for split, clients in self.splits.items():
+            if clients.x.shape[1:] != self.train.x.shape[1:]:
+                raise InvalidData(
+                    f"{self.name}: examples of {split} have shape {tuple(clients.x.shape[1:])}, those of train "
+                    f"{tuple(self.train.x.shape[1:])}."
+                )
+        if self.train.y.is_floating_point() or self.train.y.dim() > 2:
+            return
+        largest = max(int(c.y.max()) for c in self.splits.values())
+        smallest = min(int(c.y.min()) for c in self.splits.values())
+        if smallest < 0 or (self.classes and largest >= self.classes):
+            raise InvalidData(
+                f"{self.name}: classes must be 0 … {self.classes - 1 if self.classes else 'C − 1'}, found {smallest} … {largest}."
+            )
+        if not self.classes:
+            object.__setattr__(self, "classes", largest + 1)
+
+    @property
+    def splits(self) -> dict[str, ClientSet]:
+        """The sets that are there, by name."""
+        named = {"train": self.train, "validation": self.validation, "test": self.test}
+        return {name: clients for name, clients in named.items() if clients is not None}
+
+    @property
+    def features(self) -> int:
+        """The number of input features of one example."""
+        return self.train.x.shape[1:].numel()
+
+    def __repr__(self) -> str:
+        parts = ", ".join(f"{name}: {len(c)} clients / {len(c.x)} examples" for name, c in self.splits.items())
+        return f"FederatedData({self.name!r}, {parts})"

@@ -1,0 +1,69 @@
+"""Every error a user can meet. Each message names the parameter, the rule, the value and the fix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class EquipoiseError(Exception):
+    """Base of all errors raised on purpose by this package."""
+
+
+class InvalidParameter(EquipoiseError, ValueError):
+    """A parameter breaks its rule."""
+
+    def __init__(self, parameter: str, rule: str, value: object, fix: str = "") -> None:
+        self.parameter, self.rule, self.value, self.fix = parameter, rule, value, fix
+        super().__init__(f"{parameter} {rule}, but is {value!r}." + (f" {fix}" if fix else ""))
+
+
+class IncompatibleParts(EquipoiseError, ValueError):
+    """Parts of an algorithm that are each fine but wrong together."""
+
+    def __init__(self, reason: str, fix: str) -> None:
+        self.reason, self.fix = reason, fix
+        super().__init__(f"{reason}\n  {fix}")
+
+
+class InvalidData(EquipoiseError, ValueError):
+    """Data that cannot be used: says where (file, client, row) and why."""
+
+
+class ConfigError(EquipoiseError, ValueError):
+    """A configuration file that does not say what it must."""
+
+
+class Diverged(EquipoiseError, RuntimeError):
+    """Training produced a number that is not finite. What was logged before is kept in `history`."""
+
+    def __init__(self, round_index: int, clients: Iterable[str], what: str) -> None:
+        self.round, self.clients, self.history = round_index, tuple(clients), None
+        shown = ", ".join(self.clients[:5]) + (f" and {len(self.clients) - 5} more" if len(self.clients) > 5 else "")
+        where = f" of client {shown}" if self.clients else ""
+        super().__init__(
+            f"Round {round_index}: the {what}{where} is not finite, so training stopped; earlier rounds are kept. "
+            "Lower the learning rate, or look at these clients' data."
+        )
+
+
+class ObserverFailed(EquipoiseError, RuntimeError):
+    """An observer raised; its name is in the message, the original error is the cause."""
+
+
+class EquipoiseNotice(UserWarning):
+    """Something the user should know once, such as a slower engine being used."""
+
+
+def require(condition: bool, parameter: str, rule: str, value: object, fix: str = "") -> None:
+    """Raise InvalidParameter unless `condition` holds."""
+    if not condition:
+        raise InvalidParameter(parameter, rule, value, fix)
+
+
+def unknown_name(kind: str, name: str, allowed: Iterable[str]) -> str:
+    """The text for a name nobody knows: what it was, the nearest known one, and all that are allowed."""
+    allowed = sorted(allowed)
+    near = get_close_matches(name, allowed, n=1)
+    hint = f" Did you mean {near[0]!r}?" if near else ""
+    return f"Unknown {kind} {name!r}.{hint} Allowed: {', '.join(allowed)}."

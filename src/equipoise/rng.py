@@ -1,0 +1,79 @@
+"""Randomness as an argument: one independent stream per (seed, purpose, round, client).
+
+Local batch orders come from a counter-based hash (the finaliser of SplitMix64, Steele et al. 2014), written in integer
+tensor operations. A client's order is then a pure function of its key: the same one by one, in a batch of clients,
+in another process and on a GPU. Everything drawn on the server comes from NumPy's Philox under a key made the same way.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+from torch import Tensor
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def _signed(value: int) -> int:
+    """The int64 with the same 64 bits."""
+    value &= _MASK
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _mix(z: int) -> int:
+    z &= _MASK
+    z = ((z ^ (z >> 30)) * _FIRST) & _MASK
+    z = ((z ^ (z >> 27)) * _SECOND) & _MASK
+    return z ^ (z >> 31)
+
+
+def _shift(z: Tensor, bits: int) -> Tensor:
+    # torch shifts int64 arithmetically; the mask makes it the unsigned shift that the hash is defined with.
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix_tensor(z: Tensor) -> Tensor:
+    z = (z ^ _shift(z, 30)) * _signed(_FIRST)
+    z = (z ^ _shift(z, 27)) * _signed(_SECOND)
+    return z ^ _shift(z, 31)
+
+
+def name_key(name: str) -> int:
+    """A 64-bit key of a name (a client id, a purpose) that is the same on every machine."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+
+
+def stream_key(seed: int, purpose: str, round_index: int = 0) -> int:
+    """The key of the stream (seed, purpose, round); `client_keys` splits it further by client."""
+    key = _mix(seed + _GOLDEN)
+    key = _mix(key ^ name_key(purpose))
+    return _mix(key + (round_index + 1) * _GOLDEN)
+
+
+def client_keys(key: int, clients: Tensor) -> Tensor:
+    """One key per client: `clients` are int64 name keys (K,), the result is int64 (K,)."""
+    return _mix_tensor(_mix_tensor(clients) ^ _signed(key))
+
+
+def random_bits(keys: Tensor, first: int | Tensor, count: int) -> Tensor:
+    """63 random bits for each counter first, first + 1, … of each key: (K,) keys give (K, count) int64, all ≥ 0."""
+    counters = torch.arange(count, device=keys.device)
+    start = first.unsqueeze(-1) if isinstance(first, Tensor) else first
+    return _mix_tensor(keys.unsqueeze(-1) + (counters + start) * _signed(_GOLDEN)) & ((1 << 63) - 1)
+
+
+def generator(seed: int, purpose: str, round_index: int = 0, client: str | None = None) -> np.random.Generator:
+    """A NumPy generator for one purpose, round and client."""
+    key = stream_key(seed, purpose, round_index)
+    if client is not None:
+        key = _mix(key ^ _mix(name_key(client)))
+    return np.random.Generator(np.random.Philox(key=key))
+
+
+def torch_generator(seed: int, purpose: str, round_index: int = 0) -> torch.Generator:
+    """A torch generator (on the CPU) for one purpose and round, e.g. the initial parameters of a model."""
+    return torch.Generator().manual_seed(stream_key(seed, purpose, round_index) >> 1)

@@ -1,0 +1,154 @@
+"""The values that pass between the parts, and the contracts (protocols) the parts fulfil.
+
+Shapes: K clients in a cohort, D parameters, n clients in all. The law of each contract is checked by `equipoise.testing`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from equipoise.data.clients import ClientSet
+
+
+@dataclass(frozen=True, eq=False)
+class Cohort:
+    """The clients of one round: positions in the training set, base weights that sum to 1, inclusion probabilities."""
+
+    round: int
+    seed: int
+    clients: Tensor  # (K,) int64, positions in data.train
+    weights: Tensor  # (K,) float64, sums to 1 over the cohort as it was drawn
+    inclusion: Tensor  # (K,) float64, the probability with which each client enters a cohort
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def take(self, keep: Tensor) -> Cohort:
+        """The sub-cohort at a boolean mask or positions; base weights are kept as they are."""
+        return Cohort(self.round, self.seed, self.clients[keep], self.weights[keep], self.inclusion[keep])
+
+
+@dataclass(frozen=True, eq=False)
+class RiskValue:
+    """A risk of the cohort's losses: its value, its gradient in the losses (the weights), and the next state."""
+
+    value: Tensor  # ()
+    weights: Tensor  # (K,)
+    state: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class LocalWork:
+    """What a cohort sends back: updates one by one (K, D), or their weighted sum (D,); never both."""
+
+    sq_norms: Tensor  # (K,) squared L2 norms of the updates
+    losses: Tensor  # (K,) mean loss over the batches of the local work, seen for free
+    updates: Tensor | None = None  # (K, D)
+    total: Tensor | None = None  # (D,)
+
+
+@dataclass(frozen=True, eq=False)
+class ServerState:
+    """All that a round hands to the next: parameters (D,) and the states of the parts."""
+
+    round: int
+    params: Tensor
+    risk: Any = None
+    aggregator: Any = None
+    server: Any = None
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What one round did. `loss` and `tail_loss` (worst 10 %) are of the cohort at the start of the round if the risk asked for
+    losses, else of the clients' local work."""
+
+    round: int
+    loss: float
+    tail_loss: float
+    risk: float | None
+    cohort: int
+    trained: int
+    seconds: float
+
+
+class ClientRisk(Protocol):
+    """Law: weights are the (sub)gradient of the value; permutation-equivariant; finite for any finite losses."""
+
+    def __call__(self, losses: Tensor, base_weights: Tensor, *, clients: Any = None, state: Any = None) -> RiskValue: ...
+
+
+class LocalSolver(Protocol):
+    """A description of local work. Law: zero steps give a zero update."""
+
+    @property
+    def batch_size(self) -> int | None: ...
+
+    def local_steps(self, size: int) -> int:
+        """How many steps a client with `size` examples takes."""
+
+    def learning_rate(self, round_index: int) -> float: ...
+
+    def begin(self, weights: Tensor) -> tuple[Tensor, ...]:
+        """Zeroed memory (e.g. momentum), each tensor shaped like `weights`."""
+
+    def step(self, weights: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], *, anchor: Tensor, lr: float) -> None:
+        """One step, in place, element by element: `weights` may be one client's (D,) or many clients' (K, …)."""
+
+
+class Aggregator(Protocol):
+    """Law: permutation-invariant; if linear, the total is the sum of the totals over chunks under the same weights."""
+
+    @property
+    def linear(self) -> bool: ...
+
+    def __call__(
+        self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
+    ) -> tuple[Tensor, Any]: ...
+
+
+class ServerOptimizer(Protocol):
+    """Turns the aggregated update into the next parameters. Law: a zero update from a fresh state changes nothing."""
+
+    def begin(self, params: Tensor) -> Any: ...
+
+    def step(self, params: Tensor, total: Tensor, state: Any) -> tuple[Tensor, Any]: ...
+
+
+class Sampler(Protocol):
+    """Law: positions are distinct and in range, weights positive and summing to 1; a pure function of (seed, round)."""
+
+    def __call__(self, round_index: int, alpha: Tensor, *, clients_per_round: int, seed: int) -> Cohort: ...
+
+
+class Engine(Protocol):
+    """Runs clients. Law: agrees with the loop engine within float tolerance, whatever chunk size, workers or device."""
+
+    def losses(self, params: Tensor, cohort: Cohort) -> Tensor:
+        """Mean loss of each cohort client on its training data at `params`: (K,) float64."""
+
+    def updates(self, params: Tensor, cohort: Cohort, solver: LocalSolver) -> LocalWork:
+        """Local work of each client; `updates` is (K, D)."""
+
+    def summed_update(self, params: Tensor, cohort: Cohort, solver: LocalSolver, weights: Tensor) -> LocalWork:
+        """The same work, streamed: `total` is Σ weights_k · update_k, (D,)."""
+
+    def evaluate(self, params: Tensor, clients: ClientSet) -> tuple[Tensor, Tensor]:
+        """Mean loss and mean error of `params` on every client of a set: (n,) and (n,) float64."""
+
+
+@runtime_checkable
+class Observer(Protocol):
+    """Watches a run and never changes it; raising stops the run with the observer's name. All methods are optional to fill."""
+
+    def on_start(self, run: Any) -> None: ...
+
+    def on_round(self, report: RoundReport) -> None: ...
+
+    def on_evaluation(self, evaluation: Any) -> None: ...
+
+    def on_end(self) -> None: ...
