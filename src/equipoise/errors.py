@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Any
 
 
 class EquipoiseError(Exception):
@@ -38,7 +39,8 @@ class Diverged(EquipoiseError, RuntimeError):
     """Training produced a number that is not finite. What was logged before is kept in `history`."""
 
     def __init__(self, round_index: int, clients: Iterable[str], what: str) -> None:
-        self.round, self.clients, self.history = round_index, tuple(clients), None
+        self.round, self.clients = round_index, tuple(clients)
+        self.history: Any = None  # filled by `train`
         shown = ", ".join(self.clients[:5]) + (f" and {len(self.clients) - 5} more" if len(self.clients) > 5 else "")
         where = f" of client {shown}" if self.clients else ""
         super().__init__(

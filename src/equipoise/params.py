@@ -54,10 +54,9 @@ class ParameterLayout:
 
     def unflatten(self, flat: Tensor) -> dict[str, Tensor]:
         """Named views into a (…, D) tensor; writing to a view writes to `flat`."""
-        parts = flat.split(self.sizes, dim=-1)
+        parts = torch.split_with_sizes(flat, self.sizes, dim=-1)
         return {
-            n: part.unflatten(-1, shape) if len(shape) else part.squeeze(-1)
-            for n, shape, part in zip(self.names, self.shapes, parts, strict=True)
+            name: part.view(*flat.shape[:-1], *shape) for name, shape, part in zip(self.names, self.shapes, parts, strict=True)
         }
 
     def read(self, module: nn.Module) -> Tensor:

@@ -43,12 +43,11 @@ class RiskValue:
 
 @dataclass(frozen=True, eq=False)
 class LocalWork:
-    """What a cohort sends back: updates one by one (K, D), or their weighted sum (D,); never both."""
+    """What a cohort sends back."""
 
-    sq_norms: Tensor  # (K,) squared L2 norms of the updates
+    update: Tensor  # (K, D) one by one, or (D,) already summed under weights
+    sq_norms: Tensor  # (K,) squared L2 norms of the clients' updates
     losses: Tensor  # (K,) mean loss over the batches of the local work, seen for free
-    updates: Tensor | None = None  # (K, D)
-    total: Tensor | None = None  # (D,)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +63,11 @@ class ServerState:
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What one round did. `loss` and `tail_loss` (worst 10 %) are of the cohort at the start of the round if the risk asked for
-    losses, else of the clients' local work."""
+    """What one round did.
+
+    `loss` and `tail_loss` (its worst 10 %) are the cohort's losses at the start of the round if the risk asked for them, else
+    the losses seen during local work.
+    """
 
     round: int
     loss: float
@@ -132,10 +134,10 @@ class Engine(Protocol):
         """Mean loss of each cohort client on its training data at `params`: (K,) float64."""
 
     def updates(self, params: Tensor, cohort: Cohort, solver: LocalSolver) -> LocalWork:
-        """Local work of each client; `updates` is (K, D)."""
+        """Local work of each client; its `update` is (K, D)."""
 
     def summed_update(self, params: Tensor, cohort: Cohort, solver: LocalSolver, weights: Tensor) -> LocalWork:
-        """The same work, streamed: `total` is Σ weights_k · update_k, (D,)."""
+        """The same work, streamed; its `update` is Σ weights_k · u_k, (D,)."""
 
     def evaluate(self, params: Tensor, clients: ClientSet) -> tuple[Tensor, Tensor]:
         """Mean loss and mean error of `params` on every client of a set: (n,) and (n,) float64."""

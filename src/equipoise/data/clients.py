@@ -66,8 +66,8 @@ class ClientSet:
                 client = int(torch.searchsorted(self.offsets, row, right=True)) - 1
                 place = f"{self.source}: " if self.source else ""
                 raise InvalidData(
-                    f"{place}client {self.ids[client]!r}, row {row - int(self.offsets[client])} (row {row} of {name}) holds NaN or "
-                    f"infinity. Repair or drop that example."
+                    f"{place}client {self.ids[client]!r}, row {row - int(self.offsets[client])} (row {row} of {name}) holds "
+                    f"NaN or infinity. Repair or drop that example."
                 )
 
     def __len__(self) -> int:
@@ -180,7 +180,8 @@ class FederatedData:
         smallest = min(int(c.y.min()) for c in self.splits.values())
         if smallest < 0 or (self.classes and largest >= self.classes):
             raise InvalidData(
-                f"{self.name}: classes must be 0 … {self.classes - 1 if self.classes else 'C − 1'}, found {smallest} … {largest}."
+                f"{self.name}: classes must be 0 … {self.classes - 1 if self.classes else 'C − 1'}, "
+                f"found {smallest} … {largest}."
             )
         if not self.classes:
             object.__setattr__(self, "classes", largest + 1)

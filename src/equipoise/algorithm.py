@@ -1,0 +1,70 @@
+"""An algorithm: a frozen bundle of parts, refused at construction if the parts are wrong together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from equipoise import aggregators, risk, sampling, server_opt, solvers
+from equipoise.data.clients import ClientSet
+from equipoise.errors import IncompatibleParts, InvalidParameter, require
+from equipoise.types import Aggregator, ClientRisk, LocalSolver, Sampler, ServerOptimizer
+
+# What each part must offer; enough to tell a part from a class, a name or a part in the wrong place.
+_CONTRACTS: dict[str, tuple[str, ...]] = {
+    "risk": ("__call__",),
+    "solver": ("local_steps", "learning_rate", "begin", "step"),
+    "aggregator": ("__call__", "linear"),
+    "server": ("begin", "step"),
+    "sampler": ("__call__",),
+}
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """What to minimise (`risk`), how clients work (`solver`), how updates meet (`aggregator`), how the server moves (`server`).
+
+    `sampler=None` draws a fixed number of clients uniformly without replacement. `weights` are the base weights α of the
+    clients: "examples" (∝ their training examples, the default) or "uniform".
+    """
+
+    risk: ClientRisk = field(default_factory=risk.Mean)
+    solver: LocalSolver = field(default_factory=solvers.SGD)
+    aggregator: Aggregator = field(default_factory=aggregators.WeightedMean)
+    server: ServerOptimizer = field(default_factory=server_opt.SGD)
+    sampler: Sampler | None = None
+    weights: Literal["examples", "uniform"] | None = None
+
+    def __post_init__(self) -> None:
+        for part in fields(self):
+            value = getattr(self, part.name)
+            if part.name == "weights" or (part.name == "sampler" and value is None):
+                continue
+            if isinstance(value, type):
+                raise InvalidParameter(
+                    part.name, "must be an object", value.__name__, f"Write {value.__name__}(…), with its parameters."
+                )
+            missing = [name for name in _CONTRACTS[part.name] if not hasattr(value, name)]
+            if missing:
+                raise InvalidParameter(
+                    part.name, f"must offer {', '.join(missing)}", value, f"See equipoise.{_home(part.name)}."
+                )
+        require(self.weights in (None, "examples", "uniform"), "weights", 'must be "examples", "uniform" or None', self.weights)
+        if isinstance(self.sampler, sampling.Proportional) and self.weights == "uniform":
+            raise IncompatibleParts(
+                "sampling.Proportional() draws clients by their base weights, which weights='uniform' makes equal.",
+                "Use sampling.Uniform() with weights='uniform', or weights='examples'.",
+            )
+
+    def base_weights(self, clients: ClientSet) -> Tensor:
+        """α (n,): the clients' base weights, float64, summing to 1."""
+        sizes = clients.sizes.cpu().double()
+        alpha = torch.ones_like(sizes) if self.weights == "uniform" else sizes
+        return alpha / alpha.sum()
+
+
+def _home(part: str) -> str:
+    return {"server": "server_opt", "sampler": "sampling"}.get(part, part + "s" if part != "risk" else part)

@@ -1,0 +1,40 @@
+"""Federated data: client sets, generators, partitioners, splits and loaders."""
+
+from __future__ import annotations
+
+from equipoise.data import partition
+from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.data.files import npz
+from equipoise.data.generators import digits, gaussian_means, label_shift, synthetic
+from equipoise.data.leaf import leaf
+from equipoise.data.loaders import adult, fashion_mnist, femnist, imdb, mocha, omniglot, shakespeare, texts, vehicle
+from equipoise.data.partition import to_clients
+from equipoise.data.splits import split_clients, split_examples
+from equipoise.data.text import WordVectors, from_texts, glove
+
+__all__ = [
+    "ClientSet",
+    "FederatedData",
+    "WordVectors",
+    "adult",
+    "digits",
+    "fashion_mnist",
+    "femnist",
+    "from_texts",
+    "gaussian_means",
+    "glove",
+    "imdb",
+    "label_shift",
+    "leaf",
+    "mocha",
+    "npz",
+    "omniglot",
+    "partition",
+    "shakespeare",
+    "split_clients",
+    "split_examples",
+    "synthetic",
+    "texts",
+    "to_clients",
+    "vehicle",
+]

@@ -1,0 +1,111 @@
+"""Where files are, and how they are opened: every failure names the file and the reason. Nothing is ever unpickled."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from equipoise.data.clients import ClientSet
+from equipoise.data.partition import by_id, to_clients
+from equipoise.errors import InvalidData, InvalidParameter
+
+FOLDER_VARIABLE = "EQUIPOISE_DATA"
+PathLike = str | os.PathLike[str]
+
+
+def data_file(folder: PathLike | None, filename: str, content: str) -> Path:
+    """The path of a file in `folder`, or in the folder that the environment variable EQUIPOISE_DATA names."""
+    chosen = folder if folder is not None else os.environ.get(FOLDER_VARIABLE)
+    if not chosen:
+        raise InvalidData(
+            f"{filename} is needed ({content}). Say where it is: folder=…, or set the environment variable {FOLDER_VARIABLE} "
+            f"to the folder that holds it."
+        )
+    path = Path(chosen).expanduser() / filename
+    if not path.is_file():
+        origin = "folder" if folder is not None else FOLDER_VARIABLE
+        raise InvalidData(f"{path} does not exist. {origin} must name a folder that holds {filename}: {content}.")
+    return path
+
+
+def load_arrays(path: PathLike, names: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
+    """The arrays of an .npz file: those in `names`, or all."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise InvalidData(f"{path}: must be an .npz archive of named arrays, but is a single array.")
+            wanted = archive.files if names is None else names
+            if missing := [name for name in wanted if name not in archive.files]:
+                raise InvalidData(f"{path}: array {missing[0]!r} is missing; the file holds {', '.join(archive.files)}.")
+            return {name: archive[name] for name in wanted}
+    except FileNotFoundError as error:
+        raise InvalidData(f"{path} does not exist.") from error
+    except InvalidData:
+        raise
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise InvalidData(f"{path}: cannot be read as arrays without pickles: {error}") from error
+
+
+def load_json(path: PathLike) -> Any:
+    """The content of a .json or .json.gz file."""
+    try:
+        opener: Callable[..., Any] = gzip.open if str(path).endswith(".gz") else open
+        with opener(path, "rt", encoding="utf-8") as file:
+            return json.load(file)
+    except FileNotFoundError as error:
+        raise InvalidData(f"{path} does not exist.") from error
+    except json.JSONDecodeError as error:
+        raise InvalidData(f"{path}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}.") from error
+    except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
+        raise InvalidData(f"{path}: cannot be read: {error}") from error
+
+
+def as_tensor(array: NDArray[Any], place: str) -> Tensor:
+    """Numbers as a tensor: bytes stay bytes (images, tokens), other integers become int64, floating numbers float32."""
+    if array.dtype == np.uint8:
+        return torch.from_numpy(np.ascontiguousarray(array))
+    if array.dtype.kind in "iub":
+        return torch.from_numpy(array.astype(np.int64))
+    if array.dtype.kind == "f":
+        return torch.from_numpy(array.astype(np.float32))
+    raise InvalidData(f"{place} must hold numbers, but has type {array.dtype}.")
+
+
+def targets(array: NDArray[Any], place: str) -> Tensor:
+    """Targets as a tensor: classes as int64, numbers as float32. Labels −1 / +1 become classes 0 / 1."""
+    y = as_tensor(array, place)
+    if y.is_floating_point():
+        return y
+    return (y + 1) // 2 if set(np.unique(array).tolist()) == {-1, 1} else y.to(torch.int64)
+
+
+def npz(
+    path: PathLike, *, x: str = "x", y: str = "y", client: str = "client", scale: float | None = None, shift: float = 0.0
+) -> ClientSet:
+    """Clients from any .npz file with inputs (N, …), targets (N, …) and a client id per example (N,), under the names given.
+
+    Bytes stay bytes; with `scale` a model sees x · scale + shift. Labels −1 / +1 become classes 0 / 1. No pickle is read.
+    """
+    if len({x, y, client}) < 3:
+        raise InvalidParameter("x, y, client", "must name three arrays", (x, y, client))
+    arrays = load_arrays(path, (x, y, client))
+    lengths = {name: len(array) if array.ndim else 0 for name, array in arrays.items()}
+    if len(set(lengths.values())) > 1 or not lengths[x]:
+        shown = ", ".join(f"{name}: {length}" for name, length in lengths.items())
+        raise InvalidData(f"{path}: arrays must have the same number of rows, at least one; found {shown}.")
+    if arrays[client].ndim != 1:
+        raise InvalidData(f"{path}: {client!r} must hold one id per example, but has shape {arrays[client].shape}.")
+    assignment, ids = by_id(arrays[client])
+    inputs, outputs = as_tensor(arrays[x], f"{path}: {x!r}"), targets(arrays[y], f"{path}: {y!r}")
+    return to_clients(inputs, outputs, assignment, ids=ids, scale=scale, shift=shift, source=str(path))

@@ -1,0 +1,229 @@
+"""Ways to deal examples out to clients: pure functions from labels to one tensor of row numbers per client.
+
+Every partitioner is called `partitioner(labels, clients, *, seed, …)`, uses each example exactly once, and leaves no client
+empty unless `allow_empty=True` is asked for. Give options with `functools.partial(dirichlet, concentration=0.1)`.
+
+>>> labels = torch.tensor([0, 0, 0, 1, 1, 1])
+>>> [sorted(rows.tolist()) for rows in by_classes(labels, 2, classes_per_client=1)]
+[[0, 1, 2], [3, 4, 5]]
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from equipoise.data.clients import ClientSet
+from equipoise.errors import InvalidData, InvalidParameter, require, unknown_name
+from equipoise.rng import generator
+
+Partitioner = Callable[..., list[Tensor]]
+_Indices = NDArray[np.int64]
+
+
+def _check(labels: Tensor, clients: int, allow_empty: bool) -> _Indices:
+    require(labels.dim() == 1 and len(labels) > 0, "labels", "must be a vector with at least one entry", tuple(labels.shape))
+    require(clients >= 1, "clients", "must be at least 1", clients)
+    if not allow_empty:
+        fix = f"There are {len(labels)} examples. Ask for fewer clients, or allow_empty=True."
+        require(clients <= len(labels), "clients", "must be at most the number of examples", clients, fix)
+    return np.asarray(labels.cpu().numpy())
+
+
+def _shares(total: int, weights: NDArray[np.float64]) -> _Indices:
+    """Whole numbers that sum to `total`, each within 1 of its share total · w/Σw (method of largest remainders)."""
+    exact = total * (weights / weights.sum())
+    whole: _Indices = np.floor(exact).astype(np.int64)
+    missing = total - int(whole.sum())
+    whole[np.argsort(whole - exact, kind="stable")[:missing]] += 1
+    return whole
+
+
+def _deal(order: _Indices, sizes: _Indices) -> list[_Indices]:
+    return np.split(order, np.cumsum(sizes)[:-1])
+
+
+def _top_up(parts: list[_Indices], least: int) -> list[_Indices]:
+    """Move single examples from the largest clients until every client has `least`; at most clients · least moves."""
+    sizes = [len(part) for part in parts]
+    moved: list[list[int]] = [[] for _ in parts]
+    largest = [(-size, k) for k, size in enumerate(sizes)]
+    heapq.heapify(largest)
+    for k in range(len(parts)):
+        while len(parts[k]) + len(moved[k]) < least:
+            _, giver = heapq.heappop(largest)
+            # Parts are shuffled, so that the last example is a random one of the giver's.
+            moved[k].append(int(parts[giver][-1]))
+            parts[giver] = parts[giver][:-1]
+            heapq.heappush(largest, (-len(parts[giver]), giver))
+    return [np.concatenate([part, np.array(extra, np.int64)]) for part, extra in zip(parts, moved, strict=True)]
+
+
+def _finish(parts: list[_Indices]) -> list[Tensor]:
+    return [torch.from_numpy(np.sort(part).astype(np.int64)) for part in parts]
+
+
+def iid(labels: Tensor, clients: int, *, seed: int = 0, allow_empty: bool = False) -> list[Tensor]:
+    """Equal shares (to within one example) of a random order: every client sees the same law."""
+    rows = len(_check(labels, clients, allow_empty))
+    order = generator(seed, "partition").permutation(rows)
+    return _finish(_deal(order, _shares(rows, np.ones(clients))))
+
+
+def power_law(
+    labels: Tensor,
+    clients: int,
+    *,
+    exponent: float = 1.0,
+    min_examples: int = 1,
+    seed: int = 0,
+    allow_empty: bool = False,
+) -> list[Tensor]:
+    """Sizes ∝ rank^(−exponent), the ranks dealt to clients at random; which examples a client gets is random too.
+
+    Each client first receives `min_examples` (0 with `allow_empty`), and the rest is shared by the power law.
+    """
+    rows = len(_check(labels, clients, allow_empty))
+    require(np.isfinite(exponent) and exponent >= 0, "exponent", "must be at least 0", exponent)
+    least = 0 if allow_empty else min_examples
+    _check_least(least, rows, clients)
+    rng = generator(seed, "partition")
+    weights = rng.permutation(np.arange(1, clients + 1, dtype=np.float64) ** -exponent)
+    return _finish(_deal(rng.permutation(rows), least + _shares(rows - least * clients, weights)))
+
+
+def _check_least(least: int, rows: int, clients: int) -> None:
+    fix = f"{clients} clients share {rows} examples."
+    require(least >= 0 and least * clients <= rows, "min_examples", "must be at most examples / clients", least, fix)
+
+
+def dirichlet(
+    labels: Tensor,
+    clients: int,
+    *,
+    concentration: float = 0.5,
+    min_examples: int = 1,
+    seed: int = 0,
+    allow_empty: bool = False,
+) -> list[Tensor]:
+    """Each class is shared among the clients in proportions drawn from Dir(concentration · 1): small means few labels each.
+
+    Sizes vary as well. Clients left with fewer than `min_examples` (0 with `allow_empty`) get random examples of the largest
+    clients, which takes at most clients · min_examples moves; the usual "draw again until it fits" may never end.
+    Source: Yurochkin et al., Bayesian Nonparametric Federated Learning of Neural Networks (2019), section 4.
+    """
+    values = _check(labels, clients, allow_empty)
+    require(np.isfinite(concentration) and concentration > 0, "concentration", "must be positive", concentration)
+    least = 0 if allow_empty else min_examples
+    _check_least(least, len(values), clients)
+    rng = generator(seed, "partition")
+    parts: list[list[_Indices]] = [[] for _ in range(clients)]
+    for value in np.unique(values):
+        rows = rng.permutation(np.flatnonzero(values == value))
+        share = rng.dirichlet(np.full(clients, float(concentration)))
+        for k, part in enumerate(_deal(rows, _shares(len(rows), share))):
+            parts[k].append(part)
+    return _finish(_top_up([rng.permutation(np.concatenate(part)) for part in parts], least))
+
+
+def by_classes(
+    labels: Tensor,
+    clients: int,
+    *,
+    classes_per_client: int = 2,
+    exponent: float = 0.0,
+    seed: int = 0,
+    allow_empty: bool = False,
+) -> list[Tensor]:
+    """At most `classes_per_client` classes per client, each class shared among its owners in proportion to rank^(−exponent).
+
+    Exponent 0 gives equal shares; a positive one power-law sizes, as in the MNIST data of Tian Li's thesis, section 3.4 (two
+    digits per client, sizes by a power law). Classes are dealt so that every one has an owner and larger ones have more. A
+    client that would stay empty gets one example of the largest client.
+    """
+    values = _check(labels, clients, allow_empty)
+    names, counts = np.unique(values, return_counts=True)
+    k, total = classes_per_client, len(names)
+    require(1 <= k <= total, "classes_per_client", f"must lie between 1 and the number of classes ({total})", k)
+    fix = f"{clients} clients with {k} classes each cannot hold all {total} classes: ask for more of either."
+    require(clients * k >= total, "clients", "must be enough to own every class", clients, fix)
+    require(np.isfinite(exponent) and exponent >= 0, "exponent", "must be at least 0", exponent)
+    rng = generator(seed, "partition")
+    owners: list[list[int]] = [[] for _ in names]
+    held = np.zeros(total, np.int64)
+    for client in range(clients):
+        # Classes without an owner come first, then those with most examples per owner; k different ones by construction.
+        chosen = np.lexsort((rng.uniform(size=total), -counts / (held + 1), held > 0))[:k]
+        held[chosen] += 1
+        for c in chosen:
+            owners[c].append(client)
+    weights = rng.permutation(np.arange(1, clients + 1, dtype=np.float64) ** -exponent)
+    parts: list[list[_Indices]] = [[np.empty(0, np.int64)] for _ in range(clients)]
+    for name, mine in zip(names, owners, strict=True):
+        rows = rng.permutation(np.flatnonzero(values == name))
+        for client, part in zip(mine, _deal(rows, _shares(len(rows), weights[mine])), strict=True):
+            parts[client].append(part)
+    # One example from elsewhere keeps the law: a client that had none then has one class.
+    return _finish(_top_up([rng.permutation(np.concatenate(part)) for part in parts], 0 if allow_empty else 1))
+
+
+def by_id(ids: Sequence[Any] | NDArray[Any] | Tensor) -> tuple[list[Tensor], tuple[str, ...]]:
+    """The natural partition: one client per distinct id, in sorted order. Returns the rows of each, and the names.
+
+    >>> by_id(["b", "a", "b"])
+    ([tensor([1]), tensor([0, 2])], ('a', 'b'))
+    """
+    values = ids.cpu().numpy() if isinstance(ids, Tensor) else np.asarray(ids)
+    require(values.ndim == 1 and len(values) > 0, "ids", "must be a vector with at least one entry", values.shape)
+    names, which = np.unique(values, return_inverse=True)
+    order = np.argsort(which, kind="stable")
+    parts = _deal(order, np.bincount(which, minlength=len(names)))
+    return [torch.from_numpy(part) for part in parts], tuple(str(name) for name in names)
+
+
+PARTITIONERS: dict[str, Partitioner] = {"iid": iid, "dirichlet": dirichlet, "classes": by_classes, "power_law": power_law}
+
+
+def partitioner(which: str | Partitioner) -> Partitioner:
+    """The partitioner of that name, or the function itself."""
+    if not isinstance(which, str):
+        return which
+    if which not in PARTITIONERS:
+        raise InvalidParameter(
+            "partition", "must be a function or a known name", which, unknown_name("partition", which, PARTITIONERS)
+        )
+    return PARTITIONERS[which]
+
+
+def to_clients(
+    x: Tensor,
+    y: Tensor,
+    assignment: Sequence[Tensor],
+    *,
+    ids: Sequence[str] | None = None,
+    scale: float | None = None,
+    shift: float = 0.0,
+    source: str = "",
+) -> ClientSet:
+    """The clients of an assignment: client k gets rows assignment[k] of `x` and `y`. Clients without rows are left out.
+
+    >>> to_clients(torch.zeros(4, 2), torch.zeros(4), [torch.tensor([0, 3]), torch.tensor([1])])
+    ClientSet(2 clients, 3 examples of shape (2,))
+    """
+    names = [f"client-{k}" for k in range(len(assignment))] if ids is None else list(ids)
+    require(len(names) == len(assignment), "ids", f"must be {len(assignment)}, one per client", len(names))
+    kept = [k for k, rows in enumerate(assignment) if len(rows)]
+    if not kept:
+        raise InvalidData(f"{source + ': ' if source else ''}the assignment gives no client an example.")
+    rows = torch.cat([assignment[k] for k in kept])
+    lowest, highest = int(rows.min()), int(rows.max())
+    require(lowest >= 0 and highest < len(x), "assignment", f"must name rows 0 … {len(x) - 1}", (lowest, highest))
+    sizes = torch.tensor([len(assignment[k]) for k in kept])
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+    return ClientSet(x[rows], y[rows], offsets, tuple(names[k] for k in kept), scale, shift, source)

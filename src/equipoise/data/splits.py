@@ -1,0 +1,101 @@
+"""Splits into train, validation and test: by client (others, unseen in training) or inside clients (further examples).
+
+A client's fate depends on (seed, id) and on how many clients or examples there are, never on the order of clients.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.errors import InvalidParameter, require
+from equipoise.rng import generator
+
+How = Literal["clients", "examples"]
+
+
+def _share(total: int, fraction: float) -> int:
+    """The fraction rounded half up, so that the test part is the larger half of an odd number, as in the Δ-FL papers."""
+    return math.floor(total * fraction + 0.5 + 1e-9)
+
+
+def _check(validation: float, test: float) -> None:
+    for name, value in (("validation", validation), ("test", test)):
+        require(0.0 <= value < 1.0, name, "must lie in [0, 1)", value)
+    require(validation + test < 1.0, "validation + test", "must be below 1, to leave data for training", validation + test)
+
+
+def split_clients(
+    clients: ClientSet, *, validation: float = 0.0, test: float = 0.5, seed: int = 0, name: str = "data", classes: int = 0
+) -> FederatedData:
+    """Disjoint clients: a fraction to validate on, a fraction to test on, the rest to train on (each at least one client).
+
+    Source: Pillutla, Laguel, Malick, Harchaoui, Federated Learning with Superquantile Aggregation for Heterogeneous Data
+    (train and test clients disjoint, half and half).
+    """
+    _check(validation, test)
+    tested = max(_share(len(clients), test), int(test > 0))
+    validated = max(_share(len(clients), validation), int(validation > 0))
+    if tested + validated >= len(clients):
+        raise InvalidParameter(
+            "clients", "must be enough to train, validate and test on", len(clients), "Use more clients or smaller fractions."
+        )
+    drawn = {i: generator(seed, "split clients", client=i).random() for i in clients.ids}
+    order = sorted(range(len(clients)), key=lambda k: (drawn[clients.ids[k]], clients.ids[k]))
+    parts = order[:tested], order[tested : tested + validated], order[tested + validated :]
+    test_set, validation_set, train_set = (clients.take(sorted(part)) if part else None for part in parts)
+    if train_set is None:  # excluded above; said for the type checker
+        raise InvalidParameter("clients", "must leave one to train on", len(clients))
+    return FederatedData(train_set, validation_set, test_set, name, classes)
+
+
+def split_examples(
+    clients: ClientSet, *, validation: float = 0.0, test: float = 0.1, seed: int = 0, name: str = "data", classes: int = 0
+) -> FederatedData:
+    """Inside each client: a fraction of its examples to validate and to test on, the same ids in all parts.
+
+    Fractions are rounded half up. Every client keeps at least one training example; one too small to spare an example for
+    test or validation is absent there. Source: Tian Li, thesis, section 4.6.2 (80/10/10 on each device).
+    """
+    _check(validation, test)
+    chosen: dict[str, list[Tensor]] = {"train": [], "validation": [], "test": []}
+    for k, (start, size) in enumerate(zip(clients.offsets.tolist(), clients.sizes.tolist(), strict=False)):
+        tested = min(_share(size, test), size - 1)
+        validated = min(_share(size, validation), size - 1 - tested)
+        order = torch.from_numpy(generator(seed, "split examples", client=clients.ids[k]).permutation(size))
+        for part, rows in zip(
+            ("test", "validation", "train"), torch.split(order, [tested, validated, size - tested - validated]), strict=True
+        ):
+            chosen[part].append(start + rows.sort().values)
+    sets: dict[str, ClientSet | None] = {}
+    for part, fraction in (("train", 1.0), ("validation", validation), ("test", test)):
+        kept = [k for k, rows in enumerate(chosen[part]) if len(rows)]
+        if fraction > 0 and not kept:
+            raise InvalidParameter(part, "leaves no client with an example to spare", fraction, "Use a larger fraction.")
+        sizes = torch.tensor([len(chosen[part][k]) for k in kept])
+        ids = tuple(clients.ids[k] for k in kept)
+        sets[part] = clients._with_rows(torch.cat([chosen[part][k] for k in kept]), sizes, ids) if kept else None
+    train = sets["train"]
+    if train is None:  # every client keeps an example; said for the type checker
+        raise InvalidParameter("clients", "must have examples", len(clients))
+    return FederatedData(train, sets["validation"], sets["test"], name, classes)
+
+
+def split(
+    clients: ClientSet,
+    how: How,
+    *,
+    validation: float = 0.0,
+    test: float = 0.5,
+    seed: int = 0,
+    name: str = "data",
+    classes: int = 0,
+) -> FederatedData:
+    """`split_clients` or `split_examples`, by name."""
+    require(how in ("clients", "examples"), "split", 'must be "clients" or "examples"', how)
+    chosen = split_clients if how == "clients" else split_examples
+    return chosen(clients, validation=validation, test=test, seed=seed, name=name, classes=classes)

@@ -1,0 +1,89 @@
+"""The loop engine: one client at a time, plain and obviously right. Every other engine is tested against it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equipoise import rng
+from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.solvers.batches import client_batches
+from equipoise.task import Task, per_example
+from equipoise.types import Cohort, LocalSolver, LocalWork
+
+
+@dataclass(frozen=True)
+class Loop:
+    """Train clients one after another. `device` is any torch device; None is the CPU."""
+
+    device: str | None = None
+
+    def start(self, task: Task, data: FederatedData) -> LoopEngine:
+        return LoopEngine(task, data, torch.device(self.device or "cpu"))
+
+
+class LoopEngine:
+    """The running loop engine of one task on one data set."""
+
+    def __init__(self, task: Task, data: FederatedData, device: torch.device) -> None:
+        self.device, self.task, self.train = device, task.to(device), data.train.to(device)
+
+    def losses(self, params: Tensor, cohort: Cohort) -> Tensor:
+        """F_k(w) of each client of the cohort, (K,)."""
+        return torch.stack([self._score(params, self.train, k)[0] for k in cohort.clients.tolist()])
+
+    def updates(self, params: Tensor, cohort: Cohort, solver: LocalSolver) -> LocalWork:
+        """Local work of each client: updates (K, D)."""
+        work = [self._train_client(params, k, cohort, solver) for k in cohort.clients.tolist()]
+        updates = torch.stack([update for update, _ in work])
+        return LocalWork(updates, updates.double().square().sum(1).cpu(), torch.stack([loss for _, loss in work]))
+
+    def summed_update(self, params: Tensor, cohort: Cohort, solver: LocalSolver, weights: Tensor) -> LocalWork:
+        """The same work, added up client by client: total (D,)."""
+        total, sq_norms, losses = torch.zeros_like(params), [], []
+        for k, weight in zip(cohort.clients.tolist(), weights.tolist(), strict=True):
+            update, loss = self._train_client(params, k, cohort, solver)
+            total += weight * update
+            sq_norms.append(update.double().square().sum().cpu())
+            losses.append(loss)
+        return LocalWork(total, torch.stack(sq_norms), torch.stack(losses))
+
+    def evaluate(self, params: Tensor, clients: ClientSet) -> tuple[Tensor, Tensor]:
+        """Mean loss and mean error of every client of a set, (n,) and (n,)."""
+        clients = clients.to(self.device)
+        scores = [self._score(params, clients, k) for k in range(len(clients))]
+        return torch.stack([loss for loss, _ in scores]), torch.stack([error for _, error in scores])
+
+    def _score(self, params: Tensor, clients: ClientSet, k: int) -> tuple[Tensor, Tensor]:
+        """Mean loss and mean error of one client at `params`."""
+        self.task.module.eval()
+        rows = clients.rows(k)
+        x, y = clients.inputs(rows, params.dtype), clients.targets(rows, params.dtype)
+        with torch.no_grad():
+            outputs = self.task.outputs(params, x)
+            loss = per_example("loss", self.task.loss(outputs, y), x)
+            error = per_example("error", self.task.error(outputs, y), x)
+        return loss.double().mean().cpu(), error.double().mean().cpu()
+
+    def _train_client(self, params: Tensor, k: int, cohort: Cohort, solver: LocalSolver) -> tuple[Tensor, Tensor]:
+        """Local work of one client from the model `params`: its update (D,) and the mean loss of its batches."""
+        self.task.module.train()
+        first, size = int(self.train.offsets[k]), int(self.train.sizes[k])
+        key = rng.client_keys(rng.stream_key(cohort.seed, "batches", cohort.round), self.train.keys[k])
+        lr = solver.learning_rate(cohort.round)
+        weights = params.clone()
+        memory = solver.begin(weights)
+        seen = []
+        with torch.random.fork_rng(devices=[]):  # dropout and the like draw from the client's own stream
+            torch.manual_seed(int(key) & (2**63 - 1))
+            for batch in client_batches(key, size, solver.batch_size, solver.local_steps(size)):
+                rows = batch + first
+                x, y = self.train.inputs(rows, params.dtype), self.train.targets(rows, params.dtype)
+                leaf = weights.detach().requires_grad_()
+                loss = self.task.losses(leaf, x, y).mean()
+                (gradient,) = torch.autograd.grad(loss, leaf)
+                solver.step(weights, gradient, memory, anchor=params, lr=lr)
+                seen.append(loss.detach().double().cpu())
+        return weights - params, torch.stack(seen).mean() if seen else torch.tensor(float("nan"), dtype=torch.float64)

@@ -1,0 +1,196 @@
+"""The simulator: many clients as one batched computation, on a CPU or a GPU.
+
+Each client of a chunk has its own row of parameters; `torch.func` computes all their gradients at once. Clients are sorted by
+their number of local steps, so that the clients still at work are always the first rows: nothing is computed for a client
+that has finished, and only the last, smaller batch of an epoch is padded.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import grad_and_value, vmap
+
+from equipoise import rng
+from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.engines.loop import Loop, LoopEngine
+from equipoise.errors import EquipoiseNotice, require
+from equipoise.solvers.batches import BatchCursor
+from equipoise.task import Task, per_example
+from equipoise.types import Cohort, LocalSolver, LocalWork
+
+# A chunk's parameters, gradients and batch should stay in a CPU's cache; a GPU wants many clients at once.
+_CPU_CHUNK_BYTES = 16 * 2**20
+_GPU_CHUNK_BYTES = 2 * 2**30
+_EVALUATION_NUMBERS = 2**21  # input numbers per evaluation batch
+
+Gradients = Callable[[dict[str, Tensor], Tensor, Tensor, Tensor], tuple[dict[str, Tensor], Tensor]]
+
+
+@dataclass(frozen=True)
+class Simulator:
+    """Train many clients at once. `chunk_size` is how many (None: chosen by size); `device` is any torch device.
+
+    A model that cannot be vectorised over clients is trained by the loop engine instead, with one notice.
+    """
+
+    chunk_size: int | None = None
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        require(self.chunk_size is None or self.chunk_size >= 1, "chunk_size", "must be at least 1", self.chunk_size)
+
+    def start(self, task: Task, data: FederatedData) -> SimulatorEngine | LoopEngine:
+        engine = SimulatorEngine(task, data, torch.device(self.device or "cpu"), self.chunk_size)
+        reason = engine.why_not_vectorised()
+        if reason is None:
+            return engine
+        warnings.warn(
+            EquipoiseNotice(
+                f"{type(task.module).__name__} cannot be vectorised over clients ({reason}), so clients are trained one at a "
+                "time. Results are the same; rounds are slower."
+            ),
+            stacklevel=3,
+        )
+        return Loop(self.device).start(task, data)
+
+
+class SimulatorEngine:
+    """The running simulator of one task on one data set, whose tensors live on the device."""
+
+    def __init__(self, task: Task, data: FederatedData, device: torch.device, chunk_size: int | None) -> None:
+        self.device, self.task, self.train, self.chunk_size = device, task.to(device), data.train.to(device), chunk_size
+        self.gradients: Gradients = vmap(grad_and_value(self._batch_loss))
+
+    def _batch_loss(self, params: dict[str, Tensor], x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+        return (self.task.losses(params, x, y) * weights).sum()
+
+    def why_not_vectorised(self) -> str | None:
+        """Try two clients with two examples each against one at a time; the reason if that fails or differs."""
+        self.task.module.train()
+        rows = torch.tensor([[0, 1 % len(self.train.x)], [len(self.train.x) - 1, 0]], device=self.device)
+        flat = self.task.layout.read(self.task.module).expand(2, -1).contiguous()
+        params = self.task.layout.unflatten(flat)
+        x, y = self.train.inputs(rows, flat.dtype), self.train.targets(rows, flat.dtype)
+        even = torch.full((2, 2), 0.5, dtype=flat.dtype, device=self.device)
+        one = grad_and_value(self._batch_loss)
+        single = [one({n: p[i] for n, p in params.items()}, x[i], y[i], even[i])[0] for i in range(2)]
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # torch warns where it falls back to a slow loop inside vmap
+                together, _ = self.gradients(params, x, y, even)
+        except (RuntimeError, ValueError, TypeError, UserWarning, NotImplementedError) as failure:
+            return str(failure).strip().splitlines()[0][:160]
+        for name, gradient in together.items():
+            expected = torch.stack([s[name] for s in single])
+            scale = float(expected.abs().max()) + 1e-3
+            if not torch.allclose(gradient, expected, rtol=1e-3, atol=1e-3 * scale):
+                return f"the batched gradient of {name} differs from the plain one"
+        return None
+
+    def losses(self, params: Tensor, cohort: Cohort) -> Tensor:
+        """F_k(w) of each client of the cohort, (K,): one pass over all their examples."""
+        loss, _ = self._segment_means(params, self.train, cohort.clients.to(self.device))
+        return loss
+
+    def evaluate(self, params: Tensor, clients: ClientSet) -> tuple[Tensor, Tensor]:
+        """Mean loss and mean error of every client of a set, (n,) and (n,)."""
+        return self._segment_means(params, clients.to(self.device), None)
+
+    def _segment_means(self, params: Tensor, clients: ClientSet, which: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Mean loss and error per client at the shared model: large batches over clients' borders, then segment means."""
+        self.task.module.eval()
+        if which is None:
+            sizes, rows = clients.sizes, None
+        else:
+            sizes = clients.sizes[which]
+            ends = sizes.cumsum(0)
+            within = torch.arange(int(ends[-1]), device=self.device)
+            rows = within + (clients.offsets[which] - ends + sizes).repeat_interleave(sizes)
+        count = len(clients.x) if rows is None else len(rows)
+        width = max(256, min(65_536, _EVALUATION_NUMBERS // max(1, clients.x.shape[1:].numel())))
+        losses = torch.empty(count, dtype=torch.float64, device=self.device)
+        errors = torch.empty_like(losses)
+        with torch.no_grad():
+            for start in range(0, count, width):
+                part = slice(start, min(start + width, count))
+                here = part if rows is None else rows[part]
+                x, y = clients.inputs(here, params.dtype), clients.targets(here, params.dtype)
+                outputs = self.task.outputs(params, x)
+                losses[part] = per_example("loss", self.task.loss(outputs, y), x)
+                errors[part] = per_example("error", self.task.error(outputs, y), x)
+        means = [torch.segment_reduce(v, "mean", lengths=sizes, unsafe=True).cpu() for v in (losses, errors)]
+        return means[0], means[1]
+
+    def updates(self, params: Tensor, cohort: Cohort, solver: LocalSolver) -> LocalWork:
+        """Local work of each client: updates (K, D)."""
+        updates = torch.empty(len(cohort), len(params), dtype=params.dtype, device=self.device)
+        losses = torch.empty(len(cohort), dtype=torch.float64)
+        for places, update, loss in self._chunks(params, cohort, solver):
+            updates[places.to(self.device)] = update
+            losses[places] = loss
+        return LocalWork(updates, _sq_norms(updates), losses)
+
+    def summed_update(self, params: Tensor, cohort: Cohort, solver: LocalSolver, weights: Tensor) -> LocalWork:
+        """The same work, added up chunk by chunk: total (D,); memory is bounded by the chunk."""
+        total = torch.zeros_like(params)
+        sq_norms, losses = torch.empty(len(cohort), dtype=torch.float64), torch.empty(len(cohort), dtype=torch.float64)
+        for places, update, loss in self._chunks(params, cohort, solver):
+            total += weights[places].to(update) @ update
+            sq_norms[places] = _sq_norms(update)
+            losses[places] = loss
+        return LocalWork(total, sq_norms, losses)
+
+    def _chunks(self, params: Tensor, cohort: Cohort, solver: LocalSolver) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Chunks of clients with similar amounts of work: (places in the cohort, updates (k, D), mean batch losses (k,))."""
+        self.task.module.train()
+        sizes = self.train.sizes.cpu()[cohort.clients]
+        steps = torch.tensor([solver.local_steps(s) for s in sizes.tolist()])
+        # By steps, then by size: the active clients are a prefix, and batches of one chunk are padded least.
+        order = torch.argsort(steps * (int(sizes.max()) + 1) + sizes, descending=True, stable=True)
+        for places in torch.chunk(order, -(-len(order) // self._clients_per_chunk(params, sizes, solver))):
+            update, loss = self._train_chunk(params, cohort.take(places), steps[places], solver)
+            yield places, update, loss
+
+    def _clients_per_chunk(self, params: Tensor, sizes: Tensor, solver: LocalSolver) -> int:
+        if self.chunk_size is not None:
+            return self.chunk_size
+        batch = int(sizes.max()) if solver.batch_size is None else min(solver.batch_size, int(sizes.max()))
+        numbers = 3 * len(params) + batch * self.train.x.shape[1:].numel()
+        budget = _CPU_CHUNK_BYTES if self.device.type == "cpu" else _GPU_CHUNK_BYTES
+        return max(1, budget // (numbers * params.element_size()))
+
+    def _train_chunk(self, params: Tensor, cohort: Cohort, steps: Tensor, solver: LocalSolver) -> tuple[Tensor, Tensor]:
+        """Local work of a chunk: updates (k, D) and mean batch losses (k,)."""
+        clients = cohort.clients.to(self.device)
+        seen = torch.zeros(len(clients), dtype=torch.float64, device=self.device)
+        weights = params.expand(len(clients), -1).clone()  # (k, D)
+        if int(steps[0]) == 0:
+            return weights - params, torch.full((len(clients),), float("nan"), dtype=torch.float64)
+        stream = rng.stream_key(cohort.seed, "batches", cohort.round)
+        steps_here = steps.to(self.device)
+        keys = rng.client_keys(stream, self.train.keys[clients])
+        cursor = BatchCursor(keys, self.train.sizes[clients], solver.batch_size, steps_here)
+        first, lr = self.train.offsets[clients].unsqueeze(1), solver.learning_rate(cohort.round)
+        named, anchor = self.task.layout.unflatten(weights), self.task.layout.unflatten(params)
+        memory = {name: solver.begin(value) for name, value in named.items()}
+        for step, k in enumerate(cursor.active):
+            places, shares = cursor.batch(step, params.dtype)  # (k, b)
+            rows = first[:k] + places
+            x, y = self.train.inputs(rows, params.dtype), self.train.targets(rows, params.dtype)
+            active = {name: value[:k] for name, value in named.items()}
+            gradients, loss = self.gradients(active, x, y, shares)
+            for name, gradient in gradients.items():
+                solver.step(active[name], gradient, tuple(m[:k] for m in memory[name]), anchor=anchor[name], lr=lr)
+            seen[:k] += loss.detach()
+        return weights - params, (seen / steps_here.clamp(min=1)).cpu()
+
+
+def _sq_norms(updates: Tensor) -> Tensor:
+    """Squared L2 norms of the rows, (K,) float64 on the CPU."""
+    norms: Tensor = torch.linalg.vector_norm(updates, dim=1)  # in float64 it would copy all updates first
+    return norms.double().square().cpu()

@@ -1,0 +1,173 @@
+"""Numbers that say how a model serves its clients: one value per client in, one summary out.
+
+Percentiles take no average of neighbours: the p-th is the smallest value with at least p % of the weight at or below it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+from equipoise.errors import InvalidParameter, require
+from equipoise.risk.superquantile import exact_weights, tail_quantile
+
+PERCENTILES = (10, 20, 25, 50, 60, 75, 80, 90, 95)
+
+
+def _weights(values: Tensor, weights: Tensor | None) -> Tensor:
+    if values.dim() != 1 or len(values) == 0:
+        raise InvalidParameter("values", "must be one number per client, at least one", tuple(values.shape))
+    if weights is None:
+        return torch.full((len(values),), 1 / len(values), dtype=torch.float64)
+    require(len(weights) == len(values), "weights", f"must be one per client, {len(values)}", len(weights))
+    require(bool((weights >= 0).all()) and float(weights.sum()) > 0, "weights", "must be ≥ 0 with a positive sum", weights)
+    return weights.double() / weights.double().sum()
+
+
+def mean(values: Tensor, weights: Tensor | None = None) -> float:
+    """The weighted mean."""
+    return float(_weights(values, weights) @ values.double())
+
+
+def standard_deviation(values: Tensor, weights: Tensor | None = None) -> float:
+    """The population standard deviation over clients (divided by n, as the fairness papers do)."""
+    w = _weights(values, weights)
+    return math.sqrt(float(w @ (values.double() - w @ values.double()).square()))
+
+
+def percentile(values: Tensor, percent: float, weights: Tensor | None = None) -> float:
+    """The p-th percentile over clients, 0 ≤ p ≤ 100.
+
+    >>> percentile(torch.arange(1.0, 11.0), 90)
+    9.0
+    """
+    require(0 <= percent <= 100, "percent", "must lie in [0, 100]", percent)
+    return float(tail_quantile(values.double(), _weights(values, weights), 1 - percent / 100))
+
+
+def worst(values: Tensor, share: float, weights: Tensor | None = None) -> float:
+    """The mean of the largest `share` of the values (their superquantile); with errors or losses these are the worst clients.
+
+    >>> worst(torch.arange(1.0, 11.0), 0.2)
+    9.5
+    """
+    require(0 < share <= 1, "share", "must lie in (0, 1]", share)
+    v = values.double()
+    return float(exact_weights(v, _weights(values, weights), share) @ v)
+
+
+def best(values: Tensor, share: float, weights: Tensor | None = None) -> float:
+    """The mean of the smallest `share` of the values."""
+    return -worst(-values.double(), share, weights)
+
+
+def angle(values: Tensor) -> float:
+    """The angle in degrees between the vector of values and the all-ones vector; 0 when all clients fare alike.
+
+    Source: Li 2023 (thesis), section 4.4, Definition 9.
+    """
+    v = values.double()
+    norm = float(v.norm())
+    if norm == 0:
+        return 0.0
+    return math.degrees(math.acos(min(1.0, abs(float(v.sum())) / (norm * math.sqrt(len(v))))))
+
+
+def entropy(values: Tensor) -> float:
+    """The entropy of the values ≥ 0 normalised to sum to 1 (natural logarithm); log n when all are equal.
+
+    Source: Li 2023 (thesis), section 4.4, Definition 10.
+    """
+    require(bool((values >= 0).all()), "values", "must be ≥ 0 for an entropy", float(values.min()))
+    total = float(values.double().sum())
+    if total == 0:
+        return math.log(len(values))
+    p = values.double() / total
+    return float(-torch.special.xlogy(p, p).sum())
+
+
+def kl_to_uniform(values: Tensor) -> float:
+    """KL(a ‖ uniform) of the values normalised to sum to 1: log n − entropy; 0 when all clients fare alike."""
+    return max(0.0, math.log(len(values)) - entropy(values))
+
+
+def gini(values: Tensor) -> float:
+    """The Gini coefficient Σ_ij |v_i − v_j| / (2 n² mean) of values ≥ 0: 0 when equal, towards 1 when one has all.
+
+    >>> gini(torch.tensor([0.0, 0.0, 0.0, 1.0]))
+    0.75
+    """
+    require(bool((values >= 0).all()), "values", "must be ≥ 0 for a Gini coefficient", float(values.min()))
+    v = values.double().sort().values
+    n, total = len(v), float(v.sum())
+    if total == 0:
+        return 0.0
+    ranks = torch.arange(1, n + 1, dtype=torch.float64)
+    return float(((2 * ranks - n - 1) * v).sum()) / (n * total)
+
+
+def rank_correlation(values: Tensor, sizes: Tensor) -> float:
+    """Spearman's rank correlation of values with data sizes: negative when small clients fare worse."""
+    a, b = _ranks(values.double()), _ranks(sizes.double())
+    a, b = a - a.mean(), b - b.mean()
+    scale = float(a.norm() * b.norm())
+    return float(a @ b) / scale if scale > 0 else 0.0
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """Ranks with ties at their mean."""
+    ordered = values.sort().values
+    return (torch.searchsorted(ordered, values) + torch.searchsorted(ordered, values, right=True) - 1).double() / 2
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How the values (errors or losses) are spread over clients."""
+
+    clients: int
+    mean: float
+    mean_by_example: float
+    standard_deviation: float
+    variance: float
+    percentiles: dict[int, float]
+    worst_10: float
+    worst_5: float
+    best_10: float
+    best_5: float
+    angle: float
+    kl_to_uniform: float
+    gini: float
+    size_correlation: float
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self)
+
+
+def summarise(values: Tensor, sizes: Tensor, weights: Tensor | None = None) -> Summary:
+    """All metrics of one value per client. `sizes` are the clients' examples; `weights` default to equal.
+
+    The papers weigh training losses by data size and leave test errors unweighted. Angle, KL and Gini are of the values as
+    they are and take no weights; `mean_by_example` weighs by size.
+    """
+    w = _weights(values, weights)
+    deviation = standard_deviation(values, w)
+    nonnegative = bool((values >= 0).all())
+    return Summary(
+        clients=len(values),
+        mean=mean(values, w),
+        mean_by_example=mean(values, sizes),
+        standard_deviation=deviation,
+        variance=deviation**2,
+        percentiles={p: percentile(values, p, w) for p in PERCENTILES},
+        worst_10=worst(values, 0.10, w),
+        worst_5=worst(values, 0.05, w),
+        best_10=best(values, 0.10, w),
+        best_5=best(values, 0.05, w),
+        angle=angle(values),
+        kl_to_uniform=kl_to_uniform(values) if nonnegative else math.nan,
+        gini=gini(values) if nonnegative else math.nan,
+        size_correlation=rank_correlation(values, sizes),
+    )

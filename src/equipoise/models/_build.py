@@ -1,0 +1,44 @@
+"""What the models share: checked sizes, and layers whose initial parameters come from a given generator."""
+
+from __future__ import annotations
+
+from numbers import Integral
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.errors import require
+
+Layer = TypeVar("Layer", nn.Conv2d, nn.Linear)
+
+
+def positive(parameter: str, value: int) -> int:
+    """The value as an int, refused unless it is a whole number of at least 1."""
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    require(whole and value >= 1, parameter, "must be a whole number of at least 1", value)
+    return int(value)
+
+
+def checked_seed(seed: int) -> int:
+    """The seed as an int, refused unless it is a whole number."""
+    require(isinstance(seed, Integral) and not isinstance(seed, bool), "seed", "must be a whole number", seed)
+    return int(seed)
+
+
+def uniform(shape: tuple[int, ...], bound: float, generator: torch.Generator) -> Tensor:
+    """A tensor with entries drawn from U(−bound, bound), on the CPU, where the generator is."""
+    return torch.empty(shape, device="cpu").uniform_(-bound, bound, generator=generator)
+
+
+def seeded(layer: Layer, generator: torch.Generator) -> Layer:
+    """A linear or convolutional layer made on "meta" (where nothing is drawn), now with torch's initial law from `generator`.
+
+    That law is the Kaiming-uniform one with a = √5 (He et al. 2015): weights and biases are U(−1/√fan_in, 1/√fan_in).
+    """
+    layer = layer.to_empty(device="cpu")
+    bound = layer.weight[0].numel() ** -0.5
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.uniform_(-bound, bound, generator=generator)
+    return layer

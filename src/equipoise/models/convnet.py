@@ -1,0 +1,59 @@
+"""The convolutional network of the EMNIST experiments."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from equipoise.errors import InvalidParameter
+from equipoise.models._build import checked_seed, positive, seeded
+from equipoise.rng import torch_generator
+
+_SHAPES = ((28, 28), (1, 28, 28), (784,))
+
+
+class ConvNet(nn.Module):
+    """Two 5×5 convolutions (32 and 64 channels, no padding), each with ReLU and 2×2 max-pooling, then one linear layer.
+
+    28 → 24 → 12 → 8 → 4 pixels a side, so that the linear layer is 64·4·4 = 1024 → classes; 115,646 parameters at 62 classes.
+    It is the ConvNet of the superquantile papers on EMNIST (Laguel, Pillutla, Malick and Harchaoui, 2021; Pillutla et al.,
+    2023). Inputs are grey images (B, 28, 28), (B, 1, 28, 28) or (B, 784); outputs the logits (B, classes); loss and error are
+    cross-entropy and misclassification. Initial parameters follow torch's default law and depend on `seed` alone.
+
+    >>> import torch
+    >>> model = ConvNet(seed=0)
+    >>> sum(p.numel() for p in model.parameters())
+    115646
+    >>> model(torch.rand(5, 28, 28)).shape
+    torch.Size([5, 62])
+    """
+
+    def __init__(self, *, classes: int = 62, seed: int = 0) -> None:
+        super().__init__()
+        generator = torch_generator(checked_seed(seed), "ConvNet parameters")
+        self.conv1 = seeded(nn.Conv2d(1, 32, 5, device="meta"), generator)
+        self.conv2 = seeded(nn.Conv2d(32, 64, 5, device="meta"), generator)
+        self.readout = seeded(nn.Linear(1024, positive("classes", classes), device="meta"), generator)
+
+    def forward(self, x: Tensor) -> Tensor:
+        images = _images(x)  # (B, 1, 28, 28)
+        # ReLU is monotone, so it may follow the pooling: the same function on a quarter of the numbers.
+        first = functional.max_pool2d(self.conv1(images), 2).relu()  # (B, 32, 12, 12)
+        second = functional.max_pool2d(self.conv2(first), 2).relu()  # (B, 64, 4, 4)
+        logits: Tensor = self.readout(second.flatten(1))
+        return logits
+
+
+def _images(x: Tensor) -> Tensor:
+    if tuple(x.shape[1:]) not in _SHAPES:
+        raise InvalidParameter(
+            "x",
+            "must hold grey images of 28 × 28 pixels, shape (B, 28, 28), (B, 1, 28, 28) or (B, 784)",
+            tuple(x.shape),
+            "Resize the images, or pass a torch.nn.Module made for their size.",
+        )
+    if not x.is_floating_point():
+        raise InvalidParameter(
+            "x", "must hold floating numbers", x.dtype, "Convert it, e.g. x.float() / 255, or give the data a scale of 1 / 255."
+        )
+    return x.reshape(x.shape[0], 1, 28, 28)

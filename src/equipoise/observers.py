@@ -1,0 +1,174 @@
+"""Observers watch a run: a progress bar, a log file, a history in memory. They never change training."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from equipoise.errors import ObserverFailed
+from equipoise.types import Observer, RoundReport
+
+if TYPE_CHECKING:
+    from equipoise.result import ClientTable
+
+
+@dataclass(frozen=True)
+class Run:
+    """What observers are told at the start."""
+
+    name: str
+    rounds: int
+    seed: int
+    first_round: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """All clients at the parameters after `round` rounds."""
+
+    round: int
+    clients: ClientTable
+
+
+@dataclass
+class History:
+    """Every report and evaluation of a run, in memory."""
+
+    rounds: list[RoundReport] = field(default_factory=list)
+    evaluations: list[Evaluation] = field(default_factory=list)
+
+    def on_start(self, run: Run) -> None:
+        pass
+
+    def on_round(self, report: RoundReport) -> None:
+        self.rounds.append(report)
+
+    def on_evaluation(self, evaluation: Evaluation) -> None:
+        self.evaluations.append(evaluation)
+
+    def on_end(self) -> None:
+        pass
+
+
+class JsonLines:
+    """One JSON object per line and round, written through at once, so that a killed run keeps what it logged."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._file: TextIO | None = None
+
+    def on_start(self, run: Run) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self.path.open("a" if run.first_round else "w", encoding="utf-8")
+
+    def on_round(self, report: RoundReport) -> None:
+        self._write({"event": "round", **asdict(report)})
+
+    def on_evaluation(self, evaluation: Evaluation) -> None:
+        splits = {
+            split: {"loss": summary["loss"].mean, "error": summary["error"].mean, "error_90": summary["error"].percentiles[90]}
+            for split, summary in evaluation.clients.summaries().items()
+        }
+        self._write({"event": "evaluation", "round": evaluation.round, "splits": splits})
+
+    def on_end(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _write(self, record: dict[str, Any]) -> None:
+        if self._file is not None:
+            # JSON has no NaN: a number that does not exist is null.
+            clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+            self._file.write(json.dumps(clean) + "\n")
+            self._file.flush()
+
+
+class Progress:
+    """A progress bar with round, loss, tail loss, clients trained and time left (rich)."""
+
+    def __init__(self, console: Any = None) -> None:
+        self._console = console
+        self._bar: Any = None  # rich is imported only when a bar is drawn
+        self._task: Any = None
+        self._last_drawn = 0.0
+
+    def on_start(self, run: Run) -> None:
+        from rich import progress
+
+        self._bar = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(bar_width=24),
+            progress.MofNCompleteColumn(),
+            progress.TextColumn("{task.fields[numbers]}"),
+            progress.TimeRemainingColumn(),
+            console=self._console,
+            refresh_per_second=8,
+        )
+        self._task = self._bar.add_task(run.name, total=run.rounds, completed=run.first_round, numbers="")
+        self._bar.start()
+
+    def on_round(self, report: RoundReport) -> None:
+        now = time.perf_counter()
+        if self._bar is None or self._task is None:
+            return
+        fields = {}
+        if now - self._last_drawn > 0.1:  # formatting a thousand times a second would cost more than small rounds
+            self._last_drawn = now
+            fields["numbers"] = (
+                f"loss {report.loss:.4f}  worst 10 % {report.tail_loss:.4f}  trained {report.trained}/{report.cohort}"
+            )
+        self._bar.update(self._task, completed=report.round + 1, **fields)
+
+    def on_evaluation(self, evaluation: Evaluation) -> None:
+        pass
+
+    def on_end(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+class Observers:
+    """Several observers as one; an error in any stops the run with the observer's name."""
+
+    def __init__(self, members: Sequence[Observer]) -> None:
+        self._members = tuple(members)
+
+    def on_start(self, run: Run) -> None:
+        self._tell("on_start", run)
+
+    def on_round(self, report: RoundReport) -> None:
+        self._tell("on_round", report)
+
+    def on_evaluation(self, evaluation: Evaluation) -> None:
+        self._tell("on_evaluation", evaluation)
+
+    def on_end(self) -> None:
+        self._tell("on_end")
+
+    def _tell(self, event: str, *values: object) -> None:
+        for member in self._members:
+            try:
+                getattr(member, event)(*values)
+            except Exception as failure:
+                raise ObserverFailed(f"Observer {type(member).__name__} failed in {event}: {failure}") from failure
+
+
+def show_progress(progress: bool | None) -> bool:
+    """Whether to draw a bar: as asked, else only where a person watches a terminal and rich is installed."""
+    if progress is not None:
+        return progress
+    if not sys.stdout.isatty():
+        return False
+    try:
+        import rich  # noqa: F401
+    except ImportError:
+        return False
+    return True

@@ -1,0 +1,55 @@
+"""Risks made of risks."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise.errors import IncompatibleParts, InvalidParameter, require
+from equipoise.types import ClientRisk, RiskValue
+
+
+@dataclass(frozen=True, init=False)
+class Mixture:
+    """A weighted sum of risks, Σ_j c_j · risk_j, e.g. a little of the mean and much of the tail.
+
+    Mixture((0.3, Mean()), (0.7, Superquantile(tail=0.2))): value and weights are the same combination of the parts'.
+
+    Source: the mean–CVaR objective of the Δ-FL slides (Laguel, Pillutla, Malick, Harchaoui).
+    """
+
+    terms: tuple[tuple[float, ClientRisk], ...]
+
+    def __init__(self, *terms: tuple[float, ClientRisk]) -> None:
+        require(len(terms) > 0, "terms", "must hold at least one (coefficient, risk) pair", terms)
+        for term in terms:
+            if not (isinstance(term, tuple | list) and len(term) == 2 and callable(term[1])):
+                raise InvalidParameter(
+                    "terms",
+                    "must be (coefficient, risk) pairs",
+                    term,
+                    "E.g. Mixture((0.3, Mean()), (0.7, Superquantile(0.2))).",
+                )
+            require(math.isfinite(term[0]) and term[0] > 0, "terms", "must have positive coefficients", term[0])
+            if hasattr(term[1], "server_step"):
+                raise IncompatibleParts(
+                    f"{term[1]!r} scales the server's step by its own weights, which a sum with other risks cannot do.",
+                    "Use it alone, or mix risks whose weights are normalised.",
+                )
+        object.__setattr__(self, "terms", tuple((float(c), risk) for c, risk in terms))
+
+    @property
+    def needs_losses(self) -> bool:
+        return any(getattr(risk, "needs_losses", True) for _, risk in self.terms)
+
+    def __call__(self, losses: Tensor, base_weights: Tensor, *, clients: Any = None, state: Any = None) -> RiskValue:
+        states = state if state is not None else (None,) * len(self.terms)
+        parts = [risk(losses, base_weights, clients=clients, state=s) for (_, risk), s in zip(self.terms, states, strict=True)]
+        coefficients = [c for c, _ in self.terms]
+        value = torch.stack([c * p.value for c, p in zip(coefficients, parts, strict=True)]).sum()
+        weights = torch.stack([c * p.weights for c, p in zip(coefficients, parts, strict=True)]).sum(0)
+        return RiskValue(value, weights, tuple(p.state for p in parts))

@@ -1,0 +1,25 @@
+"""The mean of the clients' losses: what FedAvg minimises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from equipoise.types import RiskValue
+
+
+@dataclass(frozen=True)
+class Mean:
+    """The weighted mean of the clients' losses, Σ α_k F_k: the objective of FedAvg.
+
+    Its weights are the base weights whatever the losses are, so no round has to compute them.
+
+    Source: McMahan et al. 2017; Pillutla et al. 2023, section 3.2; Li 2023 (thesis), section 3.2.1.
+    """
+
+    needs_losses: ClassVar[bool] = False
+
+    def __call__(self, losses: Tensor, base_weights: Tensor, *, clients: Any = None, state: Any = None) -> RiskValue:
+        return RiskValue((base_weights * losses).sum(), base_weights, state)

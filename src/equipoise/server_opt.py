@@ -1,0 +1,135 @@
+"""Server optimisers: how the aggregated update moves the parameters. The update plays the part of a negative gradient.
+
+The adaptive ones follow Reddi et al. 2021 (Adaptive Federated Optimization), Algorithm 2: no bias correction, second
+moments started at ε², and ε added to their root.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equipoise.errors import require
+
+
+def _check_lr(lr: float) -> None:
+    require(0 < lr < math.inf, "lr", "must be a positive number", lr)
+
+
+def _check_share(name: str, value: float) -> None:
+    require(0 <= value < 1, name, "must lie in [0, 1)", value)
+
+
+@dataclass(frozen=True)
+class SGD:
+    """w ← w + lr · Δ; lr = 1 is plain averaging."""
+
+    lr: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_lr(self.lr)
+
+    def begin(self, params: Tensor) -> None:
+        return None
+
+    def step(self, params: Tensor, total: Tensor, state: None) -> tuple[Tensor, None]:
+        return params + self.lr * total, None
+
+
+@dataclass(frozen=True)
+class Momentum:
+    """v ← momentum · v + Δ, w ← w + lr · v (FedAvgM).
+
+    Source: Hsu, Qi, Brown 2019.
+    """
+
+    lr: float = 1.0
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        _check_lr(self.lr)
+        _check_share("momentum", self.momentum)
+
+    def begin(self, params: Tensor) -> Tensor:
+        return torch.zeros_like(params)
+
+    def step(self, params: Tensor, total: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        velocity = self.momentum * state + total
+        return params + self.lr * velocity, velocity
+
+
+@dataclass(frozen=True)
+class _Adaptive(ABC):
+    """m ← β1 m + (1 − β1) Δ, v by the rule of the class, w ← w + lr · m / (√v + ε)."""
+
+    lr: float = 0.01
+    beta1: float = 0.9
+    epsilon: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check_lr(self.lr)
+        _check_share("beta1", self.beta1)
+        require(0 < self.epsilon < math.inf, "epsilon", "must be a positive number", self.epsilon)
+
+    def begin(self, params: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.zeros_like(params), torch.full_like(params, self.epsilon**2)
+
+    @abstractmethod
+    def _second_moment(self, v: Tensor, total: Tensor) -> Tensor: ...
+
+    def step(self, params: Tensor, total: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        m = self.beta1 * state[0] + (1 - self.beta1) * total
+        v = self._second_moment(state[1], total)
+        return params + self.lr * m / (v.sqrt() + self.epsilon), (m, v)
+
+
+@dataclass(frozen=True)
+class Adagrad(_Adaptive):
+    """FedAdagrad: v ← v + Δ².
+
+    Source: Reddi et al. 2021, Algorithm 2.
+    """
+
+    beta1: float = 0.0
+
+    def _second_moment(self, v: Tensor, total: Tensor) -> Tensor:
+        return v + total.square()
+
+
+@dataclass(frozen=True)
+class Adam(_Adaptive):
+    """FedAdam: v ← β2 v + (1 − β2) Δ².
+
+    Source: Reddi et al. 2021, Algorithm 2.
+    """
+
+    beta2: float = 0.99
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_share("beta2", self.beta2)
+
+    def _second_moment(self, v: Tensor, total: Tensor) -> Tensor:
+        return self.beta2 * v + (1 - self.beta2) * total.square()
+
+
+@dataclass(frozen=True)
+class Yogi(_Adaptive):
+    """FedYogi: v ← v − (1 − β2) Δ² sign(v − Δ²).
+
+    Source: Reddi et al. 2021, Algorithm 2.
+    """
+
+    beta2: float = 0.99
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _check_share("beta2", self.beta2)
+
+    def _second_moment(self, v: Tensor, total: Tensor) -> Tensor:
+        squared = total.square()
+        return v - (1 - self.beta2) * squared * torch.sign(v - squared)

@@ -1,0 +1,80 @@
+"""Local stochastic gradient descent: what a client does between receiving the model and sending its update."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equipoise.errors import require
+
+
+@dataclass(frozen=True)
+class SGD:
+    """Local SGD: w ← (1 − γλ) w − γ ∇F(w), over `epochs` passes or exactly `steps` steps.
+
+    `lr` is γ, `weight_decay` λ. `batch_size=None` takes the whole client at once. `momentum` μ keeps v ← μv + ∇F(w) + λw
+    within one round and steps w ← w − γv. The learning rate of round t is lr · lr_decay^⌊t / lr_decay_every⌋.
+
+    Source: McMahan et al. 2017 (FedAvg); Pillutla et al. 2023, Algorithm 1 and section 7.
+    """
+
+    lr: float = 0.1
+    batch_size: int | None = 10
+    epochs: int = 1
+    steps: int | None = None
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    lr_decay: float = 1.0
+    lr_decay_every: int = 1
+
+    def __post_init__(self) -> None:
+        require(0 < self.lr < math.inf, "lr", "must be a positive number", self.lr)
+        require(
+            self.batch_size is None or self.batch_size >= 1,
+            "batch_size",
+            "must be at least 1, or None for the full batch",
+            self.batch_size,
+        )
+        require(self.epochs >= 0, "epochs", "must not be negative", self.epochs)
+        require(self.steps is None or self.steps >= 0, "steps", "must not be negative", self.steps)
+        require(
+            self.steps is None or self.epochs == 1,
+            "epochs",
+            "must be left alone when steps is given",
+            self.epochs,
+            "Say how long clients work either by epochs or by steps.",
+        )
+        require(0 <= self.momentum < 1, "momentum", "must lie in [0, 1)", self.momentum)
+        require(0 <= self.weight_decay < math.inf, "weight_decay", "must not be negative", self.weight_decay)
+        require(0 < self.lr_decay <= 1, "lr_decay", "must lie in (0, 1]", self.lr_decay)
+        require(self.lr_decay_every >= 1, "lr_decay_every", "must be at least 1 round", self.lr_decay_every)
+
+    def local_steps(self, size: int) -> int:
+        """Steps that a client with `size` examples takes."""
+        if self.steps is not None:
+            return self.steps
+        return self.epochs * (1 if self.batch_size is None else -(-size // self.batch_size))
+
+    def learning_rate(self, round_index: int) -> float:
+        """γ0 c^⌊t/t0⌋ (the journal version prints the exponent with the wrong sign)."""
+        return self.lr * self.lr_decay ** (round_index // self.lr_decay_every)
+
+    def begin(self, weights: Tensor) -> tuple[Tensor, ...]:
+        """The momentum buffer, if there is one."""
+        return (torch.zeros_like(weights),) if self.momentum else ()
+
+    def step(self, weights: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], *, anchor: Tensor, lr: float) -> None:
+        """One step in place, for one client's (D,) weights or for many clients' (K, …); `gradient` may be overwritten."""
+        if not self.momentum:
+            if self.weight_decay:
+                weights.mul_(1 - lr * self.weight_decay)
+            weights.add_(gradient, alpha=-lr)
+            return
+        if self.weight_decay:
+            gradient.add_(weights, alpha=self.weight_decay)
+        (velocity,) = memory
+        velocity.mul_(self.momentum).add_(gradient)
+        weights.add_(velocity, alpha=-lr)
