@@ -84,7 +84,7 @@ def test_power_law_sizes_follow_the_exponent():
     expected = np.arange(1, 51) ** -1.3
     expected = 5 + (100_000 - 250) * expected / expected.sum()
     assert np.abs(sizes - expected).max() <= 1
-    assert len(set(len(r) for r in power_law(torch.zeros(100), 10, exponent=0.0))) == 1
+    assert len({len(r) for r in power_law(torch.zeros(100), 10, exponent=0.0)}) == 1
 
 
 def test_dirichlet_concentration_sets_how_many_labels_a_client_has():

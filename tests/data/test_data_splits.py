@@ -19,7 +19,7 @@ def numbered(sizes):
     return ClientSet(torch.arange(float(total)), torch.zeros(total), offsets, tuple(f"c{k}" for k in range(len(sizes))))
 
 
-sizes_of = st.lists(st.integers(1, 30), min_size=3, max_size=25)
+sizes_of = st.lists(st.integers(1, 30), min_size=4, max_size=25)
 
 
 @given(sizes=sizes_of, seed=st.integers(0, 1000), test=st.sampled_from([0.1, 0.3, 0.5]), validation=st.sampled_from([0.0, 0.2]))

@@ -42,8 +42,10 @@ def data_file(folder: PathLike | None, filename: str, content: str) -> Path:
 def load_arrays(path: PathLike, names: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
     """The arrays of an .npz file: those in `names`, or all."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
+        # The file is opened here, since np.load leaves it open when the archive turns out to be broken.
+        with open(path, "rb") as file:
+            archive = np.load(file, allow_pickle=False)
+            if isinstance(archive, np.ndarray):
                 raise InvalidData(f"{path}: must be an .npz archive of named arrays, but is a single array.")
             wanted = archive.files if names is None else names
             if missing := [name for name in wanted if name not in archive.files]:

@@ -1,1 +1,1 @@
-"""experiment."""
+"""Experiments without code: the catalogue of parts, TOML configurations, and the folder that a run leaves."""

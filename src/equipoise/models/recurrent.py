@@ -87,7 +87,7 @@ class _Recurrent(nn.Module):
 
     def __init__(self, cell: _Cell, inputs: int, hidden: int, layers: int, generator: torch.Generator) -> None:
         super().__init__()
-        self.cell, self.layers = cell, layers
+        self.cell, self.inputs, self.hidden, self.layers = cell, inputs, hidden, layers
         rows = cell.gates * hidden
         for layer in range(layers):
             shapes = {
@@ -100,8 +100,7 @@ class _Recurrent(nn.Module):
                 self.register_parameter(f"{name}_l{layer}", nn.Parameter(uniform(shape, hidden**-0.5, generator)))
 
     def extra_repr(self) -> str:
-        rows, inputs = self.weight_ih_l0.shape
-        return f"{inputs}, {rows // self.cell.gates}, layers={self.layers}, gates={self.cell.gates}"
+        return f"{self.inputs}, {self.hidden}, layers={self.layers}, gates={self.cell.gates}"
 
     def forward(self, inputs: Tensor, skip: Tensor | None) -> Tensor:
         states: list[Tensor] = []

@@ -1,0 +1,173 @@
+"""The command line: `equipoise demo`, `run`, `methods`, `data list`, `data show`.
+
+Whatever needs torch is imported inside the commands, so that help comes at once. What a user can get wrong ends in one message
+on stderr and exit code 2, never in a stack trace; Ctrl-C exits with 130.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+from typer.core import TyperGroup
+
+from equipoise.errors import ConfigError, EquipoiseError, EquipoiseNotice, unknown_name
+from equipoise.experiment import catalog
+
+
+def _complain(message: str, style: str = "red") -> None:
+    Console(stderr=True).print(Text(message, style=style), soft_wrap=True)
+
+
+@contextmanager
+def _notices() -> Iterator[None]:
+    """Notices of the library appear as one plain line, not with a line of its code."""
+    shown = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *rest: Any, **options: Any) -> None:
+        if issubclass(category, EquipoiseNotice):
+            _complain(f"Note: {message}", "yellow")
+        else:
+            shown(message, category, *rest, **options)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", EquipoiseNotice)
+        warnings.showwarning = show
+        yield
+
+
+class ClearErrors(TyperGroup):
+    """A group of commands whose expected failures are one message and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            with _notices():
+                return super().invoke(ctx)
+        except BrokenPipeError:  # `equipoise methods | head`: click ends quietly
+            raise
+        except (EquipoiseError, OSError) as failure:
+            _complain(" ".join([f"Error: {failure}", *getattr(failure, "__notes__", ())]))
+            raise typer.Exit(2) from failure
+        except KeyboardInterrupt as failure:
+            _complain(" ".join(["Stopped by Ctrl-C.", *getattr(failure, "__notes__", ())]), "yellow")
+            raise typer.Exit(130) from failure
+
+
+app = typer.Typer(
+    cls=ClearErrors,
+    help="Federated learning for clients that are not average.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+)
+data_app = typer.Typer(help="Data sets that a configuration can name.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one value; may be given several times.")
+]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"equipoise {version('equipoise')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Where the page, the picture and the table go.")] = Path("demo"),
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds; each draws its own data.")] = 5,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of training; the default is the demo's own.")] = None,
+) -> None:
+    """Train FedAvg and Δ-FL on clients that differ, and show who is left behind."""
+    from equipoise.demo import run_demo
+
+    run_demo(out, seeds=seeds, rounds=rounds, console=Console())
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The run to do, e.g. examples/tail.toml.")],
+    settings: Settings = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder for the run, new or empty. Default: runs/<config>-<seed>.")
+    ] = None,
+) -> None:
+    """Train what a TOML file describes; leave config, log, clients, model and report in a folder."""
+    from equipoise.experiment.config import RunConfig
+    from equipoise.experiment.folder import claim, free_folder, refuse_taken
+
+    checked = RunConfig.read(config, settings or ())
+    path = out or free_folder(config, checked.train.seed)
+    refuse_taken(path)  # before data are read, which may take long
+
+    from equipoise.experiment import folder
+    from equipoise.experiment.build import build
+
+    experiment = build(checked)
+    place = claim(path)
+    console = Console()
+    result = folder.run(experiment, place)
+    console.print(Text(str(result.summary())), soft_wrap=True)
+    console.print()
+    for file in (place.report, place.clients, place.model, place.rounds, place.config):
+        console.print(Text(f"{file}"), soft_wrap=True)
+
+
+@app.command()
+def methods(
+    kind: Annotated[str | None, typer.Argument(help=f"One of {', '.join(catalog.kinds())}; all if left out.")] = None,
+) -> None:
+    """List every part: what it does, its parameters with defaults, its source."""
+    from equipoise.experiment.show import show_methods
+
+    if kind is not None and kind not in catalog.kinds():
+        raise ConfigError(unknown_name("kind", kind, catalog.kinds()))
+    show_methods(Console(), catalog.kinds() if kind is None else (kind,))
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """List the data sets, and which of them need files."""
+    from equipoise.experiment.show import show_data_list
+
+    show_data_list(Console())
+
+
+@data_app.command("show")
+def data_show(
+    name: Annotated[str, typer.Argument(help="A name of `equipoise data list`.")],
+    settings: Settings = None,
+    folder: Annotated[Path | None, typer.Option(help="The folder that holds the files of a data set that needs some.")] = None,
+) -> None:
+    """Show a data set: clients per split, examples, sizes, classes, shape."""
+    from equipoise.experiment.config import check_part, override
+    from equipoise.experiment.show import show_data
+
+    table = override({}, settings or ())
+    if folder is not None:
+        table["folder"] = str(folder)
+    show_data(Console(), check_part("data", {**table, "name": name}, "data").make("data"))
+
+
+def main() -> None:
+    """The entry point of the `equipoise` command."""
+    app()

@@ -1,0 +1,135 @@
+"""From a checked configuration to the objects it names: data, a model that fits them, and the algorithm."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from equipoise.errors import ConfigError, EquipoiseError
+from equipoise.experiment import catalog
+from equipoise.experiment.config import FROM_DATA, RunConfig, refusals_at
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
+
+    from equipoise.algorithm import Algorithm
+    from equipoise.data import FederatedData
+    from equipoise.result import Result
+    from equipoise.types import Observer
+
+
+@dataclass(frozen=True, eq=False)
+class Experiment:
+    """A run ready to start. `config` is complete: what the model reads from the data is filled in."""
+
+    config: RunConfig
+    data: FederatedData
+    model: nn.Module
+    algorithm: Algorithm
+
+    def train(self, *, name: str = "run", observers: Sequence[Observer] = (), progress: bool | None = None) -> Result:
+        """Train as the configuration says."""
+        from equipoise.train import train
+
+        options = self.config.train
+        return train(
+            self.model,
+            self.data,
+            self.algorithm,
+            rounds=options.rounds,
+            clients_per_round=options.clients_per_round,
+            seed=options.seed,
+            engine=options.start_engine(),
+            evaluate_every=options.evaluate_every,
+            observers=observers,
+            progress=progress,
+            name=name,
+        )
+
+
+def build(config: RunConfig) -> Experiment:
+    """Make every part, and refuse what cannot run together before anything is trained or written."""
+    check_device(config.train.device)
+    algorithm = config.algorithm()
+    data: FederatedData = config.data.make("data")
+    check_cohort(config, algorithm, data)
+    config = config.with_model(**read_from_data(config, data))
+    model = config.model.make("model", **word_vectors(config))
+    check_fit(config, model, data)
+    return Experiment(config, data, model, algorithm)
+
+
+def check_device(device: str | None) -> None:
+    """Refuse a device that torch does not know or cannot reach."""
+    import torch
+
+    if device is None:
+        return
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as failure:  # torch asserts that it was compiled with CUDA
+        reason = str(failure).strip().splitlines()[0]
+        raise ConfigError(f'train.device must be a device of this machine, but is "{device}": {reason} Try "cpu".') from failure
+
+
+def check_cohort(config: RunConfig, algorithm: Algorithm, data: FederatedData) -> None:
+    """Draw the first cohort, so that an impossible size is refused now."""
+    from equipoise.sampling import Uniform
+
+    sampler = algorithm.sampler or Uniform()
+    with refusals_at("train", ("clients_per_round",), "cohort"):
+        sampler(0, algorithm.base_weights(data.train), clients_per_round=config.train.clients_per_round, seed=0)
+
+
+def read_from_data(config: RunConfig, data: FederatedData) -> dict[str, Any]:
+    """The model's parameters that the data decide and the configuration leaves open."""
+    takes = config.model.part.parameters
+    missing = [key for key in FROM_DATA if key in takes and key not in config.model.parameters]
+    found: dict[str, Any] = {"features": data.features, "classes": data.classes, "vocabulary": _vocabulary(data)}
+    for key in missing:
+        if not found[key]:
+            kind = "classes" if key == "classes" else "tokens"
+            raise ConfigError(
+                f"model.{key} cannot be read from the data {config.data.name!r}, which hold no {kind}. "
+                f"Give it, or choose another model than {config.model.name!r}."
+            )
+    return {key: found[key] for key in missing}
+
+
+def _vocabulary(data: FederatedData) -> int:
+    """The number of tokens: the largest and all below it; when classes are characters too, all of those. 0 if there are none."""
+    if data.train.x.is_floating_point() or data.train.scale is not None:
+        return 0
+    return max(data.classes, *(int(clients.x.max()) + 1 for clients in data.splits.values()))
+
+
+def word_vectors(config: RunConfig) -> dict[str, Any]:
+    """The table of word vectors for a model that takes one: GloVe from the folder of the texts."""
+    if not any(p.name == "embeddings" for p in config.model.part.all_parameters):
+        return {}
+    from equipoise.data import glove
+
+    if config.data.part.target is not catalog.part("data", "clothing").target:
+        raise ConfigError(
+            f"model {config.model.name!r} reads word vectors, which the data {config.data.name!r} have none of. "
+            "Use it with clothing, stackoverflow or sent140."
+        )
+    return {"embeddings": glove(config.data.parameters["folder"]).vectors}
+
+
+def check_fit(config: RunConfig, model: nn.Module, data: FederatedData) -> None:
+    """Try the model on one example, so that a wrong shape or type is refused now and in words."""
+    from equipoise.models.linear import wrong_sign
+    from equipoise.task import Task
+
+    pair = f"The model {config.model.name!r} does not fit the data {config.data.name!r}"
+    if getattr(model, "error", None) is wrong_sign and data.classes > 2:
+        raise ConfigError(f"{pair}: it knows two classes, they have {data.classes}. Use softmax.")
+    try:
+        task = Task.of(model)
+        params = task.layout.read(task.module)
+        task.losses(params, data.train.inputs(slice(0, 1), params.dtype), data.train.targets(slice(0, 1), params.dtype))
+    except (EquipoiseError, RuntimeError, ValueError, TypeError, IndexError) as failure:
+        raise ConfigError(f"{pair}: {failure}") from failure

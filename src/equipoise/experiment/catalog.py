@@ -1,0 +1,220 @@
+"""Every part that a configuration can name, in one table: kind → name → where it lives.
+
+To offer a new part, add one line to `CATALOG`. All the rest — parameters, types, defaults, what it does, its source — is read
+from the part's signature and docstring. Nothing is imported until a part is asked for.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import import_module
+from typing import Any
+
+from equipoise.errors import ConfigError, unknown_name
+from equipoise.experiment.values import in_toml, type_text, value_text
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a part lives, "module:name"; parameters fixed by the entry, and parameters that a configuration calls otherwise."""
+
+    target: str
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    renamed: Mapping[str, str] = field(default_factory=dict)  # in Python → in a configuration
+
+
+CATALOG: dict[str, dict[str, str | Entry]] = {
+    "risk": {
+        "mean": "equipoise.risk:Mean",
+        "superquantile": "equipoise.risk:Superquantile",
+        "mixture": "equipoise.risk:Mixture",
+    },
+    "solver": {
+        "sgd": "equipoise.solvers:SGD",
+    },
+    "aggregator": {
+        "weighted_mean": "equipoise.aggregators:WeightedMean",
+    },
+    "server": {
+        "sgd": "equipoise.server_opt:SGD",
+        "momentum": "equipoise.server_opt:Momentum",
+        "adam": "equipoise.server_opt:Adam",
+        "yogi": "equipoise.server_opt:Yogi",
+        "adagrad": "equipoise.server_opt:Adagrad",
+    },
+    "sampler": {
+        "uniform": "equipoise.sampling:Uniform",
+        "proportional": "equipoise.sampling:Proportional",
+        "poisson": "equipoise.sampling:Poisson",
+        "full": "equipoise.sampling:Full",
+    },
+    "engine": {
+        "simulator": "equipoise.engines:Simulator",
+        "loop": "equipoise.engines:Loop",
+    },
+    "model": {
+        "softmax": "equipoise.models:Softmax",
+        "logistic": "equipoise.models:Logistic",
+        "linear_svm": "equipoise.models:LinearSVM",
+        "linear_regression": "equipoise.models:LinearRegression",
+        "mean_estimator": "equipoise.models:MeanEstimator",
+        "convnet": "equipoise.models:ConvNet",
+        "char_gru": "equipoise.models:CharGRU",
+        "char_lstm": "equipoise.models:CharLSTM",
+        "embedding_lstm": "equipoise.models:EmbeddingLSTM",
+    },
+    "data": {
+        "label_shift": "equipoise.data:label_shift",
+        "synthetic": "equipoise.data:synthetic",
+        "gaussian_means": "equipoise.data:gaussian_means",
+        "digits": "equipoise.data:digits",
+        "npz": "equipoise.experiment.sources:npz",
+        "leaf": Entry("equipoise.data:leaf", renamed={"path": "folder"}),
+        "femnist": "equipoise.data:femnist",
+        "fashion_mnist": "equipoise.data:fashion_mnist",
+        "omniglot": "equipoise.data:omniglot",
+        "shakespeare": "equipoise.data:shakespeare",
+        "clothing": Entry("equipoise.data:texts", fixed={"name": "clothing"}),
+        "stackoverflow": Entry("equipoise.data:texts", fixed={"name": "stackoverflow"}),
+        "sent140": Entry("equipoise.data:texts", fixed={"name": "sent140"}),
+        "adult": "equipoise.data:adult",
+        "vehicle": "equipoise.data:vehicle",
+        "mocha": "equipoise.data:mocha",
+    },
+}
+
+# The parts of an algorithm, with the name that stands when a configuration gives none.
+ALGORITHM_PARTS = {
+    "risk": "mean",
+    "solver": "sgd",
+    "aggregator": "weighted_mean",
+    "server": "sgd",
+    "sampler": "uniform",
+}
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter of a part, as a configuration sees it."""
+
+    name: str
+    python_name: str
+    annotation: Any  # a type whose values TOML can hold; None where the parameter takes terms, each a part with a coefficient
+    default: Any = inspect.Parameter.empty
+    terms: bool = False
+    in_config: bool = True  # False: the value is an object that only Python code, or the data, can give
+
+    @property
+    def required(self) -> bool:
+        return self.default is inspect.Parameter.empty
+
+    @property
+    def type_text(self) -> str:
+        """The type in words, e.g. "int or none"."""
+        if self.terms:
+            return "list of {coefficient, name, …}"
+        return type_text(self.annotation) if self.in_config else "object"
+
+    @property
+    def text(self) -> str:
+        """Name, type and default on one line."""
+        return f"{self.name}: {self.type_text}" + ("" if self.required else f" = {value_text(self.default)}")
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part by its configuration name; `parameters`, `summary` and `source` are read from the code."""
+
+    kind: str
+    name: str
+    entry: Entry
+
+    @cached_property
+    def target(self) -> Callable[..., Any]:
+        """The class or function itself; its module is imported now."""
+        module, _, attribute = self.entry.target.partition(":")
+        found: Callable[..., Any] = getattr(import_module(module), attribute)
+        return found
+
+    @cached_property
+    def parameters(self) -> dict[str, Parameter]:
+        """The parameters a configuration can give, by name."""
+        return {p.name: p for p in self.all_parameters if p.in_config}
+
+    @cached_property
+    def all_parameters(self) -> tuple[Parameter, ...]:
+        return tuple(
+            read_parameter(p, self.entry.renamed.get(p.name, p.name))
+            for p in signature_of(self.target).values()
+            if p.name not in self.entry.fixed
+        )
+
+    @property
+    def python_path(self) -> str:
+        """Where Python code finds it, e.g. equipoise.risk.Superquantile."""
+        return self.entry.target.replace(":", ".")
+
+    @cached_property
+    def summary(self) -> str:
+        """The first line of the docstring, and what the entry fixes."""
+        first = (inspect.getdoc(self.target) or "").strip().partition("\n")[0]
+        fixed = ", ".join(f"{key} = {value_text(value)}" for key, value in self.entry.fixed.items())
+        return f"{first} ({fixed})" if fixed else first
+
+    @cached_property
+    def source(self) -> str:
+        """What follows `Source:` in the docstring, up to the end of its paragraph; empty if there is none."""
+        found = re.search(r"\bSources?:\s*(.+?)(?:\n\s*\n|\Z)", inspect.getdoc(self.target) or "", re.DOTALL)
+        return " ".join(found.group(1).split()) if found else ""
+
+    def make(self, parameters: Mapping[str, Any], **objects: Any) -> Any:
+        """Call the part with configuration parameters, and with `objects` that no configuration can hold."""
+        names = {p.name: p for p in self.all_parameters}
+        positional: list[Any] = []
+        keywords: dict[str, Any] = {**self.entry.fixed, **objects}
+        for name, value in parameters.items():
+            if names[name].terms:
+                positional = list(value)
+            else:
+                keywords[names[name].python_name] = value
+        return self.target(*positional, **keywords)
+
+
+def signature_of(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """The parameters of a callable, with annotations as types."""
+    return inspect.signature(target, eval_str=True).parameters
+
+
+def read_parameter(parameter: inspect.Parameter, name: str) -> Parameter:
+    """A parameter of a signature as a configuration sees it."""
+    if parameter.kind is inspect.Parameter.VAR_POSITIONAL:  # Mixture((0.3, Mean()), …)
+        return Parameter(name, parameter.name, None, terms=True)
+    annotation = in_toml(parameter.annotation)
+    return Parameter(name, parameter.name, annotation, parameter.default, in_config=annotation is not None)
+
+
+def kinds() -> tuple[str, ...]:
+    """Every kind of part."""
+    return tuple(CATALOG)
+
+
+def names(kind: str) -> tuple[str, ...]:
+    """The parts of one kind."""
+    return tuple(CATALOG[kind])
+
+
+def part(kind: str, name: str, *, where: str = "") -> Part:
+    """The part of a kind by name; `where` is the dotted key to name in the error."""
+    if name not in CATALOG[kind]:
+        raise ConfigError((f"{where}: " if where else "") + unknown_name(kind, name, CATALOG[kind]))
+    found = CATALOG[kind][name]
+    return Part(kind, name, found if isinstance(found, Entry) else Entry(found))
+
+
+def parts(kind: str) -> Iterator[Part]:
+    """Every part of a kind, in the order of the table."""
+    return (part(kind, name) for name in CATALOG[kind])

@@ -1,0 +1,289 @@
+"""A run as a TOML file: read, checked down to every key and value, built into its parts, and written back complete."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from importlib.metadata import version
+from pathlib import Path
+from platform import python_version
+from typing import Any, Literal
+
+from equipoise.errors import ConfigError, IncompatibleParts, InvalidParameter, require, unknown_name
+from equipoise.experiment import catalog, toml
+from equipoise.experiment.values import NONE, check_value, toml_text
+
+Weights = Literal["examples", "uniform"]
+SECTIONS = ("data", "model", "algorithm", "train")
+FROM_DATA = ("features", "classes", "vocabulary")  # of a model: read from the data unless given
+
+
+@dataclass(frozen=True)
+class PartConfig:
+    """A part by name, with all its parameters. In a mixture's `terms` stand (coefficient, PartConfig) pairs."""
+
+    kind: str
+    name: str
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def part(self) -> catalog.Part:
+        return catalog.part(self.kind, self.name)
+
+    def make(self, where: str, **objects: Any) -> Any:
+        """The part itself; what its constructor refuses is an error of the configuration at the key `where`."""
+        values = {
+            name: [(coefficient, inner.make(f"{where}.{name}[{i}]")) for i, (coefficient, inner) in enumerate(value)]
+            if self.part.parameters[name].terms
+            else value
+            for name, value in self.parameters.items()
+        }
+        with refusals_at(where, self.part.parameters, self.name):
+            return self.part.make(values, **objects)
+
+    def table(self) -> dict[str, Any]:
+        """As a TOML table."""
+        written: dict[str, Any] = {"name": self.name}
+        for name, value in self.parameters.items():
+            if self.part.parameters[name].terms:
+                written[name] = [{"coefficient": coefficient, **inner.table()} for coefficient, inner in value]
+            else:
+                written[name] = NONE if value is None else value
+        return written
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """The section [train]: how long, with how many clients a round, from which seed, and where."""
+
+    rounds: int
+    clients_per_round: int
+    seed: int = 0
+    evaluate_every: int | None = None
+    engine: str = "simulator"
+    device: str | None = None
+    chunk_size: int | None = None
+
+    def __post_init__(self) -> None:
+        require(self.rounds >= 0, "rounds", "must not be negative", self.rounds)
+        require(self.clients_per_round >= 1, "clients_per_round", "must be at least 1", self.clients_per_round)
+        require(
+            self.evaluate_every is None or self.evaluate_every >= 1,
+            "evaluate_every",
+            'must be at least 1 round, or "none" to evaluate at the end only',
+            self.evaluate_every,
+        )
+        known = catalog.part("engine", self.engine, where="train.engine").parameters
+        for name in ("device", "chunk_size"):
+            value = getattr(self, name)
+            require(value is None or name in known, name, f"is not used by the engine {self.engine!r}", value, "Leave it out.")
+
+    def start_engine(self) -> Any:
+        """The engine that these options ask for."""
+        part = catalog.part("engine", self.engine)
+        given = {name: getattr(self, name) for name in part.parameters if hasattr(self, name)}
+        return PartConfig("engine", self.engine, given).make("train")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A checked configuration. `build()` makes the parts; `text()` writes it complete."""
+
+    data: PartConfig
+    model: PartConfig
+    parts: dict[str, PartConfig]  # of the algorithm, by kind
+    weights: Weights
+    train: TrainOptions
+    versions: dict[str, str] = field(default_factory=dict, compare=False)  # of what wrote the file; empty if a person did
+
+    @classmethod
+    def read(cls, path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
+        """From a TOML file, with `key=value` overrides applied before anything is checked."""
+        return cls.of(override(read_toml(path), overrides))
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> RunConfig:
+        """From nested tables as TOML gives them."""
+        refuse_unknown(table, (*SECTIONS, "versions"), "")
+        train = check_train(section(table, "train"))
+        algorithm = section(table, "algorithm", required=False)
+        refuse_unknown(algorithm, (*catalog.ALGORITHM_PARTS, "weights"), "algorithm")
+        parts = {
+            kind: check_part(kind, algorithm.get(kind, {}), f"algorithm.{kind}", default=default)
+            for kind, default in catalog.ALGORITHM_PARTS.items()
+        }
+        config = cls(
+            check_part("data", section(table, "data"), "data", seed=train.seed),
+            check_part("model", section(table, "model"), "model", seed=train.seed),
+            parts,
+            check_value(algorithm.get("weights", "examples"), Weights, "algorithm.weights"),
+            train,
+            {k: check_value(v, str, f"versions.{k}") for k, v in section(table, "versions", required=False).items()},
+        )
+        config.algorithm()  # values that break a part's own rule are refused here, before data are read
+        return config
+
+    def algorithm(self) -> Any:
+        """The equipoise.Algorithm."""
+        from equipoise.algorithm import Algorithm
+
+        parts = {kind: part.make(f"algorithm.{kind}") for kind, part in self.parts.items()}
+        with refusals_at("algorithm", (), "parts"):
+            return Algorithm(**parts, weights=self.weights)
+
+    def with_model(self, **parameters: Any) -> RunConfig:
+        """The same with more of the model's parameters settled."""
+        return replace(self, model=replace(self.model, parameters={**self.model.parameters, **parameters}))
+
+    def table(self) -> dict[str, Any]:
+        """As nested TOML tables, with the versions of what runs it."""
+        options = {f.name: getattr(self.train, f.name) for f in fields(TrainOptions)}
+        return {
+            "data": self.data.table(),
+            "model": self.model.table(),
+            "algorithm": {"weights": self.weights, **{kind: part.table() for kind, part in self.parts.items()}},
+            "train": {name: NONE if value is None else value for name, value in options.items()},
+            "versions": {name: version(name) for name in ("equipoise", "torch", "numpy")} | {"python": python_version()},
+        }
+
+    def text(self) -> str:
+        """The complete TOML: every default is spelled out. Reading it back gives the same configuration."""
+        return toml.dumps(self.table())
+
+
+@contextmanager
+def refusals_at(where: str, known: Iterable[str], name: str) -> Iterator[None]:
+    """Within it, what a part refuses (InvalidParameter, IncompatibleParts) becomes a ConfigError at a dotted key."""
+    try:
+        yield
+    except InvalidParameter as failure:
+        if failure.parameter not in known:
+            raise ConfigError(f"{where} ({name}): {failure}") from failure
+        fix = f" {failure.fix}" if failure.fix else ""
+        raise ConfigError(f"{where}.{failure.parameter} {failure.rule}, but is {toml_text(failure.value)}.{fix}") from failure
+    except IncompatibleParts as failure:
+        raise ConfigError(f"{where} ({name}): {failure}") from failure
+
+
+def read_toml(path: str | Path) -> dict[str, Any]:
+    """The tables of a TOML file; what cannot be read is refused with the path, and with the line where it is not TOML."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError as failure:
+        raise ConfigError(f"{path} does not exist. Name a TOML file, e.g. examples/tail.toml.") from failure
+    except UnicodeDecodeError as failure:
+        raise ConfigError(f"{path} is not a text file in UTF-8: {failure}.") from failure
+    except OSError as failure:
+        raise ConfigError(f"{path} cannot be read: {failure.strerror}.") from failure
+    except tomllib.TOMLDecodeError as failure:
+        raise ConfigError(f"{path} is not valid TOML: {failure}.") from failure
+
+
+def override(table: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """The table with `a.b=value` applied. A value is TOML (3, 0.5, true, [1, 2], "text") or, if it is not, plain text."""
+    for setting in overrides:
+        key, equals, text = setting.partition("=")
+        path = [step.strip() for step in key.split(".")]
+        if not equals or not all(path):
+            raise ConfigError(f"--set {setting} must have the form key=value, e.g. --set train.seed=3.")
+        try:
+            parsed = tomllib.loads(f"value = {text}")
+        except tomllib.TOMLDecodeError:
+            parsed = {}
+        value = parsed["value"] if parsed.keys() == {"value"} else text.strip()
+        table = _placed(table, path, value, setting)
+    return table
+
+
+def _placed(table: Mapping[str, Any], path: list[str], value: Any, setting: str) -> dict[str, Any]:
+    first, *rest = path
+    if not rest:
+        return {**table, first: value}
+    inner = table.get(first, {})
+    if isinstance(inner, str):  # risk = "mean" is short for risk.name = "mean"
+        inner = {"name": inner}
+    if not isinstance(inner, Mapping):
+        raise ConfigError(f"--set {setting}: {first} is {toml_text(inner)}, so it has no key {'.'.join(rest)!r}.")
+    return {**table, first: _placed(inner, rest, value, setting)}
+
+
+def section(table: Mapping[str, Any], name: str, *, required: bool = True) -> Mapping[str, Any]:
+    """A section of the file, which must be a table."""
+    if name not in table:
+        if required:
+            raise ConfigError(f"The configuration has no [{name}] section. It needs [data], [model] and [train].")
+        return {}
+    found = table[name]
+    if isinstance(found, str) and name in catalog.CATALOG:
+        return {"name": found}
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"{name} must be a section, [{name}], but is {toml_text(found)}.")
+    return found
+
+
+def refuse_unknown(table: Mapping[str, Any], allowed: Iterable[str], where: str) -> None:
+    """Refuse a key that means nothing, naming it, the nearest known one and all that are allowed."""
+    allowed = tuple(allowed)
+    for key in table:
+        if key not in allowed:
+            raise ConfigError(f"{where + '.' if where else ''}{key}: " + unknown_name("key", key, allowed))
+
+
+def check_part(kind: str, table: Any, where: str, *, default: str | None = None, seed: int | None = None) -> PartConfig:
+    """A part's table: its name known, every key a parameter of it, every value of the parameter's type, defaults filled in.
+
+    A bare text is short for a table with only that name. `seed` is the run's, for a part that takes one and is given none.
+    """
+    table = {"name": table} if isinstance(table, str) else table
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{where} must be a table with a name and parameters, but is {toml_text(table)}.")
+    name = table.get("name", default)
+    if name is None:
+        raise ConfigError(f"{where}.name is missing. Allowed: {', '.join(sorted(catalog.names(kind)))}.")
+    part = catalog.part(kind, check_value(name, str, f"{where}.name"), where=f"{where}.name")
+    refuse_unknown(table, ("name", *part.parameters), where)
+    values: dict[str, Any] = {}
+    for key, parameter in part.parameters.items():
+        if key in table:
+            checked = check_terms if parameter.terms else check_value
+            values[key] = checked(table[key], kind if parameter.terms else parameter.annotation, f"{where}.{key}")
+        elif kind == "model" and key in FROM_DATA:
+            continue
+        elif key == "seed" and seed is not None:
+            values[key] = seed
+        elif parameter.required:
+            raise ConfigError(f"{where}.{key} is missing: {part.name} needs {parameter.type_text}.")
+        else:
+            # TOML knows lists alone; a configuration must equal what is read back from it.
+            values[key] = list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
+    return PartConfig(kind, part.name, values)
+
+
+def check_terms(terms: Any, kind: str, where: str) -> tuple[tuple[float, PartConfig], ...]:
+    """A mixture's terms: tables with a coefficient and a part."""
+    if not isinstance(terms, list) or not all(isinstance(term, Mapping) for term in terms):
+        raise ConfigError(
+            f'{where} must be a list of tables such as {{coefficient = 0.3, name = "mean"}}, but is {toml_text(terms)}.'
+        )
+    checked = []
+    for i, term in enumerate(terms):
+        here = f"{where}[{i}]"
+        if "coefficient" not in term:
+            raise ConfigError(f"{here}.coefficient is missing: each term needs a positive number.")
+        coefficient = check_value(term["coefficient"], float, f"{here}.coefficient")
+        checked.append((coefficient, check_part(kind, {k: v for k, v in term.items() if k != "coefficient"}, here)))
+    return tuple(checked)
+
+
+def check_train(table: Mapping[str, Any]) -> TrainOptions:
+    """The section [train], checked key by key."""
+    parameters = {p.name: catalog.read_parameter(p, p.name) for p in catalog.signature_of(TrainOptions).values()}
+    refuse_unknown(table, parameters, "train")
+    for parameter in parameters.values():
+        if parameter.required and parameter.name not in table:
+            raise ConfigError(f"train.{parameter.name} is missing: it must be {parameter.type_text}.")
+    values = {key: check_value(value, parameters[key].annotation, f"train.{key}") for key, value in table.items()}
+    with refusals_at("train", parameters, "options"):
+        return TrainOptions(**values)

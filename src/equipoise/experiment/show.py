@@ -1,0 +1,111 @@
+"""What the command line prints: the catalogue of parts, and what a data set holds. Plain flowing text, so that any width works."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from equipoise.experiment import catalog
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from equipoise.data import ClientSet, FederatedData
+
+WHAT = {
+    "risk": "what is minimised over clients: [algorithm.risk]",
+    "solver": "what a client does in a round: [algorithm.solver]",
+    "aggregator": "how updates become one: [algorithm.aggregator]",
+    "server": "how the server moves the model: [algorithm.server]",
+    "sampler": "who takes part in a round: [algorithm.sampler]",
+    "engine": "where clients' work is computed: engine, device and chunk_size in [train]",
+    "model": "what is trained: [model]; features, classes and vocabulary come from the data unless given",
+    "data": "whom it is trained on: [data]",
+}
+
+
+def show_methods(console: Console, kinds: Iterable[str]) -> None:
+    """Every part of some kinds: name, what it does, parameters with defaults, source, Python name."""
+    for number, kind in enumerate(kinds):
+        if number:
+            console.print()
+        console.print(Text.assemble((kind, "bold underline"), f"  {WHAT.get(kind, '')}"))
+        for part in catalog.parts(kind):
+            console.print()
+            console.print(Padding(Text.assemble((part.name, "bold cyan"), f"  {part.summary}"), (0, 0, 0, 2)))
+            for parameter in part.all_parameters:
+                name, _, rest = parameter.text.partition(":")
+                comes = " (from the data or from Python code)" if not parameter.in_config else ""
+                console.print(Padding(Text.assemble((name, "green"), f":{rest}{comes}"), (0, 0, 0, 6)))
+            if part.source:
+                console.print(Padding(Text(f"Source: {part.source}", style="dim"), (0, 0, 0, 6)))
+            console.print(Padding(Text(f"In Python: {part.python_path}", style="dim"), (0, 0, 0, 6)))
+
+
+def show_data_list(console: Console) -> None:
+    """Every data set: name, whether it needs files, what it is."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("name", style="bold cyan", no_wrap=True)
+    table.add_column("needs", no_wrap=True)
+    table.add_column("what it is")
+    for part in catalog.parts("data"):
+        files = next((key for key in ("folder", "path") if key in part.parameters), None)
+        table.add_row(part.name, {None: "nothing", "folder": "a folder", "path": "a file"}[files], part.summary)
+    console.print(table)
+    console.print(
+        Text("\nA folder is named by --folder or [data] folder, or by the environment variable EQUIPOISE_DATA.", style="dim")
+    )
+
+
+def show_data(console: Console, data: FederatedData) -> None:
+    """Clients and examples per split, their sizes, the form of an example, and a histogram of the sizes."""
+    import torch
+
+    shape = " × ".join(map(str, data.train.x.shape[1:])) or "1"
+    kind = str(data.train.x.dtype).removeprefix("torch.")
+    seen = set(data.train.ids)
+    console.print(
+        Text.assemble((data.name, "bold cyan"), f"  {data.classes or 'no'} classes, examples of shape {shape} ({kind})")
+    )
+    console.print()
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in ("split", "clients", "unseen", "examples", "smallest", "10 %", "median", "90 %", "largest"):
+        table.add_column(title, justify="left" if title == "split" else "right")
+    for name, clients in data.splits.items():
+        unseen = "" if name == "train" else str(sum(i not in seen for i in clients.ids))
+        sizes = clients.sizes.double()
+        quantiles = torch.quantile(sizes, torch.tensor([0.0, 0.1, 0.5, 0.9, 1.0], dtype=torch.float64), interpolation="lower")
+        cells = [f"{int(q)}" for q in quantiles]
+        table.add_row(name, str(len(clients)), unseen, str(len(clients.x)), *cells)
+    console.print(table)
+    console.print()
+    console.print(Text("Examples per training client", style="bold"))
+    for line in size_histogram(data.train):
+        console.print(Text(line))
+
+
+def size_histogram(clients: ClientSet, bins: int = 8, width: int = 40) -> list[str]:
+    """Lines of a histogram of client sizes: range, bar, number of clients."""
+    edges = _edges(clients.sizes, bins)
+    counts = [int(((clients.sizes >= low) & (clients.sizes <= high)).sum()) for low, high in edges]
+    labels = [f"{low}" if low == high else f"{low}–{high}" for low, high in edges]
+    room = max(map(len, labels))
+    bars = ["█" * max(round(width * count / max(counts)), int(count > 0)) for count in counts]
+    return [f"{label:>{room}}  {bar} {count}" for label, bar, count in zip(labels, bars, counts, strict=True)]
+
+
+def _edges(sizes: Tensor, bins: int) -> list[tuple[int, int]]:
+    """Whole ranges (first, last) that cover the sizes without gaps; growing ones where sizes span orders of magnitude."""
+    low, high = int(sizes.min()), int(sizes.max())
+    if high - low < bins:
+        return [(size, size) for size in range(low, high + 1)]
+    if high >= 20 * low:
+        cuts = [round(low * ((high + 1) / low) ** (i / bins)) for i in range(bins + 1)]
+    else:
+        cuts = [round(low + (high + 1 - low) * i / bins) for i in range(bins + 1)]
+    return [(a, b - 1) for a, b in zip(cuts, cuts[1:], strict=False) if b > a]

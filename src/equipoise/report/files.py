@@ -1,0 +1,31 @@
+"""Files that are whole or absent: written beside the target, then moved over it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from equipoise.errors import EquipoiseError
+
+
+class NotWritten(EquipoiseError, OSError):
+    """A file could not be written; the message names it and says why."""
+
+
+def write_atomically(path: Path, content: bytes) -> Path:
+    """Write `content` to `path`, creating its folder. A reader sees the old file or the new one, never a half."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with beside.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(beside, path)
+        finally:
+            beside.unlink(missing_ok=True)
+    except (OSError, ValueError) as failure:  # ValueError: a NUL in the name
+        reason = getattr(failure, "strerror", None) or str(failure)
+        raise NotWritten(f"{path} could not be written: {reason}. Choose a file in a folder you may write to.") from failure
+    return path

@@ -1,0 +1,166 @@
+"""Results made ready to be shown: grouped by method, with the numbers that sentences, table and figures share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from equipoise import metrics
+from equipoise.compare import Comparison, Spread
+from equipoise.errors import InvalidParameter, require
+from equipoise.report.words import Crowd, Row, Scale, alone, compared
+from equipoise.result import ClientTable, Result
+
+Numbers = NDArray[np.float64]
+GRID = np.arange(0.5, 100.25, 0.5)  # the percents at which percentile curves are drawn; 50 and 90 are among them
+
+
+@dataclass(frozen=True, eq=False)
+class Method:
+    """The runs of one method, one per seed, and the clients they are judged on."""
+
+    name: str
+    runs: tuple[Result, ...]
+    rows: tuple[ClientTable, ...]  # of the judged split, one table per run
+    figures: Row
+    weighted: bool
+
+    def pooled(self, column: str) -> Numbers:
+        """A column over all seeds' clients; non-finite errors' clients are left out of every column."""
+        values: Numbers = torch.cat([getattr(rows, column).double() for rows in self.rows]).numpy()
+        return values[self.finite]
+
+    @property
+    def finite(self) -> NDArray[np.bool_]:
+        finite: NDArray[np.bool_] = torch.isfinite(torch.cat([rows.error.double() for rows in self.rows])).numpy()
+        return finite
+
+    @property
+    def weights(self) -> Numbers:
+        """The weight of each pooled client: every seed counts the same; the sum is 1 (0 if nothing is finite)."""
+        each = [rows.size.double() if self.weighted else torch.ones(len(rows), dtype=torch.float64) for rows in self.rows]
+        values: Numbers = torch.cat([w / w.sum() for w in each]).numpy()[self.finite]
+        return values / values.sum() if len(values) else values
+
+    def percentile(self, percent: float) -> Spread:
+        """A percentile of the error over clients, over seeds."""
+        return Spread.of(
+            metrics.percentile(rows.error, percent, rows.size.double() if self.weighted else None) for rows in self.rows
+        )
+
+    def percentile_curves(self) -> Numbers:
+        """(seeds, len(GRID)): the percentiles of each seed; at 90 their mean is the table's."""
+        curves = []
+        for rows in self.rows:
+            order = torch.argsort(rows.error)
+            weights = rows.size.double()[order] if self.weighted else torch.ones(len(rows), dtype=torch.float64)
+            mass = (weights.cumsum(0) / weights.sum()).numpy()
+            # The slack is for masses such as 0.9 computed as 0.8999…; metrics.percentile allows the same.
+            position = np.searchsorted(mass, GRID / 100 - 1e-12).clip(max=len(rows) - 1)
+            curves.append(rows.error.double().numpy()[order.numpy()][position])
+        return np.stack(curves)
+
+    def over_rounds(self, field: str) -> Numbers:
+        """(seeds, rounds): a number of every round's report, for the rounds that all seeds have."""
+        rounds = min(len(run.history.rounds) for run in self.runs)
+        values = [[float(getattr(report, field)) for report in run.history.rounds[:rounds]] for run in self.runs]
+        return np.array(values, dtype=np.float64).reshape(len(self.runs), rounds)
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """One or more methods with the scale their errors are written in."""
+
+    methods: tuple[Method, ...]
+    crowd: Crowd
+    scale: Scale
+
+    @classmethod
+    def of(cls, results: Sequence[Result]) -> Study:
+        results = list(results)
+        require(len(results) > 0, "results", "must hold at least one result", results)
+        by_name: dict[str, list[Result]] = {}
+        for result in results:
+            by_name.setdefault(result.name, []).append(result)
+        for name, runs in by_name.items():
+            _refuse_strangers(name, runs)
+        split = results[0].judged_on
+        if any(result.judged_on != split for result in results):
+            found = sorted({result.judged_on for result in results})
+            raise InvalidParameter("results", "must be judged on the same split", found, "Report them one by one.")
+        table = Comparison(by_name).table()
+        weighted = split == "train"
+        methods = tuple(
+            Method(name, tuple(runs), tuple(run.clients.where(split) for run in runs), table[name], weighted)
+            for name, runs in by_name.items()
+        )
+        tables = [rows for method in methods for rows in method.rows]
+        counts = [len(rows) for rows in tables]
+        unseen = not any(bool(rows.seen.any()) for rows in tables)
+        return cls(methods, Crowd((min(counts), max(counts)), split, unseen, weighted), _scale(results, methods))
+
+    @property
+    def table(self) -> dict[str, Row]:
+        return {method.name: method.figures for method in self.methods}
+
+    @property
+    def seeds(self) -> int:
+        """The most seeds that any method has."""
+        return max(len(method.runs) for method in self.methods)
+
+    def headline(self) -> str:
+        """The sentence at the top."""
+        first = self.methods[0]
+        if len(self.methods) == 1:
+            return alone(first.figures, first.percentile(50).mean, self.crowd, self.scale, len(first.runs))
+        best = min(self.methods[1:], key=lambda m: (math.isnan(v := m.figures["percentile_90"].mean), v))
+        return compared(self.table, self.crowd, self.scale, _wins(first, best))
+
+    def left_out(self) -> int:
+        """How many clients, over all runs, have an error that is not finite."""
+        return sum(int((~method.finite).sum()) for method in self.methods)
+
+    def spans_decades(self) -> bool:
+        """Whether a few clients' losses are so large that only a logarithmic axis shows the others."""
+        values = np.concatenate([method.pooled("error") for method in self.methods])
+        if self.scale.percent or len(values) < 2 or values.min() <= 0:
+            return False
+        return bool(values.max() > 20 * np.quantile(values, 0.9) or values.max() > 1000 * values.min())
+
+
+def _refuse_strangers(name: str, runs: list[Result]) -> None:
+    """Runs that share a name are pooled as seeds of one method, so they must be that."""
+    fix = "Give each its own name: train(..., name=…), or use equipoise.compare."
+    if any(run.algorithm != runs[0].algorithm and repr(run.algorithm) != repr(runs[0].algorithm) for run in runs):
+        raise InvalidParameter("results", "with the same name must have the same algorithm", name, fix)
+    seeds = [run.seed for run in runs]
+    if len(set(seeds)) < len(seeds):
+        raise InvalidParameter("results", "with the same name must have different seeds", (name, seeds), fix)
+
+
+def _scale(results: list[Result], methods: tuple[Method, ...]) -> Scale:
+    """Percentages, unless errors leave [0, 1] or are the losses themselves (a task that is not classification)."""
+    error = torch.cat([result.clients.error.double() for result in results])
+    loss = torch.cat([result.clients.loss.double() for result in results])
+    same = torch.equal(error.nan_to_num(), loss.nan_to_num())
+    finite = error[torch.isfinite(error)]
+    percent = not same and bool(((finite >= 0) & (finite <= 1)).all())
+    shown = [abs(m.figures[key].mean) for m in methods for key in ("percentile_90", "mean")]
+    largest = max((v for v in shown if math.isfinite(v)), default=1.0)
+    return Scale.fitting(largest, percent=percent, noun="loss" if same else "error")
+
+
+def _wins(first: Method, best: Method) -> tuple[int, int]:
+    """In how many of the seeds they share `best` has the lower 90th percentile, and how many they share."""
+
+    def by_seed(method: Method) -> dict[int, float]:
+        return {run.seed: run.summary().error.percentiles[90] for run in method.runs}
+
+    before, after = by_seed(first), by_seed(best)
+    shared = before.keys() & after.keys()
+    return sum(after[seed] < before[seed] for seed in shared), len(shared)

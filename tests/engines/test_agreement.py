@@ -1,0 +1,219 @@
+"""The simulator agrees with the loop engine: random ragged clients, every solver option, every model, every chunk size."""
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from conftest import make_clients
+from hypothesis import given, settings
+from torch import nn
+
+import equipoise as eq
+from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.engines import Loop, Simulator
+from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter
+from equipoise.solvers import SGD
+from equipoise.task import Task
+from equipoise.testing import check_engine
+
+
+@st.composite
+def solvers(draw):
+    length = draw(st.sampled_from([{"epochs": 1}, {"epochs": 3}, {"steps": 1}, {"steps": 5}, {"epochs": 0}]))
+    return SGD(
+        lr=draw(st.sampled_from([0.01, 0.3])),
+        batch_size=draw(st.sampled_from([None, 1, 3, 10, 100])),
+        momentum=draw(st.sampled_from([0.0, 0.9])),
+        weight_decay=draw(st.sampled_from([0.0, 0.05])),
+        **length,
+    )
+
+
+@settings(max_examples=60)
+@given(
+    sizes=st.lists(st.integers(1, 23), min_size=1, max_size=7),
+    solver=solvers(),
+    chunk=st.sampled_from([None, 1, 2, 5]),
+    seed=st.integers(0, 2**40),
+)
+def test_ragged_clients_and_all_solver_options(sizes, solver, chunk, seed):
+    data = FederatedData(make_clients(sizes, dtype=torch.float64, seed=seed % 1000), classes=3)
+    task = Task.of(eq.models.Softmax(4, 3).double())
+    check_engine(Simulator(chunk_size=chunk), task=task, data=data, solver=solver, seed=seed)
+
+
+def images(sizes, seed=0):
+    gen = torch.Generator().manual_seed(seed)
+    return ClientSet.pack(
+        [
+            (f"w{i}", torch.randint(0, 256, (n, 28, 28), generator=gen, dtype=torch.uint8), torch.randint(0, 5, (n,), generator=gen))
+            for i, n in enumerate(sizes)
+        ],
+        scale=-1 / 255,
+        shift=1.0,
+    )
+
+
+def characters(sizes, classes, seed=0, length=6, vocabulary=9):
+    gen = torch.Generator().manual_seed(seed)
+    return ClientSet.pack(
+        (
+            f"r{i}",
+            torch.randint(0, vocabulary, (n, length), generator=gen, dtype=torch.uint8),
+            torch.randint(0, classes, (n,), generator=gen),
+        )
+        for i, n in enumerate(sizes)
+    )
+
+
+def real_targets(sizes, binary=False, seed=0):
+    gen = torch.Generator().manual_seed(seed)
+    triples = []
+    for i, n in enumerate(sizes):
+        x = torch.randn(n, 4, generator=gen)
+        y = torch.randint(0, 2, (n,), generator=gen) if binary else torch.randn(n, generator=gen)
+        triples.append((f"c{i}", x, y))
+    return ClientSet.pack(triples)
+
+
+def point_clouds(sizes, seed=0):
+    gen = torch.Generator().manual_seed(seed)
+    points = [(f"c{i}", torch.randn(n, 2, generator=gen)) for i, n in enumerate(sizes)]
+    return ClientSet.pack((name, x, x) for name, x in points)
+
+
+def two_layers():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(4, 5), nn.GELU(), nn.LayerNorm(5), nn.Linear(5, 3))
+
+
+SIZES = [5, 1, 12, 4]
+CASES = {
+    "softmax": lambda: (eq.models.Softmax(4, 3), make_clients(SIZES)),
+    "softmax without bias": lambda: (eq.models.Softmax(4, 3, bias=False), make_clients(SIZES)),
+    "logistic": lambda: (eq.models.Logistic(4), real_targets(SIZES, binary=True)),
+    "svm": lambda: (eq.models.LinearSVM(4), real_targets(SIZES, binary=True)),
+    "regression": lambda: (eq.models.LinearRegression(4), real_targets(SIZES)),
+    "mean": lambda: (eq.models.MeanEstimator(2), point_clouds(SIZES)),
+    "convnet": lambda: (eq.models.ConvNet(classes=5), images([5, 1, 3])),
+    "gru": lambda: (eq.models.CharGRU(vocabulary=9, classes=4, hidden=6), characters(SIZES, 4)),
+    "lstm": lambda: (eq.models.CharLSTM(vocabulary=9, classes=4, hidden=5), characters(SIZES, 4)),
+    "two-layer lstm": lambda: (eq.models.CharLSTM(vocabulary=9, classes=4, hidden=5, layers=2), characters(SIZES, 4)),
+    "embedding lstm": lambda: (
+        eq.models.EmbeddingLSTM(torch.randn(9, 3, generator=torch.Generator().manual_seed(1)), classes=2, hidden=4),
+        characters(SIZES, 2),
+    ),
+    "any module": lambda: (two_layers(), make_clients(SIZES)),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_model(name):
+    model, clients = CASES[name]()
+    task, data = Task.of(model.double()), FederatedData(clients)
+    for solver in (SGD(lr=0.05, batch_size=4, epochs=2, momentum=0.5, weight_decay=0.01), SGD(lr=0.05, batch_size=None, steps=2)):
+        engine = Simulator(chunk_size=2)
+        assert not isinstance(engine.start(task, data), type(Loop().start(task, data)))  # no silent fallback
+        check_engine(engine, task=task, data=data, solver=solver, tolerance=1e-8)
+
+
+def test_whole_runs_agree_whatever_the_chunk(ragged):
+    algorithm = eq.Algorithm(risk=eq.risk.Superquantile(0.5), solver=SGD(batch_size=4, momentum=0.5), server=eq.server_opt.Adam())
+    runs = [
+        eq.train(eq.models.Softmax(4, 3), ragged, algorithm, rounds=8, clients_per_round=5, seed=3, engine=engine)
+        for engine in ("loop", Simulator(), Simulator(chunk_size=1), Simulator(chunk_size=2))
+    ]
+    for run in runs[1:]:
+        torch.testing.assert_close(run.params, runs[0].params, rtol=1e-4, atol=1e-5)
+        assert [r.trained for r in run.history.rounds] == [r.trained for r in runs[0].history.rounds]
+
+
+def test_a_run_repeats_bit_for_bit_and_depends_on_the_seed(ragged):
+    def params(seed):
+        return eq.train(eq.models.Softmax(4, 3), ragged, rounds=5, clients_per_round=3, seed=seed).params
+
+    assert torch.equal(params(0), params(0))
+    assert not torch.equal(params(0), params(1))
+
+
+def test_the_order_of_clients_in_the_data_does_not_change_their_batches():
+    clients = make_clients([6, 9, 14], dtype=torch.float64)
+    turned = clients.take([2, 0, 1])
+    task = Task.of(eq.models.Softmax(4, 3).double())
+    params = task.layout.read(task.module)
+
+    def updates(set_, order):
+        data = FederatedData(set_, classes=3)
+        cohort = eq.sampling.Full()(0, torch.full((3,), 1 / 3, dtype=torch.float64), clients_per_round=3, seed=5)
+        return Simulator().start(task, data).updates(params, cohort, SGD(batch_size=4)).update[order]
+
+    torch.testing.assert_close(updates(clients, [0, 1, 2]), updates(turned, [1, 2, 0]))
+
+
+class PlainLSTM(nn.Module):
+    """torch's own LSTM kernel, which does not vectorise."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.lstm, self.head = nn.LSTM(4, 3, batch_first=True), nn.Linear(3, 3)
+
+    def forward(self, x):
+        outputs, _ = self.lstm(x.unsqueeze(1))
+        return self.head(outputs[:, -1])
+
+
+class WithDropout(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+@pytest.mark.parametrize("model", [PlainLSTM, WithDropout])
+def test_what_cannot_be_vectorised_falls_back_with_one_notice(model, ragged):
+    module = model()
+    with pytest.warns(EquipoiseNotice, match=f"{model.__name__} cannot be vectorised over clients") as notices:
+        first = eq.train(module, ragged, rounds=2, clients_per_round=3)
+    assert len(notices) == 1
+    second = eq.train(module, ragged, rounds=2, clients_per_round=3, engine="loop")
+    assert torch.equal(first.params, second.params)  # dropout draws from the client's stream, not the global one
+
+
+def test_the_global_random_state_is_left_alone(ragged):
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    eq.train(WithDropout(), ragged, rounds=1, clients_per_round=2, engine="loop")
+    torch.manual_seed(7)
+    WithDropout()
+    eq.train(eq.models.Softmax(4, 3), ragged, rounds=1, clients_per_round=2)
+    assert before.shape == torch.get_rng_state().shape
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(4), nn.InstanceNorm1d(4, track_running_stats=True)])
+def test_batch_normalisation_is_refused_with_the_fix(layer, ragged):
+    with pytest.raises(IncompatibleParts, match="GroupNorm") as caught:
+        eq.train(nn.Sequential(layer, nn.Linear(4, 3)), ragged, rounds=1, clients_per_round=2)
+    assert "mix" in str(caught.value)
+
+
+def test_an_averaged_loss_is_refused(ragged):
+    with pytest.raises(InvalidParameter, match='reduction="none"'):
+        eq.train(nn.Linear(4, 3), ragged, rounds=1, clients_per_round=2, loss=nn.CrossEntropyLoss())
+
+
+def test_frozen_parameters_and_buffers_stay(ragged):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    for parameter in model[0].parameters():
+        parameter.requires_grad_(False)
+    before = model[0].weight.clone()
+    result = eq.train(model, ragged, rounds=2, clients_per_round=4)
+    assert torch.equal(result.model[0].weight, before)
+    assert not torch.equal(result.model[1].weight, model[1].weight)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device")
+def test_on_a_gpu():
+    for solver in (SGD(), SGD(batch_size=3, momentum=0.9, weight_decay=0.01, steps=4)):
+        check_engine(Simulator(device="cuda"), solver=solver, tolerance=1e-7)

@@ -1,0 +1,197 @@
+"""The superquantile against a linear program, its variational form, convex solvers and numbers by hand."""
+
+import math
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from scipy.optimize import linprog, minimize_scalar
+
+from equipoise.errors import IncompatibleParts, InvalidParameter
+from equipoise.risk import Mean, Mixture, Superquantile
+from equipoise.risk.superquantile import exact_weights, huber_smoothed, kl_smoothed, tail_quantile, threshold_weights
+
+
+def tensor(values):
+    return torch.tensor(values, dtype=torch.float64)
+
+
+@st.composite
+def weighted_losses(draw, largest=12):
+    """Losses with ties (few distinct levels) and unequal base weights."""
+    count = draw(st.integers(1, largest))
+    losses = draw(st.lists(st.sampled_from([0.0, 0.5, 1.0, 1.5, 2.0, 7.25]), min_size=count, max_size=count))
+    raw = draw(st.lists(st.integers(1, 9), min_size=count, max_size=count))
+    alpha = tensor(raw)
+    return tensor(losses), alpha / alpha.sum()
+
+
+tails = st.one_of(st.sampled_from([1.0, 0.5, 0.1, 1 / 3, 0.3, 0.05]), st.floats(0.01, 1.0))
+
+
+@given(weighted_losses(), tails)
+def test_exact_weights_solve_the_linear_program(case, tail):
+    losses, alpha = case
+    weights = exact_weights(losses, alpha, tail)
+    program = linprog(
+        -losses.numpy(), A_eq=np.ones((1, len(losses))), b_eq=[1.0], bounds=[(0, a / tail) for a in alpha.tolist()]
+    )
+    assert program.success
+    assert float(weights @ losses) == pytest.approx(-program.fun, abs=1e-9)
+    assert float(weights.sum()) == pytest.approx(1.0, abs=1e-12)
+    assert bool((weights <= alpha / tail + 1e-12).all())
+
+
+@given(weighted_losses(), tails)
+def test_value_is_the_minimum_over_eta_and_the_quantile_attains_it(case, tail):
+    losses, alpha = case
+    value = float(exact_weights(losses, alpha, tail) @ losses)
+
+    def objective(eta):
+        return eta + float((alpha * (losses - eta).clamp(min=0)).sum()) / tail
+
+    # The objective is convex and piecewise linear with kinks at the losses, so its minimum is at one of them.
+    assert value == pytest.approx(min(objective(eta) for eta in losses.tolist()), abs=1e-9)
+    assert objective(float(tail_quantile(losses, alpha, tail))) == pytest.approx(value, abs=1e-9)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 10, 50, 100, 1000])
+@pytest.mark.parametrize("tail", [1.0, 0.9, 0.8, 0.7, 0.5, 0.3, 0.29, 0.1, 0.07, 0.01])
+def test_quantile_index_is_not_shifted_by_float_error(count, tail):
+    from fractions import Fraction
+
+    whole = math.floor(Fraction(str(tail)) * count)  # θn in exact arithmetic
+    expected = max(1, count - whole)
+    losses = torch.arange(1, count + 1, dtype=torch.float64)
+    for dtype in (torch.float64, torch.float32):
+        alpha = torch.full((count,), 1 / count, dtype=dtype)
+        assert int(tail_quantile(losses, alpha, tail)) == expected
+
+
+def test_by_hand():
+    losses, alpha = tensor([1.0, 4.0, 2.0, 3.0]), tensor([0.25] * 4)
+    # θ = 0.6: caps of 5/12; 4 and 3 are filled (10/12), and 2 gets the remaining 2/12.
+    weights = exact_weights(losses, alpha, 0.6)
+    assert weights.tolist() == pytest.approx([0, 5 / 12, 2 / 12, 5 / 12])
+    assert float(weights @ losses) == pytest.approx(39 / 12)
+    # The threshold rule keeps every client at or above the quantile 2.
+    assert threshold_weights(losses, alpha, 0.6).tolist() == pytest.approx([0, 1 / 3, 1 / 3, 1 / 3])
+
+
+def test_threshold_keeps_one_client_more_than_exact_when_the_tail_is_whole():
+    # The papers say that the two rules agree here; they do not (θn = 2, yet three clients are ≥ the quantile).
+    losses, alpha = tensor([1.0, 2.0, 3.0, 4.0]), tensor([0.25] * 4)
+    assert int((exact_weights(losses, alpha, 0.5) > 0).sum()) == 2
+    assert int((threshold_weights(losses, alpha, 0.5) > 0).sum()) == 3
+
+
+@given(weighted_losses())
+def test_limits_are_mean_and_maximum(case):
+    losses, alpha = case
+    assert float(Superquantile(1.0)(losses, alpha).value) == pytest.approx(float(alpha @ losses), abs=1e-9)
+    assert float(Superquantile(1e-6)(losses, alpha).value) == pytest.approx(float(losses.max()), abs=1e-9)
+
+
+@given(weighted_losses(), tails, tails)
+def test_grows_as_the_tail_shrinks(case, a, b):
+    losses, alpha = case
+    small, large = sorted((a, b))
+    assert float(Superquantile(small)(losses, alpha).value) >= float(Superquantile(large)(losses, alpha).value) - 1e-9
+
+
+@given(weighted_losses(), tails, st.sampled_from([0.01, 0.3, 1.0, 20.0]))
+def test_kl_smoothing_against_bisection(case, tail, nu):
+    losses, alpha = case
+    value, weights = kl_smoothed(losses, alpha, tail, nu)
+    low, high = float(losses.min()) - 60 * nu - 60, float(losses.max()) + nu  # the mass falls in c; plain bisection
+    cap = 1 / tail
+    for _ in range(200):
+        c = (low + high) / 2
+        total = sum(a * min(cap, math.exp(min(700, (f - c) / nu))) for a, f in zip(alpha.tolist(), losses.tolist(), strict=True))
+        low, high = (c, high) if total > 1 else (low, c)
+    expected = [a * min(cap, math.exp(min(700, (f - c) / nu))) for a, f in zip(alpha.tolist(), losses.tolist(), strict=True)]
+    assert weights.tolist() == pytest.approx(expected, abs=1e-6)
+    entropy = sum(w * math.log(w / a) for w, a in zip(weights.tolist(), alpha.tolist(), strict=True) if w > 0)
+    assert float(value) == pytest.approx(float(weights @ losses) - nu * entropy, abs=1e-9)
+
+
+@given(weighted_losses(), st.sampled_from([0.1, 0.5, 2.0]))
+def test_kl_smoothing_with_a_vanishing_tail_is_the_tilted_risk(case, nu):
+    losses, alpha = case
+    value, weights = kl_smoothed(losses, alpha, 1e-9, nu)
+    assert float(value) == pytest.approx(nu * float(torch.logsumexp(alpha.log() + losses / nu, 0)), abs=1e-8)
+    assert weights.tolist() == pytest.approx(torch.softmax(alpha.log() + losses / nu, 0).tolist(), abs=1e-8)
+
+
+@given(weighted_losses(), tails, st.sampled_from([0.01, 0.3, 1.0, 20.0]))
+def test_huber_smoothing_against_a_scalar_minimiser(case, tail, nu):
+    losses, alpha = case
+    value, weights = huber_smoothed(losses, alpha, tail, nu)
+
+    def g(rho):
+        return nu / 2 if rho <= 0 else (rho if rho >= nu else rho * rho / (2 * nu) + nu / 2)
+
+    def objective(eta):
+        return eta + sum(a * g(f - eta) for a, f in zip(alpha.tolist(), losses.tolist(), strict=True)) / tail
+
+    bounds = (float(losses.min()) - nu - 1, float(losses.max()) + nu + 1)
+    found = minimize_scalar(objective, bounds=bounds, method="bounded", options={"xatol": 1e-10})
+    assert float(value) <= found.fun + 1e-7
+    assert float(value) == pytest.approx(found.fun, abs=1e-6)
+    assert float(weights.sum()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("smoothing", ["kl", "huber"])
+@given(case=weighted_losses(), tail=tails)
+def test_little_smoothing_is_close_to_none(smoothing, case, tail):
+    losses, alpha = case
+    smooth = Superquantile(tail, smoothing=smoothing, nu=1e-7)(losses, alpha)
+    assert float(smooth.value) == pytest.approx(float(Superquantile(tail)(losses, alpha).value), abs=1e-5)
+
+
+def test_mixture_is_the_same_combination_of_values_and_weights():
+    losses, alpha = tensor([1.0, 2.0, 3.0, 6.0]), tensor([0.25] * 4)
+    mixed = Mixture((0.3, Mean()), (0.7, Superquantile(tail=0.25)))(losses, alpha)
+    assert float(mixed.value) == pytest.approx(0.3 * 3.0 + 0.7 * 6.0)
+    assert mixed.weights.tolist() == pytest.approx([0.075, 0.075, 0.075, 0.775])
+    assert Mixture((1.0, Mean())).needs_losses is False
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"tail": 0.0}, "tail must lie in (0, 1], but is 0.0"),
+        ({"tail": 1.5}, "tail must lie in (0, 1], but is 1.5"),
+        ({"tail": float("nan")}, "tail must lie in"),
+        ({"tail": "half"}, "tail must lie in"),
+        ({"rule": "soft"}, 'rule must be "exact"'),
+        ({"smoothing": "kl"}, "nu must be a positive number"),
+        ({"smoothing": "kl", "nu": -1.0}, "nu must be a positive number"),
+        ({"smoothing": "gauss", "nu": 1.0}, "smoothing must be"),
+        ({"nu": 1.0}, "nu is the strength of smoothing"),
+    ],
+)
+def test_bad_parameters_are_named(wrong, words):
+    with pytest.raises(InvalidParameter) as caught:
+        Superquantile(**wrong)
+    assert words in str(caught.value)
+
+
+def test_bad_combinations_are_refused():
+    with pytest.raises(IncompatibleParts, match="threshold"):
+        Superquantile(rule="threshold", smoothing="kl", nu=0.1)
+    with pytest.raises(InvalidParameter, match="positive coefficients"):
+        Mixture((-1.0, Mean()))
+    with pytest.raises(InvalidParameter, match="pairs"):
+        Mixture(Mean())
+    with pytest.raises(InvalidParameter, match="at least one"):
+        Mixture()
+
+    class Scaling:
+        def __call__(self, losses, base_weights, *, clients=None, state=None): ...
+        def server_step(self, **kwargs): ...
+
+    with pytest.raises(IncompatibleParts, match="server's step"):
+        Mixture((1.0, Scaling()))
