@@ -187,7 +187,7 @@ class Overwriting(server_opt.SGD):
 def test_check_server_optimizer_catches():
     with pytest.raises(LawBroken, match="changes nothing"):
         check_server_optimizer(Drifting())
-    with pytest.raises(LawBroken, match="write to the parameters|write to the state"):
+    with pytest.raises(LawBroken, match=r"write to the parameters|write to the state"):
         check_server_optimizer(Overwriting())
 
 
@@ -218,7 +218,9 @@ class ShiftedSeed:
         plain = inner.updates
 
         def updates(params, cohort, solver):
-            return plain(params, type(cohort)(cohort.round, cohort.seed + 1, cohort.clients, cohort.weights, cohort.inclusion), solver)
+            return plain(
+                params, type(cohort)(cohort.round, cohort.seed + 1, cohort.clients, cohort.weights, cohort.inclusion), solver
+            )
 
         inner.updates = updates
         return inner

@@ -42,7 +42,7 @@ ACUTE = [(0.0, 0.0), (2.0, 0.0), (0.8, 1.6)]
     ids=["obtuse", "right", "acute"],
 )
 def test_two_thirds_of_three_gaussians(means, answer):
-    # Laguel et al. 2021, section 3, and its erratum: the midpoint is right only for right and obtuse triangles.
+    # Laguel et al. 2020, section 3, and its erratum: the midpoint is right only for right and obtuse triangles.
     assert minimiser(three_gaussians(means), 2 / 3) == pytest.approx(answer, abs=1e-3)
 
 

@@ -56,7 +56,8 @@ class ParameterLayout:
         """Named views into a (…, D) tensor; writing to a view writes to `flat`."""
         parts = torch.split_with_sizes(flat, self.sizes, dim=-1)
         return {
-            name: part.view((*flat.shape[:-1], *shape)) for name, shape, part in zip(self.names, self.shapes, parts, strict=True)
+            name: part.view((*flat.shape[:-1], *shape))
+            for name, shape, part in zip(self.names, self.shapes, parts, strict=True)
         }
 
     def read(self, module: nn.Module) -> Tensor:

@@ -54,7 +54,7 @@ def train(
     all clients every so many rounds for the history; the end is always evaluated. The given model is not changed.
     """
     require(isinstance(rounds, int) and rounds >= 0, "rounds", "must be a whole number ≥ 0", rounds)
-    require(isinstance(seed, int), "seed", "must be a whole number", seed)
+    require(isinstance(seed, int) and 0 <= seed < 2**63, "seed", "must be a whole number from 0 to 2^63 − 1", seed)
     require(evaluate_every is None or evaluate_every >= 1, "evaluate_every", "must be at least 1 round", evaluate_every)
     algorithm = algorithm or Algorithm()
     if not isinstance(algorithm, Algorithm):

@@ -3,11 +3,11 @@
 import hypothesis.strategies as st
 import pytest
 import torch
-from conftest import make_clients
 from hypothesis import given, settings
 from torch import nn
 
 import equipoise as eq
+from conftest import make_clients
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter
@@ -45,7 +45,11 @@ def images(sizes, seed=0):
     gen = torch.Generator().manual_seed(seed)
     return ClientSet.pack(
         [
-            (f"w{i}", torch.randint(0, 256, (n, 28, 28), generator=gen, dtype=torch.uint8), torch.randint(0, 5, (n,), generator=gen))
+            (
+                f"w{i}",
+                torch.randint(0, 256, (n, 28, 28), generator=gen, dtype=torch.uint8),
+                torch.randint(0, 5, (n,), generator=gen),
+            )
             for i, n in enumerate(sizes)
         ],
         scale=-1 / 255,
@@ -110,14 +114,19 @@ CASES = {
 def test_every_model(name):
     model, clients = CASES[name]()
     task, data = Task.of(model.double()), FederatedData(clients)
-    for solver in (SGD(lr=0.05, batch_size=4, epochs=2, momentum=0.5, weight_decay=0.01), SGD(lr=0.05, batch_size=None, steps=2)):
+    for solver in (
+        SGD(lr=0.05, batch_size=4, epochs=2, momentum=0.5, weight_decay=0.01),
+        SGD(lr=0.05, batch_size=None, steps=2),
+    ):
         engine = Simulator(chunk_size=2)
         assert not isinstance(engine.start(task, data), type(Loop().start(task, data)))  # no silent fallback
         check_engine(engine, task=task, data=data, solver=solver, tolerance=1e-8)
 
 
 def test_whole_runs_agree_whatever_the_chunk(ragged):
-    algorithm = eq.Algorithm(risk=eq.risk.Superquantile(0.5), solver=SGD(batch_size=4, momentum=0.5), server=eq.server_opt.Adam())
+    algorithm = eq.Algorithm(
+        risk=eq.risk.Superquantile(0.5), solver=SGD(batch_size=4, momentum=0.5), server=eq.server_opt.Adam()
+    )
     runs = [
         eq.train(eq.models.Softmax(4, 3), ragged, algorithm, rounds=8, clients_per_round=5, seed=3, engine=engine)
         for engine in ("loop", Simulator(), Simulator(chunk_size=1), Simulator(chunk_size=2))

@@ -109,7 +109,9 @@ def test_kl_smoothing_against_bisection(case, tail, nu):
     cap = 1 / tail
     for _ in range(200):
         c = (low + high) / 2
-        total = sum(a * min(cap, math.exp(min(700, (f - c) / nu))) for a, f in zip(alpha.tolist(), losses.tolist(), strict=True))
+        total = sum(
+            a * min(cap, math.exp(min(700, (f - c) / nu))) for a, f in zip(alpha.tolist(), losses.tolist(), strict=True)
+        )
         low, high = (c, high) if total > 1 else (low, c)
     expected = [a * min(cap, math.exp(min(700, (f - c) / nu))) for a, f in zip(alpha.tolist(), losses.tolist(), strict=True)]
     assert weights.tolist() == pytest.approx(expected, abs=1e-6)

@@ -99,7 +99,7 @@ def read_from_data(config: RunConfig, data: FederatedData) -> dict[str, Any]:
 
 
 def _vocabulary(data: FederatedData) -> int:
-    """The number of tokens: the largest and all below it; when classes are characters too, all of those. 0 if there are none."""
+    """The number of tokens: the largest and all below it, or the classes where these are characters too; 0 without tokens."""
     if data.train.x.is_floating_point() or data.train.scale is not None:
         return 0
     return max(data.classes, *(int(clients.x.max()) + 1 for clients in data.splits.values()))

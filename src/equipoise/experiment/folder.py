@@ -113,7 +113,7 @@ def run(experiment: Experiment, folder: RunFolder, *, progress: bool | None = No
         raise
     write_whole(folder.clients, result.clients.to_csv)
     write_whole(folder.model, lambda path: save_model(result, path))
-    write_whole(folder.report, result.report)
+    result.report(folder.report)
     return result
 
 

@@ -1,7 +1,8 @@
-"""What the command line prints: the catalogue of parts, and what a data set holds. Plain flowing text, so that any width works."""
+"""What the command line prints: the catalogue of parts, and what a data set holds. Flowing text, so that any width works."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from equipoise.experiment import catalog
+from equipoise.experiment.config import FROM_DATA
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -37,14 +39,15 @@ def show_methods(console: Console, kinds: Iterable[str]) -> None:
         console.print(Text.assemble((kind, "bold underline"), f"  {WHAT.get(kind, '')}"))
         for part in catalog.parts(kind):
             console.print()
-            console.print(Padding(Text.assemble((part.name, "bold cyan"), f"  {part.summary}"), (0, 0, 0, 2)))
+            console.print(Padding(Text.assemble((part.name, "bold cyan"), f"  {part.summary}"), (0, 0, 0, 2), expand=False))
             for parameter in part.all_parameters:
                 name, _, rest = parameter.text.partition(":")
-                comes = " (from the data or from Python code)" if not parameter.in_config else ""
-                console.print(Padding(Text.assemble((name, "green"), f":{rest}{comes}"), (0, 0, 0, 6)))
+                from_data = kind == "model" and (parameter.name in FROM_DATA or not parameter.in_config)
+                comes = ", from the data" if from_data else "" if parameter.in_config else ", given in Python only"
+                console.print(Padding(Text.assemble((name, "green"), f":{rest}{comes}"), (0, 0, 0, 6), expand=False))
             if part.source:
-                console.print(Padding(Text(f"Source: {part.source}", style="dim"), (0, 0, 0, 6)))
-            console.print(Padding(Text(f"In Python: {part.python_path}", style="dim"), (0, 0, 0, 6)))
+                console.print(Padding(Text(f"Source: {part.source}", style="dim"), (0, 0, 0, 6), expand=False))
+            console.print(Padding(Text(f"In Python: {part.python_path}", style="dim"), (0, 0, 0, 6), expand=False))
 
 
 def show_data_list(console: Console) -> None:
@@ -108,4 +111,4 @@ def _edges(sizes: Tensor, bins: int) -> list[tuple[int, int]]:
         cuts = [round(low * ((high + 1) / low) ** (i / bins)) for i in range(bins + 1)]
     else:
         cuts = [round(low + (high + 1 - low) * i / bins) for i in range(bins + 1)]
-    return [(a, b - 1) for a, b in zip(cuts, cuts[1:], strict=False) if b > a]
+    return [(a, b - 1) for a, b in itertools.pairwise(cuts) if b > a]

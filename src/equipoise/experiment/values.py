@@ -25,9 +25,9 @@ def in_toml(annotation: Any) -> Any:
             kept.append(type(None))
         return Union[tuple(kept)] if kept else None  # noqa: UP007 — made at run time from a list
     if origin in (list, Sequence) and (inner := in_toml(arguments[0])) is not None:
-        return Sequence[inner]
+        return types.GenericAlias(Sequence, (inner,))
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis and (inner := in_toml(arguments[0])) is not None:
-        return Sequence[inner]
+        return types.GenericAlias(Sequence, (inner,))
     return None
 
 

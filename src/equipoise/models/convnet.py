@@ -16,7 +16,7 @@ class ConvNet(nn.Module):
     """Two 5×5 convolutions (32 and 64 channels, no padding), each with ReLU and 2×2 max-pooling, then one linear layer.
 
     28 → 24 → 12 → 8 → 4 pixels a side, so that the linear layer is 64·4·4 = 1024 → classes; 115,646 parameters at 62 classes.
-    It is the ConvNet of the superquantile papers on EMNIST (Laguel, Pillutla, Malick and Harchaoui, 2021; Pillutla et al.,
+    It is the ConvNet of the superquantile papers on EMNIST (Laguel, Pillutla, Malick and Harchaoui, 2020; Pillutla et al.,
     2023). Inputs are grey images (B, 28, 28), (B, 1, 28, 28) or (B, 784); outputs the logits (B, classes); loss and error are
     cross-entropy and misclassification. Initial parameters follow torch's default law and depend on `seed` alone.
 

@@ -72,7 +72,7 @@ class Softmax(_Linear):
 
     Inputs (B, …) with `features` entries each are flattened; the outputs are the logits (B, classes), targets are classes
     (B,) and the error is misclassification. The parameters start at zero, so that every class is equally likely. With
-    `bias=False` it is the linear model of the superquantile papers on EMNIST (Laguel, Pillutla, Malick and Harchaoui, 2021).
+    `bias=False` it is the linear model of the superquantile papers on EMNIST (Laguel, Pillutla, Malick and Harchaoui, 2020).
 
     >>> import torch
     >>> Softmax(784, 62, bias=False)(torch.rand(5, 28, 28)).shape
@@ -145,7 +145,7 @@ class MeanEstimator(nn.Module):
     """A point w with loss ‖y − w‖², without a factor ½, where the target y of an example is the example x itself.
 
     The mean loss of a client is then ‖w − x̄‖² plus its variance: the mean-estimation problem with which the superquantile
-    papers show what a tail risk does (Laguel, Pillutla, Malick and Harchaoui, 2021). Outputs are w once per example,
+    papers show what a tail risk does (Laguel, Pillutla, Malick and Harchaoui, 2020). Outputs are w once per example,
     (B, features); inputs only count the examples. The error is the loss. The point starts at zero.
 
     >>> import torch

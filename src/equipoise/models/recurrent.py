@@ -146,7 +146,7 @@ class CharGRU(_CharModel):
     Inputs are tokens (B, T) in 0 … vocabulary − 1, outputs logits (B, classes); `classes` is the vocabulary unless given. Loss
     and error are cross-entropy and misclassification. With `vocabulary=53, embedding=None` (one-hot characters) and the
     default 128 hidden units it is the Shakespeare model of the superquantile papers on sequences of 20 characters (Laguel,
-    Pillutla, Malick and Harchaoui, 2021). Steps that hold the token `padding` leave the state as it was, so that texts padded
+    Pillutla, Malick and Harchaoui, 2020). Steps that hold the token `padding` leave the state as it was, so that texts padded
     before or after give the same logits as unpadded ones.
 
     Initial parameters follow torch's default laws and depend on `seed` alone. Parameters: V·E for the embedding, then
@@ -211,7 +211,7 @@ class EmbeddingLSTM(nn.Module):
     `embeddings` (V, E) holds a vector per word, for instance GloVe (Pennington et al. 2014). It is a constant: copied into a
     buffer, never trained, never sent, no part of the parameter vector. Inputs are tokens (B, T) in 0 … V − 1, outputs logits
     (B, classes); loss and error are cross-entropy and misclassification. With 50-dimensional GloVe, the default 50 hidden
-    units and 20 tokens it is the Sent140 model of the superquantile papers (Laguel, Pillutla, Malick and Harchaoui, 2021), with
+    units and 20 tokens it is the Sent140 model of the superquantile papers (Laguel, Pillutla, Malick and Harchaoui, 2020), with
     two logits where they have one; FedProx (Li et al. 2020) used two layers of 256 over 300-dimensional GloVe. Steps that hold
     the token `padding` leave the state as it was. Parameters: 4H(E + H + 2), 4H(2H + 2) for each further layer, and C(H + 1).
 

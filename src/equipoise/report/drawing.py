@@ -96,10 +96,24 @@ def dash(index: int) -> str:
 
 
 def short(name: str, most: int = 28) -> str:
-    """A name that fits a figure. (Matplotlib hides labels that begin with an underscore.)"""
+    """A name that fits a figure: of a long one the beginning and the end, where names tend to differ."""
     name = " ".join(name.split())
-    name = name if len(name) <= most else name[: most - 1] + "…"
+    if len(name) > most:
+        name = f"{name[: most // 2].rstrip()}…{name[most // 2 + 1 - most :].lstrip()}"
+    # Matplotlib hides labels that begin with an underscore.
     return f"\u200b{name}" if name.startswith("_") else name
+
+
+def plain_logarithm(axes: Any, which: str) -> None:
+    """A logarithmic axis with numbers such as 20 and 500 instead of powers."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    getattr(axes, f"set_{which}scale")("log")
+    low, high = getattr(axes, f"get_{which}lim")()
+    axis = getattr(axes, f"{which}axis")
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 200 * low else (1,)))
+    axis.set_major_formatter(lambda value, _: f"{value:,.10g}" if 1e-4 <= value < 1e5 else f"{value:.0e}")
+    axis.set_minor_formatter(NullFormatter())
 
 
 def bins(values: Numbers, *, percent: bool, logarithmic: bool) -> Numbers:
@@ -115,7 +129,7 @@ def bins(values: Numbers, *, percent: bool, logarithmic: bool) -> Numbers:
     last = max(first + 1, math.ceil(high / step - 1e-6))
     if last - first < 5:  # all values alike: leave room around the bar
         first, last = (max(0, first - 5) if low >= 0 else first - 5), last + 5
-    edges = np.arange(first, last + 1) * step
+    edges: Numbers = np.arange(first, last + 1, dtype=np.float64) * step
     edges[:-1] -= 1e-6 * step
     edges[-1] += 1e-6 * step
     return edges
@@ -127,7 +141,7 @@ def _round_step(least: float) -> float:
 
 
 def smoothing(rounds: int) -> int:
-    """Over how many rounds a curve is averaged: an odd number, about a fortieth of them, so that short runs stay as they are."""
+    """Over how many rounds a curve is averaged: an odd number, about a fortieth of them; short runs stay as they are."""
     return 2 * (rounds // 80) + 1
 
 
@@ -140,7 +154,8 @@ def smooth(curves: Numbers, window: int) -> Numbers:
     counts = np.stack([np.convolve(row.astype(np.float64), kernel, mode="full") for row in finite])
     begin = window // 2
     part = slice(begin, begin + curves.shape[1])
-    return np.divide(sums[:, part], counts[:, part], out=np.full_like(clean, np.nan), where=counts[:, part] > 0.5)
+    means: Numbers = np.divide(sums[:, part], counts[:, part], out=np.full_like(clean, np.nan), where=counts[:, part] > 0.5)
+    return means
 
 
 def draw_curves(axes: Any, method: Method, field: str, index: int, *, width: float) -> None:
@@ -152,7 +167,9 @@ def draw_curves(axes: Any, method: Method, field: str, index: int, *, width: flo
     rounds = np.arange(1, curves.shape[1] + 1)
     known = np.isfinite(curves).any(axis=0)
     rounds, curves = rounds[known], curves[:, known]
-    keep = np.unique(np.linspace(0, len(rounds) - 1, min(len(rounds), 400)).astype(int)) if len(rounds) else []
+    if len(rounds) == 0:
+        return
+    keep = np.unique(np.linspace(0, len(rounds) - 1, min(len(rounds), 400)).astype(int))
     rounds, curves = rounds[keep], curves[:, keep]
     marker = "o" if len(rounds) == 1 else None
     axes.plot(

@@ -12,6 +12,7 @@ from equipoise.report import figures
 from equipoise.report.drawing import colour, inline_svg, smoothing
 from equipoise.report.look import CSS
 from equipoise.report.study import Method, Study
+from equipoise.report.words import with_article
 
 # A browser that obeys this fetches nothing, whatever stands in the page.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -55,7 +56,7 @@ def _table(study: Study) -> Iterator[str]:
     seeds = f"; mean ± standard deviation over {study.seeds} seeds" if study.seeds > 1 else "; one seed, so no spread is known"
     unit = ", in %" if study.scale.percent else ""
     weighed = ", weighted by their examples" if study.crowd.weighted else ""
-    headers = {**{key: title for key, title in FIGURES.items()}, "trained": "trained clients per round", "seconds": "seconds"}
+    headers = {**FIGURES, "trained": "trained clients per round", "seconds": "seconds"}
     yield '<section aria-labelledby="numbers"><h2 id="numbers">In numbers</h2>'
     caption = f"{study.scale.noun.capitalize()} over {study.crowd}{weighed}{unit}{seeds}."
     yield f'<table class="numbers"><caption>{escape(_bound(caption))}'
@@ -64,7 +65,7 @@ def _table(study: Study) -> Iterator[str]:
     yield "</caption>"
     yield '<thead><tr><th scope="col">method</th>' + "".join(f'<th scope="col">{_bound(t)}</th>' for t in headers.values())
     yield "</tr></thead><tbody>"
-    lowest = {key: min((study.scale.number(m.figures[key].mean) for m in study.methods), key=_as_number) for key in FIGURES}
+    lowest = {key: _lowest([study.scale.number(method.figures[key].mean) for method in study.methods]) for key in FIGURES}
     for index, method in enumerate(study.methods):
         cells = []
         for key, title in headers.items():
@@ -72,7 +73,7 @@ def _table(study: Study) -> Iterator[str]:
             seeds_here = len(method.runs)
             if key in FIGURES:
                 text = study.scale.spread(spread, seeds_here)
-                best = len(study.methods) > 1 and study.scale.number(spread.mean) == lowest[key] != "–"
+                best = study.scale.number(spread.mean) == lowest[key]
             else:
                 text, best = _plain(spread.mean), False
             mark = ' class="best"' if best else ""
@@ -80,7 +81,7 @@ def _table(study: Study) -> Iterator[str]:
         yield f'<tr><th scope="row">{_swatch(index)}{escape(method.name)}</th>{"".join(cells)}</tr>'
     yield "</tbody></table>"
     if left_out := study.left_out():
-        yield f'<p class="note">{left_out} clients (over all runs) have an {study.scale.noun} that is not finite; '
+        yield f'<p class="note">{left_out} clients (over all runs) have {with_article(study.scale.noun)} that is not finite; '
         yield "figures leave them out, and a number that depends on them is shown as –.</p>"
     yield "</section>"
 
@@ -114,7 +115,7 @@ def _figures(study: Study) -> Iterator[str]:
         (
             "sizes",
             f"The {noun} against the client's data",
-            "Points: clients"
+            ("Points: some of the clients" if study.crowd.count[1] > figures.MOST_POINTS else "Points: clients")
             + (f" under {escape(study.methods[0].name)}" if len(study.methods) > 2 else "")
             + (", first seed" if study.seeds > 1 else "")
             + "; lines: mean over clients of similar size. A line that falls says that small clients fare worse.",
@@ -144,7 +145,9 @@ def _figures(study: Study) -> Iterator[str]:
 
 def _loss_caveat(study: Study) -> str:
     """Losses at the start of a round and losses during local work are not on one level; say so where both occur."""
-    asked = {report.risk is not None for m in study.methods for run in m.runs for report in run.history.rounds if report.trained}
+    asked = {
+        report.risk is not None for m in study.methods for run in m.runs for report in run.history.rounds if report.trained
+    }
     if len(asked) < 2:
         return ""
     return (
@@ -160,7 +163,8 @@ def _worst_clients(study: Study) -> Iterator[str]:
     several = f" under {escape(method.name)}" * (len(study.methods) > 1) + f", seed {run.seed}" * (len(method.runs) > 1)
     same = study.scale.noun == "loss"
     yield '<section aria-labelledby="worst"><h2 id="worst">Who fares worst</h2>'
-    yield f'<table class="worst"><caption>The {_count(len(worst), "client")} with the largest {study.scale.noun}{several}.</caption>'
+    who = "client" if len(worst) == 1 else f"{len(worst)} clients"
+    yield f'<table class="worst"><caption>The {who} with the largest {study.scale.noun}{several}.</caption>'
     columns = ("client", "examples", *(() if same else ("error" + " (%)" * study.scale.percent,)), "loss")
     yield "<thead><tr>" + "".join(f'<th scope="col">{column}</th>' for column in columns) + "</tr></thead><tbody>"
     finite = rows.loss[torch.isfinite(rows.loss)]
@@ -208,7 +212,9 @@ def _range(numbers: list[int]) -> str:
 
 def _glossary(study: Study) -> Iterator[str]:
     noun, percent = study.scale.noun, study.scale.percent
-    what = "the share of a client's examples that the model gets wrong" if percent else f"the mean {noun} over a client's examples"
+    what = (
+        "the share of a client's examples that the model gets wrong" if percent else f"the mean {noun} over a client's examples"
+    )
     seen = " Unseen clients took no part in training." if study.crowd.unseen else ""
     count = " Every client counts the same, however many examples it has."
     if study.crowd.weighted:
@@ -240,13 +246,11 @@ def _plain(value: float) -> str:
     return f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
-def _count(number: int, noun: str) -> str:
-    return noun if number == 1 else f"{number} {noun}s"
-
-
 def _float(value: object) -> float:
     return float(str(value))
 
 
-def _as_number(text: str) -> float:
-    return float("inf") if text == "–" else float(text)
+def _lowest(written: list[str]) -> str | None:
+    """The lowest of the numbers as written; None if they are all the same, or none is a number."""
+    numbers = [text for text in written if text != "–"]
+    return min(numbers, key=float) if len(set(written)) > 1 and numbers else None

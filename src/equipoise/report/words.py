@@ -68,7 +68,7 @@ class Crowd:
 
     def __str__(self) -> str:
         fewest, most = self.count
-        number = str(most) if fewest == most else f"{fewest} to {most}"
+        number = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
         split = {"train": "training"}.get(self.split, self.split)
         return f"{number} {'unseen ' if self.unseen else ''}{split} client{'s' if most > 1 else ''}"
 
@@ -104,17 +104,17 @@ def alone(row: Row, median: float, crowd: Crowd, scale: Scale, seeds: int = 1) -
     """Who one method leaves behind, in one sentence."""
     mean, worst = row["mean"].mean, row["worst_10"].mean
     if not math.isfinite(mean):
-        return f"Some of the {crowd} have {_a(scale.noun)} that is not finite."
+        return f"Some of the {crowd} have {with_article(scale.noun)} that is not finite."
     if crowd.count == (1, 1):
-        return f"The one {str(crowd).removeprefix('1 ')} sees {_a(scale.noun)} of {scale.value(mean)}{_over(seeds)}."
+        return f"The one {str(crowd).removeprefix('1 ')} sees {with_article(scale.noun)} of {scale.value(mean)}{_over(seeds)}."
     weighed = ", weighted by their examples," if crowd.weighted else ""
     return (
-        f"Half of the {crowd}{weighed} see {_a(scale.noun)} of {scale.value(median)} or less; "
+        f"Half of the {crowd}{weighed} see {with_article(scale.noun)} of {scale.value(median)} or less; "
         f"the worst 10 % see {scale.value(worst)} on average{_over(seeds)}."
     )
 
 
-def _a(noun: str) -> str:
+def with_article(noun: str) -> str:
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 

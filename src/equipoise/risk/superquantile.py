@@ -40,7 +40,7 @@ def exact_weights(losses: Tensor, base_weights: Tensor, tail: float) -> Tensor:
     """The maximiser of Σ π_k F_k over 0 ≤ π_k ≤ α_k/θ, Σ π_k = 1.
 
     Clients above the quantile are filled to α_k/θ; those at it share what is left in proportion to α. Source: Pillutla et
-    al. 2023, (5)–(7); Laguel et al. 2021, Proposition 2.
+    al. 2023, (5)–(7); Laguel et al. 2020, Proposition 2.
 
     >>> exact_weights(torch.tensor([3., 1., 2.]), torch.full((3,), 1 / 3), 0.5)
     tensor([0.6667, 0.0000, 0.3333])
@@ -103,7 +103,7 @@ def huber_smoothed(losses: Tensor, base_weights: Tensor, tail: float, nu: float)
 
     g_ν(ρ) is ν/2 for ρ ≤ 0, ρ²/(2ν) + ν/2 up to ν, and ρ beyond; the weights are (α_k/θ) clip((F_k − η*)/ν, 0, 1). They sum
     to 1 at η*: a decreasing, piecewise linear function of η with kinks at F_k and F_k − ν, so η* is found exactly.
-    Source: Laguel et al. 2021, (5)–(7).
+    Source: Laguel et al. 2020, (5)–(7).
     """
     alpha = base_weights.double() / base_weights.double().sum()
     top = losses.double().max()
@@ -138,7 +138,7 @@ class Superquantile:
 
     Value: max Σ π_k F_k over 0 ≤ π_k ≤ α_k/θ, Σ π = 1; weights: the maximising π.
 
-    Source: Pillutla et al. 2023, (5)–(7), (14)–(15), Algorithms 1 and 3; Laguel et al. 2021, (5)–(7), Algorithm 2.
+    Source: Pillutla et al. 2023, (5)–(7), (14)–(15), Algorithms 1 and 3; Laguel et al. 2020, (5)–(7), Algorithm 2.
     """
 
     tail: float = 0.5

@@ -1,0 +1,226 @@
+"""Training end to end: what a result holds, and what bad input is told."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import nn
+
+import equipoise as eq
+from conftest import make_clients
+from equipoise.data.clients import FederatedData
+from equipoise.errors import IncompatibleParts, InvalidParameter, ObserverFailed
+from equipoise.params import ParameterLayout
+
+
+def softmax():
+    return eq.models.Softmax(4, 3)
+
+
+def test_a_result_holds_model_clients_and_history(ragged):
+    model = softmax()
+    result = eq.train(model, ragged, rounds=6, clients_per_round=4, seed=2, evaluate_every=2, name="FedAvg")
+    assert torch.equal(ParameterLayout.of(model).read(model), torch.zeros(15))  # the given model is not changed
+    assert torch.equal(ParameterLayout.of(result.model).read(result.model), result.params)
+    assert [r.round for r in result.history.rounds] == list(range(6))
+    assert [e.round for e in result.history.evaluations] == [2, 4, 6]
+    assert set(result.clients.client) == set(ragged.train.ids) | set(ragged.test.ids)
+    rows = {(row["client"], row["split"]): row for row in result.clients}
+    assert rows["unseen-1", "test"]["size"] == 9
+    assert not rows["unseen-1", "test"]["seen"]
+    assert rows["client-3", "train"]["seen"]
+    x, y = ragged.test.client("unseen-1")
+    wrong = (result.model(x).argmax(1) != y).double().mean()
+    assert rows["unseen-1", "test"]["error"] == pytest.approx(float(wrong))
+
+
+def test_a_summary_speaks_of_unseen_clients(ragged):
+    summary = eq.train(softmax(), ragged, rounds=3, clients_per_round=4).summary()
+    text = str(summary)
+    for words in ("3 unseen test clients", "mean", "90th percentile", "worst 10 %", "standard deviation"):
+        assert words in text
+    only_train = FederatedData(ragged.train)
+    assert "8 train clients" in str(eq.train(softmax(), only_train, rounds=1, clients_per_round=4).summary())
+
+
+def test_training_lowers_the_loss_from_its_known_start():
+    data = FederatedData(make_clients([30] * 12), test=make_clients([20] * 5, seed=1, prefix="unseen"))
+    start = eq.train(softmax(), data, rounds=0, clients_per_round=4).summary().loss.mean
+    assert start == pytest.approx(1.0986, abs=1e-4)  # log 3 at zero parameters
+    end = eq.train(softmax(), data, rounds=40, clients_per_round=4).summary()
+    assert end.loss.mean < 0.6 * start
+
+
+def test_the_client_table(ragged, tmp_path):
+    table = eq.train(softmax(), ragged, rounds=1, clients_per_round=4).clients
+    assert len(table) == 11
+    assert len(table.where("test")) == 3
+    worst = table.worst(2)
+    assert worst[0]["error"] >= worst[1]["error"] == sorted(table.error.tolist())[-2]
+    table.to_csv(tmp_path / "clients.csv")
+    lines = (tmp_path / "clients.csv").read_text().splitlines()
+    assert lines[0] == "client,split,seen,size,loss,error"
+    assert len(lines) == 12
+    assert "… 11 rows" in repr(table)
+    with pytest.raises(InvalidParameter, match="split must be one of test, train"):
+        table.where("validation")
+
+
+def test_model_and_data_may_depend_on_the_seed():
+    seen = []
+
+    def data(seed):
+        seen.append(seed)
+        return FederatedData(make_clients([5, 6], seed=seed))
+
+    eq.compare({"a": eq.Algorithm()}, lambda seed: softmax(), data, rounds=1, clients_per_round=2, seeds=[3, 5])
+    assert seen == [3, 5]
+
+
+def test_compare_puts_methods_on_the_same_cohorts(ragged):
+    methods = {"FedAvg": eq.Algorithm(), "Δ-FL 0.5": eq.Algorithm(risk=eq.risk.Superquantile(tail=0.5))}
+    comparison = eq.compare(methods, softmax(), ragged, rounds=4, clients_per_round=4, seeds=2)
+    assert [len(runs) for runs in comparison.results.values()] == [2, 2]
+    table = comparison.table()
+    assert table["FedAvg"]["trained"].mean == 4
+    assert table["Δ-FL 0.5"]["trained"].mean < 4
+    errors = [run.summary().error.mean for run in comparison.results["FedAvg"]]
+    assert table["FedAvg"]["mean"].mean == pytest.approx(sum(errors) / 2)
+    assert table["FedAvg"]["mean"].deviation == pytest.approx(abs(errors[0] - errors[1]) / 2**0.5)
+    assert "Δ-FL 0.5" in comparison.summary()
+    assert "2 seeds" in comparison.summary()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"clients_per_round": 9}, "clients_per_round must lie between 1 and the number of training clients, 8, but is 9"),
+        ({"rounds": -1}, "rounds must be a whole number ≥ 0"),
+        ({"rounds": 2.5}, "rounds must be a whole number"),
+        ({"seed": "x"}, "seed must be a whole number"),
+        ({"seed": -1}, "seed must be a whole number from 0"),
+        ({"engine": "warp"}, 'engine must be "simulator", "loop" or an engine object'),
+        ({"engine": 3}, "engine must be"),
+        ({"evaluate_every": 0}, "evaluate_every must be at least 1"),
+        ({"algorithm": "fedavg"}, "algorithm must be an equipoise.Algorithm"),
+        ({"model": 3}, "model must be a Module"),
+        ({"data": [1]}, "data must be a FederatedData"),
+        ({"model": nn.Flatten()}, "model must have trainable parameters"),
+    ],
+)
+def test_bad_input_is_named(options, words, ragged):
+    arguments = {"model": softmax(), "data": ragged, "rounds": 1, "clients_per_round": 2} | options
+    with pytest.raises(InvalidParameter) as caught:
+        eq.train(**arguments)
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"risk": eq.risk.Superquantile}, "risk must be an object, but is 'Superquantile'. Write Superquantile(…)"),
+        ({"risk": 0.5}, "risk must offer __call__"),
+        ({"solver": eq.risk.Mean()}, "solver must offer"),
+        ({"aggregator": eq.risk.Mean()}, "aggregator must offer linear"),
+        ({"server": 1}, "server must offer begin, step, but is 1. See equipoise.server_opt."),
+        ({"sampler": 10}, "sampler must offer __call__, but is 10. See equipoise.sampling."),
+        ({"weights": "size"}, 'weights must be "examples", "uniform" or None'),
+    ],
+)
+def test_bad_parts_are_named(parts, words):
+    with pytest.raises(InvalidParameter) as caught:
+        eq.Algorithm(**parts)
+    assert words in str(caught.value)
+
+
+def test_sampling_by_weight_with_equal_weights_is_refused():
+    with pytest.raises(IncompatibleParts, match=r"Use sampling.Uniform"):
+        eq.Algorithm(sampler=eq.sampling.Proportional(), weights="uniform")
+
+
+def test_an_observer_that_fails_is_named(ragged):
+    class Fragile(eq.observers.History):
+        def on_round(self, report):
+            if report.round == 2:
+                raise OSError("disk full")
+
+    with pytest.raises(ObserverFailed, match="Observer Fragile failed in on_round: disk full"):
+        eq.train(softmax(), ragged, rounds=5, clients_per_round=2, observers=[Fragile()])
+
+
+def test_the_log_has_one_valid_json_object_per_line(ragged, tmp_path):
+    log = eq.observers.JsonLines(tmp_path / "deep" / "rounds.jsonl")
+    algorithm = eq.Algorithm(sampler=eq.sampling.Poisson())
+    eq.train(softmax(), ragged, algorithm, rounds=12, clients_per_round=1, observers=[log], evaluate_every=6)
+    records = [json.loads(line) for line in log.path.read_text().splitlines()]
+    rounds = [r for r in records if r["event"] == "round"]
+    assert [r["round"] for r in rounds] == list(range(12))
+    assert any(r["cohort"] == 0 and r["loss"] is None for r in rounds)
+    assert [r["round"] for r in records if r["event"] == "evaluation"] == [6, 12]
+
+
+def test_the_progress_bar_shows_the_numbers(ragged):
+    import io
+
+    from rich.console import Console
+
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=140)
+    bar = eq.observers.Progress(console)
+    eq.train(softmax(), ragged, rounds=3, clients_per_round=4, observers=[bar], progress=False, name="FedAvg")
+    drawn = screen.getvalue()
+    for words in ("FedAvg", "3/3", "loss", "worst 10 %", "trained 4/4"):
+        assert words in drawn
+
+
+def test_importing_is_light():
+    heavy = ("sklearn", "typer", "plotly", "matplotlib", "rich", "pydantic", "scipy", "pandas")
+    code = f"import sys, equipoise; print([m for m in {heavy!r} if m in sys.modules])"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "[]"
+
+
+def test_training_needs_torch_and_numpy_alone():
+    """A machine with nothing else, imitated by refusing every other import."""
+    code = """
+import sys
+from importlib.machinery import ModuleSpec
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        refused = {"sklearn", "typer", "plotly", "matplotlib", "rich", "pydantic", "scipy", "safetensors"}
+        return ModuleSpec(name, self) if name.split(".")[0] in refused else None
+    def create_module(self, spec):
+        raise ImportError(spec.name)
+    def exec_module(self, module): ...
+sys.meta_path.insert(0, Refuse())
+import equipoise as eq
+data = eq.data.label_shift(train_clients=12, validation_clients=2, test_clients=4, examples=20)
+tail = eq.Algorithm(risk=eq.risk.Superquantile(tail=0.5))
+print(eq.train(eq.models.Softmax(data.features, data.classes), data, tail, rounds=2, clients_per_round=4).summary())
+"""
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stderr
+    assert "4 unseen test clients" in shown.stdout
+
+
+def test_scalar_parameters_train(ragged):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.scale = nn.Linear(4, 3), nn.Parameter(torch.tensor(1.0))
+
+        def forward(self, x):
+            return self.linear(x) * self.scale
+
+    result = eq.train(Scaled(), ragged, rounds=2, clients_per_round=3)
+    loop = eq.train(result.model, ragged, rounds=0, clients_per_round=3, engine="loop")
+    assert torch.equal(loop.params, result.params)
+    assert float(result.model.scale.detach()) != 1.0
+
+
+def test_mixed_precision_models_are_refused(ragged):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3).double())
+    with pytest.raises(InvalidParameter, match="one floating type"):
+        eq.train(model, ragged, rounds=1, clients_per_round=2)
