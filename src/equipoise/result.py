@@ -140,6 +140,10 @@ class Result:
     clients: ClientTable
     history: History
     seconds: float
+    data: str  # the name of the data
+    rounds: int
+    clients_per_round: int
+    error_is_loss: bool = False  # a task without a notion of error of its own
 
     @property
     def judged_on(self) -> str:

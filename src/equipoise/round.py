@@ -36,7 +36,7 @@ def run_round(
     chosen = risk.weights > 0  # the others are not trained: that is where the tail's speed comes from
     workers, weights = cohort.take(chosen), risk.weights[chosen] / weight_sum
     if len(workers) == 0:  # a risk that is flat at these losses
-        return replace(state, round=state.round + 1, risk=risk.state), report_of(cohort, began, losses, cohort.weights, risk)
+        return replace(state, round=state.round + 1, risk=risk.state), report_of(cohort, began, losses, risk)
 
     seen = losses[chosen] if losses is not None else None
     total, aggregator_state, work = combine(state, algorithm, engine, workers, weights, seen)  # (D,)
@@ -47,8 +47,7 @@ def run_round(
     if not bool(torch.isfinite(params).all()):
         raise Diverged(cohort.round, (), "model after the server's step")
 
-    shown = (losses, cohort.weights) if losses is not None else (work.losses, weights)
-    report = report_of(cohort, began, *shown, risk if losses is not None else None, len(workers))
+    report = report_of(cohort, began, losses, risk, workers, weights, work)
     return ServerState(state.round + 1, params, risk.state, aggregator_state, server_state), report
 
 
@@ -104,14 +103,24 @@ def report_of(
     cohort: Cohort,
     began: float,
     losses: Tensor | None = None,
-    weights: Tensor | None = None,
     risk: RiskValue | None = None,
-    trained: int = 0,
+    workers: Cohort | None = None,
+    weights: Tensor | None = None,
+    work: LocalWork | None = None,
 ) -> RoundReport:
-    """The report of a round: mean and tail of `losses` under `weights`, and the time since `began`."""
+    """The report of a round: of the cohort's losses if the risk asked for them, else of those seen at work."""
+    shown, share = (losses, cohort.weights) if losses is not None else (work.losses if work else None, weights)
     mean = tail = float("nan")
-    if losses is not None and weights is not None:
-        share = weights / weights.sum()
-        mean, tail = float(share @ losses), float(exact_weights(losses, share, TAIL) @ losses)
-    value = None if risk is None else float(risk.value)
-    return RoundReport(cohort.round, mean, tail, value, len(cohort), trained, time.perf_counter() - began)
+    if shown is not None and share is not None:
+        share = share / share.sum()
+        mean, tail = float(share @ shown), float(exact_weights(shown, share, TAIL) @ shown)
+    return RoundReport(
+        round=cohort.round,
+        loss=mean,
+        tail_loss=tail,
+        loss_from="start" if losses is not None else "work",
+        risk=float(risk.value) if risk is not None and losses is not None else None,
+        cohort=len(cohort),
+        trained=len(workers) if workers is not None else 0,
+        seconds=time.perf_counter() - began,
+    )

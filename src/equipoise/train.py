@@ -90,7 +90,20 @@ def train(
         watching.on_end()
     trained = copy.deepcopy(model)
     task.layout.write(trained, state.params)
-    return Result(name, algorithm, seed, trained, state.params, table, history, time.perf_counter() - began)
+    return Result(
+        name=name,
+        algorithm=algorithm,
+        seed=seed,
+        model=trained,
+        params=state.params,
+        clients=table,
+        history=history,
+        seconds=time.perf_counter() - began,
+        data=data.name,
+        rounds=rounds,
+        clients_per_round=clients_per_round,
+        error_is_loss=task.error == task.loss,
+    )
 
 
 def choose_engine(engine: EngineChoice | str) -> EngineChoice:

@@ -6,7 +6,7 @@ Shapes: K clients in a cohort, D parameters, n clients in all. The law of each c
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -65,13 +65,14 @@ class ServerState:
 class RoundReport:
     """What one round did.
 
-    `loss` and `tail_loss` (its worst 10 %) are the cohort's losses at the start of the round if the risk asked for them, else
-    the losses seen during local work.
+    `loss` and `tail_loss` (its worst 10 %) are over the whole cohort at the start of the round if the risk asked for losses
+    (`loss_from="start"`), else over the clients at work as they worked (`"work"`), which costs nothing.
     """
 
     round: int
     loss: float
     tail_loss: float
+    loss_from: Literal["start", "work"]
     risk: float | None
     cohort: int
     trained: int

@@ -41,7 +41,7 @@ class Experiment:
             rounds=options.rounds,
             clients_per_round=options.clients_per_round,
             seed=options.seed,
-            engine=options.start_engine(),
+            engine=options.chosen_engine(),
             evaluate_every=options.evaluate_every,
             observers=observers,
             progress=progress,
@@ -52,6 +52,7 @@ class Experiment:
 def build(config: RunConfig) -> Experiment:
     """Make every part, and refuse what cannot run together before anything is trained or written."""
     check_device(config.train.device)
+    config.train.chosen_engine()
     algorithm = config.algorithm()
     data: FederatedData = config.data.make("data")
     check_cohort(config, algorithm, data)
@@ -70,8 +71,10 @@ def check_device(device: str | None) -> None:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as failure:  # torch asserts that it was compiled with CUDA
-        reason = str(failure).strip().splitlines()[0]
-        raise ConfigError(f'train.device must be a device of this machine, but is "{device}": {reason} Try "cpu".') from failure
+        reason = str(failure).strip().splitlines()[0].rstrip(".")
+        raise ConfigError(
+            f'train.device must be a device of this machine, but is "{device}": {reason}. Try "cpu".'
+        ) from failure
 
 
 def check_cohort(config: RunConfig, algorithm: Algorithm, data: FederatedData) -> None:

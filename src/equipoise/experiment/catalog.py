@@ -120,6 +120,11 @@ class Parameter:
         return type_text(self.annotation) if self.in_config else "object"
 
     @property
+    def rule(self) -> str:
+        """What a value must be, in words for a sentence."""
+        return "a list of terms" if self.terms else type_text(self.annotation, long=True)
+
+    @property
     def text(self) -> str:
         """Name, type and default on one line."""
         return f"{self.name}: {self.type_text}" + ("" if self.required else f" = {value_text(self.default)}")

@@ -46,8 +46,11 @@ class PartConfig:
     def table(self) -> dict[str, Any]:
         """As a TOML table."""
         written: dict[str, Any] = {"name": self.name}
-        for name, value in self.parameters.items():
-            if self.part.parameters[name].terms:
+        for name, parameter in self.part.parameters.items():  # in the order of the signature, whoever filled them in
+            if name not in self.parameters:
+                continue
+            value = self.parameters[name]
+            if parameter.terms:
                 written[name] = [{"coefficient": coefficient, **inner.table()} for coefficient, inner in value]
             else:
                 written[name] = NONE if value is None else value
@@ -80,8 +83,8 @@ class TrainOptions:
             value = getattr(self, name)
             require(value is None or name in known, name, f"is not used by the engine {self.engine!r}", value, "Leave it out.")
 
-    def start_engine(self) -> Any:
-        """The engine that these options ask for."""
+    def chosen_engine(self) -> Any:
+        """The engine that these options ask for, not yet started."""
         part = catalog.part("engine", self.engine)
         given = {name: getattr(self, name) for name in part.parameters if hasattr(self, name)}
         return PartConfig("engine", self.engine, given).make("train")
@@ -254,7 +257,7 @@ def check_part(kind: str, table: Any, where: str, *, default: str | None = None,
         elif key == "seed" and seed is not None:
             values[key] = seed
         elif parameter.required:
-            raise ConfigError(f"{where}.{key} is missing: {part.name} needs {parameter.type_text}.")
+            raise ConfigError(f"{where}.{key} is missing: {part.name} needs it, {parameter.rule}.")
         else:
             # TOML knows lists alone; a configuration must equal what is read back from it.
             values[key] = list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
@@ -283,7 +286,7 @@ def check_train(table: Mapping[str, Any]) -> TrainOptions:
     refuse_unknown(table, parameters, "train")
     for parameter in parameters.values():
         if parameter.required and parameter.name not in table:
-            raise ConfigError(f"train.{parameter.name} is missing: it must be {parameter.type_text}.")
+            raise ConfigError(f"train.{parameter.name} is missing: it must be {parameter.rule}.")
     values = {key: check_value(value, parameters[key].annotation, f"train.{key}") for key, value in table.items()}
     with refusals_at("train", parameters, "options"):
         return TrainOptions(**values)

@@ -123,6 +123,4 @@ def save_model(result: Result, path: Path) -> None:
 
     # Copies, because tensors that share memory cannot be saved.
     tensors = {name: value.detach().cpu().clone().contiguous() for name, value in result.model.state_dict().items()}
-    path.write_bytes(
-        save(tensors, metadata={"run": result.name, "seed": str(result.seed), "model": type(result.model).__name__})
-    )
+    path.write_bytes(save(tensors, metadata={"model": type(result.model).__name__, "seed": str(result.seed)}))

@@ -11,7 +11,8 @@ from equipoise.errors import ConfigError
 
 NONE = "none"  # TOML has no null: this word says it where a parameter may be None
 _PLAIN = (bool, int, float, str)
-_WORDS = {bool: "bool", int: "int", float: "float", str: "str", type(None): NONE}
+_SHORT = {bool: "bool", int: "int", float: "float", str: "str", type(None): NONE}
+_LONG = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): f'"{NONE}"'}
 
 
 def in_toml(annotation: Any) -> Any:
@@ -31,20 +32,22 @@ def in_toml(annotation: Any) -> Any:
     return None
 
 
-def type_text(annotation: Any) -> str:
-    """A type in words.
+def type_text(annotation: Any, *, long: bool = False) -> str:
+    """A type in words, short for a list of parameters or long for a sentence.
 
     >>> type_text(float), type_text(int | None), type_text(Literal["kl", "huber"] | None)
     ('float', 'int or none', '"kl" or "huber" or none')
+    >>> type_text(int | None, long=True)
+    'a whole number or "none"'
     """
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
-        return " or ".join(map(type_text, arguments))
+        return " or ".join(type_text(a, long=long) for a in arguments)
     if origin is Literal:
         return " or ".join(map(value_text, arguments))
     if origin is Sequence:
-        return f"list of {type_text(arguments[0])}"
-    return _WORDS.get(annotation, str(annotation))
+        return f"{'a list, each ' if long else 'list of '}{type_text(arguments[0], long=long)}"
+    return (_LONG if long else _SHORT).get(annotation, str(annotation))
 
 
 def value_text(value: Any) -> str:
@@ -70,7 +73,7 @@ def check_value(value: Any, annotation: Any, key: str) -> Any:
     try:
         return _adapter(annotation).validate_python(value)
     except ValidationError as failure:
-        raise ConfigError(f"{key} must be {type_text(annotation)}, but is {toml_text(value)}.") from failure
+        raise ConfigError(f"{key} must be {type_text(annotation, long=True)}, but is {toml_text(value)}.") from failure
 
 
 @cache

@@ -145,14 +145,12 @@ def _figures(study: Study) -> Iterator[str]:
 
 def _loss_caveat(study: Study) -> str:
     """Losses at the start of a round and losses during local work are not on one level; say so where both occur."""
-    asked = {
-        report.risk is not None for m in study.methods for run in m.runs for report in run.history.rounds if report.trained
-    }
-    if len(asked) < 2:
+    taken = {report.loss_from for m in study.methods for run in m.runs for report in run.history.rounds if report.trained}
+    if len(taken) < 2:
         return ""
     return (
         " Methods that ask for losses first show them at the start of the round, the others while clients work, "
-        "which is lower: compare shapes, not levels."
+        "which is usually lower: compare shapes, not levels."
     )
 
 
@@ -183,6 +181,7 @@ def _settings(study: Study) -> Iterator[str]:
     for index, method in enumerate(study.methods):
         yield f"<dt>{_swatch(index)}{escape(method.name)}</dt><dd><code>{escape(repr(method.runs[0].algorithm))}</code></dd>"
     yield f"<dt>seeds</dt><dd>{_by_method(study, {m.name: ', '.join(str(r.seed) for r in m.runs) for m in study.methods})}</dd>"
+    yield f"<dt>data</dt><dd>{_by_method(study, {m.name: m.runs[0].data for m in study.methods})}</dd>"
     yield f"<dt>rounds</dt><dd>{_by_method(study, {m.name: _rounds(m) for m in study.methods})}</dd>"
     yield f"<dt>clients per round</dt><dd>{_by_method(study, {m.name: _cohort(m) for m in study.methods})}</dd>"
     yield f"<dt>versions</dt><dd>equipoise {escape(equipoise.__version__)}, torch {escape(str(torch.__version__))}</dd>"

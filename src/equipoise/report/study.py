@@ -146,8 +146,7 @@ def _refuse_strangers(name: str, runs: list[Result]) -> None:
 def _scale(results: list[Result], methods: tuple[Method, ...]) -> Scale:
     """Percentages, unless errors leave [0, 1] or are the losses themselves (a task that is not classification)."""
     error = torch.cat([result.clients.error.double() for result in results])
-    loss = torch.cat([result.clients.loss.double() for result in results])
-    same = torch.equal(error.nan_to_num(), loss.nan_to_num())
+    same = all(result.error_is_loss for result in results)
     finite = error[torch.isfinite(error)]
     percent = not same and bool(((finite >= 0) & (finite <= 1)).all())
     shown = [abs(m.figures[key].mean) for m in methods for key in ("percentile_90", "mean")]

@@ -1,0 +1,223 @@
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import equipoise as eq
+from equipoise.errors import ConfigError
+from equipoise.experiment.build import build
+from equipoise.experiment.config import RunConfig, override
+
+SMALL = """
+[data]
+name = "label_shift"
+train_clients = 12
+validation_clients = 2
+test_clients = 3
+examples = 20
+[model]
+name = "softmax"
+[algorithm.risk]
+name = "superquantile"
+tail = 0.5
+[algorithm.solver]
+lr = 0.1
+batch_size = 10
+[train]
+rounds = 2
+clients_per_round = 6
+seed = 4
+"""
+
+
+def small(*overrides):
+    return RunConfig.of(override(tomllib.loads(SMALL), overrides))
+
+
+def refusal(*overrides):
+    with pytest.raises(ConfigError) as caught:
+        build(small(*overrides))
+    return str(caught.value)
+
+
+def test_a_config_is_what_the_code_would_be():
+    experiment = build(small())
+    algorithm = experiment.algorithm
+    assert algorithm.risk == eq.risk.Superquantile(tail=0.5)
+    assert algorithm.solver == eq.solvers.SGD(lr=0.1, batch_size=10)
+    assert algorithm.server == eq.server_opt.SGD()
+    assert (experiment.model.weight.shape, len(experiment.data.train)) == ((10, 20), 12)
+    data = eq.data.label_shift(train_clients=12, validation_clients=2, test_clients=3, examples=20, seed=4)
+    by_code = eq.train(eq.models.Softmax(20, 10), data, algorithm, rounds=2, clients_per_round=6, seed=4)
+    assert experiment.train(progress=False).params.equal(by_code.params)
+
+
+def test_the_complete_config_reads_back_as_the_same():
+    complete = build(small("algorithm.solver.batch_size=none", "train.evaluate_every=1")).config
+    written = complete.text()
+    again = RunConfig.of(tomllib.loads(written))
+    assert again == complete
+    assert again.text() == written
+    assert build(again).config == complete
+    table = tomllib.loads(written)
+    assert table["algorithm"]["server"] == {"name": "sgd", "lr": 1.0}
+    assert table["algorithm"]["solver"]["batch_size"] == "none"
+    assert table["model"] == {"name": "softmax", "features": 20, "classes": 10, "bias": True}
+    assert table["data"]["seed"] == 4  # one seed for all, unless a section has its own
+    assert set(again.versions) == {"equipoise", "torch", "numpy", "python"}
+
+
+def test_own_seeds_stand():
+    assert small("data.seed=9").data.parameters["seed"] == 9
+    assert small("data.seed=9").train.seed == 4
+
+
+def test_a_mixture_is_a_list_of_terms():
+    terms = '[{coefficient = 0.3, name = "mean"}, {coefficient = 1, name = "superquantile", tail = 0.2}]'
+    config = small(f'algorithm.risk={{name = "mixture", terms = {terms}}}')
+    assert config.algorithm().risk == eq.risk.Mixture((0.3, eq.risk.Mean()), (1.0, eq.risk.Superquantile(tail=0.2)))
+    assert RunConfig.of(tomllib.loads(config.text())) == config
+
+
+@pytest.mark.parametrize(
+    ("terms", "words"),
+    [
+        ("3", "algorithm.risk.terms must be a list of tables"),
+        ("[]", "algorithm.risk.terms must hold at least one"),
+        ('[{name = "mean"}]', "algorithm.risk.terms[0].coefficient is missing"),
+        ('[{coefficient = true, name = "mean"}]', "algorithm.risk.terms[0].coefficient must be a number, but is true"),
+        ('[{coefficient = -1.0, name = "mean"}]', "positive coefficients"),
+        ('[{coefficient = 1.0, name = "mean", tail = 1}]', "algorithm.risk.terms[0].tail: Unknown key 'tail'"),
+        ("[{coefficient = 1.0}]", "algorithm.risk.terms[0].name is missing. Allowed: mean, mixture, superquantile."),
+        (
+            '[{coefficient = 1.0, name = "superquantile", tail = 2}]',
+            "algorithm.risk.terms[0].tail must lie in (0, 1], but is 2",
+        ),
+    ],
+)
+def test_bad_terms_are_named(terms, words):
+    assert words in refusal(f'algorithm.risk={{name = "mixture", terms = {terms}}}')
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("trian.rounds=3", "trian: Unknown key 'trian'. Did you mean 'train'? Allowed: algorithm, data, model, train, "),
+        ("train.round=3", "train.round: Unknown key 'round'. Did you mean 'rounds'? Allowed: chunk_size, clients_per_round"),
+        ("data.clients=3", "data.clients: Unknown key 'clients'."),
+        ("algorithm.risc.tail=1", "algorithm.risc: Unknown key 'risc'. Did you mean 'risk'?"),
+        ("algorithm.risk.tial=1", "algorithm.risk.tial: Unknown key 'tial'. Did you mean 'tail'? Allowed: name, nu, rule"),
+        ("algorithm.risk.name=superquantil", "algorithm.risk.name: Unknown risk 'superquantil'. Did you mean 'superquantile'?"),
+        ("algorithm.risk.name=3", "algorithm.risk.name must be text, but is 3"),
+        ("algorithm.risk=[1]", "algorithm.risk must be a table with a name and parameters, but is [1]"),
+        ("data.name=label_shfit", "data.name: Unknown data 'label_shfit'. Did you mean 'label_shift'?"),
+        ("model.name=softmx", "model.name: Unknown model 'softmx'. Did you mean 'softmax'?"),
+        ("train.engine=gpu", "train.engine: Unknown engine 'gpu'. Allowed: loop, simulator."),
+        ("algorithm.risk.tail=0", "algorithm.risk.tail must lie in (0, 1], but is 0.0."),
+        ("algorithm.risk.tail=1.01", "algorithm.risk.tail must lie in (0, 1], but is 1.01."),
+        ("algorithm.risk.tail=abc", 'algorithm.risk.tail must be a number, but is "abc".'),
+        ("algorithm.risk.tail=true", "algorithm.risk.tail must be a number, but is true."),
+        ("algorithm.risk.rule=best", 'algorithm.risk.rule must be "exact" or "threshold" or "none", but is "best".'),
+        ("algorithm.solver.epochs=1.5", "algorithm.solver.epochs must be a whole number, but is 1.5."),
+        ("algorithm.solver.lr=-1", "algorithm.solver.lr must be a positive number, but is -1.0."),
+        ("algorithm.solver.batch_size=0", "algorithm.solver.batch_size must be at least 1"),
+        ("algorithm.weights=size", 'algorithm.weights must be "examples" or "uniform", but is "size".'),
+        ("model.bias=1", "model.bias must be true or false, but is 1."),
+        ("train.rounds=-1", "train.rounds must not be negative, but is -1."),
+        ("train.rounds=true", "train.rounds must be a whole number, but is true."),
+        ("train.rounds={a=1}", "train.rounds must be a whole number, but is a table with a."),
+        ("train.evaluate_every=0", "train.evaluate_every must be at least 1 round"),
+        ("train.clients_per_round=0", "train.clients_per_round must be at least 1, but is 0."),
+        ("train.clients_per_round=13", "train.clients_per_round must lie between 1 and the number of training clients, 12, but is"),
+        ("train.chunk_size=0", "train.chunk_size must be at least 1, but is 0."),
+        ("train.device=abacus", 'train.device must be a device of this machine, but is "abacus"'),
+        ("data.train_clients=0", "data.train_clients must be a finite number, at least 1, but is 0."),
+        ("train=3", "train must be a section, [train], but is 3."),
+        ("versions.torch=2", "versions.torch must be text, but is 2."),
+        ("model=logistic", "The model 'logistic' does not fit the data 'label_shift': it knows two classes, they have 10."),
+        ("model=convnet", "The model 'convnet' does not fit the data 'label_shift'"),
+        ("model=char_gru", "model.vocabulary cannot be read from the data 'label_shift', which hold no tokens."),
+        ("model=embedding_lstm", "reads word vectors"),
+        ("model.features=7", "does not fit the data"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named_with_its_key_rule_and_value(setting, words):
+    assert words in refusal(setting)
+
+
+def test_options_that_the_engine_does_not_use_are_refused():
+    assert "train.chunk_size is not used by the engine 'loop', but is 3." in refusal("train.engine=loop", "train.chunk_size=3")
+
+
+def test_incompatible_parts_name_the_place():
+    words = refusal("algorithm.sampler=proportional", "algorithm.weights=uniform")
+    assert words.startswith("algorithm (parts): sampling.Proportional()")
+    words = refusal("algorithm.risk.smoothing=kl", "algorithm.risk.nu=0.1", "algorithm.risk.rule=threshold")
+    assert words.startswith("algorithm.risk (superquantile): ")
+
+
+def test_data_without_classes_need_another_model():
+    words = refusal('data={name="gaussian_means", means=[[0, 0], [1, 2.5]]}', "train.clients_per_round=2")
+    assert "model.classes cannot be read from the data 'gaussian_means', which hold no classes" in words
+    built = build(
+        small('data={name="gaussian_means", means=[[0, 0], [1, 2.5]]}', "train.clients_per_round=2", "model=mean_estimator")
+    )
+    assert built.config.model.parameters == {"features": 2}
+
+
+def test_missing_sections_and_keys_are_named():
+    table = tomllib.loads(SMALL)
+    for section in ("data", "model", "train"):
+        with pytest.raises(ConfigError, match=rf"no \[{section}\] section"):
+            RunConfig.of({k: v for k, v in table.items() if k != section})
+    with pytest.raises(ConfigError, match=r"train\.rounds is missing: it must be a whole number"):
+        RunConfig.of({**table, "train": {"clients_per_round": 3}})
+    with pytest.raises(ConfigError, match=r"data\.name is missing\. Allowed: adult, "):
+        RunConfig.of({**table, "data": {}})
+    with pytest.raises(ConfigError, match=r"data\.means is missing: gaussian_means needs it"):
+        RunConfig.of({**table, "data": "gaussian_means"})
+
+
+def test_overrides_are_toml_or_else_text():
+    table = override(
+        {"a": {"b": 1}, "c": "mean"}, ["a.b=2.5", "a.d=plain text", 'a.e="3"', "a.f=[1, 2]", "c.tail=1", "g= true"]
+    )
+    assert table == {"a": {"b": 2.5, "d": "plain text", "e": "3", "f": [1, 2]}, "c": {"name": "mean", "tail": 1}, "g": True}
+    assert override({}, ["a=1\nb = 2"]) == {"a": "1\nb = 2"}  # one value, whatever is in it
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"), [("a", "must have the form key=value"), ("=3", "must have the form"), ("a.b.c=3", "a is|b is 1")]
+)
+def test_bad_overrides_are_refused(setting, words):
+    with pytest.raises(ConfigError, match=words):
+        override({"a": {"b": 1}}, [setting])
+
+
+def test_the_example_of_the_documentation_is_valid():
+    config = RunConfig.read(Path(__file__).parents[2] / "examples" / "tail.toml")
+    assert config.train.rounds == 300
+    assert config.algorithm().risk == eq.risk.Superquantile(tail=0.5)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"[train\nrounds = 3", r"is not valid TOML: .*line 1"),
+        (b"[train]\nrounds = = 3", r"is not valid TOML: .*line 2"),
+        (b"\xff\xfe", "not a text file in UTF-8"),
+    ],
+)
+def test_unreadable_files_are_refused_with_the_path(tmp_path, content, words):
+    path = tmp_path / "bad.toml"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=words) as caught:
+        RunConfig.read(path)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_file_and_a_folder_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"no\.toml does not exist"):
+        RunConfig.read(tmp_path / "no.toml")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        RunConfig.read(tmp_path)

@@ -1,0 +1,248 @@
+import csv
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import equipoise
+from equipoise import demo as demo_module
+from equipoise.cli import app
+from equipoise.experiment import catalog, folder
+
+ROOT = Path(__file__).parents[1]
+TAIL = str(ROOT / "examples" / "tail.toml")
+SMALL = [
+    f"--set={setting}"
+    for setting in (
+        "data.train_clients=12", "data.validation_clients=2", "data.test_clients=3", "data.examples=20",
+        "train.rounds=3", "train.clients_per_round=6",
+    )
+]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def in_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.delenv("EQUIPOISE_DATA", raising=False)
+
+
+def call(*arguments):
+    return CliRunner().invoke(app, list(arguments))
+
+
+def refused(*arguments):
+    """The one message of a command that must fail."""
+    result = call(*arguments)
+    assert result.exit_code == 2, result.output
+    assert "Traceback" not in result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith("Error: ")
+    return result.stderr
+
+
+def test_version_and_help():
+    assert call("--version").stdout.strip() == f"equipoise {equipoise.__version__}"
+    help_text = call("--help").stdout
+    for command in ("demo", "run", "methods", "data"):
+        assert command in help_text
+
+
+def test_a_run_from_the_example(tmp_path):
+    result = call("run", TAIL, *SMALL, "--set", "train.seed=3", "--out", "runs/tail-3")
+    assert result.exit_code == 0, result.output
+    assert "3 unseen test clients" in result.stdout
+    assert "90th percentile" in result.stdout
+    for file in ("config.toml", "rounds.jsonl", "clients.csv", "model.safetensors", "report.html"):
+        assert f"runs/tail-3/{file}" in result.stdout
+        assert (tmp_path / "runs" / "tail-3" / file).stat().st_size > 0
+    assert len((tmp_path / "runs/tail-3/rounds.jsonl").read_text().splitlines()) == 4
+    with (tmp_path / "runs/tail-3/clients.csv").open() as file:
+        assert {row["split"] for row in csv.DictReader(file)} == {"train", "validation", "test"}
+
+
+def test_without_out_runs_are_numbered(tmp_path):
+    for expected in ("tail-0", "tail-0-2"):
+        assert call("run", TAIL, *SMALL).exit_code == 0
+        assert (tmp_path / "runs" / expected / "report.html").exists()
+
+
+def test_a_taken_folder_is_refused_before_anything_is_read(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
+    message = refused("run", TAIL, "--set", "data.name=femnist", "--out", "mine")
+    assert "mine is not empty" in message
+    assert "--out DIR" in message
+
+
+def test_a_folder_that_cannot_be_written_fails_before_training(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(folder, "run", lambda *_: pytest.fail("trained"))
+    assert "file/run cannot be" in refused("run", TAIL, *SMALL, "--out", "file/run")
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("algorithm.risk.tial=0.5", "algorithm.risk.tial: Unknown key 'tial'. Did you mean 'tail'? Allowed: name, nu, rule, smoothing"),
+        ("algorithm.risk.name=kvar", "algorithm.risk.name: Unknown risk 'kvar'. Allowed: mean, mixture, superquantile."),
+        ("algorithm.risk.tail=1.5", "algorithm.risk.tail must lie in (0, 1], but is 1.5."),
+        ("algorithm.risk.tail=abc", 'algorithm.risk.tail must be a number, but is "abc".'),
+        ("train.clients_per_round=13", "train.clients_per_round must lie between 1 and the number of training clients, 12"),
+        ("nothing", "--set nothing must have the form key=value"),
+    ],
+)  # fmt: skip
+def test_mistakes_in_a_config_are_one_message(setting, words, tmp_path):
+    assert words in refused("run", TAIL, *SMALL, "--set", setting, "--out", "x")
+    assert not (tmp_path / "x").exists()
+
+
+def test_missing_and_broken_files(tmp_path):
+    assert "none.toml does not exist" in refused("run", "none.toml")
+    (tmp_path / "bad.toml").write_text("[data]\nname = label_shift\n")
+    message = refused("run", "bad.toml")
+    assert "bad.toml is not valid TOML" in message
+    assert "line 2" in message
+
+
+def npz_config(tmp_path, x, client):
+    np.savez(tmp_path / "own.npz", x=x.astype(np.float32), y=np.arange(len(x)) % 2, client=client)
+    text = '[data]\nname = "npz"\npath = "own.npz"\n[model]\nname = "logistic"\n[train]\nrounds = 2\nclients_per_round = 3\n'
+    (tmp_path / "own.toml").write_text(text)
+
+
+def test_own_data_from_an_npz_file(tmp_path):
+    npz_config(tmp_path, np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 10)
+    assert call("run", "own.toml", "--out", "out").exit_code == 0
+    shown = call("data", "show", "npz", "--set", "path=own.npz")
+    assert "own  2 classes, examples of shape 3" in shown.stdout
+
+
+def test_nan_in_a_data_file_is_found(tmp_path):
+    x = np.zeros((40, 3))
+    x[17, 1] = np.nan  # the second example of client 7
+    npz_config(tmp_path, x, np.arange(40) % 10)
+    message = refused("run", "own.toml", "--out", "out")
+    assert "own.npz" in message
+    assert "client '7', row 1 " in message
+    assert "NaN" in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_diverging_run_names_round_and_clients_and_keeps_its_log(tmp_path):
+    message = refused("run", TAIL, *SMALL, "--set", "algorithm.solver.lr=1e30", "--set", "train.rounds=20", "--out", "out")
+    assert re.search(r"Round \d+: the (loss|update) of client train-\d+", message)
+    assert "What was logged is in out/rounds.jsonl." in message
+    stopped_at = int(re.search(r"Round (\d+)", message).group(1))
+    logged = [json.loads(line) for line in (tmp_path / "out/rounds.jsonl").read_text().splitlines()]
+    assert [record["round"] for record in logged] == list(range(stopped_at))
+
+
+def test_ctrl_c_ends_with_one_line(monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("equipoise.train.run_round", interrupted)
+    result = call("run", TAIL, *SMALL, "--out", "out")
+    assert result.exit_code == 130
+    assert result.stderr == "Stopped by Ctrl-C. What was logged is in out/rounds.jsonl.\n"
+
+
+def test_notices_are_plain_lines(tmp_path, monkeypatch):
+    monkeypatch.setattr("equipoise.engines.simulator.SimulatorEngine.why_not_vectorised", lambda self: "it is special")
+    result = call("run", TAIL, *SMALL, "--out", "out")
+    assert result.exit_code == 0
+    assert result.stderr.startswith("Note: Softmax cannot be vectorised over clients (it is special)")
+    assert "simulator.py" not in result.stderr
+
+
+@pytest.mark.parametrize("columns", ["100", "44"])
+def test_methods_lists_every_part_with_every_parameter(columns, monkeypatch):
+    monkeypatch.setenv("COLUMNS", columns)
+    lines = call("methods").stdout.splitlines()
+    assert max(map(len, lines)) <= int(columns)
+    shown = " ".join(" ".join(lines).split())
+    for kind in catalog.kinds():
+        for part in catalog.parts(kind):
+            place = shown.find(f" {part.name} {' '.join(part.summary.split())[:20]}")
+            assert place >= 0, part.name
+            for parameter in part.all_parameters:
+                place = shown.find(" ".join(parameter.text.split()), place)
+                assert place >= 0, f"{part.name}.{parameter.name}"
+
+
+def test_methods_of_one_kind_and_of_an_unknown_one():
+    shown = call("methods", "sampler").stdout
+    assert "poisson" in shown
+    assert "superquantile" not in shown
+    assert "Unknown kind 'riks'. Did you mean 'risk'?" in refused("methods", "riks")
+
+
+def test_data_list_names_all_and_what_they_need():
+    shown = call("data", "list").stdout
+    for name in catalog.names("data"):
+        assert name in shown
+    assert re.search(r"label_shift\s+nothing", shown)
+    assert re.search(r"femnist\s+a folder", shown)
+
+
+def test_data_show_describes_splits_and_sizes():
+    shown = call("data", "show", "synthetic", "--set", "clients=8", "--set", "alpha=0.5", "--set", "seed=2").stdout
+    assert "synthetic(0.5,1)  10 classes, examples of shape 60 (float32)" in shown
+    assert re.search(r"train\s+8\s+\d+", shown)
+    assert re.search(r"test\s+8\s+0\s+\d+", shown)
+    assert "█" in shown
+
+
+def test_data_show_mistakes(tmp_path):
+    assert "Unknown data 'femnits'. Did you mean 'femnist'?" in refused("data", "show", "femnits")
+    assert "data.client: Unknown key 'client'. Did you mean 'clients'?" in refused(
+        "data", "show", "digits", "--set", "client=3"
+    )
+    assert "femnist_writers.npz does not exist" in refused("data", "show", "femnist", "--folder", str(tmp_path))
+    assert "EQUIPOISE_DATA" in refused("data", "show", "femnist")
+
+
+def test_the_demo_prints_the_table_and_writes_its_files(tmp_path, monkeypatch):
+    full = demo_module.run_demo
+    few = {"train_clients": 20, "validation_clients": 2, "test_clients": 10, "examples": 20}
+    monkeypatch.setattr(demo_module, "run_demo", lambda *a, **k: full(*a, **k, **few))
+    result = call("demo", "--out", "shown", "--seeds", "2", "--rounds", "2")
+    assert result.exit_code == 0, result.output
+    for words in ("FedAvg", "Δ-FL 0.8", "Δ-FL 0.5", "90th percentile", "worst 10 %", "standard deviation", "±", "2 seeds"):
+        assert words in result.stdout
+    assert "With FedAvg the tenth of the unseen clients" in result.stdout
+    assert (tmp_path / "shown/report.html").read_text(encoding="utf-8").lstrip().lower().startswith("<!doctype html")
+    assert (tmp_path / "shown/histogram.png").read_bytes().startswith(b"\x89PNG")
+    with (tmp_path / "shown/table.csv").open() as file:
+        rows = {row["method"]: row for row in csv.DictReader(file)}
+    assert list(rows) == ["FedAvg", "Δ-FL 0.8", "Δ-FL 0.5"]
+    assert 0 <= float(rows["FedAvg"]["percentile_90"]) <= 1
+
+
+def test_the_command_line_itself_needs_neither_torch_nor_pydantic():
+    # The package's __init__ is left out, so that only what cli.py asks for is imported.
+    code = (
+        "import sys, types; package = types.ModuleType('equipoise'); package.__path__ = [sys.argv[1]];"
+        "sys.modules['equipoise'] = package; import equipoise.cli;"
+        "print(sorted({'torch', 'numpy', 'pydantic', 'matplotlib'} & sys.modules.keys()))"
+    )
+    found = subprocess.run(
+        [sys.executable, "-c", code, str(ROOT / "src" / "equipoise")], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "[]"
+
+
+def test_the_reference_mentions_every_command_and_option():
+    reference = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    for command in ("demo", "run", "methods", "data list", "data show"):
+        assert f"equipoise {command}" in reference
+        options = re.findall(r"--[a-z]+", call(*command.split(), "--help").stdout)
+        for option in set(options) - {"--help"}:
+            assert option in reference, f"{command} {option}"
+    assert "--version" in reference
