@@ -128,7 +128,7 @@ def test_bad_terms_are_named(terms, words):
         ("train.rounds={a=1}", "train.rounds must be a whole number, but is a table with a."),
         ("train.evaluate_every=0", "train.evaluate_every must be at least 1 round"),
         ("train.clients_per_round=0", "train.clients_per_round must be at least 1, but is 0."),
-        ("train.clients_per_round=13", "train.clients_per_round must lie between 1 and the number of training clients, 12, but is"),
+        ("train.clients_per_round=13", "train.clients_per_round must lie between 1 and the number of training clients, 12"),
         ("train.chunk_size=0", "train.chunk_size must be at least 1, but is 0."),
         ("train.device=abacus", 'train.device must be a device of this machine, but is "abacus"'),
         ("data.train_clients=0", "data.train_clients must be a finite number, at least 1, but is 0."),
