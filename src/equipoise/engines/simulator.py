@@ -1,8 +1,8 @@
 """The simulator: many clients as one batched computation, on a CPU or a GPU.
 
-Each client of a chunk has its own row of parameters, and `torch.func.vmap` computes all their losses at once. Clients are
-sorted by their number of local steps, so that the clients still at work are always the first rows: nothing is computed for a
-client that has finished, and only the last, smaller batch of an epoch is padded.
+Each client of a chunk has its own row of parameters, and a local step is taken for all of them at once (`stacked.py`). Clients
+are sorted by their number of local steps, so that the clients still at work are always the first rows: nothing is computed for
+a client that has finished, and only the last, smaller batch of an epoch is padded.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from equipoise import rng
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines.loop import Loop, LoopEngine
+from equipoise.engines.stacked import Batch, fits_linear_steps, general_steps, linear_steps, stacked_gradients
 from equipoise.errors import EquipoiseNotice, require
 from equipoise.solvers.batches import BatchCursor
 from equipoise.task import Task, per_example
 from equipoise.types import Cohort, LocalSolver, LocalWork
 
-# A chunk's parameters, gradients and batch should stay in a CPU's cache; a GPU wants many clients at once.
-_CPU_CHUNK_BYTES = 16 * 2**20
+# Parameters, gradients and batch of a chunk: enough clients to outweigh the cost of a call, few enough to bound memory.
+_CPU_CHUNK_BYTES = 64 * 2**20
 _GPU_CHUNK_BYTES = 2 * 2**30
 _EVALUATION_NUMBERS = 2**21  # input numbers per evaluation batch
 
@@ -62,21 +62,6 @@ class SimulatorEngine:
 
     def __init__(self, task: Task, data: FederatedData, device: torch.device, chunk_size: int | None) -> None:
         self.device, self.task, self.train, self.chunk_size = device, task.to(device), data.train.to(device), chunk_size
-        self.batch_losses = vmap(self._batch_loss)
-
-    def _batch_loss(self, params: dict[str, Tensor], x: Tensor, y: Tensor, shares: Tensor) -> Tensor:
-        return (self.task.losses(params, x, y) * shares).sum()
-
-    def gradients(self, params: dict[str, Tensor], x: Tensor, y: Tensor, shares: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """Gradient of each client's batch loss in its own parameters (k, …), and the losses (k,).
-
-        No client's loss depends on another's parameters, so the gradient of the sum is all gradients at once; that is a third
-        faster than `vmap(grad(…))`, whose backward pass runs inside the transform.
-        """
-        leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
-        losses: Tensor = self.batch_losses(leaves, x, y, shares)
-        gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
-        return dict(zip(leaves, gradients, strict=True)), losses.detach()
 
     def why_not_vectorised(self) -> str | None:
         """Try two clients with two examples each against one at a time; the reason if that fails or differs."""
@@ -89,12 +74,12 @@ class SimulatorEngine:
         single = []
         for i in range(2):
             leaf = flat[i].detach().requires_grad_()
-            loss = self._batch_loss(self.task.layout.unflatten(leaf), x[i], y[i], even[i])
+            loss = self.task.losses(leaf, x[i], y[i]).mean()
             single.append(self.task.layout.unflatten(torch.autograd.grad(loss, leaf)[0]))
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")  # torch warns where it falls back to a slow loop inside vmap
-                together, _ = self.gradients(params, x, y, even)
+                together, _ = stacked_gradients(self.task, params, Batch(x, y, even))
         except (RuntimeError, ValueError, TypeError, UserWarning, NotImplementedError) as failure:
             return str(failure).strip().splitlines()[0][:160]
         for name, gradient in together.items():
@@ -177,29 +162,23 @@ class SimulatorEngine:
         return max(1, budget // (numbers * params.element_size()))
 
     def _train_chunk(self, params: Tensor, cohort: Cohort, steps: Tensor, solver: LocalSolver) -> tuple[Tensor, Tensor]:
-        """Local work of a chunk: updates (k, D) and mean batch losses (k,)."""
+        """Local work of a chunk whose clients come by falling number of steps: updates (k, D) and mean batch losses (k,)."""
         clients = cohort.clients.to(self.device)
-        seen = torch.zeros(len(clients), dtype=torch.float64, device=self.device)
-        weights = params.expand(len(clients), -1).clone()  # (k, D)
+        update = torch.zeros(len(clients), len(params), dtype=params.dtype, device=self.device)
         if int(steps[0]) == 0:
-            return weights - params, torch.full((len(clients),), float("nan"), dtype=torch.float64)
-        stream = rng.stream_key(cohort.seed, "batches", cohort.round)
-        steps_here = steps.to(self.device)
-        keys = rng.client_keys(stream, self.train.keys[clients])
-        cursor = BatchCursor(keys, self.train.sizes[clients], solver.batch_size, steps_here)
-        first, lr = self.train.offsets[clients].unsqueeze(1), solver.learning_rate(cohort.round)
-        named, anchor = self.task.layout.unflatten(weights), self.task.layout.unflatten(params)
-        memory = {name: solver.begin(value) for name, value in named.items()}
+            return update, torch.full((len(clients),), float("nan"), dtype=torch.float64)
+        keys = rng.client_keys(rng.stream_key(cohort.seed, "batches", cohort.round), self.train.keys[clients])
+        cursor = BatchCursor(keys, self.train.sizes[clients], solver.batch_size, steps.to(self.device))
+        batches = self._batches(cursor, self.train.offsets[clients].unsqueeze(1), params.dtype)
+        take_steps = linear_steps if fits_linear_steps(self.task, solver) else general_steps
+        loss = take_steps(self.task, params, solver, solver.learning_rate(cohort.round), batches, update)
+        return update, (loss / steps.to(self.device).clamp(min=1)).cpu()
+
+    def _batches(self, cursor: BatchCursor, first: Tensor, dtype: torch.dtype) -> Iterator[Batch]:
         for step, k in enumerate(cursor.active):
-            places, shares = cursor.batch(step, params.dtype)  # (k, b)
+            places, shares = cursor.batch(step, dtype)  # (k, b)
             rows = first[:k] + places
-            x, y = self.train.inputs(rows, params.dtype), self.train.targets(rows, params.dtype)
-            active = {name: value[:k] for name, value in named.items()}
-            gradients, loss = self.gradients(active, x, y, shares)
-            for name, gradient in gradients.items():
-                solver.step(active[name], gradient, tuple(m[:k] for m in memory[name]), anchor=anchor[name], lr=lr)
-            seen[:k] += loss
-        return weights - params, (seen / steps_here.clamp(min=1)).cpu()
+            yield Batch(self.train.inputs(rows, dtype), self.train.targets(rows, dtype), shares)
 
 
 def _sq_norms(updates: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ def squared_distance(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - targets.reshape(batch, features)).square().sum(1)
 
 
-class _Linear(nn.Module):
+class LinearModel(nn.Module):
     """⟨w, x⟩ + b of flattened inputs: one score per example for weights (F,), C for weights (C, F)."""
 
     bias: nn.Parameter | None
@@ -67,7 +67,7 @@ class _Linear(nn.Module):
         return f"{', '.join(map(str, reversed(self.weight.shape)))}, bias={self.bias is not None}"
 
 
-class Softmax(_Linear):
+class Softmax(LinearModel):
     """Multinomial logistic regression: p(c | x) ∝ exp(⟨w_c, x⟩ + b_c), trained by cross-entropy − log p(y | x).
 
     Inputs (B, …) with `features` entries each are flattened; the outputs are the logits (B, classes), targets are classes
@@ -83,13 +83,13 @@ class Softmax(_Linear):
         super().__init__(features, (positive("classes", classes),), bias)
 
 
-class Logistic(_Linear):
+class Logistic(LinearModel):
     """Logistic regression on two classes: p(1 | x) = 1/(1 + e^{−z}) with z = ⟨w, x⟩ + b.
 
     Outputs are the log-odds z (B,), targets the integers 0 or 1 (B,). The loss is log(1 + e^z) − y z; the error is 1 where
     the likelier class is wrong, that is at probability 0.5, and z = 0 predicts class 0. It equals Softmax on two classes with
     z the difference of its logits. It is the linear model of the superquantile papers on Sent140 (Laguel, Pillutla, Malick and
-    Harchaoui, 2021), over the mean of 50-dimensional GloVe vectors and with `bias=False`. The parameters start at zero.
+    Harchaoui, 2020), over the mean of 50-dimensional GloVe vectors and with `bias=False`. The parameters start at zero.
 
     >>> import torch
     >>> model = Logistic(50)
@@ -104,7 +104,7 @@ class Logistic(_Linear):
         super().__init__(features, (), bias)
 
 
-class LinearSVM(_Linear):
+class LinearSVM(LinearModel):
     """Linear support vector machine on two classes: hinge loss max(0, 1 − s z) with z = ⟨w, x⟩ + b.
 
     Targets are the integers 0 or 1 (B,), which stand for the signs s = 2y − 1; outputs are the scores z (B,); the error is 1
@@ -124,7 +124,7 @@ class LinearSVM(_Linear):
         super().__init__(features, (), bias)
 
 
-class LinearRegression(_Linear):
+class LinearRegression(LinearModel):
     """Least squares: predictions z = ⟨w, x⟩ + b (B,) of numbers y (B,), with loss (z − y)², without a factor ½.
 
     The error is the same squared error, so that a mean over examples is the mean squared error. The parameters start at zero.

@@ -1,0 +1,108 @@
+"""Local steps of many clients at once, on parameters stacked over clients (k, …). The simulator's inner loop.
+
+`general_steps` works for any model that `torch.func.vmap` can batch. `linear_steps` is a direct path for linear models under
+plain SGD: it never forms the gradient of the weights, whose size is that of the weights themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from equipoise.models.linear import LinearModel
+from equipoise.solvers import SGD
+from equipoise.task import Task, per_example
+from equipoise.types import LocalSolver
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """One local step's examples of the k clients still at work, padded to b; a client's `shares` sum to 1, padding has 0."""
+
+    x: Tensor  # (k, b, …)
+    y: Tensor  # (k, b, …)
+    shares: Tensor  # (k, b)
+
+
+def stacked_gradients(task: Task, params: dict[str, Tensor], batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+    """Gradient of each client's batch loss in its own parameters (k, …), and the losses (k,).
+
+    No client's loss depends on another's parameters, so the gradient of the sum is all gradients at once; that is faster than
+    `vmap(grad(…))`, whose backward pass runs inside the transform.
+    """
+
+    def batch_loss(named: dict[str, Tensor], x: Tensor, y: Tensor, shares: Tensor) -> Tensor:
+        return (task.losses(named, x, y) * shares).sum()
+
+    leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
+    losses: Tensor = vmap(batch_loss)(leaves, batch.x, batch.y, batch.shares)
+    gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
+    return dict(zip(leaves, gradients, strict=True)), losses.detach()
+
+
+def general_steps(
+    task: Task, params: Tensor, solver: LocalSolver, lr: float, batches: Iterable[Batch], update: Tensor
+) -> Tensor:
+    """Take the steps of `batches` from the model `params` (D,); writes `update` (k, D), returns summed batch losses (k,)."""
+    anchor = task.layout.unflatten(params)
+    seen = torch.zeros(len(update), dtype=torch.float64, device=update.device)
+    weights: dict[str, Tensor] = {}
+    memory: dict[str, tuple[Tensor, ...]] = {}
+    for batch in batches:
+        k = len(batch.x)
+        stacked = weights or {name: value.expand(k, *value.shape) for name, value in anchor.items()}
+        gradients, losses = stacked_gradients(task, {name: value[:k] for name, value in stacked.items()}, batch)
+        if not weights:
+            # Each parameter is kept in the memory order in which its gradient comes: a step then streams through both.
+            weights = {name: torch.empty_like(gradients[name]).copy_(value) for name, value in anchor.items()}
+            memory = {name: solver.begin(value) for name, value in weights.items()}
+        for name, gradient in gradients.items():
+            held = tuple(m[:k] for m in memory[name])
+            solver.step(weights[name][:k], gradient, held, anchor=anchor[name], lr=lr)
+        seen[:k] += losses
+    for name, change in task.layout.unflatten(update).items():
+        if name in weights:
+            torch.sub(weights[name], anchor[name], out=change[: len(weights[name])])
+    return seen
+
+
+def fits_linear_steps(task: Task, solver: LocalSolver) -> bool:
+    """Whether the direct path does this work: a linear model with all its parameters trained, by SGD without momentum."""
+    if not isinstance(task.module, LinearModel) or type(solver) is not SGD or solver.momentum:
+        return False
+    return set(task.layout.names) == {name for name, _ in task.module.named_parameters()}
+
+
+def linear_steps(
+    task: Task, params: Tensor, solver: LocalSolver, lr: float, batches: Iterable[Batch], update: Tensor
+) -> Tensor:
+    """The same for outputs z = W x + b: with δ = ∂loss/∂z the gradient in W is δ xᵀ, of rank b, and is applied in place."""
+    anchor = task.layout.unflatten(params)
+    one_score = anchor["weight"].dim() == 1
+    start = anchor["weight"].reshape(-1, anchor["weight"].shape[-1]).t()  # (F, C): in this order both products are fast
+    weight = start.contiguous().expand(len(update), -1, -1).clone()
+    bias = anchor["bias"].expand(len(update), 1, -1).clone() if "bias" in anchor else None
+    seen = torch.zeros(len(update), dtype=torch.float64, device=update.device)
+    keep = 1 - lr * solver.weight_decay if isinstance(solver, SGD) else 1.0
+    for batch in batches:
+        k, b = batch.shares.shape
+        x = batch.x.flatten(2)  # (k, b, F)
+        z = torch.bmm(x, weight[:k]) if bias is None else torch.baddbmm(bias[:k], x, weight[:k])  # (k, b, C)
+        z.requires_grad_()
+        outputs = z.reshape(k * b) if one_score else z.reshape(k * b, -1)
+        losses = per_example("loss", task.loss(outputs, batch.y.flatten(0, 1)), outputs) * batch.shares.flatten()
+        (delta,) = torch.autograd.grad(losses.sum(), z)
+        weight[:k].baddbmm_(x.transpose(1, 2), delta, beta=keep, alpha=-lr)
+        if bias is not None:
+            bias[:k].mul_(keep).add_(delta.sum(1, keepdim=True), alpha=-lr)
+        seen[:k] += losses.detach().view(k, b).sum(1)
+    changes = task.layout.unflatten(update)
+    change = changes["weight"].reshape(len(update), -1, weight.shape[1]) if one_score else changes["weight"]
+    torch.sub(weight.transpose(1, 2), start.t(), out=change)
+    if bias is not None:
+        torch.sub(bias.squeeze(1), anchor["bias"], out=changes["bias"])
+    return seen
