@@ -28,7 +28,7 @@ def test_bits_are_splitmix64():
 def test_tensor_and_integer_hashes_agree():
     numbers = [0, 1, -1, 2**62, -(2**63), 123456789]
     mixed = rng._mix_tensor(torch.tensor(numbers)).tolist()
-    assert mixed == [rng._signed(rng._mix(n)) for n in numbers]
+    assert mixed == [rng.signed(rng._mix(n)) for n in numbers]
 
 
 def test_streams_differ_by_every_coordinate_and_repeat():

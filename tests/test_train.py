@@ -75,8 +75,9 @@ def test_model_and_data_may_depend_on_the_seed():
         seen.append(seed)
         return FederatedData(make_clients([5, 6], seed=seed))
 
-    eq.compare({"a": eq.Algorithm()}, lambda seed: softmax(), data, rounds=1, clients_per_round=2, seeds=[3, 5])
-    assert seen == [3, 5]
+    methods = {"a": eq.Algorithm(), "b": eq.Algorithm(risk=eq.risk.Superquantile(0.5))}
+    eq.compare(methods, lambda seed: softmax(), data, rounds=1, clients_per_round=2, seeds=[3, 5])
+    assert seen == [3, 5]  # once per seed, not once per method
 
 
 def test_compare_puts_methods_on_the_same_cohorts(ragged):
@@ -108,6 +109,10 @@ def test_compare_puts_methods_on_the_same_cohorts(ragged):
         ({"model": 3}, "model must be a Module"),
         ({"data": [1]}, "data must be a FederatedData"),
         ({"model": nn.Flatten()}, "model must have trainable parameters"),
+        ({"model": nn.Linear(7, 3)}, "model must fit the data 'ragged', whose inputs have shape (4,)"),
+        ({"model": nn.Linear(4, 2)}, "model must tell the 3 classes of 'ragged' apart; Linear knows 2"),
+        ({"model": eq.models.Softmax(4, 2)}, "model must tell the 3 classes of 'ragged' apart; Softmax knows 2"),
+        ({"model": eq.models.Logistic(4)}, "model must tell the 3 classes of 'ragged' apart; Logistic knows 2"),
     ],
 )
 def test_bad_input_is_named(options, words, ragged):

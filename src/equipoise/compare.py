@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.algorithm import Algorithm
+from equipoise.data.clients import FederatedData
 from equipoise.errors import require
 from equipoise.result import Result
 from equipoise.train import DataOrMaker, ModelOrMaker, train
@@ -102,10 +103,10 @@ def compare(
     require(len(methods) > 0, "methods", "must hold at least one algorithm", dict(methods))
     results: dict[str, list[Result]] = {name: [] for name in methods}
     for seed in chosen:
+        seeded = data if isinstance(data, FederatedData) else data(seed)  # once for all methods
         for name, algorithm in methods.items():
-            results[name].append(
-                train(
-                    model, data, algorithm, rounds=rounds, clients_per_round=clients_per_round, seed=seed, name=name, **options
-                )
+            run = train(
+                model, seeded, algorithm, rounds=rounds, clients_per_round=clients_per_round, seed=seed, name=name, **options
             )
+            results[name].append(run)
     return Comparison(results)

@@ -9,6 +9,7 @@ much between seeds. Methods are to be compared within a seed.
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache, partial
@@ -23,7 +24,7 @@ from rich.text import Text
 
 import equipoise as eq
 from equipoise.compare import FIGURES, Comparison, Spread
-from equipoise.experiment.folder import write_whole
+from equipoise.files import write_atomically
 from equipoise.observers import Evaluation, Run
 from equipoise.types import RoundReport
 
@@ -177,16 +178,17 @@ def write_files(comparison: Comparison, out: Path) -> list[Path]:
     report, picture, table = out / "report.html", out / "histogram.png", out / "table.csv"
     write_report(comparison.all_results, report)
     histogram_picture(comparison.all_results, picture)
-    write_whole(table, lambda path: write_table(comparison, path))
+    write_atomically(table, table_csv(comparison).encode())
     return [report, picture, table]
 
 
-def write_table(comparison: Comparison, path: Path) -> None:
+def table_csv(comparison: Comparison) -> str:
     """One row per method: every figure's mean and standard deviation over seeds, errors as fractions."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        rows = comparison.table()
-        keys = list(next(iter(rows.values())))
-        writer.writerow(["method", *(column for key in keys for column in (key, f"{key}_over_seeds"))])
-        for method, row in rows.items():
-            writer.writerow([method, *(number for key in keys for number in (row[key].mean, row[key].deviation))])
+    text = io.StringIO()
+    writer = csv.writer(text)
+    rows = comparison.table()
+    keys = list(next(iter(rows.values())))
+    writer.writerow(["method", *(column for key in keys for column in (key, f"{key}_over_seeds"))])
+    for method, row in rows.items():
+        writer.writerow([method, *(number for key in keys for number in (row[key].mean, row[key].deviation))])
+    return text.getvalue()

@@ -49,6 +49,10 @@ class Diverged(EquipoiseError, RuntimeError):
         )
 
 
+class NotWritten(EquipoiseError, OSError):
+    """A file could not be written; the message names it and says why."""
+
+
 class ObserverFailed(EquipoiseError, RuntimeError):
     """An observer raised; its name is in the message, the original error is the cause."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from equipoise.algorithm import Algorithm
 from equipoise.data.clients import FederatedData
 from equipoise.errors import InvalidParameter
+from equipoise.files import write_atomically
 from equipoise.metrics import Summary, summarise
 from equipoise.observers import History
 from equipoise.types import Engine
@@ -95,11 +97,13 @@ class ClientTable:
         """The rows with the largest error (then loss), worst first."""
         return sorted(self, key=lambda row: (row["error"], row["loss"]), reverse=True)[:count]
 
-    def to_csv(self, path: str | Path) -> None:
-        with Path(path).open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, COLUMNS)
-            writer.writeheader()
-            writer.writerows(self)
+    def to_csv(self, path: str | Path) -> Path:
+        """Write the rows as CSV; the file is whole or absent."""
+        text = io.StringIO()
+        writer = csv.DictWriter(text, COLUMNS)
+        writer.writeheader()
+        writer.writerows(self)
+        return write_atomically(Path(path), text.getvalue().encode())
 
 
 @dataclass(frozen=True, eq=False)

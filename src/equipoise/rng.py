@@ -18,7 +18,7 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
-def _signed(value: int) -> int:
+def signed(value: int) -> int:
     """The int64 with the same 64 bits."""
     value &= _MASK
     return value - (1 << 64) if value >> 63 else value
@@ -37,8 +37,8 @@ def _shift(z: Tensor, bits: int) -> Tensor:
 
 
 def _mix_tensor(z: Tensor) -> Tensor:
-    z = (z ^ _shift(z, 30)) * _signed(_FIRST)
-    z = (z ^ _shift(z, 27)) * _signed(_SECOND)
+    z = (z ^ _shift(z, 30)) * signed(_FIRST)
+    z = (z ^ _shift(z, 27)) * signed(_SECOND)
     return z ^ _shift(z, 31)
 
 
@@ -56,14 +56,14 @@ def stream_key(seed: int, purpose: str, round_index: int = 0) -> int:
 
 def client_keys(key: int, clients: Tensor) -> Tensor:
     """One key per client: `clients` are int64 name keys (K,), the result is int64 (K,)."""
-    return _mix_tensor(_mix_tensor(clients) ^ _signed(key))
+    return _mix_tensor(_mix_tensor(clients) ^ signed(key))
 
 
 def random_bits(keys: Tensor, first: int | Tensor, count: int) -> Tensor:
     """63 random bits for each counter first, first + 1, … of each key: (K,) keys give (K, count) int64, all ≥ 0."""
     counters = torch.arange(count, device=keys.device)
     start = first.unsqueeze(-1) if isinstance(first, Tensor) else first
-    return _mix_tensor(keys.unsqueeze(-1) + (counters + start) * _signed(_GOLDEN)) & ((1 << 63) - 1)
+    return _mix_tensor(keys.unsqueeze(-1) + (counters + start) * signed(_GOLDEN)) & ((1 << 63) - 1)
 
 
 def generator(seed: int, purpose: str, round_index: int = 0, client: str | None = None) -> np.random.Generator:

@@ -79,7 +79,10 @@ class Poisson:
 
 @dataclass(frozen=True)
 class Full:
-    """Every client, every round; `clients_per_round` is not used."""
+    """Every client, every round; `clients_per_round` is not used.
+
+    Source: the setting of agnostic federated learning (Mohri, Sivek, Suresh 2019).
+    """
 
     def __call__(self, round_index: int, alpha: Tensor, *, clients_per_round: int, seed: int) -> Cohort:
         return _cohort(round_index, seed, torch.arange(len(alpha)), alpha, torch.ones(len(alpha), dtype=torch.float64))

@@ -26,7 +26,10 @@ def _check_share(name: str, value: float) -> None:
 
 @dataclass(frozen=True)
 class SGD:
-    """w ← w + lr · Δ; lr = 1 is plain averaging."""
+    """w ← w + lr · Δ; lr = 1 is plain averaging.
+
+    Source: McMahan et al. 2017 (lr = 1); Reddi et al. 2021 (others).
+    """
 
     lr: float = 1.0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,9 @@ from torch.nn import functional
 
 from equipoise.errors import IncompatibleParts, InvalidParameter
 from equipoise.params import ParameterLayout
+
+if TYPE_CHECKING:
+    from equipoise.data.clients import FederatedData
 
 PerExample = Callable[[Tensor, Tensor], Tensor]
 
@@ -57,6 +61,29 @@ class Task:
     def to(self, device: torch.device) -> Task:
         """The same task with the module's constants on a device."""
         return Task(copy.deepcopy(self.module).to(device), self.loss, self.error, self.layout)
+
+    def refuse_misfit(self, data: FederatedData) -> None:
+        """Try the model on two examples: a wrong shape, type or number of classes is refused in words, before any work."""
+        params = self.layout.read(self.module)
+        clients, rows = data.train, slice(0, 2)
+        x, y = clients.inputs(rows, params.dtype), clients.targets(rows, params.dtype)
+        said = f"must fit the data {data.name!r}, whose inputs have shape {tuple(x.shape[1:])} and type {x.dtype}"
+        self.module.eval()
+        try:
+            with torch.no_grad():
+                outputs = self.outputs(params, x)
+                known = getattr(self.module, "classes", outputs.shape[-1] if self.loss is cross_entropy else data.classes)
+                if data.classes > known:
+                    name = type(self.module).__name__
+                    rule = f"must tell the {data.classes} classes of {data.name!r} apart; {name} knows {known}"
+                    raise InvalidParameter("model", rule, name, "Give it more classes, or use models.Softmax.")
+                per_example("loss", self.loss(outputs, y), x)
+                per_example("error", self.error(outputs, y), x)
+        except InvalidParameter:
+            raise
+        except (RuntimeError, ValueError, TypeError, IndexError) as failure:
+            reason = str(failure).strip().splitlines()[0]
+            raise InvalidParameter("model", said, type(self.module).__name__, f"It said: {reason}") from failure
 
     def outputs(self, params: Tensor | dict[str, Tensor], x: Tensor) -> Tensor:
         """The model's outputs on inputs (B, …) at parameters given as a vector (D,) or by name."""

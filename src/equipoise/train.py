@@ -63,6 +63,7 @@ def train(
     model = model if isinstance(model, nn.Module) else _made(model, seed, nn.Module, "model")
 
     task = Task.of(model, loss)
+    task.refuse_misfit(data)
     running = choose_engine(engine).start(task, data)
     sampler = algorithm.sampler or Uniform()
     alpha = algorithm.base_weights(data.train)

@@ -70,3 +70,9 @@ def test_an_unknown_name_is_answered_with_the_nearest_and_all():
 def test_defaults_of_an_algorithm_are_known_parts():
     for kind, name in catalog.ALGORITHM_PARTS.items():
         assert name in catalog.names(kind)
+
+
+@pytest.mark.parametrize("part", ALL, ids=lambda part: f"{part.kind} {part.name}")
+def test_every_part_says_what_it_is_and_where_it_comes_from(part):
+    assert part.summary
+    assert part.source

@@ -86,7 +86,7 @@ def test_a_mixture_is_a_list_of_terms():
         ("[]", "algorithm.risk.terms must hold at least one"),
         ('[{name = "mean"}]', "algorithm.risk.terms[0].coefficient is missing"),
         ('[{coefficient = true, name = "mean"}]', "algorithm.risk.terms[0].coefficient must be a number, but is true"),
-        ('[{coefficient = -1.0, name = "mean"}]', "positive coefficients"),
+        ('[{coefficient = -1.0, name = "mean"}]', "positive coefficient"),
         ('[{coefficient = 1.0, name = "mean", tail = 1}]', "algorithm.risk.terms[0].tail: Unknown key 'tail'"),
         ("[{coefficient = 1.0}]", "algorithm.risk.terms[0].name is missing. Allowed: mean, mixture, superquantile."),
         (
@@ -134,7 +134,7 @@ def test_bad_terms_are_named(terms, words):
         ("data.train_clients=0", "data.train_clients must be a finite number, at least 1, but is 0."),
         ("train=3", "train must be a section, [train], but is 3."),
         ("versions.torch=2", "versions.torch must be text, but is 2."),
-        ("model=logistic", "The model 'logistic' does not fit the data 'label_shift': it knows two classes, they have 10."),
+        ("model=logistic", "The model 'logistic' does not fit the data 'label_shift': model must tell the 10 classes"),
         ("model=convnet", "The model 'convnet' does not fit the data 'label_shift'"),
         ("model=char_gru", "model.vocabulary cannot be read from the data 'label_shift', which hold no tokens."),
         ("model=embedding_lstm", "reads word vectors"),

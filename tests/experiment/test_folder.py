@@ -66,19 +66,6 @@ def test_free_folders_are_numbered(tmp_path, monkeypatch):
     assert [p.name for p in taken] == ["tail-4", "tail-4-2", "tail-4-3"]
 
 
-def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path):
-    target = tmp_path / "clients.csv"
-    target.write_text("old")
-
-    def write_half(path):
-        path.write_text("ha")
-        raise OSError("disk full")
-
-    with pytest.raises(OSError, match="disk full"):
-        folder.write_whole(target, write_half)
-    assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("clients.csv", "old")]
-
-
 def test_a_diverging_run_keeps_its_log_and_says_where(tmp_path):
     place = folder.claim(tmp_path / "run")
     with pytest.raises(Diverged) as caught:

@@ -15,8 +15,8 @@ from torch import nn
 
 import equipoise as eq
 from equipoise import metrics
-from equipoise.errors import EquipoiseError, InvalidParameter
-from equipoise.report import NotWritten, histogram_picture, write_report
+from equipoise.errors import EquipoiseError, InvalidParameter, NotWritten
+from equipoise.report import histogram_picture, write_report
 from equipoise.report.drawing import bins, smooth, smoothing
 from equipoise.report.study import GRID, Study
 

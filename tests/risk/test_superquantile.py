@@ -184,9 +184,9 @@ def test_bad_parameters_are_named(wrong, words):
 def test_bad_combinations_are_refused():
     with pytest.raises(IncompatibleParts, match="threshold"):
         Superquantile(rule="threshold", smoothing="kl", nu=0.1)
-    with pytest.raises(InvalidParameter, match="positive coefficients"):
+    with pytest.raises(InvalidParameter, match="positive coefficient"):
         Mixture((-1.0, Mean()))
-    with pytest.raises(InvalidParameter, match="pairs"):
+    with pytest.raises(InvalidParameter, match="pair"):
         Mixture(Mean())
     with pytest.raises(InvalidParameter, match="at least one"):
         Mixture()

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise.errors import InvalidData, InvalidParameter
-from equipoise.rng import _signed, name_key
+from equipoise.rng import name_key, signed
 
 _ROWS_PER_CHECK = 65_536
 
@@ -107,7 +107,7 @@ class ClientSet:
     @cached_property
     def keys(self) -> Tensor:
         """A random-stream key per client, made from its id, (n,) int64: batches do not depend on the order of clients."""
-        return torch.tensor([_signed(name_key(i)) for i in self.ids], device=self.offsets.device)
+        return torch.tensor([signed(name_key(i)) for i in self.ids], device=self.offsets.device)
 
     def rows(self, client: int) -> slice:
         """The rows of one client."""

@@ -199,6 +199,8 @@ def digits(
 
     `partition` is a name ("dirichlet", "classes", "power_law", "iid") or a function of `equipoise.data.partition` with its
     options set, such as functools.partial(dirichlet, concentration=0.1).
+
+    Source: the UCI digits test set (Alpaydin, Kaynak 1998), as in scikit-learn.
     """
     from sklearn.datasets import load_digits
 

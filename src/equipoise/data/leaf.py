@@ -197,6 +197,8 @@ def leaf(
     all others being one more class. Texts (rows [id, date, query, user, text] as in Sent140, or strings): the first `length`
     words with `vectors` (see `glove`), else the first `length` characters. Users with fewer than `min_examples` training
     examples are left out of both parts. A malformed file fails with file, user and reason.
+
+    Source: the format of LEAF (Caldas et al. 2018).
     """
     root = Path(path).expanduser()
     root = root if (root / "train").is_dir() or not (root / "data" / "train").is_dir() else root / "data"

@@ -77,6 +77,8 @@ def fashion_mnist(
     them 0, 1, … in the order given. Agnostic federated learning (Mohri et al. 2019; Tian Li, thesis, section
     4.3.3) is classes=(0, 2, 6), clients=3, partition=functools.partial(by_classes, classes_per_client=1), split_by="examples";
     Ditto (thesis, section 5.6.1) gives each client 5 classes.
+
+    Source: Xiao, Rasul, Vollgraf 2017.
     """
     path = data_file(folder, "fashion_mnist.npz", "arrays x_train, y_train, x_test, y_test")
     arrays = load_arrays(path, ("x_train", "y_train", "x_test", "y_test"))
@@ -218,6 +220,8 @@ def vehicle(folder: PathLike | None = None, *, validation: float = 0.1, test: fl
 
     Split inside clients, as in Tian Li, thesis, section 4.6.2. The file holds the subsample that Ditto trains on (1,860
     examples, 7 to 534 per sensor), so results differ from the papers'.
+
+    Source: Duarte, Hu 2004; the split of Li et al. 2021 (Ditto).
     """
     path = data_file(folder, "vehicle_ditto_train.npz", "arrays x (N, 100), y (−1 / +1), user")
     clients = npz(path, client="user")
@@ -225,7 +229,10 @@ def vehicle(folder: PathLike | None = None, *, validation: float = 0.1, test: fl
 
 
 def mocha(folder: PathLike | None = None, *, validation: float = 0.0, test: float = 0.25, seed: int = 0) -> FederatedData:
-    """The small set that comes with the code of MOCHA (Smith et al. 2017), from mocha_small.npz: 29 tasks, 9 features."""
+    """The small set that comes with the code of MOCHA (Smith et al. 2017), from mocha_small.npz: 29 tasks, 9 features.
+
+    Source: Smith et al. 2017 (MOCHA).
+    """
     path = data_file(folder, "mocha_small.npz", "arrays x (N, 9), y (−1 / +1), task")
     clients = npz(path, client="task")
     return split(clients, "examples", validation=validation, test=test, seed=seed, name="mocha", classes=2)
@@ -255,6 +262,9 @@ def texts(
     primary tag, class 1 = still open. "sent140": tweets by user, class 1 = positive, a sample of few tweets per user. The first
     two stand in for Sent140 with 50 tweets or more per user, and results on them must not be called Sent140. `min_examples` is
     50, 50 and 5 unless given. For `features` and `length` see `equipoise.data.from_texts`.
+
+    Source: clothing: Women's E-Commerce Clothing Reviews; stackoverflow: Stack Overflow questions; sent140: Go, Bhayani,
+    Huang 2009.
     """
     require(name in _TEXT_FILES, "name", f"must be one of {', '.join(_TEXT_FILES)}", name)
     filename, client_key, text_key, default = _TEXT_FILES[name]

@@ -16,7 +16,10 @@ from equipoise.types import Cohort, LocalSolver, LocalWork
 
 @dataclass(frozen=True)
 class Loop:
-    """Train clients one after another. `device` is any torch device; None is the CPU."""
+    """Train clients one after another. `device` is any torch device; None is the CPU.
+
+    Source: ours; the textbook loop.
+    """
 
     device: str | None = None
 

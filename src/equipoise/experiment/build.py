@@ -123,16 +123,10 @@ def word_vectors(config: RunConfig) -> dict[str, Any]:
 
 
 def check_fit(config: RunConfig, model: nn.Module, data: FederatedData) -> None:
-    """Try the model on one example, so that a wrong shape or type is refused now and in words."""
-    from equipoise.models.linear import wrong_sign
+    """Try the model on the data, so that a wrong shape, type or number of classes is refused before anything is written."""
     from equipoise.task import Task
 
-    pair = f"The model {config.model.name!r} does not fit the data {config.data.name!r}"
-    if getattr(model, "error", None) is wrong_sign and data.classes > 2:
-        raise ConfigError(f"{pair}: it knows two classes, they have {data.classes}. Use softmax.")
     try:
-        task = Task.of(model)
-        params = task.layout.read(task.module)
-        task.losses(params, data.train.inputs(slice(0, 1), params.dtype), data.train.targets(slice(0, 1), params.dtype))
-    except (EquipoiseError, RuntimeError, ValueError, TypeError, IndexError) as failure:
-        raise ConfigError(f"{pair}: {failure}") from failure
+        Task.of(model).refuse_misfit(data)
+    except EquipoiseError as failure:
+        raise ConfigError(f"The model {config.model.name!r} does not fit the data {config.data.name!r}: {failure}") from failure

@@ -5,14 +5,13 @@ The log of rounds grows line by line; every other file appears whole or not at a
 
 from __future__ import annotations
 
-import os
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from equipoise.errors import ConfigError, EquipoiseError
+from equipoise.files import write_atomically
 
 if TYPE_CHECKING:
     from equipoise.experiment.build import Experiment
@@ -80,48 +79,29 @@ def free_folder(config_path: Path, seed: int) -> Path:
     return folder
 
 
-def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Let `write` fill a temporary file beside `path`, then put it in place in one step."""
-    # The suffix is kept, since writers may choose a format by it.
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.stem}-", suffix=path.suffix)
-    os.close(handle)
-    try:
-        write(Path(temporary))
-        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp makes files that only their owner can read
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
-
-
 def run(experiment: Experiment, folder: RunFolder, *, progress: bool | None = None) -> Result:
     """Train, logging as it goes, then write what the run leaves. A failure says where the log is."""
     from equipoise.observers import JsonLines
 
-    write_whole(folder.config, lambda path: path.write_text(experiment.config.text(), encoding="utf-8"))
+    write_atomically(folder.config, experiment.config.text().encode())
     try:
         result = experiment.train(name=folder.path.name, observers=[JsonLines(folder.rounds)], progress=progress)
     except (EquipoiseError, KeyboardInterrupt) as failure:
         if folder.rounds.exists():
             failure.add_note(f"What was logged is in {folder.rounds}.")
         raise
-    write_whole(folder.clients, result.clients.to_csv)
-    write_whole(folder.model, lambda path: save_model(result, path))
+    result.clients.to_csv(folder.clients)
+    write_atomically(folder.model, model_bytes(result))
     result.report(folder.report)
     return result
 
 
-def save_model(result: Result, path: Path) -> None:
+def model_bytes(result: Result) -> bytes:
     """The trained model's named tensors as safetensors; `load_state_dict` of the same model takes them."""
     from safetensors.torch import save
 
-    # Copies, because tensors that share memory cannot be saved. One entry of metadata: the order of several is random, and
-    # equal runs should leave equal files.
+    # Copies, because tensors that share memory cannot be saved.
     tensors = {name: value.detach().cpu().clone().contiguous() for name, value in result.model.state_dict().items()}
-    path.write_bytes(save(tensors, metadata={"model": type(result.model).__name__}))
+    # One entry of metadata, because the order of several is random and equal models should be equal files.
+    saved: bytes = save(tensors, metadata={"model": type(result.model).__name__})
+    return saved

@@ -26,6 +26,8 @@ def npz(
 
     `x`, `y` and `client` name the arrays. With `scale` a model sees x · scale + shift (bytes such as pixels need it). No pickle
     is read.
+
+    Source: your own file.
     """
     clients = read_npz(path, x=x, y=y, client=client, scale=scale, shift=shift)
     name = os.path.splitext(os.path.basename(os.fspath(path)))[0]

@@ -20,6 +20,8 @@ class ConvNet(nn.Module):
     2023). Inputs are grey images (B, 28, 28), (B, 1, 28, 28) or (B, 784); outputs the logits (B, classes); loss and error are
     cross-entropy and misclassification. Initial parameters follow torch's default law and depend on `seed` alone.
 
+    Source: the ConvNet of Laguel et al. 2020 and Pillutla et al. 2023 on EMNIST.
+
     >>> import torch
     >>> model = ConvNet(seed=0)
     >>> sum(p.numel() for p in model.parameters())

@@ -74,6 +74,8 @@ class Softmax(LinearModel):
     (B,) and the error is misclassification. The parameters start at zero, so that every class is equally likely. With
     `bias=False` it is the linear model of the superquantile papers on EMNIST (Laguel, Pillutla, Malick and Harchaoui, 2020).
 
+    Source: the linear model of Laguel et al. 2020 and Pillutla et al. 2023 on EMNIST.
+
     >>> import torch
     >>> Softmax(784, 62, bias=False)(torch.rand(5, 28, 28)).shape
     torch.Size([5, 62])
@@ -91,12 +93,15 @@ class Logistic(LinearModel):
     z the difference of its logits. It is the linear model of the superquantile papers on Sent140 (Laguel, Pillutla, Malick and
     Harchaoui, 2020), over the mean of 50-dimensional GloVe vectors and with `bias=False`. The parameters start at zero.
 
+    Source: the linear model of Laguel et al. 2020 and Pillutla et al. 2023 on Sent140.
+
     >>> import torch
     >>> model = Logistic(50)
     >>> model.loss(model(torch.rand(2, 50)), torch.tensor([0, 1]))  # log 2
     tensor([0.6931, 0.6931], grad_fn=<NegBackward0>)
     """
 
+    classes = 2
     loss = staticmethod(logistic_loss)
     error = staticmethod(wrong_sign)
 
@@ -112,11 +117,14 @@ class LinearSVM(LinearModel):
     it as L2 regularisation to the solver. It is the model of the Vehicle experiments of Smith et al. (Federated Multi-Task
     Learning, 2017), q-FFL (Li et al., 2020) and Ditto (Li et al., 2021). The parameters start at zero.
 
+    Source: the Vehicle experiments of Smith et al. 2017, Li et al. 2020 (q-FFL) and Li et al. 2021 (Ditto).
+
     >>> import torch
     >>> LinearSVM.loss(torch.tensor([0.5, 0.5]), torch.tensor([0, 1]))
     tensor([1.5000, 0.5000])
     """
 
+    classes = 2
     loss = staticmethod(hinge_loss)
     error = staticmethod(wrong_sign)
 
@@ -128,6 +136,8 @@ class LinearRegression(LinearModel):
     """Least squares: predictions z = ⟨w, x⟩ + b (B,) of numbers y (B,), with loss (z − y)², without a factor ½.
 
     The error is the same squared error, so that a mean over examples is the mean squared error. The parameters start at zero.
+
+    Source: the least-squares toy of the Δ-FL slides (Laguel, Pillutla, Malick, Harchaoui).
 
     >>> import torch
     >>> LinearRegression.loss(torch.tensor([1.0, 3.0]), torch.tensor([0.0, 5.0]))
@@ -147,6 +157,8 @@ class MeanEstimator(nn.Module):
     The mean loss of a client is then ‖w − x̄‖² plus its variance: the mean-estimation problem with which the superquantile
     papers show what a tail risk does (Laguel, Pillutla, Malick and Harchaoui, 2020). Outputs are w once per example,
     (B, features); inputs only count the examples. The error is the loss. The point starts at zero.
+
+    Source: the mean-estimation toy of Laguel et al. 2020, section 3.
 
     >>> import torch
     >>> x = torch.tensor([[3.0, 4.0], [0.0, 1.0]])

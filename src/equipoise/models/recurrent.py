@@ -153,6 +153,8 @@ class CharGRU(_CharModel):
     3H(E + H + 2) for the first layer, 3H(2H + 2) for each further one, and C(H + 1); with `embedding=None`, E is V and the
     first term is absent.
 
+    Source: the Shakespeare model of Laguel et al. 2020 and Pillutla et al. 2023.
+
     >>> import torch
     >>> model = CharGRU(vocabulary=53, embedding=None)
     >>> model(torch.randint(53, (5, 20))).shape, sum(p.numel() for p in model.parameters())
@@ -185,6 +187,8 @@ class CharLSTM(_CharModel):
     torch's two bias vectors; LEAF's TensorFlow cells have one, hence 817,872 parameters there. Parameters: V·E for the
     embedding, then 4H(E + H + 2) for the first layer, 4H(2H + 2) for each further one, and C(H + 1).
 
+    Source: LEAF's Shakespeare model (Caldas et al. 2018).
+
     >>> import torch
     >>> model = CharLSTM(vocabulary=80)
     >>> model(torch.randint(80, (2, 80))).shape, sum(p.numel() for p in model.parameters())
@@ -214,6 +218,8 @@ class EmbeddingLSTM(nn.Module):
     units and 20 tokens it is the Sent140 model of the superquantile papers (Laguel, Pillutla, Malick and Harchaoui, 2020), with
     two logits where they have one; FedProx (Li et al. 2020) used two layers of 256 over 300-dimensional GloVe. Steps that hold
     the token `padding` leave the state as it was. Parameters: 4H(E + H + 2), 4H(2H + 2) for each further layer, and C(H + 1).
+
+    Source: the Sent140 model of Laguel et al. 2020 and Pillutla et al. 2023.
 
     >>> import torch
     >>> model = EmbeddingLSTM(torch.zeros(400, 50), padding=0)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from equipoise.errors import InvalidParameter
-from equipoise.report.files import NotWritten, write_atomically
+from equipoise.files import write_atomically
 from equipoise.result import Result
 
-__all__ = ["NotWritten", "histogram_picture", "write_report"]
+__all__ = ["histogram_picture", "write_report"]
 
 
 def write_report(results: Sequence[Result], path: str | Path) -> Path:

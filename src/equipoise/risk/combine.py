@@ -26,15 +26,15 @@ class Mixture:
 
     def __init__(self, *terms: tuple[float, ClientRisk]) -> None:
         require(len(terms) > 0, "terms", "must hold at least one (coefficient, risk) pair", terms)
-        for term in terms:
+        for index, term in enumerate(terms):
             if not (isinstance(term, tuple | list) and len(term) == 2 and callable(term[1])):
                 raise InvalidParameter(
-                    "terms",
-                    "must be (coefficient, risk) pairs",
+                    f"terms[{index}]",
+                    "must be a (coefficient, risk) pair",
                     term,
                     "E.g. Mixture((0.3, Mean()), (0.7, Superquantile(0.2))).",
                 )
-            require(math.isfinite(term[0]) and term[0] > 0, "terms", "must have positive coefficients", term[0])
+            require(math.isfinite(term[0]) and term[0] > 0, f"terms[{index}]", "must have a positive coefficient", term[0])
             if hasattr(term[1], "server_step"):
                 raise IncompatibleParts(
                     f"{term[1]!r} scales the server's step by its own weights, which a sum with other risks cannot do.",

@@ -5,11 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from equipoise.errors import EquipoiseError
-
-
-class NotWritten(EquipoiseError, OSError):
-    """A file could not be written; the message names it and says why."""
+from equipoise.errors import NotWritten
 
 
 def write_atomically(path: Path, content: bytes) -> Path:
