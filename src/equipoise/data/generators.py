@@ -84,7 +84,7 @@ def label_shift(
     examples: int = 100,
     train_concentration: float = 0.5,
     test_concentration: float = 0.01,
-    geometry: Literal["seeded", "published"] = "seeded",
+    geometry: Literal["published", "seeded"] = "published",
     seed: int = 0,
 ) -> FederatedData:
     """Ten classes in 20 dimensions whose proportions differ by client: Dir(0.5) in training, Dir(0.01) when tested.
@@ -99,8 +99,9 @@ def label_shift(
     probability 0.01 instead of its label's. (Given the label, that is the law of `make_classification`'s examples, and the
     labels of client i still follow q_i.) Shift and scale are off in that function's defaults.
 
-    `geometry="seeded"` draws the class laws from `seed`; "published" takes those of the published call (random_state=2345), to
-    put results beside the paper's. Examples are fresh draws, instead of a sample of a pool of 500,000.
+    `geometry="published"` takes the class laws of the published call (random_state=2345), and `seed` draws clients and their
+    examples; "seeded" draws the class laws from `seed` too, whose difficulty then varies much between seeds. Examples are fresh
+    draws, instead of a sample of a pool of 500,000.
 
     Source: Pillutla, Laguel, Malick, Harchaoui, Federated Learning with Superquantile Aggregation for Heterogeneous Data
     (journal version), App. D.2.
