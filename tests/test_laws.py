@@ -24,7 +24,11 @@ RISKS = [
     risk.Mean(),
     *(risk.Superquantile(tail, rule=rule) for tail in (1.0, 0.8, 0.5, 0.3, 0.001) for rule in ("exact", "threshold")),
     *(risk.Superquantile(t, smoothing=s, nu=v) for t in (1.0, 0.5, 0.01) for s in ("kl", "huber") for v in (1e-3, 0.1, 10.0)),
+    *(risk.Tilted(tilt) for tilt in (-200.0, -1.0, -1e-9, 0.0, 1e-9, 0.5, 1.0, 200.0)),
+    *(risk.Tilted(tilt, tracked=True) for tilt in (-1.0, 2.0)),
+    *(risk.QFair(q) for q in (0.0, 0.1, 1.0, 2.0, 5.0, 50.0)),
     risk.Mixture((0.3, risk.Mean()), (0.7, risk.Superquantile(0.2))),
+    risk.Mixture((0.5, risk.Tilted(1.0)), (0.5, risk.Tilted(-1.0))),
     risk.Mixture((2.0, risk.Superquantile(0.5, smoothing="kl", nu=0.1))),
 ]
 SOLVERS = [
@@ -34,6 +38,8 @@ SOLVERS = [
     solvers.SGD(batch_size=4, epochs=2, weight_decay=0.1),
     solvers.SGD(momentum=0.5, weight_decay=0.01, lr_decay=0.5, lr_decay_every=2),
     solvers.SGD(steps=0),
+    solvers.SGD(prox=1.0, epochs=3),
+    solvers.SGD(prox=0.5, momentum=0.9, weight_decay=0.1),
 ]
 SERVERS = [server_opt.SGD(), server_opt.Momentum(), server_opt.Adam(), server_opt.Yogi(), server_opt.Adagrad()]
 SAMPLERS = [sampling.Uniform(), sampling.Proportional(), sampling.Poisson(), sampling.Full()]

@@ -79,14 +79,15 @@ def _check_gradient(risk: ClientRisk, losses: Tensor, alpha: Tensor, result: Ris
     for i in range(len(losses)):
         nudge = torch.zeros_like(losses)
         nudge[i] = step
+        rounding = 4e-16 * abs(float(result.value)) / step  # of the difference of two large values
         up, down = (float(_call_risk(risk, losses + s * nudge, alpha).value) for s in (1, -1))
         here = float(result.value)
-        if abs((up - here) - (here - down)) > 1e-2 * step:  # a kink within the step
+        slope, weight = (up - down) / (2 * step), float(result.weights[i])
+        if abs((up - here) - (here - down)) > 1e-2 * step * max(1.0, abs(slope)):  # a kink within the step
             continue
         smooth += 1
-        slope, weight = (up - down) / (2 * step), float(result.weights[i])
         _hold(
-            abs(slope - weight) <= 1e-4 * max(1.0, abs(slope)),
+            abs(slope - weight) <= 1e-4 * max(1.0, abs(slope)) + rounding,
             risk,
             "the weights are the gradient of the value in the losses",
             f"client {i} of {len(losses)}: weight {weight:.6g}, finite difference {slope:.6g}",

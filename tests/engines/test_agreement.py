@@ -24,6 +24,7 @@ def solvers(draw):
         batch_size=draw(st.sampled_from([None, 1, 3, 10, 100])),
         momentum=draw(st.sampled_from([0.0, 0.9])),
         weight_decay=draw(st.sampled_from([0.0, 0.05])),
+        prox=draw(st.sampled_from([0.0, 0.5])),
         **length,
     )
 

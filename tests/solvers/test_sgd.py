@@ -26,6 +26,7 @@ def test_step_decay_lowers_the_rate():
         ({"steps": 3, "epochs": 2}, "epochs must be left alone when steps is given"),
         ({"momentum": 1.0}, "momentum must lie in"),
         ({"weight_decay": -0.1}, "weight_decay must not be negative"),
+        ({"prox": -1.0}, "prox must not be negative"),
         ({"lr_decay": 0.0}, "lr_decay must lie in"),
         ({"lr_decay_every": 0}, "lr_decay_every must be at least 1"),
     ],

@@ -71,8 +71,8 @@ def general_steps(
 
 
 def fits_linear_steps(task: Task, solver: LocalSolver) -> bool:
-    """Whether the direct path does this work: a linear model with all its parameters trained, by SGD without momentum."""
-    if not isinstance(task.module, LinearModel) or type(solver) is not SGD or solver.momentum:
+    """Whether the direct path does this work: a linear model with all its parameters trained, by plain SGD."""
+    if not isinstance(task.module, LinearModel) or type(solver) is not SGD or solver.momentum or solver.prox:
         return False
     return set(task.layout.names) == {name for name, _ in task.module.named_parameters()}
 

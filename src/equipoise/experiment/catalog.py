@@ -31,6 +31,8 @@ CATALOG: dict[str, dict[str, str | Entry]] = {
     "risk": {
         "mean": "equipoise.risk:Mean",
         "superquantile": "equipoise.risk:Superquantile",
+        "tilted": "equipoise.risk:Tilted",
+        "qfair": "equipoise.risk:QFair",
         "mixture": "equipoise.risk:Mixture",
     },
     "solver": {

@@ -2,7 +2,9 @@
 
 from equipoise.risk.combine import Mixture
 from equipoise.risk.mean import Mean
+from equipoise.risk.qfair import QFair
 from equipoise.risk.superquantile import Superquantile
+from equipoise.risk.tilted import Tilted
 from equipoise.types import RiskValue
 
-__all__ = ["Mean", "Mixture", "RiskValue", "Superquantile"]
+__all__ = ["Mean", "Mixture", "QFair", "RiskValue", "Superquantile", "Tilted"]

@@ -35,7 +35,7 @@ class Mixture:
                     "E.g. Mixture((0.3, Mean()), (0.7, Superquantile(0.2))).",
                 )
             require(math.isfinite(term[0]) and term[0] > 0, f"terms[{index}]", "must have a positive coefficient", term[0])
-            if hasattr(term[1], "server_step"):
+            if getattr(term[1], "server_step", None) is not None:
                 raise IncompatibleParts(
                     f"{term[1]!r} scales the server's step by its own weights, which a sum with other risks cannot do.",
                     "Use it alone, or mix risks whose weights are normalised.",

@@ -15,10 +15,11 @@ from equipoise.errors import require
 class SGD:
     """Local SGD: w ← (1 − γλ) w − γ ∇F(w), over `epochs` passes or exactly `steps` steps.
 
-    `lr` is γ, `weight_decay` λ. `batch_size=None` takes the whole client at once. `momentum` μ keeps v ← μv + ∇F(w) + λw
-    within one round and steps w ← w − γv. The learning rate of round t is lr · lr_decay^⌊t / lr_decay_every⌋.
+    `lr` is γ, `weight_decay` λ. `batch_size=None` takes the whole client at once. `momentum` keeps v ← momentum · v + g within
+    one round and steps w ← w − γv. `prox` μ > 0 is FedProx: the local objective is F(w) + (μ/2)‖w − w^t‖², which keeps clients
+    near the server's model w^t, so that g = ∇F(w) + λw + μ(w − w^t). Round t has the rate lr · lr_decay^⌊t / lr_decay_every⌋.
 
-    Source: McMahan et al. 2017 (FedAvg); Pillutla et al. 2023, Algorithm 1 and section 7.
+    Source: McMahan et al. 2017 (FedAvg); Li et al. 2020 (FedProx; thesis, chapter 3); Pillutla et al. 2023, Algorithm 1.
     """
 
     lr: float = 0.1
@@ -27,6 +28,7 @@ class SGD:
     steps: int | None = None
     momentum: float = 0.0
     weight_decay: float = 0.0
+    prox: float = 0.0
     lr_decay: float = 1.0
     lr_decay_every: int = 1
 
@@ -49,6 +51,7 @@ class SGD:
         )
         require(0 <= self.momentum < 1, "momentum", "must lie in [0, 1)", self.momentum)
         require(0 <= self.weight_decay < math.inf, "weight_decay", "must not be negative", self.weight_decay)
+        require(0 <= self.prox < math.inf, "prox", "must not be negative", self.prox)
         require(0 < self.lr_decay <= 1, "lr_decay", "must lie in (0, 1]", self.lr_decay)
         require(self.lr_decay_every >= 1, "lr_decay_every", "must be at least 1 round", self.lr_decay_every)
 
@@ -68,6 +71,8 @@ class SGD:
 
     def step(self, weights: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], *, anchor: Tensor, lr: float) -> None:
         """One step in place, for one client's (D,) weights or for many clients' (K, …); `gradient` may be overwritten."""
+        if self.prox:
+            gradient.add_(weights - anchor, alpha=self.prox)
         if not self.momentum:
             if self.weight_decay:
                 weights.mul_(1 - lr * self.weight_decay)
