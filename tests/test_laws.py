@@ -161,11 +161,40 @@ class CallsItselfLinear:
         return updates.mean(0), state
 
 
+@dataclass(frozen=True)
+class IgnoresWeights:
+    linear = True
+
+    def __call__(self, updates, weights, *, losses=None, state=None):
+        return updates.sum(0) / 100, state
+
+
+@dataclass(frozen=True)
+class Doubling:
+    linear = True
+
+    def __call__(self, updates, weights, *, losses=None, state=None):
+        return 2 * weights.to(updates) @ updates, state
+
+
 def test_check_aggregator_catches():
     with pytest.raises(LawBroken, match="order of clients"):
         check_aggregator(FirstOnly())
     with pytest.raises(LawBroken, match="sum of its chunks"):
         check_aggregator(CallsItselfLinear())
+    with pytest.raises(LawBroken, match="doubles with the weights"):
+        check_aggregator(IgnoresWeights())
+
+
+def test_a_linear_aggregator_of_ones_own_is_used(ragged):
+    check_aggregator(Doubling())
+    plain, double = (
+        eq.train(
+            eq.models.Softmax(4, 3), ragged, eq.Algorithm(aggregator=part), rounds=1, clients_per_round=4, engine=engine
+        ).params
+        for part, engine in ((aggregators.WeightedMean(), "loop"), (Doubling(), "simulator"))
+    )
+    torch.testing.assert_close(double, 2 * plain)
 
 
 class Centring(solvers.SGD):
@@ -190,7 +219,15 @@ class Overwriting(server_opt.SGD):
         return params.add_(total), state
 
 
+class InPlaceMomentum(server_opt.Momentum):
+    def step(self, params, total, state):
+        state.mul_(self.momentum).add_(total)
+        return params + self.lr * state, state
+
+
 def test_check_server_optimizer_catches():
+    with pytest.raises(LawBroken, match="write to the state"):
+        check_server_optimizer(InPlaceMomentum())
     with pytest.raises(LawBroken, match="changes nothing"):
         check_server_optimizer(Drifting())
     with pytest.raises(LawBroken, match=r"write to the parameters|write to the state"):
@@ -202,6 +239,14 @@ class AlwaysFirst(sampling.Uniform):
         return super().__call__(0, alpha, clients_per_round=clients_per_round, seed=seed)
 
 
+class Favouring(sampling.Uniform):
+    """The same clients in every round."""
+
+    def __call__(self, round_index, alpha, *, clients_per_round, seed):
+        cohort = super().__call__(0, alpha, clients_per_round=clients_per_round, seed=seed)
+        return type(cohort)(round_index, seed, cohort.clients, cohort.weights, cohort.inclusion)
+
+
 class Forgetful(sampling.Uniform):
     def __call__(self, round_index, alpha, *, clients_per_round, seed):
         cohort = super().__call__(round_index, alpha, clients_per_round=clients_per_round, seed=seed)
@@ -209,8 +254,10 @@ class Forgetful(sampling.Uniform):
 
 
 def test_check_sampler_catches():
-    with pytest.raises(LawBroken, match="as often as"):
+    with pytest.raises(LawBroken, match="carries its round and seed"):
         check_sampler(AlwaysFirst())
+    with pytest.raises(LawBroken, match="as often as"):
+        check_sampler(Favouring())
     with pytest.raises(LawBroken, match="sum to 1"):
         check_sampler(Forgetful())
 
@@ -238,15 +285,16 @@ def test_check_engine_catches():
 
 
 class Meddling(observers.History):
-    """Writes to the run it should only watch."""
+    """Changes the solver behind the run's back."""
 
     def on_start(self, run):
-        torch.nn.Module.eval  # noqa: B018
-
-    def on_evaluation(self, evaluation):
-        raise RuntimeError("disk full")
+        solvers.SGD.learning_rate = lambda self, round_index: 0.2
 
 
-def test_check_observer_reports_one_that_raises():
-    with pytest.raises(eq.errors.ObserverFailed, match="Meddling failed in on_evaluation: disk full"):
-        check_observer(Meddling())
+def test_check_observer_catches():
+    kept = solvers.SGD.learning_rate
+    try:
+        with pytest.raises(LawBroken, match="does not change training"):
+            check_observer(Meddling())
+    finally:
+        solvers.SGD.learning_rate = kept

@@ -169,4 +169,4 @@ def test_divergence_names_round_and_clients_and_keeps_the_history(risk, tmp_path
     assert failure.clients
     assert set(failure.clients) <= {"c0", "c1", "c2"}
     assert len(failure.history.rounds) == failure.round
-    assert len(log.read_text().splitlines()) == failure.round
+    assert len(log.read_text().splitlines()) == 1 + failure.round  # the start, and a line per round

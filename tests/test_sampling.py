@@ -49,7 +49,9 @@ def test_full_takes_everyone_in_order():
 @pytest.mark.parametrize("sampler", [Uniform(), Poisson()])
 @pytest.mark.parametrize("count", [0, -1, 4])
 def test_impossible_cohorts_are_refused(sampler, count):
-    with pytest.raises(InvalidParameter, match="clients_per_round must lie between 1 and the number of training clients, 3"):
+    with pytest.raises(
+        InvalidParameter, match="clients_per_round must be a whole number between 1 and the number of training clients, 3"
+    ):
         sampler(0, alpha(1, 1, 1), clients_per_round=count, seed=0)
 
 

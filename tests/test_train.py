@@ -97,7 +97,10 @@ def test_compare_puts_methods_on_the_same_cohorts(ragged):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"clients_per_round": 9}, "clients_per_round must lie between 1 and the number of training clients, 8, but is 9"),
+        (
+            {"clients_per_round": 9},
+            "clients_per_round must be a whole number between 1 and the number of training clients, 8, but is 9",
+        ),
         ({"rounds": -1}, "rounds must be a whole number ≥ 0"),
         ({"rounds": 2.5}, "rounds must be a whole number"),
         ({"seed": "x"}, "seed must be a whole number"),
@@ -109,10 +112,10 @@ def test_compare_puts_methods_on_the_same_cohorts(ragged):
         ({"model": 3}, "model must be a Module"),
         ({"data": [1]}, "data must be a FederatedData"),
         ({"model": nn.Flatten()}, "model must have trainable parameters"),
-        ({"model": nn.Linear(7, 3)}, "model must fit the data 'ragged', whose inputs have shape (4,)"),
-        ({"model": nn.Linear(4, 2)}, "model must tell the 3 classes of 'ragged' apart; Linear knows 2"),
-        ({"model": eq.models.Softmax(4, 2)}, "model must tell the 3 classes of 'ragged' apart; Softmax knows 2"),
-        ({"model": eq.models.Logistic(4)}, "model must tell the 3 classes of 'ragged' apart; Logistic knows 2"),
+        ({"model": nn.Linear(7, 3)}, "model must fit the data 'ragged': inputs of shape (4,) and type float32"),
+        ({"model": nn.Linear(4, 2)}, "model must tell the 3 classes of 'ragged' (0 to 2) apart; Linear knows 2"),
+        ({"model": eq.models.Softmax(4, 2)}, "model must tell the 3 classes of 'ragged' (0 to 2) apart; Softmax knows 2"),
+        ({"model": eq.models.Logistic(4)}, "model must tell the 3 classes of 'ragged' (0 to 2) apart; Logistic knows 2"),
     ],
 )
 def test_bad_input_is_named(options, words, ragged):
@@ -160,6 +163,7 @@ def test_the_log_has_one_valid_json_object_per_line(ragged, tmp_path):
     algorithm = eq.Algorithm(sampler=eq.sampling.Poisson())
     eq.train(softmax(), ragged, algorithm, rounds=12, clients_per_round=1, observers=[log], evaluate_every=6)
     records = [json.loads(line) for line in log.path.read_text().splitlines()]
+    assert records[0] == {"event": "start", "name": "run", "rounds": 12, "seed": 0, "first_round": 0}
     rounds = [r for r in records if r["event"] == "round"]
     assert [r["round"] for r in rounds] == list(range(12))
     assert any(r["cohort"] == 0 and r["loss"] is None for r in rounds)

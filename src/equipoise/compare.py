@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from equipoise.algorithm import Algorithm
 from equipoise.data.clients import FederatedData
-from equipoise.errors import require
+from equipoise.errors import EquipoiseError, require
 from equipoise.result import Result
-from equipoise.train import DataOrMaker, ModelOrMaker, train
+from equipoise.train import DataOrMaker, ModelOrMaker, made, train
 
 
 @dataclass(frozen=True)
@@ -70,15 +72,21 @@ class Comparison:
         who = first.summary()
         seeds = len(next(iter(self.results.values())))
         width = max(len("method"), *(len(m) for m in self.results))
+        what = "Loss" if first.error_is_loss else "Error"
         lines = [
-            f"Error over {who.error.clients} {'unseen ' if who.unseen else ''}{who.split} clients, "
-            f"{seeds} seed{'s' if seeds > 1 else ''}",
-            f"{'method':<{width}}  " + "  ".join(f"{title:>18}" for title in FIGURES.values()) + f"  {'trained/round':>13}",
-        ]
+            f"{what} over {who.error.clients} {'unseen ' if who.unseen else ''}{who.split} clients, "
+            + (f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "1 seed"),
+            f"{'method':<{width}}" + "".join(f"{title:>15}" for title in ("mean", "90th pct.", "worst 10 %", "std. dev."))
+            + f"{'trained':>9}",
+        ]  # fmt: skip
         for method, row in self.table().items():
-            cells = [f"{row[key].mean:.4f} ± {row[key].deviation:.4f}" for key in FIGURES]
-            lines.append(f"{method:<{width}}  " + "  ".join(f"{c:>18}" for c in cells) + f"  {row['trained'].mean:>13.1f}")
+            shown = [f"{row[k].mean:.3f}" + (f" ± {row[k].deviation:.3f}" if seeds > 1 else "") for k in FIGURES]
+            cells = "".join(f"{text:>15}" for text in shown)
+            lines.append(f"{method:<{width}}{cells}{row['trained'].mean:>9.1f}")
         return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"Comparison({len(self.results)} methods)\n{self.summary()}"
 
     def report(self, path: str | Path) -> Path:
         """Write one HTML page that opens offline."""
@@ -93,20 +101,38 @@ def compare(
     data: DataOrMaker,
     *,
     rounds: int,
-    clients_per_round: int,
+    clients_per_round: int | None = None,
     seeds: int | Iterable[int] = 1,
     **options: Any,
 ) -> Comparison:
-    """Train every method with every seed; `seeds=5` means 0 … 4. Further options are those of `train`."""
-    chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    require(len(chosen) > 0, "seeds", "must name at least one seed", seeds)
-    require(len(methods) > 0, "methods", "must hold at least one algorithm", dict(methods))
+    """Train every method with every seed; `seeds=5` means 0 … 4. Further options are those of `train`.
+
+    If a run fails, the error's `finished` holds the runs that ended before it.
+    """
+    chosen = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
+    require(len(chosen) > 0 and len(set(chosen)) == len(chosen), "seeds", "must be one or more different seeds", seeds)
+    good = isinstance(methods, Mapping) and len(methods) > 0
+    require(good, "methods", "must map names to algorithms", type(methods).__name__, 'E.g. {"FedAvg": Algorithm()}.')
+    require("seed" not in options, "seed", "is called seeds here", options.get("seed"), "Write seeds=[…] or seeds=5.")
     results: dict[str, list[Result]] = {name: [] for name in methods}
     for seed in chosen:
-        seeded = data if isinstance(data, FederatedData) else data(seed)  # once for all methods
+        # Once per seed, so that all methods start from the same model on the same data.
+        start, seeded = made(model, seed, nn.Module, "model"), made(data, seed, FederatedData, "data")
         for name, algorithm in methods.items():
-            run = train(
-                model, seeded, algorithm, rounds=rounds, clients_per_round=clients_per_round, seed=seed, name=name, **options
-            )
+            try:
+                run = train(
+                    start,
+                    seeded,
+                    algorithm,
+                    rounds=rounds,
+                    clients_per_round=clients_per_round,
+                    seed=seed,
+                    name=name,
+                    **options,
+                )
+            except EquipoiseError as failure:
+                failure.add_note(f"This was method {name!r} with seed {seed}.")
+                failure.finished = Comparison({method: runs for method, runs in results.items() if runs})
+                raise
             results[name].append(run)
     return Comparison(results)

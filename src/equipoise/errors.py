@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from numbers import Integral, Real
 from typing import Any
 
 
 class EquipoiseError(Exception):
     """Base of all errors raised on purpose by this package."""
+
+    finished: Any = None  # what `compare` had finished before the error
 
 
 class InvalidParameter(EquipoiseError, ValueError):
@@ -59,6 +62,16 @@ class ObserverFailed(EquipoiseError, RuntimeError):
 
 class EquipoiseNotice(UserWarning):
     """Something the user should know once, such as a slower engine being used."""
+
+
+def is_number(value: object) -> bool:
+    """A real number of any kind (NumPy's too), but not a bool."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def is_whole(value: object) -> bool:
+    """A whole number of any kind (NumPy's too), but not a bool."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def require(condition: bool, parameter: str, rule: str, value: object, fix: str = "") -> None:

@@ -37,14 +37,11 @@ class Evaluation:
 
 
 @dataclass
-class History:
-    """Every report and evaluation of a run, in memory."""
+class History(Observer):
+    """Every report and evaluation of a run, in memory; `pandas.DataFrame(history.rounds)` works."""
 
     rounds: list[RoundReport] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
-
-    def on_start(self, run: Run) -> None:
-        pass
 
     def on_round(self, report: RoundReport) -> None:
         self.rounds.append(report)
@@ -52,20 +49,23 @@ class History:
     def on_evaluation(self, evaluation: Evaluation) -> None:
         self.evaluations.append(evaluation)
 
-    def on_end(self) -> None:
-        pass
 
+class JsonLines(Observer):
+    """One JSON object per line and event, written through at once, so that a killed run keeps what it logged.
 
-class JsonLines:
-    """One JSON object per line and round, written through at once, so that a killed run keeps what it logged."""
+    The file is begun anew by the first run of this observer; further runs of it, as in `compare`, are added.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._file: TextIO | None = None
+        self._begun = False
 
     def on_start(self, run: Run) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self.path.open("a" if run.first_round else "w", encoding="utf-8")
+        self._file = self.path.open("a" if run.first_round or self._begun else "w", encoding="utf-8")
+        self._begun = True
+        self._write({"event": "start", **asdict(run)})
 
     def on_round(self, report: RoundReport) -> None:
         self._write({"event": "round", **asdict(report)})
@@ -84,20 +84,25 @@ class JsonLines:
 
     def _write(self, record: dict[str, Any]) -> None:
         if self._file is not None:
-            # JSON has no NaN: a number that does not exist is null.
-            clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
-            self._file.write(json.dumps(clean) + "\n")
+            self._file.write(json.dumps(_finite(record), allow_nan=False) + "\n")
             self._file.flush()
 
 
-class Progress:
+def _finite(value: Any) -> Any:
+    """JSON has no NaN and no infinity: a number that does not exist is null."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+class Progress(Observer):
     """A progress bar with round, loss, tail loss, clients trained and time left (rich)."""
 
     def __init__(self, console: Any = None) -> None:
         self._console = console
         self._bar: Any = None  # rich is imported only when a bar is drawn
         self._task: Any = None
-        self._last_drawn = 0.0
+        self._last_drawn, self._rounds = 0.0, 0
 
     def on_start(self, run: Run) -> None:
         from rich import progress
@@ -111,6 +116,7 @@ class Progress:
             console=self._console,
             refresh_per_second=8,
         )
+        self._rounds = run.rounds
         self._task = self._bar.add_task(run.name, total=run.rounds, completed=run.first_round, numbers="")
         self._bar.start()
 
@@ -119,15 +125,18 @@ class Progress:
         if self._bar is None or self._task is None:
             return
         fields = {}
-        if now - self._last_drawn > 0.1:  # formatting a thousand times a second would cost more than small rounds
+        if (
+            now - self._last_drawn > 0.1 or report.round + 1 == self._rounds
+        ):  # formatting a thousand times a second would cost more than small rounds
             self._last_drawn = now
             fields["numbers"] = (
                 f"loss {report.loss:.4f}  worst 10 % {report.tail_loss:.4f}  trained {report.trained}/{report.cohort}"
             )
         self._bar.update(self._task, completed=report.round + 1, **fields)
 
-    def on_evaluation(self, evaluation: Evaluation) -> None:
-        pass
+    def on_evaluating(self, round_index: int) -> None:
+        if self._bar is not None:
+            self._bar.console.print(f"evaluating all clients after round {round_index} …", style="dim", highlight=False)
 
     def on_end(self) -> None:
         if self._bar is not None:
@@ -136,7 +145,7 @@ class Progress:
 
 
 class Observers:
-    """Several observers as one; an error in any stops the run with the observer's name."""
+    """Several observers as one; an error in any stops the run with its name. A method that an observer lacks is skipped."""
 
     def __init__(self, members: Sequence[Observer]) -> None:
         self._members = tuple(members)
@@ -147,18 +156,32 @@ class Observers:
     def on_round(self, report: RoundReport) -> None:
         self._tell("on_round", report)
 
+    def on_evaluating(self, round_index: int) -> None:
+        self._tell("on_evaluating", round_index)
+
     def on_evaluation(self, evaluation: Evaluation) -> None:
         self._tell("on_evaluation", evaluation)
 
-    def on_end(self) -> None:
-        self._tell("on_end")
+    def on_end(self, *, failing: bool = False) -> None:
+        """Let every observer close what it opened, also after one that fails; a run that fails keeps its own error."""
+        first = None
+        for member in self._members:
+            try:
+                self._call(member, "on_end")
+            except ObserverFailed as failure:
+                first = first or failure
+        if first is not None and not failing:
+            raise first
 
     def _tell(self, event: str, *values: object) -> None:
         for member in self._members:
-            try:
-                getattr(member, event)(*values)
-            except Exception as failure:
-                raise ObserverFailed(f"Observer {type(member).__name__} failed in {event}: {failure}") from failure
+            self._call(member, event, *values)
+
+    def _call(self, member: Observer, event: str, *values: object) -> None:
+        try:
+            getattr(member, event, lambda *_: None)(*values)
+        except Exception as failure:
+            raise ObserverFailed(f"Observer {type(member).__name__} failed in {event}: {failure}") from failure
 
 
 def show_progress(progress: bool | None) -> bool:

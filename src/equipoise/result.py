@@ -25,7 +25,10 @@ COLUMNS = ("client", "split", "seen", "size", "loss", "error")
 
 @dataclass(frozen=True, eq=False)
 class ClientTable:
-    """One row per client and split: id, split, whether it was seen in training, examples, mean loss, mean error."""
+    """One row per client and split: id, split, whether it is a training client, examples, mean loss, mean error.
+
+    Iterating gives dictionaries, so `pandas.DataFrame(table)` works.
+    """
 
     client: tuple[str, ...]
     split: tuple[str, ...]
@@ -52,6 +55,13 @@ class ClientTable:
 
     def __len__(self) -> int:
         return len(self.client)
+
+    def __getitem__(self, column: str) -> Tensor | tuple[str, ...]:
+        """A column by name."""
+        if column not in COLUMNS:
+            raise InvalidParameter("column", f"must be one of {', '.join(COLUMNS)}", column)
+        found: Tensor | tuple[str, ...] = getattr(self, column)
+        return found
 
     def __iter__(self) -> Iterator[dict[str, object]]:
         for i in range(len(self)):
@@ -148,6 +158,9 @@ class Result:
     rounds: int
     clients_per_round: int
     error_is_loss: bool = False  # a task without a notion of error of its own
+
+    def __repr__(self) -> str:
+        return f"Result({self.name!r}, seed {self.seed}, {self.rounds} rounds on {self.data!r})\n{self.summary()}"
 
     @property
     def judged_on(self) -> str:

@@ -41,6 +41,7 @@ def run_round(
     seen = losses[chosen] if losses is not None else None
     total, aggregator_state, work = combine(state, algorithm, engine, workers, weights, seen)  # (D,)
     stop_unless_finite(work.sq_norms, workers, clients, "update")
+    stop_unless_finite(torch.where(work.sq_norms > 0, work.losses, 0.0), workers, clients, "loss")  # no step, no loss
     total = total * server_step(algorithm, workers, weight_sum, seen, work)
 
     params, server_state = algorithm.server.step(state.params, total, state.server)
@@ -72,7 +73,7 @@ def combine(
 ) -> tuple[Tensor, Any, LocalWork]:
     """Local work and its aggregate (D,). A linear aggregator's sum is streamed; others see every update."""
     if algorithm.aggregator.linear:
-        work = engine.summed_update(state.params, workers, algorithm.solver, weights)
+        work = engine.summed_update(state.params, workers, algorithm.solver, weights, algorithm.aggregator)
         total, aggregator_state = work.update, state.aggregator
     else:
         work = engine.updates(state.params, workers, algorithm.solver)

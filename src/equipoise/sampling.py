@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.errors import require
+from equipoise.errors import is_whole, require
 from equipoise.rng import generator
 from equipoise.types import Cohort
 
@@ -20,9 +20,9 @@ def _cohort(round_index: int, seed: int, clients: Tensor, weights: Tensor, inclu
 
 def _check_size(clients_per_round: int, n: int) -> None:
     require(
-        1 <= clients_per_round <= n,
+        is_whole(clients_per_round) and 1 <= clients_per_round <= n,
         "clients_per_round",
-        f"must lie between 1 and the number of training clients, {n}",
+        f"must be a whole number between 1 and the number of training clients, {n}",
         clients_per_round,
         "Lower it, or use sampling.Proportional(), which draws with replacement.",
     )
@@ -52,7 +52,8 @@ class Proportional:
     """
 
     def __call__(self, round_index: int, alpha: Tensor, *, clients_per_round: int, seed: int) -> Cohort:
-        require(clients_per_round >= 1, "clients_per_round", "must be at least 1", clients_per_round)
+        good = is_whole(clients_per_round) and clients_per_round >= 1
+        require(good, "clients_per_round", "must be a whole number of at least 1", clients_per_round)
         p = alpha.double().numpy()
         drawn = generator(seed, "cohort", round_index).choice(len(p), size=clients_per_round, replace=True, p=p / p.sum())
         positions, counts = np.unique(drawn, return_counts=True)

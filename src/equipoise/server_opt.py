@@ -13,15 +13,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equipoise.errors import require
+from equipoise.errors import is_number, require
 
 
 def _check_lr(lr: float) -> None:
-    require(0 < lr < math.inf, "lr", "must be a positive number", lr)
+    require(is_number(lr) and 0 < lr < math.inf, "lr", "must be a positive number", lr)
 
 
 def _check_share(name: str, value: float) -> None:
-    require(0 <= value < 1, name, "must lie in [0, 1)", value)
+    require(is_number(value) and 0 <= value < 1, name, "must lie in [0, 1)", value)
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class _Adaptive(ABC):
     def __post_init__(self) -> None:
         _check_lr(self.lr)
         _check_share("beta1", self.beta1)
-        require(0 < self.epsilon < math.inf, "epsilon", "must be a positive number", self.epsilon)
+        require(is_number(self.epsilon) and 0 < self.epsilon < math.inf, "epsilon", "must be a positive number", self.epsilon)
 
     def begin(self, params: Tensor) -> tuple[Tensor, Tensor]:
         return torch.zeros_like(params), torch.full_like(params, self.epsilon**2)

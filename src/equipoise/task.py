@@ -5,14 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from equipoise.errors import IncompatibleParts, InvalidParameter
+from equipoise.errors import EquipoiseError, IncompatibleParts, InvalidParameter, is_whole, require
 from equipoise.params import ParameterLayout
 
 if TYPE_CHECKING:
@@ -33,67 +33,191 @@ def misclassified(outputs: Tensor, targets: Tensor) -> Tensor:
     return wrong.flatten(1).mean(1) if wrong.dim() > 1 else wrong
 
 
+class _Scorer(nn.Module):
+    """Model and loss as one module, so that parameters which a model uses in its own loss are trained too."""
+
+    def __init__(self, module: nn.Module, loss: PerExample | None, error: PerExample | None) -> None:
+        super().__init__()
+        self.module, self._given_loss, self._given_error = module, loss, error
+
+    # A model's own methods are looked up when they are used: a copy of this module then uses the copied model's.
+    @property
+    def loss(self) -> PerExample:
+        found: PerExample = self._given_loss or getattr(self.module, "loss", None) or cross_entropy
+        return found
+
+    @property
+    def error(self) -> PerExample:
+        found: PerExample = self._given_error or getattr(self.module, "error", None) or self._usual_error
+        return found
+
+    @property
+    def error_is_open(self) -> bool:
+        """Whether neither the user nor the model says what an error is."""
+        return self._given_error is None and getattr(self.module, "error", None) is None
+
+    @property
+    def is_cross_entropy(self) -> bool:
+        return self.loss is cross_entropy or isinstance(self.loss, nn.CrossEntropyLoss | nn.NLLLoss | nn.MultiMarginLoss)
+
+    @property
+    def _usual_error(self) -> PerExample:
+        return misclassified if self.is_cross_entropy else self.loss
+
+    def forward(self, x: Tensor, y: Tensor, with_error: bool) -> tuple[Tensor, Tensor | None]:
+        outputs = self.module(x)
+        return per_example("loss", self.loss(outputs, y), x), (
+            per_example("error", self.error(outputs, y), x) if with_error else None
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What is learned: `loss` and `error` take (outputs, targets) and give one number per example."""
+    """What is learned, on a copy of the user's module. Parameters are a vector (D,) or named tensors."""
 
-    module: nn.Module
-    loss: PerExample
-    error: PerExample
+    scorer: _Scorer
     layout: ParameterLayout
 
     @classmethod
-    def of(cls, model: nn.Module, loss: PerExample | None = None) -> Task:
-        """The task of a module; its own `loss` and `error` methods are used where it has them.
+    def of(cls, model: nn.Module, loss: PerExample | None = None, error: PerExample | None = None) -> Task:
+        """The task of a module. `loss` and `error` take (outputs, targets) and give one number per example.
 
-        Without a loss it is cross-entropy. Without an error it is misclassification when the loss is cross-entropy, and the
-        loss itself otherwise.
+        Without them the model's own `loss` and `error` methods are used where it has them. Else the loss is cross-entropy, and
+        the error is misclassification for classes (see `fitted`) and the loss itself otherwise.
         """
         if not isinstance(model, nn.Module):
             raise InvalidParameter("model", "must be a torch.nn.Module", type(model).__name__)
-        refuse_mixing_layers(model)
-        module = copy.deepcopy(model)
-        own_loss = getattr(model, "loss", None)
-        loss = loss or own_loss or cross_entropy
-        own_error = getattr(model, "error", None) if loss is own_loss else None
-        return cls(module, loss, own_error or (misclassified if loss is cross_entropy else loss), ParameterLayout.of(module))
+        for name, given in (("loss", loss), ("error", error)):
+            require(given is None or callable(given), name, "must be a function of (outputs, targets)", given)
+        refuse_batch_normalisation(model)
+        return cls(_Scorer(copy.deepcopy(model), loss, error), ParameterLayout.of(model))
+
+    @property
+    def module(self) -> nn.Module:
+        return self.scorer.module
+
+    @property
+    def loss(self) -> PerExample:
+        return self.scorer.loss
+
+    @property
+    def error(self) -> PerExample:
+        return self.scorer.error
+
+    @property
+    def error_is_loss(self) -> bool:
+        return self.scorer.error == self.scorer.loss
 
     def to(self, device: torch.device) -> Task:
         """The same task with the module's constants on a device."""
-        return Task(copy.deepcopy(self.module).to(device), self.loss, self.error, self.layout)
-
-    def refuse_misfit(self, data: FederatedData) -> None:
-        """Try the model on two examples: a wrong shape, type or number of classes is refused in words, before any work."""
-        params = self.layout.read(self.module)
-        clients, rows = data.train, slice(0, 2)
-        x, y = clients.inputs(rows, params.dtype), clients.targets(rows, params.dtype)
-        said = f"must fit the data {data.name!r}, whose inputs have shape {tuple(x.shape[1:])} and type {x.dtype}"
-        self.module.eval()
-        try:
-            with torch.no_grad():
-                outputs = self.outputs(params, x)
-                known = getattr(self.module, "classes", outputs.shape[-1] if self.loss is cross_entropy else data.classes)
-                if data.classes > known:
-                    name = type(self.module).__name__
-                    rule = f"must tell the {data.classes} classes of {data.name!r} apart; {name} knows {known}"
-                    raise InvalidParameter("model", rule, name, "Give it more classes, or use models.Softmax.")
-                per_example("loss", self.loss(outputs, y), x)
-                per_example("error", self.error(outputs, y), x)
-        except InvalidParameter:
-            raise
-        except (RuntimeError, ValueError, TypeError, IndexError) as failure:
-            reason = str(failure).strip().splitlines()[0]
-            raise InvalidParameter("model", said, type(self.module).__name__, f"It said: {reason}") from failure
+        return Task(copy.deepcopy(self.scorer).to(device), self.layout)
 
     def outputs(self, params: Tensor | dict[str, Tensor], x: Tensor) -> Tensor:
-        """The model's outputs on inputs (B, …) at parameters given as a vector (D,) or by name."""
+        """The model's outputs on inputs (B, …)."""
         named = self.layout.unflatten(params) if isinstance(params, Tensor) else params
         outputs: Tensor = functional_call(self.module, named, (x,))
         return outputs
 
     def losses(self, params: Tensor | dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
         """Per-example losses (B,)."""
-        return per_example("loss", self.loss(self.outputs(params, x), y), x)
+        losses: Tensor = functional_call(self.scorer, self._named(params), (x, y, False))[0]
+        return losses
+
+    def scores(self, params: Tensor | dict[str, Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Per-example losses and errors, (B,) and (B,)."""
+        losses, errors = functional_call(self.scorer, self._named(params), (x, y, True))
+        return losses, errors
+
+    def _named(self, params: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
+        named = self.layout.unflatten(params) if isinstance(params, Tensor) else params
+        return {f"module.{name}": value for name, value in named.items()}
+
+    def fitted(self, data: FederatedData) -> Task:
+        """The task for these data, tried on their first examples so that what cannot work is refused before any work.
+
+        Refused are wrong shapes and types, too few classes, a loss or error that is not one number per example or has no
+        gradient, and models whose output for one example depends on its batch or that change buffers when they run. If the
+        data have classes and the outputs are scores of classes, an error that nobody defined is misclassification.
+        """
+        trial = self.to(torch.device("cpu"))
+        rows = slice(0, min(3, len(data.train.x)))
+        dtype = self.layout.dtype
+        x, y = data.train.inputs(rows, dtype).cpu(), data.train.targets(rows, dtype).cpu()
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            trial.scorer.eval()
+            outputs = trial._tried("model", data, lambda: trial._outputs(x))
+            trial._refuse_too_few_classes(data, outputs)
+            trial._tried("model", data, lambda: trial._refuse_mixing(x))
+            trial.scorer.train()
+            params = self.layout.read(trial.module).requires_grad_()
+            with torch.enable_grad():
+                losses = trial._tried("loss", data, lambda: trial.losses(params, x, y))
+            require(losses.requires_grad, "loss", "must depend on the model's parameters", "detached from them")
+            scores_of_classes = outputs.dim() > 1 and 1 < data.classes <= outputs.shape[1]
+            fit = self
+            if self.scorer.error_is_open and (scores_of_classes or self.scorer.is_cross_entropy):
+                fit = Task(_Scorer(self.module, self.scorer._given_loss, misclassified), self.layout)
+            tried = fit.to(torch.device("cpu"))
+            tried.scorer.eval()
+            tried._tried("error", data, lambda: tried.scores(params, x, y))
+        return fit
+
+    def _outputs(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.module(x.clone())
+        require(isinstance(outputs, Tensor), "model", "must return one tensor of outputs", type(outputs).__name__)
+        return outputs
+
+    def _tried(self, what: str, data: FederatedData, run: Callable[[], Any]) -> Any:
+        """The result of `run`; whatever it raises is said to be about the model, the loss or the error."""
+        try:
+            return run()
+        except EquipoiseError:
+            raise
+        except Exception as failure:  # a user's function may raise anything when it is given what it does not expect
+            x, y = data.train.inputs(slice(0, 1), self.layout.dtype), data.train.targets(slice(0, 1), self.layout.dtype)
+            rule = f"must fit the data {data.name!r}: inputs of shape {tuple(x.shape[1:])} and type {_plain(x)}"
+            rule += f", targets of shape {tuple(y.shape[1:])} and type {_plain(y)}" if what != "model" else ""
+            reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0]
+            hint = (
+                " If the inputs are pixels, give the data scale=1/255." if what == "model" and not x.is_floating_point() else ""
+            )
+            name = type(self.module).__name__ if what == "model" else getattr(self.scorer, what)
+            raise InvalidParameter(what, rule, name, f"It said: {reason}.{hint}") from failure
+
+    def _refuse_too_few_classes(self, data: FederatedData, outputs: Tensor) -> None:
+        known, name = getattr(self.module, "classes", None), type(self.module).__name__
+        if not is_whole(known):
+            known = outputs.shape[1] if self.scorer.is_cross_entropy and outputs.dim() > 1 else data.classes
+        if known is not None and data.classes > known:
+            rule = (
+                f"must tell the {data.classes} classes of {data.name!r} (0 to {data.classes - 1}) apart; {name} knows {known}"
+            )
+            raise InvalidParameter("model", rule, name, "Give it more classes, or use models.Softmax.")
+
+    def _refuse_mixing(self, x: Tensor) -> None:
+        """An example's output must not depend on its batch, and a forward pass must not change the module."""
+        before = {name: value.clone() for name, value in self.module.named_buffers()}
+        for training in (False, True):
+            self.scorer.train(training)
+            several, again, alone = self.module(x.clone()), self.module(x.clone()), self.module(x[:1].clone())
+            random = not torch.equal(several, again)  # dropout: nothing to compare
+            if not random and not torch.allclose(several[:1], alone, rtol=1e-3, atol=1e-4, equal_nan=True):
+                raise IncompatibleParts(
+                    f"{type(self.module).__name__} gives an example another output when other examples are in its batch: a "
+                    "layer mixes them, which padding and averaging over clients both break.",
+                    "Normalise within each example, e.g. by torch.nn.GroupNorm or LayerNorm.",
+                )
+        changed = [name for name, value in self.module.named_buffers() if not torch.equal(value, before[name])]
+        if changed:
+            raise IncompatibleParts(
+                f"{type(self.module).__name__} changes its buffer {changed[0]!r} when it runs, and such a state is not "
+                "averaged over clients.",
+                "Make it a parameter, or keep it fixed.",
+            )
+
+
+def _plain(values: Tensor) -> str:
+    return str(values.dtype).removeprefix("torch.")
 
 
 def per_example(name: str, values: Tensor, x: Tensor) -> Tensor:
@@ -108,7 +232,7 @@ def per_example(name: str, values: Tensor, x: Tensor) -> Tensor:
     return values
 
 
-def refuse_mixing_layers(model: nn.Module) -> None:
+def refuse_batch_normalisation(model: nn.Module) -> None:
     """Batch normalisation is not a function of one example, so padding and averaging over clients both break it."""
     for name, layer in model.named_modules():
         keeps_statistics = isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equipoise.aggregators import WeightedMean
 from equipoise.algorithm import Algorithm
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop
@@ -182,7 +183,7 @@ def check_solver(solver: LocalSolver, *, seed: int = 0) -> None:
 
 
 def check_aggregator(aggregator: Aggregator, *, seed: int = 0, clients: int = 12) -> None:
-    """Permutation-invariant; a linear one's total is the sum over chunks under the same weights; zero updates give zero."""
+    """Permutation-invariant; zero updates give zero; a linear one's total is additive over chunks and linear in the weights."""
     gen = torch_generator(seed, "check_aggregator")
     updates = torch.randn(clients, 6, generator=gen, dtype=torch.float64)
     weights = torch.rand(clients, generator=gen, dtype=torch.float64) + 0.1
@@ -197,6 +198,8 @@ def check_aggregator(aggregator: Aggregator, *, seed: int = 0, clients: int = 12
     if aggregator.linear:
         parts = [aggregator(updates[i : i + 5], weights[i : i + 5], losses=losses[i : i + 5])[0] for i in range(0, clients, 5)]
         _hold(_close(torch.stack(parts).sum(0), total, 1e-9), aggregator, "a linear total is the sum of its chunks' totals")
+        double, _ = aggregator(updates, 2 * weights, losses=losses)
+        _hold(_close(double, 2 * total, 1e-9), aggregator, "a linear total doubles with the weights")
 
 
 # --------------------------------------------------------------------------------------------- server optimisers, samplers
@@ -210,8 +213,10 @@ def check_server_optimizer(server: ServerOptimizer, *, seed: int = 0) -> None:
     still, _ = server.step(params, torch.zeros_like(params), state)
     _hold(torch.equal(still, params), server, "a zero update from a fresh state changes nothing", still - params)
     first, _ = server.step(params, total, state)
-    again, _ = server.step(params, total, server.begin(params))
-    _hold(torch.equal(first, again), server, "a step does not write to the state it is given")
+    _, later = server.step(params, total, state)
+    second, _ = server.step(params, total, later)
+    again, _ = server.step(params, total, later)
+    _hold(torch.equal(second, again), server, "a step does not write to the state it is given")
     _hold(torch.equal(params, kept), server, "a step does not write to the parameters it is given")
     _hold(float((first - params) @ total) > 0, server, "the first step goes along the update")
 
@@ -225,6 +230,7 @@ def check_sampler(
     seen, stated = torch.zeros(clients), torch.zeros(clients, dtype=torch.float64)
     for index in range(rounds):
         cohort = sampler(index, alpha, clients_per_round=clients_per_round, seed=seed)
+        _hold((cohort.round, cohort.seed) == (index, seed), sampler, "a cohort carries its round and seed", cohort.round)
         if len(cohort) == 0:
             continue
         _hold(len(set(cohort.clients.tolist())) == len(cohort), sampler, "clients of a cohort are distinct", cohort.clients)
@@ -289,8 +295,8 @@ def check_engine(
         "local losses": lambda: (tried.updates(here, cohort, solver).losses, oracle.updates(params, cohort, solver).losses),
         "update norms": lambda: (tried.updates(here, cohort, solver).sq_norms, oracle.updates(params, cohort, solver).sq_norms),
         "summed update": lambda: (
-            tried.summed_update(here, cohort, solver, cohort.weights).update,
-            oracle.summed_update(params, cohort, solver, cohort.weights).update,
+            tried.summed_update(here, cohort, solver, cohort.weights, WeightedMean()).update,
+            oracle.summed_update(params, cohort, solver, cohort.weights, WeightedMean()).update,
         ),
         "evaluated losses": lambda: (tried.evaluate(here, data.train)[0], oracle.evaluate(params, data.train)[0]),
         "evaluated errors": lambda: (tried.evaluate(here, data.train)[1], oracle.evaluate(params, data.train)[1]),
@@ -311,4 +317,5 @@ def check_observer(observer: Observer, *, seed: int = 0) -> None:
         )
         return result.params
 
-    _hold(torch.equal(params(observer), params()), observer, "an observer does not change training")
+    alone = params()
+    _hold(torch.equal(params(observer), alone), observer, "an observer does not change training")

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
+import torch
 from torch import nn
 
 from equipoise.algorithm import Algorithm
 from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop, Simulator
-from equipoise.errors import Diverged, InvalidParameter, require
+from equipoise.errors import Diverged, EquipoiseNotice, InvalidParameter, is_whole, require
 from equipoise.observers import Evaluation, History, Observers, Progress, Run, show_progress
 from equipoise.result import ClientTable, Result
 from equipoise.round import run_round
-from equipoise.sampling import Uniform
+from equipoise.sampling import Full, Uniform
 from equipoise.task import PerExample, Task
 from equipoise.types import Engine, Observer, ServerState
 
@@ -37,9 +40,10 @@ def train(
     algorithm: Algorithm | None = None,
     *,
     rounds: int,
-    clients_per_round: int,
+    clients_per_round: int | None = None,
     seed: int = 0,
     loss: PerExample | None = None,
+    error: PerExample | None = None,
     engine: EngineChoice | str = "simulator",
     evaluate_every: int | None = None,
     observers: Sequence[Observer] = (),
@@ -49,24 +53,32 @@ def train(
     """Train `model` over the clients of `data` for `rounds` rounds and evaluate every client of every split.
 
     `seed` fixes cohorts, batches and noise, whatever the engine. `model` and `data` may also be functions of the seed. `loss`
-    takes (outputs, targets) and gives one number per example; without it the model's own `loss`, else cross-entropy.
+    and `error` take (outputs, targets) and give one number per example; without them the model's own `loss` and `error`, else
+    cross-entropy, and misclassification where there are classes (elsewhere the error is the loss).
     `engine` is "simulator", "loop", or one with options such as engines.Simulator(device="cuda"). `evaluate_every` evaluates
     all clients every so many rounds for the history; the end is always evaluated. The given model is not changed.
+    `clients_per_round` is not needed with sampling.Full(). `progress` shows a bar (None: in a terminal), `observers` watch the
+    run (equipoise.observers), and `name` is what reports call it.
     """
-    require(isinstance(rounds, int) and rounds >= 0, "rounds", "must be a whole number ≥ 0", rounds)
-    require(isinstance(seed, int) and 0 <= seed < 2**63, "seed", "must be a whole number from 0 to 2^63 − 1", seed)
-    require(evaluate_every is None or evaluate_every >= 1, "evaluate_every", "must be at least 1 round", evaluate_every)
+    require(is_whole(rounds) and rounds >= 0, "rounds", "must be a whole number ≥ 0", rounds)
+    require(is_whole(seed) and 0 <= seed < 2**63, "seed", "must be a whole number from 0 to 2^63 − 1", seed)
+    good = evaluate_every is None or (is_whole(evaluate_every) and evaluate_every >= 1)
+    require(good, "evaluate_every", "must be at least 1 round", evaluate_every)
+    rounds, seed = int(rounds), int(seed)
     algorithm = algorithm or Algorithm()
     if not isinstance(algorithm, Algorithm):
         raise InvalidParameter("algorithm", "must be an equipoise.Algorithm", algorithm, "Write Algorithm(risk=…).")
-    data = data if isinstance(data, FederatedData) else _made(data, seed, FederatedData, "data")
-    model = model if isinstance(model, nn.Module) else _made(model, seed, nn.Module, "model")
+    if isinstance(model, FederatedData) or isinstance(data, nn.Module):
+        raise InvalidParameter("model", "comes first and the data second", type(model).__name__, "Write train(model, data, …).")
+    data, model = made(data, seed, FederatedData, "data"), made(model, seed, nn.Module, "model")
 
-    task = Task.of(model, loss)
-    task.refuse_misfit(data)
+    task = Task.of(model, loss, error).fitted(data)
     running = choose_engine(engine).start(task, data)
     sampler = algorithm.sampler or Uniform()
     alpha = algorithm.base_weights(data.train)
+    if clients_per_round is None:
+        require(isinstance(sampler, Full), "clients_per_round", "must be given unless the sampler is sampling.Full()", None)
+        clients_per_round = len(data.train)
     sampler(0, alpha, clients_per_round=clients_per_round, seed=seed)  # refuses an impossible cohort before any work
     params = task.layout.read(task.module).to(getattr(running, "device", "cpu"))
     state = ServerState(0, params, server=algorithm.server.begin(params))
@@ -74,22 +86,29 @@ def train(
     history = History()
     watching = Observers([history, *observers, *([Progress()] if show_progress(progress) else [])])
     began = time.perf_counter()
-    watching.on_start(Run(name, rounds, seed))
     try:
+        watching.on_start(Run(name, rounds, seed))
         while state.round < rounds:
             cohort = sampler(state.round, alpha, clients_per_round=clients_per_round, seed=seed)
             state, report = run_round(state, algorithm, running, cohort, data.train)
             watching.on_round(report)
             if evaluate_every and state.round % evaluate_every == 0 and state.round < rounds:
                 watching.on_evaluation(Evaluation(state.round, ClientTable.evaluate(running, state.params, data)))
+        watching.on_evaluating(state.round)
         table = ClientTable.evaluate(running, state.params, data)
         watching.on_evaluation(Evaluation(state.round, table))
-    except Diverged as failure:
-        failure.history = history
+        trained_on = table.where("train")
+        if not bool(torch.isfinite(trained_on.loss).all()):
+            lost = [i for i, good in zip(trained_on.client, torch.isfinite(trained_on.loss).tolist(), strict=True) if not good]
+            raise Diverged(rounds, lost, "loss after the last round")
+    except BaseException as failure:
+        if isinstance(failure, Diverged):
+            failure.history = history
+        watching.on_end(failing=True)
         raise
-    finally:
-        watching.on_end()
-    trained = copy.deepcopy(model)
+    watching.on_end()
+    warn_if_lost(history, table)
+    trained = copy.deepcopy(model).eval()
     task.layout.write(trained, state.params)
     return Result(
         name=name,
@@ -103,8 +122,17 @@ def train(
         data=data.name,
         rounds=rounds,
         clients_per_round=clients_per_round,
-        error_is_loss=task.error == task.loss,
+        error_is_loss=task.error_is_loss,
     )
+
+
+def warn_if_lost(history: History, table: ClientTable) -> None:
+    """A loss that grew a thousandfold is finite, but no result."""
+    first = next((report.loss for report in history.rounds if math.isfinite(report.loss)), 0.0)
+    last = table.where("train").summaries()["train"]["loss"].mean
+    if last > 1000 * (1 + first):
+        text = f"The training loss grew from {first:.3g} to {last:.3g}: the run diverged. Lower the learning rate."
+        warnings.warn(EquipoiseNotice(text), stacklevel=3)
 
 
 def choose_engine(engine: EngineChoice | str) -> EngineChoice:
@@ -114,13 +142,26 @@ def choose_engine(engine: EngineChoice | str) -> EngineChoice:
         if engine not in named:
             raise InvalidParameter("engine", 'must be "simulator", "loop" or an engine object', engine)
         return named[engine]
-    if not hasattr(engine, "start"):
+    if not hasattr(engine, "start") or isinstance(engine, type):
         raise InvalidParameter("engine", 'must be "simulator", "loop" or an engine object', engine)
     return engine
 
 
-def _made(maker: object, seed: int, kind: type[T], parameter: str) -> T:
-    made = maker(seed) if callable(maker) else maker
-    if not isinstance(made, kind):
-        raise InvalidParameter(parameter, f"must be a {kind.__name__}, or a function of the seed that makes one", made)
-    return made
+def made(maker: object, seed: int, kind: type[T], parameter: str) -> T:
+    """The object itself, or what a function of the seed makes; random initial weights then depend on the seed alone."""
+    if isinstance(maker, kind):
+        return maker
+    rule = f"must be a {kind.__name__}, or a function of the seed that makes one"
+    if not callable(maker) or isinstance(maker, type):
+        raise InvalidParameter(parameter, rule, getattr(maker, "__name__", maker))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            found = maker(seed)
+        except TypeError as failure:
+            raise InvalidParameter(
+                parameter, rule, getattr(maker, "__name__", maker), f"Calling it said: {failure}."
+            ) from failure
+    if not isinstance(found, kind):
+        raise InvalidParameter(parameter, rule, found)
+    return found

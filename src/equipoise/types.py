@@ -6,7 +6,7 @@ Shapes: K clients in a cohort, D parameters, n clients in all. The law of each c
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from torch import Tensor
 
@@ -104,7 +104,10 @@ class LocalSolver(Protocol):
 
 
 class Aggregator(Protocol):
-    """Law: permutation-invariant; if linear, the total is the sum of the totals over chunks under the same weights."""
+    """Law: permutation-invariant; if linear, the total is the sum of the totals over chunks under the same weights.
+
+    A linear aggregator is therefore applied chunk by chunk, or client by client; it has no state and gets no losses.
+    """
 
     @property
     def linear(self) -> bool: ...
@@ -137,21 +140,29 @@ class Engine(Protocol):
     def updates(self, params: Tensor, cohort: Cohort, solver: LocalSolver) -> LocalWork:
         """Local work of each client; its `update` is (K, D)."""
 
-    def summed_update(self, params: Tensor, cohort: Cohort, solver: LocalSolver, weights: Tensor) -> LocalWork:
-        """The same work, streamed; its `update` is Σ weights_k · u_k, (D,)."""
+    def summed_update(
+        self, params: Tensor, cohort: Cohort, solver: LocalSolver, weights: Tensor, aggregator: Aggregator
+    ) -> LocalWork:
+        """The same work, streamed through a linear aggregator; its `update` is the sum of the chunks' totals, (D,)."""
 
     def evaluate(self, params: Tensor, clients: ClientSet) -> tuple[Tensor, Tensor]:
         """Mean loss and mean error of `params` on every client of a set: (n,) and (n,) float64."""
 
 
-@runtime_checkable
-class Observer(Protocol):
-    """Watches a run and never changes it; raising stops the run with the observer's name. All methods are optional to fill."""
+class Observer:
+    """Watches a run and never changes it; raising stops the run with the observer's name. Fill in what you need."""
 
-    def on_start(self, run: Any) -> None: ...
+    def on_start(self, run: Any) -> None:
+        """The run begins."""
 
-    def on_round(self, report: RoundReport) -> None: ...
+    def on_round(self, report: RoundReport) -> None:
+        """A round has ended."""
 
-    def on_evaluation(self, evaluation: Any) -> None: ...
+    def on_evaluating(self, round_index: int) -> None:
+        """The final evaluation of all clients begins; it may take a while."""
 
-    def on_end(self) -> None: ...
+    def on_evaluation(self, evaluation: Any) -> None:
+        """All clients were evaluated."""
+
+    def on_end(self) -> None:
+        """The run has ended, well or not: close what was opened."""

@@ -1,5 +1,7 @@
 """The simulator agrees with the loop engine: random ragged clients, every solver option, every model, every chunk size."""
 
+from dataclasses import replace
+
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -191,14 +193,149 @@ def test_what_cannot_be_vectorised_falls_back_with_one_notice(model, ragged):
     assert torch.equal(first.params, second.params)  # dropout draws from the client's stream, not the global one
 
 
-def test_the_global_random_state_is_left_alone(ragged):
-    torch.manual_seed(7)
+@pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+def test_the_global_random_state_is_left_alone(engine, ragged):
+    model = WithDropout()
     before = torch.get_rng_state()
-    eq.train(WithDropout(), ragged, rounds=1, clients_per_round=2, engine="loop")
-    torch.manual_seed(7)
-    WithDropout()
-    eq.train(eq.models.Softmax(4, 3), ragged, rounds=1, clients_per_round=2)
-    assert before.shape == torch.get_rng_state().shape
+    eq.train(model, ragged, rounds=1, clients_per_round=2, engine=engine)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_data_are_left_alone():
+    """Also by models that work in place on their input, and when raw numbers are scaled."""
+    clients = make_clients([5, 9, 4])
+    for scale in (None, 0.5):
+        data = FederatedData(replace(clients, scale=scale), classes=3)
+        before = data.train.x.clone()
+        for engine in ("loop", "simulator"):
+            model = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 3))
+            eq.train(model, data, rounds=2, clients_per_round=2, engine=engine, evaluate_every=1)
+        data.train.client(0)
+        assert torch.equal(data.train.x, before)
+
+
+class Sharper(eq.models.Softmax):
+    def forward(self, x):
+        return 5 * super().forward(x)
+
+
+class OwnLoss(nn.Module):
+    """A regression whose loss has a parameter (a learned scale) and a buffer of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.log_scale = nn.Linear(4, 1), nn.Parameter(torch.tensor(0.0))
+        self.register_buffer("factor", torch.tensor(0.5))
+
+    def forward(self, x):
+        return self.linear(x).squeeze(-1)
+
+    def loss(self, outputs, targets):
+        return self.factor * (outputs - targets).square() * torch.exp(-2 * self.log_scale) + self.log_scale
+
+
+class Sequence(nn.Module):
+    """Five classes at each of three places: outputs (B, C, L)."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 15)
+
+    def forward(self, x):
+        return self.linear(x).unflatten(-1, (5, 3))
+
+
+def hooked():
+    model = eq.models.Softmax(4, 3)
+    model.register_forward_hook(lambda module, args, outputs: 3 * outputs)
+    return model
+
+
+def sequences(sizes):
+    gen = torch.Generator().manual_seed(3)
+    return ClientSet.pack(
+        (f"c{i}", torch.randn(n, 4, generator=gen), torch.randint(0, 5, (n, 3), generator=gen)) for i, n in enumerate(sizes)
+    )
+
+
+def numbers(sizes):
+    gen = torch.Generator().manual_seed(4)
+    return ClientSet.pack((f"c{i}", torch.randn(n, generator=gen), torch.randn(n, generator=gen)) for i, n in enumerate(sizes))
+
+
+UNUSUAL = {
+    "a forward pass of its own": lambda: (Sharper(4, 3), make_clients(SIZES)),
+    "a hook": lambda: (hooked(), make_clients(SIZES)),
+    "a loss with a parameter": lambda: (OwnLoss(), real_targets(SIZES)),
+    "sequences": lambda: (Sequence(), sequences(SIZES)),
+    "inputs without a dimension": lambda: (eq.models.LinearRegression(1), numbers(SIZES)),
+    "raw floats with a scale": lambda: (eq.models.Softmax(4, 3), replace(make_clients(SIZES), scale=0.5, shift=1.0)),
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_unusual_models_and_data(name):
+    model, clients = UNUSUAL[name]()
+    data = FederatedData(clients)
+    task = Task.of(model.double()).fitted(data)
+    for solver in (
+        SGD(lr=0.05, batch_size=4, epochs=2, weight_decay=0.01),
+        SGD(lr=0.05, batch_size=None, steps=2, momentum=0.5),
+    ):
+        check_engine(Simulator(chunk_size=3), task=task, data=data, solver=solver, tolerance=1e-8)
+
+
+def test_parameters_of_a_loss_are_trained():
+    result = eq.train(OwnLoss(), FederatedData(real_targets([30, 40])), rounds=20, clients_per_round=2)
+    assert abs(float(result.model.log_scale.detach())) > 0.01
+
+
+class Centring(nn.Module):
+    """Subtracts the batch's mean: another layer that mixes examples."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.linear(x - x.mean(0))
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.register_buffer("calls", torch.tensor(0))
+
+    def forward(self, x):
+        self.calls += 1
+        return self.linear(x)
+
+
+def test_layers_that_mix_examples_or_keep_state_are_refused(ragged):
+    with pytest.raises(IncompatibleParts, match="mixes them"):
+        eq.train(Centring(), ragged, rounds=1, clients_per_round=2)
+    with pytest.raises(IncompatibleParts, match="changes its buffer 'calls'"):
+        eq.train(Counting(), ragged, rounds=1, clients_per_round=2)
+
+
+def test_norms_beyond_float32_agree():
+    data = FederatedData(numbers([3, 4]))
+    task = Task.of(eq.models.LinearRegression(1))
+    params = torch.zeros(task.layout.dimension)
+    cohort = eq.sampling.Full()(0, torch.full((2,), 0.5, dtype=torch.float64), clients_per_round=2, seed=0)
+    for lr in (1e25, 1e-25):
+        loop, fast = (e.start(task, data).updates(params, cohort, SGD(lr=lr, batch_size=None)) for e in (Loop(), Simulator()))
+        torch.testing.assert_close(fast.sq_norms, loop.sq_norms, rtol=1e-4, atol=0)
+        assert (loop.sq_norms > 0).all()
+        assert torch.isfinite(loop.sq_norms).all()
+
+
+def test_one_large_client_does_not_widen_the_chunks_of_small_ones():
+    engine = Simulator().start(Task.of(eq.models.Softmax(4, 3)), FederatedData(make_clients([9, 9])))
+    assert engine._clients_per_chunk(60, 200_000, SGD(steps=2)) < 20
+    assert engine._clients_per_chunk(60, 10, SGD(steps=2)) > 1000
 
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(4), nn.InstanceNorm1d(4, track_running_stats=True)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from equipoise.data import partition
+from equipoise.data.arrays import from_arrays, from_datasets, from_dict
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.data.files import npz
 from equipoise.data.generators import digits, gaussian_means, label_shift, synthetic
@@ -20,6 +21,9 @@ __all__ = [
     "digits",
     "fashion_mnist",
     "femnist",
+    "from_arrays",
+    "from_datasets",
+    "from_dict",
     "from_texts",
     "gaussian_means",
     "glove",

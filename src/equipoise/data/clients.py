@@ -33,6 +33,10 @@ class ClientSet:
 
     def __post_init__(self) -> None:
         place = f"{self.source}: " if self.source else ""
+        for name in ("x", "y", "offsets"):
+            object.__setattr__(self, name, torch.as_tensor(getattr(self, name)))  # NumPy arrays are welcome
+        if (odd := [i for i in self.ids if not isinstance(i, str)]) or not isinstance(self.ids, tuple):
+            raise InvalidData(f"{place}client ids must be a tuple of text, found {odd[0] if odd else self.ids!r}. Use str(id).")
         if len(self.x) != len(self.y):
             raise InvalidData(f"{place}x has {len(self.x)} rows but y has {len(self.y)}; every example needs both.")
         if len(self.offsets) != len(self.ids) + 1:
@@ -81,7 +85,7 @@ class ClientSet:
         cls, clients: Iterable[tuple[str, Tensor, Tensor]], *, scale: float | None = None, shift: float = 0.0, source: str = ""
     ) -> ClientSet:
         """Pack (id, x, y) triples, one per client."""
-        triples = list(clients)
+        triples = [(name, torch.as_tensor(x), torch.as_tensor(y)) for name, x, y in clients]
         if not triples:
             raise InvalidData(f"{source + ': ' if source else ''}there is no client.")
         sizes = torch.tensor([len(x) for _, x, _ in triples])
@@ -116,26 +120,32 @@ class ClientSet:
     def inputs(self, rows: Tensor | slice, dtype: torch.dtype = torch.float32) -> Tensor:
         """The rows of `x` as a model sees them: scaled if raw, floating numbers in `dtype`, tokens as int64."""
         x = self.x[rows]
-        if self.scale is not None:
-            x = x.to(dtype).mul_(self.scale)
-            return x.add_(self.shift) if self.shift else x
-        return x.to(dtype) if x.is_floating_point() else x.to(torch.int64)
+        if self.scale is None:
+            return _fresh(x, rows, dtype if x.is_floating_point() else torch.int64)
+        x = _fresh(x, rows, dtype).mul_(self.scale)
+        return x.add_(self.shift) if self.shift else x
 
     def targets(self, rows: Tensor | slice, dtype: torch.dtype = torch.float32) -> Tensor:
         """The rows of `y`: classes as int64, numbers in `dtype`."""
         y = self.y[rows]
-        return y.to(dtype) if y.is_floating_point() else y.to(torch.int64)
+        return _fresh(y, rows, dtype if y.is_floating_point() else torch.int64)
 
     def client(self, which: int | str) -> tuple[Tensor, Tensor]:
         """(x, y) of one client, by position or id, as a model sees them."""
+        if isinstance(which, str) and which not in self.ids:
+            raise InvalidParameter(
+                "which", f"must be one of the {len(self)} client ids", which, f"The first is {self.ids[0]!r}."
+            )
         position = self.ids.index(which) if isinstance(which, str) else which
         return self.inputs(self.rows(position)), self.targets(self.rows(position))
 
     def take(self, positions: Sequence[int] | Tensor) -> ClientSet:
-        """Some of the clients, as a set of their own (their rows are copied)."""
+        """Some of the clients, by position or boolean mask, as a set of their own (their rows are copied)."""
+        if isinstance(positions, Tensor) and positions.dtype == torch.bool:
+            positions = positions.nonzero().flatten()
         chosen = [int(p) for p in positions]
-        if not chosen:
-            raise InvalidParameter("positions", "must name at least one client", [])
+        if not chosen or min(chosen) < 0 or max(chosen) >= len(self):
+            raise InvalidParameter("positions", f"must name at least one client, each from 0 to {len(self) - 1}", chosen)
         rows = torch.cat([torch.arange(int(self.offsets[p]), int(self.offsets[p + 1])) for p in chosen])
         return self._with_rows(rows, self.sizes[chosen], tuple(self.ids[p] for p in chosen))
 
@@ -151,6 +161,11 @@ class ClientSet:
         for name, value in vars(self).items():
             object.__setattr__(moved, name, value.to(device) if isinstance(value, Tensor) else value)
         return moved
+
+
+def _fresh(values: Tensor, rows: Tensor | slice, dtype: torch.dtype) -> Tensor:
+    """`values` in `dtype`, never sharing memory with the data: a model may work in place on what it is given."""
+    return values.to(dtype, copy=isinstance(rows, slice))  # indexing by a tensor has copied already
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,10 +184,19 @@ class FederatedData:
 
     def __post_init__(self) -> None:
         for split, clients in self.splits.items():
+            if not isinstance(clients, ClientSet):
+                raise InvalidParameter(
+                    split, "must be a ClientSet", type(clients).__name__,
+                    "Make the data by data.from_arrays(x, y, client) or data.from_dict({id: (x, y)}).",
+                )  # fmt: skip
             if clients.x.shape[1:] != self.train.x.shape[1:]:
                 raise InvalidData(
                     f"{self.name}: examples of {split} have shape {tuple(clients.x.shape[1:])}, those of train "
                     f"{tuple(self.train.x.shape[1:])}."
+                )
+            if clients.y.is_floating_point() != self.train.y.is_floating_point():
+                raise InvalidData(
+                    f"{self.name}: targets of {split} are {clients.y.dtype}, those of train {self.train.y.dtype}."
                 )
         if self.train.y.is_floating_point() or self.train.y.dim() > 2:
             return

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from equipoise import rng
 from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.errors import InvalidParameter
 from equipoise.solvers.batches import client_batches
-from equipoise.task import Task, per_example
-from equipoise.types import Cohort, LocalSolver, LocalWork
+from equipoise.task import Task
+from equipoise.types import Aggregator, Cohort, LocalSolver, LocalWork
 
 
 @dataclass(frozen=True)
@@ -24,14 +25,39 @@ class Loop:
     device: str | None = None
 
     def start(self, task: Task, data: FederatedData) -> LoopEngine:
-        return LoopEngine(task, data, torch.device(self.device or "cpu"))
+        return LoopEngine(task, data, usable_device(self.device))
+
+
+def usable_device(name: str | None) -> torch.device:
+    """The device by name (None: the CPU), refused if torch does not know it or this machine has none."""
+    try:
+        device = torch.device(name or "cpu")
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError) as failure:  # torch asserts that it was compiled with CUDA
+        reason = (str(failure).strip().splitlines() or ["unknown"])[0].rstrip(".")
+        raise InvalidParameter("device", "must be a device of this machine", name, f'{reason}. Try "cpu".') from failure
+    return device
+
+
+class ResidentSets:
+    """Client sets on a device, each moved there once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._moved: dict[int, tuple[ClientSet, ClientSet]] = {}  # the original is kept, so that its id stays its own
+
+    def __getitem__(self, clients: ClientSet) -> ClientSet:
+        if id(clients) not in self._moved:
+            self._moved[id(clients)] = (clients, clients.to(self.device))
+        return self._moved[id(clients)][1]
 
 
 class LoopEngine:
     """The running loop engine of one task on one data set."""
 
     def __init__(self, task: Task, data: FederatedData, device: torch.device) -> None:
-        self.device, self.task, self.train = device, task.to(device), data.train.to(device)
+        self.device, self.task, self.sets = device, task.to(device), ResidentSets(device)
+        self.train = self.sets[data.train]
 
     def losses(self, params: Tensor, cohort: Cohort) -> Tensor:
         """F_k(w) of each client of the cohort, (K,)."""
@@ -43,43 +69,45 @@ class LoopEngine:
         updates = torch.stack([update for update, _ in work])
         return LocalWork(updates, updates.double().square().sum(1).cpu(), torch.stack([loss for _, loss in work]))
 
-    def summed_update(self, params: Tensor, cohort: Cohort, solver: LocalSolver, weights: Tensor) -> LocalWork:
-        """The same work, added up client by client: total (D,)."""
+    def summed_update(
+        self, params: Tensor, cohort: Cohort, solver: LocalSolver, weights: Tensor, aggregator: Aggregator
+    ) -> LocalWork:
+        """The same work, aggregated and added up client by client: total (D,)."""
         total, sq_norms, losses = torch.zeros_like(params), [], []
-        for k, weight in zip(cohort.clients.tolist(), weights.tolist(), strict=True):
+        for k, weight in zip(cohort.clients.tolist(), weights, strict=True):
             update, loss = self._train_client(params, k, cohort, solver)
-            total += weight * update
+            total += aggregator(update.unsqueeze(0), weight.reshape(1).to(self.device))[0]
             sq_norms.append(update.double().square().sum().cpu())
             losses.append(loss)
         return LocalWork(total, torch.stack(sq_norms), torch.stack(losses))
 
     def evaluate(self, params: Tensor, clients: ClientSet) -> tuple[Tensor, Tensor]:
         """Mean loss and mean error of every client of a set, (n,) and (n,)."""
-        clients = clients.to(self.device)
+        clients = self.sets[clients]
         scores = [self._score(params, clients, k) for k in range(len(clients))]
         return torch.stack([loss for loss, _ in scores]), torch.stack([error for _, error in scores])
 
     def _score(self, params: Tensor, clients: ClientSet, k: int) -> tuple[Tensor, Tensor]:
         """Mean loss and mean error of one client at `params`."""
-        self.task.module.eval()
+        self.task.scorer.eval()
         rows = clients.rows(k)
         x, y = clients.inputs(rows, params.dtype), clients.targets(rows, params.dtype)
         with torch.no_grad():
-            outputs = self.task.outputs(params, x)
-            loss = per_example("loss", self.task.loss(outputs, y), x)
-            error = per_example("error", self.task.error(outputs, y), x)
+            loss, error = self.task.scores(params, x, y)
         return loss.double().mean().cpu(), error.double().mean().cpu()
 
     def _train_client(self, params: Tensor, k: int, cohort: Cohort, solver: LocalSolver) -> tuple[Tensor, Tensor]:
         """Local work of one client from the model `params`: its update (D,) and the mean loss of its batches."""
-        self.task.module.train()
+        self.task.scorer.train()
         first, size = int(self.train.offsets[k]), int(self.train.sizes[k])
         key = rng.client_keys(rng.stream_key(cohort.seed, "batches", cohort.round), self.train.keys[k])
         lr = solver.learning_rate(cohort.round)
         weights = params.clone()
         memory = solver.begin(weights)
         seen = []
-        with torch.random.fork_rng(devices=[]):  # dropout and the like draw from the client's own stream
+        with torch.random.fork_rng(
+            devices=[self.device] if self.device.type == "cuda" else []
+        ):  # dropout and the like draw from the client's own stream
             torch.manual_seed(int(key) & (2**63 - 1))
             for batch in client_batches(key, size, solver.batch_size, solver.local_steps(size)):
                 rows = batch + first

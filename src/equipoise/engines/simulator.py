@@ -16,12 +16,12 @@ from torch import Tensor
 
 from equipoise import rng
 from equipoise.data.clients import ClientSet, FederatedData
-from equipoise.engines.loop import Loop, LoopEngine
+from equipoise.engines.loop import Loop, LoopEngine, ResidentSets, usable_device
 from equipoise.engines.stacked import Batch, fits_linear_steps, general_steps, linear_steps, stacked_gradients
-from equipoise.errors import EquipoiseNotice, require
+from equipoise.errors import EquipoiseNotice, is_whole, require
 from equipoise.solvers.batches import BatchCursor
-from equipoise.task import Task, per_example
-from equipoise.types import Cohort, LocalSolver, LocalWork
+from equipoise.task import Task
+from equipoise.types import Aggregator, Cohort, LocalSolver, LocalWork
 
 # Parameters, gradients and batch of a chunk: enough clients to outweigh the cost of a call, few enough to bound memory.
 _CPU_CHUNK_BYTES = 64 * 2**20
@@ -42,10 +42,11 @@ class Simulator:
     device: str | None = None
 
     def __post_init__(self) -> None:
-        require(self.chunk_size is None or self.chunk_size >= 1, "chunk_size", "must be at least 1", self.chunk_size)
+        good = self.chunk_size is None or (is_whole(self.chunk_size) and self.chunk_size >= 1)
+        require(good, "chunk_size", "must be a whole number of at least 1, or None", self.chunk_size)
 
     def start(self, task: Task, data: FederatedData) -> SimulatorEngine | LoopEngine:
-        engine = SimulatorEngine(task, data, torch.device(self.device or "cpu"), self.chunk_size)
+        engine = SimulatorEngine(task, data, usable_device(self.device), self.chunk_size)
         reason = engine.why_not_vectorised()
         if reason is None:
             return engine
@@ -63,31 +64,33 @@ class SimulatorEngine:
     """The running simulator of one task on one data set, whose tensors live on the device."""
 
     def __init__(self, task: Task, data: FederatedData, device: torch.device, chunk_size: int | None) -> None:
-        self.device, self.task, self.train, self.chunk_size = device, task.to(device), data.train.to(device), chunk_size
+        self.device, self.task, self.chunk_size, self.sets = device, task.to(device), chunk_size, ResidentSets(device)
+        self.train = self.sets[data.train]
 
     def why_not_vectorised(self) -> str | None:
         """Try two clients with two examples each against one at a time; the reason if that fails or differs."""
-        self.task.module.train()
+        self.task.scorer.train()
         rows = torch.tensor([[0, 1 % len(self.train.x)], [len(self.train.x) - 1, 0]], device=self.device)
         flat = self.task.layout.read(self.task.module).expand(2, -1).contiguous()
         params = self.task.layout.unflatten(flat)
         x, y = self.train.inputs(rows, flat.dtype), self.train.targets(rows, flat.dtype)
         even = torch.full((2, 2), 0.5, dtype=flat.dtype, device=self.device)
         single = []
-        for i in range(2):
-            leaf = flat[i].detach().requires_grad_()
-            loss = self.task.losses(leaf, x[i], y[i]).mean()
-            single.append(self.task.layout.unflatten(torch.autograd.grad(loss, leaf)[0]))
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error")  # torch warns where it falls back to a slow loop inside vmap
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
+            for i in range(2):
+                leaf = flat[i].detach().requires_grad_()
+                loss = self.task.losses(leaf, x[i], y[i]).mean()
+                single.append(self.task.layout.unflatten(torch.autograd.grad(loss, leaf)[0]))
+            warnings.filterwarnings("error", message="There is a performance drop")  # vmap's own slow loop
+            try:
                 together, _ = stacked_gradients(self.task, params, Batch(x, y, even))
-        except (RuntimeError, ValueError, TypeError, UserWarning, NotImplementedError) as failure:
-            return str(failure).strip().splitlines()[0][:160]
+            except Exception as failure:  # vmap refuses in many ways
+                return (str(failure).strip().splitlines() or [type(failure).__name__])[0][:160]
         for name, gradient in together.items():
             expected = torch.stack([s[name] for s in single])
-            scale = float(expected.abs().max()) + 1e-3
-            if not torch.allclose(gradient, expected, rtol=1e-3, atol=1e-3 * scale):
+            scale = float(expected.nan_to_num(0, 0, 0).abs().max()) + 1e-3
+            if not torch.allclose(gradient, expected, rtol=1e-3, atol=1e-3 * scale, equal_nan=True):
                 return f"the batched gradient of {name} differs from the plain one"
         return None
 
@@ -98,11 +101,11 @@ class SimulatorEngine:
 
     def evaluate(self, params: Tensor, clients: ClientSet) -> tuple[Tensor, Tensor]:
         """Mean loss and mean error of every client of a set, (n,) and (n,)."""
-        return self._segment_means(params, clients.to(self.device), None)
+        return self._segment_means(params, self.sets[clients], None)
 
     def _segment_means(self, params: Tensor, clients: ClientSet, which: Tensor | None) -> tuple[Tensor, Tensor]:
         """Mean loss and error per client at the shared model: large batches over clients' borders, then segment means."""
-        self.task.module.eval()
+        self.task.scorer.eval()
         if which is None:
             sizes, rows = clients.sizes, None
         else:
@@ -119,9 +122,7 @@ class SimulatorEngine:
                 part = slice(start, min(start + width, count))
                 here = part if rows is None else rows[part]
                 x, y = clients.inputs(here, params.dtype), clients.targets(here, params.dtype)
-                outputs = self.task.outputs(params, x)
-                losses[part] = per_example("loss", self.task.loss(outputs, y), x)
-                errors[part] = per_example("error", self.task.error(outputs, y), x)
+                losses[part], errors[part] = self.task.scores(params, x, y)
         means = [torch.segment_reduce(v, "mean", lengths=sizes, unsafe=True).cpu() for v in (losses, errors)]
         return means[0], means[1]
 
@@ -134,34 +135,41 @@ class SimulatorEngine:
             losses[places] = loss
         return LocalWork(updates, _sq_norms(updates), losses)
 
-    def summed_update(self, params: Tensor, cohort: Cohort, solver: LocalSolver, weights: Tensor) -> LocalWork:
-        """The same work, added up chunk by chunk: total (D,); memory is bounded by the chunk."""
+    def summed_update(
+        self, params: Tensor, cohort: Cohort, solver: LocalSolver, weights: Tensor, aggregator: Aggregator
+    ) -> LocalWork:
+        """The same work, aggregated and added up chunk by chunk: total (D,); memory is bounded by the chunk."""
         total = torch.zeros_like(params)
         sq_norms, losses = torch.empty(len(cohort), dtype=torch.float64), torch.empty(len(cohort), dtype=torch.float64)
         for places, update, loss in self._chunks(params, cohort, solver):
-            total += weights[places].to(update) @ update
+            total += aggregator(update, weights[places].to(self.device))[0]
             sq_norms[places] = _sq_norms(update)
             losses[places] = loss
         return LocalWork(total, sq_norms, losses)
 
     def _chunks(self, params: Tensor, cohort: Cohort, solver: LocalSolver) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Chunks of clients with similar amounts of work: (places in the cohort, updates (k, D), mean batch losses (k,))."""
-        self.task.module.train()
+        self.task.scorer.train()
         sizes = self.train.sizes.cpu()[cohort.clients]
         steps = torch.tensor([solver.local_steps(s) for s in sizes.tolist()])
         # By steps, then by size: the active clients are a prefix, and batches of one chunk are padded least.
         order = torch.argsort(steps * (int(sizes.max()) + 1) + sizes, descending=True, stable=True)
-        for places in torch.chunk(order, -(-len(order) // self._clients_per_chunk(params, sizes, solver))):
+        start = 0
+        while start < len(order):
+            # The first client of a chunk is its largest.
+            count = self._clients_per_chunk(len(params) * params.element_size(), int(sizes[order[start]]), solver)
+            places = order[start : start + count]
             update, loss = self._train_chunk(params, cohort.take(places), steps[places], solver)
             yield places, update, loss
+            start += count
 
-    def _clients_per_chunk(self, params: Tensor, sizes: Tensor, solver: LocalSolver) -> int:
+    def _clients_per_chunk(self, parameter_bytes: int, largest: int, solver: LocalSolver) -> int:
+        """How many clients with up to `largest` examples to train at once: their parameters, gradients, batch and order."""
         if self.chunk_size is not None:
             return self.chunk_size
-        batch = int(sizes.max()) if solver.batch_size is None else min(solver.batch_size, int(sizes.max()))
-        numbers = 3 * len(params) + batch * self.train.x.shape[1:].numel()
-        budget = _CPU_CHUNK_BYTES if self.device.type == "cpu" else _GPU_CHUNK_BYTES
-        return max(1, budget // (numbers * params.element_size()))
+        batch = largest if solver.batch_size is None else min(solver.batch_size, largest)
+        each = 3 * parameter_bytes + 4 * batch * self.train.x.shape[1:].numel() + 24 * largest
+        return max(1, (_CPU_CHUNK_BYTES if self.device.type == "cpu" else _GPU_CHUNK_BYTES) // each)
 
     def _train_chunk(self, params: Tensor, cohort: Cohort, steps: Tensor, solver: LocalSolver) -> tuple[Tensor, Tensor]:
         """Local work of a chunk whose clients come by falling number of steps: updates (k, D) and mean batch losses (k,)."""
@@ -186,4 +194,8 @@ class SimulatorEngine:
 def _sq_norms(updates: Tensor) -> Tensor:
     """Squared L2 norms of the rows, (K,) float64 on the CPU."""
     norms: Tensor = torch.linalg.vector_norm(updates, dim=1)  # in float64 it would copy all updates first
-    return norms.double().square().cpu()
+    squares = norms.double().square()
+    extreme = ~torch.isfinite(norms) | (norms == 0)  # beyond what squares of the type hold
+    if bool(extreme.any()):
+        squares[extreme] = updates[extreme].double().square().sum(1)
+    return squares.cpu()

@@ -71,10 +71,17 @@ def general_steps(
 
 
 def fits_linear_steps(task: Task, solver: LocalSolver) -> bool:
-    """Whether the direct path does this work: a linear model with all its parameters trained, by plain SGD."""
-    if not isinstance(task.module, LinearModel) or type(solver) is not SGD or solver.momentum or solver.prox:
+    """Whether the direct path does this work: a linear model with all its parameters trained, by plain SGD.
+
+    A subclass with a forward pass of its own, a hook, or a loss that uses the model's parameters takes the general path.
+    """
+    module = task.module
+    if not isinstance(module, LinearModel) or type(solver) is not SGD or solver.momentum or solver.prox:
         return False
-    return set(task.layout.names) == {name for name, _ in task.module.named_parameters()}
+    as_written = type(module).forward is LinearModel.forward and not (module._forward_hooks or module._forward_pre_hooks)
+    loss_of_outputs_alone = getattr(task.loss, "__self__", None) is not module
+    all_trained = set(task.layout.names) == {name for name, _ in module.named_parameters()} <= {"weight", "bias"}
+    return as_written and loss_of_outputs_alone and all_trained
 
 
 def linear_steps(
@@ -90,7 +97,7 @@ def linear_steps(
     keep = 1 - lr * solver.weight_decay if isinstance(solver, SGD) else 1.0
     for batch in batches:
         k, b = batch.shares.shape
-        x = batch.x.flatten(2)  # (k, b, F)
+        x = batch.x.reshape(k, b, -1)  # (k, b, F)
         z = torch.bmm(x, weight[:k]) if bias is None else torch.baddbmm(bias[:k], x, weight[:k])  # (k, b, C)
         z.requires_grad_()
         outputs = z.reshape(k * b) if one_score else z.reshape(k * b, -1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from equipoise.errors import ConfigError, EquipoiseError
+from equipoise.errors import ConfigError, EquipoiseError, InvalidParameter
 from equipoise.experiment import catalog
 from equipoise.experiment.config import FROM_DATA, RunConfig, refusals_at
 
@@ -63,18 +63,13 @@ def build(config: RunConfig) -> Experiment:
 
 
 def check_device(device: str | None) -> None:
-    """Refuse a device that torch does not know or cannot reach."""
-    import torch
+    """Refuse a device that this machine does not have."""
+    from equipoise.engines.loop import usable_device
 
-    if device is None:
-        return
     try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as failure:  # torch asserts that it was compiled with CUDA
-        reason = str(failure).strip().splitlines()[0].rstrip(".")
-        raise ConfigError(
-            f'train.device must be a device of this machine, but is "{device}": {reason}. Try "cpu".'
-        ) from failure
+        usable_device(device)
+    except InvalidParameter as failure:
+        raise ConfigError(f"train.{failure}") from failure
 
 
 def check_cohort(config: RunConfig, algorithm: Algorithm, data: FederatedData) -> None:
@@ -127,6 +122,6 @@ def check_fit(config: RunConfig, model: nn.Module, data: FederatedData) -> None:
     from equipoise.task import Task
 
     try:
-        Task.of(model).refuse_misfit(data)
+        Task.of(model).fitted(data)
     except EquipoiseError as failure:
         raise ConfigError(f"The model {config.model.name!r} does not fit the data {config.data.name!r}: {failure}") from failure

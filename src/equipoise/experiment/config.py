@@ -71,6 +71,7 @@ class TrainOptions:
 
     def __post_init__(self) -> None:
         require(self.rounds >= 0, "rounds", "must not be negative", self.rounds)
+        require(0 <= self.seed < 2**63, "seed", "must be a whole number from 0 to 2^63 − 1", self.seed)
         require(self.clients_per_round >= 1, "clients_per_round", "must be at least 1", self.clients_per_round)
         require(
             self.evaluate_every is None or self.evaluate_every >= 1,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.errors import IncompatibleParts, InvalidParameter, require
+from equipoise.errors import IncompatibleParts, InvalidParameter, is_number, require
 from equipoise.types import ClientRisk, RiskValue
 
 
@@ -27,14 +27,16 @@ class Mixture:
     def __init__(self, *terms: tuple[float, ClientRisk]) -> None:
         require(len(terms) > 0, "terms", "must hold at least one (coefficient, risk) pair", terms)
         for index, term in enumerate(terms):
-            if not (isinstance(term, tuple | list) and len(term) == 2 and callable(term[1])):
+            if not (isinstance(term, tuple | list) and len(term) == 2 and callable(term[1]) and not isinstance(term[1], type)):
                 raise InvalidParameter(
                     f"terms[{index}]",
                     "must be a (coefficient, risk) pair",
                     term,
                     "E.g. Mixture((0.3, Mean()), (0.7, Superquantile(0.2))).",
                 )
-            require(math.isfinite(term[0]) and term[0] > 0, f"terms[{index}]", "must have a positive coefficient", term[0])
+            require(
+                is_number(term[0]) and 0 < term[0] < math.inf, f"terms[{index}]", "must have a positive coefficient", term[0]
+            )
             if getattr(term[1], "server_step", None) is not None:
                 raise IncompatibleParts(
                     f"{term[1]!r} scales the server's step by its own weights, which a sum with other risks cannot do.",

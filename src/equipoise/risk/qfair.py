@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.errors import require
+from equipoise.errors import is_number, require
 from equipoise.types import RiskValue
 
 FLOOR = 1e-10  # of a loss, so that powers and their derivatives exist at 0
@@ -29,7 +29,7 @@ class QFair:
     q: float = 1.0
 
     def __post_init__(self) -> None:
-        good = isinstance(self.q, int | float) and 0 <= self.q < math.inf
+        good = is_number(self.q) and 0 <= self.q < math.inf
         require(good, "q", "must be a number ≥ 0", self.q, "0 is FedAvg; 1 is a usual start.")
 
     def __call__(self, losses: Tensor, base_weights: Tensor, *, clients: Any = None, state: Any = None) -> RiskValue:

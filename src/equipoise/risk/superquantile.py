@@ -13,7 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from equipoise.errors import IncompatibleParts, require
+from equipoise.errors import IncompatibleParts, is_number, require
+from equipoise.risk.tilted import tilted
 from equipoise.types import RiskValue
 
 
@@ -30,7 +31,8 @@ def tail_quantile(losses: Tensor, base_weights: Tensor, tail: float) -> Tensor:
     alpha = base_weights[order].double()
     alpha = alpha / alpha.sum()
     mass_above = alpha.flip(0).cumsum(0).flip(0) - alpha  # of all later ones in the order
-    slack = 4 * torch.finfo(base_weights.dtype).eps * math.sqrt(len(losses))
+    # Rounding of the weights themselves, and of adding them up in float64.
+    slack = tail * torch.finfo(base_weights.dtype).eps + 4 * len(losses) * torch.finfo(torch.float64).eps
     # Among equal losses the first in the order has the others' mass "above" it; taking the value makes that harmless,
     # because a later equal one has less above it and the same value.
     return ascending[int((mass_above <= tail + slack).nonzero()[0])]
@@ -50,7 +52,7 @@ def exact_weights(losses: Tensor, base_weights: Tensor, tail: float) -> Tensor:
     above, level = losses > quantile, losses == quantile
     weights = torch.where(above, alpha / tail, 0.0)
     left = (1.0 - weights.sum()).clamp(min=0.0)
-    weights = weights + torch.where(level, alpha / alpha[level].sum() * left, 0.0)
+    weights = weights + torch.where(level, alpha / alpha[level].sum().clamp(min=1e-300) * left, 0.0)
     return (weights / weights.sum()).to(base_weights.dtype)
 
 
@@ -94,7 +96,10 @@ def kl_smoothed(losses: Tensor, base_weights: Tensor, tail: float, nu: float) ->
         ratio[low:] = log_ratio(low) if left[low] > 1e-12 else -math.inf
     ordered = alpha * ratio.clamp(max=cap).exp()
     ordered = ordered / ordered.sum()
-    value = (ordered * (descending - torch.where(ordered > 0, nu * ratio, 0.0))).sum()
+    if low == 0:  # nobody at the cap: the tilted risk, whose form keeps its digits for large ν
+        value = tilted(descending, alpha, 1 / nu)[0]
+    else:
+        value = (ordered * (descending - torch.where(ordered > 0, nu * ratio, 0.0))).sum()
     return value, torch.empty_like(ordered).scatter_(0, order, ordered)
 
 
@@ -112,15 +117,18 @@ def huber_smoothed(losses: Tensor, base_weights: Tensor, tail: float, nu: float)
         weights = exact_weights(losses, alpha, tail)
         return top + (weights * shifted).sum(), weights
 
-    def mass(eta: Tensor) -> Tensor:  # (J,) → (J,)
-        return (alpha * ((shifted - eta.unsqueeze(-1)) / nu).clamp(0.0, 1.0)).sum(-1)
+    def mass(eta: Tensor) -> Tensor:
+        return (alpha * ((shifted - eta) / nu).clamp(0.0, 1.0)).sum()
 
     kinks = torch.cat([shifted, shifted - nu]).sort().values  # the mass falls from 1 to 0 along them
-    last = int((mass(kinks) >= tail - 1e-9).nonzero()[-1])  # the smallest kink has mass 1 ≥ θ
-    low, high = kinks[last], kinks[min(last + 1, len(kinks) - 1)]
-    mass_low, mass_high = mass(torch.stack([low, high]))
-    step = torch.where(mass_low > mass_high, (mass_low - tail) / (mass_low - mass_high), 0.0)
-    eta = low + (high - low) * step.clamp(0.0, 1.0)
+    low, high = 0, len(kinks) - 1  # the last kink whose mass reaches θ, by bisection; the first one's is 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if mass(kinks[middle]) >= tail * (1 - 1e-12) else (low, middle - 1)
+    left, right = kinks[low], kinks[min(low + 1, len(kinks) - 1)]
+    mass_left, mass_right = mass(left), mass(right)
+    step = torch.where(mass_left > mass_right, (mass_left - tail) / (mass_left - mass_right), 0.0)
+    eta = left + (right - left) * step.clamp(0.0, 1.0)
     rho = shifted - eta
     inside = rho.square() / (2 * nu) + nu / 2
     smooth = torch.where(rho <= 0, nu / 2, torch.where(rho >= nu, rho, inside))
@@ -148,7 +156,7 @@ class Superquantile:
 
     def __post_init__(self) -> None:
         require(
-            isinstance(self.tail, int | float) and 0 < self.tail <= 1,
+            is_number(self.tail) and 0 < self.tail <= 1,
             "tail",
             "must lie in (0, 1]",
             self.tail,
@@ -160,7 +168,7 @@ class Superquantile:
             require(self.nu is None, "nu", "is the strength of smoothing and needs one", self.nu, 'Add smoothing="kl".')
         else:
             require(
-                self.nu is not None and 0 < self.nu < math.inf,
+                is_number(self.nu) and 0 < (self.nu or 0) < math.inf,
                 "nu",
                 "must be a positive number when smoothing",
                 self.nu,

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.errors import require
+from equipoise.errors import is_number, require
 from equipoise.types import RiskValue
 
 
@@ -48,11 +48,11 @@ class Tilted:
 
     def __post_init__(self) -> None:
         require(
-            isinstance(self.tilt, int | float) and math.isfinite(self.tilt), "tilt", "must be a finite number", self.tilt,
+            is_number(self.tilt) and math.isfinite(self.tilt), "tilt", "must be a finite number", self.tilt,
             "Positive for fairness, negative for robustness; 0 is the mean.",
         )  # fmt: skip
         require(not self.tracked or self.tilt != 0, "tracked", "needs a tilt other than 0", self.tracked)
-        require(0 < self.rho <= 1, "rho", "must lie in (0, 1]", self.rho)
+        require(is_number(self.rho) and 0 < self.rho <= 1, "rho", "must lie in (0, 1]", self.rho)
 
     def __call__(self, losses: Tensor, base_weights: Tensor, *, clients: Any = None, state: Any = None) -> RiskValue:
         value, weights = tilted(losses, base_weights, self.tilt)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equipoise.errors import require
+from equipoise.errors import is_number, is_whole, require
 
 
 @dataclass(frozen=True)
@@ -33,15 +33,17 @@ class SGD:
     lr_decay_every: int = 1
 
     def __post_init__(self) -> None:
-        require(0 < self.lr < math.inf, "lr", "must be a positive number", self.lr)
+        require(is_number(self.lr) and 0 < self.lr < math.inf, "lr", "must be a positive number", self.lr)
         require(
-            self.batch_size is None or self.batch_size >= 1,
+            self.batch_size is None or (is_whole(self.batch_size) and self.batch_size >= 1),
             "batch_size",
-            "must be at least 1, or None for the full batch",
+            "must be a whole number of at least 1, or None for the full batch",
             self.batch_size,
         )
-        require(self.epochs >= 0, "epochs", "must not be negative", self.epochs)
-        require(self.steps is None or self.steps >= 0, "steps", "must not be negative", self.steps)
+        require(is_whole(self.epochs) and self.epochs >= 0, "epochs", "must be a whole number ≥ 0", self.epochs)
+        require(
+            self.steps is None or (is_whole(self.steps) and self.steps >= 0), "steps", "must be a whole number ≥ 0", self.steps
+        )
         require(
             self.steps is None or self.epochs == 1,
             "epochs",
@@ -49,11 +51,21 @@ class SGD:
             self.epochs,
             "Say how long clients work either by epochs or by steps.",
         )
-        require(0 <= self.momentum < 1, "momentum", "must lie in [0, 1)", self.momentum)
-        require(0 <= self.weight_decay < math.inf, "weight_decay", "must not be negative", self.weight_decay)
-        require(0 <= self.prox < math.inf, "prox", "must not be negative", self.prox)
-        require(0 < self.lr_decay <= 1, "lr_decay", "must lie in (0, 1]", self.lr_decay)
-        require(self.lr_decay_every >= 1, "lr_decay_every", "must be at least 1 round", self.lr_decay_every)
+        require(is_number(self.momentum) and 0 <= self.momentum < 1, "momentum", "must lie in [0, 1)", self.momentum)
+        require(
+            is_number(self.weight_decay) and 0 <= self.weight_decay < math.inf,
+            "weight_decay",
+            "must not be negative",
+            self.weight_decay,
+        )
+        require(is_number(self.prox) and 0 <= self.prox < math.inf, "prox", "must not be negative", self.prox)
+        require(is_number(self.lr_decay) and 0 < self.lr_decay <= 1, "lr_decay", "must lie in (0, 1]", self.lr_decay)
+        require(
+            is_whole(self.lr_decay_every) and self.lr_decay_every >= 1,
+            "lr_decay_every",
+            "must be at least 1 round",
+            self.lr_decay_every,
+        )
 
     def local_steps(self, size: int) -> int:
         """Steps that a client with `size` examples takes."""
