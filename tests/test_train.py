@@ -111,6 +111,13 @@ def test_compare_puts_methods_on_the_same_cohorts(ragged):
         ({"algorithm": "fedavg"}, "algorithm must be an equipoise.Algorithm"),
         ({"model": 3}, "model must be a Module"),
         ({"data": [1]}, "data must be a FederatedData"),
+        ({"model": FederatedData(make_clients([3])), "data": softmax()}, "model comes first and the data second"),
+        ({"model": nn.Linear}, "model must be a Module, or a function of the seed that makes one, but is 'Linear'"),
+        ({"model": lambda: softmax()}, "model must be a Module, or a function of the seed"),
+        ({"engine": eq.engines.Simulator}, "engine must be"),
+        ({"engine": eq.engines.Simulator(device="abacus")}, "device must be a device of this machine, but is 'abacus'"),
+        ({"clients_per_round": 3.0}, "clients_per_round must be a whole number"),
+        ({"evaluate_every": "2"}, "evaluate_every must be at least 1"),
         ({"model": nn.Flatten()}, "model must have trainable parameters"),
         ({"model": nn.Linear(7, 3)}, "model must fit the data 'ragged': inputs of shape (4,) and type float32"),
         ({"model": nn.Linear(4, 2)}, "model must tell the 3 classes of 'ragged' (0 to 2) apart; Linear knows 2"),
@@ -158,6 +165,50 @@ def test_an_observer_that_fails_is_named(ragged):
         eq.train(softmax(), ragged, rounds=5, clients_per_round=2, observers=[Fragile()])
 
 
+def test_every_observer_can_close_what_it_opened(ragged, tmp_path):
+    class BadEnd(eq.observers.History):
+        def on_end(self):
+            raise OSError("no")
+
+    log = eq.observers.JsonLines(tmp_path / "rounds.jsonl")
+    with pytest.raises(ObserverFailed, match="BadEnd failed in on_end: no"):
+        eq.train(softmax(), ragged, rounds=1, clients_per_round=2, observers=[BadEnd(), log])
+    assert log._file is None
+    wild = eq.Algorithm(solver=eq.solvers.SGD(lr=1e38))
+    with pytest.raises(eq.errors.Diverged):  # not hidden by the observer's own failure
+        eq.train(softmax(), ragged, wild, rounds=9, clients_per_round=4, observers=[BadEnd(), log])
+
+    class BadStart(eq.observers.History):
+        def on_start(self, run):
+            raise OSError("no")
+
+    with pytest.raises(ObserverFailed, match="BadStart"):
+        eq.train(softmax(), ragged, rounds=1, clients_per_round=2, observers=[log, BadStart()])
+    assert log._file is None
+
+
+def test_an_observer_needs_only_the_methods_it_uses(ragged):
+    class OnlyRounds:
+        seen = 0
+
+        def on_round(self, report):
+            self.seen += 1
+
+    observer = OnlyRounds()
+    eq.train(softmax(), ragged, rounds=3, clients_per_round=2, observers=[observer])
+    assert observer.seen == 3
+
+
+def test_a_log_keeps_all_runs_of_a_comparison(ragged, tmp_path):
+    log = eq.observers.JsonLines(tmp_path / "rounds.jsonl")
+    methods = {"a": eq.Algorithm(), "b": eq.Algorithm()}
+    eq.compare(methods, softmax(), ragged, rounds=2, clients_per_round=2, seeds=2, observers=[log])
+    records = [json.loads(line) for line in log.path.read_text().splitlines()]
+    starts = [(r["name"], r["seed"]) for r in records if r["event"] == "start"]
+    assert starts == [("a", 0), ("b", 0), ("a", 1), ("b", 1)]
+    assert sum(r["event"] == "round" for r in records) == 8
+
+
 def test_the_log_has_one_valid_json_object_per_line(ragged, tmp_path):
     log = eq.observers.JsonLines(tmp_path / "deep" / "rounds.jsonl")
     algorithm = eq.Algorithm(sampler=eq.sampling.Poisson())
@@ -180,7 +231,7 @@ def test_the_progress_bar_shows_the_numbers(ragged):
     bar = eq.observers.Progress(console)
     eq.train(softmax(), ragged, rounds=3, clients_per_round=4, observers=[bar], progress=False, name="FedAvg")
     drawn = screen.getvalue()
-    for words in ("FedAvg", "3/3", "loss", "worst 10 %", "trained 4/4"):
+    for words in ("FedAvg", "3/3", "loss", "worst 10 %", "trained 4/4", "evaluating all clients"):
         assert words in drawn
 
 

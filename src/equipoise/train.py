@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -107,7 +106,7 @@ def train(
         watching.on_end(failing=True)
         raise
     watching.on_end()
-    warn_if_lost(history, table)
+    warn_if_lost(history, table, classes=not task.error_is_loss)
     trained = copy.deepcopy(model).eval()
     task.layout.write(trained, state.params)
     return Result(
@@ -126,12 +125,12 @@ def train(
     )
 
 
-def warn_if_lost(history: History, table: ClientTable) -> None:
-    """A loss that grew a thousandfold is finite, but no result."""
-    first = next((report.loss for report in history.rounds if math.isfinite(report.loss)), 0.0)
+def warn_if_lost(history: History, table: ClientTable, *, classes: bool) -> None:
+    """A loss of a thousand times its start (or, with classes, of a thousand) is finite, but no result."""
+    start = 0.0 if classes or not history.rounds else history.rounds[0].loss
     last = table.where("train").summaries()["train"]["loss"].mean
-    if last > 1000 * (1 + first):
-        text = f"The training loss grew from {first:.3g} to {last:.3g}: the run diverged. Lower the learning rate."
+    if last > 1000 * (1 + start):
+        text = f"The training loss ended at {last:.3g}: the run diverged. Lower the learning rate."
         warnings.warn(EquipoiseNotice(text), stacklevel=3)
 
 

@@ -197,3 +197,21 @@ def test_bad_combinations_are_refused():
 
     with pytest.raises(IncompatibleParts, match="server's step"):
         Mixture((1.0, Scaling()))
+
+
+def test_edges_that_once_failed():
+    losses, alpha = tensor([1.0, 2.0, 3.9]), tensor([1 / 3] * 3)
+    assert float(Superquantile(0.5, smoothing="kl", nu=1e16)(losses, alpha).value) == pytest.approx(2.3)  # ν → ∞ is the mean
+    for tail in (1e-9, 1e-12):
+        assert torch.isfinite(huber_smoothed(losses, alpha, tail, 0.1)[1]).all()
+    assert exact_weights(tensor([1.0, 2.0, 3.0]), tensor([0.0, 0.5, 0.5]), 1.0).tolist() == pytest.approx([0, 0.5, 0.5])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_quantile_of_many_clients(dtype):
+    count = 100_000
+    losses = torch.arange(1, count + 1, dtype=torch.float64)
+    alpha = torch.full((count,), 1 / count, dtype=dtype)
+    for tail in (0.5, 0.1, 0.3):
+        assert int(tail_quantile(losses, alpha, tail)) == round(count * (1 - tail))
+    huber_smoothed(losses, alpha, 0.1, 3.0)  # memory grows with K, not with K²

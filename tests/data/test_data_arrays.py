@@ -1,0 +1,93 @@
+"""One's own data: arrays, dictionaries, Datasets, and what is said when they do not fit."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import equipoise as eq
+from equipoise.errors import InvalidData, InvalidParameter
+
+X = np.arange(24, dtype=np.float64).reshape(12, 2)
+Y = np.array([0, 1, 2] * 4)
+OWNERS = np.array([7, 7, 7, 8, 8, 8, 9, 9, 9, 10, 10, 10])
+
+
+def test_arrays_with_a_client_per_row():
+    data = eq.data.from_arrays(X, Y, OWNERS, test=0.25)
+    assert len(data.train) == 3
+    assert len(data.test) == 1
+    assert data.train.x.dtype == torch.float32
+    assert (data.features, data.classes) == (2, 3)
+    both = {**{i: data.train.client(i) for i in data.train.ids}, **{i: data.test.client(i) for i in data.test.ids}}
+    assert sorted(both) == ["10", "7", "8", "9"]
+    torch.testing.assert_close(both["8"][0], torch.tensor(X[3:6]).float())
+    assert both["8"][1].tolist() == [0, 1, 2]
+
+
+def test_lists_tensors_and_rows_in_any_order():
+    order = np.random.default_rng(0).permutation(12)
+    mixed = eq.data.from_arrays(torch.tensor(X[order]), Y[order].tolist(), [str(c) for c in OWNERS[order]], test=0.0)
+    assert mixed.test is None
+    x, y = mixed.train.client("9")
+    assert sorted(zip(x[:, 0].tolist(), y.tolist(), strict=True)) == [(12.0, 0), (14.0, 1), (16.0, 2)]
+
+
+def test_split_inside_clients_and_raw_pixels():
+    pixels = np.full((12, 4), 255, dtype=np.uint8)
+    data = eq.data.from_arrays(pixels, Y, OWNERS, split_by="examples", test=0.34, scale=1 / 255)
+    assert data.train.ids == data.test.ids
+    assert data.train.x.dtype == torch.uint8
+    assert float(data.train.client(0)[0].max()) == pytest.approx(1.0)
+
+
+def test_a_dictionary_and_datasets_give_the_same():
+    pairs = {str(c): (X[c == OWNERS], Y[c == OWNERS]) for c in (7, 8, 9, 10)}
+    first = eq.data.from_dict(pairs, test=0.5)
+    sets = {i: TensorDataset(torch.tensor(x).float(), torch.tensor(y)) for i, (x, y) in pairs.items()}
+    second = eq.data.from_datasets(sets, test=0.5)
+    assert first.train.ids == second.train.ids
+    assert torch.equal(first.train.x, second.train.x)
+    assert torch.equal(first.test.y, second.test.y)
+    result = eq.train(eq.models.Softmax(2, 3), first, rounds=2, clients_per_round=2)
+    assert len(result.clients) == 4
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: eq.data.from_arrays(X, Y[:-1], OWNERS), "x has 12 rows, y 11 and client 12"),
+        (lambda: eq.data.from_arrays([["a"]], [0], [0]), "x must be an array of numbers"),
+        (lambda: eq.data.from_arrays([[1.0], [1.0, 2.0]], [0, 1], [0, 1]), "x must be an array of numbers"),
+        (lambda: eq.data.from_dict({"a": X}), "client 'a' must be a pair (x, y)"),
+        (lambda: eq.data.from_dict({"a": (X, Y[:3]), "b": (X, Y)}), "client 'a' has 12 inputs but 3 targets"),
+        (lambda: eq.data.from_datasets({"a": TensorDataset(torch.empty(0, 2), torch.empty(0))}), "client 'a' has no example"),
+        (lambda: eq.data.from_arrays(np.where(X == 8, np.nan, X), Y, OWNERS), "client '8'"),
+        (lambda: eq.ClientSet(X, Y, [0, 12], (7,)), "client ids must be a tuple of text, found 7. Use str(id)."),
+    ],
+)
+def test_bad_data_are_named(make, words):
+    with pytest.raises(InvalidData) as caught:
+        make()
+    assert words in str(caught.value)
+
+
+def test_what_is_no_client_set_is_refused_with_the_way():
+    with pytest.raises(InvalidParameter, match="from_arrays"):
+        eq.FederatedData(X, Y)
+    with pytest.raises(InvalidParameter, match="split_by must be"):
+        eq.data.from_arrays(X, Y, OWNERS, split_by="rows")
+    with pytest.raises(InvalidParameter, match="clients must map client ids"):
+        eq.data.from_dict([])
+    clients = eq.data.from_arrays(X, Y, OWNERS, test=0.0).train
+    with pytest.raises(InvalidParameter, match="positions must name"):
+        clients.take([4])
+    with pytest.raises(InvalidParameter, match="must be one of the 4 client ids"):
+        clients.client("nobody")
+    assert clients.take(torch.tensor([False, True, False, True])).ids == ("7", "9")
+
+
+def test_targets_of_another_kind_are_refused():
+    numbers = eq.ClientSet.pack([("t", X, Y.astype(np.float32))])
+    with pytest.raises(InvalidData, match=r"targets of test are torch\.float32, those of train torch\.int64"):
+        eq.FederatedData(eq.ClientSet.pack([("a", X, Y)]), test=numbers)

@@ -1,0 +1,119 @@
+"""What a model, a loss and an error mean together, and who is blamed when they do not fit."""
+
+import pytest
+import torch
+from torch import nn
+
+import equipoise as eq
+from conftest import make_clients
+from equipoise.data.clients import FederatedData
+from equipoise.errors import EquipoiseNotice, InvalidParameter
+from equipoise.task import Task, misclassified
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+LOSSES = [
+    None,
+    nn.CrossEntropyLoss(reduction="none", label_smoothing=0.1),
+    lambda outputs, targets: (1 + outputs - outputs.gather(1, targets[:, None])).clamp(min=0).sum(1),
+    lambda outputs, targets: (outputs - nn.functional.one_hot(targets, 3)).square().sum(1),
+]
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_with_classes_an_error_is_misclassification_whatever_the_loss(loss, ragged):
+    result = eq.train(net(), ragged, rounds=3, clients_per_round=4, loss=loss)
+    assert not result.error_is_loss
+    for row in result.clients.where("test"):
+        x, y = ragged.test.client(row["client"])
+        assert row["error"] == pytest.approx(float((result.model(x).argmax(1) != y).double().mean()))
+
+
+def test_a_models_own_error_and_a_given_one_are_used(ragged):
+    class WithError(eq.models.Softmax):
+        @staticmethod
+        def error(outputs, targets):
+            return torch.full_like(targets, 0.25, dtype=outputs.dtype)
+
+    other = nn.CrossEntropyLoss(reduction="none", label_smoothing=0.1)
+    assert set(eq.train(WithError(4, 3), ragged, rounds=1, clients_per_round=2, loss=other).clients.error.tolist()) == {0.25}
+    half = eq.train(
+        WithError(4, 3), ragged, rounds=1, clients_per_round=2, error=lambda outputs, targets: 0.5 + 0 * outputs[:, 0]
+    )
+    assert set(half.clients.error.tolist()) == {0.5}
+
+
+def test_without_classes_the_error_is_the_loss():
+    gen = torch.Generator().manual_seed(0)
+    triples = [(f"c{i}", torch.randn(6, 4, generator=gen), torch.randn(6, generator=gen)) for i in range(3)]
+    data = FederatedData(eq.ClientSet.pack(triples))
+    result = eq.train(eq.models.LinearRegression(4), data, rounds=1, clients_per_round=2)
+    assert result.error_is_loss
+    assert torch.equal(result.clients.error, result.clients.loss)
+
+
+def averaged(outputs, targets):
+    return nn.functional.cross_entropy(outputs, targets)
+
+
+def detached(outputs, targets):
+    return nn.functional.cross_entropy(outputs.detach(), targets, reduction="none")
+
+
+def shouting(outputs, targets):
+    raise KeyError("temperature")
+
+
+class Pair(nn.Linear):
+    def forward(self, x):
+        return super().forward(x), x
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"loss": averaged}, "loss must give one number per example"),
+        ({"loss": detached}, "loss must depend on the model's parameters"),
+        ({"loss": shouting}, "loss must fit the data 'data': inputs of shape (4,) and type float32, targets of shape ()"),
+        ({"loss": "mse"}, "loss must be a function of (outputs, targets), but is 'mse'"),
+        ({"error": averaged}, "error must give one number per example"),
+        ({"error": shouting}, "error must fit the data"),
+        ({"model": Pair(4, 3)}, "model must return one tensor of outputs, but is 'tuple'"),
+    ],
+)
+def test_the_right_part_is_blamed(options, words):
+    data = FederatedData(make_clients([5, 6]), classes=3)
+    with pytest.raises(InvalidParameter) as caught:
+        eq.train(**{"model": net(), "data": data, "rounds": 1, "clients_per_round": 1, **options})
+    assert words in str(caught.value)
+
+
+def test_pixels_without_a_scale_get_a_hint():
+    images = eq.data.from_arrays(torch.zeros(6, 1, 8, 8, dtype=torch.uint8), [0, 1] * 3, [0, 0, 1, 1, 2, 2])
+    with pytest.raises(InvalidParameter, match="scale=1/255"):
+        eq.train(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 2)), images, rounds=1, clients_per_round=1)
+
+
+def test_the_trained_model_predicts_as_it_was_judged(ragged):
+    model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 3))
+    with pytest.warns(EquipoiseNotice, match="cannot be vectorised"):
+        result = eq.train(model, ragged, rounds=2, clients_per_round=3)
+    x, y = ragged.test.client(0)
+    row = next(iter(result.clients.where("test")))
+    assert row["error"] == pytest.approx(float((result.model(x).argmax(1) != y).double().mean()))
+
+
+def test_a_run_that_blew_up_without_infinities_says_so(ragged):
+    with pytest.warns(EquipoiseNotice, match="the run diverged"):
+        eq.train(eq.models.Softmax(4, 3), ragged, eq.Algorithm(solver=eq.solvers.SGD(lr=1e9)), rounds=3, clients_per_round=4)
+
+
+def test_a_task_is_a_copy(ragged):
+    model = eq.models.Softmax(4, 3)
+    task = Task.of(model).fitted(ragged)
+    assert task.error is misclassified
+    assert task.module is not model
