@@ -48,7 +48,7 @@ def run_demo(
     """
     console = console or Console()
     rounds = ROUNDS if rounds is None else rounds
-    out.mkdir(parents=True, exist_ok=True)  # now, not after a minute of work
+    write_atomically(out / "table.csv", b"")  # an unwritable folder fails now, not after a minute of work
     # One data set per seed, made once for all methods.
     data = lru_cache(maxsize=1)(partial(_data, **data_options))
     first = data(0)

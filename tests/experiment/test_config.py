@@ -177,8 +177,8 @@ def test_missing_sections_and_keys_are_named():
         RunConfig.of({**table, "train": {"clients_per_round": 3}})
     with pytest.raises(ConfigError, match=r"data\.name is missing\. Allowed: adult, "):
         RunConfig.of({**table, "data": {}})
-    with pytest.raises(ConfigError, match=r"data\.means is missing: gaussian_means needs it"):
-        RunConfig.of({**table, "data": "gaussian_means"})
+    with pytest.raises(ConfigError, match=r"data\.path is missing: npz needs it"):
+        RunConfig.of({**table, "data": "npz"})
 
 
 def test_overrides_are_toml_or_else_text():

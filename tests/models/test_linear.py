@@ -152,3 +152,9 @@ def test_targets_that_would_broadcast_are_refused(loss: object, targets: torch.T
 def test_mean_estimator_refuses_other_targets(shape: tuple[int, ...]) -> None:
     with pytest.raises(InvalidParameter, match=r"targets must have shape \(3, 2\)"):
         squared_distance(torch.zeros(3, 2), torch.zeros(shape))
+
+
+@pytest.mark.parametrize("loss", [logistic_loss, hinge_loss, wrong_sign])
+def test_two_class_losses_refuse_numbers_as_classes(loss):
+    with pytest.raises(InvalidParameter, match="must be classes 0 or 1"):
+        loss(torch.zeros(3), torch.tensor([-1.0, 1.0, 1.0]))

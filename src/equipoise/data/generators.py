@@ -147,9 +147,15 @@ def label_shift(
 
 
 def gaussian_means(
-    means: Sequence[Sequence[float]] | Tensor, *, examples: int = 100, exact: bool = False, seed: int = 0
+    means: Sequence[Sequence[float]] | Tensor = ((0.0, 0.0), (2.0, 0.0), (0.8, 1.6)),
+    *,
+    examples: int = 100,
+    exact: bool = False,
+    seed: int = 0,
 ) -> FederatedData:
     """Mean estimation: client k holds draws of N(μ_k, I). Inputs and targets are the same tensor; there is no test part.
+
+    The default means form an acute triangle.
 
     With `exact=True` all clients share one noise sample with mean 0 and covariance I to rounding error (so examples > dimension
     is needed). Then F_k(w) = ‖w − μ_k‖² + const for the squared loss, with one constant, and answers are known: for three means

@@ -26,6 +26,7 @@ def hinge_loss(outputs: Tensor, targets: Tensor) -> Tensor:
 def wrong_sign(outputs: Tensor, targets: Tensor) -> Tensor:
     """1 where the score z (B,) is on the wrong side of 0 for the class y in {0, 1}, else 0; z = 0 predicts class 0: (B,)."""
     _one_per_output(outputs, targets)
+    _refuse_numbers(targets)
     return ((outputs > 0) != (targets > 0)).to(outputs.dtype)
 
 
@@ -203,7 +204,14 @@ def _rows(x: Tensor, features: int) -> Tensor:
 
 def _signs(outputs: Tensor, targets: Tensor) -> Tensor:
     """Classes 0 and 1 as −1 and +1, in the type of the outputs."""
+    _refuse_numbers(targets)
     return targets.to(outputs.dtype) * 2 - 1
+
+
+def _refuse_numbers(targets: Tensor) -> None:
+    # −1.0 and 1.0 would be taken for the classes −1 and 1, and their signs for −3 and 1.
+    rule = "must be classes 0 or 1 as integers"
+    require(not targets.is_floating_point(), "targets", rule, str(targets.dtype), "Use targets.long().")
 
 
 def _one_per_output(outputs: Tensor, targets: Tensor) -> None:
