@@ -1,5 +1,6 @@
 """Client risks: a number from the cohort's losses, and the weights that are its gradient."""
 
+from equipoise.risk import measures
 from equipoise.risk.combine import Mixture
 from equipoise.risk.mean import Mean
 from equipoise.risk.qfair import QFair
@@ -7,4 +8,4 @@ from equipoise.risk.superquantile import Superquantile
 from equipoise.risk.tilted import Tilted
 from equipoise.types import RiskValue
 
-__all__ = ["Mean", "Mixture", "QFair", "RiskValue", "Superquantile", "Tilted"]
+__all__ = ["Mean", "Mixture", "QFair", "RiskValue", "Superquantile", "Tilted", "measures"]
