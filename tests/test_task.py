@@ -7,7 +7,7 @@ from torch import nn
 import equipoise as eq
 from conftest import make_clients
 from equipoise.data.clients import FederatedData
-from equipoise.errors import EquipoiseNotice, InvalidParameter
+from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter
 from equipoise.task import Task, misclassified
 
 
@@ -68,6 +68,24 @@ def shouting(outputs, targets):
     raise KeyError("temperature")
 
 
+def mixing(outputs, targets):
+    return nn.functional.cross_entropy(outputs - outputs.mean(0), targets, reduction="none")
+
+
+class WithScale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, outputs, targets):
+        return self.scale * nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+class Squeezing(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).squeeze()
+
+
 class Pair(nn.Linear):
     def forward(self, x):
         return super().forward(x), x
@@ -82,6 +100,12 @@ class Pair(nn.Linear):
         ({"loss": "mse"}, "loss must be a function of (outputs, targets), but is 'mse'"),
         ({"error": averaged}, "error must give one number per example"),
         ({"error": shouting}, "error must fit the data"),
+        ({"loss": WithScale()}, "loss must not have trainable parameters outside the model"),
+        (
+            {"model": Squeezing(4, 1), "loss": lambda o, y: (o - y).square()},
+            "model must give a batch of one an output of shape (1,)",
+        ),
+        ({"model": nn.LazyLinear(3)}, "model must have parameters of known shape"),
         ({"model": Pair(4, 3)}, "model must return one tensor of outputs, but is 'tuple'"),
     ],
 )
@@ -90,6 +114,39 @@ def test_the_right_part_is_blamed(options, words):
     with pytest.raises(InvalidParameter) as caught:
         eq.train(**{"model": net(), "data": data, "rounds": 1, "clients_per_round": 1, **options})
     assert words in str(caught.value)
+
+
+def test_a_loss_that_mixes_the_batch_is_refused(ragged):
+    with pytest.raises(IncompatibleParts, match="The loss of an example depends on the other examples"):
+        eq.train(net(), ragged, rounds=1, clients_per_round=2, loss=mixing)
+
+
+def test_a_models_own_loss_given_by_hand_is_the_same():
+    class Scaled(nn.Linear):
+        def __init__(self):
+            super().__init__(4, 3)
+            self.temperature = nn.Parameter(torch.tensor(1.0))
+
+        def loss(self, outputs, targets):
+            return nn.functional.cross_entropy(outputs * self.temperature, targets, reduction="none")
+
+    torch.manual_seed(0)
+    model, data = Scaled(), FederatedData(make_clients([9, 12]), classes=3)
+    first = eq.train(model, data, rounds=3, clients_per_round=2)
+    second = eq.train(model, data, rounds=3, clients_per_round=2, loss=model.loss)
+    assert torch.equal(first.params, second.params)
+    assert float(second.model.temperature.detach()) != 1.0
+
+
+def test_multi_label_targets_keep_their_loss_as_error():
+    gen = torch.Generator().manual_seed(0)
+    rows = [(f"c{i}", torch.randn(6, 4, generator=gen), torch.randint(0, 2, (6, 3), generator=gen)) for i in range(3)]
+
+    def bce(outputs, targets):
+        return nn.functional.binary_cross_entropy_with_logits(outputs, targets.float(), reduction="none").mean(1)
+
+    result = eq.train(nn.Linear(4, 3), FederatedData(eq.ClientSet.pack(rows)), rounds=1, clients_per_round=2, loss=bce)
+    assert result.error_is_loss
 
 
 def test_pixels_without_a_scale_get_a_hint():

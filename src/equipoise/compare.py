@@ -109,7 +109,7 @@ def compare(
 
     If a run fails, the error's `finished` holds the runs that ended before it.
     """
-    chosen = list(range(seeds)) if isinstance(seeds, int) else [int(seed) for seed in seeds]
+    chosen = [int(seed) for seed in (seeds if isinstance(seeds, Iterable) else range(int(seeds)))]
     require(len(chosen) > 0 and len(set(chosen)) == len(chosen), "seeds", "must be one or more different seeds", seeds)
     good = isinstance(methods, Mapping) and len(methods) > 0
     require(good, "methods", "must map names to algorithms", type(methods).__name__, 'E.g. {"FedAvg": Algorithm()}.')

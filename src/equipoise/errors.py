@@ -11,7 +11,7 @@ from typing import Any
 class EquipoiseError(Exception):
     """Base of all errors raised on purpose by this package."""
 
-    finished: Any = None  # what `compare` had finished before the error
+    finished: Any = None  # what `compare`, or a run whose observer failed at its end, had finished before the error
 
 
 class InvalidParameter(EquipoiseError, ValueError):

@@ -23,6 +23,13 @@ class ParameterLayout:
     def of(cls, module: nn.Module) -> ParameterLayout:
         """The layout of a module's trainable parameters (those that require gradients)."""
         trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        if any(isinstance(p, nn.UninitializedParameter) for p in trainable.values()):
+            raise InvalidParameter(
+                "model",
+                "must have parameters of known shape",
+                type(module).__name__,
+                "Run one batch through its lazy layers first.",
+            )
         if not trainable:
             raise InvalidParameter("model", "must have trainable parameters", type(module).__name__)
         dtypes = {p.dtype for p in trainable.values()}

@@ -112,8 +112,8 @@ def report_of(
     """The report of a round: of the cohort's losses if the risk asked for them, else of those seen at work."""
     shown, share = (losses, cohort.weights) if losses is not None else (work.losses if work else None, weights)
     mean = tail = float("nan")
-    if shown is not None and share is not None:
-        share = share / share.sum()
+    if shown is not None and share is not None and bool((known := ~torch.isnan(shown)).any()):
+        shown, share = shown[known], share[known] / share[known].sum()  # a client without a step saw no loss
         mean, tail = float(share @ shown), float(exact_weights(shown, share, TAIL) @ shown)
     return RoundReport(
         round=cohort.round,

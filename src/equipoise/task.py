@@ -90,7 +90,16 @@ class Task:
         for name, given in (("loss", loss), ("error", error)):
             require(given is None or callable(given), name, "must be a function of (outputs, targets)", given)
         refuse_batch_normalisation(model)
-        return cls(_Scorer(copy.deepcopy(model), loss, error), ParameterLayout.of(model))
+        layout = ParameterLayout.of(model)
+        own = {id(parameter) for parameter in model.parameters()}
+        strangers = (
+            [p for p in loss.parameters() if p.requires_grad and id(p) not in own] if isinstance(loss, nn.Module) else []
+        )
+        require(
+            not strangers, "loss", "must not have trainable parameters outside the model", type(loss).__name__,
+            "Make the loss part of the model (a method `loss`), or freeze it by requires_grad_(False).",
+        )  # fmt: skip
+        return cls(_Scorer(*_copied(model, loss, error)), layout)
 
     @property
     def module(self) -> nn.Module:
@@ -110,7 +119,7 @@ class Task:
 
     def to(self, device: torch.device) -> Task:
         """The same task with the module's constants on a device."""
-        return Task(copy.deepcopy(self.scorer).to(device), self.layout)
+        return Task(_Scorer(*_copied(self.module, self.scorer._given_loss, self.scorer._given_error)).to(device), self.layout)
 
     def outputs(self, params: Tensor | dict[str, Tensor], x: Tensor) -> Tensor:
         """The model's outputs on inputs (B, …)."""
@@ -153,13 +162,22 @@ class Task:
             with torch.enable_grad():
                 losses = trial._tried("loss", data, lambda: trial.losses(params, x, y))
             require(losses.requires_grad, "loss", "must depend on the model's parameters", "detached from them")
-            scores_of_classes = outputs.dim() > 1 and 1 < data.classes <= outputs.shape[1]
+            places = outputs.shape[:1] + outputs.shape[2:]
+            scores_of_classes = outputs.dim() == 2 and y.shape == places and 1 < data.classes <= outputs.shape[1]
             fit = self
             if self.scorer.error_is_open and (scores_of_classes or self.scorer.is_cross_entropy):
                 fit = Task(_Scorer(self.module, self.scorer._given_loss, misclassified), self.layout)
-            tried = fit.to(torch.device("cpu"))
-            tried.scorer.eval()
-            tried._tried("error", data, lambda: tried.scores(params, x, y))
+                trial = Task(_Scorer(trial.module, trial.scorer._given_loss, misclassified), self.layout)
+            trial.scorer.eval()
+            several = trial._tried("error", data, lambda: trial.scores(params, x, y))
+            alone = [trial.scores(params, x[i : i + 1], y[i : i + 1]) for i in range(len(x))]
+            for place, what in enumerate(("loss", "error")):
+                if not _alike(several[place], torch.cat([scores[place] for scores in alone])):
+                    raise IncompatibleParts(
+                        f"The {what} of an example depends on the other examples in its batch, which padding and averaging "
+                        "over clients both break.",
+                        "Compute it from the example's own outputs and target.",
+                    )
         return fit
 
     def _outputs(self, x: Tensor) -> Tensor:
@@ -196,24 +214,47 @@ class Task:
 
     def _refuse_mixing(self, x: Tensor) -> None:
         """An example's output must not depend on its batch, and a forward pass must not change the module."""
+        self.module(x.clone())  # buffers that are made on first use are there now
         before = {name: value.clone() for name, value in self.module.named_buffers()}
         for training in (False, True):
             self.scorer.train(training)
-            several, again, alone = self.module(x.clone()), self.module(x.clone()), self.module(x[:1].clone())
-            random = not torch.equal(several, again)  # dropout: nothing to compare
-            if not random and not torch.allclose(several[:1], alone, rtol=1e-3, atol=1e-4, equal_nan=True):
+            several, again = self.module(x.clone()), self.module(x.clone())
+            alone = [self.module(x[i : i + 1].clone()) for i in range(len(x))]
+            if alone[0].shape != several[:1].shape:
+                rule = f"must give a batch of one an output of shape {tuple(several[:1].shape)}"
+                raise InvalidParameter("model", rule, tuple(alone[0].shape), "Squeeze only the last dimension: squeeze(-1).")
+            random = not _alike(several, again)  # dropout: nothing to compare
+            if not random and not _alike(several, torch.cat(alone)):
                 raise IncompatibleParts(
                     f"{type(self.module).__name__} gives an example another output when other examples are in its batch: a "
                     "layer mixes them, which padding and averaging over clients both break.",
                     "Normalise within each example, e.g. by torch.nn.GroupNorm or LayerNorm.",
                 )
-        changed = [name for name, value in self.module.named_buffers() if not torch.equal(value, before[name])]
+        now = dict(self.module.named_buffers())
+        changed = [name for name, value in before.items() if not torch.equal(now[name].nan_to_num(), value.nan_to_num())]
         if changed:
             raise IncompatibleParts(
                 f"{type(self.module).__name__} changes its buffer {changed[0]!r} when it runs, and such a state is not "
                 "averaged over clients.",
                 "Make it a parameter, or keep it fixed.",
             )
+
+
+def _copied(
+    model: nn.Module, loss: PerExample | None, error: PerExample | None
+) -> tuple[nn.Module, PerExample | None, PerExample | None]:
+    """A copy of the model, with loss and error copied along: what they share with the model they share with the copy."""
+    try:
+        copied: tuple[nn.Module, PerExample | None, PerExample | None] = copy.deepcopy((model, loss, error))
+    except Exception:  # a loss may hold what cannot be copied (a lock, a tensor of a graph): then it is used as it is
+        return copy.deepcopy(model), loss, error
+    return copied
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    """Equal up to the rounding of another batch size."""
+    rough = 8 * torch.finfo(a.dtype).eps if a.is_floating_point() else 0.0
+    return a.shape == b.shape and torch.allclose(a, b, rtol=max(1e-3, rough), atol=max(1e-4, rough), equal_nan=True)
 
 
 def _plain(values: Tensor) -> str:

@@ -173,7 +173,9 @@ def check_solver(solver: LocalSolver, *, seed: int = 0) -> None:
     memory, memories = solver.begin(together), [solver.begin(row) for row in alone]
     for _ in range(3):
         gradients = torch.randn(3, 5, generator=gen)
-        solver.step(together, gradients.clone(), memory, anchor=anchor, lr=0.1)
+        kept = gradients.clone()
+        solver.step(together, gradients, memory, anchor=anchor, lr=0.1)
+        _hold(torch.equal(gradients, kept), solver, "a step does not write to the gradient, which parameters may share")
         for row, gradient, own in zip(alone, gradients, memories, strict=True):
             solver.step(row, gradient.clone(), own, anchor=anchor, lr=0.1)
     _hold(_close(together, torch.stack(alone), 1e-6), solver, "a step on many clients is the step on each")

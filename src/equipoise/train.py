@@ -14,7 +14,7 @@ from torch import nn
 from equipoise.algorithm import Algorithm
 from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop, Simulator
-from equipoise.errors import Diverged, EquipoiseNotice, InvalidParameter, is_whole, require
+from equipoise.errors import Diverged, EquipoiseNotice, InvalidParameter, ObserverFailed, is_whole, require
 from equipoise.observers import Evaluation, History, Observers, Progress, Run, show_progress
 from equipoise.result import ClientTable, Result
 from equipoise.round import run_round
@@ -64,6 +64,7 @@ def train(
     good = evaluate_every is None or (is_whole(evaluate_every) and evaluate_every >= 1)
     require(good, "evaluate_every", "must be at least 1 round", evaluate_every)
     rounds, seed = int(rounds), int(seed)
+    require(isinstance(observers, Sequence), "observers", "must be a list of observers", type(observers).__name__)
     algorithm = algorithm or Algorithm()
     if not isinstance(algorithm, Algorithm):
         raise InvalidParameter("algorithm", "must be an equipoise.Algorithm", algorithm, "Write Algorithm(risk=…).")
@@ -105,11 +106,10 @@ def train(
             failure.history = history
         watching.on_end(failing=True)
         raise
-    watching.on_end()
-    warn_if_lost(history, table, classes=not task.error_is_loss)
+    warn_if_lost(history, table, classes=data.classes > 0)
     trained = copy.deepcopy(model).eval()
     task.layout.write(trained, state.params)
-    return Result(
+    result = Result(
         name=name,
         algorithm=algorithm,
         seed=seed,
@@ -123,11 +123,19 @@ def train(
         clients_per_round=clients_per_round,
         error_is_loss=task.error_is_loss,
     )
+    try:
+        watching.on_end()
+    except ObserverFailed as failure:
+        failure.finished = result
+        raise
+    return result
 
 
 def warn_if_lost(history: History, table: ClientTable, *, classes: bool) -> None:
     """A loss of a thousand times its start (or, with classes, of a thousand) is finite, but no result."""
-    start = 0.0 if classes or not history.rounds else history.rounds[0].loss
+    if not history.rounds:
+        return
+    start = 0.0 if classes else history.rounds[0].loss
     last = table.where("train").summaries()["train"]["loss"].mean
     if last > 1000 * (1 + start):
         text = f"The training loss ended at {last:.3g}: the run diverged. Lower the learning rate."
@@ -154,7 +162,7 @@ def made(maker: object, seed: int, kind: type[T], parameter: str) -> T:
     if not callable(maker) or isinstance(maker, type):
         raise InvalidParameter(parameter, rule, getattr(maker, "__name__", maker))
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         try:
             found = maker(seed)
         except TypeError as failure:

@@ -100,7 +100,10 @@ class LocalSolver(Protocol):
         """Zeroed memory (e.g. momentum), each tensor shaped like `weights`."""
 
     def step(self, weights: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], *, anchor: Tensor, lr: float) -> None:
-        """One step, in place, element by element: `weights` may be one client's (D,) or many clients' (K, …)."""
+        """One step, in place, element by element: `weights` may be one client's (D,) or many clients' (K, …).
+
+        Only `weights` and `memory` are written to; `gradient` may share memory with another parameter's.
+        """
 
 
 class Aggregator(Protocol):

@@ -62,6 +62,13 @@ def test_a_dictionary_and_datasets_give_the_same():
         (lambda: eq.data.from_dict({"a": X}), "client 'a' must be a pair (x, y)"),
         (lambda: eq.data.from_dict({"a": (X, Y[:3]), "b": (X, Y)}), "client 'a' has 12 inputs but 3 targets"),
         (lambda: eq.data.from_datasets({"a": TensorDataset(torch.empty(0, 2), torch.empty(0))}), "client 'a' has no example"),
+        (
+            lambda: eq.data.from_dict({"a": (X, Y), "b": (X[:, :1], Y)}),
+            "client 'b' has inputs and targets of shapes (1,) and ()",
+        ),
+        (lambda: eq.data.from_dict({"a": (1.0, 0)}), "client 'a' must have arrays with one row per example"),
+        (lambda: eq.data.from_arrays(X[:2], Y[:2], [1.0, float("nan")]), "row 1 has no client (NaN)"),
+        (lambda: eq.data.from_datasets({"a": [1.0, 2.0]}), "must be pairs (x, y)"),
         (lambda: eq.data.from_arrays(np.where(X == 8, np.nan, X), Y, OWNERS), "client '8'"),
         (lambda: eq.ClientSet(X, Y, [0, 12], (7,)), "client ids must be a tuple of text, found 7. Use str(id)."),
     ],

@@ -5,6 +5,7 @@ from dataclasses import replace
 import hypothesis.strategies as st
 import pytest
 import torch
+import torch.utils.checkpoint
 from hypothesis import given, settings
 from torch import nn
 
@@ -246,6 +247,24 @@ class Sequence(nn.Module):
         return self.linear(x).unflatten(-1, (5, 3))
 
 
+class Summed(nn.Module):
+    """Parameters whose gradients autograd hands out as one tensor, or as one number spread out."""
+
+    def __init__(self):
+        super().__init__()
+        gen = torch.Generator().manual_seed(5)
+        self.base, self.delta = (nn.Parameter(torch.randn(3, 4, generator=gen)) for _ in range(2))
+        self.scale = nn.Parameter(torch.randn(6, generator=gen))
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.base + self.delta) * self.scale.sum()
+
+
+def in_place(outputs, targets):
+    outputs -= outputs.max(1, keepdim=True).values.detach()
+    return nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
 def hooked():
     model = eq.models.Softmax(4, 3)
     model.register_forward_hook(lambda module, args, outputs: 3 * outputs)
@@ -270,6 +289,7 @@ UNUSUAL = {
     "a loss with a parameter": lambda: (OwnLoss(), real_targets(SIZES)),
     "sequences": lambda: (Sequence(), sequences(SIZES)),
     "inputs without a dimension": lambda: (eq.models.LinearRegression(1), numbers(SIZES)),
+    "shared gradients": lambda: (Summed(), make_clients(SIZES)),
     "raw floats with a scale": lambda: (eq.models.Softmax(4, 3), replace(make_clients(SIZES), scale=0.5, shift=1.0)),
 }
 
@@ -281,9 +301,60 @@ def test_unusual_models_and_data(name):
     task = Task.of(model.double()).fitted(data)
     for solver in (
         SGD(lr=0.05, batch_size=4, epochs=2, weight_decay=0.01),
-        SGD(lr=0.05, batch_size=None, steps=2, momentum=0.5),
+        SGD(lr=0.05, batch_size=None, steps=2, momentum=0.5, weight_decay=0.1),
+        SGD(lr=0.05, batch_size=4, prox=1.0),
     ):
         check_engine(Simulator(chunk_size=3), task=task, data=data, solver=solver, tolerance=1e-8)
+
+
+def test_a_loss_that_works_in_place():
+    data = FederatedData(make_clients(SIZES), classes=3)
+    check_engine(Simulator(), task=Task.of(eq.models.Softmax(4, 3).double(), in_place).fitted(data), data=data, tolerance=1e-8)
+
+
+class Lazily(SGD):
+    """Clients with fewer than ten examples take no step."""
+
+    def local_steps(self, size):
+        return size // 10
+
+
+def test_clients_without_a_step_agree_and_are_left_out_of_the_report(ragged):
+    check_engine(Simulator(chunk_size=3), solver=Lazily())
+    runs = [
+        eq.train(eq.models.Softmax(4, 3), ragged, eq.Algorithm(solver=Lazily()), rounds=2, clients_per_round=8, engine=engine)
+        for engine in ("loop", "simulator")
+    ]
+    for a, b in zip(runs[0].history.rounds, runs[1].history.rounds, strict=True):
+        assert a.loss == pytest.approx(b.loss, rel=1e-4)
+        assert a.loss > 0
+
+
+class Checkpointed(nn.Module):
+    """Recomputes its forward pass during backward."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x):
+        hidden = torch.utils.checkpoint.checkpoint(lambda v: torch.tanh(self.first(v)), x, use_reentrant=False)
+        return self.second(hidden)
+
+
+class Plainly(Checkpointed):
+    def forward(self, x):
+        return self.second(torch.tanh(self.first(x)))
+
+
+@pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
+def test_checkpointed_models_train_as_plain_ones(ragged):
+    recomputed, plain = (
+        eq.train(model, ragged, rounds=3, clients_per_round=4, engine="simulator").params
+        for model in (Checkpointed(), Plainly())
+    )
+    torch.testing.assert_close(recomputed, plain)
 
 
 def test_parameters_of_a_loss_are_trained():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,6 +40,8 @@ def from_arrays(
     """
     x, y = _tensor("x", x), _tensor("y", y)
     owners = [str(c) for c in (client.tolist() if hasattr(client, "tolist") else client)]
+    if "nan" in owners:
+        raise InvalidData(f"{name}: row {owners.index('nan')} has no client (NaN). Drop it, or name its client.")
     if not len(x) == len(y) == len(owners):
         raise InvalidData(f"{name}: x has {len(x)} rows, y {len(y)} and client {len(owners)}; each example needs all three.")
     rows, ids = by_id(owners)
@@ -80,6 +83,8 @@ def from_datasets(datasets: Mapping[str, Any], **options: Any) -> FederatedData:
     pairs = {}
     for owner, dataset in datasets.items():
         examples = [dataset[i] for i in range(len(dataset))]
+        if any(not isinstance(example, Sequence) or len(example) < 2 for example in examples):
+            raise InvalidData(f"client {owner!r}: examples of a Dataset must be pairs (x, y).")
         if not examples:
             raise InvalidData(f"client {owner!r} has no example. Drop it, or give it data.")
         pairs[owner] = (
@@ -91,10 +96,14 @@ def from_datasets(datasets: Mapping[str, Any], **options: Any) -> FederatedData:
 
 def _tensor(name: str, values: Any) -> Tensor:
     """A tensor of numbers; float64 becomes float32, in which models work by default."""
+    if isinstance(values, np.ndarray):
+        values = np.ascontiguousarray(values)  # torch cannot read arrays with negative strides
     try:
         found = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as failure:
         raise InvalidData(f"{name} must be an array of numbers with equal shapes: {failure}") from failure
+    if found.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch has few operations for them
+        found = found.to(torch.int64)
     return found.float() if found.dtype == torch.float64 else found
 
 

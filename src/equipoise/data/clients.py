@@ -88,6 +88,15 @@ class ClientSet:
         triples = [(name, torch.as_tensor(x), torch.as_tensor(y)) for name, x, y in clients]
         if not triples:
             raise InvalidData(f"{source + ': ' if source else ''}there is no client.")
+        place, first = f"{source}: " if source else "", triples[0]
+        for name, x, y in triples:
+            if x.dim() == 0 or y.dim() == 0:
+                raise InvalidData(f"{place}client {name!r} must have arrays with one row per example, not single numbers.")
+            if x.shape[1:] != first[1].shape[1:] or y.shape[1:] != first[2].shape[1:]:
+                raise InvalidData(
+                    f"{place}client {name!r} has inputs and targets of shapes {tuple(x.shape[1:])} and {tuple(y.shape[1:])} "
+                    f"per example, but client {first[0]!r} has {tuple(first[1].shape[1:])} and {tuple(first[2].shape[1:])}."
+                )
         sizes = torch.tensor([len(x) for _, x, _ in triples])
         for name, x, y in triples:
             if len(x) != len(y):

@@ -39,6 +39,14 @@ def usable_device(name: str | None) -> torch.device:
     return device
 
 
+def seed_generators(seed: int, device: torch.device) -> None:
+    """Seed torch's CPU generator, and the device's if there is one; torch.manual_seed would seed every device."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
+
+
 class ResidentSets:
     """Client sets on a device, each moved there once."""
 
@@ -92,8 +100,9 @@ class LoopEngine:
         self.task.scorer.eval()
         rows = clients.rows(k)
         x, y = clients.inputs(rows, params.dtype), clients.targets(rows, params.dtype)
+        self.task.layout.write(self.task.module, params)
         with torch.no_grad():
-            loss, error = self.task.scores(params, x, y)
+            loss, error = self.task.scorer(x, y, True)
         return loss.double().mean().cpu(), error.double().mean().cpu()
 
     def _train_client(self, params: Tensor, k: int, cohort: Cohort, solver: LocalSolver) -> tuple[Tensor, Tensor]:
@@ -102,19 +111,22 @@ class LoopEngine:
         first, size = int(self.train.offsets[k]), int(self.train.sizes[k])
         key = rng.client_keys(rng.stream_key(cohort.seed, "batches", cohort.round), self.train.keys[k])
         lr = solver.learning_rate(cohort.round)
+        named = dict(self.task.module.named_parameters())
+        leaves = {name: named[name] for name in self.task.layout.names}
         weights = params.clone()
         memory = solver.begin(weights)
         seen = []
         with torch.random.fork_rng(
             devices=[self.device] if self.device.type == "cuda" else []
         ):  # dropout and the like draw from the client's own stream
-            torch.manual_seed(int(key) & (2**63 - 1))
+            seed_generators(int(key) & (2**63 - 1), self.device)
             for batch in client_batches(key, size, solver.batch_size, solver.local_steps(size)):
                 rows = batch + first
                 x, y = self.train.inputs(rows, params.dtype), self.train.targets(rows, params.dtype)
-                leaf = weights.detach().requires_grad_()
-                loss = self.task.losses(leaf, x, y).mean()
-                (gradient,) = torch.autograd.grad(loss, leaf)
+                self.task.layout.write(self.task.module, weights)
+                loss = self.task.scorer(x, y, False)[0].mean()
+                gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+                gradient = self.task.layout.flatten(dict(zip(leaves, gradients, strict=True)))
                 solver.step(weights, gradient, memory, anchor=params, lr=lr)
                 seen.append(loss.detach().double().cpu())
         return weights - params, torch.stack(seen).mean() if seen else torch.tensor(float("nan"), dtype=torch.float64)

@@ -182,7 +182,7 @@ class SimulatorEngine:
         batches = self._batches(cursor, self.train.offsets[clients].unsqueeze(1), params.dtype)
         take_steps = linear_steps if fits_linear_steps(self.task, solver) else general_steps
         loss = take_steps(self.task, params, solver, solver.learning_rate(cohort.round), batches, update)
-        return update, (loss / steps.to(self.device).clamp(min=1)).cpu()
+        return update, (loss / steps.to(self.device)).cpu()  # NaN for a client without a step
 
     def _batches(self, cursor: BatchCursor, first: Tensor, dtype: torch.dtype) -> Iterator[Batch]:
         for step, k in enumerate(cursor.active):

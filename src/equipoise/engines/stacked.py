@@ -100,7 +100,7 @@ def linear_steps(
         x = batch.x.reshape(k, b, -1)  # (k, b, F)
         z = torch.bmm(x, weight[:k]) if bias is None else torch.baddbmm(bias[:k], x, weight[:k])  # (k, b, C)
         z.requires_grad_()
-        outputs = z.reshape(k * b) if one_score else z.reshape(k * b, -1)
+        outputs = (z.reshape(k * b) if one_score else z.reshape(k * b, -1)).clone()  # a loss may work in place on it
         losses = per_example("loss", task.loss(outputs, batch.y.flatten(0, 1)), outputs) * batch.shares.flatten()
         (delta,) = torch.autograd.grad(losses.sum(), z)
         weight[:k].baddbmm_(x.transpose(1, 2), delta, beta=keep, alpha=-lr)

@@ -82,16 +82,19 @@ class SGD:
         return (torch.zeros_like(weights),) if self.momentum else ()
 
     def step(self, weights: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], *, anchor: Tensor, lr: float) -> None:
-        """One step in place, for one client's (D,) weights or for many clients' (K, …); `gradient` may be overwritten."""
+        """One step in place, for one client's (D,) weights or for many clients' (K, …).
+
+        `gradient` is never written to: autograd may hand the same memory out for two parameters.
+        """
         if self.prox:
-            gradient.add_(weights - anchor, alpha=self.prox)
+            gradient = (weights - anchor).mul_(self.prox).add_(gradient)
         if not self.momentum:
             if self.weight_decay:
                 weights.mul_(1 - lr * self.weight_decay)
             weights.add_(gradient, alpha=-lr)
             return
         if self.weight_decay:
-            gradient.add_(weights, alpha=self.weight_decay)
+            gradient = gradient.add(weights, alpha=self.weight_decay)
         (velocity,) = memory
         velocity.mul_(self.momentum).add_(gradient)
         weights.add_(velocity, alpha=-lr)
