@@ -224,3 +224,14 @@ def test_a_missing_file_and_a_folder_are_refused(tmp_path):
         RunConfig.read(tmp_path / "no.toml")
     with pytest.raises(ConfigError, match="cannot be read"):
         RunConfig.read(tmp_path)
+
+
+def test_a_parameter_without_its_part_says_which_part_has_it():
+    table = tomllib.loads(SMALL)
+    with pytest.raises(ConfigError, match=r'algorithm\.risk\.tail is a parameter of superquantile: add name = "superquantile"'):
+        RunConfig.of({**table, "algorithm": {"risk": {"tail": 0.5}}})
+
+
+def test_nested_defaults_survive_a_round_trip():
+    config = small("data=gaussian_means", "model=mean_estimator", "train.clients_per_round=2")
+    assert RunConfig.of(tomllib.loads(config.text())) == config

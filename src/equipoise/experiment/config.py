@@ -247,6 +247,10 @@ def check_part(kind: str, table: Any, where: str, *, default: str | None = None,
     if name is None:
         raise ConfigError(f"{where}.name is missing. Allowed: {', '.join(sorted(catalog.names(kind)))}.")
     part = catalog.part(kind, check_value(name, str, f"{where}.name"), where=f"{where}.name")
+    if "name" not in table and (stranger := next((key for key in table if key not in part.parameters), None)):
+        takers = [n for n in catalog.names(kind) if stranger in catalog.part(kind, n).parameters]
+        if takers:
+            raise ConfigError(f'{where}.{stranger} is a parameter of {" and ".join(takers)}: add name = "{takers[0]}".')
     refuse_unknown(table, ("name", *part.parameters), where)
     values: dict[str, Any] = {}
     for key, parameter in part.parameters.items():
@@ -261,8 +265,13 @@ def check_part(kind: str, table: Any, where: str, *, default: str | None = None,
             raise ConfigError(f"{where}.{key} is missing: {part.name} needs it, {parameter.rule}.")
         else:
             # TOML knows lists alone; a configuration must equal what is read back from it.
-            values[key] = list(parameter.default) if isinstance(parameter.default, tuple) else parameter.default
+            values[key] = _lists(parameter.default)
     return PartConfig(kind, part.name, values)
+
+
+def _lists(value: Any) -> Any:
+    """Tuples, however deep, as lists."""
+    return [_lists(inner) for inner in value] if isinstance(value, tuple) else value
 
 
 def check_terms(terms: Any, kind: str, where: str) -> tuple[tuple[float, PartConfig], ...]:
