@@ -169,6 +169,14 @@ def test_a_run_that_blew_up_without_infinities_says_so(ragged):
         eq.train(eq.models.Softmax(4, 3), ragged, eq.Algorithm(solver=eq.solvers.SGD(lr=1e9)), rounds=3, clients_per_round=4)
 
 
+def test_a_notice_taken_as_an_error_leaves_nothing_open(ragged, tmp_path):
+    log = eq.observers.JsonLines(tmp_path / "rounds.jsonl")
+    wild = eq.Algorithm(solver=eq.solvers.SGD(lr=1e9))
+    with pytest.raises(EquipoiseNotice):  # the tests take warnings as errors
+        eq.train(eq.models.Softmax(4, 3), ragged, wild, rounds=3, clients_per_round=4, observers=[log])
+    assert log._file is None
+
+
 def test_a_task_is_a_copy(ragged):
     model = eq.models.Softmax(4, 3)
     task = Task.of(model).fitted(ragged)

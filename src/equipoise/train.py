@@ -15,6 +15,7 @@ from equipoise.algorithm import Algorithm
 from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.errors import Diverged, EquipoiseNotice, InvalidParameter, ObserverFailed, is_whole, require
+from equipoise.metrics import mean
 from equipoise.observers import Evaluation, History, Observers, Progress, Run, show_progress
 from equipoise.result import ClientTable, Result
 from equipoise.round import run_round
@@ -106,7 +107,6 @@ def train(
             failure.history = history
         watching.on_end(failing=True)
         raise
-    warn_if_lost(history, table, classes=data.classes > 0)
     trained = copy.deepcopy(model).eval()
     task.layout.write(trained, state.params)
     result = Result(
@@ -128,6 +128,7 @@ def train(
     except ObserverFailed as failure:
         failure.finished = result
         raise
+    warn_if_lost(history, table, classes=data.classes > 0)
     return result
 
 
@@ -136,7 +137,8 @@ def warn_if_lost(history: History, table: ClientTable, *, classes: bool) -> None
     if not history.rounds:
         return
     start = 0.0 if classes else history.rounds[0].loss
-    last = table.where("train").summaries()["train"]["loss"].mean
+    trained_on = table.where("train")
+    last = mean(trained_on.loss, trained_on.size)
     if last > 1000 * (1 + start):
         text = f"The training loss ended at {last:.3g}: the run diverged. Lower the learning rate."
         warnings.warn(EquipoiseNotice(text), stacklevel=3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equipoise.data import partition
+from equipoise.data import partition, tabular
 from equipoise.data.arrays import from_arrays, from_datasets, from_dict
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.data.files import npz
@@ -38,6 +38,7 @@ __all__ = [
     "split_clients",
     "split_examples",
     "synthetic",
+    "tabular",
     "texts",
     "to_clients",
     "vehicle",

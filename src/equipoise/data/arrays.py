@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,10 +11,8 @@ from torch import Tensor
 
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.data.partition import by_id, to_clients
-from equipoise.data.splits import split_clients, split_examples
+from equipoise.data.splits import How, split
 from equipoise.errors import InvalidData, require
-
-SplitBy = Literal["clients", "examples"]
 
 
 def from_arrays(
@@ -22,7 +20,7 @@ def from_arrays(
     y: Any,
     client: Any,
     *,
-    split_by: SplitBy = "clients",
+    split_by: How = "clients",
     validation: float = 0.0,
     test: float = 0.2,
     scale: float | None = None,
@@ -46,13 +44,13 @@ def from_arrays(
         raise InvalidData(f"{name}: x has {len(x)} rows, y {len(y)} and client {len(owners)}; each example needs all three.")
     rows, ids = by_id(owners)
     clients = to_clients(x, y, rows, ids=ids, scale=scale, shift=shift, source=name)
-    return _split(clients, split_by, validation, test, seed, name)
+    return split(clients, split_by, validation=validation, test=test, seed=seed, name=name)
 
 
 def from_dict(
     clients: Mapping[str, tuple[Any, Any]],
     *,
-    split_by: SplitBy = "clients",
+    split_by: How = "clients",
     validation: float = 0.0,
     test: float = 0.2,
     scale: float | None = None,
@@ -75,7 +73,7 @@ def from_dict(
         ((str(owner), _tensor("x", x), _tensor("y", y)) for owner, (x, y) in clients.items()),
         scale=scale, shift=shift, source=name,
     )  # fmt: skip
-    return _split(packed, split_by, validation, test, seed, name)
+    return split(packed, split_by, validation=validation, test=test, seed=seed, name=name)
 
 
 def from_datasets(datasets: Mapping[str, Any], **options: Any) -> FederatedData:
@@ -105,11 +103,3 @@ def _tensor(name: str, values: Any) -> Tensor:
     if found.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch has few operations for them
         found = found.to(torch.int64)
     return found.float() if found.dtype == torch.float64 else found
-
-
-def _split(clients: ClientSet, split_by: str, validation: float, test: float, seed: int, name: str) -> FederatedData:
-    require(split_by in ("clients", "examples"), "split_by", 'must be "clients" or "examples"', split_by)
-    if not validation and not test:
-        return FederatedData(clients, name=name)
-    split = split_clients if split_by == "clients" else split_examples
-    return split(clients, validation=validation, test=test, seed=seed, name=name)

@@ -96,6 +96,6 @@ def split(
     classes: int = 0,
 ) -> FederatedData:
     """`split_clients` or `split_examples`, by name."""
-    require(how in ("clients", "examples"), "split", 'must be "clients" or "examples"', how)
+    require(how in ("clients", "examples"), "split_by", 'must be "clients" or "examples"', how)
     chosen = split_clients if how == "clients" else split_examples
     return chosen(clients, validation=validation, test=test, seed=seed, name=name, classes=classes)

@@ -116,9 +116,8 @@ class LoopEngine:
         weights = params.clone()
         memory = solver.begin(weights)
         seen = []
-        with torch.random.fork_rng(
-            devices=[self.device] if self.device.type == "cuda" else []
-        ):  # dropout and the like draw from the client's own stream
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):  # dropout and the like draw from the client's own stream
             seed_generators(int(key) & (2**63 - 1), self.device)
             for batch in client_batches(key, size, solver.batch_size, solver.local_steps(size)):
                 rows = batch + first
