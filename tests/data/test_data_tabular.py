@@ -25,8 +25,8 @@ def test_small_files(tmp_path):
     assert snails.names == ("sex_F", "sex_I", "sex_M", "length")
     assert snails.y.tolist() == [9.0, 4.0]
 
-    np.savez(tmp_path / "drug_qsar.npz", x_train=np.zeros((3, 2), "f4"), y_train=np.zeros(3, "f4"), x_test=np.ones((1, 2), "f4"),
-             y_test=np.ones(1, "f4"))  # fmt: skip
+    rows = {"x_train": np.zeros((3, 2), "f4"), "y_train": np.zeros(3, "f4"), "x_test": np.ones((1, 2), "f4")}
+    np.savez(tmp_path / "drug_qsar.npz", **rows, y_test=np.ones(1, "f4"))
     assert tabular.drug_qsar(tmp_path).is_test.tolist() == [False, False, False, True]
 
     np.savez(tmp_path / "hiv1_cleavage.npz", seq=["AAAAAAAC", "YAAAAAAA"], y=np.int8([-1, 1]), dataset=np.uint8([0, 3]))
