@@ -111,6 +111,12 @@ def main() -> None:
         f"\n{WORKLOADS['many clients'].title}: {large['rounds_per_second']:.2f} rounds/s, peak memory {large['peak_mb']:.0f} MB"
     )
     rows.append(large)
+    for name in ("tails 10", "tails 100"):
+        part = measure(name, [("four runs", 1), ("family of four", 1)], options.passes, options.seconds)
+        separate, together = (float(r["rounds_per_second"]) for r in part)
+        print(f"\n{WORKLOADS[name].title}, one thread: a family costs {separate / together:.2f} of four runs "
+              f"({together:.2f} against {separate:.2f} rounds/s)")  # fmt: skip
+        rows += part
     options.out.parent.mkdir(parents=True, exist_ok=True)
     machine = {"machine": platform.processor() or platform.machine(), "cores": cores, "python": platform.python_version()}
     options.out.write_text(json.dumps({"machine": machine, "rows": rows}, indent=1))

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 import equipoise as eq
+from equipoise.family import family_round
 from equipoise.round import run_round
 from equipoise.task import Task
 from equipoise.types import ServerState
@@ -43,7 +44,12 @@ WORKLOADS = {
                         lambda: eq.models.ConvNet(classes=62)),
     "many clients": Workload("linear 784→62, 10,000 clients × 100 examples held in memory, 100 per round", 10_000, 100, 100, 10,
                              lambda: eq.models.Softmax(784, 62)),
+    "tails 10": Workload("linear 784→62, four tails, 10 clients per round × 100 examples, batch 10", 200, 10, 100, 10,
+                         lambda: eq.models.Softmax(784, 62)),
+    "tails 100": Workload("linear 784→62, four tails, 100 clients per round × 100 examples, batch 10", 1000, 100, 100, 10,
+                          lambda: eq.models.Softmax(784, 62)),
 }  # fmt: skip
+TAILS = (1.0, 0.8, 0.5, 0.1)
 
 
 def equipoise_round(workload: Workload, engine: str) -> Round:
@@ -58,6 +64,31 @@ def equipoise_round(workload: Workload, engine: str) -> Round:
         nonlocal state
         cohort = sampler(index, alpha, clients_per_round=workload.clients_per_round, seed=0)
         state, _ = run_round(state, algorithm, running, cohort, data.train)
+
+    return one
+
+
+def tails_round(workload: Workload, together: bool) -> Round:
+    """One round of Δ-FL with each of four tails: as a family in one batch, or as four runs of their own."""
+    data, solver = workload.data(), eq.solvers.SGD(lr=0.05, batch_size=workload.batch_size)
+    algorithms = [eq.Algorithm(risk=eq.risk.Superquantile(tail), solver=solver) for tail in TAILS]
+    task = Task.of(workload.model())
+    running, alpha, sampler = (
+        eq.engines.Simulator().start(task, data),
+        algorithms[0].base_weights(data.train),
+        eq.sampling.Uniform(),
+    )
+    start = 0.01 * torch.randn(task.layout.dimension, generator=torch.Generator().manual_seed(0))
+    states = [ServerState(0, start) for _ in TAILS]
+
+    def one(index: int) -> None:
+        nonlocal states
+        cohort = sampler(index, alpha, clients_per_round=workload.clients_per_round, seed=0)
+        if together:
+            states, _ = family_round(states, algorithms, running, cohort, data.train)
+        else:
+            pairs = zip(states, algorithms, strict=True)
+            states = [run_round(state, algorithm, running, cohort, data.train)[0] for state, algorithm in pairs]
 
     return one
 
@@ -98,4 +129,6 @@ CONTENDERS: dict[str, Callable[[Workload], Round]] = {
     "plain PyTorch loop": plain_round,
     "equipoise loop": lambda workload: equipoise_round(workload, "loop"),
     "equipoise simulator": lambda workload: equipoise_round(workload, "simulator"),
+    "four runs": lambda workload: tails_round(workload, together=False),
+    "family of four": lambda workload: tails_round(workload, together=True),
 }

@@ -1,5 +1,6 @@
 """Every part passes the check of its contract, and each check catches parts that break its law."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
@@ -7,8 +8,9 @@ import torch
 from torch.nn import functional
 
 import equipoise as eq
-from equipoise import aggregators, engines, observers, risk, sampling, server_opt, solvers
+from equipoise import aggregators, engines, observers, privacy, risk, sampling, server_opt, solvers
 from equipoise.risk import RiskValue
+from equipoise.risk.worst_case import project_on_simplex
 from equipoise.testing import (
     LawBroken,
     check_aggregator,
@@ -20,6 +22,11 @@ from equipoise.testing import (
     check_solver,
 )
 
+
+def three_groups(client):
+    return f"group {int(client.split('-')[1]) % 3}"
+
+
 RISKS = [
     risk.Mean(),
     *(risk.Superquantile(tail, rule=rule) for tail in (1.0, 0.8, 0.5, 0.3, 0.001) for rule in ("exact", "threshold")),
@@ -30,6 +37,16 @@ RISKS = [
     risk.Mixture((0.3, risk.Mean()), (0.7, risk.Superquantile(0.2))),
     risk.Mixture((0.5, risk.Tilted(1.0)), (0.5, risk.Tilted(-1.0))),
     risk.Mixture((2.0, risk.Superquantile(0.5, smoothing="kl", nu=0.1))),
+    *(risk.Superquantile(tail, quantile=privacy.SecureSums()) for tail in (1.0, 0.5, 0.1)),
+    *(risk.Superquantile(0.3, eta_every=3, quantile=source) for source in (privacy.Exact(), privacy.SecureSums())),
+    *(risk.Superquantile(0.1, rule=rule, at_least=4) for rule in ("exact", "threshold")),
+    *(risk.Superquantile(0.1, smoothing=smoothing, nu=0.1, at_least=4) for smoothing in ("kl", "huber")),
+    *(
+        risk.HierarchicalTilt(three_groups, t, u)
+        for t, u in ((1.0, 0.0), (2.0, -1.0), (200.0, -200.0), (-3.0, 200.0), (0.0, 1.0))
+    ),
+    *(risk.WorstCase(step) for step in (1e-3, 0.1, 10.0)),
+    risk.Mixture((0.5, risk.Mean()), (0.5, risk.WorstCase())),
 ]
 SOLVERS = [
     solvers.SGD(),
@@ -40,9 +57,24 @@ SOLVERS = [
     solvers.SGD(steps=0),
     solvers.SGD(prox=1.0, epochs=3),
     solvers.SGD(prox=0.5, momentum=0.9, weight_decay=0.1),
+    solvers.SGD(batch_size=4, epochs=5, straggler_share=0.6),
+    solvers.SGD(batch_size=4, steps=5, straggler_share=0.6, stragglers="drop"),
+    solvers.MAML(),
+    solvers.MAML(lr=0.5, inner_lr=0.2, inner_steps=3, support=0.2),
+    solvers.FedDane(solvers.SGD(batch_size=4, epochs=2, prox=0.5, momentum=0.5)),
+    solvers.AdaptiveProx(solvers.SGD(prox=0.3, epochs=2)),
 ]
 SERVERS = [server_opt.SGD(), server_opt.Momentum(), server_opt.Adam(), server_opt.Yogi(), server_opt.Adagrad()]
-SAMPLERS = [sampling.Uniform(), sampling.Proportional(), sampling.Poisson(), sampling.Full()]
+SAMPLERS = [
+    sampling.Uniform(),
+    sampling.Uniform(share=0.5),
+    sampling.Proportional(),
+    sampling.Poisson(),
+    sampling.Full(),
+    sampling.Availability(),
+    sampling.Availability(day=10, share=0.3, aligned=0.0, schedule=3),
+    sampling.Availability(share=0.2, aligned=1.0),  # at night nobody is there
+]
 
 
 @pytest.mark.parametrize("part", RISKS, ids=repr)
@@ -121,6 +153,40 @@ def overflows(losses, base_weights, *, clients=None, state=None):
     return RiskValue(powers.sum().log(), powers / powers.sum(), state)
 
 
+@dataclass(frozen=True)
+class OwnAscent:
+    """AFL in which each piece can be wrong."""
+
+    step: float = 0.1
+    project: Callable = project_on_simplex
+    by_id: bool = True
+    uniform: bool = True
+    full_participation = True
+
+    def __call__(self, losses, base_weights, *, clients=None, state=None):
+        if state is None:
+            mixture = torch.full_like(losses, 1 / len(losses)) if self.uniform else base_weights
+        else:
+            mixture = torch.stack([state[c] for c in clients]) if self.by_id else torch.stack(list(state.values()))
+        following = self.project(mixture + self.step * losses)
+        return RiskValue((mixture * losses).sum(), mixture.to(losses), dict(zip(clients, following, strict=True)))
+
+
+def off_by_one(point):
+    """The published mistake: the level of one entry too few."""
+    down = point.sort(descending=True).values
+    levels = (down.cumsum(0) - 1) / torch.arange(1, len(point) + 1)
+    return (point - levels[max(int((down > levels).sum()) - 2, 0)]).clamp(min=0.0)
+
+
+def only_rescaled(point):
+    return point / point.sum()
+
+
+def only_clipped(point):
+    return point.clamp(0.0, 1.0)
+
+
 def wrong_shape(losses, base_weights, *, clients=None, state=None):
     return RiskValue(losses.sum(), torch.ones(1), state)
 
@@ -138,6 +204,11 @@ def negative(losses, base_weights, *, clients=None, state=None):
         (overflows, "finite"),
         (wrong_shape, "one weight per client"),
         (negative, "not negative"),
+        (OwnAscent(uniform=False), "starts uniform"),
+        (OwnAscent(by_id=False), "follow their clients"),
+        (OwnAscent(project=off_by_one), "simplex|projection"),
+        (OwnAscent(project=only_rescaled), "projection"),
+        (OwnAscent(project=only_clipped), "point of the simplex"),
     ],
 )
 def test_check_risk_catches(broken, law):
@@ -253,7 +324,18 @@ class Forgetful(sampling.Uniform):
         return type(cohort)(cohort.round, cohort.seed, cohort.clients, cohort.weights * 2, cohort.inclusion)
 
 
+class Understating(sampling.Availability):
+    """States the inclusion of a population that is always there."""
+
+    def __call__(self, round_index, alpha, *, clients_per_round, seed):
+        cohort = super().__call__(round_index, alpha, clients_per_round=clients_per_round, seed=seed)
+        stated = torch.full_like(cohort.inclusion, clients_per_round / len(alpha))
+        return type(cohort)(cohort.round, cohort.seed, cohort.clients, cohort.weights, stated)
+
+
 def test_check_sampler_catches():
+    with pytest.raises(LawBroken, match="as often as their inclusion says"):
+        check_sampler(Understating())
     with pytest.raises(LawBroken, match="carries its round and seed"):
         check_sampler(AlwaysFirst())
     with pytest.raises(LawBroken, match="as often as"):

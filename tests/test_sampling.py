@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from equipoise.errors import InvalidParameter
-from equipoise.sampling import Full, Poisson, Proportional, Uniform
+from equipoise.sampling import Availability, Full, Poisson, Proportional, Uniform
 
 
 def alpha(*values):
@@ -63,3 +63,88 @@ def test_cohorts_are_those_of_the_seed_and_round_and_nothing_else():
     assert first == again[::-1]
     assert len({tuple(c) for c in first}) == 6
     assert first[0] != Uniform()(0, base, clients_per_round=5, seed=1).clients.tolist()
+
+
+def test_a_share_draws_that_many_clients_of_the_round_rounded_but_at_least_one():
+    base = alpha(*[1] * 10)
+    sizes = [len(Uniform(share=share)(0, base, clients_per_round=6, seed=0)) for share in (1.0, 0.5, 0.26, 0.01)]
+    assert sizes == [6, 3, 2, 1]
+    assert Uniform(share=0.5)(0, base, clients_per_round=6, seed=0).inclusion.tolist() == [0.3] * 3
+
+
+@pytest.mark.parametrize("share", [0, -0.5, 1.5, float("nan"), True, "half"])
+@pytest.mark.parametrize("sampler", [Uniform, Availability])
+def test_a_share_lies_between_nothing_and_all(sampler, share):
+    with pytest.raises(InvalidParameter, match=r"share must lie in \(0, 1\]"):
+        sampler(share=share)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"day": 0}, "day must be a whole number of rounds"),
+        ({"day": 1.5}, "day must be a whole number of rounds"),
+        ({"aligned": 1.1}, r"aligned must lie in \[0, 1\]"),
+        ({"aligned": float("nan")}, r"aligned must lie in \[0, 1\]"),
+        ({"schedule": -1}, "schedule must be a whole number"),
+        ({"schedule": 0.5}, "schedule must be a whole number"),
+    ],
+)
+def test_impossible_days_are_refused(wrong, words):
+    with pytest.raises(InvalidParameter, match=words):
+        Availability(**wrong)
+
+
+def presence(sampler, n=400, days=1):
+    return torch.stack([sampler.there(i, n) for i in range(days * sampler.day)])  # (rounds, n)
+
+
+def test_a_client_is_there_in_one_window_of_every_day():
+    sampler = Availability(day=24, share=0.5, aligned=0.0)
+    there = presence(sampler, days=2)
+    assert there[:24].equal(there[24:])
+    arrivals = (there & ~there.roll(1, 0))[:24].sum(0)
+    assert arrivals.max() == 1  # one window, also where it goes on after midnight
+    assert (there[0] & there[23]).any()
+    hours = there[:24].sum(0)
+    assert hours.min() >= 5  # from 0.25 to 0.75 of the day, up to a round
+    assert hours.max() <= 18
+    assert float(hours.double().mean()) == pytest.approx(12, abs=0.5)
+
+
+def test_time_zones_spread_clients_and_alignment_gathers_them():
+    spread, together = (presence(Availability(aligned=aligned)).double().mean(1) for aligned in (0.0, 1.0))
+    assert float(spread.max() - spread.min()) < 0.15
+    assert float(together[:6].min()) == 1.0  # all come at the first hour, and the shortest window is a quarter of the day
+    assert float(together[18:].max()) == 0.0
+
+
+def test_the_whole_day_at_the_longest():
+    hours = presence(Availability(share=1.0, aligned=0.0)).sum(0)
+    assert hours.max() == 24
+    assert float((hours == 24).double().mean()) == pytest.approx(0.5, abs=0.1)
+
+
+def test_the_schedule_is_the_populations_and_not_the_runs():
+    base, sampler = alpha(*[1] * 40), Availability(schedule=1)
+    for index in range(24):
+        there = set(sampler.there(index, 40).nonzero().squeeze(1).tolist())
+        for seed in (0, 1):
+            assert set(sampler(index, base, clients_per_round=5, seed=seed).clients.tolist()) <= there
+    assert not presence(sampler).equal(presence(Availability(schedule=2)))
+    assert sampler.there(7, 10).equal(sampler.there(7, 40)[:10])  # later clients change nothing
+
+
+def test_few_clients_all_take_part_and_none_gives_an_empty_cohort():
+    base, sampler = alpha(*range(1, 21)), Availability(share=0.3, aligned=1.0)
+    sizes = set()
+    for index in range(24):
+        cohort, there = sampler(index, base, clients_per_round=8, seed=0), sampler.there(index, 20)
+        present = int(there.sum())
+        assert len(cohort) == min(8, present)
+        assert cohort.inclusion.tolist() == [min(1.0, 8 / max(present, 1))] * len(cohort)
+        if present <= 8:
+            assert cohort.clients.equal(there.nonzero().squeeze(1))
+        sizes.add(len(cohort))
+    assert {0, 8} < sizes
+    assert sampler(23, base, clients_per_round=8, seed=0).clients.dtype == torch.int64

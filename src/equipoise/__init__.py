@@ -2,12 +2,15 @@
 
 from equipoise import (
     aggregators,
+    averaging,
     data,
     engines,
     errors,
+    heterogeneity,
     metrics,
     models,
     observers,
+    privacy,
     risk,
     sampling,
     server_opt,
@@ -17,6 +20,7 @@ from equipoise import (
 from equipoise.algorithm import Algorithm
 from equipoise.compare import Comparison, compare
 from equipoise.data import ClientSet, FederatedData
+from equipoise.family import Family, train_family
 from equipoise.result import Result
 from equipoise.train import train
 
@@ -26,20 +30,25 @@ __all__ = [
     "Algorithm",
     "ClientSet",
     "Comparison",
+    "Family",
     "FederatedData",
     "Result",
     "aggregators",
+    "averaging",
     "compare",
     "data",
     "engines",
     "errors",
+    "heterogeneity",
     "metrics",
     "models",
     "observers",
+    "privacy",
     "risk",
     "sampling",
     "server_opt",
     "solvers",
     "testing",
     "train",
+    "train_family",
 ]

@@ -8,10 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from equipoise import aggregators, risk, sampling, server_opt, solvers
+from equipoise import aggregators, averaging, risk, sampling, server_opt, solvers
 from equipoise.data.clients import ClientSet
 from equipoise.errors import IncompatibleParts, InvalidParameter, require
-from equipoise.types import Aggregator, ClientRisk, LocalSolver, Sampler, ServerOptimizer
+from equipoise.types import Aggregator, Averaging, ClientRisk, LocalSolver, Sampler, ServerOptimizer
 
 # What each part must offer; enough to tell a part from a class, a name or a part in the wrong place.
 _CONTRACTS: dict[str, tuple[str, ...]] = {
@@ -20,6 +20,7 @@ _CONTRACTS: dict[str, tuple[str, ...]] = {
     "aggregator": ("__call__", "linear"),
     "server": ("begin", "step"),
     "sampler": ("__call__",),
+    "averaging": ("begin", "update", "iterate"),
 }
 
 
@@ -27,8 +28,9 @@ _CONTRACTS: dict[str, tuple[str, ...]] = {
 class Algorithm:
     """What to minimise (`risk`), how clients work (`solver`), how updates meet (`aggregator`), how the server moves (`server`).
 
-    `sampler=None` draws a fixed number of clients uniformly without replacement. `weights` are the base weights α of the
-    clients: "examples" (∝ their training examples, the default) or "uniform".
+    `sampler=None` draws a fixed number of clients uniformly without replacement. `averaging` says which iterate is reported and
+    served: None means the last one, or the mean of all where the risk asks for it (WorstCase). `weights` are the base weights α
+    of the clients: "examples" (∝ their training examples, the default) or "uniform".
     """
 
     risk: ClientRisk = field(default_factory=risk.Mean)
@@ -36,19 +38,20 @@ class Algorithm:
     aggregator: Aggregator = field(default_factory=aggregators.WeightedMean)
     server: ServerOptimizer = field(default_factory=server_opt.SGD)
     sampler: Sampler | None = None
+    averaging: Averaging | None = None
     weights: Literal["examples", "uniform"] | None = None
 
     def __post_init__(self) -> None:
         for part in fields(self):
             value = getattr(self, part.name)
-            if part.name == "weights" or (part.name == "sampler" and value is None):
+            if part.name == "weights" or (part.name in ("sampler", "averaging") and value is None):
                 continue
             if isinstance(value, type):
                 raise InvalidParameter(
                     part.name, "must be an object", value.__name__, f"Write {value.__name__}(…), with its parameters."
                 )
             missing = [name for name in _CONTRACTS[part.name] if not hasattr(value, name)]
-            if missing:
+            if missing and not (part.name == "solver" and hasattr(value, "prepare")):
                 raise InvalidParameter(
                     part.name, f"must offer {', '.join(missing)}", value, f"See equipoise.{_home(part.name)}."
                 )
@@ -58,6 +61,17 @@ class Algorithm:
                 "sampling.Proportional() draws clients by their base weights, which weights='uniform' makes equal.",
                 "Use sampling.Uniform() with weights='uniform', or weights='examples'.",
             )
+        if getattr(self.risk, "full_participation", False) and not isinstance(self.sampler, sampling.Full):
+            raise IncompatibleParts(
+                f"{self.risk!r} keeps a mixture over all clients and moves it by everyone's loss in every round, but "
+                f"{self.sampler or sampling.Uniform()!r} leaves clients out.",
+                "Add sampler=sampling.Full(); with many clients use risk.QFair(q=10) or a Superquantile with a small tail.",
+            )
+
+    @property
+    def reported(self) -> Averaging:
+        """Which iterate a run reports."""
+        return self.averaging or (averaging.Uniform() if getattr(self.risk, "averaged", False) else averaging.Last())
 
     def base_weights(self, clients: ClientSet) -> Tensor:
         """α (n,): the clients' base weights, float64, summing to 1."""
@@ -67,4 +81,4 @@ class Algorithm:
 
 
 def _home(part: str) -> str:
-    return {"server": "server_opt", "sampler": "sampling"}.get(part, part + "s" if part != "risk" else part)
+    return {"server": "server_opt", "sampler": "sampling", "solver": "solvers", "aggregator": "aggregators"}.get(part, part)

@@ -7,7 +7,7 @@ import math
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -15,7 +15,10 @@ from equipoise.errors import ObserverFailed
 from equipoise.types import Observer, RoundReport
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from equipoise.result import ClientTable
+    from equipoise.train import Setting
 
 
 @dataclass(frozen=True)
@@ -26,14 +29,16 @@ class Run:
     rounds: int
     seed: int
     first_round: int = 0
+    setting: Setting | None = field(default=None, repr=False, compare=False)  # engine and data, for observers that measure
 
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """All clients at the parameters after `round` rounds."""
+    """All clients after `round` rounds, at the parameters `params` that the run reports."""
 
     round: int
     clients: ClientTable
+    params: Tensor | None = None  # (D,); not kept in the history
 
 
 @dataclass
@@ -47,7 +52,7 @@ class History(Observer):
         self.rounds.append(report)
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
-        self.evaluations.append(evaluation)
+        self.evaluations.append(replace(evaluation, params=None))
 
 
 class JsonLines(Observer):
@@ -65,7 +70,9 @@ class JsonLines(Observer):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self.path.open("a" if run.first_round or self._begun else "w", encoding="utf-8")
         self._begun = True
-        self._write({"event": "start", **asdict(run)})
+        self._write(
+            {"event": "start", "name": run.name, "rounds": run.rounds, "seed": run.seed, "first_round": run.first_round}
+        )
 
     def on_round(self, report: RoundReport) -> None:
         self._write({"event": "round", **asdict(report)})

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.errors import is_whole, require
+from equipoise.errors import is_number, is_whole, require
 from equipoise.rng import generator
 from equipoise.types import Cohort
 
@@ -28,19 +28,32 @@ def _check_size(clients_per_round: int, n: int) -> None:
     )
 
 
+def _check_share(share: float) -> None:
+    require(is_number(share) and 0 < share <= 1, "share", "must lie in (0, 1]", share)
+
+
 @dataclass(frozen=True)
 class Uniform:
     """A fixed number of clients, uniformly and without replacement; base weights α renormalised inside the cohort.
 
-    Source: the usual FedAvg, and the code of the Δ-FL papers.
+    Of the m clients per round only `share` · m take part, rounded, at least one. `share` = θ is FedAvg-Sub: FedAvg that
+    trains as many clients a round as Δ-FL with tail θ does, and so tells the effect of the tail from that of fewer clients.
+
+    Source: the usual FedAvg, and the code of the Δ-FL papers; FedAvg-Sub: Pillutla et al. 2023, Section 7.
     """
+
+    share: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_share(self.share)
 
     def __call__(self, round_index: int, alpha: Tensor, *, clients_per_round: int, seed: int) -> Cohort:
         n = len(alpha)
         _check_size(clients_per_round, n)
-        chosen = generator(seed, "cohort", round_index).choice(n, size=clients_per_round, replace=False)
+        count = max(1, round(self.share * clients_per_round))
+        chosen = generator(seed, "cohort", round_index).choice(n, size=count, replace=False)
         clients = torch.from_numpy(np.sort(chosen)).to(torch.int64)
-        inclusion = torch.full((clients_per_round,), clients_per_round / n, dtype=torch.float64)
+        inclusion = torch.full((count,), count / n, dtype=torch.float64)
         return _cohort(round_index, seed, clients, alpha[clients], inclusion)
 
 
@@ -87,3 +100,48 @@ class Full:
 
     def __call__(self, round_index: int, alpha: Tensor, *, clients_per_round: int, seed: int) -> Cohort:
         return _cohort(round_index, seed, torch.arange(len(alpha)), alpha, torch.ones(len(alpha), dtype=torch.float64))
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Clients come and go over the day: m of those who are there, uniformly; all if they are fewer, nobody if none is.
+
+    A day is `day` rounds. Client k is there from (1 − `aligned`) · U_k · day on, U_k uniform in [0, 1), for `share` · day
+    times a uniform factor in [0.5, 1.5], at most the whole day, around midnight where need be. `aligned` = 0 spreads the
+    clients around the clock, as time zones do; 1 has all of them come at the same hour. `schedule` is the seed of these
+    windows and belongs to the population: runs with other seeds meet the same clients at the same hours. A window so short
+    that it falls between two rounds is never met. Inclusion, min(1, m / number there), is exact given the schedule.
+
+    Source: ours, after the remarks of Pillutla et al. 2023 on clients who are there at some times of the day only, when Δ-FL,
+    which wants m/θ clients to train m, may not find enough.
+    """
+
+    day: int = 24
+    share: float = 0.5
+    aligned: float = 0.5
+    schedule: int = 0
+
+    def __post_init__(self) -> None:
+        require(is_whole(self.day) and self.day >= 1, "day", "must be a whole number of rounds, at least 1", self.day)
+        _check_share(self.share)
+        require(is_number(self.aligned) and 0 <= self.aligned <= 1, "aligned", "must lie in [0, 1]", self.aligned)
+        good = is_whole(self.schedule) and self.schedule >= 0
+        require(good, "schedule", "must be a whole number of at least 0", self.schedule)
+
+    def there(self, round_index: int, n: int) -> Tensor:
+        """Which of n clients are there in a round: bool (n,). Client k's window is the same whatever n."""
+        uniform = generator(self.schedule, "availability").random((n, 2))
+        start = (1 - self.aligned) * uniform[:, 0] * self.day
+        length = self.share * self.day * (0.5 + uniform[:, 1])
+        since_start = (round_index % self.day - start) % self.day  # at most a day, so a longer window never ends
+        return torch.from_numpy(since_start < length)
+
+    def __call__(self, round_index: int, alpha: Tensor, *, clients_per_round: int, seed: int) -> Cohort:
+        _check_size(clients_per_round, len(alpha))
+        clients = self.there(round_index, len(alpha)).nonzero().squeeze(1)
+        present = len(clients)
+        if present > clients_per_round:
+            chosen = generator(seed, "cohort", round_index).choice(present, size=clients_per_round, replace=False)
+            clients = clients[torch.from_numpy(np.sort(chosen))]
+        inclusion = torch.full((len(clients),), min(1.0, clients_per_round / max(present, 1)), dtype=torch.float64)
+        return _cohort(round_index, seed, clients, alpha[clients], inclusion)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,9 +22,22 @@ from equipoise.errors import EquipoiseError
 from equipoise.models import Softmax
 from equipoise.rng import torch_generator
 from equipoise.sampling import Full
+from equipoise.solvers.prepared import RoundContext
 from equipoise.task import Task
 from equipoise.train import EngineChoice, train
-from equipoise.types import Aggregator, ClientRisk, Cohort, LocalSolver, Observer, RiskValue, Sampler, ServerOptimizer
+from equipoise.types import (
+    Aggregator,
+    Averaging,
+    ClientRisk,
+    Cohort,
+    Engine,
+    Job,
+    LocalSolver,
+    Observer,
+    RiskValue,
+    Sampler,
+    ServerOptimizer,
+)
 
 
 class LawBroken(EquipoiseError, AssertionError):
@@ -47,7 +60,9 @@ def _close(a: Tensor, b: Tensor, tolerance: float) -> bool:
 def check_risk(risk: ClientRisk, *, seed: int = 0) -> None:
     """Weights are the gradient of the value; order and ties do not matter; finite for any finite losses.
 
-    Finite differences are taken where the value has a derivative; at a kink any subgradient is right.
+    Finite differences are taken where the value has a derivative; at a kink any subgradient is right. Ties are compared inside
+    a group where the risk tells groups apart (`group_of`). A risk with `full_participation` follows a mixture of its own, not
+    the base weights: instead of ties its memory is checked, and, if it has a `step`, the ascent on the simplex.
     """
     gen = torch_generator(seed, "check_risk")
     for count in (1, 2, 3, 7, 20):
@@ -62,8 +77,11 @@ def check_risk(risk: ClientRisk, *, seed: int = 0) -> None:
             moved = _call_risk(risk, losses[order], alpha[order], order)
             _hold(_close(moved.weights, result.weights[order], tolerance), risk, "permuting clients permutes the weights")
             _hold(_close(moved.value, result.value, tolerance), risk, "the value does not depend on the order of clients")
-            _check_ties(risk, losses, alpha, tolerance)
+            if not getattr(risk, "full_participation", False):
+                _check_ties(risk, losses, alpha, tolerance)
     _check_extremes(risk)
+    if getattr(risk, "full_participation", False):
+        _check_mixture_of_clients(risk, gen)
 
 
 def _call_risk(risk: ClientRisk, losses: Tensor, alpha: Tensor, order: Tensor | None = None, state: Any = None) -> RiskValue:
@@ -99,10 +117,13 @@ def _check_gradient(risk: ClientRisk, losses: Tensor, alpha: Tensor, result: Ris
 def _check_ties(risk: ClientRisk, losses: Tensor, alpha: Tensor, tolerance: float) -> None:
     tied = losses.clone()
     tied[: (len(losses) + 1) // 2] = losses.max()
+    group_of = getattr(risk, "group_of", lambda client: "")
+    groups = [group_of(f"client-{i}") for i in range(len(losses))]
     for values in (tied, torch.full_like(losses, 0.7), torch.zeros_like(losses)):
         ratio = _call_risk(risk, values, alpha).weights.double() / alpha.double()
-        for level in set(values.tolist()):
-            same = ratio[values == level]
+        levels = list(zip(values.tolist(), groups, strict=True))
+        for level in set(levels):
+            same = ratio[torch.tensor([other == level for other in levels])]
             _hold(
                 float(same.max() - same.min()) <= 10 * tolerance * max(1.0, float(same.abs().max())),
                 risk,
@@ -126,6 +147,38 @@ def _check_extremes(risk: ClientRisk) -> None:
     _call_risk(risk, torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.5]), state=state)
 
 
+def _check_mixture_of_clients(risk: ClientRisk, gen: torch.Generator) -> None:
+    """The memory of a risk over all clients goes by their ids; an ascent with a `step` starts uniform and projects."""
+    step = getattr(risk, "step", None)
+    for count, scale in ((1, 1.0), (2, 1.0), (7, 0.1), (7, 3.0), (20, 30.0), (3, 1e300)):
+        alpha = torch.rand(count, generator=gen, dtype=torch.float64) + 0.1
+        losses, later = scale * torch.rand(2, count, generator=gen, dtype=torch.float64)
+        alpha, order = alpha / alpha.sum(), torch.randperm(count, generator=gen)
+        first = _call_risk(risk, losses, alpha)
+        second = _call_risk(risk, later, alpha, state=first.state)
+        moved = _call_risk(risk, later[order], alpha[order], order, state=first.state)
+        _hold(_close(moved.weights, second.weights[order], 1e-9), risk, "weights follow their clients when the order changes")
+        if step is None:
+            continue
+        uniform = torch.full_like(alpha, 1 / count)
+        _hold(_close(first.weights, uniform, 1e-9), risk, "the mixture starts uniform", first.weights)
+        third = _call_risk(risk, later, alpha, state=second.state)
+        for here, seen, found in ((first.weights, losses, second.weights), (second.weights, later, third.weights)):
+            on_simplex = bool((found >= 0).all()) and abs(float(found.sum()) - 1) < 1e-9
+            _hold(on_simplex, risk, "the next mixture is a point of the simplex", found)
+            expected = _projection_by_bisection(here + step * (seen - seen.max()))
+            _hold(_close(found, expected, 1e-9), risk, "the next mixture is the projection of λ + step · F", (found, expected))
+
+
+def _projection_by_bisection(point: Tensor) -> Tensor:
+    """The projection on the simplex, max(v − τ, 0): slow, and unlike any fast way."""
+    low, high = float(point.max()) - 1, float(point.max())
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if float((point - middle).clamp(min=0.0).sum()) > 1 else (low, middle)
+    return (point - low).clamp(min=0.0)
+
+
 # -------------------------------------------------------------------------------------------------------------- solvers
 
 
@@ -139,7 +192,7 @@ class _NoSteps:
     def batch_size(self) -> int | None:
         return self.solver.batch_size
 
-    def local_steps(self, size: int) -> int:
+    def local_steps(self, size: int, effort: int | None = None) -> int:
         return 0
 
     def learning_rate(self, round_index: int) -> float:
@@ -153,7 +206,13 @@ class _NoSteps:
 
 
 def check_solver(solver: LocalSolver, *, seed: int = 0) -> None:
-    """Zero steps give a zero update; a step acts on each client alone; more data never mean fewer steps."""
+    """Zero steps give a zero update; a step acts on each client alone; more data never mean fewer steps.
+
+    A solver that is prepared anew for each round is checked as it is prepared for the first round of a small run.
+    """
+    if hasattr(solver, "prepare"):
+        task, data = _small_task(seed)
+        solver = _prepared(solver, Loop().start(task, data), task.layout.read(task.module), _everyone(data, seed))
     for size in (1, 2, 9, 10, 11, 1000):
         steps = solver.local_steps(size)
         _hold(isinstance(steps, int) and steps >= 0, solver, "local_steps is a whole number ≥ 0", (size, steps))
@@ -223,35 +282,88 @@ def check_server_optimizer(server: ServerOptimizer, *, seed: int = 0) -> None:
     _hold(float((first - params) @ total) > 0, server, "the first step goes along the update")
 
 
-def check_sampler(
-    sampler: Sampler, *, clients: int = 20, clients_per_round: int = 6, rounds: int = 2000, seed: int = 0
-) -> None:
-    """Distinct clients with positive weights that sum to 1; a pure function of seed and round; stated inclusion is true."""
+def check_sampler(sampler: Sampler, *, clients: int = 20, clients_per_round: int = 6, draws: int = 1000, seed: int = 0) -> None:
+    """Distinct clients with positive weights that sum to 1; a pure function of seed and round; stated inclusion is true.
+
+    Inclusion may change from round to round, so it is held against `draws` seeds at each of a few rounds; a client that no
+    cohort of a round holds has inclusion 0 in it. Over `draws` rounds, one seed must choose a client as often as another.
+    """
     alpha = torch.rand(clients, generator=torch_generator(seed, "check_sampler"), dtype=torch.float64) + 0.1
     alpha = alpha / alpha.sum()
-    seen, stated = torch.zeros(clients), torch.zeros(clients, dtype=torch.float64)
-    for index in range(rounds):
-        cohort = sampler(index, alpha, clients_per_round=clients_per_round, seed=seed)
-        _hold((cohort.round, cohort.seed) == (index, seed), sampler, "a cohort carries its round and seed", cohort.round)
-        if len(cohort) == 0:
-            continue
-        _hold(len(set(cohort.clients.tolist())) == len(cohort), sampler, "clients of a cohort are distinct", cohort.clients)
-        in_range = int(cohort.clients.min()) >= 0 and int(cohort.clients.max()) < clients
-        _hold(in_range, sampler, "positions are in range", cohort.clients)
-        good = bool((cohort.weights > 0).all()) and abs(float(cohort.weights.sum()) - 1) < 1e-9
-        _hold(good, sampler, "weights are positive and sum to 1", cohort.weights)
-        seen[cohort.clients] += 1
-        stated[cohort.clients] = cohort.inclusion
-    again = sampler(1, alpha, clients_per_round=clients_per_round, seed=seed)
-    same = sampler(1, alpha, clients_per_round=clients_per_round, seed=seed)
-    _hold(torch.equal(again.clients, same.clients), sampler, "a cohort is a function of seed and round alone")
-    error = 5 * (stated * (1 - stated) / rounds).sqrt() + 1e-9  # five standard deviations
+
+    def draw(round_index: int, own_seed: int) -> Cohort:
+        cohort = sampler(round_index, alpha, clients_per_round=clients_per_round, seed=own_seed)
+        _check_cohort(sampler, cohort, round_index, own_seed, clients)
+        return cohort
+
+    for index in (0, 1, 9, 1000):
+        seen, stated = torch.zeros(clients), torch.zeros(clients, dtype=torch.float64)
+        for own_seed in range(seed, seed + draws):
+            cohort = draw(index, own_seed)
+            seen[cohort.clients] += 1
+            stated[cohort.clients] = cohort.inclusion
+        error = 5 * (stated * (1 - stated) / draws).sqrt() + 1e-9  # five standard deviations
+        _hold(
+            bool(((seen / draws - stated).abs() <= error).all()),
+            sampler,
+            "clients take part as often as their inclusion says",
+            f"round {index}: {(seen / draws).tolist()}, stated {stated.tolist()}",
+        )
+    same = torch.equal(draw(1, seed).clients, draw(1, seed).clients)
+    _hold(same, sampler, "a cohort is a function of seed and round alone")
+    first, second = torch.zeros(clients), torch.zeros(clients)
+    for index in range(draws):
+        first[draw(index, seed).clients] += 1
+        second[draw(index, seed + 1).clients] += 1
+    # A count has a variance of at most draws/4, so five standard deviations of the difference of two are at most this.
     _hold(
-        bool(((seen / rounds - stated).abs() <= error).all()),
+        bool(((first - second).abs() <= 5 * math.sqrt(draws / 2)).all()),
         sampler,
-        "clients take part as often as their inclusion says",
-        (seen / rounds).tolist(),
+        "over many rounds clients take part as often as at another seed",
+        (first.tolist(), second.tolist()),
     )
+
+
+def _check_cohort(sampler: Sampler, cohort: Cohort, round_index: int, seed: int, clients: int) -> None:
+    carried = (cohort.round, cohort.seed)
+    _hold(carried == (round_index, seed), sampler, "a cohort carries its round and seed", carried)
+    if len(cohort) == 0:
+        return
+    _hold(len(set(cohort.clients.tolist())) == len(cohort), sampler, "clients of a cohort are distinct", cohort.clients)
+    in_range = int(cohort.clients.min()) >= 0 and int(cohort.clients.max()) < clients
+    _hold(in_range, sampler, "positions are in range", cohort.clients)
+    good = bool((cohort.weights > 0).all()) and abs(float(cohort.weights.sum()) - 1) < 1e-9
+    _hold(good, sampler, "weights are positive and sum to 1", cohort.weights)
+
+
+# ------------------------------------------------------------------------------------------------------------ averaging
+
+
+def check_averaging(averaging: Averaging, *, rounds: int = 50, seed: int = 0) -> None:
+    """A constant sequence is reported as it is; the point lies in the iterates' hull; nothing given is written to."""
+    gen = torch_generator(seed, "check_averaging")
+    for dtype in (torch.float32, torch.float64):
+        still = torch.randn(5, generator=gen, dtype=torch.float64).to(dtype)
+        path = [torch.randn(5, generator=gen, dtype=torch.float64).to(dtype) for _ in range(rounds + 1)]
+        for iterates in ([still] * (rounds + 1), path):
+            kept = [point.clone() for point in iterates]
+            state = averaging.begin(iterates[0])
+            for count, point in enumerate(iterates):
+                before, state = state, averaging.update(point, state) if count else state
+                found = averaging.iterate(point, state)
+                again = averaging.iterate(point, averaging.update(point, before) if count else before)
+                _hold(torch.equal(point, kept[count]), averaging, "averaging does not write to the parameters it is given")
+                _hold(torch.equal(found, again), averaging, "an update does not write to the state it is given")
+                _check_hull(averaging, found, torch.stack(kept[: count + 1]))
+
+
+def _check_hull(averaging: Averaging, found: Tensor, iterates: Tensor) -> None:
+    same_form = found.shape == iterates[0].shape and found.dtype == iterates.dtype
+    _hold(same_form, averaging, "the reported point has the form of the parameters", (tuple(found.shape), found.dtype))
+    low, high = iterates.min(0).values, iterates.max(0).values
+    slack = 1e-12 * iterates.abs().max()  # far below float32, whose rounding therefore shows
+    inside = bool(((found >= low - slack) & (found <= high + slack)).all())
+    _hold(inside, averaging, "the reported point lies between the smallest and the largest iterate", found)
 
 
 # --------------------------------------------------------------------------------------------------- engines, observers
@@ -272,6 +384,15 @@ def _everyone(data: FederatedData, seed: int) -> Cohort:
     return Full()(0, Algorithm().base_weights(data.train), clients_per_round=len(data.train), seed=seed)
 
 
+def _prepared(solver: LocalSolver, engine: Engine, params: Tensor, cohort: Cohort) -> LocalSolver:
+    """The solver of a round, where every client takes part in every cohort."""
+    if not hasattr(solver, "prepare"):
+        return solver
+    context = RoundContext(engine, params, cohort, cohort.weights, lambda purpose: cohort)
+    prepared: LocalSolver = solver.prepare(context, None)[0]
+    return prepared
+
+
 def check_engine(
     engine: EngineChoice,
     *,
@@ -289,8 +410,16 @@ def check_engine(
     gen = torch_generator(seed, "check_engine")
     params = task.layout.read(task.module)
     params = params + 0.1 * torch.randn(len(params), generator=gen, dtype=params.dtype)
-    here = params.to(getattr(tried, "device", "cpu"))
+    device = getattr(tried, "device", "cpu")
+    here = params.to(device)
     cohort = _everyone(data, seed)
+    solver = _prepared(solver, oracle, params, cohort)
+    if hasattr(solver, "efforts"):
+        cohort = replace(cohort, effort=solver.efforts(cohort, data.train.keys))
+    models = torch.stack([params, 0.5 * params])
+    half = cohort.take(torch.arange(0, len(cohort), 2))
+    jobs = [Job(models[0], cohort, cohort.weights), Job(models[1], half, half.weights)]
+    moved = [Job(job.params.to(device), job.cohort, job.weights) for job in jobs]
     pairs: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
         "losses": lambda: (tried.losses(here, cohort), oracle.losses(params, cohort)),
         "updates": lambda: (tried.updates(here, cohort, solver).update, oracle.updates(params, cohort, solver).update),
@@ -299,6 +428,12 @@ def check_engine(
         "summed update": lambda: (
             tried.summed_update(here, cohort, solver, cohort.weights, WeightedMean()).update,
             oracle.summed_update(params, cohort, solver, cohort.weights, WeightedMean()).update,
+        ),
+        "losses for a solver": lambda: (tried.losses(here, cohort, solver), oracle.losses(params, cohort, solver)),
+        "losses of several models": lambda: (tried.losses_of(models.to(device), cohort), oracle.losses_of(models, cohort)),
+        "summed updates of several models": lambda: (
+            torch.stack([work.update for work in tried.summed_updates(moved, solver, WeightedMean())]),
+            torch.stack([work.update for work in oracle.summed_updates(jobs, solver, WeightedMean())]),
         ),
         "evaluated losses": lambda: (tried.evaluate(here, data.train)[0], oracle.evaluate(params, data.train)[0]),
         "evaluated errors": lambda: (tried.evaluate(here, data.train)[1], oracle.evaluate(params, data.train)[1]),

@@ -6,10 +6,11 @@ import copy
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from equipoise.algorithm import Algorithm
 from equipoise.data.clients import FederatedData
@@ -21,7 +22,7 @@ from equipoise.result import ClientTable, Result
 from equipoise.round import run_round
 from equipoise.sampling import Full, Uniform
 from equipoise.task import PerExample, Task
-from equipoise.types import Engine, Observer, ServerState
+from equipoise.types import Cohort, Engine, Observer, Sampler, ServerState
 
 T = TypeVar("T")
 ModelOrMaker = nn.Module | Callable[[int], nn.Module]
@@ -60,19 +61,121 @@ def train(
     `clients_per_round` is not needed with sampling.Full(). `progress` shows a bar (None: in a terminal), `observers` watch the
     run (equipoise.observers), and `name` is what reports call it.
     """
-    require(is_whole(rounds) and rounds >= 0, "rounds", "must be a whole number ≥ 0", rounds)
-    require(is_whole(seed) and 0 <= seed < 2**63, "seed", "must be a whole number from 0 to 2^63 − 1", seed)
     good = evaluate_every is None or (is_whole(evaluate_every) and evaluate_every >= 1)
     require(good, "evaluate_every", "must be at least 1 round", evaluate_every)
-    rounds, seed = int(rounds), int(seed)
     require(isinstance(observers, Sequence), "observers", "must be a list of observers", type(observers).__name__)
     algorithm = algorithm or Algorithm()
+    setting = set_up(
+        model, data, algorithm, rounds=rounds, clients_per_round=clients_per_round, seed=seed, loss=loss, error=error,
+        engine=engine,
+    )  # fmt: skip
+    state = setting.begin(algorithm)
+
+    history = History()
+    watching = Observers([history, *observers, *([Progress()] if show_progress(progress) else [])])
+    began = time.perf_counter()
+    try:
+        watching.on_start(Run(name, setting.rounds, setting.seed, setting=setting))
+        while state.round < setting.rounds:
+            state, report = run_round(state, algorithm, setting.engine, setting.cohort(state.round), setting.data.train)
+            watching.on_round(report)
+            if evaluate_every and state.round % evaluate_every == 0 and state.round < setting.rounds:
+                watching.on_evaluation(setting.evaluation(algorithm, state))
+        watching.on_evaluating(state.round)
+        final = setting.evaluation(algorithm, state)
+        watching.on_evaluation(final)
+        stop_if_lost(final)
+    except BaseException as failure:
+        if isinstance(failure, Diverged):
+            failure.history = history
+        watching.on_end(failing=True)
+        raise
+    result = setting.result(name, algorithm, state, final.clients, history, time.perf_counter() - began)
+    try:
+        watching.on_end()
+    except ObserverFailed as failure:
+        failure.finished = result
+        raise
+    warn_if_lost(history, final.clients, classes=setting.data.classes > 0)
+    return result
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """What all rounds of a run share: model, data, a running engine, and who may take part."""
+
+    model: nn.Module
+    data: FederatedData
+    task: Task
+    engine: Engine
+    sampler: Sampler
+    alpha: Tensor  # (n,) base weights of the training clients
+    clients_per_round: int
+    rounds: int
+    seed: int
+
+    def begin(self, algorithm: Algorithm) -> ServerState:
+        """The state before the first round."""
+        params = self.task.layout.read(self.task.module).to(getattr(self.engine, "device", "cpu"))
+        return ServerState(0, params, server=algorithm.server.begin(params), averaging=algorithm.reported.begin(params))
+
+    def cohort(self, round_index: int) -> Cohort:
+        """Who takes part in a round."""
+        return self.sampler(round_index, self.alpha, clients_per_round=self.clients_per_round, seed=self.seed)
+
+    def evaluation(self, algorithm: Algorithm, state: ServerState) -> Evaluation:
+        """All clients of all splits at the iterate that the algorithm reports."""
+        params = algorithm.reported.iterate(state.params, state.averaging)
+        return Evaluation(state.round, ClientTable.evaluate(self.engine, params, self.data), params)
+
+    def model_at(self, params: Tensor) -> nn.Module:
+        """A copy of the user's model with these parameters."""
+        trained = copy.deepcopy(self.model).eval()
+        self.task.layout.write(trained, params)
+        return trained
+
+    def result(
+        self, name: str, algorithm: Algorithm, state: ServerState, clients: ClientTable, history: History, seconds: float
+    ) -> Result:
+        """The result of a run that ended in `state`."""
+        params = algorithm.reported.iterate(state.params, state.averaging)
+        return Result(
+            name=name,
+            algorithm=algorithm,
+            seed=self.seed,
+            model=self.model_at(params),
+            params=params,
+            clients=clients,
+            history=history,
+            seconds=seconds,
+            data=self.data.name,
+            rounds=self.rounds,
+            clients_per_round=self.clients_per_round,
+            error_is_loss=self.task.error_is_loss,
+        )
+
+
+def set_up(
+    model: ModelOrMaker,
+    data: DataOrMaker,
+    algorithm: Algorithm,
+    *,
+    rounds: int,
+    clients_per_round: int | None,
+    seed: int,
+    loss: PerExample | None,
+    error: PerExample | None,
+    engine: EngineChoice | str,
+) -> Setting:
+    """Check what a run is given, and start its engine; what cannot run is refused here."""
+    require(is_whole(rounds) and rounds >= 0, "rounds", "must be a whole number ≥ 0", rounds)
+    require(is_whole(seed) and 0 <= seed < 2**63, "seed", "must be a whole number from 0 to 2^63 − 1", seed)
+    rounds, seed = int(rounds), int(seed)
     if not isinstance(algorithm, Algorithm):
         raise InvalidParameter("algorithm", "must be an equipoise.Algorithm", algorithm, "Write Algorithm(risk=…).")
     if isinstance(model, FederatedData) or isinstance(data, nn.Module):
         raise InvalidParameter("model", "comes first and the data second", type(model).__name__, "Write train(model, data, …).")
     data, model = made(data, seed, FederatedData, "data"), made(model, seed, nn.Module, "model")
-
     task = Task.of(model, loss, error).fitted(data)
     running = choose_engine(engine).start(task, data)
     sampler = algorithm.sampler or Uniform()
@@ -81,55 +184,15 @@ def train(
         require(isinstance(sampler, Full), "clients_per_round", "must be given unless the sampler is sampling.Full()", None)
         clients_per_round = len(data.train)
     sampler(0, alpha, clients_per_round=clients_per_round, seed=seed)  # refuses an impossible cohort before any work
-    params = task.layout.read(task.module).to(getattr(running, "device", "cpu"))
-    state = ServerState(0, params, server=algorithm.server.begin(params))
+    return Setting(model, data, task, running, sampler, alpha, clients_per_round, rounds, seed)
 
-    history = History()
-    watching = Observers([history, *observers, *([Progress()] if show_progress(progress) else [])])
-    began = time.perf_counter()
-    try:
-        watching.on_start(Run(name, rounds, seed))
-        while state.round < rounds:
-            cohort = sampler(state.round, alpha, clients_per_round=clients_per_round, seed=seed)
-            state, report = run_round(state, algorithm, running, cohort, data.train)
-            watching.on_round(report)
-            if evaluate_every and state.round % evaluate_every == 0 and state.round < rounds:
-                watching.on_evaluation(Evaluation(state.round, ClientTable.evaluate(running, state.params, data)))
-        watching.on_evaluating(state.round)
-        table = ClientTable.evaluate(running, state.params, data)
-        watching.on_evaluation(Evaluation(state.round, table))
-        trained_on = table.where("train")
-        if not bool(torch.isfinite(trained_on.loss).all()):
-            lost = [i for i, good in zip(trained_on.client, torch.isfinite(trained_on.loss).tolist(), strict=True) if not good]
-            raise Diverged(rounds, lost, "loss after the last round")
-    except BaseException as failure:
-        if isinstance(failure, Diverged):
-            failure.history = history
-        watching.on_end(failing=True)
-        raise
-    trained = copy.deepcopy(model).eval()
-    task.layout.write(trained, state.params)
-    result = Result(
-        name=name,
-        algorithm=algorithm,
-        seed=seed,
-        model=trained,
-        params=state.params,
-        clients=table,
-        history=history,
-        seconds=time.perf_counter() - began,
-        data=data.name,
-        rounds=rounds,
-        clients_per_round=clients_per_round,
-        error_is_loss=task.error_is_loss,
-    )
-    try:
-        watching.on_end()
-    except ObserverFailed as failure:
-        failure.finished = result
-        raise
-    warn_if_lost(history, table, classes=data.classes > 0)
-    return result
+
+def stop_if_lost(final: Evaluation) -> None:
+    """Raise Diverged if a training client's loss after the last round is not finite."""
+    trained_on = final.clients.where("train")
+    if not bool(torch.isfinite(trained_on.loss).all()):
+        lost = [i for i, good in zip(trained_on.client, torch.isfinite(trained_on.loss).tolist(), strict=True) if not good]
+        raise Diverged(final.round, lost, "loss after the last round")
 
 
 def warn_if_lost(history: History, table: ClientTable, *, classes: bool) -> None:

@@ -5,6 +5,7 @@ Shapes: K clients in a cohort, D parameters, n clients in all. The law of each c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -23,13 +24,15 @@ class Cohort:
     clients: Tensor  # (K,) int64, positions in data.train
     weights: Tensor  # (K,) float64, sums to 1 over the cohort as it was drawn
     inclusion: Tensor  # (K,) float64, the probability with which each client enters a cohort
+    effort: Tensor | None = None  # (K,) int64, epochs (or steps) that each client gets done; None: all of the solver's
 
     def __len__(self) -> int:
         return len(self.clients)
 
     def take(self, keep: Tensor) -> Cohort:
         """The sub-cohort at a boolean mask or positions; base weights are kept as they are."""
-        return Cohort(self.round, self.seed, self.clients[keep], self.weights[keep], self.inclusion[keep])
+        effort = self.effort[keep] if self.effort is not None else None
+        return Cohort(self.round, self.seed, self.clients[keep], self.weights[keep], self.inclusion[keep], effort)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +54,15 @@ class LocalWork:
 
 
 @dataclass(frozen=True, eq=False)
+class Job:
+    """The local work of one model: its parameters, who trains it, and their weights in the sum."""
+
+    params: Tensor  # (D,)
+    cohort: Cohort
+    weights: Tensor  # (K,)
+
+
+@dataclass(frozen=True, eq=False)
 class ServerState:
     """All that a round hands to the next: parameters (D,) and the states of the parts."""
 
@@ -59,6 +71,8 @@ class ServerState:
     risk: Any = None
     aggregator: Any = None
     server: Any = None
+    solver: Any = None
+    averaging: Any = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +91,7 @@ class RoundReport:
     cohort: int
     trained: int
     seconds: float
+    dropped: int = 0  # clients with a weight whose work did not arrive
 
 
 class ClientRisk(Protocol):
@@ -85,14 +100,30 @@ class ClientRisk(Protocol):
     def __call__(self, losses: Tensor, base_weights: Tensor, *, clients: Any = None, state: Any = None) -> RiskValue: ...
 
 
+class QuantileSource(Protocol):
+    """Where Δ-FL takes the cohort's quantile from. Law: a number between the smallest and the largest loss."""
+
+    @property
+    def reads_losses(self) -> bool:
+        """Whether the server sees each loss; if not, clients filter themselves by the quantile that is released."""
+
+    def __call__(self, losses: Tensor, base_weights: Tensor, tail: float) -> Tensor:
+        """The weighted (1 − tail)-quantile, or what is released in its place: ()."""
+
+
 class LocalSolver(Protocol):
-    """A description of local work. Law: zero steps give a zero update."""
+    """A description of local work. Law: zero steps give a zero update.
+
+    Besides these a solver may have `efforts(cohort, keys)`, how much each client gets done; `finish(…)`, taken instead of the
+    last `step`; `split` and `adapts` (solvers.MAML); `shared_gradient`, a g (D,) such that the engine adds g − ∇F_k(w^t) to
+    every gradient of client k (FedDane); or only `prepare(context, state)`, which gives a round's solver and the next state.
+    """
 
     @property
     def batch_size(self) -> int | None: ...
 
-    def local_steps(self, size: int) -> int:
-        """How many steps a client with `size` examples takes."""
+    def local_steps(self, size: int, effort: int | None = None) -> int:
+        """How many steps a client with `size` examples takes; `effort` is what it gets done of the epochs (or steps)."""
 
     def learning_rate(self, round_index: int) -> float: ...
 
@@ -128,6 +159,19 @@ class ServerOptimizer(Protocol):
     def step(self, params: Tensor, total: Tensor, state: Any) -> tuple[Tensor, Any]: ...
 
 
+class Averaging(Protocol):
+    """Which point a run reports and serves, given its iterates w^0, w^1, …; training itself is not changed."""
+
+    def begin(self, params: Tensor) -> Any:
+        """The state before the first round, at w^0."""
+
+    def update(self, params: Tensor, state: Any) -> Any:
+        """The state after a round that ended at `params`."""
+
+    def iterate(self, params: Tensor, state: Any) -> Tensor:
+        """The point to report after that round."""
+
+
 class Sampler(Protocol):
     """Law: positions are distinct and in range, weights positive and summing to 1; a pure function of (seed, round)."""
 
@@ -137,8 +181,11 @@ class Sampler(Protocol):
 class Engine(Protocol):
     """Runs clients. Law: agrees with the loop engine within float tolerance, whatever chunk size, workers or device."""
 
-    def losses(self, params: Tensor, cohort: Cohort) -> Tensor:
-        """Mean loss of each cohort client on its training data at `params`: (K,) float64."""
+    def losses(self, params: Tensor, cohort: Cohort, solver: LocalSolver | None = None) -> Tensor:
+        """Mean loss of each cohort client on its training data at `params`: (K,) float64.
+
+        For a solver that adapts (`solver.adapts`) the loss after its inner steps, on the examples these did not see.
+        """
 
     def updates(self, params: Tensor, cohort: Cohort, solver: LocalSolver) -> LocalWork:
         """Local work of each client; its `update` is (K, D)."""
@@ -147,6 +194,12 @@ class Engine(Protocol):
         self, params: Tensor, cohort: Cohort, solver: LocalSolver, weights: Tensor, aggregator: Aggregator
     ) -> LocalWork:
         """The same work, streamed through a linear aggregator; its `update` is the sum of the chunks' totals, (D,)."""
+
+    def losses_of(self, models: Tensor, cohort: Cohort) -> Tensor:
+        """`losses` of several models (M, D) at once: (M, K)."""
+
+    def summed_updates(self, jobs: Sequence[Job], solver: LocalSolver, aggregator: Aggregator) -> list[LocalWork]:
+        """`summed_update` of several models at once, one per job; the jobs' cohorts are of one round."""
 
     def evaluate(self, params: Tensor, clients: ClientSet) -> tuple[Tensor, Tensor]:
         """Mean loss and mean error of `params` on every client of a set: (n,) and (n,) float64."""

@@ -28,6 +28,8 @@ def solvers(draw):
         momentum=draw(st.sampled_from([0.0, 0.9])),
         weight_decay=draw(st.sampled_from([0.0, 0.05])),
         prox=draw(st.sampled_from([0.0, 0.5])),
+        straggler_share=draw(st.sampled_from([0.0, 0.0, 0.5, 0.9])),
+        stragglers=draw(st.sampled_from(["keep", "drop"])),
         **length,
     )
 
@@ -42,6 +44,26 @@ def solvers(draw):
 def test_ragged_clients_and_all_solver_options(sizes, solver, chunk, seed):
     data = FederatedData(make_clients(sizes, dtype=torch.float64, seed=seed % 1000), classes=3)
     task = Task.of(eq.models.Softmax(4, 3).double())
+    check_engine(Simulator(chunk_size=chunk), task=task, data=data, solver=solver, seed=seed)
+
+
+@settings(max_examples=30)
+@given(
+    sizes=st.lists(st.integers(1, 23), min_size=1, max_size=7),
+    kind=st.sampled_from(["meta", "dane", "adaptive"]),
+    chunk=st.sampled_from([None, 1, 2, 5]),
+    share=st.sampled_from([0.1, 0.5, 0.9]),
+    seed=st.integers(0, 2**40),
+)
+def test_ragged_clients_and_solvers_beyond_sgd(sizes, kind, chunk, share, seed):
+    data = FederatedData(make_clients(sizes, dtype=torch.float64, seed=seed % 1000), classes=3)
+    task = Task.of(eq.models.Softmax(4, 3).double())
+    sgd = SGD(lr=0.1, batch_size=3, epochs=2, prox=0.5, straggler_share=0.5)
+    solver = {
+        "meta": eq.solvers.MAML(lr=0.3, inner_lr=0.2, inner_steps=1 + seed % 3, support=share),
+        "dane": eq.solvers.FedDane(sgd),
+        "adaptive": eq.solvers.AdaptiveProx(sgd),
+    }[kind]
     check_engine(Simulator(chunk_size=chunk), task=task, data=data, solver=solver, seed=seed)
 
 

@@ -1,12 +1,18 @@
 import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
 import equipoise as eq
-from equipoise.errors import ConfigError
+from equipoise import averaging
+from equipoise.errors import ConfigError, require
+from equipoise.experiment import catalog
 from equipoise.experiment.build import build
 from equipoise.experiment.config import RunConfig, override
+from equipoise.types import LocalSolver, QuantileSource
 
 SMALL = """
 [data]
@@ -90,7 +96,7 @@ def test_a_mixture_is_a_list_of_terms():
         ('[{coefficient = 1.0, name = "mean", tail = 1}]', "algorithm.risk.terms[0].tail: Unknown key 'tail'"),
         (
             "[{coefficient = 1.0}]",
-            "algorithm.risk.terms[0].name is missing. Allowed: mean, mixture, qfair, superquantile, tilted.",
+            "algorithm.risk.terms[0].name is missing. Allowed: hierarchical_tilt, mean, mixture, qfair, superquantile, tilted,",
         ),
         (
             '[{coefficient = 1.0, name = "superquantile", tail = 2}]',
@@ -109,7 +115,7 @@ def test_bad_terms_are_named(terms, words):
         ("train.round=3", "train.round: Unknown key 'round'. Did you mean 'rounds'? Allowed: chunk_size, clients_per_round"),
         ("data.clients=3", "data.clients: Unknown key 'clients'."),
         ("algorithm.risc.tail=1", "algorithm.risc: Unknown key 'risc'. Did you mean 'risk'?"),
-        ("algorithm.risk.tial=1", "algorithm.risk.tial: Unknown key 'tial'. Did you mean 'tail'? Allowed: name, nu, rule"),
+        ("algorithm.risk.tial=1", "algorithm.risk.tial: Unknown key 'tial'. Did you mean 'tail'? Allowed: "),
         ("algorithm.risk.name=superquantil", "algorithm.risk.name: Unknown risk 'superquantil'. Did you mean 'superquantile'?"),
         ("algorithm.risk.name=3", "algorithm.risk.name must be text, but is 3"),
         ("algorithm.risk=[1]", "algorithm.risk must be a table with a name and parameters, but is [1]"),
@@ -235,3 +241,217 @@ def test_a_parameter_without_its_part_says_which_part_has_it():
 def test_nested_defaults_survive_a_round_trip():
     config = small("data=gaussian_means", "model=mean_estimator", "train.clients_per_round=2")
     assert RunConfig.of(tomllib.loads(config.text())) == config
+
+
+# --------------------------------------------------------------------------------------------- parts inside parts, and tables
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """A quantile of the tests."""
+
+    reads_losses = True
+
+
+@dataclass(frozen=True)
+class Repeated:
+    """Another one, with parameters."""
+
+    iterations: int = 20
+    steps: tuple[float, ...] = (0.5, 0.25)
+
+    def __post_init__(self):
+        require(self.iterations >= 1, "iterations", "must be a whole number of at least 1", self.iterations)
+
+
+@dataclass(frozen=True)
+class Nested(eq.risk.Mean):
+    """A risk that takes a part and tables."""
+
+    quantile: QuantileSource = field(default_factory=lambda: Repeated(iterations=7))
+    other: QuantileSource | None = None
+    groups: Mapping[str, str] | Callable[[str], str] = field(default_factory=lambda: MappingProxyType({"a": "north"}))
+    averaged = True
+
+
+@dataclass(frozen=True)
+class Wrapped(eq.solvers.SGD):
+    """A solver around a solver."""
+
+    solver: LocalSolver = eq.solvers.SGD(lr=0.5, epochs=3)  # noqa: RUF009 — frozen
+
+
+@dataclass(frozen=True)
+class Around:
+    """A risk around a solver that must be given."""
+
+    solver: LocalSolver
+
+    def __call__(self, losses, base_weights, *, clients=None, state=None): ...
+
+
+@pytest.fixture
+def own_parts(monkeypatch):
+    for kind, name, part in (
+        ("quantile", "sorted", Sorted),
+        ("quantile", "repeated", Repeated),
+        ("risk", "nested", Nested),
+        ("risk", "around", Around),
+        ("solver", "wrapped", Wrapped),
+    ):
+        monkeypatch.setitem(catalog.CATALOG[kind], name, f"{__name__}:{part.__name__}")
+
+
+def nested(*settings):
+    return small("algorithm.risk=nested", *settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ([], Repeated(iterations=7, steps=[0.5, 0.25])),
+        (["algorithm.risk.quantile=sorted"], Sorted()),
+        (["algorithm.risk.quantile=repeated"], Repeated(steps=[0.5, 0.25])),
+        (['algorithm.risk.quantile={name = "repeated", iterations = 3}'], Repeated(3, [0.5, 0.25])),
+        (["algorithm.risk.quantile=repeated", "algorithm.risk.quantile.steps=[1]"], Repeated(steps=[1.0])),
+        (["algorithm.risk.quantile.steps=[1]"], Repeated(7, [1.0])),  # without a name, the default part is changed
+    ],
+)
+@pytest.mark.usefixtures("own_parts")
+def test_a_parameter_can_be_a_part_with_parameters_of_its_own(settings, expected):
+    config = nested(*settings)
+    risk = config.algorithm().risk
+    assert risk.quantile == expected
+    assert risk.other is None
+    assert RunConfig.of(tomllib.loads(config.text())) == config
+
+
+@pytest.mark.usefixtures("own_parts")
+def test_parts_inside_parts_are_written_complete():
+    text = nested('algorithm.risk.other={name = "repeated"}', 'algorithm.risk.groups={"b c" = "south"}').text()
+    table = tomllib.loads(text)["algorithm"]["risk"]
+    assert table == {
+        "name": "nested",
+        "quantile": {"name": "repeated", "iterations": 7, "steps": [0.5, 0.25]},
+        "other": {"name": "repeated", "iterations": 20, "steps": [0.5, 0.25]},
+        "groups": {"b c": "south"},
+    }
+    assert "[algorithm.risk.quantile]\n" in text
+    assert tomllib.loads(nested("algorithm.risk.other=none").text())["algorithm"]["risk"]["other"] == "none"
+
+
+@pytest.mark.usefixtures("own_parts")
+def test_parts_inside_parts_inside_terms():
+    terms = '[{coefficient = 1.0, name = "nested", quantile = {name = "repeated", iterations = 2}}]'
+    config = small(f'algorithm.risk={{name = "mixture", terms = {terms}}}')
+    assert config.parts["risk"].parameters["terms"][0][1].parameters["quantile"].parameters["iterations"] == 2
+    assert RunConfig.of(tomllib.loads(config.text())) == config
+    wrong = terms.replace("= 2", "= 0")
+    assert "algorithm.risk.terms[0].quantile.iterations must be" in refusal(
+        f'algorithm.risk={{name = "mixture", terms = {wrong}}}'
+    )
+
+
+@pytest.mark.usefixtures("own_parts")
+def test_a_default_part_keeps_the_values_it_was_made_with():
+    solver = small('algorithm.solver={name = "wrapped"}').algorithm().solver.solver
+    assert solver == eq.solvers.SGD(lr=0.5, epochs=3)
+    assert small('algorithm.solver={name = "wrapped", solver = {lr = 1}}').algorithm().solver.solver.epochs == 3
+    deep = small('algorithm.solver={name = "wrapped", solver = {name = "wrapped", solver = "sgd"}}')
+    assert deep.algorithm().solver.solver.solver == eq.solvers.SGD()
+    assert RunConfig.of(tomllib.loads(deep.text())) == deep
+    assert "algorithm.solver.solver.solver is a parameter of " in refusal(
+        'algorithm.solver={name="wrapped", solver={solver=1}}'
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("quantile.iterations=0", "algorithm.risk.quantile.iterations must be a whole number of at least 1, but is 0."),
+        ("quantile.iterations=1.5", "algorithm.risk.quantile.iterations must be a whole number, but is 1.5."),
+        ("quantile.iteration=3", "algorithm.risk.quantile.iteration: Unknown key 'iteration'. Did you mean 'iterations'?"),
+        ("quantile=sortde", "algorithm.risk.quantile.name: Unknown quantile 'sortde'. Did you mean 'sorted'? Allowed: exact,"),
+        ("quantile=none", "algorithm.risk.quantile.name: Unknown quantile 'none'."),
+        ("quantile=3", "algorithm.risk.quantile must be a table with a name and parameters, but is 3."),
+        ('other={iterations = 3}', "algorithm.risk.other.name is missing. Allowed: exact, repeated,"),
+        ("groups=north", 'algorithm.risk.groups must be a table, each value text, but is "north".'),
+        ("groups={a = 1}", "algorithm.risk.groups must be a table, each value text, but is a table with a."),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("own_parts")
+def test_what_is_wrong_inside_a_part_is_named_with_its_whole_key(setting, words):
+    assert words in refusal("algorithm.risk=nested", f"algorithm.risk.{setting}")
+
+
+@pytest.mark.usefixtures("own_parts")
+def test_a_part_that_must_be_given_says_so():
+    assert "algorithm.risk.solver is missing: around needs it, the name of a solver, or a table with its name" in refusal(
+        "algorithm.risk=around"
+    )
+    made = small("algorithm.risk=around", "algorithm.risk.solver.lr=0.3").algorithm().risk
+    assert made.solver == eq.solvers.SGD(lr=0.3)
+
+
+@pytest.mark.usefixtures("own_parts")
+def test_how_a_part_inside_a_part_is_described():
+    parameters = catalog.part("risk", "nested").parameters
+    assert parameters["quantile"].text == 'quantile: a quantile = "repeated"'
+    assert parameters["other"].text == "other: a quantile or none = none"
+    assert parameters["groups"].type_text == "table of str"
+    assert catalog.part("risk", "around").parameters["solver"].text == "solver: a solver"
+
+
+@pytest.mark.usefixtures("own_parts")
+def test_a_risk_that_is_averaged_reports_the_mean_of_the_iterates_unless_told_otherwise():
+    assert small().algorithm().averaging == averaging.Last()
+    assert nested().algorithm().averaging == averaging.Uniform()
+    assert nested("algorithm.averaging=last").algorithm().averaging == averaging.Last()
+    chosen = nested("algorithm.averaging=geometric", "algorithm.averaging.rate=0.1")
+    assert chosen.algorithm().averaging == averaging.Geometric(0.1)
+    assert RunConfig.of(tomllib.loads(chosen.text())) == chosen
+
+
+def test_averaging_and_samplers_are_refused_by_key():
+    assert "algorithm.averaging.rate is missing: geometric needs it, a number." in refusal("algorithm.averaging=geometric")
+    assert 'algorithm.averaging.rate is a parameter of geometric: add name = "geometric"' in refusal(
+        "algorithm.averaging.rate=0.1"
+    )
+    assert "algorithm.averaging.rate must lie in [0, 1), but is 1.0." in refusal(
+        'algorithm.averaging={name = "geometric", rate = 1}'
+    )
+    assert "algorithm.sampler.share must lie in (0, 1], but is 0.0." in refusal("algorithm.sampler.share=0")
+    assert "algorithm.sampler.day must be a whole number of rounds" in refusal('algorithm.sampler={name="availability", day=0}')
+
+
+def test_the_quantile_of_a_tail_is_a_part():
+    config = small("algorithm.risk.quantile=secure_sums", "algorithm.risk.quantile.iterations=100")
+    assert config.algorithm().risk == eq.risk.Superquantile(tail=0.5, quantile=eq.privacy.SecureSums(iterations=100))
+    assert tomllib.loads(small().text())["algorithm"]["risk"]["quantile"] == {"name": "exact"}
+    assert 'quantile.iterations is a parameter of secure_sums: add name = "secure_sums"' in refusal(
+        "algorithm.risk.quantile.iterations=100"
+    )
+    assert "algorithm.risk.quantile.iterations must be" in refusal('algorithm.risk.quantile={name="secure_sums", iterations=0}')
+
+
+def test_groups_are_a_table_of_client_ids():
+    config = small('algorithm.risk={name = "hierarchical_tilt", groups = {train-0 = "north", train-1 = "south"}}')
+    assert config.algorithm().risk.groups == {"train-0": "north", "train-1": "south"}
+    assert RunConfig.of(tomllib.loads(config.text())) == config
+    assert "algorithm.risk.groups is missing: hierarchical_tilt needs it, a table, each value text." in refusal(
+        "algorithm.risk=hierarchical_tilt"
+    )
+
+
+def test_the_worst_case_needs_everyone_and_reports_the_mean_model():
+    assert refusal("algorithm.risk=worst_case").startswith("algorithm (parts): WorstCase(step=0.1) ")
+    algorithm = small("algorithm.risk=worst_case", "algorithm.sampler=full").algorithm()
+    assert (algorithm.risk, algorithm.averaging) == (eq.risk.WorstCase(), averaging.Uniform())
+
+
+@pytest.mark.parametrize("name", ["adaptive_prox", "feddane"])
+def test_solvers_around_a_solver(name):
+    config = small(f'algorithm.solver={{name = "{name}", solver = {{lr = 0.3, prox = 1}}}}')
+    assert config.algorithm().solver.solver == eq.solvers.SGD(lr=0.3, prox=1.0)
+    assert RunConfig.of(tomllib.loads(config.text())) == config
+    assert "algorithm.solver.solver must be a solvers.SGD" in refusal(f'algorithm.solver={{name="{name}", solver="maml"}}')

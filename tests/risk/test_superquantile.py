@@ -1,17 +1,26 @@
 """The superquantile against a linear program, its variational form, convex solvers and numbers by hand."""
 
 import math
+from dataclasses import dataclass
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from scipy.optimize import linprog, minimize_scalar
 
 from equipoise.errors import IncompatibleParts, InvalidParameter
+from equipoise.privacy import Exact, SecureSums
 from equipoise.risk import Mean, Mixture, Superquantile
-from equipoise.risk.superquantile import exact_weights, huber_smoothed, kl_smoothed, tail_quantile, threshold_weights
+from equipoise.risk.superquantile import (
+    exact_weights,
+    huber_smoothed,
+    kl_smoothed,
+    tail_quantile,
+    tail_with,
+    threshold_weights,
+)
 
 
 def tensor(values):
@@ -215,3 +224,165 @@ def test_the_quantile_of_many_clients(dtype):
     for tail in (0.5, 0.1, 0.3):
         assert int(tail_quantile(losses, alpha, tail)) == round(count * (1 - tail))
     huber_smoothed(losses, alpha, 0.1, 3.0)  # memory grows with K, not with K²
+
+
+# ------------------------------------------------------------------------- other quantiles, older quantiles, enough clients
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """A source that releases the same number whatever the losses are."""
+
+    eta: float
+    reads_losses = False
+
+    def __call__(self, losses, base_weights, tail):
+        return torch.tensor(self.eta, dtype=torch.float64)
+
+
+def test_the_rule_that_none_means():
+    assert not Superquantile(0.5).filters
+    assert not Superquantile(0.5, quantile=Exact(), at_least=3).filters
+    assert Superquantile(0.5, quantile=SecureSums()).filters
+    assert Superquantile(0.5, eta_every=2).filters
+    assert Superquantile(0.5, rule="threshold").filters
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@given(case=weighted_losses(), tail=st.sampled_from([0.9, 0.52, 0.3, 0.11]))
+@settings(max_examples=30)
+def test_sums_keep_the_clients_that_sorting_keeps(dtype, case, tail):
+    losses, alpha = case[0].to(dtype), case[1].to(dtype)
+    quantile = tail_quantile(losses, alpha, tail)
+    above, at_least = float(alpha[losses > quantile].sum()), float(alpha[losses >= quantile].sum())
+    if not above + 0.02 < tail < at_least - 0.02:  # unique, by a margin that MM needs to settle within its iterations
+        return
+    result = Superquantile(tail, quantile=SecureSums(iterations=1000))(losses, alpha)
+    torch.testing.assert_close(result.weights, threshold_weights(losses, alpha, tail))
+    assert result.weights.dtype == result.value.dtype == dtype
+
+
+def test_a_rough_source_may_leave_nobody():
+    result = Superquantile(0.5, quantile=Fixed(9.0))(tensor([1.0, 2.0]), tensor([0.5, 0.5]))
+    assert result.weights.tolist() == [0.0, 0.0]
+    assert float(result.value) == 9.0  # what was released: the server saw nothing else
+    # Under eta_every the next round asks again.
+    again = Superquantile(0.5, quantile=Fixed(9.0), eta_every=5)
+    state = again(tensor([1.0, 2.0]), tensor([0.5, 0.5])).state
+    assert again(tensor([9.5, 2.0]), tensor([0.5, 0.5]), state=state).weights.tolist() == [1.0, 0.0]
+
+
+def test_an_older_quantile_filters_in_between():
+    risk, alpha, state = Superquantile(0.5, eta_every=2), tensor([0.25] * 4), None
+    rounds = [
+        ([1.0, 2.0, 3.0, 4.0], [0, 1 / 3, 1 / 3, 1 / 3], 2.0),  # a new quantile, 2: threshold keeps three
+        ([0.0, 1.0, 2.0, 3.0], [0, 0, 1 / 2, 1 / 2], 2.0),  # the old one keeps two
+        ([0.0, 1.0, 2.0, 3.0], [0, 1 / 3, 1 / 3, 1 / 3], 1.0),  # two rounds old: a new one, 1
+        ([0.0, 0.1, 0.2, 0.3], [0, 1 / 3, 1 / 3, 1 / 3], 0.1),  # nobody reaches 1: a new one at once, 0.1 …
+        ([0.0, 0.0, 0.1, 0.3], [0, 0, 1 / 2, 1 / 2], 0.1),  # … whose first round that was
+        ([0.0, 0.0, 0.1, 0.3], [1 / 4] * 4, 0.0),
+    ]
+    for losses, weights, eta in rounds:
+        result = risk(tensor(losses), alpha, state=state)
+        state = result.state
+        assert result.weights.tolist() == pytest.approx(weights)
+        assert float(result.value) == pytest.approx(sum(w * f for w, f in zip(weights, losses, strict=True)))
+        assert float(state.eta) == pytest.approx(eta)
+
+
+def test_an_older_quantile_works_for_another_cohort():
+    risk = Superquantile(0.5, eta_every=10)
+    state = risk(tensor([1.0, 2.0, 3.0, 4.0]), tensor([0.25] * 4)).state
+    assert risk(tensor([5.0, 1.0]), tensor([0.5, 0.5]), state=state).weights.tolist() == [1.0, 0.0]
+
+
+def test_enough_clients_by_hand():
+    losses, alpha = tensor([1.0, 4.0, 2.0, 3.0]), tensor([0.25] * 4)
+    assert exact_weights(losses, alpha, 0.1).tolist() == pytest.approx([0, 1, 0, 0])
+    # The two largest losses have a mass of ½, so the tail is ½ instead of 0.1.
+    assert tail_with(losses, alpha, 0.1, 2) == 0.5
+    assert Superquantile(0.1, at_least=2)(losses, alpha).weights.tolist() == pytest.approx([0, 0.5, 0, 0.5])
+    assert tail_with(losses, alpha, 0.6, 2) == 0.6  # enough already
+    assert tail_with(losses, alpha, 0.1, 4) == tail_with(losses, alpha, 0.1, 9) == 1.0
+    # Of three equal losses two are needed: 2 · the mean of 0.1, 0.2 and 0.6; each of the three has a weight then.
+    tied, unequal = tensor([4.0, 4.0, 1.0, 4.0]), tensor([0.1, 0.2, 0.1, 0.6])
+    assert tail_with(tied, unequal, 0.05, 2) == pytest.approx(0.6)
+    assert Superquantile(0.05, at_least=2)(tied, unequal).weights.tolist() == pytest.approx([1 / 9, 2 / 9, 0, 6 / 9])
+
+
+KINDS = ({}, {"rule": "threshold"}, {"eta_every": 3}, {"smoothing": "kl", "nu": 0.01}, {"smoothing": "huber", "nu": 0.01})
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=repr)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@given(case=weighted_losses(), tail=st.sampled_from([0.01, 0.3, 1.0]), at_least=st.integers(1, 14))
+def test_enough_clients_have_a_weight(kind, dtype, case, tail, at_least):
+    losses, alpha = case[0].to(dtype), case[1].to(dtype)
+    risk = Superquantile(tail, at_least=at_least, **kind)
+    result = risk(losses, alpha)
+    assert int((result.weights > 0).sum()) >= min(at_least, len(losses))
+    later = risk(losses.flip(0) / 2, alpha, state=result.state)  # an older quantile is not let below the number either
+    assert int((later.weights > 0).sum()) >= min(at_least, len(losses))
+
+
+@pytest.mark.parametrize("count", [3, 10, 30, 100])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_whole_tail_gives_no_client_a_weight_of_rounding_error(count, dtype):
+    losses = torch.arange(count, dtype=dtype)
+    alpha = torch.full((count,), 1 / count, dtype=dtype)
+    for whole in range(1, count + 1):
+        assert int((exact_weights(losses, alpha, whole / count) > 0).sum()) == whole
+        assert int((Superquantile(1e-6, at_least=whole)(losses, alpha).weights > 0).sum()) == whole
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_clients_find_their_weights_alone(dtype):
+    risk = Superquantile(0.5, quantile=SecureSums())
+    losses, alpha = tensor([0.3, 0.1, 0.7, 0.2, 0.9]).to(dtype), tensor([0.2] * 5).to(dtype)
+    result = risk(losses, alpha)
+    alone = torch.stack([risk.client_weight(f, a, result.state.eta) for f, a in zip(losses, alpha, strict=True)])
+    torch.testing.assert_close(alone / alone.sum(), result.weights)
+    assert risk.client_weight(losses, alpha, 0.5).tolist() == pytest.approx([0, 0, 0.2, 0, 0.2])
+    assert torch.equal(Mean().client_weight(losses, alpha), alpha)
+    for other in (Superquantile(0.5), Superquantile(0.5, smoothing="kl", nu=0.1)):
+        with pytest.raises(IncompatibleParts, match="no client can find its own"):
+            other.client_weight(losses, alpha, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"rule": "exact", "quantile": SecureSums()}, r'rule="exact" sets weights by all losses(.|\n)*SecureSums'),
+        ({"rule": "exact", "eta_every": 2}, r'rule="exact" sets weights(.|\n)*eta_every=2'),
+        ({"smoothing": "kl", "nu": 0.1, "quantile": SecureSums()}, 'smoothing="kl" sets weights'),
+        ({"smoothing": "huber", "nu": 0.1, "eta_every": 5}, 'smoothing="huber" sets weights'),
+        ({"at_least": 2, "quantile": SecureSums()}, "at_least=2 counts the largest losses"),
+    ],
+)
+def test_what_needs_the_losses_is_refused_without_them(wrong, words):
+    with pytest.raises(IncompatibleParts, match=words):
+        Superquantile(0.5, **wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"eta_every": 0}, "eta_every must be a whole number"),
+        ({"eta_every": 1.5}, "eta_every must be a whole number"),
+        ({"at_least": 0}, "at_least must be a whole number"),
+        ({"at_least": True}, "at_least must be a whole number"),
+        ({"quantile": "exact"}, "quantile must be a source"),
+        ({"quantile": SecureSums}, "quantile must be a source"),
+    ],
+)
+def test_bad_values_of_the_new_parameters_are_named(wrong, words):
+    with pytest.raises(InvalidParameter, match=words):
+        Superquantile(0.5, **wrong)
+
+
+@pytest.mark.parametrize("risk", [Superquantile(0.5, quantile=SecureSums()), Superquantile(0.5, at_least=2)], ids=repr)
+@pytest.mark.parametrize("losses", [[3.0], [0.0, 0.0, 0.0], [1e300, 1e300], [1e300, 0.0], [0.0, 1e-300]])
+def test_one_client_zero_and_huge_losses(risk, losses):
+    result = risk(tensor(losses), torch.full((len(losses),), 1 / len(losses), dtype=torch.float64))
+    assert torch.isfinite(result.value)
+    assert float(result.weights.sum()) == pytest.approx(1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,9 +11,9 @@ from torch import Tensor
 from equipoise import rng
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import InvalidParameter
-from equipoise.solvers.batches import client_batches
+from equipoise.solvers.batches import batches_of
 from equipoise.task import Task
-from equipoise.types import Aggregator, Cohort, LocalSolver, LocalWork
+from equipoise.types import Aggregator, Cohort, Job, LocalSolver, LocalWork
 
 
 @dataclass(frozen=True)
@@ -67,13 +68,15 @@ class LoopEngine:
         self.device, self.task, self.sets = device, task.to(device), ResidentSets(device)
         self.train = self.sets[data.train]
 
-    def losses(self, params: Tensor, cohort: Cohort) -> Tensor:
-        """F_k(w) of each client of the cohort, (K,)."""
+    def losses(self, params: Tensor, cohort: Cohort, solver: LocalSolver | None = None) -> Tensor:
+        """F_k(w) of each client of the cohort, (K,); after its inner steps for a solver that adapts."""
+        if solver is not None and getattr(solver, "adapts", False):
+            return torch.stack([self._train_client(params, cohort, place, solver)[1] for place in range(len(cohort))])
         return torch.stack([self._score(params, self.train, k)[0] for k in cohort.clients.tolist()])
 
     def updates(self, params: Tensor, cohort: Cohort, solver: LocalSolver) -> LocalWork:
         """Local work of each client: updates (K, D)."""
-        work = [self._train_client(params, k, cohort, solver) for k in cohort.clients.tolist()]
+        work = [self._train_client(params, cohort, place, solver) for place in range(len(cohort))]
         updates = torch.stack([update for update, _ in work])
         return LocalWork(updates, updates.double().square().sum(1).cpu(), torch.stack([loss for _, loss in work]))
 
@@ -82,12 +85,20 @@ class LoopEngine:
     ) -> LocalWork:
         """The same work, aggregated and added up client by client: total (D,)."""
         total, sq_norms, losses = torch.zeros_like(params), [], []
-        for k, weight in zip(cohort.clients.tolist(), weights, strict=True):
-            update, loss = self._train_client(params, k, cohort, solver)
+        for place, weight in enumerate(weights):
+            update, loss = self._train_client(params, cohort, place, solver)
             total += aggregator(update.unsqueeze(0), weight.reshape(1).to(self.device))[0]
             sq_norms.append(update.double().square().sum().cpu())
             losses.append(loss)
         return LocalWork(total, torch.stack(sq_norms), torch.stack(losses))
+
+    def losses_of(self, models: Tensor, cohort: Cohort) -> Tensor:
+        """The losses of several models (M, D), one after another: (M, K)."""
+        return torch.stack([self.losses(params, cohort) for params in models])
+
+    def summed_updates(self, jobs: Sequence[Job], solver: LocalSolver, aggregator: Aggregator) -> list[LocalWork]:
+        """The summed updates of several models, one after another."""
+        return [self.summed_update(job.params, job.cohort, solver, job.weights, aggregator) for job in jobs]
 
     def evaluate(self, params: Tensor, clients: ClientSet) -> tuple[Tensor, Tensor]:
         """Mean loss and mean error of every client of a set, (n,) and (n,)."""
@@ -105,27 +116,40 @@ class LoopEngine:
             loss, error = self.task.scorer(x, y, True)
         return loss.double().mean().cpu(), error.double().mean().cpu()
 
-    def _train_client(self, params: Tensor, k: int, cohort: Cohort, solver: LocalSolver) -> tuple[Tensor, Tensor]:
-        """Local work of one client from the model `params`: its update (D,) and the mean loss of its batches."""
+    def _train_client(self, params: Tensor, cohort: Cohort, place: int, solver: LocalSolver) -> tuple[Tensor, Tensor]:
+        """Local work of one client from the model `params`: its update (D,) and the mean loss of its batches.
+
+        With a solver that has `finish` the loss is that of the last batch: of the adapted model, on the rest of the data.
+        """
         self.task.scorer.train()
+        k = int(cohort.clients[place])
         first, size = int(self.train.offsets[k]), int(self.train.sizes[k])
         key = rng.client_keys(rng.stream_key(cohort.seed, "batches", cohort.round), self.train.keys[k])
         lr = solver.learning_rate(cohort.round)
-        named = dict(self.task.module.named_parameters())
-        leaves = {name: named[name] for name in self.task.layout.names}
+        steps = solver.local_steps(size) if cohort.effort is None else solver.local_steps(size, int(cohort.effort[place]))
         weights = params.clone()
         memory = solver.begin(weights)
         seen = []
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):  # dropout and the like draw from the client's own stream
             seed_generators(int(key) & (2**63 - 1), self.device)
-            for batch in client_batches(key, size, solver.batch_size, solver.local_steps(size)):
-                rows = batch + first
-                x, y = self.train.inputs(rows, params.dtype), self.train.targets(rows, params.dtype)
-                self.task.layout.write(self.task.module, weights)
-                loss = self.task.scorer(x, y, False)[0].mean()
-                gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
-                gradient = self.task.layout.flatten(dict(zip(leaves, gradients, strict=True)))
-                solver.step(weights, gradient, memory, anchor=params, lr=lr)
-                seen.append(loss.detach().double().cpu())
-        return weights - params, torch.stack(seen).mean() if seen else torch.tensor(float("nan"), dtype=torch.float64)
+            shared = getattr(solver, "shared_gradient", None)
+            correction = shared - self._gradient(params, self.train.rows(k))[0] if shared is not None and steps else 0.0
+            for number, batch in enumerate(batches_of(solver, key, size, steps), start=1):
+                gradient, loss = self._gradient(weights, batch + first)
+                take = getattr(solver, "finish", solver.step) if number == steps else solver.step
+                take(weights, gradient + correction, memory, anchor=params, lr=lr)
+                seen.append(loss)
+        if not seen:
+            return weights - params, torch.tensor(float("nan"), dtype=torch.float64)
+        return weights - params, seen[-1] if hasattr(solver, "finish") else torch.stack(seen).mean()
+
+    def _gradient(self, weights: Tensor, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
+        """Gradient (D,) and value of the mean loss over some examples."""
+        named = dict(self.task.module.named_parameters())
+        leaves = {name: named[name] for name in self.task.layout.names}
+        x, y = self.train.inputs(rows, weights.dtype), self.train.targets(rows, weights.dtype)
+        self.task.layout.write(self.task.module, weights)
+        loss = self.task.scorer(x, y, False)[0].mean()
+        gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
+        return self.task.layout.flatten(dict(zip(leaves, gradients, strict=True))), loss.detach().double().cpu()

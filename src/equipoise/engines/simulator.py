@@ -8,20 +8,31 @@ a client that has finished, and only the last, smaller batch of an epoch is padd
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 
 from equipoise import rng
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines.loop import Loop, LoopEngine, ResidentSets, usable_device
-from equipoise.engines.stacked import Batch, fits_linear_steps, general_steps, linear_steps, stacked_gradients
+from equipoise.engines.stacked import (
+    Batch,
+    Starts,
+    fits_linear_steps,
+    general_steps,
+    linear_steps,
+    runs,
+    stacked_gradients,
+)
 from equipoise.errors import EquipoiseNotice, is_whole, require
-from equipoise.solvers.batches import BatchCursor
+from equipoise.solvers.batches import BatchCursor, SplitCursor, cursor_of
+from equipoise.solvers.prepared import GRADIENT
 from equipoise.task import Task
-from equipoise.types import Aggregator, Cohort, LocalSolver, LocalWork
+from equipoise.types import Aggregator, Cohort, Job, LocalSolver, LocalWork
 
 # Parameters, gradients and batch of a chunk: enough clients to outweigh the cost of a call, few enough to bound memory.
 _CPU_CHUNK_BYTES = 64 * 2**20
@@ -84,7 +95,7 @@ class SimulatorEngine:
                 single.append(self.task.layout.unflatten(torch.autograd.grad(loss, leaf)[0]))
             warnings.filterwarnings("error", message="There is a performance drop")  # vmap's own slow loop
             try:
-                together, _ = stacked_gradients(self.task, params, Batch(x, y, even))
+                together, _ = stacked_gradients(self.task, params, Batch(x, y, even, False))
             except Exception as failure:  # vmap refuses in many ways
                 return (str(failure).strip().splitlines() or [type(failure).__name__])[0][:160]
         for name, gradient in together.items():
@@ -94,17 +105,29 @@ class SimulatorEngine:
                 return f"the batched gradient of {name} differs from the plain one"
         return None
 
-    def losses(self, params: Tensor, cohort: Cohort) -> Tensor:
-        """F_k(w) of each client of the cohort, (K,): one pass over all their examples."""
-        loss, _ = self._segment_means(params, self.train, cohort.clients.to(self.device))
-        return loss
+    def losses(self, params: Tensor, cohort: Cohort, solver: LocalSolver | None = None) -> Tensor:
+        """F_k(w) of each client of the cohort, (K,): one pass over all their examples, or the inner steps of a solver."""
+        if solver is not None and getattr(solver, "adapts", False):
+            adapted = torch.empty(len(cohort), dtype=torch.float64)
+            for chunk in self._chunks([Job(params, cohort, cohort.weights)], solver):
+                adapted[chunk.places] = chunk.losses
+            return adapted
+        return self.losses_of(params.unsqueeze(0), cohort)[0]
+
+    def losses_of(self, models: Tensor, cohort: Cohort) -> Tensor:
+        """The same for several models (M, D) at once: (M, K)."""
+        (losses,) = self._segment_means(models, self.train, cohort.clients.to(self.device), with_errors=False)
+        return losses
 
     def evaluate(self, params: Tensor, clients: ClientSet) -> tuple[Tensor, Tensor]:
         """Mean loss and mean error of every client of a set, (n,) and (n,)."""
-        return self._segment_means(params, self.sets[clients], None)
+        loss, error = self._segment_means(params.unsqueeze(0), self.sets[clients], None, with_errors=True)
+        return loss[0], error[0]
 
-    def _segment_means(self, params: Tensor, clients: ClientSet, which: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Mean loss and error per client at the shared model: large batches over clients' borders, then segment means."""
+    def _segment_means(
+        self, models: Tensor, clients: ClientSet, which: Tensor | None, *, with_errors: bool
+    ) -> tuple[Tensor, ...]:
+        """Mean loss (and error) per model (M, D) and client: large batches over clients' borders, then segment means."""
         self.task.scorer.eval()
         if which is None:
             sizes, rows = clients.sizes, None
@@ -115,80 +138,138 @@ class SimulatorEngine:
             rows = within + (clients.offsets[which] - ends + sizes).repeat_interleave(sizes)
         count = len(clients.x) if rows is None else len(rows)
         width = max(256, min(65_536, _EVALUATION_NUMBERS // max(1, clients.x.shape[1:].numel())))
-        losses = torch.empty(count, dtype=torch.float64, device=self.device)
-        errors = torch.empty_like(losses)
+        scores = torch.empty(1 + with_errors, len(models), count, dtype=torch.float64, device=self.device)
         with torch.no_grad():
             for start in range(0, count, width):
                 part = slice(start, min(start + width, count))
                 here = part if rows is None else rows[part]
-                x, y = clients.inputs(here, params.dtype), clients.targets(here, params.dtype)
-                losses[part], errors[part] = self.task.scores(params, x, y)
-        means = [torch.segment_reduce(v, "mean", lengths=sizes, unsafe=True).cpu() for v in (losses, errors)]
-        return means[0], means[1]
+                x, y = clients.inputs(here, models.dtype), clients.targets(here, models.dtype)
+                for place, found in enumerate(self._scores(models, x, y, with_errors)):
+                    scores[place, :, part] = found
+        return tuple(torch.segment_reduce(v.t().contiguous(), "mean", lengths=sizes, unsafe=True).t().cpu() for v in scores)
+
+    def _scores(self, models: Tensor, x: Tensor, y: Tensor, with_errors: bool) -> tuple[Tensor, ...]:
+        """Losses (and errors) of shared examples under several models, (M, B) each; one model needs no batching."""
+
+        def score(params: Tensor) -> tuple[Tensor, ...]:
+            return self.task.scores(params, x, y) if with_errors else (self.task.losses(params, x, y),)
+
+        if len(models) == 1:
+            return tuple(values.unsqueeze(0) for values in score(models[0]))
+        scores: tuple[Tensor, ...] = vmap(score)(models)
+        return scores
 
     def updates(self, params: Tensor, cohort: Cohort, solver: LocalSolver) -> LocalWork:
         """Local work of each client: updates (K, D)."""
         updates = torch.empty(len(cohort), len(params), dtype=params.dtype, device=self.device)
         losses = torch.empty(len(cohort), dtype=torch.float64)
-        for places, update, loss in self._chunks(params, cohort, solver):
-            updates[places.to(self.device)] = update
-            losses[places] = loss
+        for chunk in self._chunks([Job(params, cohort, cohort.weights)], solver):
+            updates[chunk.places.to(self.device)] = chunk.updates
+            losses[chunk.places] = chunk.losses
         return LocalWork(updates, _sq_norms(updates), losses)
 
     def summed_update(
         self, params: Tensor, cohort: Cohort, solver: LocalSolver, weights: Tensor, aggregator: Aggregator
     ) -> LocalWork:
         """The same work, aggregated and added up chunk by chunk: total (D,); memory is bounded by the chunk."""
-        total = torch.zeros_like(params)
-        sq_norms, losses = torch.empty(len(cohort), dtype=torch.float64), torch.empty(len(cohort), dtype=torch.float64)
-        for places, update, loss in self._chunks(params, cohort, solver):
-            total += aggregator(update, weights[places].to(self.device))[0]
-            sq_norms[places] = _sq_norms(update)
-            losses[places] = loss
-        return LocalWork(total, sq_norms, losses)
+        return self.summed_updates([Job(params, cohort, weights)], solver, aggregator)[0]
 
-    def _chunks(self, params: Tensor, cohort: Cohort, solver: LocalSolver) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Chunks of clients with similar amounts of work: (places in the cohort, updates (k, D), mean batch losses (k,))."""
+    def summed_updates(self, jobs: Sequence[Job], solver: LocalSolver, aggregator: Aggregator) -> list[LocalWork]:
+        """The same for several models in one batched computation: one result per job. Their cohorts are of one round."""
+        done = [_nothing_yet(job) for job in jobs]
+        for chunk in self._chunks(jobs, solver):
+            sq_norms = _sq_norms(chunk.updates)
+            for owner, rows in runs(chunk.owners):
+                places, work = chunk.places[rows], done[owner]
+                work.update.add_(aggregator(chunk.updates[rows], jobs[owner].weights[places].to(self.device))[0])
+                work.sq_norms[places] = sq_norms[rows]
+                work.losses[places] = chunk.losses[rows]
+        return done
+
+    def _chunks(self, jobs: Sequence[Job], solver: LocalSolver) -> Iterator[Chunk]:
+        """The clients of all jobs in chunks with similar amounts of work, trained."""
         self.task.scorer.train()
-        sizes = self.train.sizes.cpu()[cohort.clients]
-        steps = torch.tensor([solver.local_steps(s) for s in sizes.tolist()])
+        owners = torch.cat([torch.full((len(job.cohort),), i) for i, job in enumerate(jobs)])
+        places = torch.cat([torch.arange(len(job.cohort)) for job in jobs])
+        clients = torch.cat([job.cohort.clients for job in jobs])
+        keys = torch.cat([self._keys(job.cohort) for job in jobs])
+        sizes = self.train.sizes.cpu()[clients]
+        steps = torch.cat([_local_steps(solver, job.cohort, self.train) for job in jobs])
+        lr = solver.learning_rate(jobs[0].cohort.round)
         # By steps, then by size: the active clients are a prefix, and batches of one chunk are padded least.
         order = torch.argsort(steps * (int(sizes.max()) + 1) + sizes, descending=True, stable=True)
+        models = torch.stack([job.params for job in jobs])
         start = 0
         while start < len(order):
-            # The first client of a chunk is its largest.
-            count = self._clients_per_chunk(len(params) * params.element_size(), int(sizes[order[start]]), solver)
-            places = order[start : start + count]
-            update, loss = self._train_chunk(params, cohort.take(places), steps[places], solver)
-            yield places, update, loss
-            start += count
+            largest = int(sizes[order[start:]].max())  # of all that are left: stragglers may be large and have few steps
+            here = order[start : start + self._clients_per_chunk(jobs[0].params.nbytes, largest, solver)]
+            starts = Starts(models, owners[here])
+            updates, losses = self._train_chunk(starts, clients[here], keys[here.to(self.device)], steps[here], solver, lr)
+            yield Chunk(owners[here], places[here], updates, losses)
+            start += len(here)
+
+    def _keys(self, cohort: Cohort) -> Tensor:
+        stream = rng.stream_key(cohort.seed, "batches", cohort.round)
+        return rng.client_keys(stream, self.train.keys[cohort.clients.to(self.device)])
 
     def _clients_per_chunk(self, parameter_bytes: int, largest: int, solver: LocalSolver) -> int:
         """How many clients with up to `largest` examples to train at once: their parameters, gradients, batch and order."""
         if self.chunk_size is not None:
             return self.chunk_size
-        batch = largest if solver.batch_size is None else min(solver.batch_size, largest)
+        whole = solver.batch_size is None or hasattr(solver, "shared_gradient")
+        batch = largest if whole else min(solver.batch_size or 1, largest)
         each = 3 * parameter_bytes + 4 * batch * self.train.x.shape[1:].numel() + 24 * largest
         return max(1, (_CPU_CHUNK_BYTES if self.device.type == "cpu" else _GPU_CHUNK_BYTES) // each)
 
-    def _train_chunk(self, params: Tensor, cohort: Cohort, steps: Tensor, solver: LocalSolver) -> tuple[Tensor, Tensor]:
-        """Local work of a chunk whose clients come by falling number of steps: updates (k, D) and mean batch losses (k,)."""
-        clients = cohort.clients.to(self.device)
-        update = torch.zeros(len(clients), len(params), dtype=params.dtype, device=self.device)
+    def _train_chunk(
+        self, starts: Starts, clients: Tensor, keys: Tensor, steps: Tensor, solver: LocalSolver, lr: float
+    ) -> tuple[Tensor, Tensor]:
+        """Local work of clients that come by falling number of steps: updates (k, D) and mean batch losses (k,)."""
+        clients = clients.to(self.device)
+        everyone_works = int(steps[-1]) > 0
+        fresh = torch.empty if everyone_works else torch.zeros
+        update = fresh(len(clients), starts.models.shape[1], dtype=starts.models.dtype, device=self.device)
         if int(steps[0]) == 0:
             return update, torch.full((len(clients),), float("nan"), dtype=torch.float64)
-        keys = rng.client_keys(rng.stream_key(cohort.seed, "batches", cohort.round), self.train.keys[clients])
-        cursor = BatchCursor(keys, self.train.sizes[clients], solver.batch_size, steps.to(self.device))
-        batches = self._batches(cursor, self.train.offsets[clients].unsqueeze(1), params.dtype)
         take_steps = linear_steps if fits_linear_steps(self.task, solver) else general_steps
-        loss = take_steps(self.task, params, solver, solver.learning_rate(cohort.round), batches, update)
-        return update, (loss / steps.to(self.device)).cpu()  # NaN for a client without a step
+        if hasattr(solver, "shared_gradient"):
+            once = torch.ones_like(steps)
+            own, _ = self._train_chunk(starts, clients, keys, once, GRADIENT, 1.0)  # −∇F_k(w^t)
+            take_steps = partial(general_steps, correction=own.add_(solver.shared_gradient))
+        cursor = cursor_of(solver, keys, self.train.sizes[clients], steps.to(self.device))
+        batches = self._batches(cursor, self.train.offsets[clients].unsqueeze(1), update.dtype)
+        seen = take_steps(self.task, starts, solver, lr, batches, update)
+        count = 1 if hasattr(solver, "finish") else steps.to(self.device)
+        return update, (seen / count).cpu()  # NaN for a client without a step
 
-    def _batches(self, cursor: BatchCursor, first: Tensor, dtype: torch.dtype) -> Iterator[Batch]:
+    def _batches(self, cursor: BatchCursor | SplitCursor, first: Tensor, dtype: torch.dtype) -> Iterator[Batch]:
         for step, k in enumerate(cursor.active):
             places, shares = cursor.batch(step, dtype)  # (k, b)
             rows = first[:k] + places
-            yield Batch(self.train.inputs(rows, dtype), self.train.targets(rows, dtype), shares)
+            last = step + 1 == len(cursor.active)
+            yield Batch(self.train.inputs(rows, dtype), self.train.targets(rows, dtype), shares, last)
+
+
+@dataclass(frozen=True, eq=False)
+class Chunk:
+    """Trained clients of one or more jobs."""
+
+    owners: Tensor  # (k,) which job
+    places: Tensor  # (k,) where in its cohort
+    updates: Tensor  # (k, D)
+    losses: Tensor  # (k,) mean over the batches
+
+
+def _nothing_yet(job: Job) -> LocalWork:
+    empty = torch.empty(len(job.cohort), dtype=torch.float64)
+    return LocalWork(torch.zeros_like(job.params), empty, empty.clone())
+
+
+def _local_steps(solver: LocalSolver, cohort: Cohort, clients: ClientSet) -> Tensor:
+    sizes = clients.sizes.cpu()[cohort.clients].tolist()
+    if cohort.effort is None:
+        return torch.tensor([solver.local_steps(size) for size in sizes], dtype=torch.int64)
+    return torch.tensor([solver.local_steps(s, e) for s, e in zip(sizes, cohort.effort.tolist(), strict=True)])
 
 
 def _sq_norms(updates: Tensor) -> Tensor:

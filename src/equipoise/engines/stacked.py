@@ -26,6 +26,7 @@ class Batch:
     x: Tensor  # (k, b, …)
     y: Tensor  # (k, b, …)
     shares: Tensor  # (k, b)
+    last: bool  # no step comes after it
 
 
 def stacked_gradients(task: Task, params: dict[str, Tensor], batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
@@ -44,29 +45,71 @@ def stacked_gradients(task: Task, params: dict[str, Tensor], batch: Batch) -> tu
     return dict(zip(leaves, gradients, strict=True)), losses.detach()
 
 
+@dataclass(frozen=True, eq=False)
+class Starts:
+    """The models (M, D) that k clients start from, and which of them each client has (k,)."""
+
+    models: Tensor
+    owners: Tensor
+
+    @property
+    def shared(self) -> bool:
+        """Whether all clients start from one model."""
+        return len(self.models) == 1
+
+    def rows(self) -> Tensor:
+        """Each client's own copy of its start, (k, D); of a shared one (1, D)."""
+        return self.models if self.shared else self.models[self.owners.to(self.models.device)]
+
+
+def runs(owners: Tensor) -> list[tuple[int, slice]]:
+    """The stretches of equal owners: (owner, rows). Clients are sorted by work, so each owner has few of them.
+
+    >>> runs(torch.tensor([0, 0, 2, 2, 2, 1]))
+    [(0, slice(0, 2, None)), (2, slice(2, 5, None)), (1, slice(5, 6, None))]
+    """
+    values, counts = torch.unique_consecutive(owners, return_counts=True)
+    ends = counts.cumsum(0)
+    return [(v, slice(e - c, e)) for v, c, e in zip(values.tolist(), counts.tolist(), ends.tolist(), strict=True)]
+
+
 def general_steps(
-    task: Task, params: Tensor, solver: LocalSolver, lr: float, batches: Iterable[Batch], update: Tensor
+    task: Task,
+    starts: Starts,
+    solver: LocalSolver,
+    lr: float,
+    batches: Iterable[Batch],
+    update: Tensor,
+    correction: Tensor | None = None,
 ) -> Tensor:
-    """Take the steps of `batches` from the model `params` (D,); writes `update` (k, D), returns summed batch losses (k,)."""
-    anchor = task.layout.unflatten(params)
+    """Take the steps of `batches`; writes `update` (k, D), returns the summed batch losses (k,), or the last for `finish`.
+
+    `correction` (k, D) is added to every gradient of a client.
+    """
+    anchor, shifts = task.layout.unflatten(starts.rows()), task.layout.unflatten(correction) if correction is not None else {}
     seen = torch.zeros(len(update), dtype=torch.float64, device=update.device)
     weights: dict[str, Tensor] = {}
     memory: dict[str, tuple[Tensor, ...]] = {}
     for batch in batches:
         k = len(batch.x)
-        stacked = weights or {name: value.expand(k, *value.shape) for name, value in anchor.items()}
+        stacked = weights or {name: value.expand(len(update), *value.shape[1:]) for name, value in anchor.items()}
         gradients, losses = stacked_gradients(task, {name: value[:k] for name, value in stacked.items()}, batch)
         if not weights:
             # Each parameter is kept in the memory order in which its gradient comes: a step then streams through both.
-            weights = {name: torch.empty_like(gradients[name]).copy_(value) for name, value in anchor.items()}
+            weights = {name: torch.empty_like(gradients[name]).copy_(value[:k]) for name, value in anchor.items()}
             memory = {name: solver.begin(value) for name, value in weights.items()}
+        take = getattr(solver, "finish", solver.step) if batch.last else solver.step
         for name, gradient in gradients.items():
             held = tuple(m[:k] for m in memory[name])
-            solver.step(weights[name][:k], gradient, held, anchor=anchor[name], lr=lr)
+            shifted = gradient + shifts[name][:k] if shifts else gradient
+            take(weights[name][:k], shifted, held, anchor=anchor[name][:k], lr=lr)
+        if batch.last and hasattr(solver, "finish"):
+            seen.zero_()
         seen[:k] += losses
     for name, change in task.layout.unflatten(update).items():
         if name in weights:
-            torch.sub(weights[name], anchor[name], out=change[: len(weights[name])])
+            k = len(weights[name])
+            torch.sub(weights[name], anchor[name][:k], out=change[:k])
     return seen
 
 
@@ -85,15 +128,15 @@ def fits_linear_steps(task: Task, solver: LocalSolver) -> bool:
 
 
 def linear_steps(
-    task: Task, params: Tensor, solver: LocalSolver, lr: float, batches: Iterable[Batch], update: Tensor
+    task: Task, starts: Starts, solver: LocalSolver, lr: float, batches: Iterable[Batch], update: Tensor
 ) -> Tensor:
     """The same for outputs z = W x + b: with δ = ∂loss/∂z the gradient in W is δ xᵀ, of rank b, and is applied in place."""
-    anchor = task.layout.unflatten(params)
-    one_score = anchor["weight"].dim() == 1
-    start = anchor["weight"].reshape(-1, anchor["weight"].shape[-1]).t()  # (F, C): in this order both products are fast
-    weight = start.contiguous().expand(len(update), -1, -1).clone()
-    bias = anchor["bias"].expand(len(update), 1, -1).clone() if "bias" in anchor else None
-    seen = torch.zeros(len(update), dtype=torch.float64, device=update.device)
+    models, count = task.layout.unflatten(starts.models), len(update)
+    one_score = models["weight"].dim() == 2
+    start = models["weight"].unsqueeze(1) if one_score else models["weight"]  # (M, C, F)
+    weight = _own_copies(start.transpose(1, 2), starts, count)  # (k, F, C): in this order both products are fast
+    bias = _own_copies(models["bias"].reshape(len(start), 1, -1), starts, count) if "bias" in models else None
+    seen = torch.zeros(count, dtype=torch.float64, device=update.device)
     keep = 1 - lr * solver.weight_decay if isinstance(solver, SGD) else 1.0
     for batch in batches:
         k, b = batch.shares.shape
@@ -108,8 +151,15 @@ def linear_steps(
             bias[:k].mul_(keep).add_(delta.sum(1, keepdim=True), alpha=-lr)
         seen[:k] += losses.detach().view(k, b).sum(1)
     changes = task.layout.unflatten(update)
-    change = changes["weight"].reshape(len(update), -1, weight.shape[1]) if one_score else changes["weight"]
-    torch.sub(weight.transpose(1, 2), start.t(), out=change)
-    if bias is not None:
-        torch.sub(bias.squeeze(1), anchor["bias"], out=changes["bias"])
+    change = changes["weight"].unsqueeze(1) if one_score else changes["weight"]
+    for owner, rows in runs(starts.owners):
+        torch.sub(weight[rows].transpose(1, 2), start[owner], out=change[rows])
+        if bias is not None:
+            torch.sub(bias[rows].flatten(1), models["bias"][owner].reshape(1, -1), out=changes["bias"][rows].flatten(1))
     return seen
+
+
+def _own_copies(values: Tensor, starts: Starts, count: int) -> Tensor:
+    """A contiguous copy of each client's own start (k, …), of values (M, …) in any order of memory."""
+    values = values.contiguous()
+    return values.expand(count, *values.shape[1:]).clone() if starts.shared else values[starts.owners.to(values.device)]

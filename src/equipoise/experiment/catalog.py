@@ -9,10 +9,11 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cached_property
 from importlib import import_module
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from equipoise.errors import ConfigError, unknown_name
 from equipoise.experiment.values import in_toml, type_text, value_text
@@ -34,9 +35,18 @@ CATALOG: dict[str, dict[str, str | Entry]] = {
         "tilted": "equipoise.risk:Tilted",
         "qfair": "equipoise.risk:QFair",
         "mixture": "equipoise.risk:Mixture",
+        "worst_case": "equipoise.risk:WorstCase",
+        "hierarchical_tilt": "equipoise.risk:HierarchicalTilt",
+    },
+    "quantile": {
+        "exact": "equipoise.privacy:Exact",
+        "secure_sums": "equipoise.privacy:SecureSums",
     },
     "solver": {
         "sgd": "equipoise.solvers:SGD",
+        "adaptive_prox": "equipoise.solvers:AdaptiveProx",
+        "feddane": "equipoise.solvers:FedDane",
+        "maml": "equipoise.solvers:MAML",
     },
     "aggregator": {
         "weighted_mean": "equipoise.aggregators:WeightedMean",
@@ -53,6 +63,12 @@ CATALOG: dict[str, dict[str, str | Entry]] = {
         "proportional": "equipoise.sampling:Proportional",
         "poisson": "equipoise.sampling:Poisson",
         "full": "equipoise.sampling:Full",
+        "availability": "equipoise.sampling:Availability",
+    },
+    "averaging": {
+        "last": "equipoise.averaging:Last",
+        "uniform": "equipoise.averaging:Uniform",
+        "geometric": "equipoise.averaging:Geometric",
     },
     "engine": {
         "simulator": "equipoise.engines:Simulator",
@@ -96,6 +112,13 @@ ALGORITHM_PARTS = {
     "aggregator": "weighted_mean",
     "server": "sgd",
     "sampler": "uniform",
+    "averaging": "last",
+}
+
+# The contracts, of equipoise.types, whose fulfilment may be a parameter of another part: such a parameter is itself a part.
+CONTRACTS = {
+    "QuantileSource": "quantile",
+    "LocalSolver": "solver",
 }
 
 
@@ -105,9 +128,11 @@ class Parameter:
 
     name: str
     python_name: str
-    annotation: Any  # a type whose values TOML can hold; None where the parameter takes terms, each a part with a coefficient
+    annotation: Any  # a type whose values TOML can hold; None where the parameter takes a part or terms
     default: Any = inspect.Parameter.empty
-    terms: bool = False
+    terms: bool = False  # whether it takes terms, each a part with a coefficient
+    part_kind: str | None = None  # the kind of part that it takes, if it takes one
+    optional: bool = False  # whether None may stand in the part's place
     in_config: bool = True  # False: the value is an object that only Python code, or the data, can give
 
     @property
@@ -119,17 +144,24 @@ class Parameter:
         """The type in words, e.g. "int or none"."""
         if self.terms:
             return "list of {coefficient, name, …}"
+        if self.part_kind:
+            return f"a {self.part_kind}" + (" or none" if self.optional else "")
         return type_text(self.annotation) if self.in_config else "object"
 
     @property
     def rule(self) -> str:
         """What a value must be, in words for a sentence."""
+        if self.part_kind:
+            return f"the name of a {self.part_kind}, or a table with its name and parameters"
         return "a list of terms" if self.terms else type_text(self.annotation, long=True)
 
     @property
     def text(self) -> str:
         """Name, type and default on one line."""
-        return f"{self.name}: {self.type_text}" + ("" if self.required else f" = {value_text(self.default)}")
+        if self.required:
+            return f"{self.name}: {self.type_text}"
+        default = name_of(self.part_kind, self.default) if self.part_kind and self.default is not None else self.default
+        return f"{self.name}: {self.type_text} = {value_text(default)}"
 
 
 @dataclass(frozen=True)
@@ -192,14 +224,32 @@ class Part:
 
 
 def signature_of(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """The parameters of a callable, with annotations as types."""
-    return inspect.signature(target, eval_str=True).parameters
+    """The parameters of a callable, with annotations as types, and with the defaults that a dataclass makes by a factory."""
+    if not is_dataclass(target):
+        return inspect.signature(target, eval_str=True).parameters
+    hints = get_type_hints(target)  # resolves inherited fields in the module of their own class, as a signature does not
+    factories = {f.name: f.default_factory for f in fields(target) if f.default_factory is not MISSING}
+    return {
+        name: p.replace(annotation=hints.get(name, p.annotation), default=factories[name]() if name in factories else p.default)
+        for name, p in inspect.signature(target).parameters.items()
+    }
+
+
+def kind_taken(annotation: Any) -> str | None:
+    """The kind of part that a parameter of this type takes: a contract, perhaps one of several choices; None for others."""
+    from equipoise import types
+
+    choices = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    return next((kind for name, kind in CONTRACTS.items() if getattr(types, name) in choices), None)
 
 
 def read_parameter(parameter: inspect.Parameter, name: str) -> Parameter:
     """A parameter of a signature as a configuration sees it."""
     if parameter.kind is inspect.Parameter.VAR_POSITIONAL:  # Mixture((0.3, Mean()), …)
         return Parameter(name, parameter.name, None, terms=True)
+    if kind := kind_taken(parameter.annotation):
+        optional = type(None) in get_args(parameter.annotation)
+        return Parameter(name, parameter.name, None, parameter.default, part_kind=kind, optional=optional)
     annotation = in_toml(parameter.annotation)
     return Parameter(name, parameter.name, annotation, parameter.default, in_config=annotation is not None)
 
@@ -220,6 +270,14 @@ def part(kind: str, name: str, *, where: str = "") -> Part:
         raise ConfigError((f"{where}: " if where else "") + unknown_name(kind, name, CATALOG[kind]))
     found = CATALOG[kind][name]
     return Part(kind, name, found if isinstance(found, Entry) else Entry(found))
+
+
+def name_of(kind: str, made: object) -> str:
+    """The name of the part of a kind that `made` is an instance of."""
+    for found in parts(kind):
+        if found.entry.target.endswith(f":{type(made).__name__}") and found.target is type(made):
+            return found.name
+    raise ConfigError(f"{type(made).__name__} is no {kind} of the catalogue. Allowed: {', '.join(sorted(names(kind)))}.")
 
 
 def parts(kind: str) -> Iterator[Part]:

@@ -22,7 +22,10 @@ FROM_DATA = ("features", "classes", "vocabulary")  # of a model: read from the d
 
 @dataclass(frozen=True)
 class PartConfig:
-    """A part by name, with all its parameters. In a mixture's `terms` stand (coefficient, PartConfig) pairs."""
+    """A part by name, with all its parameters.
+
+    A parameter that takes a part holds a PartConfig; in a mixture's `terms` stand (coefficient, PartConfig) pairs.
+    """
 
     kind: str
     name: str
@@ -34,12 +37,12 @@ class PartConfig:
 
     def make(self, where: str, **objects: Any) -> Any:
         """The part itself; what its constructor refuses is an error of the configuration at the key `where`."""
-        values = {
-            name: [(coefficient, inner.make(f"{where}.{name}[{i}]")) for i, (coefficient, inner) in enumerate(value)]
-            if self.part.parameters[name].terms
-            else value
-            for name, value in self.parameters.items()
-        }
+        values = dict(self.parameters)
+        for name, value in values.items():
+            if isinstance(value, PartConfig):
+                values[name] = value.make(f"{where}.{name}")
+            elif self.part.parameters[name].terms:
+                values[name] = [(factor, inner.make(f"{where}.{name}[{i}]")) for i, (factor, inner) in enumerate(value)]
         with refusals_at(where, self.part.parameters, self.name):
             return self.part.make(values, **objects)
 
@@ -52,6 +55,8 @@ class PartConfig:
             value = self.parameters[name]
             if parameter.terms:
                 written[name] = [{"coefficient": coefficient, **inner.table()} for coefficient, inner in value]
+            elif isinstance(value, PartConfig):
+                written[name] = value.table()
             else:
                 written[name] = NONE if value is None else value
         return written
@@ -114,10 +119,11 @@ class RunConfig:
         train = check_train(section(table, "train"))
         algorithm = section(table, "algorithm", required=False)
         refuse_unknown(algorithm, (*catalog.ALGORITHM_PARTS, "weights"), "algorithm")
-        parts = {
-            kind: check_part(kind, algorithm.get(kind, {}), f"algorithm.{kind}", default=default)
-            for kind, default in catalog.ALGORITHM_PARTS.items()
-        }
+        parts: dict[str, PartConfig] = {}
+        for kind, default in catalog.ALGORITHM_PARTS.items():
+            averaged = kind == "averaging" and getattr(parts["risk"].part.target, "averaged", False) is True
+            name = "uniform" if averaged else default
+            parts[kind] = check_part(kind, algorithm.get(kind, {}), f"algorithm.{kind}", default=name)
         config = cls(
             check_part("data", section(table, "data"), "data", seed=train.seed),
             check_part("model", section(table, "model"), "model", seed=train.seed),
@@ -254,9 +260,12 @@ def check_part(kind: str, table: Any, where: str, *, default: str | None = None,
     refuse_unknown(table, ("name", *part.parameters), where)
     values: dict[str, Any] = {}
     for key, parameter in part.parameters.items():
-        if key in table:
-            checked = check_terms if parameter.terms else check_value
-            values[key] = checked(table[key], kind if parameter.terms else parameter.annotation, f"{where}.{key}")
+        if key in table and parameter.terms:
+            values[key] = check_terms(table[key], kind, f"{where}.{key}")
+        elif key in table and parameter.part_kind:
+            values[key] = check_inner(table[key], parameter, f"{where}.{key}")
+        elif key in table:
+            values[key] = check_value(table[key], parameter.annotation, f"{where}.{key}")
         elif kind == "model" and key in FROM_DATA:
             continue
         elif key == "seed" and seed is not None:
@@ -264,14 +273,43 @@ def check_part(kind: str, table: Any, where: str, *, default: str | None = None,
         elif parameter.required:
             raise ConfigError(f"{where}.{key} is missing: {part.name} needs it, {parameter.rule}.")
         else:
-            # TOML knows lists alone; a configuration must equal what is read back from it.
-            values[key] = _lists(parameter.default)
+            values[key] = as_read(parameter.default, parameter)
+    return PartConfig(kind, part.name, values)
+
+
+def as_read(value: Any, parameter: catalog.Parameter) -> Any:
+    """A value that Python gives as a configuration would give it: parts by name, tuples as lists, mappings as tables.
+
+    A configuration must equal what is read back from it.
+    """
+    return described(parameter.part_kind, value) if parameter.part_kind and value is not None else _lists(value)
+
+
+def described(kind: str, made: Any) -> PartConfig:
+    """A part that was made in Python, by its name and the values of its attributes."""
+    part = catalog.part(kind, catalog.name_of(kind, made))
+    values = {name: as_read(getattr(made, p.python_name), p) for name, p in part.parameters.items()}
     return PartConfig(kind, part.name, values)
 
 
 def _lists(value: Any) -> Any:
-    """Tuples, however deep, as lists."""
+    """Tuples, however deep, as lists; any mapping as a dict."""
+    if isinstance(value, Mapping):
+        return {key: _lists(inner) for key, inner in value.items()}
     return [_lists(inner) for inner in value] if isinstance(value, tuple) else value
+
+
+def check_inner(table: Any, parameter: catalog.Parameter, where: str) -> PartConfig | None:
+    """A parameter that is itself a part. A table without a name changes the default part; with one it starts afresh."""
+    kind = parameter.part_kind or ""
+    default = catalog.ALGORITHM_PARTS.get(kind)
+    if parameter.optional and table == NONE:
+        return None
+    if isinstance(table, Mapping) and "name" not in table and not parameter.required and parameter.default is not None:
+        given = described(kind, parameter.default).table()
+        default = given.pop("name")
+        table = {**given, **table}
+    return check_part(kind, table, where, default=default)
 
 
 def check_terms(terms: Any, kind: str, where: str) -> tuple[tuple[float, PartConfig], ...]:

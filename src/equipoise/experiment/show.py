@@ -21,10 +21,12 @@ if TYPE_CHECKING:
 
 WHAT = {
     "risk": "what is minimised over clients: [algorithm.risk]",
-    "solver": "what a client does in a round: [algorithm.solver]",
+    "quantile": "where a tail's quantile comes from: quantile in [algorithm.risk]",
+    "solver": "what a client does in a round: [algorithm.solver], or the solver inside another",
     "aggregator": "how updates become one: [algorithm.aggregator]",
     "server": "how the server moves the model: [algorithm.server]",
     "sampler": "who takes part in a round: [algorithm.sampler]",
+    "averaging": "which point of the run is reported: [algorithm.averaging]",
     "engine": "where clients' work is computed: engine, device and chunk_size in [train]",
     "model": "what is trained: [model]; features, classes and vocabulary come from the data unless given",
     "data": "whom it is trained on: [data]",

@@ -25,6 +25,8 @@ def in_toml(annotation: Any) -> Any:
         if kept and type(None) in arguments:
             kept.append(type(None))
         return Union[tuple(kept)] if kept else None  # noqa: UP007 — made at run time from a list
+    if origin in (dict, Mapping) and arguments[0] is str and (inner := in_toml(arguments[1])) is not None:
+        return types.GenericAlias(Mapping, (str, inner))
     if origin in (list, Sequence) and (inner := in_toml(arguments[0])) is not None:
         return types.GenericAlias(Sequence, (inner,))
     if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis and (inner := in_toml(arguments[0])) is not None:
@@ -47,6 +49,8 @@ def type_text(annotation: Any, *, long: bool = False) -> str:
         return " or ".join(map(value_text, arguments))
     if origin is Sequence:
         return f"{'a list, each ' if long else 'list of '}{type_text(arguments[0], long=long)}"
+    if origin is Mapping:
+        return f"{'a table, each value ' if long else 'table of '}{type_text(arguments[1], long=long)}"
     return (_LONG if long else _SHORT).get(annotation, str(annotation))
 
 

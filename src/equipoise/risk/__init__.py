@@ -2,10 +2,22 @@
 
 from equipoise.risk import measures
 from equipoise.risk.combine import Mixture
+from equipoise.risk.hierarchical import HierarchicalTilt
 from equipoise.risk.mean import Mean
 from equipoise.risk.qfair import QFair
 from equipoise.risk.superquantile import Superquantile
 from equipoise.risk.tilted import Tilted
+from equipoise.risk.worst_case import WorstCase
 from equipoise.types import RiskValue
 
-__all__ = ["Mean", "Mixture", "QFair", "RiskValue", "Superquantile", "Tilted", "measures"]
+__all__ = [
+    "HierarchicalTilt",
+    "Mean",
+    "Mixture",
+    "QFair",
+    "RiskValue",
+    "Superquantile",
+    "Tilted",
+    "WorstCase",
+    "measures",
+]

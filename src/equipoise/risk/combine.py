@@ -48,6 +48,16 @@ class Mixture:
     def needs_losses(self) -> bool:
         return any(getattr(risk, "needs_losses", True) for _, risk in self.terms)
 
+    @property
+    def full_participation(self) -> bool:
+        """Whether every client must take part in every round: if any part asks for it."""
+        return any(getattr(risk, "full_participation", False) for _, risk in self.terms)
+
+    @property
+    def averaged(self) -> bool:
+        """Whether a run should report the average of its iterates: if any part asks for it."""
+        return any(getattr(risk, "averaged", False) for _, risk in self.terms)
+
     def __call__(self, losses: Tensor, base_weights: Tensor, *, clients: Any = None, state: Any = None) -> RiskValue:
         states = state if state is not None else (None,) * len(self.terms)
         parts = [risk(losses, base_weights, clients=clients, state=s) for (_, risk), s in zip(self.terms, states, strict=True)]

@@ -23,3 +23,7 @@ class Mean:
 
     def __call__(self, losses: Tensor, base_weights: Tensor, *, clients: Any = None, state: Any = None) -> RiskValue:
         return RiskValue((base_weights * losses).sum(), base_weights, state)
+
+    def client_weight(self, loss: Tensor, base_weight: Tensor, public: Any = None) -> Tensor:
+        """What a client finds alone: its base weight; nothing has to be released."""
+        return base_weight

@@ -7,35 +7,17 @@ relative to one of the losses where exponentials or small differences appear.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from equipoise.errors import IncompatibleParts, is_number, require
+from equipoise.errors import IncompatibleParts, is_number, is_whole, require
+from equipoise.risk.quantile import Exact
+from equipoise.risk.quantile import tail_quantile as tail_quantile  # public here too
 from equipoise.risk.tilted import tilted
-from equipoise.types import RiskValue
-
-
-def tail_quantile(losses: Tensor, base_weights: Tensor, tail: float) -> Tensor:
-    """The weighted (1 − θ)-quantile: the smallest loss with a mass of at most θ strictly above it; no interpolation.
-
-    With K equal weights and ascending losses this is number max(1, K − ⌊θK⌋). The comparison allows the rounding error of
-    the masses, so that θK = 3 computed as 2.9999… or 3.0000…1 picks the same client.
-
-    >>> tail_quantile(torch.tensor([1., 2., 3., 4.]), torch.full((4,), 0.25), 0.5)
-    tensor(2.)
-    """
-    ascending, order = torch.sort(losses)
-    alpha = base_weights[order].double()
-    alpha = alpha / alpha.sum()
-    mass_above = alpha.flip(0).cumsum(0).flip(0) - alpha  # of all later ones in the order
-    # Rounding of the weights themselves, and of adding them up in float64.
-    slack = tail * torch.finfo(base_weights.dtype).eps + 4 * len(losses) * torch.finfo(torch.float64).eps
-    # Among equal losses the first in the order has the others' mass "above" it; taking the value makes that harmless,
-    # because a later equal one has less above it and the same value.
-    return ascending[int((mass_above <= tail + slack).nonzero()[0])]
+from equipoise.types import QuantileSource, RiskValue
 
 
 def exact_weights(losses: Tensor, base_weights: Tensor, tail: float) -> Tensor:
@@ -51,9 +33,19 @@ def exact_weights(losses: Tensor, base_weights: Tensor, tail: float) -> Tensor:
     quantile = tail_quantile(losses, base_weights, tail)
     above, level = losses > quantile, losses == quantile
     weights = torch.where(above, alpha / tail, 0.0)
-    left = (1.0 - weights.sum()).clamp(min=0.0)
+    left = 1.0 - weights.sum()
+    left = torch.where(left > 1e-12, left, 0.0)  # or rounding would give one client more a weight of 1e-17, and work to do
     weights = weights + torch.where(level, alpha / alpha[level].sum().clamp(min=1e-300) * left, 0.0)
     return (weights / weights.sum()).to(base_weights.dtype)
+
+
+def kept_by(losses: Tensor, base_weights: Tensor, quantile: Tensor | float) -> Tensor:
+    """Base weights of the clients whose loss is at least `quantile`, 0 for the others; each client can do this alone.
+
+    The comparison is in float64: a released quantile rounded to float32 could pass by the client that it is meant to keep.
+    """
+    level = torch.as_tensor(quantile, dtype=torch.float64, device=losses.device)
+    return torch.where(losses.double() >= level, base_weights, torch.zeros_like(base_weights))
 
 
 def threshold_weights(losses: Tensor, base_weights: Tensor, tail: float) -> Tensor:
@@ -62,8 +54,29 @@ def threshold_weights(losses: Tensor, base_weights: Tensor, tail: float) -> Tens
     Source: Pillutla et al. 2023, Algorithm 1 and (10). When θK is a whole number it keeps one client more than the exact
     weights do: the papers' claim that the two then agree is an erratum.
     """
-    kept = torch.where(losses >= tail_quantile(losses, base_weights, tail), base_weights.double(), 0.0)
+    kept = kept_by(losses, base_weights, tail_quantile(losses, base_weights, tail)).double()
     return (kept / kept.sum()).to(base_weights.dtype)
+
+
+def tail_with(losses: Tensor, base_weights: Tensor, tail: float, at_least: int) -> float:
+    """The smallest tail ≥ θ that holds the `at_least` largest losses: max(θ, their mass), and 1 for smaller cohorts.
+
+    Where some of several equal losses are needed they count with their mean weight, so that the order of clients does not
+    matter; any weight at all for one of them is a weight for each, because equal losses share.
+
+    Source: our answer to the question of Pillutla et al. 2023, section 6 (client availability), how to vary θ with the
+    number of clients at hand.
+
+    >>> tail_with(torch.tensor([1., 4., 2., 3.]), torch.full((4,), 0.25), 0.1, at_least=2)
+    0.5
+    """
+    if at_least >= len(losses):
+        return 1.0
+    alpha = base_weights.double() / base_weights.double().sum()
+    last = losses.sort(descending=True).values[at_least - 1]
+    above, level = losses > last, losses == last
+    mass = alpha[above].sum() + alpha[level].mean() * (at_least - above.sum())
+    return min(1.0, max(tail, float(mass)))
 
 
 def kl_smoothed(losses: Tensor, base_weights: Tensor, tail: float, nu: float) -> tuple[Tensor, Tensor]:
@@ -136,23 +149,41 @@ def huber_smoothed(losses: Tensor, base_weights: Tensor, tail: float, nu: float)
     return top + eta + (alpha * smooth).sum() / tail, weights / weights.sum()
 
 
+@dataclass(frozen=True, eq=False)
+class Released:
+    """The quantile that clients filter by, and the number of rounds it was used in."""
+
+    eta: Tensor  # ()
+    rounds: int
+
+
 @dataclass(frozen=True)
 class Superquantile:
     """The mean loss of the worst tail of clients (CVaR), which Δ-FL minimises.
 
-    `tail` θ in (0, 1]: 1 is the mean over clients, towards 0 it is the worst client. `rule="exact"` (the default) weighs
-    the client at the quantile fractionally and is the gradient of the superquantile; `rule="threshold"` keeps every
-    client at or above the quantile. `smoothing="kl"` or `"huber"` with strength `nu` > 0 makes the objective smooth.
+    `tail` θ in (0, 1]: 1 is the mean over clients, towards 0 it is the worst client. `rule="exact"` weighs the client at the
+    quantile fractionally and is the gradient of the superquantile; `rule="threshold"` keeps every client at or above the
+    quantile. `smoothing="kl"` or `"huber"` with strength `nu` > 0 makes the objective smooth.
+
+    `quantile` is where the quantile comes from: privacy.Exact() reads the losses, others release a number by which clients
+    filter themselves. `eta_every` takes a new quantile only every so many rounds, or when nobody reaches the old one.
+    `rule=None` is "exact" where the rule can be, with Exact() in every round, else "threshold". A rough source may release
+    more than every loss: then all weights are 0, the round does nothing, and the value is what was released.
+    `at_least` widens the tail, where it must, until so many clients have a weight (all of a smaller cohort).
 
     Value: max Σ π_k F_k over 0 ≤ π_k ≤ α_k/θ, Σ π = 1; weights: the maximising π.
 
-    Source: Pillutla et al. 2023, (5)–(7), (14)–(15), Algorithms 1 and 3; Laguel et al. 2020, (5)–(7), Algorithm 2.
+    Source: Pillutla et al. 2023, (5)–(7), (14)–(15), Algorithms 1 and 3; Laguel et al. 2020, (5)–(7), Algorithms 2 and 3,
+    appendices B.1 and C.3 (`eta_every`). `at_least` is ours.
     """
 
     tail: float = 0.5
     rule: Literal["exact", "threshold"] | None = None
     smoothing: Literal["kl", "huber"] | None = None
     nu: float | None = None
+    quantile: QuantileSource = field(default_factory=Exact)
+    eta_every: int = 1
+    at_least: int | None = None
 
     def __post_init__(self) -> None:
         require(
@@ -174,18 +205,71 @@ class Superquantile:
                 self.nu,
                 "Start with a tenth of a typical client loss.",
             )
-            if self.rule == "threshold":
-                raise IncompatibleParts(
-                    f'smoothing="{self.smoothing}" gives every client a weight between 0 and its cap, but rule="threshold" '
-                    "keeps a client whole or not at all.",
-                    'Use rule="exact", or drop smoothing.',
-                )
+        good = callable(self.quantile) and hasattr(self.quantile, "reads_losses") and not isinstance(self.quantile, type)
+        require(good, "quantile", "must be a source of quantiles", self.quantile, "E.g. Exact() or SecureSums() of privacy.")
+        good = is_whole(self.eta_every) and self.eta_every >= 1
+        require(good, "eta_every", "must be a whole number of rounds ≥ 1", self.eta_every)
+        good = self.at_least is None or (is_whole(self.at_least) and self.at_least >= 1)
+        require(good, "at_least", "must be a whole number of clients ≥ 1, or None", self.at_least)
+        self._refuse_what_does_not_fit()
+
+    def _refuse_what_does_not_fit(self) -> None:
+        if self.smoothing is not None and self.rule == "threshold":
+            raise IncompatibleParts(
+                f'smoothing="{self.smoothing}" gives every client a weight between 0 and its cap, but rule="threshold" '
+                "keeps a client whole or not at all.",
+                'Use rule="exact", or drop smoothing.',
+            )
+        hidden = not isinstance(self.quantile, Exact)
+        if (self.smoothing is not None or self.rule == "exact") and (hidden or self.eta_every > 1):
+            asked = f'smoothing="{self.smoothing}"' if self.smoothing is not None else 'rule="exact"'
+            given = f"quantile={self.quantile!r}" if hidden else f"eta_every={self.eta_every}"
+            raise IncompatibleParts(
+                f"{asked} sets weights by all losses of the round, but with {given} clients compare their own to a number.",
+                'Use rule="threshold" without smoothing, or quantile=Exact() with eta_every=1.',
+            )
+        if self.at_least is not None and hidden:
+            raise IncompatibleParts(
+                f"at_least={self.at_least} counts the largest losses, which quantile={self.quantile!r} does not show.",
+                "Use quantile=Exact(), or drop at_least.",
+            )
+
+    @property
+    def filters(self) -> bool:
+        """Whether clients are kept whole or not at all: the threshold rule, given or by `rule=None`."""
+        if self.rule is None:
+            return self.eta_every > 1 or not isinstance(self.quantile, Exact)
+        return self.rule == "threshold"
 
     def __call__(self, losses: Tensor, base_weights: Tensor, *, clients: Any = None, state: Any = None) -> RiskValue:
+        tail = self.tail if self.at_least is None else tail_with(losses, base_weights, self.tail, self.at_least)
+        if self.filters:
+            return self._filtered(losses, base_weights, tail, state)
         if self.smoothing is not None and self.nu is not None:
             smooth = kl_smoothed if self.smoothing == "kl" else huber_smoothed
-            value, weights = smooth(losses, base_weights, self.tail, self.nu)
+            value, weights = smooth(losses, base_weights, tail, self.nu)
             return RiskValue(value.to(losses.dtype), weights.to(base_weights.dtype), state)
-        rule = threshold_weights if self.rule == "threshold" else exact_weights
-        weights = rule(losses, base_weights, self.tail)
+        weights = exact_weights(losses, base_weights, tail)
         return RiskValue((weights.double() * losses.double()).sum().to(losses.dtype), weights, state)
+
+    def _filtered(self, losses: Tensor, base_weights: Tensor, tail: float, state: Released | None) -> RiskValue:
+        enough = min(self.at_least or 1, len(losses))
+        released = state if state is not None and state.rounds < self.eta_every else None
+        if released is None or int((self.client_weight(losses, base_weights, released.eta) > 0).sum()) < enough:
+            released = Released(self.quantile(losses, base_weights, tail), 0)
+        kept = self.client_weight(losses, base_weights, released.eta).double()
+        value = released.eta
+        if bool(kept.sum() > 0):
+            kept = kept / kept.sum()
+            value = (kept * losses.double()).sum()
+        following = replace(released, rounds=released.rounds + 1)
+        return RiskValue(value.to(losses.dtype), kept.to(base_weights.dtype), following)
+
+    def client_weight(self, loss: Tensor, base_weight: Tensor, public: Tensor | float) -> Tensor:
+        """What a client finds alone when `public`, the quantile, was released: its base weight, or 0 if its loss is below."""
+        if not self.filters:
+            raise IncompatibleParts(
+                f"{self!r} sets weights by all losses of the round, so that no client can find its own.",
+                'Use rule="threshold" without smoothing.',
+            )
+        return kept_by(loss, base_weight, public)

@@ -2,7 +2,8 @@
 
 Each epoch goes through the client's examples in a fresh random order, in batches of `batch_size`; the last one may be
 smaller. `client_batches` says this plainly for one client (the loop engine); `BatchCursor` gives the same batches for many
-ragged clients at once (the simulator).
+ragged clients at once (the simulator). A solver with a `split` sees the same share of its examples in every step but the last,
+and the others in the last: `split_batches` and `SplitCursor`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from equipoise.rng import random_bits
+from equipoise.types import LocalSolver
 
 
 def epoch_order(key: Tensor, epoch: int, size: int) -> Tensor:
@@ -77,3 +79,62 @@ class BatchCursor:
         inside = offsets < count.unsqueeze(1)
         places = torch.where(inside, start.unsqueeze(1) + offsets, 0)
         return self.orders[:k].gather(1, places), inside.to(dtype) / count.unsqueeze(1)
+
+
+def batches_of(solver: LocalSolver, key: Tensor, size: int, steps: int) -> Iterator[Tensor]:
+    """The example numbers of each local step of one client, as the solver wants them."""
+    share = getattr(solver, "split", None)
+    if share is None:
+        return client_batches(key, size, solver.batch_size, steps)
+    return split_batches(key, size, share, steps)
+
+
+def cursor_of(solver: LocalSolver, keys: Tensor, sizes: Tensor, steps: Tensor) -> BatchCursor | SplitCursor:
+    """The same for many clients at once."""
+    share = getattr(solver, "split", None)
+    if share is None:
+        return BatchCursor(keys, sizes, solver.batch_size, steps)
+    return SplitCursor(keys, sizes, share, steps)
+
+
+def first_part(sizes: Tensor, share: float) -> Tensor:
+    """How many examples of each client are in the first part of a split: to the nearest, and one or more in either part."""
+    nearest = (sizes.double() * share + 0.5).floor().long()
+    return torch.maximum(torch.minimum(nearest, sizes - 1), torch.ones_like(sizes))
+
+
+def split_batches(key: Tensor, size: int, share: float, steps: int) -> Iterator[Tensor]:
+    """In random order, the first part of a client's examples at every step but the last, the second part at the last.
+
+    A client with a single example has it in both parts.
+    """
+    order = epoch_order(key, 0, size)
+    first = int(first_part(torch.tensor(size), share))
+    for _ in range(steps - 1):
+        yield order[:first]
+    if steps:
+        yield order[first:] if size > 1 else order
+
+
+class SplitCursor:
+    """`split_batches` of K clients together, with the interface of BatchCursor; all take the same number of steps."""
+
+    def __init__(self, keys: Tensor, sizes: Tensor, share: float, steps: Tensor) -> None:
+        self.last = int(steps.max()) - 1
+        self.active = [len(keys)] * (self.last + 1)
+        width = int(sizes.max())
+        places = torch.arange(width, device=keys.device)
+        bits = random_bits(keys, 0, width).masked_fill_(places >= sizes.unsqueeze(1), torch.iinfo(torch.int64).max)
+        self.orders = bits.argsort(dim=1, stable=True)
+        first = first_part(sizes, share)
+        self.start = torch.where(sizes > 1, first, 0)  # of the second part
+        self.counts = first, sizes - self.start
+
+    def batch(self, step: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Example numbers inside each client (k, b), and the weight of each in its batch's mean (k, b), in `dtype`."""
+        second = step == self.last
+        count = self.counts[int(second)].unsqueeze(1)
+        places = torch.arange(int(count.max()), device=self.orders.device)
+        inside = places < count
+        shifted = places + self.start.unsqueeze(1) if second else places.expand(len(count), -1)
+        return self.orders.gather(1, torch.where(inside, shifted, 0)), inside.to(dtype) / count

@@ -4,11 +4,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from equipoise import rng
 from equipoise.errors import is_number, is_whole, require
+from equipoise.types import Cohort
+
+
+def stragglers(keys: Tensor, share: float, full: int) -> tuple[Tensor, Tensor]:
+    """Who of K clients is slow, (K,) bool, and how much of 1 … `full` each would get done, (K,) int64.
+
+    A share of the cohort is slow, to the nearest client, but never everyone. Both depend on the clients' keys alone. Source:
+    Li 2023 (thesis), section 3.4.2; the published code draws 1 … E − 1 epochs, the text says 1 … E.
+    """
+    count = min(int(share * len(keys) + 0.5), len(keys) - 1)
+    bits = rng.random_bits(keys, 0, 2)  # (K, 2)
+    slow = torch.zeros(len(keys), dtype=torch.bool)
+    slow[bits[:, 0].argsort(stable=True)[:count]] = True
+    return slow, 1 + bits[:, 1] % full
 
 
 @dataclass(frozen=True)
@@ -18,6 +34,9 @@ class SGD:
     `lr` is γ, `weight_decay` λ. `batch_size=None` takes the whole client at once. `momentum` keeps v ← momentum · v + g within
     one round and steps w ← w − γv. `prox` μ > 0 is FedProx: the local objective is F(w) + (μ/2)‖w − w^t‖², which keeps clients
     near the server's model w^t, so that g = ∇F(w) + λw + μ(w − w^t). Round t has the rate lr · lr_decay^⌊t / lr_decay_every⌋.
+
+    `straggler_share` simulates slow clients: that share of every cohort gets only a uniform number of 1 … E epochs (or steps)
+    done. `stragglers="keep"` takes their partial work, as FedProx does; `"drop"` takes nothing from them, as FedAvg does.
 
     Source: McMahan et al. 2017 (FedAvg); Li et al. 2020 (FedProx; thesis, chapter 3); Pillutla et al. 2023, Algorithm 1.
     """
@@ -31,6 +50,8 @@ class SGD:
     prox: float = 0.0
     lr_decay: float = 1.0
     lr_decay_every: int = 1
+    straggler_share: float = 0.0
+    stragglers: Literal["keep", "drop"] = "keep"
 
     def __post_init__(self) -> None:
         require(is_number(self.lr) and 0 < self.lr < math.inf, "lr", "must be a positive number", self.lr)
@@ -66,12 +87,25 @@ class SGD:
             "must be at least 1 round",
             self.lr_decay_every,
         )
+        share = self.straggler_share
+        require(is_number(share) and 0 <= share < 1, "straggler_share", "must lie in [0, 1)", share)
+        require(self.stragglers in ("keep", "drop"), "stragglers", 'must be "keep" or "drop"', self.stragglers)
 
-    def local_steps(self, size: int) -> int:
-        """Steps that a client with `size` examples takes."""
+    def local_steps(self, size: int, effort: int | None = None) -> int:
+        """Steps that a client with `size` examples takes; `effort` is how many epochs (or steps) it gets done, if not all."""
         if self.steps is not None:
-            return self.steps
-        return self.epochs * (1 if self.batch_size is None else -(-size // self.batch_size))
+            return self.steps if effort is None else min(effort, self.steps)
+        epochs = self.epochs if effort is None else min(effort, self.epochs)
+        return epochs * (1 if self.batch_size is None else -(-size // self.batch_size))
+
+    def efforts(self, cohort: Cohort, keys: Tensor) -> Tensor | None:
+        """Epochs (or steps) that each client of a cohort gets done, 0 for a straggler that is dropped; None without any."""
+        full = self.epochs if self.steps is None else self.steps
+        if self.straggler_share == 0 or full == 0:
+            return None
+        slow, done = stragglers(rng.client_keys(rng.stream_key(cohort.seed, "stragglers", cohort.round), keys),
+                                self.straggler_share, full)  # fmt: skip
+        return torch.where(slow, done if self.stragglers == "keep" else 0, full)
 
     def learning_rate(self, round_index: int) -> float:
         """γ0 c^⌊t/t0⌋ (the journal version prints the exponent with the wrong sign)."""

@@ -1,0 +1,102 @@
+"""Which point a run reports and serves: its last iterate, or a mean of its iterates. Training itself is not changed.
+
+The states are a mean, kept in float64, and how many iterates it holds. A mean moves by avg ← avg + c (w − avg), where c is
+the share of the newest iterate: the weights themselves, which may grow without bound, are never formed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equipoise.errors import is_number, require
+
+State = tuple[Tensor, int]
+
+
+def newest_share(rate: float, count: int) -> float:
+    """The share of the newest of `count` iterates when each weighs 1/(1 − rate) times the one before.
+
+    c = rate / (1 − (1 − rate)^count), with the limit 1/count at rate 0.
+
+    >>> newest_share(0.5, 1), newest_share(0.5, 2), newest_share(0.0, 4)
+    (1.0, 0.6666666666666666, 0.25)
+    """
+    return 1 / count if rate == 0 else rate / -math.expm1(count * math.log1p(-rate))
+
+
+def _begin(params: Tensor, count: int) -> State:
+    return params.to(torch.float64, copy=True), count
+
+
+def _moved(state: State, params: Tensor, rate: float) -> State:
+    mean, count = state[0], state[1] + 1
+    return torch.lerp(mean, params.to(mean.dtype), newest_share(rate, count)), count
+
+
+@dataclass(frozen=True)
+class Last:
+    """The last iterate w^T.
+
+    Source: McMahan et al. 2017, and nearly all federated learning since.
+    """
+
+    def begin(self, params: Tensor) -> None:
+        return None
+
+    def update(self, params: Tensor, state: None) -> None:
+        return None
+
+    def iterate(self, params: Tensor, state: None) -> Tensor:
+        return params
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """The mean of the iterates w^1, …, w^T; w^0 is reported only if there was no round.
+
+    Source: agnostic federated learning (Mohri, Sivek, Suresh 2019), which reports it.
+    """
+
+    def begin(self, params: Tensor) -> State:
+        return _begin(params, 0)
+
+    def update(self, params: Tensor, state: State) -> State:
+        return _moved(state, params, 0.0)
+
+    def iterate(self, params: Tensor, state: State) -> Tensor:
+        return state[0].to(params.dtype)
+
+
+@dataclass(frozen=True)
+class Geometric:
+    """Σ β_j w^j over w^0, …, w^T with β_j ∝ (1 − rate)^{−(1+j)}: later iterates weigh more, and early ones fade.
+
+    The theorem behind it has rate = γλτ/2 with learning rate γ, weight decay λ and τ local steps. `rate` in [0, 1); 0 is the
+    plain mean, w^0 included.
+
+    Source: Pillutla et al. 2023, Theorem 5.
+    """
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        require(
+            is_number(self.rate) and 0 <= self.rate < 1,
+            "rate",
+            "must lie in [0, 1)",
+            self.rate,
+            "Half of learning rate × weight decay × local steps is the choice of the theory.",
+        )
+
+    def begin(self, params: Tensor) -> State:
+        return _begin(params, 1)
+
+    def update(self, params: Tensor, state: State) -> State:
+        return _moved(state, params, self.rate)
+
+    def iterate(self, params: Tensor, state: State) -> Tensor:
+        return state[0].to(params.dtype)

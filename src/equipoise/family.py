@@ -1,0 +1,319 @@
+"""A family of models behind a knob: several tails, q's or tilts trained in one run on the same cohorts and batches.
+
+Each test client then takes the member that serves it best by its own validation loss, or turns the knob itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.algorithm import Algorithm
+from equipoise.compare import Comparison
+from equipoise.data.clients import ClientSet
+from equipoise.data.splits import split_examples
+from equipoise.errors import Diverged, InvalidData, InvalidParameter, is_number, require
+from equipoise.observers import History, Observers, Progress, Run, show_progress
+from equipoise.result import ClientTable, Result
+from equipoise.risk import QFair, Superquantile, Tilted
+from equipoise.round import (
+    Plan,
+    combine,
+    needs_losses,
+    next_state,
+    plan_round,
+    prepare,
+    report_of,
+    server_step,
+)
+from equipoise.task import PerExample
+from equipoise.train import DataOrMaker, EngineChoice, ModelOrMaker, Setting, set_up, stop_if_lost, warn_if_lost
+from equipoise.types import Cohort, Engine, Job, LocalSolver, LocalWork, RoundReport, ServerState
+
+KNOBS: dict[str, type] = {"tail": Superquantile, "q": QFair, "tilt": Tilted}
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """Models along a knob. `at(value)` is the nearest, `select(client)` the best for a client, `comparison()` judges them."""
+
+    knob: str  # "tail", "q" or "tilt"
+    results: dict[float, Result]
+    setting: Setting
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        return tuple(self.results)
+
+    @property
+    def models(self) -> dict[float, nn.Module]:
+        return {value: result.model for value, result in self.results.items()}
+
+    def __repr__(self) -> str:
+        return f"Family({self.knob}: {', '.join(f'{v:g}' for v in self.values)})\n{self.comparison().summary()}"
+
+    def at(self, value: float, *, interpolate: bool = False) -> nn.Module:
+        """The model trained for `value`, or the nearest one.
+
+        `interpolate=True` gives a point on the line between the two neighbours' parameters instead. Nobody trained that model:
+        between members of a convex task it is a fair guess, between networks it may be worse than either.
+        """
+        require(is_number(value), self.knob, "must be a number", value)
+        if value in self.results or not interpolate:
+            return self.results[min(self.values, key=lambda v: abs(v - value))].model
+        below, above = [v for v in self.values if v < value], [v for v in self.values if v > value]
+        if not below or not above:
+            raise InvalidParameter(
+                self.knob, f"must lie between {min(self.values):g} and {max(self.values):g} to be interpolated", value
+            )
+        low, high = max(below), min(above)
+        share = (value - low) / (high - low)
+        return self.setting.model_at(torch.lerp(self.results[low].params, self.results[high].params, share))
+
+    def losses(self, client_data: ClientSet | tuple[Any, Any]) -> dict[float, float]:
+        """Each member's mean loss on the examples of one client: an (x, y) pair, or a ClientSet with one client."""
+        clients = self._one_client(client_data)
+        return {value: float(self.setting.engine.evaluate(r.params, clients)[0]) for value, r in self.results.items()}
+
+    def choose(self, client_data: ClientSet | tuple[Any, Any]) -> float:
+        """The value of the member with the lowest loss on a client's own examples; the first of the family if several tie."""
+        losses = self.losses(client_data)
+        return min(losses, key=losses.__getitem__)
+
+    def select(self, client_data: ClientSet | tuple[Any, Any]) -> nn.Module:
+        """The model that serves a client best by the loss on its own examples (which should not be those it is judged by)."""
+        return self.results[self.choose(client_data)].model
+
+    def comparison(self) -> Comparison:
+        """The members and "family", where each client uses the member that it chose, judged on the same examples.
+
+        Clients choose by their validation examples and are judged on their test examples. Where test clients have no
+        validation examples of their own, one half of their test examples, by chance, is for choosing and the other for
+        judging; a client with a single example is then left out. Without test clients the validation clients are judged so,
+        and without either the training clients, who choose and are judged on the same examples.
+        """
+        judged_on, choosing, judging = choosing_and_judging(self.setting)
+        engine = self.setting.engine
+        chosen = torch.stack([engine.evaluate(r.params, choosing)[0] for r in self.results.values()]).argmin(0)  # (n,)
+        judged = [engine.evaluate(r.params, judging) for r in self.results.values()]
+        loss, error = torch.stack([s[0] for s in judged]), torch.stack([s[1] for s in judged])  # (M, n)
+        seen = torch.tensor([i in set(self.setting.data.train.ids) for i in judging.ids])
+
+        def table(own: Tensor) -> ClientTable:
+            columns = (v.gather(0, own.unsqueeze(0))[0] for v in (loss, error))
+            return ClientTable(judging.ids, (judged_on,) * len(judging), seen, judging.sizes.cpu(), *columns)
+
+        rows = {
+            f"{self.knob} {value:g}": [replace(r, clients=table(torch.full_like(chosen, i)), name=f"{self.knob} {value:g}")]
+            for i, (value, r) in enumerate(self.results.items())
+        }
+        first = next(iter(self.results.values()))
+        everyone = replace(
+            first,
+            name="family",
+            clients=table(chosen),
+            model=nn.ModuleList(self.models.values()),
+            params=torch.stack([r.params for r in self.results.values()]),
+            history=_together([r.history for r in self.results.values()]),
+            seconds=sum(r.seconds for r in self.results.values()),
+        )
+        return Comparison({**rows, "family": [everyone]})
+
+    def report(self, path: str | Path) -> Path:
+        """Write one HTML page that opens offline."""
+        return self.comparison().report(path)
+
+    def _one_client(self, client_data: ClientSet | tuple[Any, Any]) -> ClientSet:
+        if isinstance(client_data, ClientSet):
+            require(len(client_data) == 1, "client_data", "must hold one client", len(client_data), "Use clients.take([k]).")
+            return client_data
+        if not (isinstance(client_data, Sequence) and len(client_data) == 2):
+            raise InvalidParameter("client_data", "must be a pair (x, y) or a ClientSet", type(client_data).__name__)
+        x, y = (torch.as_tensor(part) for part in client_data)
+        like = self.setting.data.train
+        if x.dim() == like.x.dim() - 1:
+            raise InvalidData("client_data: x must hold one row per example, as (examples, …); found a single example.")
+        raw = not x.is_floating_point() or like.x.is_floating_point()  # floating pixels are taken as already scaled
+        return ClientSet.pack(
+            [("client", x, y)], scale=like.scale if raw else None, shift=like.shift if raw else 0.0, source="client_data"
+        )
+
+
+def choosing_and_judging(setting: Setting) -> tuple[str, ClientSet, ClientSet]:
+    """The split that is judged, and the same clients' examples to choose by and to be judged by, in one order of clients."""
+    data = setting.data
+    judged_on = next(name for name in ("test", "validation", "train") if name in data.splits)
+    judging = data.splits[judged_on]
+    if judged_on == "train":
+        return judged_on, judging, judging
+    if judged_on == "test" and data.validation is not None:
+        places = {client: k for k, client in enumerate(data.validation.ids)}
+        both = [k for k, client in enumerate(judging.ids) if client in places]
+        if both:
+            return judged_on, data.validation.take([places[judging.ids[k]] for k in both]), judging.take(both)
+    parts = split_examples(judging, test=0.5, seed=setting.seed)
+    if parts.test is None:  # excluded by split_examples; said for the type checker
+        raise InvalidData("The clients have too few examples to choose and to be judged by.")
+    places = {client: k for k, client in enumerate(parts.train.ids)}
+    return judged_on, parts.train.take([places[client] for client in parts.test.ids]), parts.test
+
+
+def _together(histories: Sequence[History]) -> History:
+    """The history of a family: mean losses over its members, and the work of all of them."""
+    rounds = []
+    for reports in zip(*(h.rounds for h in histories), strict=True):
+        mean = {name: sum(getattr(r, name) for r in reports) / len(reports) for name in ("loss", "tail_loss")}
+        total = {name: sum(getattr(r, name) for r in reports) for name in ("trained", "seconds", "dropped")}
+        rounds.append(replace(reports[0], risk=None, **mean, **total))
+    return History(rounds)
+
+
+def train_family(
+    model: ModelOrMaker,
+    data: DataOrMaker,
+    algorithm: Algorithm | None = None,
+    *,
+    tails: Iterable[float] | None = None,
+    qs: Iterable[float] | None = None,
+    tilts: Iterable[float] | None = None,
+    rounds: int,
+    clients_per_round: int | None = None,
+    seed: int = 0,
+    loss: PerExample | None = None,
+    error: PerExample | None = None,
+    engine: EngineChoice | str = "simulator",
+    progress: bool | None = None,
+) -> Family:
+    """Train one model for each of several `tails` (Superquantile), `qs` (QFair) or `tilts` (Tilted), together.
+
+    All members start from `model` and see the same cohorts and batches, so each equals the run that `train` would make of it
+    alone; the simulator trains them as one batch, which costs less than separate runs. `algorithm` gives the other parts (and
+    the risk's other options, if its risk is of the family's kind); the rest is as in `train`.
+
+    Source: Pillutla et al. 2023, section 4.1 and Figure 1; Li 2023 (thesis), Table 4.12.
+    """
+    knob, members = _members(algorithm or Algorithm(), {"tail": tails, "q": qs, "tilt": tilts})
+    algorithms = list(members.values())
+    setting = set_up(
+        model, data, algorithms[0], rounds=rounds, clients_per_round=clients_per_round, seed=seed, loss=loss, error=error,
+        engine=engine,
+    )  # fmt: skip
+    states = [setting.begin(member) for member in algorithms]
+    histories = [History() for _ in members]
+    watching = Observers([Progress()] if show_progress(progress) else [])
+    began = time.perf_counter()
+    try:
+        watching.on_start(Run(f"family of {len(members)}", setting.rounds, setting.seed, setting=setting))
+        for index in range(setting.rounds):
+            states, reports = family_round(states, algorithms, setting.engine, setting.cohort(index), setting.data.train)
+            for history, report in zip(histories, reports, strict=True):
+                history.on_round(report)
+            watching.on_round(reports[0])
+        watching.on_evaluating(setting.rounds)
+        finals = [setting.evaluation(member, state) for member, state in zip(algorithms, states, strict=True)]
+        for value, final, history in zip(members, finals, histories, strict=True):
+            try:
+                stop_if_lost(final)
+            except Diverged as failure:
+                failure.history = history
+                failure.add_note(f"This was the member with {knob} {value:g}.")
+                raise
+    finally:
+        watching.on_end()
+    seconds = (time.perf_counter() - began) / len(members)
+    results = {
+        value: setting.result(f"{knob} {value:g}", member, state, final.clients, history, seconds)
+        for (value, member), state, final, history in zip(members.items(), states, finals, histories, strict=True)
+    }
+    for final, history in zip(finals, histories, strict=True):
+        warn_if_lost(history, final.clients, classes=setting.data.classes > 0)
+    return Family(knob, results, setting)
+
+
+def _members(algorithm: Algorithm, given: dict[str, Iterable[float] | None]) -> tuple[str, dict[float, Algorithm]]:
+    """The knob and an algorithm for each of its values."""
+    named = {knob: list(values) for knob, values in given.items() if values is not None}
+    if len(named) != 1:
+        raise InvalidParameter(
+            "tails, qs, tilts", "must be given one at a time", ", ".join(f"{k}s" for k in named) or "none",
+            "E.g. train_family(model, data, tails=[1.0, 0.8, 0.5, 0.1], …).",
+        )  # fmt: skip
+    ((knob, values),) = named.items()
+    require(len(values) > 0 and len(set(values)) == len(values), f"{knob}s", "must be one or more different numbers", values)
+    kind, risk = KNOBS[knob], algorithm.risk
+    if risk != Algorithm().risk and not isinstance(risk, kind):
+        raise InvalidParameter(
+            "algorithm", f"must have a {kind.__name__} risk, or none of its own, in a family of {knob}s", risk
+        )
+    base: Any = risk if isinstance(risk, kind) else kind()
+    return knob, {value: replace(algorithm, risk=replace(base, **{knob: value})) for value in values}
+
+
+def family_round(
+    states: Sequence[ServerState], algorithms: Sequence[Algorithm], engine: Engine, cohort: Cohort, clients: ClientSet
+) -> tuple[list[ServerState], list[RoundReport]]:
+    """One round of every member: as `run_round`, with the members' losses and local work computed together."""
+    began = time.perf_counter()
+    pairs = list(zip(states, algorithms, strict=True))
+    if len(cohort) == 0:
+        return [next_state(s, a) for s, a in pairs], [report_of(Plan.nobody(cohort), began) for _ in pairs]
+    prepared = [prepare(state, algorithm, engine, cohort, clients) for state, algorithm in pairs]
+    solvers = [solver for solver, _ in prepared]
+    losses = family_losses(states, algorithms, engine, cohort, solvers)
+    plans = [
+        plan_round(state, algorithm, solver, cohort, seen, clients)
+        for (state, algorithm), solver, seen in zip(pairs, solvers, losses, strict=True)
+    ]
+    works = family_work(states, algorithms, engine, solvers, plans)
+    after, reports = [], []
+    for (state, algorithm), (solver, solver_state), plan, done in zip(pairs, prepared, plans, works, strict=True):
+        changed: dict[str, Any] = {"risk": plan.risk.state, "solver": solver_state}
+        if done is not None:
+            total, changed["aggregator"], work = done
+            changed["params"], changed["server"] = server_step(state, algorithm, solver, plan, total, work, clients)
+        after.append(next_state(state, algorithm, **changed))
+        reports.append(report_of(plan, began, done[2] if done is not None else None))
+    share = (time.perf_counter() - began) / len(pairs)
+    return after, [replace(report, seconds=share) for report in reports]
+
+
+def family_losses(
+    states: Sequence[ServerState],
+    algorithms: Sequence[Algorithm],
+    engine: Engine,
+    cohort: Cohort,
+    solvers: Sequence[LocalSolver],
+) -> Sequence[Tensor | None]:
+    """The cohort's losses under each member, (K,) each, in one pass; None where the risk does not ask for them."""
+    if not any(needs_losses(algorithm) for algorithm in algorithms):
+        return [None] * len(states)
+    if any(getattr(solver, "adapts", False) for solver in solvers):
+        return [engine.losses(state.params, cohort, solver) for state, solver in zip(states, solvers, strict=True)]
+    return list(engine.losses_of(torch.stack([state.params for state in states]), cohort))
+
+
+def family_work(
+    states: Sequence[ServerState],
+    algorithms: Sequence[Algorithm],
+    engine: Engine,
+    solvers: Sequence[LocalSolver],
+    plans: Sequence[Plan],
+) -> list[tuple[Tensor, Any, LocalWork] | None]:
+    """Each member's total, aggregator state and local work; None where nobody works. Batched where the work is of one kind."""
+    busy = [i for i, plan in enumerate(plans) if len(plan.workers)]
+    done: list[tuple[Tensor, Any, LocalWork] | None] = [None] * len(plans)
+    alike = all(solvers[i] == solvers[0] and algorithms[i].aggregator.linear for i in busy)
+    if alike and busy:
+        jobs = [Job(states[i].params, plans[i].workers, plans[i].weights) for i in busy]
+        for i, work in zip(busy, engine.summed_updates(jobs, solvers[0], algorithms[0].aggregator), strict=True):
+            done[i] = (work.update, states[i].aggregator, work)
+        return done
+    for i in busy:
+        done[i] = combine(states[i], algorithms[i], engine, solvers[i], plans[i])
+    return done

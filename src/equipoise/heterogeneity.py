@@ -1,0 +1,97 @@
+"""How far clients are from each other, and how well they solve their local problems: the quantities of FedProx's analysis."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.aggregators import WeightedMean
+from equipoise.algorithm import Algorithm
+from equipoise.data.clients import FederatedData
+from equipoise.observers import Evaluation, Run
+from equipoise.solvers.prepared import GRADIENT
+from equipoise.task import PerExample
+from equipoise.train import EngineChoice, set_up
+from equipoise.types import Cohort, Engine, Job, LocalSolver, Observer
+
+
+@dataclass(frozen=True)
+class Dissimilarity:
+    """How the clients' gradients at one model differ: 0 and 1 when they are all alike.
+
+    `variance` is E_k‖∇F_k(w) − ∇f(w)‖² and `ratio` is B(w) = √(E_k‖∇F_k(w)‖² / ‖∇f(w)‖²), with E_k over clients by their base
+    weights and f their mean. Source: Li 2023 (thesis), Definition 7 and Figure 3.2.
+    """
+
+    variance: float
+    ratio: float
+
+
+def dissimilarity_of(engine: Engine, params: Tensor, alpha: Tensor) -> Dissimilarity:
+    """The dissimilarity of all training clients at `params` (D,), with base weights `alpha` (n,)."""
+    work = engine.summed_update(params, _everyone(alpha), GRADIENT, alpha, WeightedMean())
+    mean_square, square_mean = float(alpha @ work.sq_norms.to(alpha)), float(work.update.double().square().sum())
+    ratio = math.sqrt(mean_square / square_mean) if square_mean > 0 else (math.inf if mean_square > 0 else 1.0)
+    return Dissimilarity(max(0.0, mean_square - square_mean), max(1.0, ratio))
+
+
+def dissimilarity(
+    model: nn.Module,
+    data: FederatedData,
+    *,
+    algorithm: Algorithm | None = None,
+    loss: PerExample | None = None,
+    engine: EngineChoice | str = "simulator",
+) -> Dissimilarity:
+    """The dissimilarity of the training clients of `data` at the parameters of `model`; base weights as in `algorithm`."""
+    setting = set_up(
+        model, data, algorithm or Algorithm(), rounds=0, clients_per_round=1, seed=0, loss=loss, error=None, engine=engine
+    )
+    return dissimilarity_of(
+        setting.engine, setting.task.layout.read(setting.task.module).to(_device(setting.engine)), setting.alpha
+    )
+
+
+def inexactness(engine: Engine, params: Tensor, cohort: Cohort, solver: LocalSolver) -> Tensor:
+    """γ_k = ‖∇h_k(w_k)‖ / ‖∇h_k(w^t)‖ of each client of a cohort, (K,): 0 is an exact local solution, 1 no progress.
+
+    h_k(w) = F_k(w) + (μ/2)‖w − w^t‖² with the solver's proximal μ, w_k the client's model after its local work from `params`.
+    Source: Li 2023 (thesis), Definition 6.
+    """
+    moved = engine.updates(params, cohort, solver).update  # (K, D)
+    before = engine.updates(params, cohort, GRADIENT).sq_norms.sqrt()
+    one = torch.ones(1, dtype=torch.float64)
+    jobs = [Job(params + moved[k], cohort.take(torch.tensor([k])), one) for k in range(len(cohort))]
+    gradients = torch.stack([-work.update for work in engine.summed_updates(jobs, GRADIENT, WeightedMean())])
+    after = (gradients + float(getattr(solver, "prox", 0.0)) * moved).double().norm(dim=1).cpu()
+    return torch.where(before > 0, after / before, torch.where(after > 0, math.inf, 0.0))
+
+
+class Heterogeneity(Observer):
+    """Measures the dissimilarity at every evaluation of a run (train(…, evaluate_every=…)) and keeps it by round.
+
+    It costs a pass with gradients over all training clients each time. With an averaged iterate it is measured there.
+    """
+
+    def __init__(self) -> None:
+        self.rounds: dict[int, Dissimilarity] = {}
+        self._run: Run | None = None
+
+    def on_start(self, run: Run) -> None:
+        self._run, self.rounds = run, {}
+
+    def on_evaluation(self, evaluation: Evaluation) -> None:
+        if self._run is not None and self._run.setting is not None and evaluation.params is not None:
+            setting = self._run.setting
+            self.rounds[evaluation.round] = dissimilarity_of(setting.engine, evaluation.params, setting.alpha)
+
+
+def _everyone(alpha: Tensor) -> Cohort:
+    return Cohort(0, 0, torch.arange(len(alpha)), alpha, torch.ones_like(alpha))
+
+
+def _device(engine: Engine) -> torch.device | str:
+    return getattr(engine, "device", "cpu")

@@ -1,0 +1,89 @@
+"""Tilted risk on two levels: clients within groups, and groups among each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise.errors import InvalidParameter, is_number, require
+from equipoise.risk.tilted import tilted
+from equipoise.types import RiskValue
+
+
+def hierarchical(
+    losses: Tensor, base_weights: Tensor, names: list[str], tilt: float, inner_tilt: float
+) -> tuple[Tensor, Tensor]:
+    """(1/t) log Σ_g α_g e^{t R_g} with R_g = (1/τ) log Σ_{k∈g} (α_k/α_g) e^{τ F_k}, and its gradient; both float64.
+
+    A client's weight is its group's weight among the groups times its own within the group.
+    """
+    places: dict[str, list[int]] = {}
+    for place, name in enumerate(names):
+        places.setdefault(name, []).append(place)
+    members = [torch.tensor(group, device=losses.device) for group in places.values()]
+    members = [group for group in members if float(base_weights[group].sum()) > 0]
+    inside = [tilted(losses[group], base_weights[group], inner_tilt) for group in members]
+    masses = torch.stack([base_weights[group].double().sum() for group in members])
+    value, shares = tilted(torch.stack([risk for risk, _ in inside]), masses, tilt)
+    weights = torch.zeros_like(losses, dtype=torch.float64)
+    for group, share, (_, within) in zip(members, shares, inside, strict=True):
+        weights[group] = share * within
+    return value, weights
+
+
+@dataclass(frozen=True)
+class HierarchicalTilt:
+    """A tilted risk of groups whose own risks are tilted: e.g. fair between groups and robust within them.
+
+    (1/t) log Σ_g α_g e^{t R_g} over groups g of mass α_g, with `tilt` t, and R_g the tilted risk of the clients in g with
+    `inner_tilt` τ. `groups` gives each client id the name of its group: a mapping, or a function of the id. With τ = t it is
+    Tilted(t), with τ = 0 the tilted risk of the groups' means.
+
+    Source: Li 2023 (thesis), section 7.6, (7.82)–(7.85), with base weights for the sizes.
+    """
+
+    groups: Mapping[str, str] | Callable[[str], str]
+    tilt: float = 1.0
+    inner_tilt: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("tilt", "inner_tilt"):
+            value = getattr(self, name)
+            require(
+                is_number(value) and math.isfinite(value), name, "must be a finite number", value,
+                "Positive leans towards large losses, negative away from them; 0 is the mean.",
+            )  # fmt: skip
+        if isinstance(self.groups, Mapping):
+            require(len(self.groups) > 0, "groups", "must name a group for every client", {}, _FIX)
+            for client, group in self.groups.items():
+                good = isinstance(client, str) and isinstance(group, str)
+                require(
+                    good, f"groups[{client!r}]", "must be a text, the name of a group, and its key a client id", group, _FIX
+                )
+            object.__setattr__(self, "groups", dict(self.groups))  # later changes of the caller's do not reach a frozen part
+        else:
+            require(callable(self.groups), "groups", "must be a mapping or a function of client ids", self.groups, _FIX)
+
+    def group_of(self, client: str) -> str:
+        """The name of the group of a client."""
+        if not isinstance(self.groups, Mapping):
+            group = self.groups(client)
+            require(isinstance(group, str), f"groups({client!r})", "must be the name of a group, a text", group, _FIX)
+            return group
+        if client not in self.groups:
+            raise InvalidParameter("groups", f"must name a group for client {client!r}", sorted(self.groups)[:5], _FIX)
+        return self.groups[client]
+
+    def __call__(self, losses: Tensor, base_weights: Tensor, *, clients: Any = None, state: Any = None) -> RiskValue:
+        require(clients is not None, "clients", "must be given, because groups are told by client id", clients)
+        names = [self.group_of(client) for client in clients]
+        value, weights = hierarchical(losses, base_weights, names, self.tilt, self.inner_tilt)
+        return RiskValue(value.to(losses.dtype), weights.to(base_weights.dtype), state)
+
+
+_FIX = 'E.g. groups={"client-0": "north", "client-1": "south"}, or a function that does so for every id.'

@@ -1,0 +1,61 @@
+"""Meta-learning: clients adapt the model to themselves first, and the server learns a model that adapts well."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from equipoise.errors import is_number, is_whole, require
+
+
+@dataclass(frozen=True)
+class MAML:
+    """One or more inner steps on one part of a client's data, then a step from w^t along the gradient found there on the rest.
+
+    Every round splits a client's examples at random into D (the share `support`) and D′. The client adapts,
+    w_k = w^t − η∇F_k(w^t; D) with η = `inner_lr` (`inner_steps` times), and sends u_k = −lr ∇F_k(w_k; D′), the first-order
+    form, as published. Risks see the adapted loss F_k(w_k; D′); with QFair(q) this is q-MAML, with Mean (q = 0) MAML.
+
+    Source: Li 2023 (thesis), section 4.3.5 and Algorithm 5; Finn, Abbeel, Levine 2017.
+    """
+
+    lr: float = 0.1
+    inner_lr: float = 0.1
+    inner_steps: int = 1
+    support: float = 0.5
+
+    adapts: ClassVar[bool] = True  # its losses are those after the inner steps
+    batch_size: ClassVar[int | None] = None
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "inner_lr"):
+            value = getattr(self, name)
+            require(is_number(value) and 0 < value < math.inf, name, "must be a positive number", value)
+        good = is_whole(self.inner_steps) and self.inner_steps >= 1
+        require(good, "inner_steps", "must be a whole number of at least 1", self.inner_steps)
+        require(is_number(self.support) and 0 < self.support < 1, "support", "must lie in (0, 1)", self.support)
+
+    @property
+    def split(self) -> float:
+        """The share of a client's examples that all steps but the last see."""
+        return self.support
+
+    def local_steps(self, size: int, effort: int | None = None) -> int:
+        return self.inner_steps + 1
+
+    def learning_rate(self, round_index: int) -> float:
+        return self.lr
+
+    def begin(self, weights: Tensor) -> tuple[Tensor, ...]:
+        return ()
+
+    def step(self, weights: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], *, anchor: Tensor, lr: float) -> None:
+        """An inner step."""
+        weights.add_(gradient, alpha=-self.inner_lr)
+
+    def finish(self, weights: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], *, anchor: Tensor, lr: float) -> None:
+        """The outer step: from the server's model, along the gradient at the adapted one."""
+        weights.copy_(anchor).add_(gradient, alpha=-lr)

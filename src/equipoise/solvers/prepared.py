@@ -1,0 +1,151 @@
+"""Solvers that look around before a round: a proximal term that adapts, and FedDane's gradient correction.
+
+Each wraps a local solver. `prepare` is called once a round with what the server may ask (a RoundContext) and the solver's state
+from the round before; it returns the solver for this round and the next state.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from equipoise.aggregators import WeightedMean
+from equipoise.errors import InvalidParameter, is_number, is_whole, require
+from equipoise.solvers.sgd import SGD
+from equipoise.types import Cohort, Engine, LocalSolver
+
+GRADIENT = SGD(lr=1.0, batch_size=None, steps=1)  # one full-batch step of length 1: the update is −∇F_k
+
+
+@dataclass(frozen=True, eq=False)
+class RoundContext:
+    """What a solver may ask for before a round."""
+
+    engine: Engine
+    params: Tensor  # (D,) w^t
+    cohort: Cohort
+    alpha: Tensor  # (n,) base weights of all clients
+    draw: Callable[[str], Cohort]  # a further cohort of this round, for a purpose
+
+
+def mean_gradient(engine: Engine, params: Tensor, cohort: Cohort) -> Tensor:
+    """Σ weights_k ∇F_k(w) over a cohort, (D,), each gradient over all of the client's training data."""
+    return -engine.summed_update(params, cohort, GRADIENT, cohort.weights, WeightedMean()).update
+
+
+def _everyone(cohort: Cohort, alpha: Tensor) -> Cohort:
+    return Cohort(cohort.round, cohort.seed, torch.arange(len(alpha)), alpha, torch.ones_like(alpha))
+
+
+@dataclass(frozen=True)
+class AdaptiveProx:
+    """FedProx whose μ follows the training loss: up when the loss rises, down after several falls in a row, never below 0.
+
+    μ starts at the `prox` of `solver`, gains `step` whenever the loss over all training clients is above that of the round
+    before, and loses `step` after `patience` falls in a row. The loss is the global one, as published: every round costs a pass
+    over all training data, since the losses of small cohorts rise and fall by chance.
+
+    Source: Li 2023 (thesis), section 3.7.3.3.
+    """
+
+    solver: LocalSolver = field(default_factory=SGD)
+    step: float = 0.1
+    patience: int = 5
+
+    def __post_init__(self) -> None:
+        _sgd(self.solver)
+        require(is_number(self.step) and 0 < self.step < math.inf, "step", "must be a positive number", self.step)
+        good = is_whole(self.patience) and self.patience >= 1
+        require(good, "patience", "must be a whole number of at least 1", self.patience)
+
+    def prepare(self, context: RoundContext, state: ProxState | None) -> tuple[LocalSolver, ProxState]:
+        """The solver with this round's μ."""
+        everyone = _everyone(context.cohort, context.alpha)
+        loss = float(context.alpha @ context.engine.losses(context.params, everyone).to(context.alpha))
+        state = adapted(state or ProxState(_sgd(self.solver).prox), loss, self.step, self.patience)
+        return replace(_sgd(self.solver), prox=state.prox), state
+
+
+@dataclass(frozen=True)
+class ProxState:
+    """μ, the loss it was last judged by, and how often that fell in a row."""
+
+    prox: float
+    loss: float | None = None
+    falls: int = 0
+
+
+def adapted(state: ProxState, loss: float, step: float, patience: int) -> ProxState:
+    """The state after seeing the loss of another round.
+
+    >>> adapted(ProxState(0.0, loss=1.0), 1.5, 0.1, 5)
+    ProxState(prox=0.1, loss=1.5, falls=0)
+    """
+    if state.loss is None or loss == state.loss:
+        return ProxState(state.prox, loss)
+    if loss > state.loss:
+        return ProxState(state.prox + step, loss)
+    if state.falls + 1 < patience:
+        return ProxState(state.prox, loss, state.falls + 1)
+    return ProxState(max(0.0, state.prox - step), loss)
+
+
+@dataclass(frozen=True)
+class FedDane:
+    """FedProx with a gradient correction: clients minimise F_k(w) + ⟨g − ∇F_k(w^t), w⟩ + (μ/2)‖w − w^t‖².
+
+    g is the mean gradient at w^t over a second cohort, drawn as the first; μ is the `prox` of `solver`. It works with IID
+    clients and is published as the worse choice with others: it is here to be compared with.
+
+    Source: Li 2023 (thesis), section 3.6 and Figure 3.4; Li et al. 2019 (FedDANE).
+    """
+
+    solver: LocalSolver = field(default_factory=SGD)
+
+    def __post_init__(self) -> None:
+        _sgd(self.solver)
+
+    def prepare(self, context: RoundContext, state: None) -> tuple[LocalSolver, None]:
+        """The solver with this round's g."""
+        second = context.draw("gradient")
+        if len(second) == 0:  # Poisson sampling may draw nobody: then there is nothing to correct by
+            return self.solver, None
+        return Corrected(_sgd(self.solver), mean_gradient(context.engine, context.params, second)), None
+
+
+@dataclass(frozen=True, eq=False)
+class Corrected:
+    """A solver whose clients see ∇f(w) + g − ∇F_k(w^t) instead of ∇f(w); the engine adds what differs by client."""
+
+    solver: SGD
+    shared_gradient: Tensor  # (D,) g
+
+    @property
+    def batch_size(self) -> int | None:
+        return self.solver.batch_size
+
+    def local_steps(self, size: int, effort: int | None = None) -> int:
+        return self.solver.local_steps(size, effort)
+
+    def efforts(self, cohort: Cohort, keys: Tensor) -> Tensor | None:
+        return self.solver.efforts(cohort, keys)
+
+    def learning_rate(self, round_index: int) -> float:
+        return self.solver.learning_rate(round_index)
+
+    def begin(self, weights: Tensor) -> tuple[Tensor, ...]:
+        return self.solver.begin(weights)
+
+    def step(self, weights: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], *, anchor: Tensor, lr: float) -> None:
+        self.solver.step(weights, gradient, memory, anchor=anchor, lr=lr)
+
+
+def _sgd(solver: LocalSolver) -> SGD:
+    """The wrapped solver, which must be SGD: its proximal term is what is changed."""
+    if not isinstance(solver, SGD):
+        raise InvalidParameter("solver", "must be a solvers.SGD", solver, "E.g. solvers.SGD(lr=0.01, epochs=20, prox=1.0).")
+    return solver
