@@ -386,3 +386,13 @@ def test_one_client_zero_and_huge_losses(risk, losses):
     result = risk(tensor(losses), torch.full((len(losses),), 1 / len(losses), dtype=torch.float64))
     assert torch.isfinite(result.value)
     assert float(result.weights.sum()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("rule", ["exact", "threshold"])
+@pytest.mark.parametrize("tail", [0.1, 0.5, 0.8])
+def test_losses_that_differ_by_rounding_are_equal(rule, tail):
+    # A model of zeros has the loss log 3 everywhere, but a mean of log 3's depends on its length in the last digits.
+    alpha = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+    rounded = torch.tensor([math.log(3) * (1 + s * 2e-16) for s in (-2, 1, 0, 2)], dtype=torch.float64)
+    assert len(set(rounded.tolist())) > 1
+    torch.testing.assert_close(Superquantile(tail, rule=rule)(rounded, alpha).weights, alpha)

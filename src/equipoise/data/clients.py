@@ -128,7 +128,7 @@ class ClientSet:
 
     def inputs(self, rows: Tensor | slice, dtype: torch.dtype = torch.float32) -> Tensor:
         """The rows of `x` as a model sees them: scaled if raw, floating numbers in `dtype`, tokens as int64."""
-        x = self.x[rows]
+        x = _gather(self.x, rows)
         if self.scale is None:
             return _fresh(x, rows, dtype if x.is_floating_point() else torch.int64)
         x = _fresh(x, rows, dtype).mul_(self.scale)
@@ -136,7 +136,7 @@ class ClientSet:
 
     def targets(self, rows: Tensor | slice, dtype: torch.dtype = torch.float32) -> Tensor:
         """The rows of `y`: classes as int64, numbers in `dtype`."""
-        y = self.y[rows]
+        y = _gather(self.y, rows)
         return _fresh(y, rows, dtype if y.is_floating_point() else torch.int64)
 
     def client(self, which: int | str) -> tuple[Tensor, Tensor]:
@@ -170,6 +170,13 @@ class ClientSet:
         for name, value in vars(self).items():
             object.__setattr__(moved, name, value.to(device) if isinstance(value, Tensor) else value)
         return moved
+
+
+def _gather(values: Tensor, rows: Tensor | slice) -> Tensor:
+    """values[rows] for rows of any shape; `index_select` copies whole rows and is many times faster than indexing."""
+    if isinstance(rows, slice):
+        return values[rows]
+    return values.index_select(0, rows.flatten()).view(*rows.shape, *values.shape[1:])
 
 
 def _fresh(values: Tensor, rows: Tensor | slice, dtype: torch.dtype) -> Tensor:

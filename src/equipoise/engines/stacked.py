@@ -59,7 +59,7 @@ class Starts:
 
     def rows(self) -> Tensor:
         """Each client's own copy of its start, (k, D); of a shared one (1, D)."""
-        return self.models if self.shared else self.models[self.owners.to(self.models.device)]
+        return self.models if self.shared else self.models.index_select(0, self.owners.to(self.models.device))
 
 
 def runs(owners: Tensor) -> list[tuple[int, slice]]:
@@ -162,4 +162,8 @@ def linear_steps(
 def _own_copies(values: Tensor, starts: Starts, count: int) -> Tensor:
     """A contiguous copy of each client's own start (k, …), of values (M, …) in any order of memory."""
     values = values.contiguous()
-    return values.expand(count, *values.shape[1:]).clone() if starts.shared else values[starts.owners.to(values.device)]
+    return (
+        values.expand(count, *values.shape[1:]).clone()
+        if starts.shared
+        else values.index_select(0, starts.owners.to(values.device))
+    )

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from equipoise.errors import IncompatibleParts, is_number, is_whole, require
-from equipoise.risk.quantile import Exact
+from equipoise.risk.quantile import ROUNDING, Exact
 from equipoise.risk.quantile import tail_quantile as tail_quantile  # public here too
 from equipoise.risk.tilted import tilted
 from equipoise.types import QuantileSource, RiskValue
@@ -23,15 +23,18 @@ from equipoise.types import QuantileSource, RiskValue
 def exact_weights(losses: Tensor, base_weights: Tensor, tail: float) -> Tensor:
     """The maximiser of Σ π_k F_k over 0 ≤ π_k ≤ α_k/θ, Σ π_k = 1.
 
-    Clients above the quantile are filled to α_k/θ; those at it share what is left in proportion to α. Source: Pillutla et
-    al. 2023, (5)–(7); Laguel et al. 2020, Proposition 2.
+    Clients above the quantile are filled to α_k/θ; those at it, up to rounding, share what is left in proportion to α. Source:
+    Pillutla et al. 2023, (5)–(7); Laguel et al. 2020, Proposition 2.
 
     >>> exact_weights(torch.tensor([3., 1., 2.]), torch.full((3,), 1 / 3), 0.5)
     tensor([0.6667, 0.0000, 0.3333])
     """
     alpha = base_weights.double() / base_weights.double().sum()
     quantile = tail_quantile(losses, base_weights, tail)
-    above, level = losses > quantile, losses == quantile
+    # Equal losses may differ in their last digits, by the order in which an engine adds examples up: that must not tell them
+    # apart, or a run that starts from a model of zeros would depend on the engine.
+    slack = ROUNDING * quantile.abs()
+    above, level = losses > quantile + slack, (losses - quantile).abs() <= slack
     weights = torch.where(above, alpha / tail, 0.0)
     left = 1.0 - weights.sum()
     left = torch.where(left > 1e-12, left, 0.0)  # or rounding would give one client more a weight of 1e-17, and work to do
@@ -42,10 +45,11 @@ def exact_weights(losses: Tensor, base_weights: Tensor, tail: float) -> Tensor:
 def kept_by(losses: Tensor, base_weights: Tensor, quantile: Tensor | float) -> Tensor:
     """Base weights of the clients whose loss is at least `quantile`, 0 for the others; each client can do this alone.
 
-    The comparison is in float64: a released quantile rounded to float32 could pass by the client that it is meant to keep.
+    The comparison is in float64, up to rounding: a released quantile rounded to float32 could pass by the client that it is
+    meant to keep.
     """
     level = torch.as_tensor(quantile, dtype=torch.float64, device=losses.device)
-    return torch.where(losses.double() >= level, base_weights, torch.zeros_like(base_weights))
+    return torch.where(losses.double() >= level - ROUNDING * level.abs(), base_weights, torch.zeros_like(base_weights))
 
 
 def threshold_weights(losses: Tensor, base_weights: Tensor, tail: float) -> Tensor:
