@@ -137,11 +137,14 @@ def methods(
     kind: Annotated[str | None, typer.Argument(help=f"One of {', '.join(catalog.kinds())}; all if left out.")] = None,
 ) -> None:
     """List every part: what it does, its parameters with defaults, its source."""
-    from equipoise.experiment.show import show_methods
+    from equipoise.experiment.show import show_functions, show_methods
 
     if kind is not None and kind not in catalog.kinds():
         raise ConfigError(unknown_name("kind", kind, catalog.kinds()))
-    show_methods(Console(), catalog.kinds() if kind is None else (kind,))
+    console = Console()
+    show_methods(console, catalog.kinds() if kind is None else (kind,))
+    if kind is None:
+        show_functions(console)
 
 
 @data_app.command("list")

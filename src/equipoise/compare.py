@@ -105,7 +105,7 @@ def compare(
     seeds: int | Iterable[int] = 1,
     **options: Any,
 ) -> Comparison:
-    """Train every method with every seed; `seeds=5` means 0 … 4. Further options are those of `train`.
+    """Train every method with every seed; `seeds=5` means 0 … 4. Further options are those of `train`. Source: ours.
 
     If a run fails, the error's `finished` holds the runs that ended before it.
     """

@@ -46,7 +46,10 @@ def dissimilarity(
     loss: PerExample | None = None,
     engine: EngineChoice | str = "simulator",
 ) -> Dissimilarity:
-    """The dissimilarity of the training clients of `data` at the parameters of `model`; base weights as in `algorithm`."""
+    """The dissimilarity of the training clients of `data` at the parameters of `model`; base weights as in `algorithm`.
+
+    Source: Li 2023 (thesis), Definition 7.
+    """
     setting = set_up(
         model, data, algorithm or Algorithm(), rounds=0, clients_per_round=1, seed=0, loss=loss, error=None, engine=engine
     )

@@ -102,7 +102,8 @@ class ClientRisk(Protocol):
 
 class QuantileSource(Protocol):
     """Where Δ-FL takes the cohort's quantile from. Law: a finite number, between the smallest and the largest loss up to the
-    source's own tolerance."""
+    source's own tolerance.
+    """
 
     @property
     def reads_losses(self) -> bool:

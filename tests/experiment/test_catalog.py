@@ -89,3 +89,11 @@ def test_defaults_of_an_algorithm_are_known_parts():
 def test_every_part_says_what_it_is_and_where_it_comes_from(part):
     assert part.summary
     assert part.source
+
+
+@pytest.mark.parametrize("function", catalog.FUNCTIONS)
+def test_every_listed_function_is_described_with_its_source(function):
+    part = catalog.Part("function", function, catalog.Entry(function))
+    assert callable(part.target)
+    assert part.summary
+    assert part.source

@@ -105,6 +105,18 @@ CATALOG: dict[str, dict[str, str | Entry]] = {
     },
 }
 
+# What is no part of a configuration, but belongs to a list of all that is here.
+FUNCTIONS = (
+    "equipoise:train_family",
+    "equipoise:compare",
+    "equipoise.risk.measures:value_at_risk",
+    "equipoise.risk.measures:superquantile",
+    "equipoise.risk.measures:entropic_value_at_risk",
+    "equipoise.risk.measures:tilted_value_at_risk",
+    "equipoise.heterogeneity:dissimilarity",
+    "equipoise.heterogeneity:inexactness",
+)
+
 # The parts of an algorithm, with the name that stands when a configuration gives none.
 ALGORITHM_PARTS = {
     "risk": "mean",

@@ -52,6 +52,18 @@ def show_methods(console: Console, kinds: Iterable[str]) -> None:
             console.print(Padding(Text(f"In Python: {part.python_path}", style="dim"), (0, 0, 0, 6), expand=False))
 
 
+def show_functions(console: Console) -> None:
+    """What Python code can call besides the parts."""
+    console.print()
+    console.print(Text.assemble(("functions", "bold underline"), "  in Python only"))
+    for function in catalog.FUNCTIONS:
+        part = catalog.Part("function", function, catalog.Entry(function))
+        console.print()
+        console.print(Padding(Text.assemble((part.python_path, "bold cyan"), f"  {part.summary}"), (0, 0, 0, 2), expand=False))
+        if part.source:
+            console.print(Padding(Text(f"Source: {part.source}", style="dim"), (0, 0, 0, 6), expand=False))
+
+
 def show_data_list(console: Console) -> None:
     """Every data set: name, whether it needs files, what it is."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))

@@ -31,7 +31,7 @@ def _checked(losses: Tensor, tail: float, weights: Tensor | None) -> tuple[Tenso
 
 
 def value_at_risk(losses: Tensor, tail: float, weights: Tensor | None = None) -> float:
-    """VaR: the weighted (1 − α)-quantile, without interpolation.
+    """VaR: the weighted (1 − α)-quantile, without interpolation. Source: Li 2023 (thesis), section 7.4.1.
 
     >>> value_at_risk(torch.arange(1.0, 11.0), 0.1)
     9.0
@@ -41,7 +41,7 @@ def value_at_risk(losses: Tensor, tail: float, weights: Tensor | None = None) ->
 
 
 def superquantile(losses: Tensor, tail: float, weights: Tensor | None = None) -> float:
-    """CVaR: the mean of the worst share α, min_γ γ + (1/α) E(F − γ)₊.
+    """CVaR: the mean of the worst share α, min_γ γ + (1/α) E(F − γ)₊. Source: Li 2023 (thesis), (7.61).
 
     >>> superquantile(torch.arange(1.0, 11.0), 0.2)
     9.5
@@ -51,7 +51,7 @@ def superquantile(losses: Tensor, tail: float, weights: Tensor | None = None) ->
 
 
 def entropic_value_at_risk(losses: Tensor, tail: float, weights: Tensor | None = None) -> float:
-    """EVaR: min over t > 0 of R_t − (1/t) log α, with the tilted risk R_t.
+    """EVaR: min over t > 0 of R_t − (1/t) log α, with the tilted risk R_t. Source: Li 2023 (thesis), (7.62).
 
     In s = 1/t it is s log(E e^{F/s} / α), convex, so the root of its derivative is found by bisection. The derivative is ≥ 0
     down to s = 0 when the largest loss has a mass of at least α; then EVaR is that loss.
@@ -77,7 +77,7 @@ def entropic_value_at_risk(losses: Tensor, tail: float, weights: Tensor | None =
 
 
 def tilted_value_at_risk(losses: Tensor, tail: float, weights: Tensor | None = None, *, floor: float | None = None) -> float:
-    """TiVaR: min over real t of floor + (1/t) log[(E e^{t(F − floor)} − (1 − α)) / α]₊.
+    """TiVaR: min over real t of floor + (1/t) log[(E e^{t(F − floor)} − (1 − α)) / α]₊. Source: Li 2023 (thesis), (7.63) and (7.64).
 
     `floor` is a lower bound of the losses, by default the smallest; at t → 0 the limit is floor + (mean − floor)/α. The
     function need not be convex in t: it is searched on a logarithmic grid of both signs and refined around the best point.

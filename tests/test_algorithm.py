@@ -1,0 +1,70 @@
+"""What an algorithm refuses at construction, and which iterate a run reports."""
+
+import pytest
+import torch
+
+import equipoise as eq
+from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.errors import ConfigError, IncompatibleParts, InvalidParameter
+from equipoise.experiment.config import RunConfig
+
+
+@pytest.mark.parametrize("sampler", [None, eq.sampling.Uniform(), eq.sampling.Poisson(), eq.sampling.Availability()], ids=repr)
+@pytest.mark.parametrize(
+    "risk", [eq.risk.WorstCase(), eq.risk.Mixture((0.5, eq.risk.Mean()), (0.5, eq.risk.WorstCase()))], ids=repr
+)
+def test_afl_refuses_partial_participation(risk, sampler):
+    with pytest.raises(IncompatibleParts, match=r"leaves clients out.*\n?.*sampling\.Full\(\)"):
+        eq.Algorithm(risk=risk, sampler=sampler)
+    eq.Algorithm(risk=risk, sampler=eq.sampling.Full())
+
+
+def test_a_configuration_of_afl_without_everyone_is_refused_with_the_key():
+    table = {"data": {"name": "label_shift"}, "model": {"name": "softmax"}, "algorithm": {"risk": "worst_case"},
+             "train": {"rounds": 1, "clients_per_round": 2}}  # fmt: skip
+    with pytest.raises(ConfigError, match=r"(?s)algorithm \(parts\).*WorstCase.*Full"):
+        RunConfig.of(table)
+    table["algorithm"] = {"risk": "worst_case", "sampler": "full"}
+    assert RunConfig.of(table).algorithm().reported == eq.averaging.Uniform()
+
+
+def test_a_wrong_averaging_is_named():
+    with pytest.raises(InvalidParameter, match=r"averaging must offer begin, update, iterate"):
+        eq.Algorithm(averaging="mean")
+    with pytest.raises(InvalidParameter, match=r"Write Uniform\(…\)"):
+        eq.Algorithm(averaging=eq.averaging.Uniform)
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+def test_averaged_iterates_by_hand(engine):
+    # One client at 8, lr 0.25: w halves the distance every round, so w^1, w^2, w^3 = 4, 6, 7.
+    x = torch.full((1, 1), 8.0, dtype=torch.float64)
+    data = FederatedData(ClientSet.pack([("c", x, x)]))
+    solver = eq.solvers.SGD(lr=0.25, batch_size=None, steps=1)
+
+    def reported(averaging):
+        algorithm = eq.Algorithm(solver=solver, averaging=averaging)
+        result = eq.train(eq.models.MeanEstimator(1).double(), data, algorithm, rounds=3, clients_per_round=1, engine=engine)
+        assert float(result.model.point.detach()) == float(result.params)
+        assert float(result.clients.loss) == pytest.approx((8 - float(result.params)) ** 2)  # it is what is evaluated
+        return float(result.params)
+
+    assert reported(None) == 7.0
+    assert reported(eq.averaging.Uniform()) == pytest.approx((4 + 6 + 7) / 3)
+    # rate 1/2: weights 2, 4, 8, 16 of w^0 … w^3 = 0, 4, 6, 7
+    assert reported(eq.averaging.Geometric(0.5)) == pytest.approx((4 * 4 + 8 * 6 + 16 * 7) / 30)
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+def test_two_afl_rounds_by_hand(engine):
+    # Clients at 0, 1 and 4, w = 0, lr 0.1, step 0.1. Round 1: λ = 1/3 each, F = 0, 1, 16; the update is 0.1 · 2 · (5/3) = 1/3.
+    # λ + 0.1 F = 1/3, 0.4333, 1.9333; the largest exceeds the second by more than 1: the projection is the corner (0, 0, 1).
+    # Round 2: only the client at 4 is trained: w = 1/3 + 0.2 (4 − 1/3) = 16/15. Reported is the mean of 1/3 and 16/15.
+    points = [(f"c{i}", torch.tensor([[v]], dtype=torch.float64)) for i, v in enumerate((0.0, 1.0, 4.0))]
+    data = FederatedData(ClientSet.pack((name, x, x) for name, x in points))
+    algorithm = eq.Algorithm(
+        risk=eq.risk.WorstCase(step=0.1), sampler=eq.sampling.Full(), solver=eq.solvers.SGD(lr=0.1, batch_size=None, steps=1)
+    )
+    result = eq.train(eq.models.MeanEstimator(1).double(), data, algorithm, rounds=2, engine=engine)
+    assert float(result.params) == pytest.approx((1 / 3 + 16 / 15) / 2)
+    assert [r.trained for r in result.history.rounds] == [3, 1]
