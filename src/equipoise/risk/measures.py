@@ -80,8 +80,8 @@ def tilted_value_at_risk(losses: Tensor, tail: float, weights: Tensor | None = N
     """TiVaR: min over real t of floor + (1/t) log[(E e^{t(F − floor)} − (1 − α)) / α]₊.
 
     `floor` is a lower bound of the losses, by default the smallest; at t → 0 the limit is floor + (mean − floor)/α. The
-    function need not be convex in t: it is searched on a logarithmic grid of both signs and refined around the best point. Source: Li 2023 (thesis), (7.63) and
-    (7.64).
+    function need not be convex in t: it is searched on a logarithmic grid of both signs and refined around the best point.
+    Source: Li 2023 (thesis), (7.63) and (7.64).
     """
     values, alpha = _checked(losses, tail, weights)
     lowest = float(values.min())
