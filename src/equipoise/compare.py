@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from torch import nn
 from equipoise.algorithm import Algorithm
 from equipoise.data.clients import FederatedData
 from equipoise.errors import EquipoiseError, require
-from equipoise.result import Result
+from equipoise.result import Result, RunRecord
 from equipoise.train import DataOrMaker, ModelOrMaker, made, train
 
 
@@ -40,6 +40,20 @@ FIGURES = {
 }
 
 
+def figures_of(runs: Sequence[RunRecord]) -> dict[str, Spread]:
+    """The figures of one method over its seeds: of the error, in fractions, trained clients per round, and seconds."""
+    errors = [run.summary().error for run in runs]
+    trained = [sum(r.trained for r in run.history.rounds) / max(1, len(run.history.rounds)) for run in runs]
+    return {
+        "mean": Spread.of(e.mean for e in errors),
+        "percentile_90": Spread.of(e.percentiles[90] for e in errors),
+        "worst_10": Spread.of(e.worst_10 for e in errors),
+        "standard_deviation": Spread.of(e.standard_deviation for e in errors),
+        "trained": Spread.of(trained),
+        "seconds": Spread.of(run.seconds for run in runs),
+    }
+
+
 @dataclass(frozen=True, eq=False)
 class Comparison:
     """Results by method, one per seed. `summary()` prints the table, `report(path)` writes the page."""
@@ -48,19 +62,7 @@ class Comparison:
 
     def table(self) -> dict[str, dict[str, Spread]]:
         """Per method the figures of the test error, in fractions, over seeds, with trained clients per round and seconds."""
-        rows = {}
-        for method, runs in self.results.items():
-            errors = [run.summary().error for run in runs]
-            trained = [sum(r.trained for r in run.history.rounds) / max(1, len(run.history.rounds)) for run in runs]
-            rows[method] = {
-                "mean": Spread.of(e.mean for e in errors),
-                "percentile_90": Spread.of(e.percentiles[90] for e in errors),
-                "worst_10": Spread.of(e.worst_10 for e in errors),
-                "standard_deviation": Spread.of(e.standard_deviation for e in errors),
-                "trained": Spread.of(trained),
-                "seconds": Spread.of(run.seconds for run in runs),
-            }
-        return rows
+        return {method: figures_of(runs) for method, runs in self.results.items()}
 
     @property
     def all_results(self) -> list[Result]:

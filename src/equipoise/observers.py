@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from equipoise.errors import ObserverFailed
-from equipoise.types import Observer, RoundReport
+from equipoise.files import write_atomically
+from equipoise.types import Observer, RoundReport, ServerState
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,18 +42,40 @@ class Evaluation:
     params: Tensor | None = None  # (D,); not kept in the history
 
 
+@dataclass(frozen=True)
+class EvaluationPoint:
+    """An evaluation in a few numbers per split: mean loss, mean error, 90th percentile of the error."""
+
+    round: int
+    splits: dict[str, dict[str, float]]
+
+    @classmethod
+    def of(cls, evaluation: Evaluation) -> EvaluationPoint:
+        splits = {
+            split: {"loss": summary["loss"].mean, "error": summary["error"].mean, "error_90": summary["error"].percentiles[90]}
+            for split, summary in evaluation.clients.summaries().items()
+        }
+        return cls(evaluation.round, splits)
+
+
 @dataclass
 class History(Observer):
-    """Every report and evaluation of a run, in memory; `pandas.DataFrame(history.rounds)` works."""
+    """Every report and evaluation of a run, in memory; `pandas.DataFrame(history.rounds)` works.
+
+    `points` are the evaluations in a few numbers; a run that was resumed has all of them, but tables of clients
+    (`evaluations`) only from there on.
+    """
 
     rounds: list[RoundReport] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
+    points: list[EvaluationPoint] = field(default_factory=list)
 
     def on_round(self, report: RoundReport) -> None:
         self.rounds.append(report)
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
         self.evaluations.append(replace(evaluation, params=None))
+        self.points.append(EvaluationPoint.of(evaluation))
 
 
 class JsonLines(Observer):
@@ -68,6 +91,8 @@ class JsonLines(Observer):
 
     def on_start(self, run: Run) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        if run.first_round and not self._begun and self.path.exists():
+            self._forget(run.first_round)
         self._file = self.path.open("a" if run.first_round or self._begun else "w", encoding="utf-8")
         self._begun = True
         self._write(
@@ -78,16 +103,25 @@ class JsonLines(Observer):
         self._write({"event": "round", **asdict(report)})
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
-        splits = {
-            split: {"loss": summary["loss"].mean, "error": summary["error"].mean, "error_90": summary["error"].percentiles[90]}
-            for split, summary in evaluation.clients.summaries().items()
-        }
-        self._write({"event": "evaluation", "round": evaluation.round, "splits": splits})
+        self._write({"event": "evaluation", **asdict(EvaluationPoint.of(evaluation))})
 
     def on_end(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def _forget(self, first_round: int) -> None:
+        """Drop what a run that goes on will do again: rounds from `first_round` on, and a line that was cut off."""
+        kept = []
+        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue
+            done = record["round"] + (record["event"] == "round") if "round" in record else 0
+            if done <= first_round:
+                kept.append(line)
+        write_atomically(self.path, "".join(kept).encode())
 
     def _write(self, record: dict[str, Any]) -> None:
         if self._file is not None:
@@ -162,6 +196,9 @@ class Observers:
 
     def on_round(self, report: RoundReport) -> None:
         self._tell("on_round", report)
+
+    def on_state(self, state: ServerState) -> None:
+        self._tell("on_state", state)
 
     def on_evaluating(self, round_index: int) -> None:
         self._tell("on_evaluating", round_index)

@@ -107,6 +107,32 @@ class ClientTable:
         """The rows with the largest error (then loss), worst first."""
         return sorted(self, key=lambda row: (row["error"], row["loss"]), reverse=True)[:count]
 
+    def to_parquet(self, path: str | Path, **constants: str | int) -> Path:
+        """Write the rows as Parquet, with further columns of one value each; the file is whole or absent."""
+        import pyarrow
+        import pyarrow.parquet
+
+        columns: dict[str, object] = {
+            "client": list(self.client), "split": list(self.split), "seen": self.seen.numpy(), "size": self.size.numpy(),
+            "loss": self.loss.numpy(), "error": self.error.numpy(),
+        }  # fmt: skip
+        columns |= {name: [value] * len(self) for name, value in constants.items()}
+        buffer = io.BytesIO()
+        pyarrow.parquet.write_table(pyarrow.table(columns), buffer)
+        return write_atomically(Path(path), buffer.getvalue())
+
+    @classmethod
+    def from_parquet(cls, path: str | Path) -> ClientTable:
+        """The rows of a Parquet file that `to_parquet` wrote."""
+        import pyarrow.parquet
+
+        table = pyarrow.parquet.read_table(path, columns=list(COLUMNS)).to_pydict()
+        numbers = {
+            "seen": torch.bool, "size": torch.int64, "loss": torch.float64, "error": torch.float64,
+        }  # fmt: skip
+        tensors = {name: torch.tensor(table[name], dtype=dtype) for name, dtype in numbers.items()}
+        return cls(tuple(table["client"]), tuple(table["split"]), **tensors)
+
     def to_csv(self, path: str | Path) -> Path:
         """Write the rows as CSV; the file is whole or absent."""
         text = io.StringIO()
@@ -142,15 +168,13 @@ class RunSummary:
         )
 
 
-@dataclass(frozen=True, eq=False)
-class Result:
-    """A finished run: the trained `model`, `clients` (one row each), `history`, `summary()` and `report(path)`."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RunRecord:
+    """What is known of a finished run without its model: all that a report needs."""
 
     name: str
     algorithm: Algorithm
     seed: int
-    model: nn.Module
-    params: Tensor  # (D,)
     clients: ClientTable
     history: History
     seconds: float
@@ -160,7 +184,9 @@ class Result:
     error_is_loss: bool = False  # a task without a notion of error of its own
 
     def __repr__(self) -> str:
-        return f"Result({self.name!r}, seed {self.seed}, {self.rounds} rounds on {self.data!r})\n{self.summary()}"
+        return (
+            f"{type(self).__name__}({self.name!r}, seed {self.seed}, {self.rounds} rounds on {self.data!r})\n{self.summary()}"
+        )
 
     @property
     def judged_on(self) -> str:
@@ -179,3 +205,11 @@ class Result:
         from equipoise.report import write_report
 
         return write_report([self], path)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class Result(RunRecord):
+    """A finished run: the trained `model`, `clients` (one row each), `history`, `summary()` and `report(path)`."""
+
+    model: nn.Module
+    params: Tensor  # (D,)

@@ -7,12 +7,14 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from equipoise.algorithm import Algorithm
+from equipoise.checkpoint import Checkpoint, CheckpointError, Checkpoints, identity_of, read_checkpoint, refuse_strangers
 from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.errors import Diverged, EquipoiseNotice, InvalidParameter, ObserverFailed, is_whole, require
@@ -50,6 +52,7 @@ def train(
     observers: Sequence[Observer] = (),
     progress: bool | None = None,
     name: str = "run",
+    checkpoint: Checkpoints | str | Path | None = None,
 ) -> Result:
     """Train `model` over the clients of `data` for `rounds` rounds and evaluate every client of every split.
 
@@ -59,7 +62,9 @@ def train(
     `engine` is "simulator", "loop", or one with options such as engines.Simulator(device="cuda"). `evaluate_every` evaluates
     all clients every so many rounds for the history; the end is always evaluated. The given model is not changed.
     `clients_per_round` is not needed with sampling.Full(). `progress` shows a bar (None: in a terminal), `observers` watch the
-    run (equipoise.observers), and `name` is what reports call it.
+    run (equipoise.observers), and `name` is what reports call it. `checkpoint` names a file: if it is there, the run goes on
+    from it, else it is made; it is written about every ten seconds, and a run that was killed and started again ends with the
+    same model, bit for bit.
     """
     good = evaluate_every is None or (is_whole(evaluate_every) and evaluate_every >= 1)
     require(good, "evaluate_every", "must be at least 1 round", evaluate_every)
@@ -69,18 +74,20 @@ def train(
         model, data, algorithm, rounds=rounds, clients_per_round=clients_per_round, seed=seed, loss=loss, error=error,
         engine=engine,
     )  # fmt: skip
-    state = setting.begin(algorithm)
-
-    history = History()
-    watching = Observers([history, *observers, *([Progress()] if show_progress(progress) else [])])
-    began = time.perf_counter()
+    saving = Checkpoints(checkpoint) if isinstance(checkpoint, str | Path) else checkpoint
+    state, history, before = resumed(saving, setting, algorithm)
+    saves = [saving] if saving is not None else []
+    watching = Observers([history, *observers, *saves, *([Progress()] if show_progress(progress) else [])])
+    began = time.perf_counter() - before
     try:
-        watching.on_start(Run(name, setting.rounds, setting.seed, setting=setting))
+        watching.on_start(Run(name, setting.rounds, setting.seed, state.round, setting))
+        watching.on_state(state)
         while state.round < setting.rounds:
             state, report = run_round(state, algorithm, setting.engine, setting.cohort(state.round), setting.data.train)
             watching.on_round(report)
             if evaluate_every and state.round % evaluate_every == 0 and state.round < setting.rounds:
                 watching.on_evaluation(setting.evaluation(algorithm, state))
+            watching.on_state(state)
         watching.on_evaluating(state.round)
         final = setting.evaluation(algorithm, state)
         watching.on_evaluation(final)
@@ -98,6 +105,22 @@ def train(
         raise
     warn_if_lost(history, final.clients, classes=setting.data.classes > 0)
     return result
+
+
+def resumed(saving: Checkpoints | None, setting: Setting, algorithm: Algorithm) -> tuple[ServerState, History, float]:
+    """Where to start: the state, the history so far and the seconds it took; from a checkpoint if there is one."""
+    if saving is None:
+        return setting.begin(algorithm), History(), 0.0
+    identity = identity_of(setting, algorithm)
+    if not saving.path.exists():
+        found = Checkpoint(setting.begin(algorithm), History(), 0.0, identity)
+    else:
+        found = read_checkpoint(saving.path, getattr(setting.engine, "device", "cpu"))
+        refuse_strangers(saving.path, found.identity, identity)
+        if found.state.round > setting.rounds:
+            raise CheckpointError(f"{saving.path} is already at round {found.state.round}, beyond rounds = {setting.rounds}.")
+    saving.begin(identity, found.history, found.seconds)
+    return found.state, found.history, found.seconds
 
 
 @dataclass(frozen=True, eq=False)

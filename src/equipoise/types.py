@@ -216,6 +216,9 @@ class Observer:
     def on_round(self, report: RoundReport) -> None:
         """A round has ended."""
 
+    def on_state(self, state: ServerState) -> None:
+        """The state between two rounds: before the first, and after each."""
+
     def on_evaluating(self, round_index: int) -> None:
         """The final evaluation of all clients begins; it may take a while."""
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from equipoise.errors import InvalidParameter
 from equipoise.files import write_atomically
-from equipoise.result import Result
+from equipoise.result import RunRecord
 
 __all__ = ["histogram_picture", "write_report"]
 
 
-def write_report(results: Sequence[Result], path: str | Path) -> Path:
+def write_report(results: Sequence[RunRecord], path: str | Path) -> Path:
     """Write one self-contained HTML page about a run, or about several methods (`Result.name`) and seeds (`Result.seed`).
 
     The first method is the baseline of the headline. The page asks for nothing from the network and runs no script.
@@ -23,7 +23,7 @@ def write_report(results: Sequence[Result], path: str | Path) -> Path:
     return write_atomically(Path(path), page(Study.of(results)).encode())
 
 
-def histogram_picture(results: Sequence[Result], path: str | Path) -> Path:
+def histogram_picture(results: Sequence[RunRecord], path: str | Path) -> Path:
     """Write the histogram of per-client errors as a picture of about 1200 × 500 pixels: .png or .svg, by the suffix."""
     from equipoise.report import figures
     from equipoise.report.study import Study

@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from equipoise import metrics
-from equipoise.compare import Comparison, Spread
+from equipoise.compare import Spread, figures_of
 from equipoise.errors import InvalidParameter, require
 from equipoise.report.words import Crowd, Row, Scale, alone, compared
-from equipoise.result import ClientTable, Result
+from equipoise.result import ClientTable, RunRecord
 
 Numbers = NDArray[np.float64]
 GRID = np.arange(0.5, 100.25, 0.5)  # the percents at which percentile curves are drawn; 50 and 90 are among them
@@ -25,7 +25,7 @@ class Method:
     """The runs of one method, one per seed, and the clients they are judged on."""
 
     name: str
-    runs: tuple[Result, ...]
+    runs: tuple[RunRecord, ...]
     rows: tuple[ClientTable, ...]  # of the judged split, one table per run
     figures: Row
     weighted: bool
@@ -81,10 +81,10 @@ class Study:
     scale: Scale
 
     @classmethod
-    def of(cls, results: Sequence[Result]) -> Study:
+    def of(cls, results: Sequence[RunRecord]) -> Study:
         results = list(results)
         require(len(results) > 0, "results", "must hold at least one result", results)
-        by_name: dict[str, list[Result]] = {}
+        by_name: dict[str, list[RunRecord]] = {}
         for result in results:
             by_name.setdefault(result.name, []).append(result)
         for name, runs in by_name.items():
@@ -93,7 +93,7 @@ class Study:
         if any(result.judged_on != split for result in results):
             found = sorted({result.judged_on for result in results})
             raise InvalidParameter("results", "must be judged on the same split", found, "Report them one by one.")
-        table = Comparison(by_name).table()
+        table = {name: figures_of(runs) for name, runs in by_name.items()}
         weighted = split == "train"
         methods = tuple(
             Method(name, tuple(runs), tuple(run.clients.where(split) for run in runs), table[name], weighted)
@@ -133,7 +133,7 @@ class Study:
         return bool(values.max() > 20 * np.quantile(values, 0.9) or values.max() > 1000 * values.min())
 
 
-def _refuse_strangers(name: str, runs: list[Result]) -> None:
+def _refuse_strangers(name: str, runs: list[RunRecord]) -> None:
     """Runs that share a name are pooled as seeds of one method, so they must be that."""
     fix = "Give each its own name: train(..., name=…), or use equipoise.compare."
     if any(run.algorithm != runs[0].algorithm and repr(run.algorithm) != repr(runs[0].algorithm) for run in runs):
@@ -143,7 +143,7 @@ def _refuse_strangers(name: str, runs: list[Result]) -> None:
         raise InvalidParameter("results", "with the same name must have different seeds", (name, seeds), fix)
 
 
-def _scale(results: list[Result], methods: tuple[Method, ...]) -> Scale:
+def _scale(results: list[RunRecord], methods: tuple[Method, ...]) -> Scale:
     """Percentages, unless errors leave [0, 1] or are the losses themselves (a task that is not classification)."""
     error = torch.cat([result.clients.error.double() for result in results])
     same = all(result.error_is_loss for result in results)
