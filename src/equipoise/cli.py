@@ -1,4 +1,4 @@
-"""The command line: `equipoise demo`, `run`, `methods`, `data list`, `data show`.
+"""The command line: `equipoise demo`, `run`, `compare`, `report`, `methods`, `data list`, `data show`.
 
 Whatever needs torch is imported inside the commands, so that help comes at once. What a user can get wrong ends in one message
 on stderr and exit code 2, never in a stack trace; Ctrl-C exits with 130.
@@ -105,31 +105,97 @@ def demo(
 
 @app.command()
 def run(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG.toml", help="The run to do, e.g. examples/tail.toml.")],
+    config: Annotated[
+        Path | None, typer.Argument(metavar="CONFIG.toml", help="The run to do, e.g. examples/tail.toml.")
+    ] = None,
     settings: Settings = None,
     out: Annotated[
         Path | None, typer.Option(help="The folder for the run, new or empty. Default: runs/<config>-<seed>.")
     ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Go on with the run in this folder, from its checkpoint.")
+    ] = None,
 ) -> None:
-    """Train what a TOML file describes; leave config, log, clients, model and report in a folder."""
-    from equipoise.experiment.config import RunConfig
-    from equipoise.experiment.folder import claim, free_folder, refuse_taken
-
-    checked = RunConfig.read(config, settings or ())
-    path = out or free_folder(config, checked.train.seed)
-    refuse_taken(path)  # before data are read, which may take long
-
+    """Train what a TOML file describes; leave config, log, checkpoint, clients, model and report in a folder."""
     from equipoise.experiment import folder
+    from equipoise.experiment.config import RunConfig
+
+    if resume is not None:
+        if config is not None or settings or out is not None:
+            raise ConfigError("--resume takes all it needs from its folder: leave CONFIG, --set and --out away.")
+        place = folder.to_resume(resume)
+        checked = RunConfig.read(place.config)
+    elif config is None:
+        raise ConfigError("Name a configuration, e.g. equipoise run examples/tail.toml, or a folder: --resume DIR.")
+    else:
+        checked = RunConfig.read(config, settings or ())
+        path = out or folder.free_folder(config, checked.train.seed)
+        folder.refuse_taken(path)  # before data are read, which may take long
+
     from equipoise.experiment.build import build
 
     experiment = build(checked)
-    place = claim(path)
+    if resume is None:
+        place = folder.claim(path)
     console = Console()
     result = folder.run(experiment, place)
     console.print(Text(str(result.summary())), soft_wrap=True)
     console.print()
     for file in (place.report, place.clients, place.model, place.rounds, place.config):
         console.print(Text(f"{file}"), soft_wrap=True)
+
+
+@app.command()
+def compare(
+    config: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="Methods × seeds, e.g. examples/study.toml.")],
+    settings: Settings = None,
+    workers: Annotated[int, typer.Option(min=1, help="How many runs at once, one torch thread each.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="The folder for all runs. Default: runs/<study>.")] = None,
+) -> None:
+    """Run every method with every seed, as far as runs are missing; print the table and write the report."""
+    from equipoise.experiment.folder import read_record
+    from equipoise.experiment.scheduler import run_all
+    from equipoise.experiment.show import comparison_table
+    from equipoise.experiment.study import prepare, read_study
+
+    place = out or Path("runs") / config.stem
+    runs = read_study(config, settings or (), out=place)
+    prepare(runs)
+    console = Console()
+    try:
+        jobs = run_all(runs, workers=workers, console=console)
+    except KeyboardInterrupt as failure:
+        failure.add_note("The same command goes on where it stopped.")
+        raise
+    records = [read_record(job.folder.path) for job in jobs if job.folder.finished]
+    if records:
+        from equipoise.report import write_report
+
+        console.print(comparison_table(records))
+        console.print(Text(str(write_report(records, place / "report.html"))), soft_wrap=True)
+    failed = [job for job in jobs if job.status == "failed"]
+    for job in failed:
+        _complain(f"Failed: {job.run.method}, seed {job.run.seed}: {job.message} See {job.folder.path / 'run.log'}.")
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Folders of finished runs, or of studies.")],
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    figures: Annotated[Path | None, typer.Option(metavar="DIR", help="Also write each figure as SVG and PNG here.")] = None,
+) -> None:
+    """Write one page about runs beside each other; it opens offline."""
+    from equipoise.experiment.folder import finished_runs, read_record
+    from equipoise.report import export_figures, write_report
+
+    console = Console()
+    records = [read_record(path) for path in finished_runs(folders)]
+    console.print(Text(str(write_report(records, out))), soft_wrap=True)
+    if figures is not None:
+        for file in export_figures(records, figures):
+            console.print(Text(str(file)), soft_wrap=True)
 
 
 @app.command()

@@ -1,6 +1,7 @@
 import json
 import tomllib
 
+import pyarrow.parquet
 import pytest
 from safetensors.torch import load_file
 
@@ -24,10 +25,14 @@ def test_a_run_leaves_all_its_files_and_nothing_else(tmp_path):
     place = folder.claim(tmp_path / "a" / "run")
     result = folder.run(experiment("train.evaluate_every=1"), place, progress=False)
     names = sorted(p.name for p in place.path.iterdir())
-    assert names == ["clients.csv", "config.toml", "model.safetensors", "report.html", "rounds.jsonl"]
+    assert names == ["checkpoint", "clients.parquet", "config.toml", "model.safetensors", "report.html", "rounds.jsonl"]
+    assert [p.name for p in (place.path / "checkpoint").iterdir()] == ["state.safetensors"]
     events = [json.loads(line)["event"] for line in place.rounds.read_text().splitlines()]
-    assert events == ["start", *["round", "evaluation"] * 3]
-    assert len(place.clients.read_text().splitlines()) == 1 + 12 + 2 + 3
+    assert events == ["start", *["round", "evaluation"] * 3, "end"]
+    rows = pyarrow.parquet.read_table(place.clients).to_pylist()
+    assert len(rows) == 12 + 2 + 3
+    assert {(row["method"], row["seed"]) for row in rows} == {("run", 0)}
+    assert [row["error"] for row in rows] == result.clients.error.tolist()
     saved = load_file(place.model)
     assert {n: t.shape for n, t in saved.items()} == {"weight": (10, 20), "bias": (10,)}
     assert all(saved[name].equal(value) for name, value in result.model.state_dict().items())
@@ -38,8 +43,10 @@ def test_a_run_from_its_own_config_gives_the_same_model(tmp_path):
     first, second = folder.claim(tmp_path / "first"), folder.claim(tmp_path / "second")
     folder.run(experiment(), first, progress=False)
     folder.run(build(RunConfig.read(first.config)), second, progress=False)
-    for file in ("config.toml", "model.safetensors", "clients.csv"):
+    for file in ("config.toml", "model.safetensors"):
         assert (first.path / file).read_bytes() == (second.path / file).read_bytes()
+    ours, theirs = (pyarrow.parquet.read_table(place.clients).drop_columns(["method"]) for place in (first, second))
+    assert ours.equals(theirs)
 
 
 def test_nothing_is_overwritten(tmp_path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from equipoise.errors import ConfigError, EquipoiseError, InvalidParameter
@@ -11,6 +13,7 @@ from equipoise.experiment.config import FROM_DATA, RunConfig, refusals_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from torch import nn
 
@@ -29,34 +32,60 @@ class Experiment:
     model: nn.Module
     algorithm: Algorithm
 
-    def train(self, *, name: str = "run", observers: Sequence[Observer] = (), progress: bool | None = None) -> Result:
-        """Train as the configuration says."""
+    def train(
+        self,
+        *,
+        name: str = "run",
+        observers: Sequence[Observer] = (),
+        progress: bool | None = None,
+        checkpoint: Path | None = None,
+    ) -> Result:
+        """Train as the configuration says; from a checkpoint, if one is named and there."""
+        from equipoise.checkpoint import Checkpoints
         from equipoise.train import train
 
         options = self.config.train
-        return train(
-            self.model,
-            self.data,
-            self.algorithm,
-            rounds=options.rounds,
-            clients_per_round=options.clients_per_round,
-            seed=options.seed,
-            engine=options.chosen_engine(),
-            evaluate_every=options.evaluate_every,
-            observers=observers,
-            progress=progress,
-            name=name,
-        )
+        with threads(options.threads):
+            return train(
+                self.model,
+                self.data,
+                self.algorithm,
+                rounds=options.rounds,
+                clients_per_round=options.clients_per_round,
+                seed=options.seed,
+                engine=options.chosen_engine(),
+                evaluate_every=options.evaluate_every,
+                observers=observers,
+                progress=progress,
+                name=options.name or name,
+                checkpoint=Checkpoints(checkpoint, every=options.checkpoint_every) if checkpoint is not None else None,
+            )
+
+
+@contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """Torch on so many threads: sums are added up in another order on others, so a run keeps to its number."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def build(config: RunConfig) -> Experiment:
     """Make every part, and refuse what cannot run together before anything is trained or written."""
+    import torch
+
     check_device(config.train.device)
     config.train.chosen_engine()
     algorithm = config.algorithm()
     data: FederatedData = config.data.make("data")
     check_cohort(config, algorithm, data)
     config = config.with_model(**read_from_data(config, data))
+    config = replace(config, train=replace(config.train, threads=config.train.threads or torch.get_num_threads()))
     model = config.model.make("model", **word_vectors(config))
     check_fit(config, model, data)
     return Experiment(config, data, model, algorithm)

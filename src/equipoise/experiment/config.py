@@ -64,15 +64,22 @@ class PartConfig:
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """The section [train]: how long, with how many clients a round, from which seed, and where."""
+    """The section [train]: how long, with how many clients a round, from which seed, and where.
+
+    `name` is what reports call the run (None: its folder). `checkpoint_every` is in rounds (None: about every ten seconds).
+    `threads` are torch's (None: as many as it takes by itself; a run folder holds the number).
+    """
 
     rounds: int
     clients_per_round: int
     seed: int = 0
+    name: str | None = None
     evaluate_every: int | None = None
+    checkpoint_every: int | None = None
     engine: str = "simulator"
     device: str | None = None
     chunk_size: int | None = None
+    threads: int | None = None
 
     def __post_init__(self) -> None:
         require(self.rounds >= 0, "rounds", "must not be negative", self.rounds)
@@ -84,6 +91,9 @@ class TrainOptions:
             'must be at least 1 round, or "none" to evaluate at the end only',
             self.evaluate_every,
         )
+        for name in ("checkpoint_every", "threads"):
+            value = getattr(self, name)
+            require(value is None or value >= 1, name, 'must be at least 1, or "none"', value)
         known = catalog.part("engine", self.engine, where="train.engine").parameters
         for name in ("device", "chunk_size"):
             value = getattr(self, name)

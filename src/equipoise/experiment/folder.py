@@ -1,21 +1,25 @@
-"""A run is a folder: config.toml, rounds.jsonl, clients.csv, model.safetensors and report.html.
+"""A run is a folder: config.toml, rounds.jsonl, checkpoint/state.safetensors, clients.parquet, model.safetensors, report.html.
 
-The log of rounds grows line by line; every other file appears whole or not at all.
+The log of rounds grows line by line; every other file appears whole or not at all. The log's last line says that the run has
+ended, and is written last: a folder without it can be resumed.
 """
 
 from __future__ import annotations
 
+import json
+import shutil
 import tempfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from equipoise.errors import ConfigError, EquipoiseError
 from equipoise.files import write_atomically
 
 if TYPE_CHECKING:
     from equipoise.experiment.build import Experiment
-    from equipoise.result import Result
+    from equipoise.result import Result, RunRecord
 
 
 @dataclass(frozen=True)
@@ -33,8 +37,12 @@ class RunFolder:
         return self.path / "rounds.jsonl"
 
     @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoint" / "state.safetensors"
+
+    @property
     def clients(self) -> Path:
-        return self.path / "clients.csv"
+        return self.path / "clients.parquet"
 
     @property
     def model(self) -> Path:
@@ -44,6 +52,27 @@ class RunFolder:
     def report(self) -> Path:
         return self.path / "report.html"
 
+    def last_event(self) -> dict[str, Any]:
+        """The last whole line of the log; empty without one."""
+        try:
+            with self.rounds.open("rb") as file:
+                file.seek(0, 2)
+                file.seek(max(0, file.tell() - 65_536))
+                lines = file.read().splitlines()
+        except OSError:
+            return {}
+        for line in reversed(lines):
+            try:
+                found: dict[str, Any] = json.loads(line)
+                return found
+            except ValueError:  # cut off, or being written
+                continue
+        return {}
+
+    @property
+    def finished(self) -> bool:
+        return self.last_event().get("event") == "end"
+
 
 def refuse_taken(path: Path) -> None:
     """Refuse a folder in which something lies, so that no run is lost under another."""
@@ -51,6 +80,8 @@ def refuse_taken(path: Path) -> None:
         taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
     except OSError as failure:
         raise ConfigError(f"{path} cannot be used for a run: {failure.strerror}. Name another folder: --out DIR.") from failure
+    if taken and RunFolder(path).config.exists() and not RunFolder(path).finished:
+        raise ConfigError(f"{path} holds a run that has not ended. Go on with it: equipoise run --resume {path}")
     if taken:
         what = "is a file" if path.is_file() else "is not empty"
         raise ConfigError(f"{path} {what}, and a run never overwrites another. Name a new folder: --out DIR.")
@@ -69,6 +100,19 @@ def claim(path: str | Path) -> RunFolder:
     return RunFolder(path)
 
 
+def refuse_full(folder: RunFolder, experiment: Experiment) -> None:
+    """Refuse a disk without room for what a run leaves: the model, a checkpoint with optimiser state twice, and the report."""
+    parameters = sum(p.nbytes for p in experiment.model.parameters())
+    clients = sum(len(clients) for clients in experiment.data.splits.values())
+    needed = 10 * parameters + 300 * clients + 1000 * experiment.config.train.rounds + 12 * 2**20
+    free = shutil.disk_usage(folder.path).free
+    if free < needed:
+        raise ConfigError(
+            f"{folder.path} has {free / 2**20:.0f} MB of free disk, and the run needs about {needed / 2**20:.0f} MB. "
+            "Make room, or name a folder on another disk: --out DIR."
+        )
+
+
 def free_folder(config_path: Path, seed: int) -> Path:
     """runs/<name of the configuration>-<seed>, with -2, -3, … added if that is taken."""
     first = Path("runs") / f"{config_path.stem}-{seed}"
@@ -79,20 +123,43 @@ def free_folder(config_path: Path, seed: int) -> Path:
     return folder
 
 
-def run(experiment: Experiment, folder: RunFolder, *, progress: bool | None = None) -> Result:
-    """Train, logging as it goes, then write what the run leaves. A failure says where the log is."""
+def to_resume(path: Path) -> RunFolder:
+    """A folder whose run can go on."""
+    folder = RunFolder(path)
+    if not folder.config.exists():
+        raise ConfigError(f"{path} is not the folder of a run: it has no config.toml. Start one: equipoise run CONFIG.toml")
+    if folder.finished:
+        raise ConfigError(f"The run in {path} has ended; there is nothing to resume. Its report is {folder.report}.")
+    return folder
+
+
+def run(experiment: Experiment, folder: RunFolder, *, progress: bool | None = None, report: bool = True) -> Result:
+    """Train, from the checkpoint if the folder has one, logging as it goes; then write what the run leaves.
+
+    A failure says where the log is. A run of a study needs no `report` of its own.
+    """
     from equipoise.observers import JsonLines
 
-    write_atomically(folder.config, experiment.config.text().encode())
+    refuse_full(folder, experiment)
+    if not folder.config.exists():
+        write_atomically(folder.config, experiment.config.text().encode())
     try:
-        result = experiment.train(name=folder.path.name, observers=[JsonLines(folder.rounds)], progress=progress)
+        result = experiment.train(
+            name=folder.path.name, observers=[JsonLines(folder.rounds)], progress=progress, checkpoint=folder.checkpoint
+        )
     except (EquipoiseError, KeyboardInterrupt) as failure:
         if folder.rounds.exists():
             failure.add_note(f"What was logged is in {folder.rounds}.")
+        if isinstance(failure, KeyboardInterrupt):
+            failure.add_note(f"Go on later: equipoise run --resume {folder.path}")
         raise
-    result.clients.to_csv(folder.clients)
+    result.clients.to_parquet(folder.clients, method=result.name, seed=result.seed)
     write_atomically(folder.model, model_bytes(result))
-    result.report(folder.report)
+    if report:
+        result.report(folder.report)
+    end = {"event": "end", "seconds": result.seconds, "data": result.data, "error_is_loss": result.error_is_loss}
+    with folder.rounds.open("a", encoding="utf-8") as log:
+        log.write(json.dumps(end) + "\n")
     return result
 
 
@@ -105,3 +172,59 @@ def model_bytes(result: Result) -> bytes:
     # One entry of metadata, because the order of several is random and equal models should be equal files.
     saved: bytes = save(tensors, metadata={"model": type(result.model).__name__})
     return saved
+
+
+def read_record(path: str | Path) -> RunRecord:
+    """What a finished run left, without its model."""
+    from equipoise.experiment.config import RunConfig
+    from equipoise.observers import EvaluationPoint, History
+    from equipoise.result import ClientTable, RunRecord
+    from equipoise.types import RoundReport
+
+    folder = RunFolder(Path(path))
+    if not folder.config.exists():
+        raise ConfigError(f"{path} is not the folder of a run: it has no config.toml.")
+    end = folder.last_event()
+    if end.get("event") != "end":
+        raise ConfigError(f"The run in {path} has not ended. Go on with it: equipoise run --resume {path}")
+    config = RunConfig.read(folder.config)
+    history = History()
+    for line in folder.rounds.read_text(encoding="utf-8").splitlines():
+        event = json.loads(line)
+        kind = event.pop("event")
+        if kind == "round":
+            history.rounds.append(RoundReport(**_numbers(event)))
+        elif kind == "evaluation":
+            history.points.append(EvaluationPoint(event["round"], {k: _numbers(v) for k, v in event["splits"].items()}))
+    return RunRecord(
+        name=config.train.name or folder.path.resolve().name,
+        algorithm=config.algorithm(),
+        seed=config.train.seed,
+        clients=ClientTable.from_parquet(folder.clients),
+        history=history,
+        seconds=end["seconds"],
+        data=end["data"],
+        rounds=config.train.rounds,
+        clients_per_round=config.train.clients_per_round,
+        error_is_loss=end["error_is_loss"],
+    )
+
+
+def finished_runs(folders: Iterable[Path]) -> list[Path]:
+    """The finished runs among folders: a run's own, or all runs inside a study's."""
+    found: list[Path] = []
+    for path in folders:
+        if RunFolder(path).config.exists():
+            found.append(path)
+            continue
+        inside = sorted(p.parent for p in path.glob("*/config.toml")) if path.is_dir() else []
+        ended = [p for p in inside if RunFolder(p).finished]
+        if not ended:
+            raise ConfigError(f"{path} holds no finished run. Name the folders that equipoise run or compare has made.")
+        found += ended
+    return list(dict.fromkeys(found))
+
+
+def _numbers(fields: dict[str, Any]) -> dict[str, Any]:
+    """JSON's null back to NaN, except where a field may be without a value."""
+    return {name: float("nan") if value is None and name != "risk" else value for name, value in fields.items()}

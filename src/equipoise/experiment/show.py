@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from rich import box
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from equipoise.data import ClientSet, FederatedData
+    from equipoise.result import RunRecord
 
 WHAT = {
     "risk": "what is minimised over clients: [algorithm.risk]",
@@ -62,6 +64,37 @@ def show_functions(console: Console) -> None:
         console.print(Padding(Text.assemble((part.python_path, "bold cyan"), f"  {part.summary}"), (0, 0, 0, 2), expand=False))
         if part.source:
             console.print(Padding(Text(f"Source: {part.source}", style="dim"), (0, 0, 0, 6), expand=False))
+
+
+def comparison_table(records: Sequence[RunRecord]) -> Table:
+    """Per method: the error over clients in figures, ± over seeds, clients trained per round and seconds; lowest in bold."""
+    from equipoise.compare import FIGURES, figures_of
+
+    by_name: dict[str, list[RunRecord]] = {}
+    for record in records:
+        by_name.setdefault(record.name, []).append(record)
+    rows = {name: figures_of(runs) for name, runs in by_name.items()}
+    first = records[0].summary()
+    unseen = "unseen " if first.unseen else ""
+    noun, factor = ("Loss", 1.0) if records[0].error_is_loss else ("Error in %", 100.0)
+    table = Table(
+        title=f"{noun} over {first.error.clients} {unseen}{first.split} clients, mean ± standard deviation over seeds",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for title in ("method", "seeds", "mean", "90th pct.", "worst 10 %", "std. dev.", "trained", "seconds"):
+        table.add_column(title, justify="left" if title == "method" else "right", no_wrap=title != "method")
+    lowest = {key: min(row[key].mean for row in rows.values()) for key in FIGURES}
+    digits = 3 if records[0].error_is_loss else 1
+    for name, row in rows.items():
+        cells = []
+        for key in FIGURES:
+            text = f"{factor * row[key].mean:.{digits}f}"
+            text += f" ± {factor * row[key].deviation:.{digits}f}" if len(by_name[name]) > 1 else ""
+            cells.append(Text(text, style="bold green" if row[key].mean == lowest[key] and len(rows) > 1 else ""))
+        table.add_row(Text(name), str(len(by_name[name])), *cells, f"{row['trained'].mean:.1f}", f"{row['seconds'].mean:.1f}")
+    return table
 
 
 def show_data_list(console: Console) -> None:

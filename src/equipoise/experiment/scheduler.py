@@ -1,0 +1,153 @@
+"""Runs of a study in parallel processes, one torch thread each, with a live table; one that fails does not stop the others."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO, Literal
+
+from rich.console import Console
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from equipoise.experiment.folder import RunFolder
+from equipoise.experiment.study import PlannedRun
+
+Status = Literal["waiting", "running", "done", "failed", "there already"]
+POLL_SECONDS = 0.25
+
+
+@dataclass
+class Job:
+    """A run and how far it is."""
+
+    run: PlannedRun
+    status: Status = "waiting"
+    process: subprocess.Popen[bytes] | None = None
+    log: IO[bytes] | None = None
+    began: float = 0.0
+    first_round: int = 0
+    message: str = ""
+
+    @property
+    def folder(self) -> RunFolder:
+        return self.run.folder
+
+    def rounds_done(self) -> int:
+        """How many rounds the log knows of."""
+        if self.status in ("done", "there already"):
+            return self.run.config.train.rounds
+        event = self.folder.last_event()
+        return int(event.get("round", -1)) + (event.get("event") == "round") if "round" in event else 0
+
+    def seconds_left(self) -> float | None:
+        """By the rounds that this process has done."""
+        done = self.rounds_done() - self.first_round
+        if self.status != "running" or done <= 0:
+            return None
+        return (time.monotonic() - self.began) / done * (self.run.config.train.rounds - self.rounds_done())
+
+
+def run_all(runs: Sequence[PlannedRun], *, workers: int, console: Console) -> list[Job]:
+    """Run what is missing, at most `workers` at a time; returns every run with how it ended."""
+    jobs = [Job(run, "there already" if run.folder.finished else "waiting") for run in runs]
+    try:
+        if console.is_terminal:
+            with Live(console=console, refresh_per_second=4, get_renderable=lambda: live_table(jobs)):
+                _work_through(jobs, workers, None)
+        else:
+            _work_through(jobs, workers, console)
+    finally:
+        for job in jobs:
+            _stop(job)
+    return jobs
+
+
+def _work_through(jobs: list[Job], workers: int, console: Console | None) -> None:
+    while True:
+        for job in jobs:
+            if job.status == "running" and _ended(job) and console is not None:
+                console.print(
+                    Text(f"{job.status}: {job.run.method}, seed {job.run.seed}" + f" {job.message}".rstrip()), soft_wrap=True
+                )
+        waiting = [job for job in jobs if job.status == "waiting"]
+        running = sum(job.status == "running" for job in jobs)
+        if not waiting and not running:
+            return
+        for job in waiting[: workers - running]:
+            _start(job)
+        time.sleep(POLL_SECONDS)
+
+
+def _start(job: Job) -> None:
+    """Start the run's process; its folder keeps what it prints."""
+    job.log = (job.folder.path / "run.log").open("ab")
+    job.first_round, job.began, job.status = job.rounds_done(), time.monotonic(), "running"
+    one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+    job.process = subprocess.Popen(
+        [sys.executable, "-m", "equipoise.experiment.worker", str(job.folder.path)],
+        stdin=subprocess.DEVNULL, stdout=job.log, stderr=job.log, env=os.environ | one_thread,
+    )  # fmt: skip
+
+
+def _ended(job: Job) -> bool:
+    """Whether the process has ended; if so, how."""
+    if job.process is None or (code := job.process.poll()) is None:
+        return False
+    _close(job)
+    if code == 0 and job.folder.finished:
+        job.status = "done"
+        return True
+    job.status = "failed"
+    lines = (job.folder.path / "run.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    reason = next((line for line in reversed(lines) if line.startswith("Error:")), lines[-1] if lines else "")
+    job.message = reason.removeprefix("Error: ") if code == 2 and reason else f"ended with {_exit(code)}. {reason}".strip()
+    return True
+
+
+def _exit(code: int) -> str:
+    return f"signal {-code}" if code < 0 else f"exit code {code}"
+
+
+def _stop(job: Job) -> None:
+    if job.process is not None and job.process.poll() is None:
+        job.process.terminate()
+        try:
+            job.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            job.process.kill()
+            job.process.wait()
+    _close(job)
+
+
+def _close(job: Job) -> None:
+    if job.log is not None:
+        job.log.close()
+        job.log = None
+
+
+_COLOURS = {"waiting": "dim", "running": "cyan", "done": "green", "failed": "red", "there already": "green"}
+
+
+def live_table(jobs: Sequence[Job]) -> Table:
+    """Every run with its status, progress and time left."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in ("method", "seed", "status", "", "rounds", "time left"):
+        table.add_column(title, no_wrap=True, justify="right" if title in ("seed", "rounds", "time left") else "left")
+    for job in jobs:
+        done, total, left = job.rounds_done(), job.run.config.train.rounds, job.seconds_left()
+        table.add_row(
+            Text(job.run.method),
+            str(job.run.seed),
+            Text(job.status, style=_COLOURS[job.status]),
+            ProgressBar(total=max(total, 1), completed=done if total else 1, width=24),
+            f"{done}/{total}",
+            "" if left is None else f"{int(left) // 60}:{int(left) % 60:02d}",
+        )
+    return table

@@ -1,0 +1,164 @@
+"""A study: methods × seeds (× any swept key), each a run in a folder of its own.
+
+    [study]
+    seeds = 5                                  # 0 … 4, or a list
+    [methods.FedAvg]                           # each method changes [algorithm]
+    [methods."Δ-FL 0.5"]
+    risk = {name = "superquantile", tail = 0.5}
+    [sweep]
+    "algorithm.solver.lr" = [0.03, 0.1]        # every method with every value
+
+[data], [model], [algorithm] and [train] are those of a single run and hold for all.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from equipoise.errors import ConfigError
+from equipoise.experiment.config import RunConfig, override, read_toml, refuse_unknown, section
+from equipoise.experiment.folder import RunFolder
+from equipoise.experiment.values import check_value, toml_text, value_text
+from equipoise.files import write_atomically
+
+SECTIONS = ("study", "data", "model", "algorithm", "train", "methods", "sweep")
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One run of a study: its folder, its method and seed, and its checked configuration."""
+
+    folder: RunFolder
+    method: str
+    seed: int
+    config: RunConfig
+
+
+def read_study(path: Path, overrides: Iterable[str] = (), *, out: Path) -> list[PlannedRun]:
+    """All runs that a study file asks for, each checked; nothing is written."""
+    table = override(read_toml(path), overrides)
+    refuse_unknown(table, SECTIONS, "")
+    study = section(table, "study", required=False)
+    refuse_unknown(study, ("seeds",), "study")
+    seeds = _seeds(study.get("seeds", 1))
+    base = {name: table[name] for name in ("data", "model", "algorithm", "train") if name in table}
+    if "seed" in section(table, "train"):
+        raise ConfigError("train.seed is given by the study: write seeds = … in [study].")
+    methods = section(table, "methods", required=False) or {path.stem: {}}
+    runs: list[PlannedRun] = []
+    for (method, changes), values in itertools.product(methods.items(), _sweep(section(table, "sweep", required=False))):
+        if not isinstance(changes, Mapping):
+            raise ConfigError(f"methods.{method} must be a table of changes to [algorithm], but is {toml_text(changes)}.")
+        name = ", ".join([method, *(f"{key.rpartition('.')[2]} {value_text(value)}" for key, value in values.items())])
+        for seed in seeds:
+            wanted = merged(base, {"algorithm": changes})
+            for key, value in {**values, "train.seed": seed, "train.name": name}.items():
+                wanted = _with(wanted, key.split("."), value)
+            try:
+                config = RunConfig.of(wanted)
+            except ConfigError as failure:
+                raise ConfigError(f"methods.{method}: {failure}") from failure
+            config = replace(config, train=replace(config.train, threads=config.train.threads or 1))
+            runs.append(PlannedRun(RunFolder(out / f"{_slug(name)}-{seed}"), name, seed, config))
+    if len({run.folder.path for run in runs}) < len(runs):
+        raise ConfigError("Two methods have names that make the same folder. Give them names that differ in letters or digits.")
+    return runs
+
+
+def _seeds(given: Any) -> list[int]:
+    if isinstance(given, list):
+        seeds = [check_value(seed, int, "study.seeds") for seed in given]
+    else:
+        seeds = list(range(check_value(given, int, "study.seeds")))
+    if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
+        raise ConfigError(
+            f"study.seeds must be a number of seeds, or a list of different seeds ≥ 0, but is {toml_text(given)}."
+        )
+    return seeds
+
+
+def _sweep(table: Mapping[str, Any], before: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+    """Every combination of the swept values, as dotted key → value; keys may be quoted or nested tables."""
+    axes: dict[str, list[Any]] = {}
+
+    def collect(inner: Mapping[str, Any], path: tuple[str, ...]) -> None:
+        for key, values in inner.items():
+            if isinstance(values, Mapping):
+                collect(values, (*path, key))
+            elif not isinstance(values, list) or not values:
+                raise ConfigError(f"sweep.{'.'.join((*path, key))} must be a list of values, but is {toml_text(values)}.")
+            else:
+                axes[".".join((*path, key))] = values
+
+    collect(table, before)
+    return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+
+
+def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables together; a table that names another part replaces the one before.
+
+    >>> base = {"solver": {"lr": 0.1}, "risk": {"name": "tilted", "tilt": 2}}
+    >>> merged(base, {"solver": {"prox": 1}, "risk": {"name": "mean"}})
+    {'solver': {'lr': 0.1, 'prox': 1}, 'risk': {'name': 'mean'}}
+    """
+    result = dict(base)
+    for key, value in changes.items():
+        old = result.get(key)
+        old = {"name": old} if isinstance(old, str) and isinstance(value, Mapping) else old
+        same_part = isinstance(old, Mapping) and isinstance(value, Mapping) and value.get("name") in (None, old.get("name"))
+        result[key] = merged(old, value) if same_part and isinstance(old, Mapping) else value
+    return result
+
+
+def _with(table: Mapping[str, Any], path: list[str], value: Any) -> dict[str, Any]:
+    first, *rest = path
+    inner = table.get(first, {})
+    inner = {"name": inner} if isinstance(inner, str) else inner
+    return {**table, first: _with(inner, rest, value) if rest else value}
+
+
+def _slug(name: str) -> str:
+    """A name as part of a path.
+
+    >>> _slug("Δ-FL 0.5, lr 0.1")
+    'Δ-FL-0.5-lr-0.1'
+    """
+    return re.sub(r"[^\w.+-]+", "-", name).strip("-.") or "run"
+
+
+def prepare(runs: Iterable[PlannedRun]) -> None:
+    """Make the folders and their configurations; a folder of another configuration is refused before anything is run."""
+    for run in runs:
+        if not run.folder.config.exists():
+            continue
+        found = RunConfig.read(run.folder.config)
+        difference = _first_difference(found.table(), run.config.table())
+        if difference is not None:
+            key, old, new = difference
+            raise ConfigError(
+                f"{run.folder.path} holds a run of another configuration: {key} is {toml_text(old)} there, {toml_text(new)} "
+                "here. Delete the folder, or name another: --out DIR."
+            )
+    for run in runs:
+        if not run.folder.config.exists():
+            write_atomically(run.folder.config, run.config.text().encode())
+
+
+def _first_difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+    """The first key whose values differ; what the data decided (a model's features) may be there in addition."""
+    for key, value in wanted.items():
+        old = found.get(key)
+        if key == "versions":
+            continue
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            inner = _first_difference(old, value)
+            if inner is not None:
+                return f"{key}.{inner[0]}", inner[1], inner[2]
+        elif old != value:
+            return key, old, value
+    return None
