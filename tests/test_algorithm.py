@@ -28,6 +28,31 @@ def test_a_configuration_of_afl_without_everyone_is_refused_with_the_key():
     assert RunConfig.of(table).algorithm().reported == eq.averaging.Uniform()
 
 
+def test_a_mixture_with_afl_reports_the_average_also_from_a_configuration():
+    terms = [{"coefficient": 0.5, "name": "mean"}, {"coefficient": 0.5, "name": "worst_case"}]
+    table = {"data": {"name": "label_shift"}, "model": {"name": "softmax"}, "train": {"rounds": 1, "clients_per_round": 2},
+             "algorithm": {"sampler": "full", "risk": {"name": "mixture", "terms": terms}}}  # fmt: skip
+    assert RunConfig.of(table).algorithm().reported == eq.averaging.Uniform()
+
+
+def test_feddane_refuses_risks_that_its_correction_would_cancel():
+    with pytest.raises(IncompatibleParts, match="cancel out"):
+        eq.Algorithm(risk=eq.risk.Superquantile(0.5), solver=eq.solvers.FedDane())
+
+
+def test_a_client_without_a_group_is_refused_before_any_round(ragged):
+    groups = dict.fromkeys(ragged.train.ids[:-2], "a")
+    with pytest.raises(InvalidParameter, match="without 2: client-6, client-7"):
+        eq.train(eq.models.Softmax(4, 3), ragged, eq.Algorithm(risk=eq.risk.HierarchicalTilt(groups)), rounds=1,
+                 clients_per_round=1)  # fmt: skip
+
+
+def test_a_run_in_which_nobody_takes_part_says_so(ragged):
+    nobody = eq.Algorithm(sampler=eq.sampling.Availability(share=0.001))
+    with pytest.warns(eq.errors.EquipoiseNotice, match="Nobody was trained in 4 of 4 rounds"):
+        eq.train(eq.models.Softmax(4, 3), ragged, nobody, rounds=4, clients_per_round=2)
+
+
 def test_a_wrong_averaging_is_named():
     with pytest.raises(InvalidParameter, match=r"averaging must offer begin, update, iterate"):
         eq.Algorithm(averaging="mean")

@@ -6,7 +6,7 @@ import torch
 import equipoise as eq
 from conftest import make_clients
 from equipoise.data.clients import ClientSet, FederatedData
-from equipoise.errors import Diverged, InvalidData, InvalidParameter
+from equipoise.errors import Diverged, EquipoiseNotice, InvalidData, InvalidParameter
 
 TAILS = [1.0, 0.8, 0.5, 0.1]
 OPTIONS = {"rounds": 6, "clients_per_round": 5, "seed": 3}
@@ -26,7 +26,7 @@ def point(model):
 @pytest.fixture
 def data():
     train = make_clients([1, 2, 3, 7, 10, 11, 20, 25], dtype=torch.float64)
-    return FederatedData(train, test=make_clients([5, 9, 14, 1], seed=1, prefix="unseen", dtype=torch.float64), name="ragged")
+    return FederatedData(train, test=make_clients([5, 9, 14], seed=1, prefix="unseen", dtype=torch.float64), name="ragged")
 
 
 @pytest.mark.parametrize("engine", ["loop", "simulator", eq.engines.Simulator(chunk_size=2)], ids=repr)
@@ -58,7 +58,6 @@ def test_each_member_equals_the_run_of_it_alone(engine, knob, values, make, data
         eq.Algorithm(solver=eq.solvers.SGD(epochs=3, straggler_share=0.5, stragglers="drop")),
         eq.Algorithm(solver=eq.solvers.MAML()),
         eq.Algorithm(solver=eq.solvers.AdaptiveProx(eq.solvers.SGD())),
-        eq.Algorithm(solver=eq.solvers.FedDane(eq.solvers.SGD(prox=0.5))),
         eq.Algorithm(sampler=eq.sampling.Poisson()),
         eq.Algorithm(averaging=eq.averaging.Uniform()),
     ],
@@ -151,7 +150,8 @@ def test_the_family_is_judged_as_its_own_method(points):
     # Half of each test client's equal examples choose, the others judge: the family is the better member client by client.
     torch.testing.assert_close(errors["family"], torch.minimum(errors["tail 1"], errors["tail 0.5"]))
     assert comparison.results["family"][0].clients.size.tolist() == [2, 2, 2]
-    assert "family" in repr(family)
+    assert "EachClientsChoice(knob='tail', values=(1.0, 0.5))" in repr(comparison.results["family"][0].algorithm)
+    assert family.comparison() is comparison
 
 
 def test_clients_choose_by_validation_and_are_judged_by_test():
@@ -169,8 +169,16 @@ def test_clients_choose_by_validation_and_are_judged_by_test():
 
 
 def test_a_test_client_with_one_example_cannot_choose(data):
-    family = eq.train_family(softmax(), data, tails=[1.0, 0.5], **OPTIONS)
-    assert family.comparison().results["family"][0].clients.client == ("unseen-0", "unseen-1", "unseen-2")
+    test = make_clients([5, 9, 14, 1], seed=1, prefix="unseen", dtype=torch.float64)
+    family = eq.train_family(softmax(), FederatedData(data.train, test=test), tails=[1.0, 0.5], **OPTIONS)
+    with pytest.warns(EquipoiseNotice, match="1 of 4 test clients have a single example"):
+        rows = family.comparison().results
+    assert rows["family"][0].clients.client == ("unseen-0", "unseen-1", "unseen-2")
+    lonely = FederatedData(data.train, test=make_clients([1, 1], dtype=torch.float64, prefix="lonely"))
+    family = eq.train_family(softmax(), lonely, tails=[1.0, 0.5], **OPTIONS)
+    assert repr(family) == "Family(tails [1.0, 0.5], 6 rounds on 'data')"
+    with pytest.raises(InvalidData, match="All test clients have a single example"):
+        family.comparison()
 
 
 def test_without_other_clients_the_training_clients_are_judged(data):
@@ -198,6 +206,8 @@ def test_the_report_of_a_family(data, tmp_path):
     [
         ({}, "tails, qs, tilts must be given one at a time"),
         ({"tails": [0.5], "qs": [1.0]}, "must be given one at a time, but is 'tails, qs'"),
+        ({"tails": 0.5}, "tails must be a list of numbers, but is 0.5"),
+        ({"tails": ["half"]}, "tails must be a list of numbers"),
         ({"tails": []}, "tails must be one or more different numbers"),
         ({"tails": [0.5, 0.5]}, "tails must be one or more different numbers"),
         ({"tails": [0.5, 2.0]}, "tail must lie in (0, 1]"),
@@ -212,5 +222,44 @@ def test_what_is_no_family_is_refused(options, words, data):
 
 def test_a_member_that_diverges_is_named(data):
     algorithm = eq.Algorithm(solver=eq.solvers.SGD(lr=1e200))
-    with pytest.raises(Diverged):
+    with pytest.raises(Diverged) as caught:
         eq.train_family(softmax(), data, algorithm, tails=[1.0, 0.5], **OPTIONS)
+    assert caught.value.__notes__ == ["This was the member with tail 1."]
+    assert caught.value.history is not None
+
+
+def test_values_that_look_alike_keep_their_names(data):
+    family = eq.train_family(softmax(), data, tails=torch.tensor([0.5, 0.50000001, 0.1], dtype=torch.float64), **OPTIONS)
+    assert [member.name for member in family.results.values()] == ["tail 0.5", "tail 0.50000001", "tail 0.1"]
+
+
+class WritesToItsInputs(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.shift = torch.nn.Parameter(torch.full((4,), 0.1, dtype=torch.float64))
+        self.linear = softmax()
+
+    def forward(self, x):
+        x -= self.shift
+        return self.linear(x)
+
+
+def test_models_that_cannot_share_inputs_are_scored_one_by_one(data):
+    family = eq.train_family(WritesToItsInputs(), data, tails=[1.0, 0.3], **OPTIONS)
+    for member in family.results.values():
+        alone = eq.train(WritesToItsInputs(), data, member.algorithm, engine="loop", **OPTIONS)
+        torch.testing.assert_close(member.params, alone.params, rtol=1e-9, atol=1e-12)
+
+
+def test_a_clients_pixels_are_scaled_once():
+    gen = torch.Generator().manual_seed(0)
+    x, y = torch.randint(0, 256, (40, 4), generator=gen), torch.randint(0, 3, (40,), generator=gen)
+    for raw in (x.to(torch.uint8), x.float()):
+        pixels = eq.data.from_arrays(raw, y, [f"c{i % 8}" for i in range(40)], scale=1 / 255)
+        family = eq.train_family(eq.models.Softmax(4, 3), pixels, tails=[1.0, 0.5], rounds=3, clients_per_round=3)
+        wanted = family.losses(pixels.test.take([0]))
+        assert family.losses(pixels.test.client(0)) == pytest.approx(wanted)
+    with pytest.raises(InvalidParameter, match="client_data must have whole targets from 0 to 2"):
+        family.losses((torch.rand(2, 4), torch.tensor([0, 99])))
+    with pytest.raises(InvalidParameter, match="client_data must have whole targets"):
+        family.losses((torch.rand(2, 4), torch.tensor([0.5, 1.0])))

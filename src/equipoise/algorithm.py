@@ -68,6 +68,13 @@ class Algorithm:
                 "Add sampler=sampling.Full(); with many clients use risk.QFair(q=10) or a Superquantile with a small tail.",
             )
 
+        if isinstance(self.solver, solvers.FedDane) and getattr(self.risk, "needs_losses", True):
+            raise IncompatibleParts(
+                "FedDane moves every client along the mean gradient g of a cohort: at w^t each corrected gradient is g, and "
+                f"the weights of {self.risk!r} cancel out.",
+                "Use risk.Mean() with FedDane, or FedProx (solvers.SGD(prox=…)) with this risk.",
+            )
+
     @property
     def reported(self) -> Averaging:
         """Which iterate a run reports."""

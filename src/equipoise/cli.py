@@ -1,4 +1,4 @@
-"""The command line: `equipoise demo`, `run`, `compare`, `report`, `methods`, `data list`, `data show`.
+"""The command line: `equipoise demo`, `run`, `compare`, `tune`, `report`, `methods`, `data list`, `data show`.
 
 Whatever needs torch is imported inside the commands, so that help comes at once. What a user can get wrong ends in one message
 on stderr and exit code 2, never in a stack trace; Ctrl-C exits with 130.
@@ -177,6 +177,29 @@ def compare(
     for job in failed:
         _complain(f"Failed: {job.run.method}, seed {job.run.seed}: {job.message} See {job.folder.path / 'run.log'}.")
     if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def tune(
+    config: Annotated[Path, typer.Argument(metavar="SEARCH.toml", help="A run and values to try, e.g. examples/tune.toml.")],
+    settings: Settings = None,
+    workers: Annotated[int, typer.Option(min=1, help="How many runs at once, one torch thread each.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="The folder for all trials. Default: runs/<search>.")] = None,
+) -> None:
+    """Try values by training loss or validation clients, never test clients; write the best configuration."""
+    from equipoise.experiment import tune as searching
+
+    search = searching.read_search(config, settings or ())
+    try:
+        outcomes = searching.tune(search, out or Path("runs") / config.stem, workers=workers, console=Console())
+    except KeyboardInterrupt as failure:
+        failure.add_note("The same command goes on where it stopped.")
+        raise
+    for outcome in outcomes:
+        if outcome.criterion is None:
+            _complain(f"Failed: {searching.trial_name(outcome.values)}: {outcome.message}")
+    if outcomes[0].criterion is None:
         raise typer.Exit(1)
 
 

@@ -5,9 +5,13 @@ Each test client then takes the member that serves it best by its own validation
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +22,7 @@ from equipoise.algorithm import Algorithm
 from equipoise.compare import Comparison
 from equipoise.data.clients import ClientSet
 from equipoise.data.splits import split_examples
-from equipoise.errors import Diverged, InvalidData, InvalidParameter, is_number, require
+from equipoise.errors import Diverged, EquipoiseNotice, InvalidData, InvalidParameter, is_number, require
 from equipoise.observers import History, Observers, Progress, Run, show_progress
 from equipoise.result import ClientTable, Result
 from equipoise.risk import QFair, Superquantile, Tilted
@@ -34,7 +38,7 @@ from equipoise.round import (
 )
 from equipoise.task import PerExample
 from equipoise.train import DataOrMaker, EngineChoice, ModelOrMaker, Setting, set_up, stop_if_lost, warn_if_lost
-from equipoise.types import Cohort, Engine, Job, LocalSolver, LocalWork, RoundReport, ServerState
+from equipoise.types import Cohort, Engine, Job, LocalSolver, LocalWork, RiskValue, RoundReport, ServerState
 
 KNOBS: dict[str, type] = {"tail": Superquantile, "q": QFair, "tilt": Tilted}
 
@@ -56,7 +60,7 @@ class Family:
         return {value: result.model for value, result in self.results.items()}
 
     def __repr__(self) -> str:
-        return f"Family({self.knob}: {', '.join(f'{v:g}' for v in self.values)})\n{self.comparison().summary()}"
+        return f"Family({self.knob}s {list(self.values)}, {self.setting.rounds} rounds on {self.setting.data.name!r})"
 
     def at(self, value: float, *, interpolate: bool = False) -> nn.Module:
         """The model trained for `value`, or the nearest one.
@@ -64,7 +68,7 @@ class Family:
         `interpolate=True` gives a point on the line between the two neighbours' parameters instead. Nobody trained that model:
         between members of a convex task it is a fair guess, between networks it may be worse than either.
         """
-        require(is_number(value), self.knob, "must be a number", value)
+        require(is_number(value) and math.isfinite(value), self.knob, "must be a number", value)
         if value in self.results or not interpolate:
             return self.results[min(self.values, key=lambda v: abs(v - value))].model
         below, above = [v for v in self.values if v < value], [v for v in self.values if v > value]
@@ -79,6 +83,7 @@ class Family:
     def losses(self, client_data: ClientSet | tuple[Any, Any]) -> dict[float, float]:
         """Each member's mean loss on the examples of one client: an (x, y) pair, or a ClientSet with one client."""
         clients = self._one_client(client_data)
+        refuse_other_labels(clients, self.setting)
         return {value: float(self.setting.engine.evaluate(r.params, clients)[0]) for value, r in self.results.items()}
 
     def choose(self, client_data: ClientSet | tuple[Any, Any]) -> float:
@@ -93,30 +98,33 @@ class Family:
     def comparison(self) -> Comparison:
         """The members and "family", where each client uses the member that it chose, judged on the same examples.
 
-        Clients choose by their validation examples and are judged on their test examples. Where test clients have no
-        validation examples of their own, one half of their test examples, by chance, is for choosing and the other for
-        judging; a client with a single example is then left out. Without test clients the validation clients are judged so,
-        and without either the training clients, who choose and are judged on the same examples.
+        Clients choose by their validation examples and are judged on their test examples. Where some test client has no
+        validation examples of its own, one half of all clients' test examples, by chance, is for choosing and the other for
+        judging; clients with a single example are then left out, with a notice. Without test clients the validation clients
+        are judged so, and without either the training clients, who choose and are judged on the same examples.
         """
+        return self._comparison
+
+    @cached_property
+    def _comparison(self) -> Comparison:
         judged_on, choosing, judging = choosing_and_judging(self.setting)
         engine = self.setting.engine
         chosen = torch.stack([engine.evaluate(r.params, choosing)[0] for r in self.results.values()]).argmin(0)  # (n,)
         judged = [engine.evaluate(r.params, judging) for r in self.results.values()]
         loss, error = torch.stack([s[0] for s in judged]), torch.stack([s[1] for s in judged])  # (M, n)
-        seen = torch.tensor([i in set(self.setting.data.train.ids) for i in judging.ids])
+        training = set(self.setting.data.train.ids)
+        seen = torch.tensor([i in training for i in judging.ids])
 
         def table(own: Tensor) -> ClientTable:
             columns = (v.gather(0, own.unsqueeze(0))[0] for v in (loss, error))
             return ClientTable(judging.ids, (judged_on,) * len(judging), seen, judging.sizes.cpu(), *columns)
 
-        rows = {
-            f"{self.knob} {value:g}": [replace(r, clients=table(torch.full_like(chosen, i)), name=f"{self.knob} {value:g}")]
-            for i, (value, r) in enumerate(self.results.items())
-        }
+        rows = {r.name: [replace(r, clients=table(torch.full_like(chosen, i)))] for i, r in enumerate(self.results.values())}
         first = next(iter(self.results.values()))
         everyone = replace(
             first,
             name="family",
+            algorithm=replace(first.algorithm, risk=EachClientsChoice(self.knob, self.values)),
             clients=table(chosen),
             model=nn.ModuleList(self.models.values()),
             params=torch.stack([r.params for r in self.results.values()]),
@@ -139,7 +147,7 @@ class Family:
         like = self.setting.data.train
         if x.dim() == like.x.dim() - 1:
             raise InvalidData("client_data: x must hold one row per example, as (examples, …); found a single example.")
-        raw = not x.is_floating_point() or like.x.is_floating_point()  # floating pixels are taken as already scaled
+        raw = not x.is_floating_point()  # floating numbers are taken as a model sees them, as clients.client(…) gives them
         return ClientSet.pack(
             [("client", x, y)], scale=like.scale if raw else None, shift=like.shift if raw else 0.0, source="client_data"
         )
@@ -154,14 +162,39 @@ def choosing_and_judging(setting: Setting) -> tuple[str, ClientSet, ClientSet]:
         return judged_on, judging, judging
     if judged_on == "test" and data.validation is not None:
         places = {client: k for k, client in enumerate(data.validation.ids)}
-        both = [k for k, client in enumerate(judging.ids) if client in places]
-        if both:
-            return judged_on, data.validation.take([places[judging.ids[k]] for k in both]), judging.take(both)
+        if all(client in places for client in judging.ids):
+            return judged_on, data.validation.take([places[client] for client in judging.ids]), judging
+    single = int((judging.sizes < 2).sum())
+    if single == len(judging):
+        raise InvalidData(f"All {judged_on} clients have a single example: none can choose by one and be judged by another.")
+    if single:
+        text = f"{single} of {len(judging)} {judged_on} clients have a single example, cannot choose by it, and are left out."
+        warnings.warn(EquipoiseNotice(text), stacklevel=4)
     parts = split_examples(judging, test=0.5, seed=setting.seed)
-    if parts.test is None:  # excluded by split_examples; said for the type checker
-        raise InvalidData("The clients have too few examples to choose and to be judged by.")
+    if parts.test is None:  # excluded above; said for the type checker
+        raise InvalidData("The clients have too few examples.")
     places = {client: k for k, client in enumerate(parts.train.ids)}
     return judged_on, parts.train.take([places[client] for client in parts.test.ids]), parts.test
+
+
+@dataclass(frozen=True)
+class EachClientsChoice:
+    """Stands for the risk in a family's own row: each client uses the member that it chose."""
+
+    knob: str
+    values: tuple[float, ...]
+
+    def __call__(self, losses: Tensor, base_weights: Tensor, *, clients: Any = None, state: Any = None) -> RiskValue:
+        raise InvalidParameter("risk", "is not one risk but a choice among several", self, "Train with one of its members.")
+
+
+def refuse_other_labels(clients: ClientSet, setting: Setting) -> None:
+    """Refuse targets that the family's task does not know: other classes, or numbers where there are classes."""
+    classes, y = setting.data.classes, clients.y
+    if not classes or setting.data.train.y.is_floating_point():
+        return
+    good = not y.is_floating_point() and int(y.min()) >= 0 and int(y.max()) < classes
+    require(good, "client_data", f"must have whole targets from 0 to {classes - 1}", sorted(set(y.flatten().tolist()))[:5])
 
 
 def _together(histories: Sequence[History]) -> History:
@@ -194,12 +227,14 @@ def train_family(
 
     All members start from `model` and see the same cohorts and batches, so each equals the run that `train` would make of it
     alone; the simulator trains them as one batch, which costs less than separate runs. `algorithm` gives the other parts (and
-    the risk's other options, if its risk is of the family's kind); the rest is as in `train`.
+    the risk's other options, if its risk is of the family's kind); the other options are those of `train`.
 
     Source: Pillutla et al. 2023, section 4.1 and Figure 1; Li 2023 (thesis), Table 4.12.
     """
     knob, members = _members(algorithm or Algorithm(), {"tail": tails, "q": qs, "tilt": tilts})
     algorithms = list(members.values())
+    short = {f"{value:g}" for value in members}
+    names = [f"{knob} {value:g}" if len(short) == len(members) else f"{knob} {value!r}" for value in members]
     setting = set_up(
         model, data, algorithms[0], rounds=rounds, clients_per_round=clients_per_round, seed=seed, loss=loss, error=error,
         engine=engine,
@@ -211,34 +246,48 @@ def train_family(
     try:
         watching.on_start(Run(f"family of {len(members)}", setting.rounds, setting.seed, setting=setting))
         for index in range(setting.rounds):
-            states, reports = family_round(states, algorithms, setting.engine, setting.cohort(index), setting.data.train)
+            states, reports = family_round(
+                states, algorithms, setting.engine, setting.cohort(index), setting.data.train,
+                clients_per_round=setting.clients_per_round,
+            )  # fmt: skip
             for history, report in zip(histories, reports, strict=True):
                 history.on_round(report)
             watching.on_round(reports[0])
         watching.on_evaluating(setting.rounds)
         finals = [setting.evaluation(member, state) for member, state in zip(algorithms, states, strict=True)]
-        for value, final, history in zip(members, finals, histories, strict=True):
-            try:
+        for number, final in enumerate(finals):
+            with _of_member(number):
                 stop_if_lost(final)
-            except Diverged as failure:
-                failure.history = history
-                failure.add_note(f"This was the member with {knob} {value:g}.")
-                raise
+    except Diverged as failure:
+        number = getattr(failure, "member", 0)
+        failure.history = histories[number]
+        failure.add_note(f"This was the member with {names[number]}.")
+        raise
     finally:
         watching.on_end()
     seconds = (time.perf_counter() - began) / len(members)
     results = {
-        value: setting.result(f"{knob} {value:g}", member, state, final.clients, history, seconds)
-        for (value, member), state, final, history in zip(members.items(), states, finals, histories, strict=True)
+        value: setting.result(name, member, state, final.clients, history, seconds)
+        for name, (value, member), state, final, history in zip(names, members.items(), states, finals, histories, strict=True)
     }
-    for final, history in zip(finals, histories, strict=True):
-        warn_if_lost(history, final.clients, classes=setting.data.classes > 0)
+    for name, final, history in zip(names, finals, histories, strict=True):
+        warn_if_lost(history, final.clients, classes=setting.data.classes > 0, who=f"the member with {name}")
     return Family(knob, results, setting)
+
+
+@contextmanager
+def _of_member(number: int) -> Iterator[None]:
+    """Within it, a divergence says which member it was."""
+    try:
+        yield
+    except Diverged as failure:
+        failure.member = number  # type: ignore[attr-defined]
+        raise
 
 
 def _members(algorithm: Algorithm, given: dict[str, Iterable[float] | None]) -> tuple[str, dict[float, Algorithm]]:
     """The knob and an algorithm for each of its values."""
-    named = {knob: list(values) for knob, values in given.items() if values is not None}
+    named = {knob: _numbers(f"{knob}s", values) for knob, values in given.items() if values is not None}
     if len(named) != 1:
         raise InvalidParameter(
             "tails, qs, tilts", "must be given one at a time", ", ".join(f"{k}s" for k in named) or "none",
@@ -255,28 +304,45 @@ def _members(algorithm: Algorithm, given: dict[str, Iterable[float] | None]) -> 
     return knob, {value: replace(algorithm, risk=replace(base, **{knob: value})) for value in values}
 
 
+def _numbers(parameter: str, values: object) -> list[float]:
+    """The values of a knob as a list of numbers."""
+    found: Any = values.tolist() if hasattr(values, "tolist") else values
+    numbers: list[Any] = list(found) if isinstance(found, Iterable) else [None]
+    good = all(is_number(number) for number in numbers)
+    require(good, parameter, "must be a list of numbers", values, f"E.g. {parameter}=[1.0, 0.5].")
+    return numbers
+
+
 def family_round(
-    states: Sequence[ServerState], algorithms: Sequence[Algorithm], engine: Engine, cohort: Cohort, clients: ClientSet
+    states: Sequence[ServerState],
+    algorithms: Sequence[Algorithm],
+    engine: Engine,
+    cohort: Cohort,
+    clients: ClientSet,
+    *,
+    clients_per_round: int | None = None,
 ) -> tuple[list[ServerState], list[RoundReport]]:
     """One round of every member: as `run_round`, with the members' losses and local work computed together."""
     began = time.perf_counter()
     pairs = list(zip(states, algorithms, strict=True))
     if len(cohort) == 0:
         return [next_state(s, a) for s, a in pairs], [report_of(Plan.nobody(cohort), began) for _ in pairs]
-    prepared = [prepare(state, algorithm, engine, cohort, clients) for state, algorithm in pairs]
+    prepared = [prepare(state, algorithm, engine, cohort, clients, clients_per_round) for state, algorithm in pairs]
     solvers = [solver for solver, _ in prepared]
     losses = family_losses(states, algorithms, engine, cohort, solvers)
-    plans = [
-        plan_round(state, algorithm, solver, cohort, seen, clients)
-        for (state, algorithm), solver, seen in zip(pairs, solvers, losses, strict=True)
-    ]
+    plans = []
+    for number, ((state, algorithm), solver, seen) in enumerate(zip(pairs, solvers, losses, strict=True)):
+        with _of_member(number):
+            plans.append(plan_round(state, algorithm, solver, cohort, seen, clients))
     works = family_work(states, algorithms, engine, solvers, plans)
-    after, reports = [], []
+    after: list[ServerState] = []
+    reports: list[RoundReport] = []
     for (state, algorithm), (solver, solver_state), plan, done in zip(pairs, prepared, plans, works, strict=True):
         changed: dict[str, Any] = {"risk": plan.risk.state, "solver": solver_state}
         if done is not None:
             total, changed["aggregator"], work = done
-            changed["params"], changed["server"] = server_step(state, algorithm, solver, plan, total, work, clients)
+            with _of_member(len(after)):
+                changed["params"], changed["server"] = server_step(state, algorithm, solver, plan, total, work, clients)
         after.append(next_state(state, algorithm, **changed))
         reports.append(report_of(plan, began, done[2] if done is not None else None))
     share = (time.perf_counter() - began) / len(pairs)

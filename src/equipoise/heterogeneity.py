@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from equipoise.aggregators import WeightedMean
 from equipoise.algorithm import Algorithm
 from equipoise.data.clients import FederatedData
+from equipoise.errors import require
 from equipoise.observers import Evaluation, Run
 from equipoise.solvers.prepared import GRADIENT
 from equipoise.task import PerExample
@@ -64,6 +65,10 @@ def inexactness(engine: Engine, params: Tensor, cohort: Cohort, solver: LocalSol
     h_k(w) = F_k(w) + (μ/2)‖w − w^t‖² with the solver's proximal μ, w_k the client's model after its local work from `params`.
     Source: Li 2023 (thesis), Definition 6.
     """
+    require(
+        hasattr(solver, "local_steps"), "solver", "must be one whose work does not change from round to round", solver,
+        "Give the solver that it wraps.",
+    )  # fmt: skip
     moved = engine.updates(params, cohort, solver).update  # (K, D)
     before = engine.updates(params, cohort, GRADIENT).sq_norms.sqrt()
     one = torch.ones(1, dtype=torch.float64)

@@ -22,14 +22,23 @@ TAIL = 0.1  # the share of clients in a report's tail loss
 
 
 def run_round(
-    state: ServerState, algorithm: Algorithm, engine: Engine, cohort: Cohort, clients: ClientSet
+    state: ServerState,
+    algorithm: Algorithm,
+    engine: Engine,
+    cohort: Cohort,
+    clients: ClientSet,
+    *,
+    clients_per_round: int | None = None,
 ) -> tuple[ServerState, RoundReport]:
-    """Losses → risk and its weights → local work of the clients with weight → aggregate → server step."""
+    """Losses → risk and its weights → local work of the clients with weight → aggregate → server step.
+
+    `clients_per_round` is what the sampler was asked for, for solvers that draw a cohort of their own (None: as many as came).
+    """
     began = time.perf_counter()
     if len(cohort) == 0:  # Poisson sampling may draw nobody
         return next_state(state, algorithm), report_of(Plan.nobody(cohort), began)
 
-    solver, solver_state = prepare(state, algorithm, engine, cohort, clients)
+    solver, solver_state = prepare(state, algorithm, engine, cohort, clients, clients_per_round)
     losses = engine.losses(state.params, cohort, solver) if needs_losses(algorithm) else None  # (K,)
     plan = plan_round(state, algorithm, solver, cohort, losses, clients)
     if len(plan.workers) == 0:  # a risk that is flat at these losses, or all work lost
@@ -68,7 +77,12 @@ def needs_losses(algorithm: Algorithm) -> bool:
 
 
 def prepare(
-    state: ServerState, algorithm: Algorithm, engine: Engine, cohort: Cohort, clients: ClientSet
+    state: ServerState,
+    algorithm: Algorithm,
+    engine: Engine,
+    cohort: Cohort,
+    clients: ClientSet,
+    clients_per_round: int | None = None,
 ) -> tuple[LocalSolver, Any]:
     """The solver of this round and its next state: the algorithm's own, unless it looks around first."""
     if not hasattr(algorithm.solver, "prepare"):
@@ -77,7 +91,7 @@ def prepare(
 
     def draw(purpose: str) -> Cohort:
         seed = rng.stream_key(cohort.seed, purpose) >> 1
-        return sampler(cohort.round, alpha, clients_per_round=len(cohort), seed=seed)
+        return sampler(cohort.round, alpha, clients_per_round=clients_per_round or len(cohort), seed=seed)
 
     prepared: tuple[LocalSolver, Any] = algorithm.solver.prepare(
         RoundContext(engine, state.params, cohort, alpha, draw), state.solver

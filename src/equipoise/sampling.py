@@ -50,7 +50,7 @@ class Uniform:
     def __call__(self, round_index: int, alpha: Tensor, *, clients_per_round: int, seed: int) -> Cohort:
         n = len(alpha)
         _check_size(clients_per_round, n)
-        count = max(1, round(self.share * clients_per_round))
+        count = max(1, int(self.share * clients_per_round + 0.5))
         chosen = generator(seed, "cohort", round_index).choice(n, size=count, replace=False)
         clients = torch.from_numpy(np.sort(chosen)).to(torch.int64)
         inclusion = torch.full((count,), count / n, dtype=torch.float64)

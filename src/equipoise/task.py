@@ -160,7 +160,7 @@ class Task:
             trial.scorer.train()
             params = self.layout.read(trial.module).requires_grad_()
             with torch.enable_grad():
-                losses = trial._tried("loss", data, lambda: trial.losses(params, x, y))
+                losses = trial._tried("loss", data, lambda: trial.losses(params, x.clone(), y))
             require(losses.requires_grad, "loss", "must depend on the model's parameters", "detached from them")
             places = outputs.shape[:1] + outputs.shape[2:]
             scores_of_classes = outputs.dim() == 2 and y.shape == places and 1 < data.classes <= outputs.shape[1]
@@ -169,8 +169,8 @@ class Task:
                 fit = Task(_Scorer(self.module, self.scorer._given_loss, misclassified), self.layout)
                 trial = Task(_Scorer(trial.module, trial.scorer._given_loss, misclassified), self.layout)
             trial.scorer.eval()
-            several = trial._tried("error", data, lambda: trial.scores(params, x, y))
-            alone = [trial.scores(params, x[i : i + 1], y[i : i + 1]) for i in range(len(x))]
+            several = trial._tried("error", data, lambda: trial.scores(params, x.clone(), y))
+            alone = [trial.scores(params, x[i : i + 1].clone(), y[i : i + 1]) for i in range(len(x))]
             for place, what in enumerate(("loss", "error")):
                 if not _alike(several[place], torch.cat([scores[place] for scores in alone])):
                     raise IncompatibleParts(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -83,7 +84,10 @@ def train(
         watching.on_start(Run(name, setting.rounds, setting.seed, state.round, setting))
         watching.on_state(state)
         while state.round < setting.rounds:
-            state, report = run_round(state, algorithm, setting.engine, setting.cohort(state.round), setting.data.train)
+            state, report = run_round(
+                state, algorithm, setting.engine, setting.cohort(state.round), setting.data.train,
+                clients_per_round=setting.clients_per_round,
+            )  # fmt: skip
             watching.on_round(report)
             if evaluate_every and state.round % evaluate_every == 0 and state.round < setting.rounds:
                 watching.on_evaluation(setting.evaluation(algorithm, state))
@@ -104,6 +108,7 @@ def train(
         failure.finished = result
         raise
     warn_if_lost(history, final.clients, classes=setting.data.classes > 0)
+    warn_if_idle(history)
     return result
 
 
@@ -203,11 +208,25 @@ def set_up(
     running = choose_engine(engine).start(task, data)
     sampler = algorithm.sampler or Uniform()
     alpha = algorithm.base_weights(data.train)
-    if clients_per_round is None:
-        require(isinstance(sampler, Full), "clients_per_round", "must be given unless the sampler is sampling.Full()", None)
+    if isinstance(sampler, Full):
         clients_per_round = len(data.train)
+    if clients_per_round is None:
+        raise InvalidParameter("clients_per_round", "must be given unless the sampler is sampling.Full()", None)
+    refuse_missing_groups(algorithm.risk, data.train.ids)
     sampler(0, alpha, clients_per_round=clients_per_round, seed=seed)  # refuses an impossible cohort before any work
     return Setting(model, data, task, running, sampler, alpha, clients_per_round, rounds, seed)
+
+
+def refuse_missing_groups(risk: object, clients: Sequence[str]) -> None:
+    """Refuse a risk by groups that leaves training clients without one, before any work."""
+    for inner in (term[1] for term in getattr(risk, "terms", ())):
+        refuse_missing_groups(inner, clients)
+    groups = getattr(risk, "groups", None)
+    if isinstance(groups, Mapping) and (missing := [client for client in clients if client not in groups]):
+        shown = ", ".join(missing[:5]) + (", …" if len(missing) > 5 else "")
+        raise InvalidParameter(
+            "groups", f"must name a group for each of the {len(clients)} training clients", f"without {len(missing)}: {shown}"
+        )
 
 
 def stop_if_lost(final: Evaluation) -> None:
@@ -218,15 +237,25 @@ def stop_if_lost(final: Evaluation) -> None:
         raise Diverged(final.round, lost, "loss after the last round")
 
 
-def warn_if_lost(history: History, table: ClientTable, *, classes: bool) -> None:
+def warn_if_lost(history: History, table: ClientTable, *, classes: bool, who: str = "the run") -> None:
     """A loss of a thousand times its start (or, with classes, of a thousand) is finite, but no result."""
-    if not history.rounds:
+    first = next((report.loss for report in history.rounds if math.isfinite(report.loss)), None)
+    if first is None:
         return
-    start = 0.0 if classes else history.rounds[0].loss
+    start = 0.0 if classes else first
     trained_on = table.where("train")
     last = mean(trained_on.loss, trained_on.size)
     if last > 1000 * (1 + start):
-        text = f"The training loss ended at {last:.3g}: the run diverged. Lower the learning rate."
+        text = f"The training loss ended at {last:.3g}: {who} diverged. Lower the learning rate."
+        warnings.warn(EquipoiseNotice(text), stacklevel=3)
+
+
+def warn_if_idle(history: History) -> None:
+    """Rounds may train nobody (an empty cohort, a tail whose clients were all dropped); most of them should not."""
+    idle = sum(report.trained == 0 for report in history.rounds)
+    if 2 * idle > len(history.rounds):
+        rounds = f"{idle} of {len(history.rounds)} rounds"
+        text = f"Nobody was trained in {rounds}: cohorts were empty, or all clients with a weight dropped out."
         warnings.warn(EquipoiseNotice(text), stacklevel=3)
 
 

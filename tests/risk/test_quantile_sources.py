@@ -92,7 +92,7 @@ def test_only_sums_over_clients_are_used():
 
     losses, alpha = tensor([3.0, 1.0, 2.0, 9.0, 4.0]), tensor([0.2] * 5)
     found = quantile_by_sums(losses, alpha, 0.5, iterations=4, tolerance=1e-3, secure_sum=secure_sum)
-    assert seen == [(5, 2), (5,), *[(5, 2)] * 4]
+    assert seen == [(5, 2), (5,), *[(5, 2)] * 4, (5,)]
     assert torch.equal(found, SecureSums(iterations=4, tolerance=1e-3)(losses, alpha, 0.5))
 
     # Two sites that add up their own clients first find the same, up to rounding.
@@ -130,3 +130,14 @@ def test_sources_say_whether_losses_are_read():
 def test_bad_parameters_are_named(wrong, words):
     with pytest.raises(InvalidParameter, match=words):
         SecureSums(**wrong)
+
+
+@pytest.mark.parametrize("count", [5, 8, 20, 50])
+@pytest.mark.parametrize("tail", [0.001, 0.01, 0.02])
+def test_tiny_tails_keep_somebody(count, tail):
+    losses = torch.ones(count, dtype=torch.float64)
+    losses[0] = 0
+    alpha = torch.full((count,), 1 / count, dtype=torch.float64)
+    kept = Superquantile(tail, quantile=SecureSums())(losses, alpha).weights
+    assert float(kept.sum()) == pytest.approx(1.0)
+    assert kept[0] == 0

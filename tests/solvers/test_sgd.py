@@ -33,6 +33,7 @@ def test_step_decay_lowers_the_rate():
         ({"prox": -1.0}, "prox must not be negative"),
         ({"lr_decay": 0.0}, "lr_decay must lie in"),
         ({"lr_decay_every": 0}, "lr_decay_every must be at least 1"),
+        ({"straggler_share": 0.5}, "straggler_share needs more than one epoch"),
         ({"straggler_share": 1.0}, "straggler_share must lie in [0, 1)"),
         ({"stragglers": "wait"}, 'stragglers must be "keep" or "drop"'),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -49,16 +50,19 @@ def seed_generators(seed: int, device: torch.device) -> None:
 
 
 class ResidentSets:
-    """Client sets on a device, each moved there once."""
+    """Client sets on a device, each moved there once and kept as long as somebody else keeps the original."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._moved: dict[int, tuple[ClientSet, ClientSet]] = {}  # the original is kept, so that its id stays its own
+        self._moved: WeakKeyDictionary[ClientSet, ClientSet] = WeakKeyDictionary()
 
     def __getitem__(self, clients: ClientSet) -> ClientSet:
-        if id(clients) not in self._moved:
-            self._moved[id(clients)] = (clients, clients.to(self.device))
-        return self._moved[id(clients)][1]
+        if clients in self._moved:
+            return self._moved[clients]
+        moved = clients.to(self.device)
+        if moved is not clients:  # or the entry would keep its own key
+            self._moved[clients] = moved
+        return moved
 
 
 class LoopEngine:

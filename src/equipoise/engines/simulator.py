@@ -77,6 +77,7 @@ class SimulatorEngine:
     def __init__(self, task: Task, data: FederatedData, device: torch.device, chunk_size: int | None) -> None:
         self.device, self.task, self.chunk_size, self.sets = device, task.to(device), chunk_size, ResidentSets(device)
         self.train = self.sets[data.train]
+        self.models_together = True  # whether several models can score shared examples in one call
 
     def why_not_vectorised(self) -> str | None:
         """Try two clients with two examples each against one at a time; the reason if that fails or differs."""
@@ -151,13 +152,19 @@ class SimulatorEngine:
     def _scores(self, models: Tensor, x: Tensor, y: Tensor, with_errors: bool) -> tuple[Tensor, ...]:
         """Losses (and errors) of shared examples under several models, (M, B) each; one model needs no batching."""
 
-        def score(params: Tensor) -> tuple[Tensor, ...]:
-            return self.task.scores(params, x, y) if with_errors else (self.task.losses(params, x, y),)
+        def score(params: Tensor, inputs: Tensor) -> tuple[Tensor, ...]:
+            return self.task.scores(params, inputs, y) if with_errors else (self.task.losses(params, inputs, y),)
 
         if len(models) == 1:
-            return tuple(values.unsqueeze(0) for values in score(models[0]))
-        scores: tuple[Tensor, ...] = vmap(score)(models)
-        return scores
+            return tuple(values.unsqueeze(0) for values in score(models[0], x))
+        if self.models_together:
+            try:
+                scores: tuple[Tensor, ...] = vmap(score, in_dims=(0, None))(models, x.clone())
+                return scores
+            except RuntimeError:  # a forward pass that writes to the inputs, which models share, or reads a number off a tensor
+                self.models_together = False
+        alone = [score(params, x.clone()) for params in models]
+        return tuple(torch.stack(values) for values in zip(*alone, strict=True))
 
     def updates(self, params: Tensor, cohort: Cohort, solver: LocalSolver) -> LocalWork:
         """Local work of each client: updates (K, D)."""
@@ -196,8 +203,10 @@ class SimulatorEngine:
         sizes = self.train.sizes.cpu()[clients]
         steps = torch.cat([_local_steps(solver, job.cohort, self.train) for job in jobs])
         lr = solver.learning_rate(jobs[0].cohort.round)
-        # By steps, then by size: the active clients are a prefix, and batches of one chunk are padded least.
-        order = torch.argsort(steps * (int(sizes.max()) + 1) + sizes, descending=True, stable=True)
+        # By steps, so that the active clients are a prefix; then by size, so that full batches of a chunk are padded least.
+        # Small batches need no padding: there each model's clients stand together instead.
+        second = sizes if solver.batch_size is None else owners
+        order = torch.argsort(steps * (int(second.max()) + 1) + second, descending=True, stable=True)
         models = torch.stack([job.params for job in jobs])
         start = 0
         while start < len(order):

@@ -131,7 +131,7 @@ class RunConfig:
         refuse_unknown(algorithm, (*catalog.ALGORITHM_PARTS, "weights"), "algorithm")
         parts: dict[str, PartConfig] = {}
         for kind, default in catalog.ALGORITHM_PARTS.items():
-            averaged = kind == "averaging" and getattr(parts["risk"].part.target, "averaged", False) is True
+            averaged = kind == "averaging" and getattr(parts["risk"].make("algorithm.risk"), "averaged", False)
             name = "uniform" if averaged else default
             parts[kind] = check_part(kind, algorithm.get(kind, {}), f"algorithm.{kind}", default=name)
         config = cls(

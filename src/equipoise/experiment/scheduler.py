@@ -34,6 +34,7 @@ class Job:
     began: float = 0.0
     first_round: int = 0
     message: str = ""
+    options: tuple[str, ...] = ()  # of the worker
 
     @property
     def folder(self) -> RunFolder:
@@ -54,9 +55,9 @@ class Job:
         return (time.monotonic() - self.began) / done * (self.run.config.train.rounds - self.rounds_done())
 
 
-def run_all(runs: Sequence[PlannedRun], *, workers: int, console: Console) -> list[Job]:
-    """Run what is missing, at most `workers` at a time; returns every run with how it ended."""
-    jobs = [Job(run, "there already" if run.folder.finished else "waiting") for run in runs]
+def run_all(runs: Sequence[PlannedRun], *, workers: int, console: Console, options: Sequence[str] = ()) -> list[Job]:
+    """Run what is missing, at most `workers` at a time; returns every run with how it ended. `options` are the worker's."""
+    jobs = [Job(run, "there already" if run.folder.finished else "waiting", options=tuple(options)) for run in runs]
     try:
         if console.is_terminal:
             with Live(console=console, refresh_per_second=4, get_renderable=lambda: live_table(jobs)):
@@ -91,7 +92,7 @@ def _start(job: Job) -> None:
     job.first_round, job.began, job.status = job.rounds_done(), time.monotonic(), "running"
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     job.process = subprocess.Popen(
-        [sys.executable, "-m", "equipoise.experiment.worker", str(job.folder.path)],
+        [sys.executable, "-m", "equipoise.experiment.worker", str(job.folder.path), *job.options],
         stdin=subprocess.DEVNULL, stdout=job.log, stderr=job.log, env=os.environ | one_thread,
     )  # fmt: skip
 

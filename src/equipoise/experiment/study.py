@@ -46,7 +46,7 @@ def read_study(path: Path, overrides: Iterable[str] = (), *, out: Path) -> list[
     study = section(table, "study", required=False)
     refuse_unknown(study, ("seeds",), "study")
     seeds = _seeds(study.get("seeds", 1))
-    base = {name: table[name] for name in ("data", "model", "algorithm", "train") if name in table}
+    base: dict[str, Any] = {name: table[name] for name in ("data", "model", "algorithm", "train") if name in table}
     if "seed" in section(table, "train"):
         raise ConfigError("train.seed is given by the study: write seeds = … in [study].")
     methods = section(table, "methods", required=False) or {path.stem: {}}

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from equipoise.errors import is_number, is_whole, require
 
+_RESCUES = 60
 ROUNDING = 1e-12  # relative error allowed to a mean of losses in float64
 
 
@@ -64,7 +65,13 @@ def quantile_by_sums(
         beta = alpha / (relative - place).abs().clamp(min=tolerance)
         sums = secure_sum(torch.stack([beta * relative, beta], 1))
         place = (sums[0] + (1 - 2 * tail)) / sums[1]
-    return mean + deviation * (place - tolerance) - ROUNDING * mean.abs()
+    released = mean + deviation * (place - tolerance) - ROUNDING * mean.abs()
+    step = tolerance * deviation
+    for _ in range(_RESCUES):  # with a tiny tail μ approaches the largest loss so slowly that it may still lie above it
+        if float(secure_sum(alpha * (values >= released))) > 0:
+            break
+        released, step = released - step, 2 * step
+    return released
 
 
 @dataclass(frozen=True)
@@ -93,9 +100,9 @@ class SecureSums:
     and then more clients are kept.
 
     Measured with the defaults on 10 to 1000 clients (uniform, lognormal, Pareto, two clusters, an outlier; equal and unequal
-    weights; tails from 0.05 to 1): μ comes within ε of the quantile in 95 % of the cohorts or more, and in all of them the
-    mass beyond it is within 0.015 of the tail. The others have a quantile that is nearly not unique, where progress is slow.
-    With 100 iterations these figures are 87 % and 0.03, with 50 they are 50 % and 0.05; more than 200 add little.
+    weights; tails from 0.05 to 1): the mass beyond μ is within 0.015 of the tail in all cohorts; where the quantile is unique
+    and the tail below 1, μ comes within ε of it in nine of ten or more. With 100 iterations the mass is within 0.03, with 50
+    within 0.05. If μ still lies above every loss, which only tiny tails bring about, it is lowered until somebody is kept.
 
     Source: Laguel et al. 2020, appendix B.1, (17), with 2τ − 1 for the misprinted 2q − 1 and with ε, without which the
     iteration stops at any loss that it hits.

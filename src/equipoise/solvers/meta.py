@@ -18,6 +18,8 @@ class MAML:
     Every round splits a client's examples at random into D (the share `support`) and D′. The client adapts,
     w_k = w^t − η∇F_k(w^t; D) with η = `inner_lr` (`inner_steps` times), and sends u_k = −lr ∇F_k(w_k; D′), the first-order
     form, as published. Risks see the adapted loss F_k(w_k; D′); with QFair(q) this is q-MAML, with Mean (q = 0) MAML.
+    A run's reports show adapted losses; its final evaluation, as for every solver, is of the model as it is, before a client
+    has adapted it.
 
     Source: Li 2023 (thesis), section 4.3.5 and Algorithm 5; Finn, Abbeel, Levine 2017.
     """

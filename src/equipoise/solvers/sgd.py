@@ -90,6 +90,13 @@ class SGD:
         share = self.straggler_share
         require(is_number(share) and 0 <= share < 1, "straggler_share", "must lie in [0, 1)", share)
         require(self.stragglers in ("keep", "drop"), "stragglers", 'must be "keep" or "drop"', self.stragglers)
+        require(
+            share == 0 or self.stragglers == "drop" or (self.epochs if self.steps is None else self.steps) != 1,
+            "straggler_share",
+            'needs more than one epoch (or step) with stragglers="keep": whoever gets one done has done all',
+            share,
+            "Give more epochs, count work in steps, or drop stragglers.",
+        )
 
     def local_steps(self, size: int, effort: int | None = None) -> int:
         """Steps that a client with `size` examples takes; `effort` is how many epochs (or steps) it gets done, if not all."""
