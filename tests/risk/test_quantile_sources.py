@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from equipoise import privacy
 from equipoise.errors import InvalidParameter
 from equipoise.privacy import Exact, SecureSums
+from equipoise.risk import Superquantile
 from equipoise.risk.quantile import quantile_by_sums, sum_over_clients, tail_quantile
 
 

@@ -92,7 +92,7 @@ class SimulatorEngine:
         with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
             for i in range(2):
                 leaf = flat[i].detach().requires_grad_()
-                loss = self.task.losses(leaf, x[i], y[i]).mean()
+                loss = self.task.losses(leaf, x[i].clone(), y[i]).mean()
                 single.append(self.task.layout.unflatten(torch.autograd.grad(loss, leaf)[0]))
             warnings.filterwarnings("error", message="There is a performance drop")  # vmap's own slow loop
             try:
