@@ -5,6 +5,7 @@ PYTHONPATH=src python benchmarks/check_gpu.py
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
 from pathlib import Path
@@ -23,6 +24,9 @@ def agreement(device: str) -> None:
         eq.solvers.SGD(),
         eq.solvers.SGD(batch_size=3, steps=7, momentum=0.9, weight_decay=0.01),
         eq.solvers.SGD(batch_size=None, epochs=2),
+        eq.solvers.SGD(batch_size=3, epochs=4, prox=0.5, straggler_share=0.6),
+        eq.solvers.MAML(),
+        eq.solvers.FedDane(eq.solvers.SGD(prox=0.5)),
     ]
     for solver in solvers:
         for chunk in (None, 3):
@@ -61,6 +65,28 @@ def a_whole_run(device: str) -> None:
         raise SystemExit("the device disagrees with the CPU")
 
 
+def family_cost(device: str) -> None:
+    """What a family of four tails costs, as a share of four separate runs, taken in turns."""
+    from workloads import CONTENDERS, WORKLOADS
+
+    for name in ("tails 10", "tails 100"):
+        contenders = {c: CONTENDERS[c](WORKLOADS[name], device) for c in ("four runs", "family of four")}
+        times: dict[str, list[float]] = {c: [] for c in contenders}
+        for turn in range(7):
+            for contender, one in contenders.items():
+                torch.cuda.synchronize()
+                began = time.perf_counter()
+                for index in range(5):
+                    one(5 * turn + index)
+                torch.cuda.synchronize()
+                if turn > 1:
+                    times[contender].append((time.perf_counter() - began) / 5 * 1000)
+        separate, together = (statistics.median(times[c]) for c in contenders)
+        print(
+            f"{WORKLOADS[name].title}: four runs {separate:.1f} ms, family {together:.1f} ms, ratio {together / separate:.2f}"
+        )
+
+
 def speed(device: str) -> None:
     from workloads import WORKLOADS
 
@@ -90,4 +116,5 @@ if __name__ == "__main__":
     print(torch.cuda.get_device_name(0), "torch", torch.__version__)
     agreement("cuda")
     a_whole_run("cuda")
+    family_cost("cuda")
     speed("cuda")

@@ -68,17 +68,17 @@ def equipoise_round(workload: Workload, engine: str) -> Round:
     return one
 
 
-def tails_round(workload: Workload, together: bool) -> Round:
+def tails_round(workload: Workload, together: bool, device: str | None = None) -> Round:
     """One round of Δ-FL with each of four tails: as a family in one batch, or as four runs of their own."""
     data, solver = workload.data(), eq.solvers.SGD(lr=0.05, batch_size=workload.batch_size)
     algorithms = [eq.Algorithm(risk=eq.risk.Superquantile(tail), solver=solver) for tail in TAILS]
     task = Task.of(workload.model())
     running, alpha, sampler = (
-        eq.engines.Simulator().start(task, data),
+        eq.engines.Simulator(device=device).start(task, data),
         algorithms[0].base_weights(data.train),
         eq.sampling.Uniform(),
     )
-    start = 0.01 * torch.randn(task.layout.dimension, generator=torch.Generator().manual_seed(0))
+    start = 0.01 * torch.randn(task.layout.dimension, generator=torch.Generator().manual_seed(0)).to(device or "cpu")
     states = [ServerState(0, start) for _ in TAILS]
 
     def one(index: int) -> None:
@@ -125,10 +125,10 @@ def plain_round(workload: Workload) -> Round:
     return one
 
 
-CONTENDERS: dict[str, Callable[[Workload], Round]] = {
+CONTENDERS: dict[str, Callable[..., Round]] = {
     "plain PyTorch loop": plain_round,
     "equipoise loop": lambda workload: equipoise_round(workload, "loop"),
     "equipoise simulator": lambda workload: equipoise_round(workload, "simulator"),
-    "four runs": lambda workload: tails_round(workload, together=False),
-    "family of four": lambda workload: tails_round(workload, together=True),
+    "four runs": lambda workload, device=None: tails_round(workload, together=False, device=device),
+    "family of four": lambda workload, device=None: tails_round(workload, together=True, device=device),
 }

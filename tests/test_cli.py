@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet
 import pytest
 
 import equipoise
@@ -63,12 +64,12 @@ def test_a_run_from_the_example(tmp_path):
     assert result.exit_code == 0, result.output
     assert "3 unseen test clients" in result.stdout
     assert "90th percentile" in result.stdout
-    for file in ("config.toml", "rounds.jsonl", "clients.csv", "model.safetensors", "report.html"):
+    for file in ("config.toml", "rounds.jsonl", "clients.parquet", "model.safetensors", "report.html"):
         assert f"runs/tail-3/{file}" in result.stdout
         assert (tmp_path / "runs" / "tail-3" / file).stat().st_size > 0
-    assert len((tmp_path / "runs/tail-3/rounds.jsonl").read_text().splitlines()) == 5
-    with (tmp_path / "runs/tail-3/clients.csv").open() as file:
-        assert {row["split"] for row in csv.DictReader(file)} == {"train", "validation", "test"}
+    assert len((tmp_path / "runs/tail-3/rounds.jsonl").read_text().splitlines()) == 6
+    rows = pyarrow.parquet.read_table(tmp_path / "runs/tail-3/clients.parquet").to_pylist()
+    assert {row["split"] for row in rows} == {"train", "validation", "test"}
 
 
 def test_without_out_runs_are_numbered(tmp_path):
@@ -148,14 +149,23 @@ def test_a_diverging_run_names_round_and_clients_and_keeps_its_log(tmp_path):
     assert [record["round"] for record in logged[1:]] == list(range(stopped_at))
 
 
-def test_ctrl_c_ends_with_one_line(monkeypatch):
+def test_ctrl_c_ends_with_one_line(tmp_path, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("equipoise.engines.simulator.SimulatorEngine.summed_update", interrupted)
     result = call("run", TAIL, *SMALL, "--out", "out")
     assert result.exit_code == 130
-    assert result.stderr == "Stopped by Ctrl-C. What was logged is in out/rounds.jsonl.\n"
+    assert result.stderr == (
+        "Stopped by Ctrl-C. What was logged is in out/rounds.jsonl. Go on later: equipoise run --resume out\n"
+    )
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    again = call("run", "--resume", "out")
+    assert again.exit_code == 0, again.output
+    whole = call("run", TAIL, *SMALL, "--out", "whole")
+    assert whole.exit_code == 0
+    assert (tmp_path / "out/model.safetensors").read_bytes() == (tmp_path / "whole/model.safetensors").read_bytes()
 
 
 def test_notices_are_plain_lines(tmp_path, monkeypatch):
@@ -245,9 +255,37 @@ def test_the_command_line_itself_needs_neither_torch_nor_pydantic():
 
 def test_the_reference_mentions_every_command_and_option():
     reference = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-    for command in ("demo", "run", "methods", "data list", "data show"):
+    for command in ("demo", "run", "compare", "report", "methods", "data list", "data show"):
         assert f"equipoise {command}" in reference
         options = re.findall(r"--[a-z]+", call(*command.split(), "--help").stdout)
         for option in set(options) - {"--help"}:
             assert option in reference, f"{command} {option}"
     assert "--version" in reference
+
+
+def test_a_study_from_file_to_report(tmp_path):
+    result = call("compare", str(ROOT / "examples" / "study.toml"), *SMALL, "--set", "study.seeds=1", "--workers", "2")
+    assert result.exit_code == 0, result.output
+    for method in ("FedAvg", "Δ-FL 0.5", "q-fair"):
+        assert method in result.stdout
+    assert (tmp_path / "runs/study/report.html").exists()
+    again = call("report", "runs/study", "--out", "page.html", "--figures", "figures")
+    assert again.exit_code == 0, again.output
+    assert (tmp_path / "page.html").exists()
+    assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".svg", ".png"}
+    nothing = call("report", str(tmp_path / "figures"))
+    assert nothing.exit_code == 2
+    assert "holds no finished run" in nothing.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run"], "Name a configuration"),
+        (["run", "--resume", "nowhere"], "is not the folder of a run"),
+        (["run", TAIL, "--resume", "somewhere"], "--resume takes all it needs from its folder"),
+        (["compare", "nothing.toml"], "nothing.toml does not exist"),
+    ],
+)
+def test_commands_that_cannot_be_are_refused(arguments, words):
+    assert words in refused(*arguments)
