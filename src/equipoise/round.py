@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
 from typing import Any
@@ -72,8 +73,8 @@ class Plan:
 
 
 def needs_losses(algorithm: Algorithm) -> bool:
-    """Whether the risk's weights depend on the losses."""
-    return bool(getattr(algorithm.risk, "needs_losses", True))
+    """Whether the risk's weights depend on the losses, or the aggregator goes by them."""
+    return bool(getattr(algorithm.risk, "needs_losses", True) or getattr(algorithm.aggregator, "needs_losses", False))
 
 
 def prepare(
@@ -165,9 +166,13 @@ def server_step(
     work: LocalWork,
     clients: ClientSet,
 ) -> tuple[Tensor, Any]:
-    """The next parameters and the server's state; updates and losses that are not finite stop the run."""
-    stop_unless_finite(work.sq_norms, plan.workers, clients, "update")
-    stop_unless_finite(torch.where(work.sq_norms > 0, work.losses, 0.0), plan.workers, clients, "loss")  # no step, no loss
+    """The next parameters and the server's state; updates and losses that are not finite stop the run.
+
+    An aggregator that sees each update leaves out those that are not finite; then the run stops only if none is left.
+    """
+    if algorithm.aggregator.linear or not bool(torch.isfinite(work.sq_norms).any()):
+        stop_unless_finite(work.sq_norms, plan.workers, clients, "update")
+        stop_unless_finite(torch.where(work.sq_norms > 0, work.losses, 0.0), plan.workers, clients, "loss")  # no step, no loss
     total = total * step_factor(algorithm, solver, plan, work)
     params, server_state = algorithm.server.step(state.params, total, state.server)
     if not bool(torch.isfinite(params).all()):
@@ -182,7 +187,7 @@ def step_factor(algorithm: Algorithm, solver: LocalSolver, plan: Plan, work: Loc
         return 1.0
     sq_norms = work.sq_norms
     if not algorithm.aggregator.linear:  # or one attacker with a huge update stalls the run
-        sq_norms = sq_norms.clamp(max=float(sq_norms.median()))
+        sq_norms = sq_norms.nan_to_num(nan=math.inf).clamp(max=float(sq_norms.nan_to_num(nan=math.inf).median()))
     lr, weight_sum = solver.learning_rate(plan.cohort.round), plan.risk.weights.sum()
     base = plan.workers.weights
     return float(rule(losses=plan.worker_losses, base_weights=base, weight_sum=weight_sum, sq_norms=sq_norms, lr=lr))
@@ -222,4 +227,5 @@ def report_of(plan: Plan, began: float, work: LocalWork | None = None) -> RoundR
         trained=len(plan.workers),
         seconds=time.perf_counter() - began,
         dropped=plan.dropped,
+        rejected=int((~torch.isfinite(work.sq_norms)).sum()) if work is not None else 0,
     )

@@ -92,6 +92,7 @@ class RoundReport:
     trained: int
     seconds: float
     dropped: int = 0  # clients with a weight whose work did not arrive
+    rejected: int = 0  # clients whose update was not finite and was left out
 
 
 class ClientRisk(Protocol):

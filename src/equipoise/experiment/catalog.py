@@ -50,6 +50,15 @@ CATALOG: dict[str, dict[str, str | Entry]] = {
     },
     "aggregator": {
         "weighted_mean": "equipoise.aggregators:WeightedMean",
+        "median": "equipoise.aggregators:Median",
+        "trimmed_mean": "equipoise.aggregators:TrimmedMean",
+        "geometric_median": "equipoise.aggregators:GeometricMedian",
+        "krum": "equipoise.aggregators:Krum",
+        "multi_krum": "equipoise.aggregators:MultiKrum",
+        "norm_clip": "equipoise.aggregators:NormClip",
+        "k_norm": "equipoise.aggregators:KNorm",
+        "k_loss": "equipoise.aggregators:KLoss",
+        "fedmgda": "equipoise.aggregators:FedMGDA",
     },
     "server": {
         "sgd": "equipoise.server_opt:SGD",

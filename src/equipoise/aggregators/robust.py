@@ -1,0 +1,377 @@
+"""Aggregators that bound what a few malicious clients can do. Each is a pure function over updates (K, D) and a thin class.
+
+Weights (K,) sum to 1 and come from the risk. An update that is not finite (NaN, infinity) is left out, and the weights of the
+others are scaled up; a total of zero if none is left. `malicious` is the number of attackers that the server expects.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from equipoise.aggregators.mean import weighted_mean
+from equipoise.errors import InvalidParameter, is_number, is_whole, require
+
+
+def finite_rows(updates: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The updates without NaN or infinity, their weights scaled to sum to 1 (float64), and which they are (K,) bool."""
+    # A row's sum is finite only if all its entries are; where it overflows, the entries decide.
+    good = torch.isfinite(updates.sum(1))
+    if not bool(good.all()):
+        good = torch.isfinite(updates).all(1)
+    kept = weights.double().to(updates.device)[good]
+    total = kept.sum()
+    kept = kept / total if bool(total > 0) else kept
+    return (updates if bool(good.all()) else updates[good]), kept, good
+
+
+def norms_of(updates: Tensor) -> Tensor:
+    """L2 norms of the rows in float64, which holds the squares of any float32."""
+    norms: Tensor = torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64)
+    return norms
+
+
+def weighted_quantile(values: Tensor, weights: Tensor, share: float) -> Tensor:
+    """The smallest value with at least `share` of the weight at or below it; values (K,), weights summing to 1."""
+    ordered, order = values.sort()
+    place = int(torch.searchsorted(weights[order].cumsum(0), share - 1e-12))
+    return ordered[min(place, len(values) - 1)]
+
+
+# --------------------------------------------------------------------------------------------------- coordinate by coordinate
+
+
+def coordinate_median(updates: Tensor, weights: Tensor) -> Tensor:
+    """The weighted median of each coordinate, (D,): half of the weight is at or below it, half at or above.
+
+    Where exactly half of the weight is below, the mean of the two middle values. With equal weights the ordinary median.
+    """
+    rows = updates.t().contiguous()  # (D, K): a sort along the last dimension is faster
+    if bool((weights == weights[0]).all()):
+        count = len(updates)
+        low = rows.kthvalue((count + 1) // 2, dim=1).values
+        return low if count % 2 else (low + rows.kthvalue(count // 2 + 1, dim=1).values) / 2
+    ordered, order = rows.sort(dim=1)
+    mass = weights[order].cumsum(1)
+    slack = 1e-12
+    first = (mass < 0.5 - slack).sum(1, keepdim=True)  # the first whose mass reaches one half
+    second = (mass < 0.5 + slack).sum(1, keepdim=True).clamp(max=len(updates) - 1)
+    return ((ordered.gather(1, first) + ordered.gather(1, second)) / 2)[:, 0]
+
+
+def trimmed_mean(updates: Tensor, weights: Tensor, fraction: float) -> Tensor:
+    """The weighted mean of each coordinate without the lowest and the highest `fraction` of the weight, (D,).
+
+    A value on the border of what is cut counts with the part of its weight inside.
+    """
+    ordered, order = updates.t().contiguous().sort(dim=1)
+    above = weights[order].cumsum(1)
+    inside = above.clamp(fraction, 1 - fraction) - (above - weights[order]).clamp(fraction, 1 - fraction)
+    return ((ordered.double() * inside).sum(1) / inside.sum(1)).to(updates.dtype)
+
+
+# ------------------------------------------------------------------------------------------------------- by distance and norm
+
+
+def geometric_median(updates: Tensor, weights: Tensor, *, iterations: int, smoothing: float) -> Tensor:
+    """argmin_z Σ π_k ‖z − u_k‖ by Weiszfeld's iteration, z ← Σ β_k u_k / Σ β_k with β_k = π_k / max(‖z − u_k‖, ν).
+
+    It starts at the coordinate median, and ν = `smoothing` × the median distance to that point: the start is robust already.
+    """
+    point = coordinate_median(updates, weights)
+    distances = norms_of(updates - point)
+    floor = smoothing * float(weighted_quantile(distances, weights, 0.5)) or 1e-12
+    for _ in range(iterations):
+        beta = weights / distances.clamp(min=floor)
+        after = weighted_mean(updates, beta / beta.sum())
+        moved = float((after - point).double().norm())
+        point = after
+        if moved <= 1e-6 * floor / max(smoothing, 1e-12):
+            break
+        distances = norms_of(updates - point)
+    return point
+
+
+def krum_scores(updates: Tensor, malicious: int) -> Tensor:
+    """Σ ‖u_k − u_j‖² over the K − f − 2 nearest others j, (K,) float64: small for an update among many like it."""
+    distances = torch.cdist(updates, updates, compute_mode="donot_use_mm_for_euclid_dist").double()  # by differences: exact
+    distances.fill_diagonal_(math.inf)  # oneself is no neighbour
+    nearest = distances.sort(dim=1).values[:, : len(updates) - malicious - 2]
+    return nearest.square().sum(1)
+
+
+def clipped_mean(updates: Tensor, weights: Tensor, bound: float) -> Tensor:
+    """Σ π_k u_k · min(1, bound / ‖u_k‖)."""
+    return weighted_mean(updates, weights.to(updates.device) * (bound / norms_of(updates).clamp(min=1e-300)).clamp(max=1.0))
+
+
+def min_norm_weights(updates: Tensor, centre: Tensor, epsilon: float) -> Tensor:
+    """The λ with the least ‖Σ λ_k u_k‖² over the simplex with |λ_k − centre_k| ≤ ε, (K,) float64, by scipy's SLSQP."""
+    import numpy as np
+    from scipy.optimize import Bounds, LinearConstraint, minimize
+
+    gram = (updates.double() @ updates.double().t()).cpu().numpy()
+    start = centre.double().cpu().numpy()
+    if epsilon == 0 or len(start) == 1:
+        return centre.double()
+    box = Bounds(np.maximum(start - epsilon, 0.0), np.minimum(start + epsilon, 1.0))
+    found = minimize(
+        lambda w: float(w @ gram @ w), start, jac=lambda w: 2 * gram @ w, bounds=box, method="SLSQP",
+        constraints=LinearConstraint(np.ones_like(start), 1.0, 1.0), options={"ftol": 1e-12, "maxiter": 500},
+    )  # fmt: skip
+    weights = np.clip(found.x, 0.0, None)
+    return torch.from_numpy(weights / weights.sum()).to(updates.device)
+
+
+# ------------------------------------------------------------------------------------------------------------------ the parts
+
+
+def _count(malicious: int) -> None:
+    require(is_whole(malicious) and malicious >= 0, "malicious", "must be a whole number of clients ≥ 0", malicious)
+
+
+def _enough(part: object, clients: int, needed: int, rule: str) -> None:
+    if clients < needed:
+        raise InvalidParameter(
+            "malicious", f"is too large for {clients} clients with a weight: {rule}", part,
+            "Lower it, take more clients per round, or widen the tail.",
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Median:
+    """The weighted median of each coordinate: attackers with less than half of the weight cannot leave the honest range.
+
+    Source: Yin et al. 2018; Li 2023 (thesis), chapter 5.
+    """
+
+    linear: ClassVar[bool] = False
+
+    def __call__(
+        self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
+    ) -> tuple[Tensor, Any]:
+        rows, kept, _ = finite_rows(updates, weights)
+        return (coordinate_median(rows, kept) if len(rows) else torch.zeros_like(updates[0])), state
+
+
+@dataclass(frozen=True)
+class TrimmedMean:
+    """The weighted mean of each coordinate without the `fraction` of the weight at either end.
+
+    Attackers with less than `fraction` of the weight cannot leave the honest range.
+
+    Source: Yin et al. 2018.
+    """
+
+    fraction: float = 0.1
+    linear: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        good = is_number(self.fraction) and 0 <= self.fraction < 0.5
+        require(good, "fraction", "must lie in [0, 0.5): it is cut at either end", self.fraction)
+
+    def __call__(
+        self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
+    ) -> tuple[Tensor, Any]:
+        rows, kept, _ = finite_rows(updates, weights)
+        return (trimmed_mean(rows, kept, self.fraction) if len(rows) else torch.zeros_like(updates[0])), state
+
+
+@dataclass(frozen=True)
+class GeometricMedian:
+    """The point with the smallest weighted sum of distances to the updates: robust while attackers hold less than half.
+
+    Source: Pillutla, Kakade, Harchaoui 2022 (RFA), smoothed Weiszfeld iteration.
+    """
+
+    iterations: int = 50
+    smoothing: float = 1e-3
+    linear: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        good = is_whole(self.iterations) and self.iterations >= 1
+        require(good, "iterations", "must be a whole number of at least 1", self.iterations)
+        good = is_number(self.smoothing) and 0 < self.smoothing < 1
+        require(good, "smoothing", "must lie in (0, 1): a share of the median distance", self.smoothing)
+
+    def __call__(
+        self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
+    ) -> tuple[Tensor, Any]:
+        rows, kept, _ = finite_rows(updates, weights)
+        if not len(rows):
+            return torch.zeros_like(updates[0]), state
+        return geometric_median(rows, kept, iterations=self.iterations, smoothing=self.smoothing), state
+
+
+@dataclass(frozen=True)
+class Krum:
+    """The one update with the nearest neighbours: least Σ ‖u_k − u_j‖² over its K − f − 2 nearest others.
+
+    Needs K ≥ 2f + 3 clients with a weight in every round; weights otherwise play no part. It is within √(K − f − 2) honest
+    diameters of an honest update.
+
+    Source: Blanchard et al. 2017; Li 2023 (thesis), chapter 5. The published code counts the client itself as a neighbour.
+    """
+
+    malicious: int = 1
+    linear: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _count(self.malicious)
+
+    def __call__(
+        self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
+    ) -> tuple[Tensor, Any]:
+        _enough(self, len(updates), 2 * self.malicious + 3, f"Krum needs K ≥ 2f + 3 = {2 * self.malicious + 3}")
+        rows, _, good = finite_rows(updates, weights)
+        left = max(0, self.malicious - int((~good).sum()))  # attackers that gave themselves away by NaN are no longer expected
+        if len(rows) < 3 + left:
+            return torch.zeros_like(updates[0]), state
+        return rows[int(krum_scores(rows, left).argmin())].clone(), state
+
+
+@dataclass(frozen=True)
+class MultiKrum:
+    """The weighted mean of the K − f updates with the best Krum scores, weights scaled to sum to 1 over them.
+
+    Source: Blanchard et al. 2017; Li 2023 (thesis), chapter 5.
+    """
+
+    malicious: int = 1
+    linear: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _count(self.malicious)
+
+    def __call__(
+        self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
+    ) -> tuple[Tensor, Any]:
+        _enough(self, len(updates), 2 * self.malicious + 3, f"multi-Krum needs K ≥ 2f + 3 = {2 * self.malicious + 3}")
+        rows, kept, good = finite_rows(updates, weights)
+        left = max(0, self.malicious - int((~good).sum()))
+        if len(rows) < 3 + left:
+            return torch.zeros_like(updates[0]), state
+        best = krum_scores(rows, left).argsort(stable=True)[: len(rows) - left]
+        return weighted_mean(rows[best], kept[best] / kept[best].sum()), state
+
+
+@dataclass(frozen=True)
+class NormClip:
+    """The weighted mean of updates clipped to a norm of at most `bound`; None: to the weighted median norm of the cohort.
+
+    With a fixed bound it is linear, and updates are added up as they come.
+
+    Source: Sun et al. 2019; Li 2023 (thesis), chapter 5 ("clipping").
+    """
+
+    bound: float | None = None
+
+    def __post_init__(self) -> None:
+        good = self.bound is None or (is_number(self.bound) and 0 < self.bound < math.inf)
+        require(good, "bound", "must be a positive number, or None for the median norm", self.bound)
+
+    @property
+    def linear(self) -> bool:
+        return self.bound is not None
+
+    def __call__(
+        self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
+    ) -> tuple[Tensor, Any]:
+        if self.bound is not None:
+            return clipped_mean(updates, weights, self.bound), state
+        rows, kept, _ = finite_rows(updates, weights)
+        if not len(rows):
+            return torch.zeros_like(updates[0]), state
+        return clipped_mean(rows, kept, float(weighted_quantile(norms_of(rows), kept, 0.5))), state
+
+
+@dataclass(frozen=True)
+class KNorm:
+    """The weighted mean without the k updates of largest norm, weights scaled to sum to 1 over the others.
+
+    Source: Li 2023 (thesis), chapter 5 ("k-norm").
+    """
+
+    malicious: int = 1
+    linear: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        _count(self.malicious)
+
+    def __call__(
+        self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
+    ) -> tuple[Tensor, Any]:
+        _enough(self, len(updates), self.malicious + 1, "k-norm must leave one")
+        rows, kept, good = finite_rows(updates, weights)
+        cut = max(0, self.malicious - int((~good).sum()))
+        if len(rows) <= cut:
+            return torch.zeros_like(updates[0]), state
+        smallest = norms_of(rows).argsort(stable=True)[: len(rows) - cut]
+        return weighted_mean(rows[smallest], kept[smallest] / kept[smallest].sum()), state
+
+
+@dataclass(frozen=True)
+class KLoss:
+    """The update of the client with the (k + 1)-th largest reported loss.
+
+    It trusts what clients report: an attacker who reports a small loss is never cut. It needs every round's losses.
+
+    Source: Li 2023 (thesis), chapter 5 ("k-loss").
+    """
+
+    malicious: int = 1
+    linear: ClassVar[bool] = False
+    needs_losses: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        _count(self.malicious)
+
+    def __call__(
+        self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
+    ) -> tuple[Tensor, Any]:
+        if losses is None:
+            raise InvalidParameter("losses", "must be given to k-loss", None)
+        _enough(self, len(updates), self.malicious + 1, "k-loss needs a (k + 1)-th loss")
+        rows, _, good = finite_rows(updates, weights)
+        if not len(rows):
+            return torch.zeros_like(updates[0]), state
+        reported = losses.double().cpu()[good.cpu()]
+        rank = min(max(0, self.malicious - int((~good).sum())), len(rows) - 1)
+        return rows[int(reported.argsort(descending=True, stable=True)[rank])].clone(), state
+
+
+@dataclass(frozen=True)
+class FedMGDA:
+    """FedMGDA+: the shortest vector in the hull of the normalised updates, with weights within ε of the risk's.
+
+    min ‖Σ λ_k u_k/‖u_k‖‖² over the simplex with |λ_k − π_k| ≤ ε: a direction that serves all clients; with ε = 0 the weighted
+    mean of the directions. It is given the weighted median norm of the updates, so that the server's learning rate means the
+    same as with other aggregators (ours; the paper leaves the length to a global rate).
+
+    Source: Hu et al. 2022 (FedMGDA+); Li 2023 (thesis), chapter 5.
+    """
+
+    epsilon: float = 0.1
+    linear: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        good = is_number(self.epsilon) and 0 <= self.epsilon <= 1
+        require(good, "epsilon", "must lie in [0, 1]", self.epsilon)
+
+    def __call__(
+        self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
+    ) -> tuple[Tensor, Any]:
+        rows, kept, _ = finite_rows(updates, weights)
+        norms = norms_of(rows)
+        moving = norms > 0
+        if not bool(moving.any()):
+            return torch.zeros_like(updates[0]), state
+        kept = kept[moving] / kept[moving].sum()
+        directions = rows[moving] / norms[moving].to(rows.dtype).unsqueeze(1)
+        chosen = min_norm_weights(directions, kept, self.epsilon)
+        length = float(weighted_quantile(norms[moving], kept, 0.5))
+        return weighted_mean(directions, chosen) * length, state
