@@ -1,21 +1,26 @@
-"""Reports: one HTML page that opens offline, and the picture at its top. matplotlib is imported when a figure is drawn."""
+"""Reports: one interactive HTML page that opens offline, and its figures as files for papers.
+
+plotly is imported to write the page, matplotlib to draw the files.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from equipoise.errors import InvalidParameter
+from equipoise.errors import InvalidParameter, require
 from equipoise.files import write_atomically
 from equipoise.result import RunRecord
 
-__all__ = ["histogram_picture", "write_report"]
+__all__ = ["export_figures", "histogram_picture", "write_report"]
+
+FORMATS = ("svg", "png")
 
 
 def write_report(results: Sequence[RunRecord], path: str | Path) -> Path:
-    """Write one self-contained HTML page about a run, or about several methods (`Result.name`) and seeds (`Result.seed`).
+    """Write one self-contained HTML page about a run, or about several methods (`RunRecord.name`) and seeds.
 
-    The first method is the baseline of the headline. The page asks for nothing from the network and runs no script.
+    The first method is the baseline of the headline. The page asks for nothing from the network.
     """
     from equipoise.report.page import page
     from equipoise.report.study import Study
@@ -23,14 +28,34 @@ def write_report(results: Sequence[RunRecord], path: str | Path) -> Path:
     return write_atomically(Path(path), page(Study.of(results)).encode())
 
 
+def export_figures(results: Sequence[RunRecord], folder: str | Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Write every figure of the report for a paper: histogram.svg, histogram.png, percentiles.svg and so on.
+
+    Figures that the results have nothing for (the trade-off of a single method) are left out.
+    """
+    from equipoise.report import static
+    from equipoise.report.study import Study
+
+    kinds = [formats] if isinstance(formats, str) else list(dict.fromkeys(formats))
+    good = len(kinds) > 0 and set(kinds) <= set(FORMATS)
+    require(good, "formats", "must be one or more of svg, png", formats)
+    study = Study.of(results)
+    figures = {name: figure for name, draw in static.DRAWN.items() if (figure := draw(study)) is not None}
+    return [
+        write_atomically(Path(folder) / f"{name}.{kind}", static.render(figure, kind, dpi=300))
+        for name, figure in figures.items()
+        for kind in kinds
+    ]
+
+
 def histogram_picture(results: Sequence[RunRecord], path: str | Path) -> Path:
     """Write the histogram of per-client errors as a picture of about 1200 × 500 pixels: .png or .svg, by the suffix."""
-    from equipoise.report import figures
+    from equipoise.report import static
     from equipoise.report.study import Study
 
     target = Path(path)
     kind = target.suffix.lower()
     if kind not in (".png", ".svg"):
         raise InvalidParameter("path", "must end in .png or .svg", str(path))
-    figure = figures.histogram(Study.of(results), width=8.0, least_height=10 / 3)
-    return write_atomically(target, figures.render(figure, kind[1:], dpi=150))
+    figure = static.histogram(Study.of(results), width=8.0, least_height=10 / 3)
+    return write_atomically(target, static.render(figure, kind[1:], dpi=150))

@@ -1,10 +1,8 @@
-"""What all figures share: style, colours, bins, smoothing, and turning a figure into bytes."""
+"""What the printed figures share: matplotlib's style, axes, curves, and turning a figure into bytes."""
 
 from __future__ import annotations
 
 import io
-import math
-import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from equipoise.report.study import Method, Numbers
+from equipoise.report.series import Line
+from equipoise.report.study import Study
+from equipoise.report.style import FAINT, INK, colour, short, turn
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, which people with any kind of colour vision tell apart; yellow is left out, being faint on white.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4D4D4D")
 DASHES = ("-", "--", "-.", ":")
-INK, FAINT = "#1c2430", "#8a94a3"
+MARKS = "osD^v"
 _STYLE: dict[str, Any] = {
     "font.size": 9.5,
     "font.family": "sans-serif",
@@ -72,36 +70,13 @@ def render(figure: Figure, kind: str, dpi: int = 150) -> bytes:
     return file.getvalue()
 
 
-def inline_svg(figure: Figure, prefix: str, label: str) -> str:
-    """The figure as an <svg> element for a page: ids made unique by `prefix`, no fixed size, no outside names.
-
-    `label` must be escaped already.
-    """
-    text = render(figure, "svg").decode()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix}-", text)
-    head, body = text.split(">", 1)
-    box = re.search(r'viewBox="[^"]*"', head)
-    return f'<svg {box.group() if box else ""} role="img" aria-label="{label}">{body.strip()}'
-
-
-def colour(index: int) -> str:
-    return COLOURS[index % len(COLOURS)]
-
-
 def dash(index: int) -> str:
-    """Line styles tell methods apart once the colours repeat."""
-    return DASHES[index // len(COLOURS) % len(DASHES)]
+    return DASHES[turn(index) % len(DASHES)]
 
 
-def short(name: str, most: int = 28) -> str:
-    """A name that fits a figure: of a long one the beginning and the end, where names tend to differ."""
-    name = " ".join(name.split())
-    if len(name) > most:
-        name = f"{name[: most // 2].rstrip()}…{name[most // 2 + 1 - most :].lstrip()}"
-    # Matplotlib hides labels that begin with an underscore.
-    return f"\u200b{name}" if name.startswith("_") else name
+def label(name: str, most: int = 28) -> str:
+    """A short name; matplotlib hides labels that begin with an underscore."""
+    return f"\u200b{text}" if (text := short(name, most)).startswith("_") else text
 
 
 def plain_logarithm(axes: Any, which: str) -> None:
@@ -116,66 +91,59 @@ def plain_logarithm(axes: Any, which: str) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def bins(values: Numbers, *, percent: bool, logarithmic: bool) -> Numbers:
-    """Edges of at most about 33 bins with round numbers; a value at an edge belongs to the bin above, the last to the last."""
-    low, high = float(values.min()), float(values.max())
-    if logarithmic:
-        return np.geomspace(low * (1 - 1e-9), high * (1 + 1e-9), 31)
-    if low >= 0 and low < high / 2:
-        low = 0.0
-    span = high - low or (0.1 if percent else abs(high) or 1.0)
-    step = _round_step(span / 33)
-    first = math.floor(low / step + 1e-6)
-    last = max(first + 1, math.ceil(high / step - 1e-6))
-    if last - first < 5:  # all values alike: leave room around the bar
-        first, last = (max(0, first - 5) if low >= 0 else first - 5), last + 5
-    edges: Numbers = np.arange(first, last + 1, dtype=np.float64) * step
-    edges[:-1] -= 1e-6 * step
-    edges[-1] += 1e-6 * step
-    return edges
+def whole_numbers(axes: Any) -> None:
+    """An axis of rounds."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
 
 
-def _round_step(least: float) -> float:
-    power = float(10.0 ** math.floor(math.log10(least)))
-    return next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= least * (1 - 1e-9))
+def value_axis(axes: Any, study: Study, which: str, *, scaled: bool = False) -> None:
+    """An axis of errors: logarithmic if they span decades; percentages as such; from 0 where nothing is below."""
+    if study.spans_decades():
+        plain_logarithm(axes, which)
+    elif scaled:
+        low, high = getattr(axes, f"get_{which}lim")()
+        smallest = min((method.pooled("error").min(initial=np.inf) for method in study.methods), default=0.0)
+        if smallest >= 0:
+            getattr(axes, f"set_{which}lim")(0 if low < high / 3 else low, high)
+    elif study.scale.percent:
+        getattr(axes, f"{which}axis").set_major_formatter(lambda value, _: f"{100 * value:.10g}")
 
 
-def smoothing(rounds: int) -> int:
-    """Over how many rounds a curve is averaged: an odd number, about a fortieth of them; short runs stay as they are."""
-    return 2 * (rounds // 80) + 1
-
-
-def smooth(curves: Numbers, window: int) -> Numbers:
-    """The moving average of each row over the finite values within ± window/2; NaN where there is none."""
-    finite = np.isfinite(curves)
-    kernel = np.ones(window)
-    clean = np.where(finite, curves, 0.0)
-    sums = np.stack([np.convolve(row, kernel, mode="full") for row in clean])
-    counts = np.stack([np.convolve(row.astype(np.float64), kernel, mode="full") for row in finite])
-    begin = window // 2
-    part = slice(begin, begin + curves.shape[1])
-    means: Numbers = np.divide(sums[:, part], counts[:, part], out=np.full_like(clean, np.nan), where=counts[:, part] > 0.5)
-    return means
-
-
-def draw_curves(axes: Any, method: Method, field: str, index: int, *, width: float) -> None:
-    """A method's `field` over rounds: the mean over seeds, and a band from the lowest seed to the highest."""
-    curves = method.over_rounds(field)
-    if curves.shape[1] == 0:
+def draw_line(axes: Any, line: Line, name: str, index: int, *, width: float = 1.8, factor: float = 1.0) -> None:
+    """The mean over seeds, and a band from the lowest seed to the highest."""
+    if not len(line):
         return
-    curves = smooth(curves, smoothing(curves.shape[1]))
-    rounds = np.arange(1, curves.shape[1] + 1)
-    known = np.isfinite(curves).any(axis=0)
-    rounds, curves = rounds[known], curves[:, known]
-    if len(rounds) == 0:
-        return
-    keep = np.unique(np.linspace(0, len(rounds) - 1, min(len(rounds), 400)).astype(int))
-    rounds, curves = rounds[keep], curves[:, keep]
-    marker = "o" if len(rounds) == 1 else None
     axes.plot(
-        rounds, np.nanmean(curves, axis=0), color=colour(index), linestyle=dash(index), linewidth=width,
-        marker=marker, label=short(method.name),
+        line.x, factor * line.middle, color=colour(index), linestyle=dash(index), linewidth=width,
+        marker="o" if len(line) == 1 else None, label=label(name),
     )  # fmt: skip
-    if len(curves) > 1:
-        low, high = np.nanmin(curves, axis=0), np.nanmax(curves, axis=0)
-        axes.fill_between(rounds, low, high, color=colour(index), alpha=0.18, linewidth=0)
+    if line.seeds > 1:
+        axes.fill_between(line.x, factor * line.low, factor * line.high, color=colour(index), alpha=0.18, linewidth=0)
+
+
+def halo() -> list[Any]:
+    from matplotlib import patheffects
+
+    return [patheffects.Stroke(linewidth=4, foreground="white"), patheffects.Normal()]
+
+
+def legend_columns(study: Study, width: float) -> int:
+    """As many columns of names as fit beside each other, at most three."""
+    longest = max(len(short(method.name)) for method in study.methods)
+    return max(1, min(3, len(study.methods), int(10.5 * width) // (longest + 5)))
+
+
+def legend_height(study: Study, width: float) -> float:
+    """The inches that the names take above a figure."""
+    return 0.17 * -(-len(study.methods) // legend_columns(study, width)) if len(study.methods) > 1 else 0.0
+
+
+def legend(axes: Any, study: Study, width: float) -> None:
+    """Names of the methods, where there is more than one; outside the axes, where they cover nothing."""
+    if len(study.methods) > 1:
+        axes.figure.legend(
+            *axes.get_legend_handles_labels(), loc="outside upper left", ncols=legend_columns(study, width), handlelength=1.5,
+            columnspacing=1.2, labelspacing=0.3,
+        )  # fmt: skip

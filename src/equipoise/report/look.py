@@ -4,60 +4,73 @@ from __future__ import annotations
 
 CSS = """
 :root { color-scheme: light dark; --paper: #f6f7f9; --card: #fff; --ink: #1c2430; --soft: #5a6473; --line: #dde1e7;
-  --accent: #0072b2; }
-@media (prefers-color-scheme: dark) {
-  :root { --paper: #14181f; --card: #1d232c; --ink: #e8ebf0; --soft: #a3adbb; --line: #333c48; --accent: #6fb8e8; }
+  --accent: #0072b2; --good: #00694d; --bad: #a84300; }
+@media screen and (prefers-color-scheme: dark) {
+  :root { --paper: #14181f; --card: #1d232c; --ink: #e8ebf0; --soft: #a3adbb; --line: #333c48; --accent: #6fb8e8;
+    --good: #4fc3a1; --bad: #f0904d; }
 }
 * { box-sizing: border-box; }
 body { margin: 0; overflow-wrap: anywhere; background: var(--paper); color: var(--ink);
   font: 16px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; -webkit-text-size-adjust: 100%; }
-main { max-width: 1160px; margin: 0 auto; padding: 40px 24px 64px; }
+main { max-width: 1160px; margin: 0 auto; padding: 28px 24px 64px; }
 .eyebrow { margin: 0; color: var(--soft); font-size: 14px; letter-spacing: .04em; text-transform: uppercase; }
-h1 { margin: 4px 0 16px; font-size: 32px; line-height: 1.2; }
-#headline { max-width: 46em; margin: 0; padding: 2px 0 2px 18px; border-left: 4px solid var(--accent); font-size: 20px;
-  line-height: 1.5; }
+h1 { margin: 0 0 12px; font-size: 30px; line-height: 1.2; }
+#headline { max-width: 50em; margin: 0 0 22px; padding: 2px 0 2px 18px; border-left: 4px solid var(--accent);
+  font-size: 19px; line-height: 1.45; }
 h2 { margin: 44px 0 12px; font-size: 21px; }
-h3 { margin: 0 0 8px; font-size: 16px; }
-table { width: 100%; border-collapse: collapse; background: var(--card); border: 1px solid var(--line);
-  font-variant-numeric: tabular-nums; }
-table.worst { width: auto; min-width: 26em; }
-caption { caption-side: top; padding: 0 0 10px; color: var(--soft); font-size: 15px; text-align: left; }
-th, td { padding: 9px 14px; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
-th:first-child { text-align: left; white-space: normal; overflow-wrap: anywhere; }
-thead th { color: var(--soft); font-size: 14px; font-weight: 600; white-space: normal; vertical-align: bottom;
-  line-height: 1.3; }
+h3 { margin: 0 0 10px; font-size: 16px; line-height: 1.35; }
+.card { min-width: 0; background: var(--card); border: 1px solid var(--line); border-radius: 8px; }
+.scroll { overflow-x: auto; }
+.caption { margin: 0; padding: 12px 14px 4px; color: var(--soft); font-size: 14.5px; line-height: 1.4; }
+table { width: 100%; border-collapse: separate; border-spacing: 0; font-variant-numeric: tabular-nums; }
+th, td { padding: 8px 14px; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
+th { max-width: 17em; white-space: normal; overflow-wrap: break-word; }
+th:first-child { position: sticky; left: 0; background: var(--card); text-align: left; }
+th.short { white-space: nowrap; }
+.card:has(.alone) { max-width: 660px; }
+thead th { min-width: 5.5em; max-width: 12em; color: var(--soft); font-size: 14px; font-weight: 600; line-height: 1.3;
+  vertical-align: bottom; }
 tbody tr:last-child > * { border-bottom: 0; }
 tbody th { font-weight: 600; }
 td.best { font-weight: 700; }
-.swatch { display: inline-block; width: 11px; height: 11px; margin-right: 9px; border-radius: 3px; }
+td small { display: inline-block; min-width: 3.6em; color: var(--soft); font-size: 13px; }
+td small.down { color: var(--good); }
+td small.up { color: var(--bad); }
+.pair, .figures { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 20px; }
+.stack { display: grid; grid-template-columns: minmax(0, 1fr); gap: 20px; }
+.swatch { display: inline-block; flex: none; width: 11px; height: 11px; margin-right: 8px; border-radius: 3px; }
 .note, figcaption { color: var(--soft); font-size: 14.5px; }
-.figures { columns: 2; column-gap: 20px; }
-figure { display: inline-block; width: 100%; margin: 0 0 20px; padding: 18px; background: #fff;
-  border: 1px solid var(--line); border-radius: 8px; break-inside: avoid; color: #1c2430; }
-figure svg { display: block; width: 100%; height: auto; }
-figcaption { margin-top: 8px; color: #5a6473; }
+.note { max-width: 56em; }
+figure { min-width: 0; margin: 0; padding: 16px 18px; background: var(--card); border: 1px solid var(--line);
+  border-radius: 8px; }
+figure.wide { grid-column: 1 / -1; }
+.plot { min-height: 340px; }
+figcaption { margin-top: 6px; line-height: 1.45; }
 dl { margin: 0; display: grid; grid-template-columns: minmax(8em, max-content) 1fr; gap: 10px 24px; }
 dt { font-weight: 600; overflow-wrap: anywhere; max-width: 16em; }
 dd { margin: 0; min-width: 0; overflow-wrap: anywhere; }
 code { font: 13.5px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace; }
-@media (max-width: 760px) {
-  main { padding: 24px 16px 48px; }
-  h1 { font-size: 26px; }
-  #headline { font-size: 18px; padding-left: 14px; }
-  .figures { columns: 1; }
-  figure { padding: 12px 10px; }
+@media (max-width: 820px) {
+  main { padding: 20px 14px 48px; }
+  h1 { font-size: 25px; }
+  #headline { font-size: 17px; padding-left: 14px; }
+  .pair, .figures { grid-template-columns: minmax(0, 1fr); }
+  figure { padding: 12px 8px; }
+  figure h3, figcaption { padding: 0 4px; }
   dl { grid-template-columns: 1fr; gap: 2px; }
   dd { margin-bottom: 12px; }
-  table.worst { min-width: 0; width: 100%; }
-  th, td { padding: 8px 10px; }
-  table.numbers, table.numbers tbody, table.numbers tr, table.numbers caption { display: block; }
-  table.numbers { border: 0; background: none; }
-  table.numbers thead { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); }
-  table.numbers tr { margin-bottom: 14px; padding: 6px 0; background: var(--card); border: 1px solid var(--line);
-    border-radius: 8px; }
-  table.numbers th, table.numbers td { display: flex; justify-content: space-between; gap: 16px; padding: 5px 14px; border: 0; }
-  table.numbers th { justify-content: flex-start; align-items: center; gap: 0; }
-  table.numbers td::before { content: attr(data-label); color: var(--soft); font-weight: 400; }
+  th, td { padding: 8px 9px; }
+  td small { min-width: 2.6em; }
+  th { max-width: 9em; }
+  table.numbers thead th:not(:first-child) { min-width: 8em; }
 }
-@media print { body { background: #fff; } figure, tr { break-inside: avoid; } }
+@media print {
+  :root { color-scheme: light; --paper: #fff; }
+  main { padding: 0; }
+  .figures, .pair { display: block; }
+  figure, .card { margin-bottom: 16px; break-inside: avoid; }
+  .scroll { overflow: visible; }
+  th, td { padding: 5px 8px; font-size: 14px; }
+  .note:has(+ .figures) { display: none; }
+}
 """

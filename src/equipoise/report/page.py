@@ -1,4 +1,4 @@
-"""The report page: a study in, one HTML document out. Everything is inline; nothing is fetched and nothing runs."""
+"""The report page: a study in, one HTML document out. Everything is inline and nothing is fetched."""
 
 from __future__ import annotations
 
@@ -7,20 +7,24 @@ from html import escape
 
 import torch
 
-from equipoise.compare import FIGURES
-from equipoise.report import figures
-from equipoise.report.drawing import colour, inline_svg, smoothing
+from equipoise.report import interactive, theme
+from equipoise.report.captions import captions
 from equipoise.report.look import CSS
+from equipoise.report.script import SCRIPT, embedded, fingerprint, plotly_js
 from equipoise.report.study import Method, Study
-from equipoise.report.words import with_article
-
-# A browser that obeys this fetches nothing, whatever stands in the page.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+from equipoise.report.style import COLOURS, DARK_COLOURS
+from equipoise.report.tables import bound, numbers_table, swatch, worst_clients
 
 
 def page(study: Study) -> str:
     """The whole document."""
     names = ", ".join(method.name for method in study.methods)
+    drawn = {name: figure for name, draw in interactive.DRAWN.items() if (figure := draw(study)) is not None}
+    data = {
+        "figures": drawn, "config": theme.CONFIG, "narrow": theme.NARROW,
+        "light": theme.template(dark=False), "dark": theme.template(dark=True),
+        "darkColours": theme.dark_colours(),
+    }  # fmt: skip
     return "\n".join(
         [
             "<!DOCTYPE html>",
@@ -28,23 +32,28 @@ def page(study: Study) -> str:
             "<head>",
             '<meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+            f'<meta http-equiv="Content-Security-Policy" content="{_policy()}">',
             f"<title>{escape(names)} – Equipoise report</title>",
-            f"<style>{CSS}</style>",
+            f"<style>{CSS}{_palette()}</style>",
             "</head>",
             "<body>",
             "<main>",
             "<header>",
             '<p class="eyebrow">Equipoise report</p>',
             "<h1>How every client fares</h1>",
-            f'<p id="headline">{escape(_bound(study.headline()))}</p>',
+            f'<p id="headline">{escape(bound(study.headline()))}</p>',
             "</header>",
-            *_table(study),
-            *_figures(study),
-            *_worst_clients(study),
+            "<noscript><p>The figures need JavaScript; the tables do not.</p></noscript>",
+            *_figure(study, "histogram"),
+            *numbers_table(study),
+            *_figures(study, [name for name in drawn if name != "histogram"]),
+            *worst_clients(study),
             *_settings(study),
             *_glossary(study),
             "</main>",
+            f'<script type="application/json" id="figure-data">{embedded(data)}</script>',
+            f"<script>{plotly_js()}</script>",
+            f"<script>{SCRIPT}</script>",
             "</body>",
             "</html>",
             "",
@@ -52,126 +61,37 @@ def page(study: Study) -> str:
     )
 
 
-def _table(study: Study) -> Iterator[str]:
-    seeds = f"; mean ± standard deviation over {study.seeds} seeds" if study.seeds > 1 else "; one seed, so no spread is known"
-    unit = ", in %" if study.scale.percent else ""
-    weighed = ", weighted by their examples" if study.crowd.weighted else ""
-    headers = {**FIGURES, "trained": "trained clients per round", "seconds": "seconds"}
-    yield '<section aria-labelledby="numbers"><h2 id="numbers">In numbers</h2>'
-    caption = f"{study.scale.noun.capitalize()} over {study.crowd}{weighed}{unit}{seeds}."
-    yield f'<table class="numbers"><caption>{escape(_bound(caption))}'
+def _policy() -> str:
+    """A browser that obeys this fetches nothing and runs these two scripts alone, whatever stands in the page."""
+    scripts = f"{fingerprint(plotly_js())} {fingerprint(SCRIPT)}"
+    return f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:"
+
+
+def _palette() -> str:
+    """The methods' colours by number, as the figures have them."""
+    light, dark = ("".join(f"--method-{k}:{shade};" for k, shade in enumerate(shades)) for shades in (COLOURS, DARK_COLOURS))
+    return f":root{{{light}}}\n@media screen and (prefers-color-scheme: dark) {{:root{{{dark}}}}}\n"
+
+
+def _figure(study: Study, name: str, kind: str = "wide") -> Iterator[str]:
+    title, caption = (escape(bound(text)) for text in captions(study)[name])
+    yield f'<figure id="figure-{name}" class="{kind}"><h3 id="title-{name}">{title}</h3>'
+    yield f'<div class="plot" data-figure="{name}" role="group" aria-labelledby="title-{name}"></div>'
+    yield f"<figcaption>{caption}</figcaption></figure>"
+
+
+def _figures(study: Study, names: list[str]) -> Iterator[str]:
+    """Two beside each other where the screen is wide; the curves take the whole width, and so does one that is left over."""
+    halves = [name for name in names if name != "curves"]
+    kinds = dict.fromkeys(halves, "half") | ({halves[-1]: "wide"} if len(halves) % 2 else {})
+    order = [*halves[:2], *(name for name in names if name == "curves"), *halves[2:]]
+    yield '<section aria-labelledby="figures"><h2 id="figures">In pictures</h2>'
     if len(study.methods) > 1:
-        yield " The lowest of a column is bold."
-    yield "</caption>"
-    yield '<thead><tr><th scope="col">method</th>' + "".join(f'<th scope="col">{_bound(t)}</th>' for t in headers.values())
-    yield "</tr></thead><tbody>"
-    lowest = {key: _lowest([study.scale.number(method.figures[key].mean) for method in study.methods]) for key in FIGURES}
-    for index, method in enumerate(study.methods):
-        cells = []
-        for key, title in headers.items():
-            spread = method.figures[key]
-            seeds_here = len(method.runs)
-            if key in FIGURES:
-                text = study.scale.spread(spread, seeds_here)
-                best = study.scale.number(spread.mean) == lowest[key]
-            else:
-                text, best = _plain(spread.mean), False
-            mark = ' class="best"' if best else ""
-            cells.append(f'<td{mark} data-key="{key}" data-label="{_bound(title)}">{text}</td>')
-        yield f'<tr><th scope="row">{_swatch(index)}{escape(method.name)}</th>{"".join(cells)}</tr>'
-    yield "</tbody></table>"
-    if left_out := study.left_out():
-        yield f'<p class="note">{left_out} clients (over all runs) have {with_article(study.scale.noun)} that is not finite; '
-        yield "figures leave them out, and a number that depends on them is shown as –.</p>"
-    yield "</section>"
-
-
-def _figures(study: Study) -> Iterator[str]:
-    several, noun = len(study.methods) > 1, study.scale.noun
-    pooled = " All seeds together." if study.seeds > 1 else ""
-    band = " Lines: mean over seeds; bands: lowest to highest seed." if study.seeds > 1 else ""
-    rounds = max(method.over_rounds("loss").shape[1] for method in study.methods)
-    window = smoothing(rounds)
-    smoothed = f" Averaged over {window} rounds." if window > 1 else ""
-    drawn = [
-        (
-            "histogram",
-            f"The {noun} of each client",
-            f"How many clients see which {noun}: the fewer at the right, the fewer are left behind.{pooled}",
-            figures.histogram(study),
-        ),
-        (
-            "percentiles",
-            f"The {noun} at each percentile",
-            f"Read at 90: nine of ten clients fare at least this well.{band}",
-            figures.percentile_curve(study),
-        ),
-        (
-            "tradeoff",
-            "The tail against the mean",
-            "Lower left is better." + (" Small points: single seeds." if study.seeds > 1 else ""),
-            figures.tradeoff(study),
-        ),
-        (
-            "sizes",
-            f"The {noun} against the client's data",
-            ("Points: some of the clients" if study.crowd.count[1] > figures.MOST_POINTS else "Points: clients")
-            + (f" under {escape(study.methods[0].name)}" if len(study.methods) > 2 else "")
-            + (", first seed" if study.seeds > 1 else "")
-            + "; lines: mean over clients of similar size. A line that falls says that small clients fare worse.",
-            figures.sizes(study),
-        ),
-        (
-            "losses",
-            "Training loss over rounds",
-            f"Of the clients drawn in a round.{band}{smoothed}{_loss_caveat(study)}",
-            figures.loss_curves(study),
-        ),
-        (
-            "trained",
-            "Clients trained in each round",
-            "A method that trains only the tail asks fewer clients to work." * several + band + smoothed,
-            figures.trained(study),
-        ),
-    ]
-    yield '<section aria-labelledby="figures"><h2 id="figures">In pictures</h2><div class="figures">'
-    for name, title, caption, figure in drawn:
-        if figure is not None:
-            yield f'<figure id="figure-{name}"><h3>{title}</h3>'
-            yield inline_svg(figure, name, title)
-            yield f"<figcaption>{caption.strip()}</figcaption></figure>"
+        yield '<p class="note">Click a method in a legend to hide it in all of these figures, double-click to see it alone.</p>'
+    yield '<div class="figures">'
+    for name in order:
+        yield from _figure(study, name, kinds.get(name, "wide"))
     yield "</div></section>"
-
-
-def _loss_caveat(study: Study) -> str:
-    """Losses at the start of a round and losses during local work are not on one level; say so where both occur."""
-    taken = {report.loss_from for m in study.methods for run in m.runs for report in run.history.rounds if report.trained}
-    if len(taken) < 2:
-        return ""
-    return (
-        " Methods that ask for losses first show them at the start of the round, the others while clients work, "
-        "which is usually lower: compare shapes, not levels."
-    )
-
-
-def _worst_clients(study: Study) -> Iterator[str]:
-    method = study.methods[-1]
-    run, rows = method.runs[0], method.rows[0]
-    worst = rows.worst(10)
-    several = f" under {escape(method.name)}" * (len(study.methods) > 1) + f", seed {run.seed}" * (len(method.runs) > 1)
-    same = study.scale.noun == "loss"
-    yield '<section aria-labelledby="worst"><h2 id="worst">Who fares worst</h2>'
-    who = "client" if len(worst) == 1 else f"{len(worst)} clients"
-    yield f'<table class="worst"><caption>The {who} with the largest {study.scale.noun}{several}.</caption>'
-    columns = ("client", "examples", *(() if same else ("error" + " (%)" * study.scale.percent,)), "loss")
-    yield "<thead><tr>" + "".join(f'<th scope="col">{column}</th>' for column in columns) + "</tr></thead><tbody>"
-    finite = rows.loss[torch.isfinite(rows.loss)]
-    losses = study.scale.fitting(float(finite.abs().max()) if len(finite) else 1.0, percent=False)
-    for row in worst:
-        error = "" if same else f"<td>{study.scale.number(_float(row['error']))}</td>"
-        yield f'<tr><th scope="row">{escape(str(row["client"]))}</th><td>{row["size"]}</td>{error}'
-        yield f"<td>{losses.number(_float(row['loss']))}</td></tr>"
-    yield "</tbody></table></section>"
 
 
 def _settings(study: Study) -> Iterator[str]:
@@ -179,7 +99,7 @@ def _settings(study: Study) -> Iterator[str]:
 
     yield '<section aria-labelledby="settings"><h2 id="settings">Settings</h2><dl class="settings">'
     for index, method in enumerate(study.methods):
-        yield f"<dt>{_swatch(index)}{escape(method.name)}</dt><dd><code>{escape(repr(method.runs[0].algorithm))}</code></dd>"
+        yield f"<dt>{swatch(index)}{escape(method.name)}</dt><dd><code>{escape(repr(method.runs[0].algorithm))}</code></dd>"
     yield f"<dt>seeds</dt><dd>{_by_method(study, {m.name: ', '.join(str(r.seed) for r in m.runs) for m in study.methods})}</dd>"
     yield f"<dt>data</dt><dd>{_by_method(study, {m.name: m.runs[0].data for m in study.methods})}</dd>"
     yield f"<dt>rounds</dt><dd>{_by_method(study, {m.name: _rounds(m) for m in study.methods})}</dd>"
@@ -225,31 +145,8 @@ def _glossary(study: Study) -> Iterator[str]:
         "worst 10 %": f"the mean {noun} of the tenth of the clients that fare worst.",
         "standard deviation": "how far clients lie apart (over clients; after ± it is over seeds).",
         "trained clients per round": "how many of the clients drawn did local work; those with weight 0 did none.",
-        "seconds": "wall-clock time of a run, with evaluation, on the machine that ran it.",
+        "wall time": "seconds that a run took, with evaluation, on the machine that ran it.",
     }
     yield '<section aria-labelledby="words"><h2 id="words">Words</h2><dl class="words">'
-    yield from (f"<dt>{_bound(word)}</dt><dd>{meaning}</dd>" for word, meaning in words.items())
+    yield from (f"<dt>{bound(word)}</dt><dd>{meaning}</dd>" for word, meaning in words.items())
     yield "</dl></section>"
-
-
-def _swatch(index: int) -> str:
-    return f'<span class="swatch" style="background:{colour(index)}"></span>'
-
-
-def _bound(text: str) -> str:
-    """Numbers stay with their unit at the end of a line."""
-    return text.replace(" %", "\u00a0%").replace(" ± ", "\u00a0±\u00a0")
-
-
-def _plain(value: float) -> str:
-    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
-
-
-def _float(value: object) -> float:
-    return float(str(value))
-
-
-def _lowest(written: list[str]) -> str | None:
-    """The lowest of the numbers as written; None if they are all the same, or none is a number."""
-    numbers = [text for text in written if text != "–"]
-    return min(numbers, key=float) if len(set(written)) > 1 and numbers else None

@@ -65,11 +65,43 @@ class Method:
             curves.append(rows.error.double().numpy()[order.numpy()][position])
         return np.stack(curves)
 
+    def mean_and_tail(self) -> tuple[Numbers, Numbers]:
+        """(seeds,) each: the mean and the 90th percentile of every seed, the numbers behind the table's."""
+        errors = [run.summary().error for run in self.runs]
+        return np.array([e.mean for e in errors]), np.array([e.percentiles[90] for e in errors])
+
     def over_rounds(self, field: str) -> Numbers:
         """(seeds, rounds): a number of every round's report, for the rounds that all seeds have."""
         rounds = min(len(run.history.rounds) for run in self.runs)
-        values = [[float(getattr(report, field)) for report in run.history.rounds[:rounds]] for run in self.runs]
+        values = [[_number(getattr(report, field)) for report in run.history.rounds[:rounds]] for run in self.runs]
         return np.array(values, dtype=np.float64).reshape(len(self.runs), rounds)
+
+    def evaluations(self, key: str) -> tuple[Numbers, Numbers]:
+        """The rounds after which all seeds were evaluated, and (seeds, those) a number of the judged split: error, error_90."""
+        seeds = [
+            {point.round: _number(point.splits[run.judged_on].get(key)) for point in run.history.points
+             if run.judged_on in point.splits}
+            for run in self.runs
+        ]  # fmt: skip
+        rounds = sorted(set.intersection(*(set(points) for points in seeds)))
+        values = np.array([[points[r] for r in rounds] for points in seeds], dtype=np.float64)
+        return np.array(rounds, dtype=np.float64), values.reshape(len(self.runs), len(rounds))
+
+    def worst(self, count: int = 10) -> list[int]:
+        """Positions, in the first seed's rows, of the clients with the largest error (then loss), worst first."""
+
+        def order(values: torch.Tensor) -> list[float]:
+            return torch.nan_to_num(values.double(), nan=math.inf, posinf=math.inf).tolist()
+
+        error, loss = order(self.rows[0].error), order(self.rows[0].loss)
+        return sorted(range(len(error)), key=lambda k: (error[k], loss[k]), reverse=True)[:count]
+
+    def errors_by_client(self, seed: int) -> dict[tuple[str, int], float] | None:
+        """The error by id and size of the client, under one seed; None if there is no such run."""
+        for run, rows in zip(self.runs, self.rows, strict=True):
+            if run.seed == seed:
+                return dict(zip(zip(rows.client, rows.size.tolist(), strict=True), rows.error.tolist(), strict=True))
+        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,8 +150,28 @@ class Study:
         first = self.methods[0]
         if len(self.methods) == 1:
             return alone(first.figures, first.percentile(50).mean, self.crowd, self.scale, len(first.runs))
-        best = min(self.methods[1:], key=lambda m: (math.isnan(v := m.figures["percentile_90"].mean), v))
-        return compared(self.table, self.crowd, self.scale, _wins(first, best))
+        return compared(self.table, self.crowd, self.scale, _wins(first, self.best))
+
+    @property
+    def best(self) -> Method:
+        """Of the methods after the first that with the lowest 90th percentile, of which the headline speaks."""
+        others = self.methods[1:] or self.methods
+        return min(others, key=lambda m: (math.isnan(v := m.figures["percentile_90"].mean), v))
+
+    @property
+    def evaluated(self) -> bool:
+        """Whether evaluations make a curve: every method has some, and one has more than that at the end."""
+        counts = [len(method.evaluations("error")[0]) for method in self.methods]
+        return min(counts) > 0 and max(counts) > 1
+
+    @property
+    def unit(self) -> str:
+        """What stands after the name of an axis."""
+        return " (%)" if self.scale.percent else ""
+
+    def shown(self, values: Numbers) -> Numbers:
+        """Errors in the unit that is shown."""
+        return 100 * values if self.scale.percent else values
 
     def left_out(self) -> int:
         """How many clients, over all runs, have an error that is not finite."""
@@ -131,6 +183,11 @@ class Study:
         if self.scale.percent or len(values) < 2 or values.min() <= 0:
             return False
         return bool(values.max() > 20 * np.quantile(values, 0.9) or values.max() > 1000 * values.min())
+
+
+def _number(value: float | None) -> float:
+    """A number that was read from a file may be missing there, JSON having no NaN."""
+    return math.nan if value is None else float(value)
 
 
 def _refuse_strangers(name: str, runs: list[RunRecord]) -> None:

@@ -1,0 +1,129 @@
+"""Small studies, and a page taken apart, for the tests of the report."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import torch
+from torch import nn
+
+import equipoise as eq
+from equipoise.report.script import plotly_js
+
+VOID = {"meta", "br", "hr", "img", "link", "input"}
+FIGURES = {"histogram", "percentiles", "tradeoff", "sizes", "curves", "selected"}
+METHODS = {"FedAvg": eq.Algorithm(), "Δ-FL 0.5": eq.Algorithm(risk=eq.risk.Superquantile(tail=0.5))}
+EVIL = '<b>&"x"</b></script><script>alert(1)</script><!-- %{x} &lt; $a$ \u2028'
+
+
+class Page(HTMLParser):
+    """The text by id, the rows of the tables, every tag with its attributes; refuses tags that do not nest.
+
+    plotly.js, which must be there once, is not in `source`.
+    """
+
+    def __init__(self, path):
+        super().__init__()
+        whole = Path(path).read_text(encoding="utf-8")
+        library = f"<script>{plotly_js()}</script>"
+        assert whole.count(library) == 1
+        self.source = whole.replace(library, "")
+        self.tags, self.rows, self.by_id, self._open = [], {}, {}, []
+        self.feed(self.source)
+        self.close()
+        assert self._open == []
+        self.data = json.loads(self.by_id["figure-data"])
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self._open.append((tag, dict(attrs)))
+        if tag == "tr":
+            table = next(a["id"] for t, a in reversed(self._open) if t == "table")
+            self._row = []
+            self.rows.setdefault(table, []).append(self._row)
+        elif tag in ("td", "th"):
+            self._row.append("")
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self._open.pop()[0] == tag
+
+    def handle_data(self, data):
+        text = data.replace("\u00a0", " ")
+        if any(t in ("td", "th") for t, _ in self._open):
+            self._row[-1] += text
+        for _, attrs in self._open:
+            if "id" in attrs:
+                self.by_id[attrs["id"]] = self.by_id.get(attrs["id"], "") + text
+
+    @property
+    def headline(self):
+        return self.by_id["headline"]
+
+    @property
+    def figures(self):
+        return {a["id"].removeprefix("figure-") for t, a in self.tags if t == "figure"}
+
+    def cell(self, method, column):
+        header, *rows = self.rows["table-numbers"]
+        row = next(r for r in rows if r[0] == method)
+        return row[header.index(column)]
+
+
+def offline(page):
+    """Nothing is fetched, only our scripts run, and no number that does not exist is shown."""
+    assert not any(tag in {"link", "iframe", "object", "embed", "base", "form"} for tag, _ in page.tags)
+    scripts = [attrs for tag, attrs in page.tags if tag == "script"]
+    assert scripts == [{"type": "application/json", "id": "figure-data"}, {}]  # and plotly.js, which was taken out
+    assert "http://" not in page.source
+    assert "https://" not in page.source
+    assert "@import" not in page.source
+    for _, attrs in page.tags:
+        for name in ("src", "href", "xlink:href"):
+            assert attrs.get(name, "#").startswith(("#", "data:"))
+        assert not any(name.startswith("on") for name in attrs)
+    assert "url(" not in page.source
+    assert not re.search(r"\b(nan|inf|NaN|Infinity)\b", page.source)
+    ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
+    assert len(set(ids)) == len(ids)
+    assert page.figures == set(page.data["figures"])
+
+
+def numbers(text):
+    return [float(n) for n in re.findall(r"\d+\.\d+", text)]
+
+
+def clients(count, classes=3, *, prefix="c", seed=0, spread=True, regression=False):
+    """Clients whose classes and sizes differ."""
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for k in range(count):
+        size = 8 + (5 * k) % 17 if spread else 12
+        y = (torch.rand(size, generator=generator) ** (1 + k % 3) * classes).long()
+        x = torch.randn(size, 4, generator=generator) + nn.functional.one_hot(y, 4) * (1.5 if k % 4 else 0.3)
+        made.append((f"{prefix}{k}", x, 3 * x.sum(1) + k if regression else y))
+    return eq.ClientSet.pack(made)
+
+
+def federated(train=12, test=20, **options):
+    return eq.FederatedData(clients(train, **options), test=clients(test, prefix="t", seed=1, **options))
+
+
+def softmax():
+    torch.manual_seed(0)
+    return nn.Linear(4, 3)
+
+
+def squared(outputs, targets):
+    return (outputs.squeeze(1) - targets).square()
+
+
+def regressed():
+    """Two methods on a task whose error is its loss."""
+    torch.manual_seed(0)
+    algorithms = {"mean": eq.Algorithm(solver=eq.solvers.SGD(lr=0.01)), "same": eq.Algorithm(solver=eq.solvers.SGD(lr=0.02))}
+    return eq.compare(algorithms, nn.Linear(4, 1), federated(regression=True), rounds=4, clients_per_round=6, loss=squared)

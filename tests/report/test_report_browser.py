@@ -1,0 +1,177 @@
+"""The page in a browser: Debian's Chromium, driven by Playwright."""
+
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from report_cases import EVIL, METHODS, numbers, regressed
+
+from equipoise.report import write_report
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine to open the page with (apt-get install chromium)"),
+]
+
+# Text that leaves the page or, inside a figure, the figure; a box that scrolls may hold wider text.
+OVERFLOWING = """() => {
+  const found = [];
+  for (const element of document.querySelectorAll("main *")) {
+    if (element.closest(".scroll") || element.closest("svg") || !element.innerText) continue;
+    if (element.getBoundingClientRect().right > innerWidth + 1) found.push(element.innerText.slice(0, 60));
+  }
+  for (const text of document.querySelectorAll(".plot text")) {
+    const inner = text.getBoundingClientRect(), outer = text.closest(".plot").getBoundingClientRect();
+    const outside = inner.left < outer.left - 2 || inner.right > outer.right + 2 || inner.bottom > outer.bottom + 2;
+    if (inner.width && outside) found.push(text.textContent);
+  }
+  return found;
+}"""
+# The names of an axis must not lie on its numbers, nor the legend on either.
+OVERLAPPING = """() => {
+  const found = [];
+  const box = (element) => element.getBoundingClientRect();
+  const cross = (a, b) => Math.min(a.right, b.right) - Math.max(a.left, b.left) > 1
+    && Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top) > 2;
+  for (const plot of document.querySelectorAll(".plot")) {
+    const titles = [...plot.querySelectorAll(".g-xtitle text, .g-x2title text")];
+    const others = [...plot.querySelectorAll(".xtick text, .x2tick text, .legend")];
+    for (const title of titles) for (const other of others)
+      if (title.textContent && cross(box(title), box(other))) found.push([plot.dataset.figure, title.textContent]);
+  }
+  return found;
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def opened(browser):
+    """A function that opens a page; at the end nothing was complained of and nothing was fetched."""
+    contexts, wrong = [], []
+
+    def open_page(path, width=1280, height=800, **options):
+        context = browser.new_context(viewport={"width": width, "height": height}, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: wrong.append(f"console: {message.text}"))
+        page.on("pageerror", lambda failure: wrong.append(f"failure: {failure}"))
+        page.on("request", lambda request: wrong.append(request.url) if not allowed(request.url) else None)
+        page.goto(Path(path).as_uri())
+        page.wait_for_selector("html[data-figures=drawn]", state="attached", timeout=30_000)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert wrong == []
+
+
+def allowed(url):
+    return url.startswith(("file:", "data:", "blob:"))
+
+
+def readable(page, width):
+    """All figures drawn, nothing cut off, nothing over something else, no scrolling sideways."""
+    drawn = page.evaluate(
+        """() => [...document.querySelectorAll(".plot")].map((plot) =>
+          [plot.dataset.figure, plot.querySelectorAll("svg.main-svg .trace, svg.main-svg .point").length,
+           plot.getBoundingClientRect().width])"""
+    )
+    for name, traces, wide in drawn:
+        assert traces > 0, name
+        assert wide <= width, name
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.evaluate(OVERFLOWING) == []
+    assert page.evaluate(OVERLAPPING) == []
+    return {name for name, _, _ in drawn}
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_comparison(comparison, tmp_path, opened, width):
+    page = opened(comparison.report(tmp_path / "r.html"), width)
+    assert readable(page, width) == {"histogram", "percentiles", "tradeoff", "curves", "sizes", "selected"}
+    text = page.locator("#headline").inner_text().replace("\u00a0", " ")
+    cells = {
+        name: {
+            key: numbers(page.locator("#table-numbers tbody tr").nth(row).locator(f"[data-key={key}]").inner_text())[0]
+            for key in ("mean", "percentile_90")
+        }
+        for row, name in enumerate(METHODS)
+    }
+    written = numbers(text.replace("Δ-FL 0.5", ""))
+    before, after = cells["FedAvg"], cells["Δ-FL 0.5"]
+    if after["percentile_90"] < before["percentile_90"]:
+        assert written[:2] == [before["percentile_90"], after["percentile_90"]]
+        assert not written[2:] or written[2] == pytest.approx(abs(after["mean"] - before["mean"]))
+    else:
+        assert written == [before["percentile_90"]]
+    # The first screen shows the headline and the histogram's first bars.
+    top = page.evaluate("document.querySelector('#figure-histogram .bars').getBoundingClientRect().top")
+    assert top < 500
+
+
+def test_a_method_is_hidden_in_all_figures_and_a_figure_is_saved(comparison, tmp_path, opened):
+    page = opened(comparison.report(tmp_path / "r.html"))
+    page.locator("#figure-percentiles .legendtoggle").nth(1).click()
+    hidden = (
+        "() => [...document.querySelectorAll('.plot')].filter((p) => p.data.some((t) => t.visible === 'legendonly')).length"
+    )
+    page.wait_for_function(f"({hidden})() === 5")  # all but the histogram, whose panels have names
+    page.locator("#figure-percentiles .plot").hover()
+    with page.expect_download() as download:
+        page.locator("#figure-percentiles .modebar-btn").click()
+    assert download.value.suggested_filename == "equipoise-percentiles.svg"
+    assert Path(download.value.path()).read_text().startswith("<svg")
+    assert page.locator(".modebar-btn").count() == 6  # nothing but saving, once a figure
+
+
+def test_words_appear_under_the_pointer(comparison, tmp_path, opened):
+    page = opened(comparison.report(tmp_path / "r.html"))
+    plot = page.locator("#figure-percentiles .plot")
+    plot.scroll_into_view_if_needed()
+    box = plot.bounding_box()
+    for step in range(2):
+        page.mouse.move(box["x"] + box["width"] / 2 + step, box["y"] + 120)
+    page.wait_for_selector("#figure-percentiles .hoverlayer text")
+    words = page.locator("#figure-percentiles .hoverlayer").text_content()
+    assert re.search(r"[\d.]+ % of the clients see at most", words)
+    assert re.search(r"FedAvg : [\d.]+ % \(seeds [\d.]+ to [\d.]+\)", words)
+
+
+def test_one_run_dark_and_on_paper(run, tmp_path, opened):
+    page = opened(run.report(tmp_path / "r.html"), 390, color_scheme="dark")
+    readable(page, 390)
+    paper = "() => document.querySelector('.plot')._fullLayout.paper_bgcolor"
+    assert page.evaluate(paper) == "#1d232c"
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.evaluate(paper) in ("#fff", "#ffffff")
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.evaluate(paper) == "#1d232c"
+    page.set_viewport_size({"width": 1280, "height": 800})
+    page.wait_for_function("() => document.querySelector('.plot').dataset.narrow === 'false'")
+    readable(page, 1280)
+
+
+def test_a_regression(tmp_path, opened):
+    readable(opened(regressed().report(tmp_path / "r.html"), 390), 390)
+
+
+def test_hostile_and_long_names(run, tmp_path, opened):
+    ids = tuple(f"{EVIL}{k}" for k in range(len(run.clients)))
+    names = [EVIL, "_$x$ %s", "方法 Δ-FL ½", "x" * 80, *(f"a method with quite a long name, number {k}" for k in range(6))]
+    results = [replace(run, name=name, clients=replace(run.clients, client=ids)) for name in names]
+    page = opened(write_report(results, tmp_path / "r.html"), 390)
+    readable(page, 390)
+    assert page.locator("#figure-percentiles .legendtext").nth(1).text_content() == "_$x$ %s"
+    assert page.locator("main b").count() == 0

@@ -1,0 +1,63 @@
+"""The figures for papers."""
+
+import pytest
+from report_cases import FIGURES, federated, softmax
+
+import equipoise as eq
+from equipoise.errors import InvalidParameter, NotWritten
+from equipoise.report import export_figures, histogram_picture
+
+
+def test_pictures(comparison, tmp_path):
+    png = histogram_picture(comparison.all_results, tmp_path / "deep" / "h.png").read_bytes()
+    width, height = (int.from_bytes(png[i : i + 4], "big") for i in (16, 20))
+    assert png.startswith(b"\x89PNG")
+    assert (width, height) == (1200, 500)
+    svg = histogram_picture(comparison.all_results, tmp_path / "h.SVG").read_text()
+    assert "<svg" in svg
+    assert "Δ-FL 0.5" in svg
+    with pytest.raises(InvalidParameter, match=r"\.png or \.svg"):
+        histogram_picture(comparison.all_results, tmp_path / "h.pdf")
+
+
+def test_every_figure_is_exported_in_every_format(comparison, tmp_path):
+    written = export_figures(comparison.all_results, tmp_path / "figures")
+    assert {path.name for path in written} == {f"{name}.{kind}" for name in FIGURES for kind in ("svg", "png")}
+    assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == sorted(path.name for path in written)
+    for path in written:
+        assert path.read_bytes().startswith(b"\x89PNG" if path.suffix == ".png" else b"<?xml")
+    for name in FIGURES - {"histogram"}:
+        assert "Δ-FL 0.5" in (tmp_path / "figures" / f"{name}.svg").read_text()
+    # Evaluated on the way: the curves are of the error, not of the training loss.
+    assert "error (%)" in (tmp_path / "figures" / "curves.svg").read_text()
+
+
+def test_what_there_is_nothing_for_is_not_exported(tmp_path):
+    bare = eq.train(softmax(), federated(spread=False), rounds=0, clients_per_round=4)
+    assert [path.name for path in export_figures([bare], tmp_path, ["svg"])] == ["histogram.svg", "percentiles.svg"]
+    one = eq.train(softmax(), federated(), rounds=2, clients_per_round=4)
+    written = export_figures([one], tmp_path, "svg")
+    assert {path.stem for path in written} == FIGURES - {"tradeoff"}
+    assert "round's clients" in (tmp_path / "curves.svg").read_text()
+
+
+@pytest.mark.parametrize("formats", [(), ("pdf",), ("svg", "gif")])
+def test_other_formats_are_refused(run, formats, tmp_path):
+    with pytest.raises(InvalidParameter, match="svg, png"):
+        export_figures([run], tmp_path / "new", formats)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_that_cannot_be_made_is_named(run, tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    with pytest.raises(NotWritten, match=str(tmp_path / "file")):
+        export_figures([run], tmp_path / "file", ("svg",))
+
+
+def test_a_users_matplotlib_settings_neither_reach_the_figures_nor_change(run, tmp_path):
+    import matplotlib
+
+    plain = [path.read_bytes() for path in export_figures([run], tmp_path / "a", "svg")]
+    with matplotlib.rc_context({"axes.facecolor": "black", "font.size": 30, "svg.fonttype": "path"}):
+        assert [path.read_bytes() for path in export_figures([run], tmp_path / "b", "svg")] == plain
+        assert matplotlib.rcParams["font.size"] == 30
