@@ -1,4 +1,4 @@
-"""The command line: `equipoise demo`, `run`, `compare`, `tune`, `report`, `methods`, `data list`, `data show`.
+"""The command line: `equipoise demo`, `run`, `compare`, `tune`, `report`, `reproduce`, `methods`, `data list`, `data show`.
 
 Whatever needs torch is imported inside the commands, so that help comes at once. What a user can get wrong ends in one message
 on stderr and exit code 2, never in a stack trace; Ctrl-C exits with 130.
@@ -115,6 +115,10 @@ def run(
     resume: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Go on with the run in this folder, from its checkpoint.")
     ] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Also write event files for TensorBoard here.")
+    ] = None,
+    mlflow: Annotated[str | None, typer.Option(metavar="URI", help="Also log to MLflow, e.g. sqlite:///mlflow.db.")] = None,
 ) -> None:
     """Train what a TOML file describes; leave config, log, checkpoint, clients, model and report in a folder."""
     from equipoise.experiment import folder
@@ -132,13 +136,20 @@ def run(
         path = out or folder.free_folder(config, checked.train.seed)
         folder.refuse_taken(path)  # before data are read, which may take long
 
+    observers: list[Any] = []  # made before data are read, so that an absent library is refused at once
+    if tensorboard is not None or mlflow is not None:
+        from equipoise import tracking
+
+        observers += [tracking.TensorBoard(tensorboard)] if tensorboard is not None else []
+        observers += [tracking.MLflow(tracking_uri=mlflow)] if mlflow is not None else []
+
     from equipoise.experiment.build import build
 
     experiment = build(checked)
     if resume is None:
         place = folder.claim(path)
     console = Console()
-    result = folder.run(experiment, place)
+    result = folder.run(experiment, place, observers=observers)
     console.print(Text(str(result.summary())), soft_wrap=True)
     console.print()
     for file in (place.report, place.clients, place.model, place.rounds, place.config):
@@ -189,8 +200,9 @@ def tune(
 ) -> None:
     """Try values by training loss or validation clients, never test clients; write the best configuration."""
     from equipoise.experiment import tune as searching
+    from equipoise.experiment.search import read_search, trial_name
 
-    search = searching.read_search(config, settings or ())
+    search = read_search(config, settings or ())
     try:
         outcomes = searching.tune(search, out or Path("runs") / config.stem, workers=workers, console=Console())
     except KeyboardInterrupt as failure:
@@ -198,7 +210,7 @@ def tune(
         raise
     for outcome in outcomes:
         if outcome.criterion is None:
-            _complain(f"Failed: {searching.trial_name(outcome.values)}: {outcome.message}")
+            _complain(f"Failed: {trial_name(outcome.values)}: {outcome.message}")
     if outcomes[0].criterion is None:
         raise typer.Exit(1)
 
@@ -219,6 +231,37 @@ def report(
     if figures is not None:
         for file in export_figures(records, figures):
             console.print(Text(str(file)), soft_wrap=True)
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="An entry of --list, e.g. emnist-linear.")] = None,
+    list_entries: Annotated[bool, typer.Option("--list", help="List the entries.")] = False,
+    data: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The folder of the data files. Default: EQUIPOISE_DATA.")
+    ] = None,
+    scale: Annotated[str, typer.Option(help="small (minutes on two cores) or paper (the full setting, for a GPU).")] = "small",
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds; the default is the scale's own.")] = None,
+    out: Annotated[Path, typer.Option(help="Where runs and tables go; runs that are there are kept.")] = Path("reproduce"),
+    device: Annotated[str | None, typer.Option(help="A torch device, e.g. cuda.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Only these rows, e.g. fedavg,delta-fl-0.5.")] = None,
+    tune: Annotated[bool, typer.Option("--tune", help="First choose the learning rate on FedAvg's training loss.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Run nothing: print what the folder holds.")] = False,
+) -> None:
+    """Run a published experiment again, and print published and measured numbers side by side."""
+    from equipoise import reproduce as published
+
+    if list_entries or name is None:
+        typer.echo(published.listing())
+        return
+    try:
+        published.reproduce(
+            name, data=data, scale=scale, seeds=seeds, out=out, device=device, methods=methods, tune=tune, show=show,
+            say=typer.echo,
+        )  # fmt: skip
+    except KeyboardInterrupt as failure:
+        failure.add_note("The same command goes on where it stopped.")
+        raise
 
 
 @app.command()

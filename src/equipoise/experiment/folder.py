@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from equipoise.files import write_atomically
 if TYPE_CHECKING:
     from equipoise.experiment.build import Experiment
     from equipoise.result import Result, RunRecord
+    from equipoise.types import Observer
 
 
 @dataclass(frozen=True)
@@ -133,10 +134,17 @@ def to_resume(path: Path) -> RunFolder:
     return folder
 
 
-def run(experiment: Experiment, folder: RunFolder, *, progress: bool | None = None, report: bool = True) -> Result:
+def run(
+    experiment: Experiment,
+    folder: RunFolder,
+    *,
+    observers: Sequence[Observer] = (),
+    progress: bool | None = None,
+    report: bool = True,
+) -> Result:
     """Train, from the checkpoint if the folder has one, logging as it goes; then write what the run leaves.
 
-    A failure says where the log is. A run of a study needs no `report` of its own.
+    A failure says where the log is. A run of a study needs no `report` of its own. `observers` watch besides the log.
     """
     from equipoise.observers import JsonLines
 
@@ -144,9 +152,8 @@ def run(experiment: Experiment, folder: RunFolder, *, progress: bool | None = No
     if not folder.config.exists():
         write_atomically(folder.config, experiment.config.text().encode())
     try:
-        result = experiment.train(
-            name=folder.path.name, observers=[JsonLines(folder.rounds)], progress=progress, checkpoint=folder.checkpoint
-        )
+        watching = [JsonLines(folder.rounds), *observers]
+        result = experiment.train(name=folder.path.name, observers=watching, progress=progress, checkpoint=folder.checkpoint)
     except (EquipoiseError, KeyboardInterrupt) as failure:
         if folder.rounds.exists():
             failure.add_note(f"What was logged is in {folder.rounds}.")

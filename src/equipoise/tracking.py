@@ -1,0 +1,144 @@
+"""Runs in TensorBoard and MLflow: observers that send what a run reports to these tools.
+
+    train(model, data, …, observers=[tracking.TensorBoard("logs"), tracking.MLflow(experiment="tails")])
+
+Both log by the number of rounds done. `round/…` are of a round: loss, tail_loss (its worst 10 %), risk and clients_trained;
+`train/…`, `validation/…` and `test/…` are of an evaluation of all clients: loss, error and error_90 (its 90th percentile).
+A number that does not exist, such as the risk of a round without one, is left out.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+from equipoise.errors import ConfigError
+from equipoise.observers import Evaluation, EvaluationPoint, Run
+from equipoise.types import Observer, RoundReport
+
+FLUSH_SECONDS = 1.0  # between messages to MLflow: a database or server takes longer than a small round
+BATCH = 1000  # metrics that MLflow takes at once
+
+
+def round_numbers(report: RoundReport) -> dict[str, float]:
+    """What is logged of a round."""
+    numbers = {"loss": report.loss, "tail_loss": report.tail_loss, "risk": report.risk, "clients_trained": report.trained}
+    return {f"round/{name}": value for name, value in numbers.items() if value is not None and math.isfinite(value)}
+
+
+def evaluation_numbers(evaluation: Evaluation) -> dict[str, float]:
+    """What is logged of an evaluation: mean loss, mean error and the error's 90th percentile, per split."""
+    return {
+        f"{split}/{name}": value
+        for split, numbers in EvaluationPoint.of(evaluation).splits.items()
+        for name, value in numbers.items()
+        if math.isfinite(value)
+    }
+
+
+class TensorBoard(Observer):
+    """Event files for `tensorboard --logdir FOLDER`, in a folder per run: FOLDER/<name>/seed-<seed>.
+
+    A run that goes on from a checkpoint goes on in its curves; a run of the same name and seed that starts anew hides the one
+    before.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter  # noqa: F401 — refused here, not after the data are read
+        except ImportError as failure:
+            raise _absent("TensorBoard", "tensorboard") from failure
+        self.folder = Path(folder)
+        self._writer: Any = None
+
+    def on_start(self, run: Run) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        place = self.folder / run.name.replace("/", "-") / f"seed-{run.seed}"
+        make: Any = SummaryWriter
+        self._writer = make(str(place), purge_step=run.first_round + 1)
+
+    def on_round(self, report: RoundReport) -> None:
+        self._write(round_numbers(report), report.round + 1)
+
+    def on_evaluation(self, evaluation: Evaluation) -> None:
+        self._write(evaluation_numbers(evaluation), evaluation.round)
+
+    def on_end(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _write(self, numbers: dict[str, float], step: int) -> None:
+        if self._writer is not None:
+            for name, value in numbers.items():
+                self._writer.add_scalar(name, value, step)
+
+
+class MLflow(Observer):
+    """A run of an MLflow experiment: its name, seed and rounds as parameters, and its numbers as metrics.
+
+    `tracking_uri` is a server or a database (`http://…`, `sqlite:///mlflow.db`); without it MLflow's own setting. The run is
+    closed at the end, as FAILED if it did not come there. One that goes on from a checkpoint is a new run in MLflow, whose
+    parameter first_round says where it begins. No global state of MLflow is changed.
+    """
+
+    def __init__(self, experiment: str = "equipoise", *, tracking_uri: str | None = None) -> None:
+        try:
+            from mlflow import MlflowClient
+            from mlflow.exceptions import MlflowException
+        except ImportError as failure:
+            raise _absent("MLflow", "mlflow") from failure
+        self.experiment = experiment
+        try:
+            self._client = MlflowClient(tracking_uri)
+        except (MlflowException, ImportError, ValueError) as failure:
+            where = f"tracking_uri = {tracking_uri!r}" if tracking_uri else "MLflow's own tracking_uri"
+            raise ConfigError(f"{where} cannot be used: {failure}") from failure
+        self._run_id, self._rounds, self._reached_end = "", 0, False
+        self._waiting: list[Any] = []
+        self._flushed = 0.0
+
+    def on_start(self, run: Run) -> None:
+        found = self._client.get_experiment_by_name(self.experiment)
+        number = found.experiment_id if found is not None else self._client.create_experiment(self.experiment)
+        self._run_id = self._client.create_run(number, run_name=f"{run.name}, seed {run.seed}").info.run_id
+        self._rounds, self._reached_end, self._waiting = run.rounds, False, []
+        for name in ("name", "seed", "rounds", "first_round"):
+            self._client.log_param(self._run_id, name, getattr(run, name))
+
+    def on_round(self, report: RoundReport) -> None:
+        self._write(round_numbers(report), report.round + 1)
+
+    def on_evaluation(self, evaluation: Evaluation) -> None:
+        numbers = evaluation_numbers(evaluation)
+        self._write(numbers, evaluation.round)
+        self._reached_end = evaluation.round == self._rounds and "train/loss" in numbers  # else it has diverged
+
+    def on_end(self) -> None:
+        if not self._run_id:
+            return
+        run_id, self._run_id = self._run_id, ""
+        try:
+            self._flush(run_id)
+        finally:
+            self._client.set_terminated(run_id, "FINISHED" if self._reached_end else "FAILED")
+
+    def _write(self, numbers: dict[str, float], step: int) -> None:
+        from mlflow.entities import Metric
+
+        now = time.time()
+        self._waiting += [Metric(name, value, int(1000 * now), step) for name, value in numbers.items()]
+        if now - self._flushed >= FLUSH_SECONDS or len(self._waiting) > BATCH - 20:
+            self._flush(self._run_id)
+
+    def _flush(self, run_id: str) -> None:
+        for first in range(0, len(self._waiting), BATCH):
+            self._client.log_batch(run_id, metrics=self._waiting[first : first + BATCH])
+        self._waiting, self._flushed = [], time.time()
+
+
+def _absent(what: str, extra: str) -> ConfigError:
+    return ConfigError(f'{what} is not installed: pip install "equipoise[{extra}]".')
