@@ -413,7 +413,7 @@ def check_engine(
     device = getattr(tried, "device", "cpu")
     here = params.to(device)
     cohort = _everyone(data, seed)
-    solver = _prepared(solver, oracle, params, cohort)
+    plain, solver = _prepared(solver, oracle, params, cohort), _prepared(solver, tried, here, cohort)
     if hasattr(solver, "efforts"):
         cohort = replace(cohort, effort=solver.efforts(cohort, data.train.keys))
     models = torch.stack([params, 0.5 * params])
@@ -422,18 +422,18 @@ def check_engine(
     moved = [Job(job.params.to(device), job.cohort, job.weights) for job in jobs]
     pairs: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
         "losses": lambda: (tried.losses(here, cohort), oracle.losses(params, cohort)),
-        "updates": lambda: (tried.updates(here, cohort, solver).update, oracle.updates(params, cohort, solver).update),
-        "local losses": lambda: (tried.updates(here, cohort, solver).losses, oracle.updates(params, cohort, solver).losses),
-        "update norms": lambda: (tried.updates(here, cohort, solver).sq_norms, oracle.updates(params, cohort, solver).sq_norms),
+        "updates": lambda: (tried.updates(here, cohort, solver).update, oracle.updates(params, cohort, plain).update),
+        "local losses": lambda: (tried.updates(here, cohort, solver).losses, oracle.updates(params, cohort, plain).losses),
+        "update norms": lambda: (tried.updates(here, cohort, solver).sq_norms, oracle.updates(params, cohort, plain).sq_norms),
         "summed update": lambda: (
             tried.summed_update(here, cohort, solver, cohort.weights, WeightedMean()).update,
-            oracle.summed_update(params, cohort, solver, cohort.weights, WeightedMean()).update,
+            oracle.summed_update(params, cohort, plain, cohort.weights, WeightedMean()).update,
         ),
-        "losses for a solver": lambda: (tried.losses(here, cohort, solver), oracle.losses(params, cohort, solver)),
+        "losses for a solver": lambda: (tried.losses(here, cohort, solver), oracle.losses(params, cohort, plain)),
         "losses of several models": lambda: (tried.losses_of(models.to(device), cohort), oracle.losses_of(models, cohort)),
         "summed updates of several models": lambda: (
             torch.stack([work.update for work in tried.summed_updates(moved, solver, WeightedMean())]),
-            torch.stack([work.update for work in oracle.summed_updates(jobs, solver, WeightedMean())]),
+            torch.stack([work.update for work in oracle.summed_updates(jobs, plain, WeightedMean())]),
         ),
         "evaluated losses": lambda: (tried.evaluate(here, data.train)[0], oracle.evaluate(params, data.train)[0]),
         "evaluated errors": lambda: (tried.evaluate(here, data.train)[1], oracle.evaluate(params, data.train)[1]),
