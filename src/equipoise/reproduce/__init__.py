@@ -1,0 +1,9 @@
+"""Published experiments run again: `equipoise reproduce NAME`, or `python -m equipoise.reproduce` with torch and numpy alone.
+
+An entry is an `Experiment`; its published numbers are data with their source (`published/*.toml`).
+"""
+
+from equipoise.reproduce.describe import Claim, Experiment, Figure, Method, Need, Scale
+from equipoise.reproduce.runner import EXPERIMENTS, listing, reproduce
+
+__all__ = ["EXPERIMENTS", "Claim", "Experiment", "Figure", "Method", "Need", "Scale", "listing", "reproduce"]

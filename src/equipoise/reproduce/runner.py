@@ -1,0 +1,280 @@
+"""Runs what is missing of an entry: one file per method and seed, so that the same command goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+from equipoise.data.clients import FederatedData
+from equipoise.engines import Simulator
+from equipoise.engines.loop import usable_device
+from equipoise.errors import ConfigError, Diverged, InvalidParameter, require, unknown_name
+from equipoise.files import write_atomically
+from equipoise.metrics import mean
+from equipoise.reproduce import journal, thesis
+from equipoise.reproduce.describe import Experiment, Method, Scale, Trained
+from equipoise.reproduce.sources import at_most, data_folder, require_files
+from equipoise.reproduce.tables import Outcome, machine, markdown, record, slug, versions
+from equipoise.result import Result
+from equipoise.train import train
+
+EXPERIMENTS: dict[str, Experiment] = {entry.name: entry for entry in (*journal.ENTRIES, *thesis.ENTRIES)}
+TUNING_SEED = 100  # draws the data on which a learning rate is chosen; none of the reported seeds
+Say = Callable[[str], object]
+
+
+def listing() -> str:
+    """The entries, a line each."""
+    width = max(map(len, EXPERIMENTS))
+    return "\n".join(f"{name:<{width}}  {entry.title} ({len(entry.methods)} rows)" for name, entry in EXPERIMENTS.items())
+
+
+def reproduce(
+    name: str,
+    *,
+    data: Path | None = None,
+    scale: str = "small",
+    seeds: int | None = None,
+    out: Path = Path("reproduce"),
+    device: str | None = None,
+    methods: str | None = None,
+    tune: bool = False,
+    show: bool = False,
+    say: Say | None = None,
+) -> Path:
+    """Run an entry as far as runs are missing, print published and measured figures side by side, and save them.
+
+    Everything goes to the folder OUT/NAME-SCALE, which is returned: result.md, result.json and a file per run. `methods` keeps
+    some rows only, by name or by the name of their files, separated by commas; `show` runs nothing and prints what is there.
+    """
+    if name not in EXPERIMENTS:
+        raise ConfigError(unknown_name("experiment", name, EXPERIMENTS))
+    entry = EXPERIMENTS[name]
+    if scale not in entry.scales:
+        raise ConfigError(unknown_name("scale", scale, entry.scales))
+    chosen = entry.scales[scale]
+    require(seeds is None or seeds >= 1, "seeds", "must be at least 1", seeds)
+    usable_device(device)
+    folder = data_folder(data)
+    if not show:
+        require_files(name, entry.needs, folder)
+    runs = Runs(
+        replace(entry, methods=chosen_methods(entry, methods)),
+        scale,
+        replace(chosen, seeds=seeds or chosen.seeds),
+        folder,
+        Path(out) / f"{name}-{scale}",
+        device,
+        say or _print,
+    )
+    if show:
+        return runs.report(runs.tuned(only_stored=True) if tune else None, 0.0)
+    return runs.finish(tune=tune)
+
+
+def chosen_methods(entry: Experiment, names: str | None) -> tuple[Method, ...]:
+    """The methods named, in the entry's order; all without names."""
+    if names is None:
+        return entry.methods
+    wanted = {slug(one) for one in names.split(",") if one.strip()}
+    known = {slug(method.name): method for method in entry.methods}
+    if strangers := sorted(wanted - known.keys()):
+        raise ConfigError(unknown_name("method", strangers[0], known))
+    require(bool(wanted), "methods", "must name at least one method", names)
+    return tuple(method for key, method in known.items() if key in wanted)
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """The runs of an entry in a folder."""
+
+    entry: Experiment
+    scale_name: str
+    scale: Scale
+    folder: Path | None  # of the data
+    out: Path
+    device: str | None
+    say: Say
+
+    @property
+    def seeds(self) -> range:
+        return range(self.scale.first_seed, self.scale.first_seed + self.scale.seeds)
+
+    def finish(self, *, tune: bool) -> Path:
+        """Make the runs that are missing, then print and save the tables."""
+        began = time.perf_counter()
+        lr = self.tuned() if tune else None
+        missing = [
+            (seed, method) for seed in self.seeds for method in self.entry.methods if self.stored(method, seed, lr) is None
+        ]
+        kept = len(self.seeds) * len(self.entry.methods) - len(missing)
+        self.say(
+            f"{self.entry.name}, scale {self.scale_name}: {len(missing)} runs to make"
+            + (f", {kept} kept from before" if kept else "") + f", in {self.out}"
+        )  # fmt: skip
+        if missing and self.scale_name == "paper" and usable_device(self.device).type == "cpu":
+            self.warn(missing[0], len(missing), lr)
+        for number, (seed, method, data) in enumerate(self.with_data(missing), 1):
+            found = self.run(method, seed, data, lr)
+            figures = ", ".join(f"{self.entry.figures[f].title} {v:.2f}" for f, v in found.get("figures", {}).items())
+            self.say(
+                f"{number}/{len(missing)} {method.name}, seed {seed}: {figures or found['failed']} ({found['seconds']:.0f} s)"
+            )
+        return self.report(lr, time.perf_counter() - began)
+
+    def report(self, lr: float | None, seconds: float) -> Path:
+        """Print and save the tables of the runs that are there."""
+        found = {m.name: {seed: run for seed in self.seeds if (run := self.stored(m, seed, lr))} for m in self.entry.methods}
+        rows = {name: runs for name, runs in found.items() if runs}
+        if not rows:
+            raise ConfigError(f"{self.out / 'runs'} holds no run with these settings.")
+        rate, tuned = lr or self.entry.solver.lr, lr is not None
+        outcome = Outcome(self.entry, self.scale_name, self.scale, tuple(self.seeds), rate, tuned, rows, seconds)
+        text = markdown(outcome)
+        write_atomically(self.out / "result.json", (json.dumps(record(outcome), indent=1, ensure_ascii=False) + "\n").encode())
+        write_atomically(self.out / "result.md", (text + "\n").encode())
+        self.say(f"\n{text}\n\n{self.out / 'result.md'}\n{self.out / 'result.json'}")
+        return self.out
+
+    def with_data(self, missing: list[tuple[int, Method]]) -> Iterator[tuple[int, Method, FederatedData]]:
+        """The runs with their data, which methods of one seed share."""
+        held: tuple[object, FederatedData] | None = None
+        for seed, method in missing:
+            key = (seed, json.dumps(dict(method.variant), sort_keys=True))
+            if held is None or held[0] != key:
+                held = (key, self.data(method, seed))
+            yield seed, method, held[1]
+
+    def data(self, method: Method, seed: int) -> FederatedData:
+        found = self.entry.data(self.folder, seed, **{**self.scale.options, **method.variant})
+        return at_most(found, self.scale.train_clients, self.scale.test_clients, seed)
+
+    def path(self, method: Method, seed: int) -> Path:
+        return self.out / "runs" / f"{slug(method.name)}-seed{seed}.json"
+
+    def settings(self, method: Method, lr: float | None) -> dict[str, Any]:
+        """What a stored run must have been made with to count."""
+        return {
+            "algorithm": repr(self.entry.algorithm(method, self.scale, lr)),
+            "rounds": self.scale.rounds,
+            "clients_per_round": self.scale.clients_per_round,
+            "clients": [self.scale.train_clients, self.scale.test_clients],
+            "data": {**self.scale.options, **method.variant},
+        }
+
+    def stored(self, method: Method, seed: int, lr: float | None) -> dict[str, Any] | None:
+        """A run made before with these settings, or None."""
+        try:
+            found: dict[str, Any] = json.loads(self.path(method, seed).read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return None
+        return found if found.get("settings") == self.settings(method, lr) else None
+
+    def train(self, method: Method, seed: int, data: FederatedData, lr: float | None, rounds: int) -> Result:
+        every = None if self.entry.evaluate_share is None else max(1, round(self.entry.evaluate_share * rounds))
+        return train(
+            self.entry.model(data, self.folder, seed),
+            data,
+            self.entry.algorithm(method, self.scale, lr),
+            rounds=rounds,
+            clients_per_round=min(self.scale.clients_per_round, len(data.train)),
+            seed=seed,
+            engine=Simulator(device=self.device),
+            evaluate_every=every,
+            progress=False,
+            name=method.name,
+        )
+
+    def run(self, method: Method, seed: int, data: FederatedData, lr: float | None) -> dict[str, Any]:
+        """Make one run and store it; one that diverges is stored as such."""
+        began = time.perf_counter()
+        found: dict[str, Any] = {
+            "experiment": self.entry.name,
+            "scale": self.scale_name,
+            "method": method.name,
+            "seed": seed,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "machine": machine(self.device),
+            "versions": versions(),
+            "settings": self.settings(method, lr),
+            "clients": {split: len(clients) for split, clients in data.splits.items()},
+            "examples": {split: len(clients.x) for split, clients in data.splits.items()},
+        }
+        try:
+            result = self.train(method, seed, data, lr, self.scale.rounds)
+            solver = self.entry.local_work(method, self.scale, lr)
+            found["figures"] = self.entry.measure(Trained(result, data, solver, self.device))
+            found |= more_about(result)
+        except Diverged as failure:
+            found["failed"] = f"diverged in round {failure.round}"
+        found["seconds"] = time.perf_counter() - began
+        write_atomically(self.path(method, seed), (json.dumps(found, ensure_ascii=False) + "\n").encode())
+        return found
+
+    def tuned(self, *, only_stored: bool = False) -> float:
+        """The learning rate with the smallest mean training loss of the first method, on a seed that is not reported."""
+        method = self.entry.methods[0]
+        path = self.out / "tuning.json"
+        wanted = {"rates": list(self.entry.rates), **self.settings(method, None), "seed": TUNING_SEED}
+        try:
+            stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            stored = {}
+        if stored.get("settings") != wanted:
+            if only_stored:
+                raise ConfigError(f"{path} holds no learning rate chosen with these settings.")
+            data = self.data(method, TUNING_SEED)
+            losses: dict[str, float | None] = {}
+            for rate in self.entry.rates:
+                try:
+                    losses[f"{rate:g}"] = training_loss(self.train(method, TUNING_SEED, data, rate, self.scale.rounds))
+                except Diverged:
+                    losses[f"{rate:g}"] = None
+                self.say(f"tuning: learning rate {rate:g}, training loss {losses[f'{rate:g}']}")
+            stored = {"settings": wanted, "losses": losses}
+            write_atomically(path, (json.dumps(stored, indent=1, ensure_ascii=False) + "\n").encode())
+        finite = {rate: loss for rate, loss in stored["losses"].items() if loss is not None}
+        if not finite:
+            raise InvalidParameter("rates", "must hold one that does not diverge", list(self.entry.rates))
+        return float(min(finite, key=finite.__getitem__))
+
+    def warn(self, first: tuple[int, Method], count: int, lr: float | None) -> None:
+        """Say what the full setting will take on a processor, by three rounds of it."""
+        seed, method = first
+        probe = self.train(method, seed, self.data(method, seed), lr, 3)
+        hours = median(report.seconds for report in probe.history.rounds) * self.scale.rounds * count / 3600
+        self.say(
+            f"Warning: the paper's setting is meant for a GPU (--device cuda). On this processor {count} runs take about "
+            f"{hours:.1f} hours and evaluations; --scale small takes minutes. What is done is kept when you stop it."
+        )
+
+
+def training_loss(result: Result) -> float:
+    """The mean training loss, weighted by examples."""
+    rows = result.clients.where("train")
+    return mean(rows.loss, rows.size)
+
+
+def more_about(result: Result) -> Mapping[str, Any]:
+    """What a run's file holds besides its figures."""
+    rows = result.clients.where("test")
+    trained = [report.trained for report in result.history.rounds]
+    return {
+        "training_loss": training_loss(result),
+        "trained_per_round": sum(trained) / max(1, len(trained)),
+        "test_clients": list(rows.client),
+        "test_examples": rows.size.tolist(),
+        "test_errors": torch.round(rows.error, decimals=6).tolist(),
+    }
