@@ -1,5 +1,6 @@
 """Runs in folders that are killed and go on; studies in which a run fails."""
 
+import io
 import json
 import os
 import random
@@ -9,6 +10,7 @@ import sys
 import time
 
 import pytest
+from rich.console import Console
 
 from equipoise.errors import ConfigError
 from equipoise.experiment import folder, scheduler, study
@@ -218,3 +220,20 @@ def test_a_folder_of_another_configuration_is_refused(tmp_path):
     study.prepare(study.read_study(file, out=tmp_path / "out"))  # the same again is fine
     with pytest.raises(ConfigError, match=r"train\.rounds is 20 there, 30 here"):
         study.prepare(study.read_study(file, ["train.rounds=30"], out=tmp_path / "out"))
+
+
+def test_the_live_table_shows_every_run_with_progress_and_time_left(tmp_path):
+    file = tmp_path / "study.toml"
+    file.write_text(STUDY)
+    jobs = [scheduler.Job(run) for run in study.read_study(file, out=tmp_path / "out")]
+    jobs[0].status, jobs[0].began = "running", time.monotonic() - 10
+    jobs[0].folder.path.mkdir(parents=True)
+    jobs[0].folder.rounds.write_text('{"event": "start"}\n{"event": "round", "round": 4}\n{"event": "rou')  # being written
+    jobs[1].status, jobs[2].status = "failed", "there already"
+    console = Console(record=True, width=100, file=io.StringIO())
+    console.print(scheduler.live_table(jobs))
+    rows = [line.split() for line in console.export_text().splitlines()]
+    assert rows[1][:3] == ["FedAvg", "0", "running"]
+    assert rows[1][-2:] == ["5/20", "0:30"]  # ten seconds for five rounds, fifteen are left
+    assert (rows[2][2], rows[3][2:4], rows[4][2]) == ("failed", ["there", "already"], "waiting")
+    assert rows[3][-1] == "20/20"
