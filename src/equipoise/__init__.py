@@ -16,6 +16,7 @@ from equipoise import (
     server_opt,
     solvers,
     testing,
+    tilted,
 )
 from equipoise.algorithm import Algorithm
 from equipoise.compare import Comparison, compare
@@ -49,6 +50,7 @@ __all__ = [
     "server_opt",
     "solvers",
     "testing",
+    "tilted",
     "train",
     "train_family",
 ]

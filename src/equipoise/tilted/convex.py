@@ -1,0 +1,260 @@
+"""The optimiser behind the estimators: L-BFGS on the tilted risk of a linear model, preconditioned and annealed.
+
+The problem is min over W, b of R(ℓ(x_i·W + b, y_i)) + (α/2)‖W‖², with R a tilted risk or a superquantile. Three things make it
+as fast as the plain problem: the gradient of R is a weighted sum, so that one evaluation costs one pass over the data;
+coordinates are those in which the (weighted) covariance of the data is the identity; and tilts grow from 0 in steps, each
+warm-started, which for negative tilts is also what chooses among the local minima (section 7.5 of Li 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from scipy.optimize import minimize
+from torch import Tensor
+
+from equipoise.risk.quantile import tail_quantile
+from equipoise.risk.tilted import tilted
+from equipoise.tilted.hierarchy import Hierarchy
+from equipoise.tilted.links import Link
+from equipoise.tilted.losses import superquantile_loss, tilted_loss
+
+FACTOR = 4.0  # by which a negative tilt grows from one step of the annealing to the next, so as to stay in its valley
+CONVEX_FACTOR = 16.0  # the same when no tilt is negative: there is one minimum, and steps only save iterations
+FAR = 4  # levels, which is a range of losses of 256 divided by the tilt, from which on a second start is tried
+LOOSE = 1e-2  # the tolerance of all steps but the last
+SMOOTHING = (1.0, 0.1, 0.01, 0.001)  # of the superquantile, relative to the mean loss: the last one stays
+WHITENED = 500  # more columns than this are only scaled, because a square matrix of them costs too much
+SMALL = 50_000  # numbers in the data, up to which a solution is refined as far as float64 goes, because it costs nothing
+ROWS = 10_000  # enough to estimate the correlations that the preconditioner needs
+
+
+@dataclass(frozen=True, eq=False)
+class Objective:
+    """A risk of the losses, with the knob that annealing turns: `level` scales all tilts, or is the width of the smoothing."""
+
+    masses: Tensor  # (N,), positive, sum to 1
+    tree: Hierarchy
+    tilts: tuple[float, ...]  # innermost first
+    tail: float | None = None
+
+    def __call__(self, losses: Tensor, level: float) -> tuple[float, Tensor]:
+        """The risk, and its gradient with respect to the losses (N,)."""
+        if level == 0:
+            return float(self.masses @ losses), self.masses
+        if self.tail is None and self.tree.depth == 0:
+            value, weights = tilted(losses, self.masses, level * self.tilts[-1])
+            return float(value), weights
+        points = losses.detach().requires_grad_(True)
+        groups = self.tree if self.tree.depth else None
+        if self.tail is None:
+            inner = [level * each for each in reversed(self.tilts[:-1])]
+            value = tilted_loss(points, level * self.tilts[-1], groups, inner_tilt=inner, sample_weight=self.masses)
+        else:
+            inner = list(reversed(self.tilts[:-1]))
+            value = superquantile_loss(points, self.tail, groups, inner_tilt=inner, sample_weight=self.masses, nu=level)
+        (weights,) = torch.autograd.grad(value, points)
+        return float(value.detach()), weights
+
+    def exact(self, losses: Tensor) -> float:
+        """The risk itself, without any smoothing."""
+        if self.tail is None:
+            return self(losses, 1.0)[0]
+        groups, inner = self.tree if self.tree.depth else None, list(reversed(self.tilts[:-1]))
+        return float(superquantile_loss(losses, self.tail, groups, inner_tilt=inner, sample_weight=self.masses))
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is the mean."""
+        return self.tail is None and not any(self.tilts)
+
+    def levels(self, losses: Tensor, spread: float | None = None) -> list[float]:
+        """The levels to go through, by the spread of the losses at the start; the last is the problem itself."""
+        if self.tail is not None:
+            return [factor * max(float(self.masses @ losses.abs()), 1e-12) for factor in SMOOTHING]
+        reach = max(abs(tilt) for tilt in self.tilts) * (float(losses.max() - losses.min()) if spread is None else spread)
+        factor = FACTOR if min(self.tilts) < 0 else CONVEX_FACTOR
+        levels = [1.0]
+        while levels[-1] * reach > factor and len(levels) < 30:
+            levels.append(levels[-1] / factor)
+        return levels[::-1]
+
+
+@dataclass(frozen=True, eq=False)
+class Fit:
+    """Coefficients (K, F) and intercepts (K,), the iterations it took, whether they sufficed, and the objective there."""
+
+    coef: Tensor
+    intercept: Tensor
+    iterations: int
+    converged: bool
+    value: float
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to fit: the L2 penalty, whether there is an intercept, annealing, and when to stop."""
+
+    alpha: float = 0.0
+    fit_intercept: bool = True
+    anneal: bool = True
+    tol: float = 1e-6
+    max_iter: int = 1000
+
+
+def fit_linear(x: Tensor, y: Tensor, link: Link, objective: Objective, start: tuple[Tensor, Tensor], settings: Settings) -> Fit:
+    """Minimise from `start`, a pair (K, F) and (K,); `anneal=False` goes to the final level at once."""
+    problem = _Problem(x, y, link, objective, settings)
+    coef, intercept = start
+    if objective.plain:
+        return problem.descend(coef, intercept, [0.0])
+    losses = problem.losses(coef, intercept)
+    if not settings.anneal:
+        return problem.descend(coef, intercept, [objective.levels(losses)[-1]])
+    if objective.tail is None and min(objective.tilts) >= 0:  # one minimum: where the way starts does not matter
+        return problem.descend(coef, intercept, objective.levels(losses))
+    low, offset, used, _ = problem.solve(coef, intercept, 0.0, LOOSE)
+    levels = objective.levels(problem.losses(low, offset))
+    fit = problem.descend(low, offset, levels, used)
+    if min(objective.tilts) < 0 and len(levels) > FAR:
+        # The losses differ by orders of magnitude: outliers may have drawn the minimum of the mean so far to their side that
+        # the way from there ends among them. So go a second way, from the start, whose typical loss sets the first tilt.
+        typical = float(tail_quantile(losses - losses.min(), objective.masses, 0.5))
+        other = problem.descend(coef, intercept, objective.levels(losses, typical))
+        fit = other if other.value < fit.value else fit
+    return fit
+
+
+class _Problem:
+    """Data and risk of one fit, and the coordinates that were last used."""
+
+    def __init__(self, x: Tensor, y: Tensor, link: Link, objective: Objective, settings: Settings) -> None:
+        self.x, self.y, self.link, self.objective, self.settings = x, y, link, objective, settings
+        self.weights = objective.masses  # for which the coordinates were made
+        self.ridge = settings.alpha / link.curvature
+        self.center, self.basis = coordinates(x, self.weights, settings.fit_intercept, self.ridge)
+
+    def predictions(self, coef: Tensor, intercept: Tensor) -> Tensor:
+        """(N,) for one output, (N, K) for several."""
+        return self.x @ coef[0] + intercept[0] if len(coef) == 1 else self.x @ coef.T + intercept
+
+    def losses(self, coef: Tensor, intercept: Tensor) -> Tensor:
+        return self.link(self.predictions(coef, intercept), self.y)[0]
+
+    def descend(self, coef: Tensor, intercept: Tensor, levels: list[float], used: int = 0) -> Fit:
+        """Through all levels, the last one to the full tolerance."""
+        converged = True
+        for place, level in enumerate(levels, 1):
+            tol = self.settings.tol if place == len(levels) else LOOSE
+            coef, intercept, more, converged = self.solve(coef, intercept, level, tol)
+            used += more
+        value = self.objective.exact(self.losses(coef, intercept)) + 0.5 * self.settings.alpha * float(coef.square().sum())
+        return Fit(coef, intercept, used, converged, value)
+
+    def solve(self, coef: Tensor, intercept: Tensor, level: float, tol: float) -> tuple[Tensor, Tensor, int, bool]:
+        """L-BFGS at one level, in coordinates (u, v) with W = W₀ + c u Bᵀ and b + m·W = β₀ + c v."""
+        alpha, fit_intercept = self.settings.alpha, self.settings.fit_intercept
+        losses = self.losses(coef, intercept)
+        _, weights = self.objective(losses, level)
+        if level and 0.5 * float((weights - self.weights).abs().sum()) > 0.3:
+            # The examples that count have changed: so has the shape of the problem. For positive tilts a few examples may hold
+            # all weight, so that the covariance of all is kept in part.
+            self.weights = weights if max(self.objective.tilts) <= 0 and self.objective.tail is None else (
+                0.5 * weights + 0.5 * self.objective.masses
+            )  # fmt: skip
+            self.center, self.basis = coordinates(self.x, self.weights, fit_intercept, self.ridge)
+        unit = (
+            max(float(weights @ losses), 1e-14 * float(self.objective.masses @ losses), 1e-300) if self.link.quadratic else 1.0
+        )
+        c = unit**0.5
+        outputs, features = coef.shape
+        center, basis = self.center, self.basis
+        shift = intercept + coef @ center  # β₀
+
+        def unpack(point: Tensor) -> tuple[Tensor, Tensor]:
+            table = point.reshape(outputs, features + 1)
+            new = coef + c * (table[:, :features] @ basis.T if basis.dim() == 2 else table[:, :features] * basis)
+            return new, (shift + c * table[:, features] if fit_intercept else shift) - new @ center
+
+        def function(flat: object) -> tuple[float, object]:
+            new, offset = unpack(torch.as_tensor(flat, dtype=torch.float64))
+            losses, slopes = self.link(self.predictions(new, offset), self.y)
+            value, weights = self.objective(losses, level)
+            parts = slopes * (weights if slopes.dim() == 1 else weights[:, None])
+            total = parts.sum(0).reshape(outputs, 1)
+            along = (parts @ self.x)[None] if slopes.dim() == 1 else parts.T @ self.x
+            gradient = along - total * center + alpha * new
+            gradient = gradient @ basis if basis.dim() == 2 else gradient * basis
+            full = torch.cat([gradient, total if fit_intercept else torch.zeros_like(total)], 1) * (c / unit)
+            return (value + 0.5 * alpha * float(new.square().sum())) / unit, full.flatten().numpy()
+
+        zero = torch.zeros(outputs * (features + 1), dtype=torch.float64).numpy()
+        options = {"maxiter": self.settings.max_iter, "gtol": tol, "maxls": 50, "maxfun": 10**9}
+        options["ftol"] = 2.2e-16 if tol <= self.settings.tol else 1e-9
+        found = minimize(function, zero, jac=True, method="L-BFGS-B", options=options)
+        point = torch.from_numpy(found.x)
+        if tol <= self.settings.tol and self.x.numel() * outputs <= SMALL:
+            point = polished(lambda at: torch.as_tensor(function(at)[1]), point)
+        coef, intercept = unpack(point)
+        return coef, intercept, int(found.nit), found.status != 1
+
+
+def polished(gradient: Callable[[Tensor], Tensor], point: Tensor, steps: int = 6) -> Tensor:
+    """Newton steps, by conjugate gradients on differences of the gradient, as long as they make the gradient smaller.
+
+    A line search compares values, which stop telling points apart while the gradient is still 1e-8; this compares gradients.
+    """
+    slope = gradient(point)
+    for _ in range(steps):
+        step = torch.zeros_like(point)
+        residual = -slope
+        direction, size = residual.clone(), float(residual @ residual)
+        goal = max(1e-8 * size, 1e-26)
+        for _ in range(2 * len(point)):
+            if size <= goal:
+                break
+            width = 1e-4 / float(direction.abs().max())
+            curved = (gradient(point + width * direction) - gradient(point - width * direction)) / (2 * width)
+            along = float(direction @ curved)
+            if along <= 0:  # not a minimum along this direction: leave it to what was found so far
+                break
+            step = step + size / along * direction
+            residual = residual - size / along * curved
+            before, size = size, float(residual @ residual)
+            direction = residual + size / before * direction
+        new = gradient(point + step)
+        if not float(new.abs().max()) < float(slope.abs().max()):
+            break
+        point, slope = point + step, new
+    return point
+
+
+def coordinates(x: Tensor, weights: Tensor, fit_intercept: bool, ridge: float) -> tuple[Tensor, Tensor]:
+    """The weighted mean m (F,) of the columns, and B with Bᵀ (Cov + ridge) B = 1: (F, F), or for many columns scales (F,).
+
+    Directions in which the data do not vary at all are left out of B: nothing is learnt there. Correlations come from at most
+    `ROWS` rows: this is a preconditioner, which changes the way and not the goal.
+    """
+    features = x.shape[1]
+    mean = weights @ x if fit_intercept else torch.zeros(features, dtype=x.dtype)
+    step = -(-len(x) // ROWS)
+    share = weights[::step] / weights[::step].sum().clamp(min=1e-300)
+    rows = (x[::step] - mean) * share.sqrt()[:, None]
+    spread = rows.square().sum(0)
+    if step > 1 and bool((spread <= 1e-12 * mean.square()).any()):  # constant in the rows taken, but perhaps not in all
+        spread = torch.stack([weights @ (column - middle).square() for column, middle in zip(x.T, mean, strict=True)])
+    constant = spread <= 1e-24 * mean.square()  # up to rounding; such a column says nothing beside the intercept
+    scale = torch.where(constant, 0.0, 1 / (spread + ridge).clamp(min=1e-300).sqrt())
+    if features > WHITENED or features == 0:
+        return mean, scale
+    covariance = rows.T @ rows
+    own, deviation = covariance.diagonal().clamp(min=1e-300).sqrt(), spread.sqrt()
+    seen = own > 1e-6 * deviation
+    matrix = torch.where(seen[:, None] & seen[None, :], covariance / own / own[:, None], 0.0)
+    matrix.fill_diagonal_(1.0)  # the correlations
+    matrix = matrix * (deviation * scale) * (deviation * scale)[:, None] + torch.diag(ridge * scale.square())
+    values, vectors = torch.linalg.eigh(matrix)
+    inverse = torch.where(values > 1e-12 * features, 1 / values.clamp(min=1e-300).sqrt(), 0.0)
+    return mean, scale[:, None] * vectors * inverse
