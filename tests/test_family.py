@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import equipoise as eq
-from conftest import make_clients
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import Diverged, EquipoiseNotice, InvalidData, InvalidParameter
+from made_clients import make_clients
 
 TAILS = [1.0, 0.8, 0.5, 0.1]
 OPTIONS = {"rounds": 6, "clients_per_round": 5, "seed": 3}

@@ -5,10 +5,10 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from conftest import make_clients
 from equipoise.data.clients import FederatedData
 from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter
 from equipoise.task import Task, misclassified
+from made_clients import make_clients
 
 
 def net():

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from conftest import make_clients
 from equipoise.data.clients import FederatedData
 from equipoise.errors import IncompatibleParts, InvalidParameter, ObserverFailed
 from equipoise.params import ParameterLayout
+from made_clients import make_clients
 
 
 def softmax():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -79,10 +80,12 @@ def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
 
 def identity_of(setting: Setting, algorithm: object) -> dict[str, str]:
     """What a run must share with a checkpoint to go on from it; the number of rounds may grow."""
+    loss = getattr(setting.task.loss, "__qualname__", type(setting.task.loss).__name__)
     return {
-        "algorithm": repr(algorithm),
-        "data": f"{setting.data.name}: {len(setting.data.train)} clients, {len(setting.data.train.x)} examples",
+        "algorithm": re.sub(r" at 0x[0-9a-f]+", "", repr(algorithm)),  # a plain class shows where it lies in memory
+        "data": f"{setting.data.name}, {len(setting.data.train)} clients, {setting.data.fingerprint}",
         "model": f"{type(setting.model).__name__} with {setting.task.layout.dimension} parameters",
+        "loss": loss,
         "clients_per_round": str(setting.clients_per_round),
         "seed": str(setting.seed),
     }
@@ -92,10 +95,20 @@ def refuse_strangers(path: Path, found: dict[str, str], wanted: dict[str, str]) 
     """Refuse a checkpoint of another run, naming what differs."""
     for name, value in wanted.items():
         if found.get(name) != value:
+            there, here = _apart(str(found.get(name)), value)
             raise CheckpointError(
-                f"{path} is the checkpoint of another run: its {name} is {found.get(name)}, here it is {value}. "
-                "Name another file, or delete this one to start anew."
+                f"{path} is the checkpoint of another run: its {name} is {there}, here it is {here}. "
+                "Give the same again, or start a new run with another file."
             )
+
+
+def _apart(first: str, second: str) -> tuple[str, str]:
+    """Two long texts from where they begin to differ to where they are the same again, with some words around."""
+    if max(len(first), len(second)) < 120:
+        return first, second
+    start = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))
+    start = max(first.rfind("(", 0, start), first.rfind(", ", 0, start) + 1, 0)
+    return tuple(f"…{text[start : start + 60].strip()}…" for text in (first, second))  # type: ignore[return-value]
 
 
 class Checkpoints(Observer):
@@ -127,20 +140,20 @@ class Checkpoints(Observer):
 
 def packed(value: Any, tensors: dict[str, Tensor], name: str) -> Any:
     """A value as JSON; tensors go to `tensors` under names that begin with `name`."""
-    if value is None or isinstance(value, bool | str) or (isinstance(value, int) and abs(value) < 2**53):
+    if value is None or type(value) in (bool, str) or (type(value) is int and abs(value) < 2**53):
         return value
-    if isinstance(value, float):
+    if type(value) is float:
         return {"float": value.hex()}  # exact, also when it is not finite
-    if isinstance(value, int):
+    if type(value) is int:
         return {"int": str(value)}
     if isinstance(value, Tensor):
         key = f"{name}.{len(tensors)}"
         tensors[key] = value.detach().cpu().clone().contiguous()
         return {"tensor": key, "on_device": value.device.type != "cpu"}
-    if isinstance(value, tuple | list):
+    if type(value) in (tuple, list):
         kind = "tuple" if isinstance(value, tuple) else "list"
         return {kind: [packed(inner, tensors, f"{name}.{i}") for i, inner in enumerate(value)]}
-    if isinstance(value, dict):
+    if type(value) is dict:
         return {"dict": [[packed(k, tensors, name), packed(v, tensors, f"{name}.{k}")] for k, v in value.items()]}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: packed(getattr(value, f.name), tensors, f"{name}.{f.name}") for f in dataclasses.fields(value)}
@@ -169,7 +182,11 @@ def unpacked(value: Any, tensors: dict[str, Tensor], device: torch.device) -> An
         return {unpacked(k, tensors, device): unpacked(v, tensors, device) for k, v in content}
     if kind == "class":
         fields = {name: unpacked(each, tensors, device) for name, each in dict(rest)["fields"].items()}
-        return _known_class(content)(**fields)
+        kind_of_state = _known_class(content)
+        made = object.__new__(kind_of_state)  # as it was, also fields that its constructor does not take
+        for name, inner in fields.items():
+            object.__setattr__(made, name, inner)
+        return made
     raise ValueError(f"unknown entry {kind!r}")
 
 

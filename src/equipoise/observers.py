@@ -31,6 +31,7 @@ class Run:
     seed: int
     first_round: int = 0
     setting: Setting | None = field(default=None, repr=False, compare=False)  # engine and data, for observers that measure
+    history: History | None = field(default=None, repr=False, compare=False)  # of the rounds before the first
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,8 +92,8 @@ class JsonLines(Observer):
 
     def on_start(self, run: Run) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        if run.first_round and not self._begun and self.path.exists():
-            self._forget(run.first_round)
+        if run.first_round and not self._begun and run.history is not None:
+            self._rewrite(run)
         self._file = self.path.open("a" if run.first_round or self._begun else "w", encoding="utf-8")
         self._begun = True
         self._write(
@@ -110,18 +111,13 @@ class JsonLines(Observer):
             self._file.close()
             self._file = None
 
-    def _forget(self, first_round: int) -> None:
-        """Drop what a run that goes on will do again: rounds from `first_round` on, and a line that was cut off."""
-        kept = []
-        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True):
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue
-            done = record["round"] + (record["event"] == "round") if "round" in record else 0
-            if done <= first_round:
-                kept.append(line)
-        write_atomically(self.path, "".join(kept).encode())
+    def _rewrite(self, run: Run) -> None:
+        """Begin the log of a run that goes on anew from its checkpoint: what was logged may say less, or more, than that."""
+        history = run.history or History()
+        events = [(r.round + 1, 0, {"event": "round", **asdict(r)}) for r in history.rounds]
+        events += [(p.round, 1, {"event": "evaluation", **asdict(p)}) for p in history.points]
+        lines = [json.dumps(_finite(record), allow_nan=False) for _, _, record in sorted(events, key=lambda e: e[:2])]
+        write_atomically(self.path, "".join(f"{line}\n" for line in lines).encode())
 
     def _write(self, record: dict[str, Any]) -> None:
         if self._file is not None:

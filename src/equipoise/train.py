@@ -81,7 +81,7 @@ def train(
     watching = Observers([history, *observers, *saves, *([Progress()] if show_progress(progress) else [])])
     began = time.perf_counter() - before
     try:
-        watching.on_start(Run(name, setting.rounds, setting.seed, state.round, setting))
+        watching.on_start(Run(name, setting.rounds, setting.seed, state.round, setting, history))
         watching.on_state(state)
         while state.round < setting.rounds:
             state, report = run_round(

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from torch import nn
 
 import equipoise as eq
-from conftest import make_clients
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter
 from equipoise.solvers import SGD
 from equipoise.task import Task
 from equipoise.testing import check_engine
+from made_clients import make_clients
 
 
 @st.composite

@@ -451,7 +451,7 @@ def test_the_worst_case_needs_everyone_and_reports_the_mean_model():
 
 @pytest.mark.parametrize("name", ["adaptive_prox", "feddane"])
 def test_solvers_around_a_solver(name):
-    config = small(f'algorithm.solver={{name = "{name}", solver = {{lr = 0.3, prox = 1}}}}')
+    config = small(f'algorithm.solver={{name = "{name}", solver = {{lr = 0.3, prox = 1}}}}', "algorithm.risk=mean")
     assert config.algorithm().solver.solver == eq.solvers.SGD(lr=0.3, prox=1.0)
     assert RunConfig.of(tomllib.loads(config.text())) == config
     assert "algorithm.solver.solver must be a solvers.SGD" in refusal(f'algorithm.solver={{name="{name}", solver="maml"}}')

@@ -12,6 +12,7 @@ import time
 import pytest
 from rich.console import Console
 
+from equipoise.checkpoint import CheckpointError
 from equipoise.errors import ConfigError
 from equipoise.experiment import folder, scheduler, study
 from equipoise.experiment.build import build
@@ -237,3 +238,70 @@ def test_the_live_table_shows_every_run_with_progress_and_time_left(tmp_path):
     assert rows[1][-2:] == ["5/20", "0:30"]  # ten seconds for five rounds, fifteen are left
     assert (rows[2][2], rows[3][2:4], rows[4][2]) == ("failed", ["there", "already"], "waiting")
     assert rows[3][-1] == "20/20"
+
+
+def test_other_data_are_refused_on_resume(tmp_path):
+    place = claimed(tmp_path / "run", SMALL | {"train": SMALL["train"] | {"checkpoint_every": 1}})
+    config = RunConfig.read(place.config)
+    experiment = build(config)
+    experiment.train(checkpoint=place.checkpoint)
+    place.config.write_text(place.config.read_text().replace("examples = 20", "examples = 21"))
+    with pytest.raises(CheckpointError, match=r"its data is label_shift, 12 clients"):
+        folder.run(build(RunConfig.read(place.config)), place, progress=False)
+
+
+def test_two_processes_cannot_work_in_one_folder(tmp_path):
+    place = claimed(tmp_path / "run", SMALL)
+    with folder.alone(place), pytest.raises(ConfigError, match="Another process works in"):
+        folder.run(build(RunConfig.read(place.config)), place, progress=False)
+
+
+def test_a_log_that_lost_lines_is_written_anew_from_the_checkpoint(tmp_path):
+    place = claimed(tmp_path / "run", SMALL | {"train": SMALL["train"] | {"checkpoint_every": 1, "evaluate_every": 1}})
+    whole = folder.run(build(RunConfig.read(place.config)), place, progress=False)
+    place.rounds.write_text("")
+    folder.run(build(RunConfig.read(place.config)), place, progress=False)
+    record = folder.read_record(place.path)
+    assert record.history.rounds == whole.history.rounds
+    assert record.history.points == whole.history.points
+
+
+@pytest.mark.parametrize("file", ["clients.parquet", "rounds.jsonl"])
+def test_damaged_folders_are_named(file, tmp_path):
+    place = claimed(tmp_path / "run", SMALL)
+    folder.run(build(RunConfig.read(place.config)), place, progress=False, report=False)
+    if file == "clients.parquet":
+        place.clients.write_bytes(b"")
+    else:
+        lines = place.rounds.read_text().splitlines(keepends=True)
+        place.rounds.write_text("".join([*lines[:1], *lines[2:]]))
+    with pytest.raises(ConfigError, match="damaged"):
+        folder.read_record(place.path)
+
+
+def test_the_first_method_of_a_study_stays_the_first(tmp_path):
+    file = tmp_path / "study.toml"
+    file.write_text(
+        STUDY.replace("[methods.FedAvg]", "[methods.zero]").replace("[methods.broken]\nsolver = {lr = 1e38}", "[methods.a]")
+    )
+    runs = study.read_study(file, ["study.seeds=1", "train.rounds=1"], out=tmp_path / "out")
+    study.prepare(runs)
+    for run in runs:
+        folder.run(build(RunConfig.read(run.folder.config)), run.folder, progress=False, report=False)
+    assert [path.name for path in folder.finished_runs([tmp_path / "out"])] == ["zero-0", "a-0"]
+
+
+@pytest.mark.parametrize(
+    ("addition", "words"),
+    [
+        ("[methods.none]", 'methods."none" must have a name'),
+        ('[sweep]\n"train.seed" = [3, 4]', "sweep.train.seed is given by the study itself"),
+        ('[sweep]\n"train.rounds.x" = [3]', "rounds is 20, so it has no key 'x'"),
+    ],
+)
+def test_what_a_study_cannot_do_is_named(addition, words, tmp_path):
+    file = tmp_path / "study.toml"
+    file.write_text(STUDY + addition + "\n")
+    with pytest.raises(ConfigError) as caught:
+        study.read_study(file, out=tmp_path)
+    assert words in str(caught.value)

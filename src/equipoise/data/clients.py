@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -184,6 +185,18 @@ def _fresh(values: Tensor, rows: Tensor | slice, dtype: torch.dtype) -> Tensor:
     return values.to(dtype, copy=isinstance(rows, slice))  # indexing by a tensor has copied already
 
 
+def _fingerprint(*parts: object) -> str:
+    """A short hash of tensors and texts, the same on every machine."""
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        if isinstance(part, Tensor):
+            digest.update(f"{part.dtype} {tuple(part.shape)}".encode())
+            digest.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        else:
+            digest.update(repr(part).encode())
+    return digest.hexdigest()
+
+
 @dataclass(frozen=True, eq=False)
 class FederatedData:
     """Clients to train on, and clients to validate and test on.
@@ -225,6 +238,12 @@ class FederatedData:
             )
         if not self.classes:
             object.__setattr__(self, "classes", largest + 1)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A short hash of all splits: who has which examples. Two data sets with one fingerprint are the same."""
+        sets = [(name, c.ids, c.offsets, c.x, c.y, c.scale, c.shift) for name, c in self.splits.items()]
+        return _fingerprint(*(part for parts in sets for part in parts))
 
     @property
     def splits(self) -> dict[str, ClientSet]:

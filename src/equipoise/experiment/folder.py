@@ -7,9 +7,11 @@ ended, and is written last: a folder without it can be resumed.
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,9 @@ if TYPE_CHECKING:
     from equipoise.experiment.build import Experiment
     from equipoise.result import Result, RunRecord
     from equipoise.types import Observer
+
+
+ORDER = "order.txt"  # in the folder of a study: its runs, one per line
 
 
 @dataclass(frozen=True)
@@ -82,7 +87,9 @@ def refuse_taken(path: Path) -> None:
     except OSError as failure:
         raise ConfigError(f"{path} cannot be used for a run: {failure.strerror}. Name another folder: --out DIR.") from failure
     if taken and RunFolder(path).config.exists() and not RunFolder(path).finished:
-        raise ConfigError(f"{path} holds a run that has not ended. Go on with it: equipoise run --resume {path}")
+        raise ConfigError(
+            f"{path} holds a run that has not ended. Go on with it: equipoise run --resume {shlex.quote(str(path))}"
+        )
     if taken:
         what = "is a file" if path.is_file() else "is not empty"
         raise ConfigError(f"{path} {what}, and a run never overwrites another. Name a new folder: --out DIR.")
@@ -151,14 +158,42 @@ def run(
     refuse_full(folder, experiment)
     if not folder.config.exists():
         write_atomically(folder.config, experiment.config.text().encode())
+    with alone(folder):
+        return _run(experiment, folder, [JsonLines(folder.rounds), *observers], progress, report)
+
+
+@contextmanager
+def alone(folder: RunFolder) -> Iterator[None]:
+    """Refuse to work in a folder in which another process works; two would spoil its log."""
     try:
-        watching = [JsonLines(folder.rounds), *observers]
-        result = experiment.train(name=folder.path.name, observers=watching, progress=progress, checkpoint=folder.checkpoint)
+        import fcntl
+    except ImportError:  # Windows has no such lock
+        yield
+        return
+    with (folder.path / ".lock").open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as failure:
+            raise ConfigError(
+                f"Another process works in {folder.path}. Wait until it has ended, or stop it first."
+            ) from failure
+        except OSError:  # some network disks have no locks
+            pass
+        yield
+        (folder.path / ".lock").unlink(missing_ok=True)
+
+
+def _run(
+    experiment: Experiment, folder: RunFolder, watching: Sequence[Observer], progress: bool | None, report: bool
+) -> Result:
+    try:
+        name = folder.path.resolve().name
+        result = experiment.train(name=name, observers=watching, progress=progress, checkpoint=folder.checkpoint)
     except (EquipoiseError, KeyboardInterrupt) as failure:
         if folder.rounds.exists():
             failure.add_note(f"What was logged is in {folder.rounds}.")
         if isinstance(failure, KeyboardInterrupt):
-            failure.add_note(f"Go on later: equipoise run --resume {folder.path}")
+            failure.add_note(f"Go on later: equipoise run --resume {shlex.quote(str(folder.path))}")
         raise
     result.clients.to_parquet(folder.clients, method=result.name, seed=result.seed)
     write_atomically(folder.model, model_bytes(result))
@@ -193,21 +228,27 @@ def read_record(path: str | Path) -> RunRecord:
         raise ConfigError(f"{path} is not the folder of a run: it has no config.toml.")
     end = folder.last_event()
     if end.get("event") != "end":
-        raise ConfigError(f"The run in {path} has not ended. Go on with it: equipoise run --resume {path}")
+        raise ConfigError(f"The run in {path} has not ended. Go on with it: equipoise run --resume {shlex.quote(str(path))}")
     config = RunConfig.read(folder.config)
     history = History()
-    for line in folder.rounds.read_text(encoding="utf-8").splitlines():
-        event = json.loads(line)
-        kind = event.pop("event")
-        if kind == "round":
-            history.rounds.append(RoundReport(**_numbers(event)))
-        elif kind == "evaluation":
-            history.points.append(EvaluationPoint(event["round"], {k: _numbers(v) for k, v in event["splits"].items()}))
+    try:
+        for line in folder.rounds.read_text(encoding="utf-8").splitlines():
+            event = json.loads(line)
+            kind = event.pop("event")
+            if kind == "round":
+                history.rounds.append(RoundReport(**_numbers(event)))
+            elif kind == "evaluation":
+                history.points.append(EvaluationPoint(event["round"], {k: _numbers(v) for k, v in event["splits"].items()}))
+        clients = ClientTable.from_parquet(folder.clients)
+    except (OSError, ValueError, KeyError, TypeError) as failure:  # pyarrow's errors are of these kinds
+        raise ConfigError(f"{path} is damaged: {failure}. Run it anew in another folder.") from failure
+    if [report.round for report in history.rounds] != list(range(config.train.rounds)):
+        raise ConfigError(f"{folder.rounds} does not hold each of the {config.train.rounds} rounds once: the log is damaged.")
     return RunRecord(
         name=config.train.name or folder.path.resolve().name,
         algorithm=config.algorithm(),
         seed=config.train.seed,
-        clients=ClientTable.from_parquet(folder.clients),
+        clients=clients,
         history=history,
         seconds=end["seconds"],
         data=end["data"],
@@ -224,12 +265,22 @@ def finished_runs(folders: Iterable[Path]) -> list[Path]:
         if RunFolder(path).config.exists():
             found.append(path)
             continue
-        inside = sorted(p.parent for p in path.glob("*/config.toml")) if path.is_dir() else []
+        inside = _in_order(path) if path.is_dir() else []
         ended = [p for p in inside if RunFolder(p).finished]
         if not ended:
             raise ConfigError(f"{path} holds no finished run. Name the folders that equipoise run or compare has made.")
         found += ended
     return list(dict.fromkeys(found))
+
+
+def _in_order(path: Path) -> list[Path]:
+    """The runs in a study's folder, in the order of the study where it is written down: its first method is the baseline."""
+    inside = sorted(p.parent for p in path.glob("*/config.toml"))
+    try:
+        order = (path / ORDER).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return inside
+    return sorted(inside, key=lambda p: order.index(p.name) if p.name in order else len(order))
 
 
 def _numbers(fields: dict[str, Any]) -> dict[str, Any]:

@@ -34,6 +34,7 @@ class Job:
     began: float = 0.0
     first_round: int = 0
     message: str = ""
+    log_start: int = 0  # where this process began to write
     options: tuple[str, ...] = ()  # of the worker
 
     @property
@@ -89,6 +90,7 @@ def _work_through(jobs: list[Job], workers: int, console: Console | None) -> Non
 def _start(job: Job) -> None:
     """Start the run's process; its folder keeps what it prints."""
     job.log = (job.folder.path / "run.log").open("ab")
+    job.log_start = job.log.tell()
     job.first_round, job.began, job.status = job.rounds_done(), time.monotonic(), "running"
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     job.process = subprocess.Popen(
@@ -106,7 +108,8 @@ def _ended(job: Job) -> bool:
         job.status = "done"
         return True
     job.status = "failed"
-    lines = (job.folder.path / "run.log").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    written = (job.folder.path / "run.log").read_bytes()[job.log_start :]
+    lines = written.decode("utf-8", errors="replace").strip().splitlines()
     reason = next((line for line in reversed(lines) if line.startswith("Error:")), lines[-1] if lines else "")
     job.message = reason.removeprefix("Error: ") if code == 2 and reason else f"ended with {_exit(code)}. {reason}".strip()
     return True

@@ -84,7 +84,12 @@ def comparison_table(records: Sequence[RunRecord]) -> Table:
         pad_edge=False,
     )
     for title in ("method", "seeds", "mean", "90th pct.", "worst 10 %", "std. dev.", "trained", "seconds"):
-        table.add_column(title, justify="left" if title == "method" else "right", no_wrap=title != "method")
+        table.add_column(
+            title,
+            justify="left" if title == "method" else "right",
+            no_wrap=title != "method",
+            min_width=8 if title == "method" else None,
+        )
     lowest = {key: min(row[key].mean for row in rows.values()) for key in FIGURES}
     digits = 3 if records[0].error_is_loss else 1
     for name, row in rows.items():

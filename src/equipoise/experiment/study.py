@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from equipoise.errors import ConfigError
 from equipoise.experiment.config import RunConfig, override, read_toml, refuse_unknown, section
-from equipoise.experiment.folder import RunFolder
-from equipoise.experiment.values import check_value, toml_text, value_text
+from equipoise.experiment.folder import ORDER, RunFolder
+from equipoise.experiment.values import NONE, check_value, toml_text, value_text
 from equipoise.files import write_atomically
 
 SECTIONS = ("study", "data", "model", "algorithm", "train", "methods", "sweep")
@@ -52,6 +52,8 @@ def read_study(path: Path, overrides: Iterable[str] = (), *, out: Path) -> list[
     methods = section(table, "methods", required=False) or {path.stem: {}}
     runs: list[PlannedRun] = []
     for (method, changes), values in itertools.product(methods.items(), _sweep(section(table, "sweep", required=False))):
+        if method in ("", NONE):
+            raise ConfigError(f'methods."{method}" must have a name other than "" and "{NONE}".')
         if not isinstance(changes, Mapping):
             raise ConfigError(f"methods.{method} must be a table of changes to [algorithm], but is {toml_text(changes)}.")
         name = ", ".join([method, *(f"{key.rpartition('.')[2]} {value_text(value)}" for key, value in values.items())])
@@ -94,6 +96,8 @@ def _sweep(table: Mapping[str, Any], before: tuple[str, ...] = ()) -> list[dict[
                 raise ConfigError(f"sweep.{'.'.join((*path, key))} must be a list of values, but is {toml_text(values)}.")
             else:
                 axes[".".join((*path, key))] = values
+                if ".".join((*path, key)) in ("train.seed", "train.name"):
+                    raise ConfigError(f"sweep.{'.'.join((*path, key))} is given by the study itself: use seeds and methods.")
 
     collect(table, before)
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
@@ -119,6 +123,8 @@ def _with(table: Mapping[str, Any], path: list[str], value: Any) -> dict[str, An
     first, *rest = path
     inner = table.get(first, {})
     inner = {"name": inner} if isinstance(inner, str) else inner
+    if rest and not isinstance(inner, Mapping):
+        raise ConfigError(f"sweep: {first} is {toml_text(inner)}, so it has no key {'.'.join(rest)!r}.")
     return {**table, first: _with(inner, rest, value) if rest else value}
 
 
@@ -131,7 +137,7 @@ def _slug(name: str) -> str:
     return re.sub(r"[^\w.+-]+", "-", name).strip("-.") or "run"
 
 
-def prepare(runs: Iterable[PlannedRun]) -> None:
+def prepare(runs: Sequence[PlannedRun]) -> None:
     """Make the folders and their configurations; a folder of another configuration is refused before anything is run."""
     for run in runs:
         if not run.folder.config.exists():
@@ -147,6 +153,9 @@ def prepare(runs: Iterable[PlannedRun]) -> None:
     for run in runs:
         if not run.folder.config.exists():
             write_atomically(run.folder.config, run.config.text().encode())
+    for place in {run.folder.path.parent for run in runs}:
+        names = [run.folder.path.name for run in runs if run.folder.path.parent == place]
+        write_atomically(place / ORDER, "".join(f"{name}\n" for name in names).encode())
 
 
 def _first_difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[str, Any, Any] | None:

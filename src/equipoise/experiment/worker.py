@@ -16,7 +16,7 @@ from equipoise.errors import EquipoiseError
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
+def in_turn(path: Path) -> Iterator[None]:
     """Wait for another worker in the folder: one that outlived a killed study still writes to it."""
     try:
         import fcntl
@@ -37,7 +37,7 @@ def main(path: str, *, without_test: bool = False) -> int:
 
     try:
         place = folder.RunFolder(Path(path))
-        with alone(place.path):
+        with in_turn(place.path):
             if place.finished:
                 return 0
             experiment = build(RunConfig.read(place.config))

@@ -121,6 +121,10 @@ class Study:
             by_name.setdefault(result.name, []).append(result)
         for name, runs in by_name.items():
             _refuse_strangers(name, runs)
+        for what, words in (("data", "data set"), ("error_is_loss", "kind of error")):
+            found = sorted({str(getattr(result, what)) for result in results})
+            if len(found) > 1:
+                raise InvalidParameter("results", f"must be of one {words} to be compared", found, "Report them one by one.")
         split = results[0].judged_on
         if any(result.judged_on != split for result in results):
             found = sorted({result.judged_on for result in results})
@@ -195,6 +199,10 @@ def _refuse_strangers(name: str, runs: list[RunRecord]) -> None:
     fix = "Give each its own name: train(..., name=…), or use equipoise.compare."
     if any(run.algorithm != runs[0].algorithm and repr(run.algorithm) != repr(runs[0].algorithm) for run in runs):
         raise InvalidParameter("results", "with the same name must have the same algorithm", name, fix)
+    for what in ("data", "rounds", "clients_per_round"):
+        found = sorted({str(getattr(run, what)) for run in runs})
+        if len(found) > 1:
+            raise InvalidParameter("results", f"with the same name must have the same {what}", (name, found), fix)
     seeds = [run.seed for run in runs]
     if len(set(seeds)) < len(seeds):
         raise InvalidParameter("results", "with the same name must have different seeds", (name, seeds), fix)

@@ -94,7 +94,9 @@ def compared(table: Mapping[str, Row], crowd: Crowd, scale: Scale, wins: tuple[i
     else:
         price = f" at the same mean {scale.noun}" if mean == 0 else ""
     seeds = ""
-    if wins and wins[1] > 1:
+    if wins and wins[1] == 0:
+        seeds = " (but the two have no seed in common)"
+    elif wins and wins[1] > 1:
         chance = 2 * wins[0] <= wins[1]
         seeds = f" (lower in {'only ' * chance}{wins[0]} of {wins[1]} seeds{', so perhaps by chance' * chance})"
     return f"{best} lowers {over} from {scale.value(before)} to {scale.value(after)}{price}, against {baseline}{seeds}."
