@@ -112,9 +112,9 @@ def main() -> None:
     )
     rows.append(large)
     for name in ("tails 10", "tails 100"):
-        part = measure(name, [("four runs", 1), ("family of four", 1)], options.passes, options.seconds)
+        part = measure(name, [("four runs", cores), ("family of four", cores)], options.passes, options.seconds)
         separate, together = (float(r["rounds_per_second"]) for r in part)
-        print(f"\n{WORKLOADS[name].title}, one thread: a family costs {separate / together:.2f} of four runs "
+        print(f"\n{WORKLOADS[name].title}: a family costs {separate / together:.2f} of four runs "
               f"({together:.2f} against {separate:.2f} rounds/s)")  # fmt: skip
         rows += part
     options.out.parent.mkdir(parents=True, exist_ok=True)
