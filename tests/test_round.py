@@ -9,7 +9,7 @@ import equipoise as eq
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import Diverged, InvalidParameter
 from equipoise.risk import RiskValue
-from equipoise.round import run_round
+from equipoise.round import run_round, worst_mean
 from equipoise.solvers import SGD
 from equipoise.task import Task
 from equipoise.types import ServerState
@@ -170,3 +170,11 @@ def test_divergence_names_round_and_clients_and_keeps_the_history(risk, tmp_path
     assert set(failure.clients) <= {"c0", "c1", "c2"}
     assert len(failure.history.rounds) == failure.round
     assert len(log.read_text().splitlines()) == 1 + failure.round  # the start, and a line per round
+
+
+def test_the_reported_tail_is_the_worst_tenth():
+    gen = torch.Generator().manual_seed(0)
+    for count in (1, 2, 7, 30):
+        values, share = torch.rand(2, count, generator=gen, dtype=torch.float64)
+        values[: count // 2] = values[0]  # ties
+        assert worst_mean(values, share / share.sum(), 0.1) == pytest.approx(eq.metrics.worst(values, 0.1, share))

@@ -14,7 +14,6 @@ from equipoise import rng
 from equipoise.algorithm import Algorithm
 from equipoise.data.clients import ClientSet
 from equipoise.errors import Diverged, InvalidParameter
-from equipoise.risk.superquantile import exact_weights
 from equipoise.sampling import Uniform
 from equipoise.solvers.prepared import RoundContext
 from equipoise.types import Cohort, Engine, LocalSolver, LocalWork, RiskValue, RoundReport, ServerState
@@ -206,6 +205,14 @@ def stop_unless_finite(values: Tensor, cohort: Cohort, clients: ClientSet, what:
         raise Diverged(cohort.round, (clients.ids[i] for i in cohort.clients[bad].tolist()), what)
 
 
+def worst_mean(values: Tensor, share: Tensor, tail: float) -> float:
+    """The mean of the largest values up to a mass of `tail`; `share` sums to 1. What metrics.worst gives, in few operations."""
+    ordered, order = values.sort(descending=True)
+    above = share[order].cumsum(0)
+    inside = above.clamp(max=tail) - (above - share[order]).clamp(max=tail)
+    return float(inside @ ordered / inside.sum())
+
+
 def report_of(plan: Plan, began: float, work: LocalWork | None = None) -> RoundReport:
     """The report of a round: of the cohort's losses if the risk asked for them, else of those seen at work."""
     if plan.losses is not None:
@@ -216,7 +223,7 @@ def report_of(plan: Plan, began: float, work: LocalWork | None = None) -> RoundR
     mean = tail = float("nan")
     if bool(known.any()):
         shown, share = shown[known], share[known] / share[known].sum()
-        mean, tail = float(share @ shown), float(exact_weights(shown, share, TAIL) @ shown)
+        mean, tail = float(share @ shown), worst_mean(shown, share, TAIL)
     return RoundReport(
         round=plan.cohort.round,
         loss=mean,
