@@ -24,6 +24,8 @@ from equipoise.engines.stacked import (
     Starts,
     fits_linear_steps,
     general_steps,
+    is_plain_linear,
+    linear_losses,
     linear_steps,
     runs,
     stacked_gradients,
@@ -157,6 +159,8 @@ class SimulatorEngine:
 
         if len(models) == 1:
             return tuple(values.unsqueeze(0) for values in score(models[0], x))
+        if not with_errors and is_plain_linear(self.task):
+            return (linear_losses(self.task, models, x, y),)
         if self.models_together:
             try:
                 scores: tuple[Tensor, ...] = vmap(score, in_dims=(0, None))(models, x.clone())

@@ -118,13 +118,31 @@ def fits_linear_steps(task: Task, solver: LocalSolver) -> bool:
 
     A subclass with a forward pass of its own, a hook, or a loss that uses the model's parameters takes the general path.
     """
+    return type(solver) is SGD and not solver.momentum and not solver.prox and is_plain_linear(task)
+
+
+def is_plain_linear(task: Task) -> bool:
+    """Whether outputs are W x + b with all of W and b trained, and the loss is a function of outputs and targets alone."""
     module = task.module
-    if not isinstance(module, LinearModel) or type(solver) is not SGD or solver.momentum or solver.prox:
+    if not isinstance(module, LinearModel):
         return False
     as_written = type(module).forward is LinearModel.forward and not (module._forward_hooks or module._forward_pre_hooks)
     loss_of_outputs_alone = getattr(task.loss, "__self__", None) is not module
     all_trained = set(task.layout.names) == {name for name, _ in module.named_parameters()} <= {"weight", "bias"}
     return as_written and loss_of_outputs_alone and all_trained
+
+
+def linear_losses(task: Task, models: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Losses (M, B) of shared examples under several linear models (M, D): their weights side by side are one product."""
+    named = task.layout.unflatten(models)
+    one_score = named["weight"].dim() == 2
+    weight = named["weight"].flatten(0, -2)  # (M · C, F)
+    z = torch.mm(x.reshape(len(x), -1), weight.t()).view(len(x), len(models), -1).transpose(0, 1)  # (M, B, C)
+    if "bias" in named:
+        z = z + named["bias"].reshape(len(models), 1, -1)
+    outputs = z.reshape(-1) if one_score else z.reshape(len(models) * len(x), -1)
+    targets = y.repeat(len(models), *(1,) * (y.dim() - 1))
+    return per_example("loss", task.loss(outputs, targets), outputs).view(len(models), len(x))
 
 
 def linear_steps(
