@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 import equipoise as eq
 from equipoise.compare import Spread
+from equipoise.reproduce.sources import synthetic_with_sizes_of_table_4_4
 from equipoise.result import ClientTable, Result
 from equipoise.rng import generator
 from equipoise.types import ClientRisk
@@ -186,23 +187,8 @@ def print_changes(table: Mapping[str, Row], measured: Mapping[str, Seeds], names
 # Synthetic and Vehicle: q-FedAvg
 
 
-def synthetic_with_sizes_of_table_4_4(seed: int) -> eq.FederatedData:
-    """Synthetic(1, 1) of `eq.data.synthetic` but with ⌊exp(N(4, 1²))⌋ + 50 examples per client.
-
-    Table 4.4 has 12,697 examples for 100 clients with standard deviation 73. The published generator of "Synthetic"
-    (github.com/litian96/fair_flearn) draws ⌊exp(N(4, 2²))⌋ + 50, far more spread out; the one of the hybrid data beside it
-    draws these sizes. The labels do not depend on α, see `eq.data.synthetic`.
-    """
-    deviation = np.arange(1, 61) ** -0.6
-    clients = []
-    for name in (f"client-{k}" for k in range(100)):
-        rng = generator(seed, "synthetic of table 4.4", client=name)
-        size = int(rng.lognormal(4.0, 1.0)) + 50
-        weight, bias = rng.normal(size=(10, 60)), rng.normal(size=10)
-        x = rng.normal(rng.normal(), 1.0, 60) + deviation * rng.normal(size=(size, 60))
-        clients.append((name, torch.from_numpy(x).float(), torch.from_numpy((x @ weight.T + bias).argmax(1))))
-    packed = eq.ClientSet.pack(clients, source="synthetic")
-    return eq.data.split_examples(packed, validation=0.1, test=0.1, seed=seed, name="synthetic", classes=10)
+def synthetic_of_the_table(seed: int) -> eq.FederatedData:
+    return synthetic_with_sizes_of_table_4_4(None, seed)
 
 
 def synthetic_of_the_code(seed: int) -> eq.FederatedData:
@@ -245,7 +231,7 @@ def synthetic_part(scale: Scale) -> None:
     model, solver = eq.models.Softmax(60, 10), eq.solvers.SGD(lr=0.1, batch_size=10, epochs=1)
     proportional = eq.Algorithm(solver=solver, sampler=eq.sampling.Proportional())
     uniform = eq.Algorithm(solver=solver, sampler=eq.sampling.Uniform())
-    data = synthetic_with_sizes_of_table_4_4
+    data = synthetic_of_the_table
     print("\n## Synthetic(1,1), 100 clients, softmax regression, 10 clients a round, lr 0.1, batches of 10, one epoch")
     sizes = [torch.stack([part.sizes for part in data(s).splits.values()]).sum(0) for s in range(scale.seeds)]
     total, deviation = Spread.of(float(s.sum()) for s in sizes), Spread.of(float(s.double().std()) for s in sizes)
@@ -283,7 +269,7 @@ def optimum_part(scale: Scale) -> None:
     algorithm = eq.Algorithm(solver=eq.solvers.SGD(lr=1.0, batch_size=None, steps=1), sampler=eq.sampling.Full())
     seeds, rounds = [], scale.optimum_rounds // 2
     for seed in range(scale.other_seeds):
-        data = synthetic_with_sizes_of_table_4_4(seed)
+        data = synthetic_of_the_table(seed)
         start = eq.train(eq.models.Softmax(60, 10), data, algorithm, rounds=rounds, seed=seed, progress=False).model
         seeds.append(family_figures(start, data, algorithm, (0.0, 1.0), rounds, seed))
     measured = by_method(seeds)

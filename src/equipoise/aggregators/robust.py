@@ -226,12 +226,8 @@ class Krum:
     def __call__(
         self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
     ) -> tuple[Tensor, Any]:
-        _enough(self, len(updates), 2 * self.malicious + 3, f"Krum needs K ≥ 2f + 3 = {2 * self.malicious + 3}")
-        rows, _, good = finite_rows(updates, weights)
-        left = max(0, self.malicious - int((~good).sum()))  # attackers that gave themselves away by NaN are no longer expected
-        if len(rows) < 3 + left:
-            return torch.zeros_like(updates[0]), state
-        return rows[int(krum_scores(rows, left).argmin())].clone(), state
+        rows, _, best = _by_krum(self, updates, weights)
+        return (rows[best[0]].clone() if len(best) else torch.zeros_like(updates[0])), state
 
 
 @dataclass(frozen=True)
@@ -250,13 +246,21 @@ class MultiKrum:
     def __call__(
         self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
     ) -> tuple[Tensor, Any]:
-        _enough(self, len(updates), 2 * self.malicious + 3, f"multi-Krum needs K ≥ 2f + 3 = {2 * self.malicious + 3}")
-        rows, kept, good = finite_rows(updates, weights)
-        left = max(0, self.malicious - int((~good).sum()))
-        if len(rows) < 3 + left:
+        rows, kept, best = _by_krum(self, updates, weights)
+        if not len(best):
             return torch.zeros_like(updates[0]), state
-        best = krum_scores(rows, left).argsort(stable=True)[: len(rows) - left]
         return weighted_mean(rows[best], kept[best] / kept[best].sum()), state
+
+
+def _by_krum(part: Krum | MultiKrum, updates: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Finite updates, their weights, and the places of the K − f best scores, best first; no place if too few are finite."""
+    needed = 2 * part.malicious + 3
+    _enough(part, len(updates), needed, f"Krum needs K ≥ 2f + 3 = {needed}")
+    rows, kept, good = finite_rows(updates, weights)
+    left = max(0, part.malicious - int((~good).sum()))  # attackers that gave themselves away by NaN are no longer expected
+    if len(rows) < 3 + left:
+        return rows, kept, torch.zeros(0, dtype=torch.int64)
+    return rows, kept, krum_scores(rows, left).argsort(stable=True)[: len(rows) - left]
 
 
 @dataclass(frozen=True)
