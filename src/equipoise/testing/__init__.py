@@ -1,0 +1,22 @@
+"""The laws of the contracts, as public checks: a part of your own should pass the check of its kind.
+
+Each check raises LawBroken with the law and the numbers that break it, and returns nothing when all hold. They try seeded
+random cases and the awkward ones: one client, ties, zero losses, huge losses, zero updates.
+"""
+
+from equipoise.testing.clients import check_engine, check_observer, check_solver
+from equipoise.testing.laws import LawBroken
+from equipoise.testing.risks import check_risk
+from equipoise.testing.server import check_aggregator, check_averaging, check_sampler, check_server_optimizer
+
+__all__ = [
+    "LawBroken",
+    "check_aggregator",
+    "check_averaging",
+    "check_engine",
+    "check_observer",
+    "check_risk",
+    "check_sampler",
+    "check_server_optimizer",
+    "check_solver",
+]

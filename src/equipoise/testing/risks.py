@@ -1,0 +1,135 @@
+"""The law of client risks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise.rng import torch_generator
+from equipoise.testing.laws import close, hold
+from equipoise.types import (
+    ClientRisk,
+    RiskValue,
+)
+
+
+def check_risk(risk: ClientRisk, *, seed: int = 0) -> None:
+    """Weights are the gradient of the value; order and ties do not matter; finite for any finite losses.
+
+    Finite differences are taken where the value has a derivative; at a kink any subgradient is right. Ties are compared inside
+    a group where the risk tells groups apart (`group_of`). A risk with `full_participation` follows a mixture of its own, not
+    the base weights: instead of ties its memory is checked, and, if it has a `step`, the ascent on the simplex.
+    """
+    gen = torch_generator(seed, "check_risk")
+    for count in (1, 2, 3, 7, 20):
+        for dtype, tolerance in ((torch.float64, 1e-5), (torch.float32, 1e-4)):
+            losses = 2 * torch.rand(count, generator=gen, dtype=torch.float64) + 0.1
+            alpha = torch.rand(count, generator=gen, dtype=torch.float64) + 0.1
+            losses, alpha = losses.to(dtype), (alpha / alpha.sum()).to(dtype)
+            result = _call_risk(risk, losses, alpha)
+            if dtype == torch.float64:
+                _check_gradient(risk, losses, alpha, result)
+            order = torch.randperm(count, generator=gen)
+            moved = _call_risk(risk, losses[order], alpha[order], order)
+            hold(close(moved.weights, result.weights[order], tolerance), risk, "permuting clients permutes the weights")
+            hold(close(moved.value, result.value, tolerance), risk, "the value does not depend on the order of clients")
+            if not getattr(risk, "full_participation", False):
+                _check_ties(risk, losses, alpha, tolerance)
+    _check_extremes(risk)
+    if getattr(risk, "full_participation", False):
+        _check_mixture_of_clients(risk, gen)
+
+
+def _call_risk(risk: ClientRisk, losses: Tensor, alpha: Tensor, order: Tensor | None = None, state: Any = None) -> RiskValue:
+    numbers = range(len(losses)) if order is None else order.tolist()
+    result = risk(losses, alpha, clients=tuple(f"client-{i}" for i in numbers), state=state)
+    hold(isinstance(result, RiskValue), risk, "a risk returns a RiskValue", type(result).__name__)
+    hold(result.weights.shape == losses.shape, risk, "there is one weight per client", tuple(result.weights.shape))
+    hold(result.value.numel() == 1, risk, "the value is one number", tuple(result.value.shape))
+    return result
+
+
+def _check_gradient(risk: ClientRisk, losses: Tensor, alpha: Tensor, result: RiskValue) -> None:
+    step, smooth = 1e-5, 0
+    for i in range(len(losses)):
+        nudge = torch.zeros_like(losses)
+        nudge[i] = step
+        rounding = 4e-16 * abs(float(result.value)) / step  # of the difference of two large values
+        up, down = (float(_call_risk(risk, losses + s * nudge, alpha).value) for s in (1, -1))
+        here = float(result.value)
+        slope, weight = (up - down) / (2 * step), float(result.weights[i])
+        if abs((up - here) - (here - down)) > 1e-2 * step * max(1.0, abs(slope)):  # a kink within the step
+            continue
+        smooth += 1
+        hold(
+            abs(slope - weight) <= 1e-4 * max(1.0, abs(slope)) + rounding,
+            risk,
+            "the weights are the gradient of the value in the losses",
+            f"client {i} of {len(losses)}: weight {weight:.6g}, finite difference {slope:.6g}",
+        )
+    hold(2 * smooth >= len(losses), risk, "the value has a derivative at most losses", f"{smooth} of {len(losses)}")
+
+
+def _check_ties(risk: ClientRisk, losses: Tensor, alpha: Tensor, tolerance: float) -> None:
+    tied = losses.clone()
+    tied[: (len(losses) + 1) // 2] = losses.max()
+    group_of = getattr(risk, "group_of", lambda client: "")
+    groups = [group_of(f"client-{i}") for i in range(len(losses))]
+    for values in (tied, torch.full_like(losses, 0.7), torch.zeros_like(losses)):
+        ratio = _call_risk(risk, values, alpha).weights.double() / alpha.double()
+        levels = list(zip(values.tolist(), groups, strict=True))
+        for level in set(levels):
+            same = ratio[torch.tensor([other == level for other in levels])]
+            hold(
+                float(same.max() - same.min()) <= 10 * tolerance * max(1.0, float(same.abs().max())),
+                risk,
+                "equal losses share weight in proportion to the base weights",
+                same.tolist()[:5],
+            )
+
+
+def _check_extremes(risk: ClientRisk) -> None:
+    for dtype, huge in ((torch.float32, 1e30), (torch.float64, 1e300)):
+        for values in ([0.0, 0.0, 0.0], [0.0, 1.0, 1e4], [huge, 1.0, 0.0], [huge, huge, huge], [1e-30, 0.0, 1e-30], [1e4]):
+            losses = torch.tensor(values, dtype=dtype)
+            alpha = torch.full_like(losses, 1 / len(values))
+            weights = _call_risk(risk, losses, alpha).weights
+            normal = weights / weights.sum()
+            hold(bool(torch.isfinite(normal).all()), risk, "normalised weights are finite for finite losses", (values, weights))
+            hold(bool((weights >= 0).all()), risk, "weights are not negative", (values, weights))
+    state = _call_risk(risk, torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.5])).state
+    _call_risk(risk, torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.5]), state=state)
+
+
+def _check_mixture_of_clients(risk: ClientRisk, gen: torch.Generator) -> None:
+    """The memory of a risk over all clients goes by their ids; an ascent with a `step` starts uniform and projects."""
+    step = getattr(risk, "step", None)
+    for count, scale in ((1, 1.0), (2, 1.0), (7, 0.1), (7, 3.0), (20, 30.0), (3, 1e300)):
+        alpha = torch.rand(count, generator=gen, dtype=torch.float64) + 0.1
+        losses, later = scale * torch.rand(2, count, generator=gen, dtype=torch.float64)
+        alpha, order = alpha / alpha.sum(), torch.randperm(count, generator=gen)
+        first = _call_risk(risk, losses, alpha)
+        second = _call_risk(risk, later, alpha, state=first.state)
+        moved = _call_risk(risk, later[order], alpha[order], order, state=first.state)
+        hold(close(moved.weights, second.weights[order], 1e-9), risk, "weights follow their clients when the order changes")
+        if step is None:
+            continue
+        uniform = torch.full_like(alpha, 1 / count)
+        hold(close(first.weights, uniform, 1e-9), risk, "the mixture starts uniform", first.weights)
+        third = _call_risk(risk, later, alpha, state=second.state)
+        for here, seen, found in ((first.weights, losses, second.weights), (second.weights, later, third.weights)):
+            on_simplex = bool((found >= 0).all()) and abs(float(found.sum()) - 1) < 1e-9
+            hold(on_simplex, risk, "the next mixture is a point of the simplex", found)
+            expected = _projection_by_bisection(here + step * (seen - seen.max()))
+            hold(close(found, expected, 1e-9), risk, "the next mixture is the projection of λ + step · F", (found, expected))
+
+
+def _projection_by_bisection(point: Tensor) -> Tensor:
+    """The projection on the simplex, max(v − τ, 0): slow, and unlike any fast way."""
+    low, high = float(point.max()) - 1, float(point.max())
+    for _ in range(100):
+        middle = (low + high) / 2
+        low, high = (middle, high) if float((point - middle).clamp(min=0.0).sum()) > 1 else (low, middle)
+    return (point - low).clamp(min=0.0)
