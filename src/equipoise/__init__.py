@@ -2,6 +2,7 @@
 
 from equipoise import (
     aggregators,
+    attacks,
     averaging,
     data,
     engines,
@@ -10,6 +11,7 @@ from equipoise import (
     metrics,
     models,
     observers,
+    personal,
     privacy,
     risk,
     sampling,
@@ -35,6 +37,7 @@ __all__ = [
     "FederatedData",
     "Result",
     "aggregators",
+    "attacks",
     "averaging",
     "compare",
     "data",
@@ -44,6 +47,7 @@ __all__ = [
     "metrics",
     "models",
     "observers",
+    "personal",
     "privacy",
     "risk",
     "sampling",

@@ -11,7 +11,7 @@ from torch import Tensor
 from equipoise import aggregators, averaging, risk, sampling, server_opt, solvers
 from equipoise.data.clients import ClientSet
 from equipoise.errors import IncompatibleParts, InvalidParameter, require
-from equipoise.types import Aggregator, Averaging, ClientRisk, LocalSolver, Sampler, ServerOptimizer
+from equipoise.types import Aggregator, Averaging, ClientRisk, LocalSolver, Personalisation, Privacy, Sampler, ServerOptimizer
 
 # What each part must offer; enough to tell a part from a class, a name or a part in the wrong place.
 _CONTRACTS: dict[str, tuple[str, ...]] = {
@@ -21,16 +21,21 @@ _CONTRACTS: dict[str, tuple[str, ...]] = {
     "server": ("begin", "step"),
     "sampler": ("__call__",),
     "averaging": ("begin", "update", "iterate"),
+    "personal": ("width", "begin", "work", "models"),
+    "privacy": ("check",),
 }
+_OPTIONAL = ("sampler", "averaging", "personal", "privacy")
 
 
 @dataclass(frozen=True)
 class Algorithm:
     """What to minimise (`risk`), how clients work (`solver`), how updates meet (`aggregator`), how the server moves (`server`).
 
-    `sampler=None` draws a fixed number of clients uniformly without replacement. `averaging` says which iterate is reported and
-    served: None means the last one, or the mean of all where the risk asks for it (WorstCase). `weights` are the base weights α
-    of the clients: "examples" (∝ their training examples, the default) or "uniform".
+    `personal` gives every client a model of its own besides the shared one (equipoise.personal). `privacy` protects clients
+    (equipoise.privacy). `sampler=None` draws a fixed number of clients uniformly without replacement. `averaging` says which
+    iterate is reported and served: None means the last one, or the mean of all where the risk asks for it (WorstCase).
+    `weights` are the base weights α of the clients: "examples" (∝ their training examples, the default) or "uniform". Under
+    differential privacy the defaults are Poisson sampling and uniform weights.
     """
 
     risk: ClientRisk = field(default_factory=risk.Mean)
@@ -39,12 +44,14 @@ class Algorithm:
     server: ServerOptimizer = field(default_factory=server_opt.SGD)
     sampler: Sampler | None = None
     averaging: Averaging | None = None
+    personal: Personalisation | None = None
+    privacy: Privacy | None = None
     weights: Literal["examples", "uniform"] | None = None
 
     def __post_init__(self) -> None:
         for part in fields(self):
             value = getattr(self, part.name)
-            if part.name == "weights" or (part.name in ("sampler", "averaging") and value is None):
+            if part.name == "weights" or (part.name in _OPTIONAL and value is None):
                 continue
             if isinstance(value, type):
                 raise InvalidParameter(
@@ -74,6 +81,25 @@ class Algorithm:
                 f"the weights of {self.risk!r} cancel out.",
                 "Use risk.Mean() with FedDane, or FedProx (solvers.SGD(prox=…)) with this risk.",
             )
+        if (check := getattr(self.personal, "check", None)) is not None:
+            check(self)
+        if self.privacy is not None:
+            self.privacy.check(self)
+        if self.privacy is None and hasattr(getattr(self.risk, "quantile", None), "calibrated"):
+            raise IncompatibleParts(
+                f"{self.risk!r} sets the noise of its quantile by a privacy budget, and there is none.",
+                "Add privacy=privacy.DifferentialPrivacy(epsilon, delta, clip), or use quantile=Exact().",
+            )
+
+    @property
+    def private(self) -> bool:
+        """Whether the run is differentially private: cohorts and base weights then follow from that."""
+        return self.privacy is not None and hasattr(self.privacy, "clip")
+
+    @property
+    def drawn_by(self) -> Sampler:
+        """Who draws the cohorts: `sampler`, or what is usual without one."""
+        return self.sampler or (sampling.Poisson() if self.private else sampling.Uniform())
 
     @property
     def reported(self) -> Averaging:
@@ -83,7 +109,8 @@ class Algorithm:
     def base_weights(self, clients: ClientSet) -> Tensor:
         """α (n,): the clients' base weights, float64, summing to 1."""
         sizes = clients.sizes.cpu().double()
-        alpha = torch.ones_like(sizes) if self.weights == "uniform" else sizes
+        uniform = self.weights == "uniform" or (self.weights is None and self.private)
+        alpha = torch.ones_like(sizes) if uniform else sizes
         return alpha / alpha.sum()
 
 

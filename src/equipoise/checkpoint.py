@@ -25,6 +25,7 @@ from equipoise.observers import EvaluationPoint, History, Run
 from equipoise.types import Observer, RoundReport, ServerState
 
 if TYPE_CHECKING:
+    from equipoise.personal.run import PersonalRun
     from equipoise.train import Setting
 
 SECONDS = 10.0  # between checkpoints, unless a number of rounds is given
@@ -81,7 +82,9 @@ def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
 def identity_of(setting: Setting, algorithm: object) -> dict[str, str]:
     """What a run must share with a checkpoint to go on from it; the number of rounds may grow."""
     loss = getattr(setting.task.loss, "__qualname__", type(setting.task.loss).__name__)
-    return {
+    describe = getattr(setting.protection, "describe", None)
+    private = {"privacy": describe()} if describe is not None else {}
+    return private | {
         "algorithm": re.sub(r" at 0x[0-9a-f]+", "", repr(algorithm)),  # a plain class shows where it lies in memory
         "data": f"{setting.data.name}, {len(setting.data.train)} clients, {setting.data.fingerprint}",
         "model": f"{type(setting.model).__name__} with {setting.task.layout.dimension} parameters",
@@ -117,11 +120,13 @@ class Checkpoints(Observer):
     def __init__(self, path: str | Path, *, every: int | None = None) -> None:
         self.path, self.every = Path(path), every
         self._history, self._identity, self._last_round = History(), dict[str, str](), 0
+        self._personal: PersonalRun | None = None
         self._began = self._saved = time.monotonic()
 
-    def begin(self, identity: dict[str, str], history: History, seconds: float) -> None:
-        """What `train` tells before the first round: who the run is, and what it did before."""
+    def begin(self, identity: dict[str, str], history: History, seconds: float, personal: PersonalRun | None = None) -> None:
+        """What `train` tells before the first round: who the run is, what it did before, and who keeps clients' rows."""
         self._identity, self._history = identity, history
+        self._personal = personal if personal is not None and personal.keeps_rows else None
         self._began, self._saved = time.monotonic() - seconds, time.monotonic()
 
     def on_start(self, run: Run) -> None:
@@ -131,7 +136,11 @@ class Checkpoints(Observer):
         now = time.monotonic()
         due = state.round % self.every == 0 if self.every else now - self._saved >= SECONDS
         if due or state.round in (0, self._last_round):  # round 0: a full disk or unwritable folder fails before any work
+            if self._personal is not None:
+                self._personal.rows.flush()
             write_atomically(self.path, Checkpoint(state, self._history, now - self._began, self._identity).bytes())
+            if self._personal is not None:
+                self._personal.rows.on_saved(state.personal.places)
             self._saved = time.monotonic()
 
 

@@ -29,15 +29,27 @@ from equipoise.risk import QFair, Superquantile, Tilted
 from equipoise.round import (
     Plan,
     combine,
+    left_out_factor,
     needs_losses,
     next_state,
     plan_round,
     prepare,
     report_of,
     server_step,
+    step_factor,
+    stop_if_nothing_arrived,
 )
 from equipoise.task import PerExample
-from equipoise.train import DataOrMaker, EngineChoice, ModelOrMaker, Setting, set_up, stop_if_lost, warn_if_lost
+from equipoise.train import (
+    DataOrMaker,
+    EngineChoice,
+    ModelOrMaker,
+    Setting,
+    set_up,
+    stop_if_lost,
+    warn_if_lost,
+    warn_if_rejected,
+)
 from equipoise.types import Cohort, Engine, Job, LocalSolver, LocalWork, RiskValue, RoundReport, ServerState
 
 KNOBS: dict[str, type] = {"tail": Superquantile, "q": QFair, "tilt": Tilted}
@@ -114,10 +126,13 @@ class Family:
         loss, error = torch.stack([s[0] for s in judged]), torch.stack([s[1] for s in judged])  # (M, n)
         training = set(self.setting.data.train.ids)
         seen = torch.tensor([i in training for i in judging.ids])
+        data = self.setting.data
+        malicious = torch.tensor([i in data.malicious for i in judging.ids]) if data.attack is not None else None
 
         def table(own: Tensor) -> ClientTable:
-            columns = (v.gather(0, own.unsqueeze(0))[0] for v in (loss, error))
-            return ClientTable(judging.ids, (judged_on,) * len(judging), seen, judging.sizes.cpu(), *columns)
+            losses, errors = (v.gather(0, own.unsqueeze(0))[0] for v in (loss, error))
+            splits = (judged_on,) * len(judging)
+            return ClientTable(judging.ids, splits, seen, judging.sizes.cpu(), losses, errors, malicious)
 
         rows = {r.name: [replace(r, clients=table(torch.full_like(chosen, i)))] for i, r in enumerate(self.results.values())}
         first = next(iter(self.results.values()))
@@ -203,7 +218,8 @@ def _together(histories: Sequence[History]) -> History:
     for reports in zip(*(h.rounds for h in histories), strict=True):
         mean = {name: sum(getattr(r, name) for r in reports) / len(reports) for name in ("loss", "tail_loss")}
         total = {name: sum(getattr(r, name) for r in reports) for name in ("trained", "seconds", "dropped")}
-        rounds.append(replace(reports[0], risk=None, **mean, **total))
+        rejected = tuple(dict.fromkeys(client for r in reports for client in r.rejected))
+        rounds.append(replace(reports[0], risk=None, rejected=rejected, **mean, **total))
     return History(rounds)
 
 
@@ -233,6 +249,12 @@ def train_family(
     """
     knob, members = _members(algorithm or Algorithm(), {"tail": tails, "q": qs, "tilt": tilts})
     algorithms = list(members.values())
+    for part in ("personal", "privacy"):
+        if (given := getattr(algorithms[0], part)) is not None:
+            raise InvalidParameter(
+                "algorithm", f"must not have {part}=… in a family, whose members share their rounds", given,
+                "Train each member by itself: equipoise.train or compare.",
+            )  # fmt: skip
     short = {f"{value:g}" for value in members}
     names = [f"{knob} {value:g}" if len(short) == len(members) else f"{knob} {value!r}" for value in members]
     setting = set_up(
@@ -272,6 +294,7 @@ def train_family(
     }
     for name, final, history in zip(names, finals, histories, strict=True):
         warn_if_lost(history, final.clients, classes=setting.data.classes > 0, who=f"the member with {name}")
+    warn_if_rejected(History([report for history in histories for report in history.rounds]))
     return Family(knob, results, setting)
 
 
@@ -342,9 +365,11 @@ def family_round(
         if done is not None:
             total, changed["aggregator"], work = done
             with _of_member(len(after)):
-                changed["params"], changed["server"] = server_step(state, algorithm, solver, plan, total, work, clients)
+                stop_if_nothing_arrived(plan, work, clients)
+                total = total * step_factor(algorithm, solver, plan, work)
+                changed["params"], changed["server"] = server_step(state, algorithm, total)
         after.append(next_state(state, algorithm, **changed))
-        reports.append(report_of(plan, began, done[2] if done is not None else None))
+        reports.append(report_of(plan, began, done[2] if done is not None else None, clients))
     share = (time.perf_counter() - began) / len(pairs)
     return after, [replace(report, seconds=share) for report in reports]
 
@@ -378,7 +403,7 @@ def family_work(
     if alike and busy:
         jobs = [Job(states[i].params, plans[i].workers, plans[i].weights) for i in busy]
         for i, work in zip(busy, engine.summed_updates(jobs, solvers[0], algorithms[0].aggregator), strict=True):
-            done[i] = (work.update, states[i].aggregator, work)
+            done[i] = (work.update * left_out_factor(plans[i], work), states[i].aggregator, work)
         return done
     for i in busy:
         done[i] = combine(states[i], algorithms[i], engine, solvers[i], plans[i])

@@ -45,17 +45,27 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class EvaluationPoint:
-    """An evaluation in a few numbers per split: mean loss, mean error, 90th percentile of the error."""
+    """An evaluation in a few numbers per split: mean loss, mean error, 90th percentile of the error.
+
+    They are of the model that each client is served, over benign clients. Where that is a model of the client's own,
+    "shared_loss", "shared_error" and "shared_error_90" are those of the shared model.
+    """
 
     round: int
     splits: dict[str, dict[str, float]]
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> EvaluationPoint:
-        splits = {
-            split: {"loss": summary["loss"].mean, "error": summary["error"].mean, "error_90": summary["error"].percentiles[90]}
-            for split, summary in evaluation.clients.summaries().items()
-        }
+        splits: dict[str, dict[str, float]] = {}
+        for split, found in evaluation.clients.summaries().items():
+            numbers = splits[split] = {}
+            for prefix in ("", "shared_") if "shared_error" in found else ("",):
+                loss, error = found[f"{prefix}loss"], found[f"{prefix}error"]
+                numbers |= {
+                    f"{prefix}loss": loss.mean,
+                    f"{prefix}error": error.mean,
+                    f"{prefix}error_90": error.percentiles[90],
+                }
         return cls(evaluation.round, splits)
 
 

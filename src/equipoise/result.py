@@ -5,9 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -18,16 +19,24 @@ from equipoise.errors import InvalidParameter
 from equipoise.files import write_atomically
 from equipoise.metrics import Summary, summarise
 from equipoise.observers import History
-from equipoise.types import Engine
+from equipoise.types import Engine, ServerState
+
+if TYPE_CHECKING:
+    from equipoise.privacy.accounting import Spent
+    from equipoise.train import Setting
 
 COLUMNS = ("client", "split", "seen", "size", "loss", "error")
+OPTIONAL = ("malicious", "personal_loss", "personal_error")  # columns of runs under attack, or with personal models
 
 
 @dataclass(frozen=True, eq=False)
 class ClientTable:
     """One row per client and split: id, split, whether it is a training client, examples, mean loss, mean error.
 
-    Iterating gives dictionaries, so `pandas.DataFrame(table)` works.
+    Loss and error are those of the shared model. Where clients have models of their own, `personal_loss` and `personal_error`
+    are theirs (NaN for clients without one), and `served_loss` and `served_error` those of the model that a client is served.
+    Under attack `malicious` says who is; summaries are over benign clients. Iterating gives dictionaries, so
+    `pandas.DataFrame(table)` works.
     """
 
     client: tuple[str, ...]
@@ -36,6 +45,9 @@ class ClientTable:
     size: Tensor  # (R,) int64
     loss: Tensor  # (R,) float64
     error: Tensor  # (R,) float64
+    malicious: Tensor | None = None  # (R,) bool
+    personal_loss: Tensor | None = None  # (R,) float64
+    personal_error: Tensor | None = None  # (R,) float64
 
     @classmethod
     def evaluate(cls, engine: Engine, params: Tensor, data: FederatedData) -> ClientTable:
@@ -51,27 +63,56 @@ class ClientTable:
             for column, values in (("size", clients.sizes.cpu()), ("loss", loss), ("error", error)):
                 columns[column].append(values)
         seen = torch.tensor([i in seen_ids for i in ids])
-        return cls(tuple(ids), tuple(splits), seen, *(torch.cat(columns[c]) for c in ("size", "loss", "error")))
+        malicious = torch.tensor([i in data.malicious for i in ids]) if data.attack is not None else None
+        numbers = {name: torch.cat(values) for name, values in columns.items()}
+        return cls(tuple(ids), tuple(splits), seen, malicious=malicious, **numbers)
+
+    def with_personal(self, scores: Mapping[str, tuple[Tensor, Tensor]]) -> ClientTable:
+        """The table with the loss and error of clients' own models, given by split, in the order of its rows."""
+        loss, error = (torch.cat([scores[split][i] for split in dict.fromkeys(self.split)]) for i in (0, 1))
+        return replace(self, personal_loss=loss, personal_error=error)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns that are there."""
+        return COLUMNS + tuple(name for name in OPTIONAL if getattr(self, name) is not None)
+
+    @property
+    def has_own(self) -> bool:
+        """Whether some of these clients have a model of their own."""
+        return self.personal_error is not None and not bool(self.personal_error.isnan().all())
+
+    @property
+    def served_loss(self) -> Tensor:
+        """The loss of each client with the model that it is served: its own if it has one, else the shared one."""
+        return (
+            self.loss if self.personal_loss is None else torch.where(self.personal_loss.isnan(), self.loss, self.personal_loss)
+        )
+
+    @property
+    def served_error(self) -> Tensor:
+        """The error of each client with the model that it is served: its own if it has one, else the shared one."""
+        own = self.personal_error
+        return self.error if own is None else torch.where(own.isnan(), self.error, own)
 
     def __len__(self) -> int:
         return len(self.client)
 
     def __getitem__(self, column: str) -> Tensor | tuple[str, ...]:
         """A column by name."""
-        if column not in COLUMNS:
-            raise InvalidParameter("column", f"must be one of {', '.join(COLUMNS)}", column)
+        if column not in self.columns:
+            raise InvalidParameter("column", f"must be one of {', '.join(self.columns)}", column)
         found: Tensor | tuple[str, ...] = getattr(self, column)
         return found
 
     def __iter__(self) -> Iterator[dict[str, object]]:
+        columns = {name: self[name] for name in self.columns}
+        plain = {name: v.tolist() if isinstance(v, Tensor) else v for name, v in columns.items()}
         for i in range(len(self)):
-            yield {
-                "client": self.client[i], "split": self.split[i], "seen": bool(self.seen[i]), "size": int(self.size[i]),
-                "loss": float(self.loss[i]), "error": float(self.error[i]),
-            }  # fmt: skip
+            yield {name: values[i] for name, values in plain.items()}
 
     def __repr__(self) -> str:
-        lines = ["  ".join(f"{c:>12}" for c in COLUMNS)]
+        lines = ["  ".join(f"{c:>12}" for c in self.columns)]
         lines += [
             "  ".join(f"{v:>12.4f}" if isinstance(v, float) else f"{v!s:>12}" for v in row.values())
             for row in itertools.islice(self, 5)
@@ -85,22 +126,35 @@ class ClientTable:
         keep = [i for i, s in enumerate(self.split) if s == split]
         if not keep:
             raise InvalidParameter("split", f"must be one of {', '.join(sorted(set(self.split)))}", split)
-        rows = torch.tensor(keep)
-        return ClientTable(
-            tuple(self.client[i] for i in keep), tuple(self.split[i] for i in keep), self.seen[rows], self.size[rows],
-            self.loss[rows], self.error[rows],
-        )  # fmt: skip
+        return self.take(torch.tensor(keep))
+
+    def take(self, rows: Tensor) -> ClientTable:
+        """The rows at some positions."""
+        client, split = (tuple(values[i] for i in rows.tolist()) for values in (self.client, self.split))
+        numbers = {name: values[rows] for name in self.columns if isinstance(values := self[name], Tensor)}
+        return ClientTable(client, split, **numbers)
+
+    @property
+    def benign(self) -> ClientTable:
+        """The rows of clients that are not malicious; all of them where nobody is (or everybody)."""
+        if self.malicious is None or bool(self.malicious.all()) or not bool(self.malicious.any()):
+            return self
+        return self.take((~self.malicious).nonzero().flatten())
 
     def summaries(self) -> dict[str, dict[str, Summary]]:
-        """Per split, the summary of losses and of errors: weighted by examples on training clients, unweighted elsewhere."""
+        """Per split, the summary of losses and of errors: weighted by examples on training clients, unweighted elsewhere.
+
+        They are of the model that each client is served, over benign clients; "shared_loss" and "shared_error" are there for
+        the shared model where clients have their own.
+        """
         result = {}
         for split in dict.fromkeys(self.split):
-            rows = self.where(split)
+            rows = self.where(split).benign
             weights = rows.size.double() if split == "train" else None
-            result[split] = {
-                "loss": summarise(rows.loss, rows.size, weights),
-                "error": summarise(rows.error, rows.size, weights),
-            }
+            columns = {"loss": rows.served_loss, "error": rows.served_error}
+            if rows.has_own:
+                columns |= {"shared_loss": rows.loss, "shared_error": rows.error}
+            result[split] = {name: summarise(values, rows.size, weights) for name, values in columns.items()}
         return result
 
     def worst(self, count: int = 10) -> list[dict[str, object]]:
@@ -112,10 +166,8 @@ class ClientTable:
         import pyarrow
         import pyarrow.parquet
 
-        columns: dict[str, object] = {
-            "client": list(self.client), "split": list(self.split), "seen": self.seen.numpy(), "size": self.size.numpy(),
-            "loss": self.loss.numpy(), "error": self.error.numpy(),
-        }  # fmt: skip
+        values = {name: self[name] for name in self.columns}
+        columns: dict[str, object] = {n: v.numpy() if isinstance(v, Tensor) else list(v) for n, v in values.items()}
         columns |= {name: [value] * len(self) for name, value in constants.items()}
         buffer = io.BytesIO()
         pyarrow.parquet.write_table(pyarrow.table(columns), buffer)
@@ -126,17 +178,17 @@ class ClientTable:
         """The rows of a Parquet file that `to_parquet` wrote."""
         import pyarrow.parquet
 
-        table = pyarrow.parquet.read_table(path, columns=list(COLUMNS)).to_pydict()
-        numbers = {
-            "seen": torch.bool, "size": torch.int64, "loss": torch.float64, "error": torch.float64,
-        }  # fmt: skip
-        tensors = {name: torch.tensor(table[name], dtype=dtype) for name, dtype in numbers.items()}
+        there = set(pyarrow.parquet.read_schema(path).names)
+        wanted = [name for name in COLUMNS + OPTIONAL if name in COLUMNS or name in there]
+        table = pyarrow.parquet.read_table(path, columns=wanted).to_pydict()
+        kinds = {"seen": torch.bool, "malicious": torch.bool, "size": torch.int64}
+        tensors = {name: torch.tensor(table[name], dtype=kinds.get(name, torch.float64)) for name in wanted[2:]}
         return cls(tuple(table["client"]), tuple(table["split"]), **tensors)
 
     def to_csv(self, path: str | Path) -> Path:
         """Write the rows as CSV; the file is whole or absent."""
         text = io.StringIO()
-        writer = csv.DictWriter(text, COLUMNS)
+        writer = csv.DictWriter(text, self.columns)
         writer.writeheader()
         writer.writerows(self)
         return write_atomically(Path(path), text.getvalue().encode())
@@ -151,19 +203,26 @@ class RunSummary:
     unseen: bool
     error: Summary
     loss: Summary
+    shared_error: Summary | None = None  # of the shared model, where clients are served their own
+    malicious: int = 0  # clients left out because they are
 
     def __str__(self) -> str:
-        who = f"{self.error.clients} {'unseen ' if self.unseen else ''}{self.split} clients"
-        rows = [
-            (f"{self.name}: {who}", "error", "loss"),
-            ("mean", self.error.mean, self.loss.mean),
-            ("90th percentile", self.error.percentiles[90], self.loss.percentiles[90]),
-            ("worst 10 %", self.error.worst_10, self.loss.worst_10),
-            ("standard deviation", self.error.standard_deviation, self.loss.standard_deviation),
+        who = (
+            f"{self.error.clients} {'unseen ' if self.unseen else ''}{'benign ' if self.malicious else ''}{self.split} clients"
+        )
+        columns = {"error": self.error, "loss": self.loss}
+        if self.shared_error is not None:
+            columns = {"own error": self.error, "own loss": self.loss, "shared error": self.shared_error}
+        rows: list[tuple[str | float, ...]] = [
+            (f"{self.name}: {who}", *columns),
+            ("mean", *(c.mean for c in columns.values())),
+            ("90th percentile", *(c.percentiles[90] for c in columns.values())),
+            ("worst 10 %", *(c.worst_10 for c in columns.values())),
+            ("standard deviation", *(c.standard_deviation for c in columns.values())),
         ]
-        width = max(len(r[0]) for r in rows)
+        width, wide = max(len(str(r[0])) for r in rows), max(8, *(len(name) for name in columns))
         return "\n".join(
-            f"{label:<{width}}  " + "  ".join(v.rjust(8) if isinstance(v, str) else f"{v:8.4f}" for v in values)
+            f"{label:<{width}}  " + "  ".join(v.rjust(wide) if isinstance(v, str) else f"{v:{wide}.4f}" for v in values)
             for label, *values in rows
         )
 
@@ -182,6 +241,7 @@ class RunRecord:
     rounds: int
     clients_per_round: int
     error_is_loss: bool = False  # a task without a notion of error of its own
+    epsilon: Spent | None = None  # what was spent, under differential privacy
 
     def __repr__(self) -> str:
         return (
@@ -197,8 +257,11 @@ class RunRecord:
         """Mean, 90th percentile, worst 10 % and standard deviation over clients."""
         split = split or self.judged_on
         rows = self.clients.where(split)
-        summaries = rows.summaries()[split]
-        return RunSummary(self.name, split, not bool(rows.seen.any()), summaries["error"], summaries["loss"])
+        found = rows.summaries()[split]
+        return RunSummary(
+            self.name, split, not bool(rows.seen.any()), found["error"], found["loss"], found.get("shared_error"),
+            len(rows) - len(rows.benign),
+        )  # fmt: skip
 
     def report(self, path: str | Path) -> Path:
         """Write one HTML page that opens offline."""
@@ -213,3 +276,50 @@ class Result(RunRecord):
 
     model: nn.Module
     params: Tensor  # (D,)
+    personal: PersonalModels | None = None  # the clients' own models, if the algorithm gives them any
+
+
+class PersonalModels:
+    """The models of the training clients, by id. Models made after training (finetuning) are made again when asked for."""
+
+    def __init__(self, setting: Setting, state: ServerState, params: Tensor) -> None:
+        self._setting, self._state, self._params = setting, state, params
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return self._setting.data.train.ids
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __repr__(self) -> str:
+        return f"PersonalModels({len(self)} clients)"
+
+    def params(self, clients: Sequence[str]) -> Tensor:
+        """The parameters of some clients' models, one row each: (k, D)."""
+        number = {name: k for k, name in enumerate(self.ids)}
+        unknown = [name for name in clients if name not in number]
+        if unknown or isinstance(clients, str) or len(clients) == 0:
+            raise InvalidParameter("clients", f"must be ids of the {len(self)} training clients", unknown or clients)
+        positions = torch.tensor([number[name] for name in clients])
+        run = self._setting.personal
+        assert run is not None  # noqa: S101 — this object is only made for runs that have it
+        return run.models(self._state.personal, self._params, positions, self._state.round)
+
+    def model(self, client: str) -> nn.Module:
+        """A copy of the user's model with the parameters of one client."""
+        return self._setting.model_at(self.params([client])[0])
+
+    def to_npy(self, path: str | Path) -> Path:
+        """Write all models as one NumPy array (n, D), a few at a time, in the order of `ids`; the file is whole or absent."""
+        import numpy as np
+
+        run = self._setting.personal
+        assert run is not None  # noqa: S101
+        path, part = Path(path), Path(f"{path}.part")
+        shape, dtype = (len(self), len(self._params)), self._params.cpu().numpy().dtype
+        file = np.lib.format.open_memmap(part, mode="w+", dtype=dtype, shape=shape)
+        for clients, models in run.all_models(self._state.personal, self._params, self._state.round):
+            file[clients.numpy()] = models.cpu().numpy()
+        file.flush()
+        return part.replace(path)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,8 +12,11 @@ from torch import Tensor
 from equipoise import rng
 from equipoise.algorithm import Algorithm
 from equipoise.data.clients import ClientSet
+from equipoise.engines.arrivals import marked, usable
 from equipoise.errors import Diverged, InvalidParameter
-from equipoise.sampling import Uniform
+from equipoise.personal.run import PersonalRun
+from equipoise.privacy.run import PrivateRun
+from equipoise.privacy.secure_run import SecureRun
 from equipoise.solvers.prepared import RoundContext
 from equipoise.types import Cohort, Engine, LocalSolver, LocalWork, RiskValue, RoundReport, ServerState
 
@@ -29,28 +31,56 @@ def run_round(
     clients: ClientSet,
     *,
     clients_per_round: int | None = None,
+    personal: PersonalRun | None = None,
+    protection: PrivateRun | SecureRun | None = None,
 ) -> tuple[ServerState, RoundReport]:
     """Losses → risk and its weights → local work of the clients with weight → aggregate → server step.
 
     `clients_per_round` is what the sampler was asked for, for solvers that draw a cohort of their own (None: as many as came).
+    `personal` lets every client of the cohort train a model of its own, too; only the state of it changes. `protection` finds
+    weights and sums in its own way (differential privacy, secure aggregation).
     """
     began = time.perf_counter()
-    if len(cohort) == 0:  # Poisson sampling may draw nobody
+    if len(cohort) == 0 and not isinstance(protection, PrivateRun):  # Poisson sampling may draw nobody; noise is released still
         return next_state(state, algorithm), report_of(Plan.nobody(cohort), began)
 
     solver, solver_state = prepare(state, algorithm, engine, cohort, clients, clients_per_round)
-    losses = engine.losses(state.params, cohort, solver) if needs_losses(algorithm) else None  # (K,)
-    plan = plan_round(state, algorithm, solver, cohort, losses, clients)
-    if len(plan.workers) == 0:  # a risk that is flat at these losses, or all work lost
-        return next_state(state, algorithm, risk=plan.risk.state, solver=solver_state), report_of(plan, began)
+    losses = losses_of(state, algorithm, engine, solver, cohort)  # (K,)
+    plan = plan_round(state, algorithm, solver, cohort, losses, clients, protection)
+    sent, own = None, None
+    if personal is not None:  # what clients send first: their work writes over the rows that it is made from
+        sent = personal.updates(state.personal, state.params, plan.workers, solver)
+        own = personal.work(state.personal, state.params, cohort, solver)
+    if len(plan.workers) == 0 and not isinstance(protection, PrivateRun):  # a risk flat at these losses, or all work lost
+        changed = next_state(state, algorithm, risk=plan.risk.state, solver=solver_state, personal=own)
+        return changed, report_of(plan, began)
 
-    total, aggregator_state, work = combine(state, algorithm, engine, solver, plan)  # (D,)
-    params, server_state = server_step(state, algorithm, solver, plan, total, work, clients)
+    work: LocalWork | None
+    aggregator_state, private_state = state.aggregator, state.privacy
+    if protection is None:
+        total, aggregator_state, work = combine(state, algorithm, engine, solver, plan, sent)  # (D,)
+        stop_if_nothing_arrived(plan, work, clients)
+        total = total * step_factor(algorithm, solver, plan, work)
+    elif isinstance(protection, PrivateRun):
+        total, private_state, work = protection.combine(state.privacy, state.params, engine, solver, plan, sent)
+    else:
+        total, work = protection.combine(state.params, engine, solver, plan, sent)
+    params, server_state = server_step(state, algorithm, total)
     changed = next_state(
         state, algorithm, params=params, risk=plan.risk.state, aggregator=aggregator_state, server=server_state,
-        solver=solver_state,
+        solver=solver_state, personal=own, privacy=private_state,
     )  # fmt: skip
-    return changed, report_of(plan, began, work)
+    report = report_of(plan, began, work, clients if protection is None else None)
+    return changed, replace(report, epsilon=protection.epsilon_after(changed.round)) if isinstance(
+        protection, PrivateRun
+    ) else report
+
+
+def losses_of(state: ServerState, algorithm: Algorithm, engine: Engine, solver: LocalSolver, cohort: Cohort) -> Tensor | None:
+    """The cohort's losses (K,), if the risk or the aggregator asks for them."""
+    if not needs_losses(algorithm):
+        return None
+    return engine.losses(state.params, cohort, solver) if len(cohort) else torch.zeros(0, dtype=torch.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,9 +91,10 @@ class Plan:
     losses: Tensor | None  # (K,) of the cohort, if the risk asked for them
     risk: RiskValue
     workers: Cohort
-    weights: Tensor  # of the workers, summing to 1
+    weights: Tensor  # of the workers, summing to 1; under protection as it says
     worker_losses: Tensor | None
     dropped: int  # clients with a weight whose work does not arrive
+    denominator: float = 1.0  # fixed in advance, under differential privacy
 
     @classmethod
     def nobody(cls, cohort: Cohort) -> Plan:
@@ -87,7 +118,7 @@ def prepare(
     """The solver of this round and its next state: the algorithm's own, unless it looks around first."""
     if not hasattr(algorithm.solver, "prepare"):
         return algorithm.solver, state.solver
-    alpha, sampler = algorithm.base_weights(clients), algorithm.sampler or Uniform()
+    alpha, sampler = algorithm.base_weights(clients), algorithm.drawn_by
 
     def draw(purpose: str) -> Cohort:
         seed = rng.stream_key(cohort.seed, purpose) >> 1
@@ -106,13 +137,17 @@ def plan_round(
     cohort: Cohort,
     losses: Tensor | None,
     clients: ClientSet,
+    protection: PrivateRun | SecureRun | None = None,
 ) -> Plan:
     """The risk of the cohort, and the clients that work for it: those with a weight whose work arrives."""
     if losses is not None:
         stop_unless_finite(losses, cohort, clients, "loss")
     if hasattr(solver, "efforts"):
         cohort = replace(cohort, effort=solver.efforts(cohort, clients.keys[cohort.clients].cpu()))
-    risk = weigh(algorithm, cohort, losses, clients, state.risk)
+    if protection is None:
+        risk, denominator = weigh(algorithm, cohort, losses, clients, state.risk), None
+    else:
+        risk, denominator = protection.weigh(cohort, losses, state.risk)
     chosen = risk.weights > 0  # the others are not trained: that is where the tail's speed comes from
     dropped = chosen & (cohort.effort == 0) if cohort.effort is not None else torch.zeros_like(chosen)
     chosen = chosen & ~dropped
@@ -122,9 +157,10 @@ def plan_round(
         losses,
         risk,
         cohort.take(chosen),
-        kept / kept.sum(),
+        kept / (kept.sum() if denominator is None else denominator),
         losses[chosen] if losses is not None else None,
         int(dropped.sum()),
+        1.0 if denominator is None else denominator,
     )
 
 
@@ -145,37 +181,58 @@ def weigh(algorithm: Algorithm, cohort: Cohort, losses: Tensor | None, clients: 
 
 
 def combine(
-    state: ServerState, algorithm: Algorithm, engine: Engine, solver: LocalSolver, plan: Plan
+    state: ServerState,
+    algorithm: Algorithm,
+    engine: Engine,
+    solver: LocalSolver,
+    plan: Plan,
+    sent: Tensor | None = None,
 ) -> tuple[Tensor, Any, LocalWork]:
-    """Local work and its aggregate (D,). A linear aggregator's sum is streamed; others see every update."""
-    if algorithm.aggregator.linear:
+    """Local work and its aggregate (D,). A linear aggregator's sum is streamed; others see every update.
+
+    Updates that are not finite, or absurdly long, are left out: their weight goes to the others. `sent` (K, D) are updates
+    that clients have made in another way than by the solver's work.
+    """
+    if algorithm.aggregator.linear and sent is None:
         work = engine.summed_update(state.params, plan.workers, solver, plan.weights, algorithm.aggregator)
-        return work.update, state.aggregator, work
-    work = engine.updates(state.params, plan.workers, solver)
-    total, aggregator_state = algorithm.aggregator(work.update, plan.weights, losses=plan.worker_losses, state=state.aggregator)
+        return work.update * left_out_factor(plan, work), state.aggregator, work
+    work = engine.updates(state.params, plan.workers, solver) if sent is None else work_of(sent, state.params, plan)
+    updates, arrived = work.update, torch.isfinite(work.sq_norms)
+    if not bool(arrived.all()):  # robust aggregators know NaN for what cannot be used
+        updates = torch.where(arrived.to(updates.device).unsqueeze(1), updates, float("nan"))
+    if algorithm.aggregator.linear:
+        factor = left_out_factor(plan, work)
+        return algorithm.aggregator(updates.nan_to_num(0.0), plan.weights * factor)[0], state.aggregator, work
+    total, aggregator_state = algorithm.aggregator(updates, plan.weights, losses=plan.worker_losses, state=state.aggregator)
     return total, aggregator_state, work
 
 
-def server_step(
-    state: ServerState,
-    algorithm: Algorithm,
-    solver: LocalSolver,
-    plan: Plan,
-    total: Tensor,
-    work: LocalWork,
-    clients: ClientSet,
-) -> tuple[Tensor, Any]:
-    """The next parameters and the server's state; updates and losses that are not finite stop the run.
+def work_of(updates: Tensor, params: Tensor, plan: Plan) -> LocalWork:
+    """Updates (K, D) that were made elsewhere, as local work; the losses are those at the start of the round, if known."""
+    sq_norms = updates.double().square().sum(1).cpu()
+    losses = plan.worker_losses if plan.worker_losses is not None else torch.zeros_like(sq_norms)
+    return LocalWork(updates, marked(sq_norms, usable(sq_norms, losses, params)), losses)
 
-    An aggregator that sees each update leaves out those that are not finite; then the run stops only if none is left.
-    """
-    if algorithm.aggregator.linear or not bool(torch.isfinite(work.sq_norms).any()):
+
+def left_out_factor(plan: Plan, work: LocalWork) -> float:
+    """By what a linear total grows because some updates were left out of it: 1 / the weight that arrived."""
+    arrived = torch.isfinite(work.sq_norms)
+    if bool(arrived.all()) or not bool(arrived.any()):
+        return 1.0
+    return 1.0 / float(plan.weights[arrived].sum())
+
+
+def stop_if_nothing_arrived(plan: Plan, work: LocalWork, clients: ClientSet) -> None:
+    """Stop the run if no update of the round could be used."""
+    if not bool(torch.isfinite(work.sq_norms).any()):
         stop_unless_finite(work.sq_norms, plan.workers, clients, "update")
-        stop_unless_finite(torch.where(work.sq_norms > 0, work.losses, 0.0), plan.workers, clients, "loss")  # no step, no loss
-    total = total * step_factor(algorithm, solver, plan, work)
+
+
+def server_step(state: ServerState, algorithm: Algorithm, total: Tensor) -> tuple[Tensor, Any]:
+    """The next parameters and the server's state."""
     params, server_state = algorithm.server.step(state.params, total, state.server)
     if not bool(torch.isfinite(params).all()):
-        raise Diverged(plan.cohort.round, (), "model after the server's step")
+        raise Diverged(state.round, (), "model after the server's step")
     return params, server_state
 
 
@@ -184,12 +241,13 @@ def step_factor(algorithm: Algorithm, solver: LocalSolver, plan: Plan, work: Loc
     rule = getattr(algorithm.risk, "server_step", None)
     if rule is None:
         return 1.0
-    sq_norms = work.sq_norms
-    if not algorithm.aggregator.linear:  # or one attacker with a huge update stalls the run
-        sq_norms = sq_norms.nan_to_num(nan=math.inf).clamp(max=float(sq_norms.nan_to_num(nan=math.inf).median()))
+    arrived = torch.isfinite(work.sq_norms)  # the others are left out of the step as they are of the total
+    sq_norms, base = work.sq_norms[arrived], plan.workers.weights[arrived]
+    losses = plan.worker_losses[arrived] if plan.worker_losses is not None else None
+    if not algorithm.aggregator.linear:  # or one huge update stalls the run
+        sq_norms = sq_norms.clamp(max=float(sq_norms.median()))
     lr, weight_sum = solver.learning_rate(plan.cohort.round), plan.risk.weights.sum()
-    base = plan.workers.weights
-    return float(rule(losses=plan.worker_losses, base_weights=base, weight_sum=weight_sum, sq_norms=sq_norms, lr=lr))
+    return float(rule(losses=losses, base_weights=base, weight_sum=weight_sum, sq_norms=sq_norms, lr=lr))
 
 
 def next_state(state: ServerState, algorithm: Algorithm, **changed: Any) -> ServerState:
@@ -213,13 +271,13 @@ def worst_mean(values: Tensor, share: Tensor, tail: float) -> float:
     return float(inside @ ordered / inside.sum())
 
 
-def report_of(plan: Plan, began: float, work: LocalWork | None = None) -> RoundReport:
+def report_of(plan: Plan, began: float, work: LocalWork | None = None, clients: ClientSet | None = None) -> RoundReport:
     """The report of a round: of the cohort's losses if the risk asked for them, else of those seen at work."""
     if plan.losses is not None:
         shown, share = plan.losses, plan.cohort.weights
     else:
         shown, share = (work.losses, plan.weights) if work is not None else (torch.zeros(0), torch.zeros(0))
-    known = ~torch.isnan(shown)  # a client without a step saw no loss
+    known = torch.isfinite(shown)  # a client without a step saw no loss; one whose update is left out may have an infinite one
     mean = tail = float("nan")
     if bool(known.any()):
         shown, share = shown[known], share[known] / share[known].sum()
@@ -234,5 +292,12 @@ def report_of(plan: Plan, began: float, work: LocalWork | None = None) -> RoundR
         trained=len(plan.workers),
         seconds=time.perf_counter() - began,
         dropped=plan.dropped,
-        rejected=int((~torch.isfinite(work.sq_norms)).sum()) if work is not None else 0,
+        rejected=rejected_clients(plan, work, clients),
     )
+
+
+def rejected_clients(plan: Plan, work: LocalWork | None, clients: ClientSet | None) -> tuple[str, ...]:
+    """The ids of the clients whose update was left out."""
+    if work is None or clients is None:
+        return ()
+    return tuple(clients.ids[i] for i in plan.workers.clients[~torch.isfinite(work.sq_norms)].tolist())

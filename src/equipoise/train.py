@@ -6,6 +6,7 @@ import copy
 import math
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +22,14 @@ from equipoise.engines import Loop, Simulator
 from equipoise.errors import Diverged, EquipoiseNotice, InvalidParameter, ObserverFailed, is_whole, require
 from equipoise.metrics import mean
 from equipoise.observers import Evaluation, History, Observers, Progress, Run, show_progress
-from equipoise.result import ClientTable, Result
+from equipoise.personal.context import PersonalContext
+from equipoise.personal.run import PersonalRun
+from equipoise.privacy.mechanism import DifferentialPrivacy, GaussianMechanism, SecureAggregation
+from equipoise.privacy.run import PrivateRun
+from equipoise.privacy.secure_run import SecureRun
+from equipoise.result import ClientTable, PersonalModels, Result
 from equipoise.round import run_round
-from equipoise.sampling import Full, Uniform
+from equipoise.sampling import Full
 from equipoise.task import PerExample, Task
 from equipoise.types import Cohort, Engine, Observer, Sampler, ServerState
 
@@ -83,17 +89,17 @@ def train(
     try:
         watching.on_start(Run(name, setting.rounds, setting.seed, state.round, setting, history))
         watching.on_state(state)
-        while state.round < setting.rounds:
+        while state.round < setting.rounds_allowed:
             state, report = run_round(
                 state, algorithm, setting.engine, setting.cohort(state.round), setting.data.train,
-                clients_per_round=setting.clients_per_round,
+                clients_per_round=setting.clients_per_round, personal=setting.personal, protection=setting.protection,
             )  # fmt: skip
             watching.on_round(report)
             if evaluate_every and state.round % evaluate_every == 0 and state.round < setting.rounds:
                 watching.on_evaluation(setting.evaluation(algorithm, state))
             watching.on_state(state)
         watching.on_evaluating(state.round)
-        final = setting.evaluation(algorithm, state)
+        final = setting.evaluation(algorithm, state, final=True)
         watching.on_evaluation(final)
         stop_if_lost(final)
     except BaseException as failure:
@@ -109,6 +115,9 @@ def train(
         raise
     warn_if_lost(history, final.clients, classes=setting.data.classes > 0)
     warn_if_idle(history)
+    warn_if_rejected(history)
+    warn_if_strangers(result)
+    warn_if_out_of_budget(setting)
     return result
 
 
@@ -117,14 +126,17 @@ def resumed(saving: Checkpoints | None, setting: Setting, algorithm: Algorithm) 
     if saving is None:
         return setting.begin(algorithm), History(), 0.0
     identity = identity_of(setting, algorithm)
+    rows = saving.path.with_suffix(".clients.npy")  # what clients keep between rounds
     if not saving.path.exists():
-        found = Checkpoint(setting.begin(algorithm), History(), 0.0, identity)
+        found = Checkpoint(setting.begin(algorithm, rows), History(), 0.0, identity)
     else:
         found = read_checkpoint(saving.path, getattr(setting.engine, "device", "cpu"))
         refuse_strangers(saving.path, found.identity, identity)
         if found.state.round > setting.rounds:
             raise CheckpointError(f"{saving.path} is already at round {found.state.round}, beyond rounds = {setting.rounds}.")
-    saving.begin(identity, found.history, found.seconds)
+        if setting.personal is not None:
+            setting.personal.resume(setting.first_params, found.state.personal, rows)
+    saving.begin(identity, found.history, found.seconds, setting.personal)
     return found.state, found.history, found.seconds
 
 
@@ -141,20 +153,41 @@ class Setting:
     clients_per_round: int
     rounds: int
     seed: int
+    personal: PersonalRun | None = None
+    protection: PrivateRun | SecureRun | None = None
 
-    def begin(self, algorithm: Algorithm) -> ServerState:
-        """The state before the first round."""
-        params = self.task.layout.read(self.task.module).to(getattr(self.engine, "device", "cpu"))
-        return ServerState(0, params, server=algorithm.server.begin(params), averaging=algorithm.reported.begin(params))
+    @property
+    def rounds_allowed(self) -> int:
+        """How many rounds the run has: all, or as many as a privacy budget allows."""
+        return self.protection.rounds_allowed if isinstance(self.protection, PrivateRun) else self.rounds
+
+    @property
+    def first_params(self) -> Tensor:
+        """w^0 (D,), on the engine's device."""
+        return self.task.layout.read(self.task.module).to(getattr(self.engine, "device", "cpu"))
+
+    def begin(self, algorithm: Algorithm, rows: Path | None = None) -> ServerState:
+        """The state before the first round; what clients keep between rounds goes to the file `rows`."""
+        params = self.first_params
+        own = self.personal.begin(params, rows) if self.personal is not None else None
+        server, averaging = algorithm.server.begin(params), algorithm.reported.begin(params)
+        private = self.protection.begin() if isinstance(self.protection, PrivateRun) else None
+        return ServerState(0, params, server=server, averaging=averaging, personal=own, privacy=private)
 
     def cohort(self, round_index: int) -> Cohort:
         """Who takes part in a round."""
         return self.sampler(round_index, self.alpha, clients_per_round=self.clients_per_round, seed=self.seed)
 
-    def evaluation(self, algorithm: Algorithm, state: ServerState) -> Evaluation:
-        """All clients of all splits at the iterate that the algorithm reports."""
+    def evaluation(self, algorithm: Algorithm, state: ServerState, *, final: bool = False) -> Evaluation:
+        """All clients of all splits at the iterate that the algorithm reports, and at their own models if they have any.
+
+        Models that are made after training are only made for the `final` evaluation.
+        """
         params = algorithm.reported.iterate(state.params, state.averaging)
-        return Evaluation(state.round, ClientTable.evaluate(self.engine, params, self.data), params)
+        table = ClientTable.evaluate(self.engine, params, self.data)
+        if self.personal is not None and (final or self.personal.keeps_rows):
+            table = table.with_personal(self.personal.scores(state.personal, params, state.round))
+        return Evaluation(state.round, table, params)
 
     def model_at(self, params: Tensor) -> nn.Module:
         """A copy of the user's model with these parameters."""
@@ -177,9 +210,11 @@ class Setting:
             history=history,
             seconds=seconds,
             data=self.data.name,
-            rounds=self.rounds,
+            rounds=state.round,
             clients_per_round=self.clients_per_round,
             error_is_loss=self.task.error_is_loss,
+            personal=PersonalModels(self, state, params) if self.personal is not None else None,
+            epsilon=self.protection.spent(state.privacy, state.round) if isinstance(self.protection, PrivateRun) else None,
         )
 
 
@@ -206,7 +241,7 @@ def set_up(
     data, model = made(data, seed, FederatedData, "data"), made(model, seed, nn.Module, "model")
     task = Task.of(model, loss, error).fitted(data)
     running = choose_engine(engine).start(task, data)
-    sampler = algorithm.sampler or Uniform()
+    sampler = algorithm.drawn_by
     alpha = algorithm.base_weights(data.train)
     if isinstance(sampler, Full):
         clients_per_round = len(data.train)
@@ -214,7 +249,28 @@ def set_up(
         raise InvalidParameter("clients_per_round", "must be given unless the sampler is sampling.Full()", None)
     refuse_missing_groups(algorithm.risk, data.train.ids)
     sampler(0, alpha, clients_per_round=clients_per_round, seed=seed)  # refuses an impossible cohort before any work
-    return Setting(model, data, task, running, sampler, alpha, clients_per_round, rounds, seed)
+    personal = None
+    if algorithm.personal is not None:
+        context = PersonalContext(running, task, data, lambda other: choose_engine(engine).start(other, data))
+        personal = PersonalRun(algorithm.personal, context, algorithm.solver, seed)
+    protection = protect(algorithm, len(data.train), clients_per_round, rounds, task.layout.dimension, seed)
+    return Setting(model, data, task, running, sampler, alpha, clients_per_round, rounds, seed, personal, protection)
+
+
+def protect(
+    algorithm: Algorithm, clients: int, clients_per_round: int, rounds: int, dimension: int, seed: int
+) -> PrivateRun | SecureRun | None:
+    """The algorithm's privacy, made ready for a run: its noise set for so many rounds and clients."""
+    privacy = algorithm.privacy
+    if isinstance(privacy, SecureAggregation):
+        return SecureRun(privacy, algorithm, clients=clients, seed=seed)
+    if isinstance(privacy, DifferentialPrivacy | GaussianMechanism):
+        return PrivateRun(
+            privacy, algorithm, clients=clients, clients_per_round=clients_per_round, rounds=rounds, dimension=dimension,
+            seed=seed,
+        )  # fmt: skip
+    require(privacy is None, "privacy", "must be a part of equipoise.privacy", privacy)
+    return None
 
 
 def refuse_missing_groups(risk: object, clients: Sequence[str]) -> None:
@@ -256,6 +312,35 @@ def warn_if_idle(history: History) -> None:
     if 2 * idle > len(history.rounds):
         rounds = f"{idle} of {len(history.rounds)} rounds"
         text = f"Nobody was trained in {rounds}: cohorts were empty, or all clients with a weight dropped out."
+        warnings.warn(EquipoiseNotice(text), stacklevel=3)
+
+
+def warn_if_rejected(history: History) -> None:
+    """Say whose updates were left out: honest clients may have diverged."""
+    times = Counter(client for report in history.rounds for client in report.rejected)
+    if times:
+        shown = ", ".join(client for client, _ in times.most_common(5)) + (", …" if len(times) > 5 else "")
+        text = f"{times.total()} updates of {len(times)} clients were not finite or absurdly large, and were left out: {shown}."
+        warnings.warn(EquipoiseNotice(text), stacklevel=3)
+
+
+def warn_if_strangers(result: Result) -> None:
+    """Say that personal models are not what a run is judged by, if the clients it is judged on have none."""
+    if result.personal is not None and not result.clients.where(result.judged_on).has_own:
+        text = (
+            f"The {result.judged_on} clients of {result.data!r} took no part in training and have no models of their own: the "
+            f"summary is of the shared model. Split examples inside clients (data.split_examples) to judge personal models."
+        )
+        warnings.warn(EquipoiseNotice(text), stacklevel=3)
+
+
+def warn_if_out_of_budget(setting: Setting) -> None:
+    """Say that a run ended before its last round, because the next would have exceeded its privacy budget."""
+    if setting.rounds_allowed < setting.rounds:
+        text = (
+            f"The privacy budget allows {setting.rounds_allowed} of the {setting.rounds} rounds with this noise; the run "
+            "stopped there. Raise noise_multiplier, or leave it out to have it set for all rounds."
+        )
         warnings.warn(EquipoiseNotice(text), stacklevel=3)
 
 

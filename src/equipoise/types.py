@@ -13,6 +13,7 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from equipoise.data.clients import ClientSet
+    from equipoise.personal.context import PersonalContext
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,6 +74,16 @@ class ServerState:
     server: Any = None
     solver: Any = None
     averaging: Any = None
+    personal: Any = None
+    privacy: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class Pull:
+    """Adds strength · (v − anchor) to the gradients of personal models v: a pull of each towards its anchor."""
+
+    anchor: Tensor  # (D,) for all, or (K, D)
+    strength: Tensor  # (K,) one number per client, or (K, D) one per parameter
 
 
 @dataclass(frozen=True)
@@ -92,7 +103,11 @@ class RoundReport:
     trained: int
     seconds: float
     dropped: int = 0  # clients with a weight whose work did not arrive
-    rejected: int = 0  # clients whose update was not finite and was left out
+    rejected: tuple[str, ...] = ()  # the clients whose update was not finite or absurdly large, and was left out
+    epsilon: float | None = None  # what was spent up to the end of this round, under differential privacy
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rejected", tuple(self.rejected))  # a list where it was read from a file
 
 
 class ClientRisk(Protocol):
@@ -175,6 +190,64 @@ class Averaging(Protocol):
         """The point to report after that round."""
 
 
+class Personalisation(Protocol):
+    """A model for every client besides the shared one. Law: the shared model is that of the same run without it.
+
+    What a client keeps between rounds is one row of `width(D)` numbers, such as its model; 0 for methods that do all their
+    work after training. `shared` is what all clients' work adds up to (a mean of their models, say), or None. Two things are
+    optional: `check(algorithm)`, which refuses what does not go with the method, and `updates(context, params, cohort, rows,
+    solver)`, for a method whose clients send other updates (K, D) than the solver's.
+    """
+
+    def width(self, dimension: int) -> int:
+        """How many numbers a client keeps, for a model of `dimension` parameters."""
+
+    def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
+        """What every client keeps before its first round, (width,), and the shared state; `params` is w^0."""
+
+    def work(
+        self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
+    ) -> tuple[Tensor, Any]:
+        """The rows (K, width) of a round's clients after their work, given w^t, and the next shared state."""
+
+    def models(
+        self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
+    ) -> Tensor:
+        """The models (K, D) of some clients, given the shared model that they have now; may train (finetuning)."""
+
+
+class Privacy(Protocol):
+    """A description of protection: differential privacy or secure aggregation (equipoise.privacy)."""
+
+    def check(self, algorithm: Any) -> None:
+        """Refuse an algorithm that the protection does not go with."""
+
+
+class ClipRule(Protocol):
+    """How a clip bound moves over the rounds, by a private count. Law: bounds stay positive."""
+
+    @property
+    def ratio(self) -> float:
+        """What the count costs, relative to all other releases of a round."""
+
+    def next_bound(self, bound: float, share: float) -> float:
+        """The bound after a round in which a noisy `share` of the updates were within `bound`."""
+
+
+class Attack(Protocol):
+    """What malicious clients do. Law: the same clients and the same noise on every engine.
+
+    `share` of the training clients (to the nearest) are malicious, drawn by `seed`. An attack may poison their training data
+    (`poison`), or what they send (`corrupt`), or both; what it does not do it need not have.
+    """
+
+    @property
+    def share(self) -> float: ...
+
+    @property
+    def seed(self) -> int: ...
+
+
 class Sampler(Protocol):
     """Law: positions are distinct and in range, weights positive and summing to 1; a pure function of (seed, round)."""
 
@@ -204,8 +277,14 @@ class Engine(Protocol):
     def summed_updates(self, jobs: Sequence[Job], solver: LocalSolver, aggregator: Aggregator) -> list[LocalWork]:
         """`summed_update` of several models at once, one per job; the jobs' cohorts are of one round."""
 
+    def own_steps(self, models: Tensor, cohort: Cohort, solver: LocalSolver, pull: Pull | None = None) -> Tensor:
+        """Local work of each client on a model of its own: models (K, D) in, models (K, D) out. Nothing is attacked here."""
+
     def evaluate(self, params: Tensor, clients: ClientSet) -> tuple[Tensor, Tensor]:
         """Mean loss and mean error of `params` on every client of a set: (n,) and (n,) float64."""
+
+    def evaluate_own(self, models: Tensor, clients: ClientSet, which: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for the clients at the positions `which` (K,) of a set, each at its own model (K, D): (K,) and (K,)."""
 
 
 class Observer:

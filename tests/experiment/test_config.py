@@ -111,7 +111,7 @@ def test_bad_terms_are_named(terms, words):
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("trian.rounds=3", "trian: Unknown key 'trian'. Did you mean 'train'? Allowed: algorithm, data, model, train, "),
+        ("trian.rounds=3", "trian: Unknown key 'trian'. Did you mean 'train'? Allowed: algorithm, attack, data, model, train, "),
         ("train.round=3", "train.round: Unknown key 'round'. Did you mean 'rounds'? Allowed: checkpoint_every, chunk_size"),
         ("data.clients=3", "data.clients: Unknown key 'clients'."),
         ("algorithm.risc.tail=1", "algorithm.risc: Unknown key 'risc'. Did you mean 'risk'?"),
@@ -374,7 +374,7 @@ def test_a_default_part_keeps_the_values_it_was_made_with():
         ("quantile=sortde", "algorithm.risk.quantile.name: Unknown quantile 'sortde'. Did you mean 'sorted'? Allowed: exact,"),
         ("quantile=none", "algorithm.risk.quantile.name: Unknown quantile 'none'."),
         ("quantile=3", "algorithm.risk.quantile must be a table with a name and parameters, but is 3."),
-        ('other={iterations = 3}', "algorithm.risk.other.name is missing. Allowed: exact, repeated,"),
+        ('other={iterations = 3}', "algorithm.risk.other.name is missing. Allowed: exact, private, repeated,"),
         ("groups=north", 'algorithm.risk.groups must be a table, each value text, but is "north".'),
         ("groups={a = 1}", "algorithm.risk.groups must be a table, each value text, but is a table with a."),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from equipoise.errors import InvalidData, InvalidParameter
 from equipoise.rng import name_key, signed
+from equipoise.types import Attack
 
 _ROWS_PER_CHECK = 65_536
 
@@ -210,6 +212,8 @@ class FederatedData:
     test: ClientSet | None = None
     name: str = "data"
     classes: int = 0  # 0: read from the targets
+    malicious: frozenset[str] = frozenset()  # ids of training clients under `attack` (equipoise.attacks.apply)
+    attack: Attack | None = None
 
     def __post_init__(self) -> None:
         for split, clients in self.splits.items():
@@ -243,7 +247,9 @@ class FederatedData:
     def fingerprint(self) -> str:
         """A short hash of all splits: who has which examples. Two data sets with one fingerprint are the same."""
         sets = [(name, c.ids, c.offsets, c.x, c.y, c.scale, c.shift) for name, c in self.splits.items()]
-        return _fingerprint(*(part for parts in sets for part in parts))
+        # A plain class shows where it lies in memory.
+        attacked = (sorted(self.malicious), re.sub(r" at 0x[0-9a-f]+", "", repr(self.attack))) if self.malicious else ()
+        return _fingerprint(*(part for parts in sets for part in parts), *attacked)
 
     @property
     def splits(self) -> dict[str, ClientSet]:

@@ -15,7 +15,7 @@ from torch import Tensor
 from equipoise.data.class_law import CLASSES, FLIPPED, INFORMATIVE, NOISE, published_law, random_law
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.data.partition import Partitioner, partitioner, to_clients
-from equipoise.data.splits import split_clients, split_examples
+from equipoise.data.splits import How, split, split_examples
 from equipoise.errors import InvalidData, require
 from equipoise.rng import generator
 
@@ -200,10 +200,12 @@ def digits(
     partition: str | Partitioner = "dirichlet",
     validation: float = 0.0,
     test: float = 1 / 3,
+    split_by: How = "clients",
     seed: int = 0,
 ) -> FederatedData:
     """scikit-learn's 1,797 handwritten digits (8 × 8 pixels), dealt out to clients; a third of the clients is kept for test.
 
+    With `split_by="examples"` it is a third of every client's examples, as personal models need.
     `partition` is a name ("dirichlet", "classes", "power_law", "iid") or a function of `equipoise.data.partition` with its
     options set, such as functools.partial(dirichlet, concentration=0.1).
 
@@ -214,4 +216,4 @@ def digits(
     raw = load_digits()
     x, y = torch.from_numpy(raw.images.astype(np.uint8)), torch.from_numpy(raw.target.astype(np.int64))
     packed = to_clients(x, y, partitioner(partition)(y, clients, seed=seed), scale=1 / 16, source="digits")
-    return split_clients(packed, validation=validation, test=test, seed=seed, name="digits", classes=10)
+    return split(packed, split_by, validation=validation, test=test, seed=seed, name="digits", classes=10)

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from equipoise import rng
+from equipoise.attacks import corrupted
 from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.engines.arrivals import marked, usable
 from equipoise.errors import InvalidParameter
 from equipoise.solvers.batches import batches_of
 from equipoise.task import Task
-from equipoise.types import Aggregator, Cohort, Job, LocalSolver, LocalWork
+from equipoise.types import Aggregator, Cohort, Job, LocalSolver, LocalWork, Pull
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,7 @@ class LoopEngine:
 
     def __init__(self, task: Task, data: FederatedData, device: torch.device) -> None:
         self.device, self.task, self.sets = device, task.to(device), ResidentSets(device)
-        self.train = self.sets[data.train]
+        self.data, self.train = data, self.sets[data.train]
 
     def losses(self, params: Tensor, cohort: Cohort, solver: LocalSolver | None = None) -> Tensor:
         """F_k(w) of each client of the cohort, (K,); after its inner steps for a solver that adapts."""
@@ -80,9 +82,10 @@ class LoopEngine:
 
     def updates(self, params: Tensor, cohort: Cohort, solver: LocalSolver) -> LocalWork:
         """Local work of each client: updates (K, D)."""
-        work = [self._train_client(params, cohort, place, solver) for place in range(len(cohort))]
-        updates = torch.stack([update for update, _ in work])
-        return LocalWork(updates, updates.double().square().sum(1).cpu(), torch.stack([loss for _, loss in work]))
+        work = [self._sent(params, cohort, place, solver) for place in range(len(cohort))]
+        updates, losses = torch.stack([update for update, _ in work]), torch.stack([loss for _, loss in work])
+        sq_norms = updates.double().square().sum(1).cpu()
+        return LocalWork(updates, marked(sq_norms, usable(sq_norms, losses, params)), losses)
 
     def summed_update(
         self, params: Tensor, cohort: Cohort, solver: LocalSolver, weights: Tensor, aggregator: Aggregator
@@ -90,9 +93,12 @@ class LoopEngine:
         """The same work, aggregated and added up client by client: total (D,)."""
         total, sq_norms, losses = torch.zeros_like(params), [], []
         for place, weight in enumerate(weights):
-            update, loss = self._train_client(params, cohort, place, solver)
-            total += aggregator(update.unsqueeze(0), weight.reshape(1).to(self.device))[0]
-            sq_norms.append(update.double().square().sum().cpu())
+            update, loss = self._sent(params, cohort, place, solver)
+            sq_norm = update.double().square().sum().cpu()
+            good = usable(sq_norm, loss, params)
+            if good:
+                total += aggregator(update.unsqueeze(0), weight.reshape(1).to(self.device))[0]
+            sq_norms.append(marked(sq_norm, good))
             losses.append(loss)
         return LocalWork(total, torch.stack(sq_norms), torch.stack(losses))
 
@@ -103,6 +109,18 @@ class LoopEngine:
     def summed_updates(self, jobs: Sequence[Job], solver: LocalSolver, aggregator: Aggregator) -> list[LocalWork]:
         """The summed updates of several models, one after another."""
         return [self.summed_update(job.params, job.cohort, solver, job.weights, aggregator) for job in jobs]
+
+    def own_steps(self, models: Tensor, cohort: Cohort, solver: LocalSolver, pull: Pull | None = None) -> Tensor:
+        """Each client's own model after its local work, (K, D)."""
+        pulls = [None] * len(cohort) if pull is None else [_one_pull(pull, place) for place in range(len(cohort))]
+        work = [self._train_client(models[k], cohort, k, solver, pulls[k])[0] for k in range(len(cohort))]
+        return models + torch.stack(work)
+
+    def evaluate_own(self, models: Tensor, clients: ClientSet, which: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean loss and mean error of clients at their own models, (K,) and (K,)."""
+        clients = self.sets[clients]
+        scores = [self._score(model, clients, k) for model, k in zip(models, which.tolist(), strict=True)]
+        return torch.stack([loss for loss, _ in scores]), torch.stack([error for _, error in scores])
 
     def evaluate(self, params: Tensor, clients: ClientSet) -> tuple[Tensor, Tensor]:
         """Mean loss and mean error of every client of a set, (n,) and (n,)."""
@@ -120,15 +138,27 @@ class LoopEngine:
             loss, error = self.task.scorer(x, y, True)
         return loss.double().mean().cpu(), error.double().mean().cpu()
 
-    def _train_client(self, params: Tensor, cohort: Cohort, place: int, solver: LocalSolver) -> tuple[Tensor, Tensor]:
+    def _sent(self, params: Tensor, cohort: Cohort, place: int, solver: LocalSolver) -> tuple[Tensor, Tensor]:
+        """What a client sends: the update of its local work, or what an attack makes of it; and the loss it saw."""
+        update, loss = self._train_client(params, cohort, place, solver)
+        here = cohort.clients[place : place + 1]
+        return corrupted(self.data, update.unsqueeze(0), here, self._key(cohort, int(here)).reshape(1), len(cohort))[0], loss
+
+    def _key(self, cohort: Cohort, k: int) -> Tensor:
+        return rng.client_keys(rng.stream_key(cohort.seed, "batches", cohort.round), self.train.keys[k])
+
+    def _train_client(
+        self, params: Tensor, cohort: Cohort, place: int, solver: LocalSolver, pull: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Local work of one client from the model `params`: its update (D,) and the mean loss of its batches.
 
         With a solver that has `finish` the loss is that of the last batch: of the adapted model, on the rest of the data.
+        `pull` (anchor, strength) adds strength · (weights − anchor) to every gradient.
         """
         self.task.scorer.train()
         k = int(cohort.clients[place])
         first, size = int(self.train.offsets[k]), int(self.train.sizes[k])
-        key = rng.client_keys(rng.stream_key(cohort.seed, "batches", cohort.round), self.train.keys[k])
+        key = self._key(cohort, k)
         lr = solver.learning_rate(cohort.round)
         steps = solver.local_steps(size) if cohort.effort is None else solver.local_steps(size, int(cohort.effort[place]))
         weights = params.clone()
@@ -141,6 +171,8 @@ class LoopEngine:
             correction = shared - self._gradient(params, self.train.rows(k))[0] if shared is not None and steps else 0.0
             for number, batch in enumerate(batches_of(solver, key, size, steps), start=1):
                 gradient, loss = self._gradient(weights, batch + first)
+                if pull is not None:
+                    gradient = gradient + pull[1] * (weights - pull[0])
                 take = getattr(solver, "finish", solver.step) if number == steps else solver.step
                 take(weights, gradient + correction, memory, anchor=params, lr=lr)
                 seen.append(loss)
@@ -157,3 +189,9 @@ class LoopEngine:
         loss = self.task.scorer(x, y, False)[0].mean()
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         return self.task.layout.flatten(dict(zip(leaves, gradients, strict=True))), loss.detach().double().cpu()
+
+
+def _one_pull(pull: Pull, place: int) -> tuple[Tensor, Tensor]:
+    """The anchor (D,) and the strength, () or (D,), of one client."""
+    anchor = pull.anchor if pull.anchor.dim() == 1 else pull.anchor[place]
+    return anchor, pull.strength[place].to(anchor)

@@ -17,7 +17,9 @@ from torch import Tensor
 from torch.func import vmap
 
 from equipoise import rng
+from equipoise.attacks import corrupted
 from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.engines.arrivals import marked, usable
 from equipoise.engines.loop import Loop, LoopEngine, ResidentSets, usable_device
 from equipoise.engines.stacked import (
     Batch,
@@ -34,7 +36,7 @@ from equipoise.errors import EquipoiseNotice, is_whole, require
 from equipoise.solvers.batches import BatchCursor, SplitCursor, cursor_of
 from equipoise.solvers.prepared import GRADIENT
 from equipoise.task import Task
-from equipoise.types import Aggregator, Cohort, Job, LocalSolver, LocalWork
+from equipoise.types import Aggregator, Cohort, Job, LocalSolver, LocalWork, Pull
 
 # Parameters, gradients and batch of a chunk: enough clients to outweigh the cost of a call, few enough to bound memory.
 _CPU_CHUNK_BYTES = 64 * 2**20
@@ -78,7 +80,7 @@ class SimulatorEngine:
 
     def __init__(self, task: Task, data: FederatedData, device: torch.device, chunk_size: int | None) -> None:
         self.device, self.task, self.chunk_size, self.sets = device, task.to(device), chunk_size, ResidentSets(device)
-        self.train = self.sets[data.train]
+        self.data, self.train = data, self.sets[data.train]
         self.models_together = True  # whether several models can score shared examples in one call
 
     def why_not_vectorised(self) -> str | None:
@@ -175,9 +177,10 @@ class SimulatorEngine:
         updates = torch.empty(len(cohort), len(params), dtype=params.dtype, device=self.device)
         losses = torch.empty(len(cohort), dtype=torch.float64)
         for chunk in self._chunks([Job(params, cohort, cohort.weights)], solver):
-            updates[chunk.places.to(self.device)] = chunk.updates
+            updates[chunk.places.to(self.device)] = self._sent(chunk, [cohort])
             losses[chunk.places] = chunk.losses
-        return LocalWork(updates, _sq_norms(updates), losses)
+        sq_norms = _sq_norms(updates)
+        return LocalWork(updates, marked(sq_norms, usable(sq_norms, losses, params)), losses)
 
     def summed_update(
         self, params: Tensor, cohort: Cohort, solver: LocalSolver, weights: Tensor, aggregator: Aggregator
@@ -189,16 +192,86 @@ class SimulatorEngine:
         """The same for several models in one batched computation: one result per job. Their cohorts are of one round."""
         done = [_nothing_yet(job) for job in jobs]
         for chunk in self._chunks(jobs, solver):
-            sq_norms = _sq_norms(chunk.updates)
+            updates = self._sent(chunk, [job.cohort for job in jobs])
+            sq_norms = _sq_norms(updates)
             for owner, rows in runs(chunk.owners):
-                places, work = chunk.places[rows], done[owner]
-                work.update.add_(aggregator(chunk.updates[rows], jobs[owner].weights[places].to(self.device))[0])
-                work.sq_norms[places] = sq_norms[rows]
+                places, work, arrived = chunk.places[rows], done[owner], updates[rows]
+                good = usable(sq_norms[rows], chunk.losses[rows], jobs[owner].params)
+                work.sq_norms[places] = marked(sq_norms[rows], good)
                 work.losses[places] = chunk.losses[rows]
+                if not bool(good.all()):  # rare, so that the others are not copied in every round
+                    places, arrived = places[good], arrived[good.to(self.device)]
+                if len(places):
+                    work.update.add_(aggregator(arrived, jobs[owner].weights[places].to(self.device))[0])
         return done
 
-    def _chunks(self, jobs: Sequence[Job], solver: LocalSolver) -> Iterator[Chunk]:
-        """The clients of all jobs in chunks with similar amounts of work, trained."""
+    def own_steps(self, models: Tensor, cohort: Cohort, solver: LocalSolver, pull: Pull | None = None) -> Tensor:
+        """Each client's own model after its local work, (K, D)."""
+        after = torch.empty_like(models)
+        if pull is not None:
+            pull = Pull(pull.anchor.to(models), pull.strength.to(models))
+        for chunk in self._chunks([Job(models, cohort, cohort.weights)], solver, pull):
+            places = chunk.places.to(self.device)
+            after[places] = chunk.updates.add_(models[places])
+        return after
+
+    def evaluate_own(self, models: Tensor, clients: ClientSet, which: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean loss and mean error of clients at their own models, (K,) and (K,)."""
+        self.task.scorer.eval()
+        clients = self.sets[clients]
+        sizes = clients.sizes.cpu()[which]
+        totals = torch.zeros(2, len(which), dtype=torch.float64)
+        order = sizes.argsort(descending=True, stable=True)
+        each = models[0].nbytes + 4 * clients.x.shape[1:].numel()
+        together = max(1, (_CPU_CHUNK_BYTES if self.device.type == "cpu" else _GPU_CHUNK_BYTES) // each)
+        for first in range(0, len(order), together):
+            places = order[first : first + together]  # of similar size
+            width = max(1, _EVALUATION_NUMBERS // (len(places) * max(1, clients.x.shape[1:].numel())))
+            for start in range(0, int(sizes[places[0]]), width):
+                here = places[sizes[places] > start]
+                totals[:, here] += self._own_totals(models, clients, which, here, slice(start, start + width))
+        return totals[0] / sizes, totals[1] / sizes
+
+    def _own_totals(self, models: Tensor, clients: ClientSet, which: Tensor, here: Tensor, part: slice) -> Tensor:
+        """Summed losses and errors of a part of the examples of the clients `here`, padded to one length: (2, k)."""
+        positions = which[here].to(self.device)
+        sizes, first = clients.sizes[positions], clients.offsets[positions]
+        end = min(part.stop, int(sizes.max()))
+        numbers = torch.arange(part.start, end, device=self.device)
+        inside = numbers < sizes.unsqueeze(1)  # (k, b)
+        rows = first.unsqueeze(1) + torch.where(inside, numbers, 0)
+        x, y = clients.inputs(rows, models.dtype), clients.targets(rows, models.dtype)
+        with torch.no_grad():
+            scores = self._own_scores(models[here.to(self.device)], x, y)
+        return torch.stack([torch.where(inside, values.double(), 0.0).sum(1).cpu() for values in scores])
+
+    def _own_scores(self, models: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Losses and errors (k, b) of examples (k, b, …) under clients' own models (k, D)."""
+        if self.models_together:
+            try:
+                scores: tuple[Tensor, Tensor] = vmap(self.task.scores)(models, x, y)
+                return scores
+            except RuntimeError:  # an error, say, that reads a number off a tensor
+                self.models_together = False
+        alone = [self.task.scores(*one) for one in zip(models, x, y, strict=True)]
+        return torch.stack([loss for loss, _ in alone]), torch.stack([error for _, error in alone])
+
+    def _sent(self, chunk: Chunk, cohorts: Sequence[Cohort]) -> Tensor:
+        """The updates of a chunk as they arrive: those of malicious clients as an attack makes them."""
+        if not self.data.malicious:
+            return chunk.updates
+        sent = chunk.updates
+        for owner, rows in runs(chunk.owners):
+            cohort, places = cohorts[owner], chunk.places[rows]
+            keys = self._keys(cohort)[places.to(self.device)]
+            sent[rows] = corrupted(self.data, sent[rows], cohort.clients[places], keys, len(cohort))
+        return sent
+
+    def _chunks(self, jobs: Sequence[Job], solver: LocalSolver, pull: Pull | None = None) -> Iterator[Chunk]:
+        """The clients of all jobs in chunks with similar amounts of work, trained.
+
+        The parameters of a job are one model (D,), or one for each of its clients (K, D): then it is the only job.
+        """
         self.task.scorer.train()
         owners = torch.cat([torch.full((len(job.cohort),), i) for i, job in enumerate(jobs)])
         places = torch.cat([torch.arange(len(job.cohort)) for job in jobs])
@@ -211,12 +284,13 @@ class SimulatorEngine:
         # Small batches need no padding: there each model's clients stand together instead.
         second = sizes if solver.batch_size is None else owners
         order = torch.argsort(steps * (int(second.max()) + 1) + second, descending=True, stable=True)
-        models = torch.stack([job.params for job in jobs])
+        own = jobs[0].params.dim() == 2
+        models = jobs[0].params if own else torch.stack([job.params for job in jobs])
         start = 0
         while start < len(order):
             largest = int(sizes[order[start:]].max())  # of all that are left: stragglers may be large and have few steps
-            here = order[start : start + self._clients_per_chunk(jobs[0].params.nbytes, largest, solver)]
-            starts = Starts(models, owners[here])
+            here = order[start : start + self._clients_per_chunk(models[0].nbytes, largest, solver)]
+            starts = Starts(models, places[here] if own else owners[here], _pull_of(pull, here.to(self.device)))
             updates, losses = self._train_chunk(starts, clients[here], keys[here.to(self.device)], steps[here], solver, lr)
             yield Chunk(owners[here], places[here], updates, losses)
             start += len(here)
@@ -244,7 +318,7 @@ class SimulatorEngine:
         update = fresh(len(clients), starts.models.shape[1], dtype=starts.models.dtype, device=self.device)
         if int(steps[0]) == 0:
             return update, torch.full((len(clients),), float("nan"), dtype=torch.float64)
-        take_steps = linear_steps if fits_linear_steps(self.task, solver) else general_steps
+        take_steps = linear_steps if fits_linear_steps(self.task, solver, starts.pull) else general_steps
         if hasattr(solver, "shared_gradient"):
             once = torch.ones_like(steps)
             own, _ = self._train_chunk(starts, clients, keys, once, GRADIENT, 1.0)  # −∇F_k(w^t)
@@ -271,6 +345,13 @@ class Chunk:
     places: Tensor  # (k,) where in its cohort
     updates: Tensor  # (k, D)
     losses: Tensor  # (k,) mean over the batches
+
+
+def _pull_of(pull: Pull | None, here: Tensor) -> Pull | None:
+    """The pull on some of the clients."""
+    if pull is None:
+        return None
+    return Pull(pull.anchor if pull.anchor.dim() == 1 else pull.anchor[here], pull.strength[here])
 
 
 def _nothing_yet(job: Job) -> LocalWork:

@@ -16,7 +16,7 @@ from torch.func import vmap
 from equipoise.models.linear import LinearModel
 from equipoise.solvers import SGD
 from equipoise.task import Task, per_example
-from equipoise.types import LocalSolver
+from equipoise.types import LocalSolver, Pull
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,10 +47,11 @@ def stacked_gradients(task: Task, params: dict[str, Tensor], batch: Batch) -> tu
 
 @dataclass(frozen=True, eq=False)
 class Starts:
-    """The models (M, D) that k clients start from, and which of them each client has (k,)."""
+    """The models (M, D) that k clients start from, which of them each client has (k,), and what pulls them elsewhere."""
 
     models: Tensor
     owners: Tensor
+    pull: Pull | None = None  # its rows are those of the k clients
 
     @property
     def shared(self) -> bool:
@@ -87,6 +88,7 @@ def general_steps(
     `correction` (k, D) is added to every gradient of a client.
     """
     anchor, shifts = task.layout.unflatten(starts.rows()), task.layout.unflatten(correction) if correction is not None else {}
+    pulls = _named_pull(task, starts.pull)
     seen = torch.zeros(len(update), dtype=torch.float64, device=update.device)
     weights: dict[str, Tensor] = {}
     memory: dict[str, tuple[Tensor, ...]] = {}
@@ -101,8 +103,12 @@ def general_steps(
         take = getattr(solver, "finish", solver.step) if batch.last else solver.step
         for name, gradient in gradients.items():
             held = tuple(m[:k] for m in memory[name])
-            shifted = gradient + shifts[name][:k] if shifts else gradient
-            take(weights[name][:k], shifted, held, anchor=anchor[name][:k], lr=lr)
+            if shifts:
+                gradient = gradient + shifts[name][:k]
+            if pulls:
+                towards, strength = pulls[name]
+                gradient = torch.addcmul(gradient, strength[:k], weights[name][:k] - towards[:k])
+            take(weights[name][:k], gradient, held, anchor=anchor[name][:k], lr=lr)
         if batch.last and hasattr(solver, "finish"):
             seen.zero_()
         seen[:k] += losses
@@ -113,12 +119,25 @@ def general_steps(
     return seen
 
 
-def fits_linear_steps(task: Task, solver: LocalSolver) -> bool:
+def _named_pull(task: Task, pull: Pull | None) -> dict[str, tuple[Tensor, Tensor]]:
+    """Anchor (1 or k, …) and strength (k, 1, …) or (k, …) by parameter; empty without a pull."""
+    if pull is None:
+        return {}
+    anchors = task.layout.unflatten(pull.anchor if pull.anchor.dim() == 2 else pull.anchor.unsqueeze(0))
+    if pull.strength.dim() == 2:
+        strengths = task.layout.unflatten(pull.strength)
+        return {name: (anchor, strengths[name]) for name, anchor in anchors.items()}
+    return {name: (anchor, pull.strength.view(-1, *(1,) * (anchor.dim() - 1))) for name, anchor in anchors.items()}
+
+
+def fits_linear_steps(task: Task, solver: LocalSolver, pull: Pull | None = None) -> bool:
     """Whether the direct path does this work: a linear model with all its parameters trained, by plain SGD.
 
     A subclass with a forward pass of its own, a hook, or a loss that uses the model's parameters takes the general path.
     """
-    return type(solver) is SGD and not solver.momentum and not solver.prox and is_plain_linear(task)
+    if type(solver) is not SGD or solver.momentum or solver.prox:
+        return False
+    return (pull is None or (pull.strength.dim() == 1 and not solver.weight_decay)) and is_plain_linear(task)
 
 
 def is_plain_linear(task: Task) -> bool:
@@ -156,6 +175,7 @@ def linear_steps(
     bias = _own_copies(models["bias"].reshape(len(start), 1, -1), starts, count) if "bias" in models else None
     seen = torch.zeros(count, dtype=torch.float64, device=update.device)
     keep = 1 - lr * solver.weight_decay if isinstance(solver, SGD) else 1.0
+    pull = _LinearPull.of(task, starts.pull, lr)
     for batch in batches:
         k, b = batch.shares.shape
         x = batch.x.reshape(k, b, -1)  # (k, b, F)
@@ -164,6 +184,8 @@ def linear_steps(
         outputs = (z.reshape(k * b) if one_score else z.reshape(k * b, -1)).clone()  # a loss may work in place on it
         losses = per_example("loss", task.loss(outputs, batch.y.flatten(0, 1)), outputs) * batch.shares.flatten()
         (delta,) = torch.autograd.grad(losses.sum(), z)
+        if pull is not None:
+            pull.apply(weight[:k], bias[:k] if bias is not None else None)
         weight[:k].baddbmm_(x.transpose(1, 2), delta, beta=keep, alpha=-lr)
         if bias is not None:
             bias[:k].mul_(keep).add_(delta.sum(1, keepdim=True), alpha=-lr)
@@ -175,6 +197,31 @@ def linear_steps(
         if bias is not None:
             torch.sub(bias[rows].flatten(1), models["bias"][owner].reshape(1, -1), out=changes["bias"][rows].flatten(1))
     return seen
+
+
+@dataclass(frozen=True, eq=False)
+class _LinearPull:
+    """Moves linear models by −lr · strength · (v − anchor), before the step of the gradient at v is taken."""
+
+    weight: Tensor  # (1 or k, F, C)
+    bias: Tensor | None  # (1 or k, 1, C)
+    share: Tensor  # (k, 1, 1): lr · strength
+
+    @classmethod
+    def of(cls, task: Task, pull: Pull | None, lr: float) -> _LinearPull | None:
+        if pull is None:
+            return None
+        named = task.layout.unflatten(pull.anchor if pull.anchor.dim() == 2 else pull.anchor.unsqueeze(0))
+        weight = named["weight"].unsqueeze(1) if named["weight"].dim() == 2 else named["weight"]
+        bias = named["bias"].reshape(len(weight), 1, -1) if "bias" in named else None
+        return cls(weight.transpose(1, 2).contiguous(), bias, (lr * pull.strength).view(-1, 1, 1).to(weight))
+
+    def apply(self, weight: Tensor, bias: Tensor | None) -> None:
+        """In place: v ← v + lr · strength · (anchor − v)."""
+        k = len(weight)
+        weight.lerp_(self.weight[:k].expand_as(weight), self.share[:k])
+        if bias is not None and self.bias is not None:
+            bias.lerp_(self.bias[:k].expand_as(bias), self.share[:k])
 
 
 def _own_copies(values: Tensor, starts: Starts, count: int) -> Tensor:

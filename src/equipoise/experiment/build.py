@@ -83,6 +83,10 @@ def build(config: RunConfig) -> Experiment:
     config.train.chosen_engine()
     algorithm = config.algorithm()
     data: FederatedData = config.data.make("data")
+    if config.attack is not None:
+        from equipoise import attacks
+
+        data = attacks.apply(data, config.attack.make("attack"))
     check_cohort(config, algorithm, data)
     config = config.with_model(**read_from_data(config, data))
     config = replace(config, train=replace(config.train, threads=config.train.threads or torch.get_num_threads()))
@@ -103,9 +107,7 @@ def check_device(device: str | None) -> None:
 
 def check_cohort(config: RunConfig, algorithm: Algorithm, data: FederatedData) -> None:
     """Draw the first cohort, so that an impossible size is refused now."""
-    from equipoise.sampling import Uniform
-
-    sampler = algorithm.sampler or Uniform()
+    sampler = algorithm.drawn_by
     with refusals_at("train", ("clients_per_round",), "cohort"):
         sampler(0, algorithm.base_weights(data.train), clients_per_round=config.train.clients_per_round, seed=0)
 

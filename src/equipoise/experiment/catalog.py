@@ -41,6 +41,7 @@ CATALOG: dict[str, dict[str, str | Entry]] = {
     "quantile": {
         "exact": "equipoise.privacy:Exact",
         "secure_sums": "equipoise.privacy:SecureSums",
+        "private": "equipoise.privacy:PrivateQuantile",
     },
     "solver": {
         "sgd": "equipoise.solvers:SGD",
@@ -78,6 +79,25 @@ CATALOG: dict[str, dict[str, str | Entry]] = {
         "last": "equipoise.averaging:Last",
         "uniform": "equipoise.averaging:Uniform",
         "geometric": "equipoise.averaging:Geometric",
+    },
+    "personal": {
+        "ditto": "equipoise.personal:Ditto",
+        "local": "equipoise.personal:Local",
+        "finetuning": "equipoise.personal:Finetuning",
+        "l2sgd": "equipoise.personal:L2SGD",
+    },
+    "privacy": {
+        "differential_privacy": "equipoise.privacy:DifferentialPrivacy",
+        "gaussian_mechanism": "equipoise.privacy:GaussianMechanism",
+        "secure_aggregation": "equipoise.privacy:SecureAggregation",
+    },
+    "clip_rule": {
+        "adaptive": "equipoise.privacy:AdaptiveClip",
+    },
+    "attack": {
+        "label_poisoning": "equipoise.attacks:LabelPoisoning",
+        "random_updates": "equipoise.attacks:RandomUpdates",
+        "model_replacement": "equipoise.attacks:ModelReplacement",
     },
     "engine": {
         "simulator": "equipoise.engines:Simulator",
@@ -136,10 +156,14 @@ ALGORITHM_PARTS = {
     "averaging": "last",
 }
 
+# Parts of an algorithm that a configuration may leave out.
+OPTIONAL_PARTS = ("personal", "privacy")
+
 # The contracts, of equipoise.types, whose fulfilment may be a parameter of another part: such a parameter is itself a part.
 CONTRACTS = {
     "QuantileSource": "quantile",
     "LocalSolver": "solver",
+    "ClipRule": "clip_rule",
 }
 
 

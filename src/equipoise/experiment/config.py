@@ -16,7 +16,7 @@ from equipoise.experiment import catalog, toml
 from equipoise.experiment.values import NONE, check_value, toml_text
 
 Weights = Literal["examples", "uniform"]
-SECTIONS = ("data", "model", "algorithm", "train")
+SECTIONS = ("data", "model", "algorithm", "train", "attack")
 FROM_DATA = ("features", "classes", "vocabulary")  # of a model: read from the data unless given
 
 
@@ -112,9 +112,10 @@ class RunConfig:
 
     data: PartConfig
     model: PartConfig
-    parts: dict[str, PartConfig]  # of the algorithm, by kind
+    parts: dict[str, PartConfig]  # of the algorithm, by kind; optional ones are there if the configuration names them
     weights: Weights
     train: TrainOptions
+    attack: PartConfig | None = None  # on the training clients
     versions: dict[str, str] = field(default_factory=dict, compare=False)  # of what wrote the file; empty if a person did
 
     @classmethod
@@ -128,18 +129,23 @@ class RunConfig:
         refuse_unknown(table, (*SECTIONS, "versions"), "")
         train = check_train(section(table, "train"))
         algorithm = section(table, "algorithm", required=False)
-        refuse_unknown(algorithm, (*catalog.ALGORITHM_PARTS, "weights"), "algorithm")
+        refuse_unknown(algorithm, (*catalog.ALGORITHM_PARTS, *catalog.OPTIONAL_PARTS, "weights"), "algorithm")
         parts: dict[str, PartConfig] = {}
+        for kind in catalog.OPTIONAL_PARTS:
+            if algorithm.get(kind, NONE) != NONE:
+                parts[kind] = check_part(kind, algorithm[kind], f"algorithm.{kind}")
+        private = "privacy" in parts and "clip" in parts["privacy"].parameters  # differential privacy has its own defaults
         for kind, default in catalog.ALGORITHM_PARTS.items():
             averaged = kind == "averaging" and getattr(parts["risk"].make("algorithm.risk"), "averaged", False)
-            name = "uniform" if averaged else default
+            name = "uniform" if averaged else "poisson" if private and kind == "sampler" else default
             parts[kind] = check_part(kind, algorithm.get(kind, {}), f"algorithm.{kind}", default=name)
         config = cls(
             check_part("data", section(table, "data"), "data", seed=train.seed),
             check_part("model", section(table, "model"), "model", seed=train.seed),
             parts,
-            check_value(algorithm.get("weights", "examples"), Weights, "algorithm.weights"),
+            check_value(algorithm.get("weights", "uniform" if private else "examples"), Weights, "algorithm.weights"),
             train,
+            check_part("attack", table["attack"], "attack", seed=train.seed) if table.get("attack", NONE) != NONE else None,
             {k: check_value(v, str, f"versions.{k}") for k, v in section(table, "versions", required=False).items()},
         )
         config.algorithm()  # values that break a part's own rule are refused here, before data are read
@@ -160,10 +166,13 @@ class RunConfig:
     def table(self) -> dict[str, Any]:
         """As nested TOML tables, with the versions of what runs it."""
         options = {f.name: getattr(self.train, f.name) for f in fields(TrainOptions)}
+        parts = {kind: part.table() for kind, part in self.parts.items()}
+        left_out = {kind: NONE for kind in catalog.OPTIONAL_PARTS if kind not in self.parts}
         return {
             "data": self.data.table(),
             "model": self.model.table(),
-            "algorithm": {"weights": self.weights, **{kind: part.table() for kind, part in self.parts.items()}},
+            "attack": self.attack.table() if self.attack is not None else NONE,
+            "algorithm": {"weights": self.weights, **left_out, **parts},
             "train": {name: NONE if value is None else value for name, value in options.items()},
             "versions": {name: version(name) for name in ("equipoise", "torch", "numpy")} | {"python": python_version()},
         }

@@ -1,5 +1,7 @@
 """A run is a folder: config.toml, rounds.jsonl, checkpoint/state.safetensors, clients.parquet, model.safetensors, report.html.
 
+Where clients have models of their own there is personal.npy, too: one row of parameters for each training client, in order.
+
 The log of rounds grows line by line; every other file appears whole or not at all. The log's last line says that the run has
 ended, and is written last: a folder without it can be resumed.
 """
@@ -12,7 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,6 +55,10 @@ class RunFolder:
     @property
     def model(self) -> Path:
         return self.path / "model.safetensors"
+
+    @property
+    def personal(self) -> Path:
+        return self.path / "personal.npy"
 
     @property
     def report(self) -> Path:
@@ -113,6 +119,9 @@ def refuse_full(folder: RunFolder, experiment: Experiment) -> None:
     parameters = sum(p.nbytes for p in experiment.model.parameters())
     clients = sum(len(clients) for clients in experiment.data.splits.values())
     needed = 10 * parameters + 300 * clients + 1000 * experiment.config.train.rounds + 12 * 2**20
+    if (personal := experiment.algorithm.personal) is not None:  # what clients keep, twice, and their models at the end
+        kept = personal.width(sum(p.numel() for p in experiment.model.parameters() if p.requires_grad))
+        needed += len(experiment.data.train) * (8 * kept + parameters)
     free = shutil.disk_usage(folder.path).free
     if free < needed:
         raise ConfigError(
@@ -197,9 +206,13 @@ def _run(
         raise
     result.clients.to_parquet(folder.clients, method=result.name, seed=result.seed)
     write_atomically(folder.model, model_bytes(result))
+    if result.personal is not None:
+        result.personal.to_npy(folder.personal)
     if report:
         result.report(folder.report)
     end = {"event": "end", "seconds": result.seconds, "data": result.data, "error_is_loss": result.error_is_loss}
+    if result.epsilon is not None:
+        end["privacy"] = asdict(result.epsilon)
     with folder.rounds.open("a", encoding="utf-8") as log:
         log.write(json.dumps(end) + "\n")
     return result
@@ -220,6 +233,7 @@ def read_record(path: str | Path) -> RunRecord:
     """What a finished run left, without its model."""
     from equipoise.experiment.config import RunConfig
     from equipoise.observers import EvaluationPoint, History
+    from equipoise.privacy.accounting import Spent
     from equipoise.result import ClientTable, RunRecord
     from equipoise.types import RoundReport
 
@@ -242,8 +256,10 @@ def read_record(path: str | Path) -> RunRecord:
         clients = ClientTable.from_parquet(folder.clients)
     except (OSError, ValueError, KeyError, TypeError) as failure:  # pyarrow's errors are of these kinds
         raise ConfigError(f"{path} is damaged: {failure}. Run it anew in another folder.") from failure
-    if [report.round for report in history.rounds] != list(range(config.train.rounds)):
-        raise ConfigError(f"{folder.rounds} does not hold each of the {config.train.rounds} rounds once: the log is damaged.")
+    spent = Spent(**end["privacy"]) if "privacy" in end else None
+    rounds = spent.rounds if spent is not None else config.train.rounds  # a budget may have ended the run before the last
+    if [report.round for report in history.rounds] != list(range(rounds)):
+        raise ConfigError(f"{folder.rounds} does not hold each of the {rounds} rounds once: the log is damaged.")
     return RunRecord(
         name=config.train.name or folder.path.resolve().name,
         algorithm=config.algorithm(),
@@ -252,9 +268,10 @@ def read_record(path: str | Path) -> RunRecord:
         history=history,
         seconds=end["seconds"],
         data=end["data"],
-        rounds=config.train.rounds,
+        rounds=rounds,
         clients_per_round=config.train.clients_per_round,
         error_is_loss=end["error_is_loss"],
+        epsilon=spent,
     )
 
 
@@ -285,4 +302,5 @@ def _in_order(path: Path) -> list[Path]:
 
 def _numbers(fields: dict[str, Any]) -> dict[str, Any]:
     """JSON's null back to NaN, except where a field may be without a value."""
-    return {name: float("nan") if value is None and name != "risk" else value for name, value in fields.items()}
+    empty = ("risk", "epsilon")
+    return {name: float("nan") if value is None and name not in empty else value for name, value in fields.items()}

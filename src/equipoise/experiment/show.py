@@ -68,18 +68,21 @@ def show_functions(console: Console) -> None:
 
 def comparison_table(records: Sequence[RunRecord]) -> Table:
     """Per method: the error over clients in figures, ± over seeds, clients trained per round and seconds; lowest in bold."""
-    from equipoise.compare import FIGURES, figures_of
+    from equipoise.compare import FIGURES, SHARED, Spread, figures_of, remarks
 
     by_name: dict[str, list[RunRecord]] = {}
     for record in records:
         by_name.setdefault(record.name, []).append(record)
     rows = {name: figures_of(runs) for name, runs in by_name.items()}
     first = records[0].summary()
-    unseen = "unseen " if first.unseen else ""
-    noun, factor = ("Loss", 1.0) if records[0].error_is_loss else ("Error in %", 100.0)
+    kind = f"{'unseen ' if first.unseen else ''}{'benign ' if first.malicious else ''}{first.split}"
+    noun, factor, digits = ("Loss", 1.0, 3) if records[0].error_is_loss else ("Error in %", 100.0, 1)
+    said = remarks(by_name, rows, lambda value: f"{factor * value:.{digits}f}")
     table = Table(
-        title=f"{noun} over {first.error.clients} {unseen}{first.split} clients, mean ± standard deviation over seeds",
+        title=f"{noun} over {first.error.clients} {kind} clients, mean ± standard deviation over seeds",
         title_justify="left",
+        caption=Text(said) if said else None,
+        caption_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
     )
@@ -91,14 +94,19 @@ def comparison_table(records: Sequence[RunRecord]) -> Table:
             min_width=8 if title == "method" else None,
         )
     lowest = {key: min(row[key].mean for row in rows.values()) for key in FIGURES}
-    digits = 3 if records[0].error_is_loss else 1
+
+    def cell(spread: Spread, seeds: int, style: str) -> Text:
+        text = f"{factor * spread.mean:.{digits}f}"
+        return Text(text + (f" ± {factor * spread.deviation:.{digits}f}" if seeds > 1 else ""), style=style)
+
     for name, row in rows.items():
-        cells = []
-        for key in FIGURES:
-            text = f"{factor * row[key].mean:.{digits}f}"
-            text += f" ± {factor * row[key].deviation:.{digits}f}" if len(by_name[name]) > 1 else ""
-            cells.append(Text(text, style="bold green" if row[key].mean == lowest[key] and len(rows) > 1 else ""))
-        table.add_row(Text(name), str(len(by_name[name])), *cells, f"{row['trained'].mean:.1f}", f"{row['seconds'].mean:.1f}")
+        seeds = len(by_name[name])
+        best = {key: "bold green" if row[key].mean == lowest[key] and len(rows) > 1 else "" for key in FIGURES}
+        cells = [cell(row[key], seeds, best[key]) for key in FIGURES]
+        table.add_row(Text(name), str(seeds), *cells, f"{row['trained'].mean:.1f}", f"{row['seconds'].mean:.1f}")
+        if "shared_mean" in row:
+            shared = [cell(row[f"shared_{key}"], seeds, "dim") for key in FIGURES]
+            table.add_row(Text(SHARED, style="dim"), "", *shared)
     return table
 
 

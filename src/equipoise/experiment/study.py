@@ -26,7 +26,7 @@ from equipoise.experiment.folder import ORDER, RunFolder
 from equipoise.experiment.values import NONE, check_value, toml_text, value_text
 from equipoise.files import write_atomically
 
-SECTIONS = ("study", "data", "model", "algorithm", "train", "methods", "sweep")
+SECTIONS = ("study", "data", "model", "attack", "algorithm", "train", "methods", "sweep")
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def read_study(path: Path, overrides: Iterable[str] = (), *, out: Path) -> list[
     study = section(table, "study", required=False)
     refuse_unknown(study, ("seeds",), "study")
     seeds = _seeds(study.get("seeds", 1))
-    base: dict[str, Any] = {name: table[name] for name in ("data", "model", "algorithm", "train") if name in table}
+    base: dict[str, Any] = {name: table[name] for name in ("data", "model", "attack", "algorithm", "train") if name in table}
     if "seed" in section(table, "train"):
         raise ConfigError("train.seed is given by the study: write seeds = … in [study].")
     methods = section(table, "methods", required=False) or {path.stem: {}}

@@ -1,5 +1,23 @@
-"""Privacy: what the server may see of the clients."""
+"""Privacy: what clients may keep to themselves, and what each release about them costs."""
 
+from equipoise.privacy.accounting import epsilon_of, noise_for
+from equipoise.privacy.discrete_gaussian import sample_discrete_gaussian
+from equipoise.privacy.mechanism import AdaptiveClip, DifferentialPrivacy, GaussianMechanism, SecureAggregation
+from equipoise.privacy.quantile import PrivateQuantile
+from equipoise.privacy.random_source import Seeded, SystemSource
 from equipoise.risk.quantile import Exact, SecureSums
 
-__all__ = ["Exact", "SecureSums"]
+__all__ = [
+    "AdaptiveClip",
+    "DifferentialPrivacy",
+    "Exact",
+    "GaussianMechanism",
+    "PrivateQuantile",
+    "SecureAggregation",
+    "SecureSums",
+    "Seeded",
+    "SystemSource",
+    "epsilon_of",
+    "noise_for",
+    "sample_discrete_gaussian",
+]

@@ -45,6 +45,15 @@ class QFair:
         shift = logs.max() - logs.max().clamp(-largest, largest)
         return RiskValue(value.to(losses.dtype), (logs - shift).exp().to(base_weights.dtype), state)
 
+    def client_weight(self, loss: Tensor, base_weight: Tensor, public: Tensor | float) -> Tensor:
+        """What a client finds alone when `public` is a bound B on losses: α (F/B)^q, at most α, with F in [0, B].
+
+        Divided by their sum over clients these are the weights of the risk; q-FedAvg's server step, which needs the clients'
+        norms, is then 1.
+        """
+        shares = (loss.double() / float(public)).clamp(FLOOR, 1.0)
+        return (base_weight * shares.pow(self.q)).to(base_weight.dtype)
+
     def server_step(self, *, losses: Tensor, base_weights: Tensor, weight_sum: Tensor, sq_norms: Tensor, lr: float) -> float:
         """L Σ α F^q / Σ α h = Σ r / Σ r (1 + q s / (lr F)), with r_k ∝ α_k F_k^q and s_k = ‖u_k‖²."""
         values = losses.double().clamp(min=FLOOR)

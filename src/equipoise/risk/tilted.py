@@ -65,6 +65,14 @@ class Tilted:
         weights = weights * torch.exp(-change)
         return RiskValue(value.to(losses.dtype), weights.to(base_weights.dtype), value + change / self.tilt)
 
+    def client_weight(self, loss: Tensor, base_weight: Tensor, public: Tensor | float) -> Tensor:
+        """What a client finds alone when `public` is a bound B on losses: α e^{t(F − B)}, at most α, with F in [0, B].
+
+        For t < 0 it is α e^{tF}. Divided by their sum over clients these are the weights of the risk.
+        """
+        clipped = loss.double().clamp(0.0, float(public))
+        return (base_weight * torch.exp(self.tilt * (clipped - (float(public) if self.tilt > 0 else 0.0)))).to(base_weight.dtype)
+
     @property
     def server_step(self) -> Callable[..., float] | None:
         """When tracked: the sum of the weights, which the round divides by, is the server's step."""

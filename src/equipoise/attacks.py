@@ -1,0 +1,178 @@
+"""Malicious clients: who they are, what they do to their data, and what they send in place of their update.
+
+`apply(data, attack)` draws the malicious clients, poisons their training examples and marks them in the data. Engines then let
+them send what the attack makes of their updates, and results tell benign clients from malicious ones.
+
+Source: Li 2023 (thesis), section 5.2, Definition 2: A1 label poisoning, A2 random updates, A3 model replacement.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from equipoise import rng
+from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.errors import InvalidData, InvalidParameter, is_number, is_whole, require
+from equipoise.types import Attack
+
+
+@dataclass(frozen=True, eq=False)
+class Sent:
+    """What an attack on updates may go by: the updates that honest work would give, and the round."""
+
+    updates: Tensor  # (k, D) of the malicious clients
+    keys: Tensor  # (k,) int64, a random stream for each of them in this round
+    cohort: int  # how many clients send an update in this round
+
+
+def malicious_clients(clients: ClientSet, share: float, seed: int) -> tuple[str, ...]:
+    """The ids of a share of the clients, to the nearest; the order of clients does not matter."""
+    count = int(share * len(clients) + 0.5)
+    keys = rng.client_keys(rng.stream_key(seed, "malicious clients"), clients.keys.cpu())
+    return tuple(clients.ids[i] for i in rng.random_bits(keys, 0, 1)[:, 0].argsort(stable=True)[:count].sort().values.tolist())
+
+
+def apply(data: FederatedData, attack: Attack) -> FederatedData:
+    """The data with malicious clients: their training examples poisoned, and their ids and the attack kept in it.
+
+    Validation and test examples stay as they are; results are judged on benign clients.
+    """
+    if isinstance(attack, type) or not (hasattr(attack, "share") and hasattr(attack, "seed")):
+        raise InvalidParameter("attack", "must be an attack with a share and a seed", attack, "E.g. attacks.LabelPoisoning().")
+    require(isinstance(data, FederatedData), "data", "must be FederatedData", type(data).__name__, "Write apply(data, attack).")
+    _check(attack)
+    if data.attack is not None:
+        raise InvalidParameter("data", "must not be under attack already", data.attack, "Apply the attack to the clean data.")
+    chosen = malicious_clients(data.train, attack.share, attack.seed)
+    train = data.train
+    if chosen and hasattr(attack, "poison"):
+        train = attack.poison(train, chosen, data.classes)
+        if not isinstance(train, ClientSet) or train.ids != data.train.ids:
+            raise InvalidData(f"{attack!r} must keep the clients and their order: poison(…) gives them as a ClientSet.")
+    return replace(data, train=train, malicious=frozenset(chosen), attack=attack, name=f"{data.name} under attack")
+
+
+def corrupted(data: FederatedData, updates: Tensor, clients: Tensor, keys: Tensor, cohort: int) -> Tensor:
+    """Updates (k, D) of the clients at positions (k,) as they arrive: those of malicious clients as the attack makes them.
+
+    What arrives in another length or shape is no update: it becomes NaN, which the round rejects and names.
+    """
+    corrupt = getattr(data.attack, "corrupt", None)
+    if not data.malicious or corrupt is None:
+        return updates
+    bad = torch.tensor([data.train.ids[i] in data.malicious for i in clients.tolist()], device=updates.device)
+    if not bool(bad.any()):
+        return updates
+    sent = corrupt(Sent(updates[bad], keys[bad.to(keys.device)], cohort))
+    good = isinstance(sent, Tensor) and sent.shape == updates[bad].shape
+    changed = updates.clone()
+    changed[bad] = sent.to(updates) if good else math.nan
+    return changed
+
+
+def normal_noise(keys: Tensor, count: int) -> Tensor:
+    """Standard normal numbers, (k, count) float64, by Box and Muller from each key's stream: the same on every engine."""
+    half = -(-count // 2)
+    bits = (rng.random_bits(keys, 0, 2 * half) >> 10).double() / 2.0**53  # as many as a double holds: below 1
+    radius = (-2 * torch.log1p(-bits[:, :half])).sqrt()
+    turn = 2 * math.pi * bits[:, half:]
+    return torch.cat([radius * turn.cos(), radius * turn.sin()], 1)[:, :count]
+
+
+def poisoned_labels(clients: ClientSet, chosen: tuple[str, ...], classes: int, seed: int) -> ClientSet:
+    """The clients with the labels of the chosen ones poisoned: flipped where there are two classes, else uniformly random."""
+    if clients.y.is_floating_point() or clients.y.dim() != 1 or classes < 2:
+        raise InvalidData("Label poisoning needs one class per example; these targets are numbers or sequences.")
+    y = clients.y.clone()
+    for name in chosen:
+        rows = clients.rows(clients.ids.index(name))
+        if classes == 2:
+            y[rows] = 1 - y[rows]
+        else:
+            drawn = rng.generator(seed, "poisoned labels", client=name).integers(0, classes, rows.stop - rows.start)
+            y[rows] = torch.as_tensor(drawn).to(y)
+    return replace(clients, y=y)
+
+
+def _check(attack: Attack) -> None:
+    require(is_number(attack.share) and 0 <= attack.share <= 1, "share", "must lie in [0, 1]", attack.share)
+    good = is_whole(attack.seed) and 0 <= attack.seed < 2**63
+    require(good, "seed", "must be a whole number from 0 to 2^63 − 1", attack.seed)
+
+
+@dataclass(frozen=True)
+class LabelPoisoning:
+    """A1: malicious clients work as they are told, on wrong labels: flipped (two classes) or uniformly random (more).
+
+    A `share` of the training clients is malicious, drawn by `seed`.
+
+    Source: Li 2023 (thesis), section 5.2, Definition 2 (A1).
+    """
+
+    share: float = 0.2
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def poison(self, clients: ClientSet, chosen: tuple[str, ...], classes: int) -> ClientSet:
+        return poisoned_labels(clients, chosen, classes, self.seed)
+
+
+@dataclass(frozen=True)
+class RandomUpdates:
+    """A2: malicious clients send noise, N(0, s²) in every parameter, s being the standard deviation of their own update.
+
+    `scale` multiplies s.
+
+    Source: Li 2023 (thesis), section 5.2, Definition 2 (A2).
+    """
+
+    share: float = 0.2
+    seed: int = 0
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check(self)
+        good = is_number(self.scale) and 0 <= self.scale < math.inf
+        require(good, "scale", "must be a number ≥ 0", self.scale)
+
+    def corrupt(self, sent: Sent) -> Tensor:
+        spread = sent.updates.double().std(1, correction=0, keepdim=True) * self.scale
+        keys = rng.client_keys(rng.stream_key(self.seed, "random updates"), sent.keys)
+        return spread * normal_noise(keys, sent.updates.shape[1])
+
+
+@dataclass(frozen=True)
+class ModelReplacement:
+    """A3: malicious clients scale their update by the number of clients in the round, so that it outweighs all others.
+
+    `update` says what they scale: that of "poisoned" labels (as published), the honest update "negated", or the "honest" one.
+    `factor` replaces the number of clients.
+
+    Source: Li 2023 (thesis), section 5.2, Definition 2 (A3); Bagdasaryan et al. 2020.
+    """
+
+    share: float = 0.1
+    seed: int = 0
+    update: Literal["poisoned", "negated", "honest"] = "poisoned"
+    factor: float | None = None
+
+    def __post_init__(self) -> None:
+        _check(self)
+        allowed = ("poisoned", "negated", "honest")
+        require(self.update in allowed, "update", 'must be "poisoned", "negated" or "honest"', self.update)
+        good = self.factor is None or (is_number(self.factor) and 0 < self.factor < math.inf)
+        require(good, "factor", "must be a positive number, or None for the size of the cohort", self.factor)
+
+    def poison(self, clients: ClientSet, chosen: tuple[str, ...], classes: int) -> ClientSet:
+        return poisoned_labels(clients, chosen, classes, self.seed) if self.update == "poisoned" else clients
+
+    def corrupt(self, sent: Sent) -> Tensor:
+        factor = float(self.factor if self.factor is not None else sent.cohort)
+        return sent.updates * (-factor if self.update == "negated" else factor)

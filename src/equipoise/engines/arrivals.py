@@ -1,0 +1,19 @@
+"""What arrives from clients: updates as attacks make them, and which of them can be used at all."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+ABSURD = 1e9  # an update this many times longer than the model (or than 1) is a fault, not a step
+
+
+def usable(sq_norms: Tensor, losses: Tensor, params: Tensor) -> Tensor:
+    """Which updates, by squared norm (K,), may be aggregated: finite, of sane length, made at a finite loss (or by no step)."""
+    longest = ABSURD * max(1.0, float(params.double().norm()))
+    return (sq_norms <= longest**2) & (torch.isfinite(losses) | (sq_norms == 0))  # NaN compares as False
+
+
+def marked(sq_norms: Tensor, good: Tensor) -> Tensor:
+    """Squared norms with infinity for the updates that cannot be used, so that the round knows them."""
+    return torch.where(good, sq_norms, torch.inf)

@@ -1,0 +1,27 @@
+"""What a personalisation method may use in a round and after training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from equipoise import rng
+from equipoise.data.clients import FederatedData
+from equipoise.task import Task
+from equipoise.types import Cohort, Engine
+
+
+@dataclass(frozen=True, eq=False)
+class PersonalContext:
+    """The engine of the run, its task and data, and a way to start an engine for a task made from it."""
+
+    engine: Engine
+    task: Task
+    data: FederatedData
+    start: Callable[[Task], Engine]  # an engine of the same kind, on the same data, for another task
+
+    def own_stream(self, cohort: Cohort) -> Cohort:
+        """The cohort with batches of its own: personal work does not see the batches of the shared model's work."""
+        return Cohort(
+            cohort.round, rng.stream_key(cohort.seed, "personal") >> 1, cohort.clients, cohort.weights, cohort.inclusion
+        )

@@ -1,0 +1,238 @@
+"""Personal models that are trained in every round beside the shared one, each pulled towards something: Ditto and its kin."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from equipoise.errors import IncompatibleParts, InvalidParameter, is_number, require
+from equipoise.personal.context import PersonalContext
+from equipoise.solvers.sgd import SGD
+from equipoise.types import Cohort, LocalSolver, Pull
+
+if TYPE_CHECKING:
+    from equipoise.algorithm import Algorithm
+
+USUAL = (0.1, 1.0, 2.0)  # the strengths that clients choose from
+STRONG_ATTACK = (0.05, 0.1, 0.2)  # the same where attacks are strong: model replacement, or more than half malicious
+ENOUGH = 4  # validation examples to choose a strength by
+
+
+def own_solver(given: LocalSolver | None, of_algorithm: LocalSolver) -> LocalSolver:
+    """How a client trains its own model: as `given`, else as it trains the shared one, without stragglers or FedProx's term."""
+    solver = given if given is not None else of_algorithm
+    return replace(solver, straggler_share=0.0, prox=0.0) if isinstance(solver, SGD) else solver
+
+
+def check_solver(solver: LocalSolver | None) -> None:
+    """Refuse what is no local solver that can train a model of a client's own."""
+    good = solver is None or (hasattr(solver, "local_steps") and not hasattr(solver, "finish") and not isinstance(solver, type))
+    require(good, "solver", "must be a local solver, or None for the algorithm's", solver, "E.g. solvers.SGD(lr=0.05).")
+
+
+def refuse_unfit_solver(method: object, algorithm: Algorithm) -> None:
+    """Refuse to train personal models by a solver that only makes sense for the shared one."""
+    solver = getattr(method, "solver", None) or algorithm.solver
+    if hasattr(solver, "prepare") or hasattr(solver, "finish"):
+        raise IncompatibleParts(
+            f"{method!r} would train clients' own models by {type(solver).__name__}, which is made for the shared model.",
+            "Give it a solver of its own, e.g. solver=solvers.SGD(lr=0.1).",
+        )
+
+
+@dataclass(frozen=True)
+class Ditto:
+    """Each client also trains a model of its own near the shared one: v ← v − η(∇F_k(v) + λ(v − w^t)), v kept between rounds.
+
+    `strength` is λ: 0 trains v on the client's data alone, a large λ makes it the shared model. With `choices` each client
+    keeps a model for each of these λ and is served the one with the lowest validation error (then loss); clients with
+    fewer than 4 validation examples use `strength`. `solver` trains v (None: as the algorithm trains w). Every client of a
+    cohort does this work, also one that has no weight in the shared model.
+
+    `when="joint"` is the published algorithm. `when="finetuning"` trains v after w, from w and near it, by `solver`; nothing is
+    kept between rounds. The published choices are personal.ditto.USUAL, and STRONG_ATTACK where attacks are strong.
+
+    Source: Li 2023 (thesis), section 5.2, Algorithms 6 and 7, section 5.7.2 (choosing λ); Li et al. 2021 (Ditto).
+    """
+
+    strength: float = 1.0
+    choices: tuple[float, ...] = ()
+    solver: LocalSolver | None = None
+    when: Literal["joint", "finetuning"] = "joint"
+
+    def __post_init__(self) -> None:
+        good = is_number(self.strength) and 0 <= self.strength < math.inf
+        require(good, "strength", "must be a number ≥ 0", self.strength, "0 is local training; 1 is a good start.")
+        given: Any = self.choices
+        good = isinstance(given, tuple | list) and all(is_number(c) and 0 <= c < math.inf for c in given)
+        require(good, "choices", "must be numbers ≥ 0", self.choices, f"E.g. {USUAL}.")
+        object.__setattr__(self, "choices", tuple(float(c) for c in self.choices))
+        require(self.when in ("joint", "finetuning"), "when", 'must be "joint" or "finetuning"', self.when)
+        check_solver(self.solver)
+
+    @property
+    def strengths(self) -> tuple[float, ...]:
+        """All λ that models are trained with; the first is `strength`."""
+        return tuple(dict.fromkeys((self.strength, *self.choices)))
+
+    def check(self, algorithm: Algorithm) -> None:
+        """Refuse a solver that makes no personal model, or steps that leap over the shared model."""
+        refuse_unfit_solver(self, algorithm)
+        solver = own_solver(self.solver, algorithm.solver)
+        if isinstance(solver, SGD):
+            fast = max(self.strengths) * solver.lr
+            require(
+                fast <= 1, "strength", "times the learning rate must not exceed 1, or personal models leap over the shared one",
+                f"{max(self.strengths):g} · {solver.lr:g} = {fast:g}", "Lower strength, or give solver=SGD(…) a smaller lr.",
+            )  # fmt: skip
+
+    def width(self, dimension: int) -> int:
+        return len(self.strengths) * dimension if self.when == "joint" else 0
+
+    def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
+        validation = context.data.validation
+        if self.choices and (validation is None or set(validation.ids).isdisjoint(context.data.train.ids)):
+            raise InvalidParameter(
+                "choices", "need data with validation examples of the training clients", self.choices,
+                "Make them by data.split_examples(…), or give one strength.",
+            )  # fmt: skip
+        return params.repeat(len(self.strengths)) if self.when == "joint" else params[:0], None
+
+    def work(
+        self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
+    ) -> tuple[Tensor, Any]:
+        return self._trained(context, params, cohort, rows.view(len(rows), -1, len(params)), solver).flatten(1), shared
+
+    def _trained(self, context: PersonalContext, params: Tensor, cohort: Cohort, models: Tensor, solver: LocalSolver) -> Tensor:
+        """Models (K, C, D), one per strength, after local work near w."""
+        work, solver = context.own_stream(cohort), own_solver(self.solver, solver)
+        after = [
+            context.engine.own_steps(models[:, c].contiguous(), work, solver, pull_to(params, strength, len(models)))
+            for c, strength in enumerate(self.strengths)
+        ]
+        return torch.stack(after, 1)
+
+    def models(
+        self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
+    ) -> Tensor:
+        if self.when == "joint":
+            models = rows.view(len(rows), -1, len(params))
+        else:
+            start = params.expand(len(cohort), len(self.strengths), -1)
+            models = self._trained(context, params, cohort, start, solver)
+        if not self.choices:
+            return models[:, 0]
+        chosen = chosen_by_validation(context, models, cohort.clients, [self.strengths.index(c) for c in self.choices])
+        return models[torch.arange(len(models)), chosen]
+
+
+def pull_to(anchor: Tensor, strength: float, clients: int) -> Pull | None:
+    """A pull of equal strength on all clients; none at strength 0."""
+    return Pull(anchor, torch.full((clients,), float(strength), dtype=anchor.dtype)) if strength else None
+
+
+def chosen_by_validation(context: PersonalContext, models: Tensor, clients: Tensor, choices: Sequence[int]) -> Tensor:
+    """Which of the models (K, C, D) each client does best with on its validation examples, (K,); 0 where it has too few.
+
+    It is one of the `choices`, numbers of models. Fewer errors are better; among equals the lower loss, then the first.
+    """
+    validation = context.data.validation
+    chosen = torch.zeros(len(clients), dtype=torch.int64)
+    if validation is None:
+        return chosen
+    number = {name: k for k, name in enumerate(validation.ids)}
+    where = torch.tensor([number.get(context.data.train.ids[k], -1) for k in clients.tolist()])
+    able = (where >= 0) & (validation.sizes.cpu()[where.clamp(min=0)] >= ENOUGH)
+    here = able.nonzero().flatten()
+    if len(here) == 0:
+        return chosen
+    own = models[here.to(models.device)]
+    scores = [context.engine.evaluate_own(own[:, c].contiguous(), validation, where[here]) for c in choices]
+    loss, error = (torch.stack([score[i] for score in scores], 1) for i in (0, 1))  # (k, choices)
+    lost = ~(torch.isfinite(loss) & torch.isfinite(error))  # a model that diverged
+    loss, error = loss.masked_fill(lost, math.inf), error.masked_fill(lost, math.inf)
+    level = error == error.min(1, keepdim=True).values
+    chosen[here] = torch.tensor(choices)[torch.where(level, loss, math.inf).argmin(1)]
+    return chosen
+
+
+@dataclass(frozen=True)
+class Local:
+    """Each client trains alone, on its own data, whenever it is in a cohort; its model is kept between rounds.
+
+    The shared model is trained as ever, beside it. `solver` trains the clients' own models (None: as the algorithm's).
+
+    Source: Li 2023 (thesis), section 5.3 ("local").
+    """
+
+    solver: LocalSolver | None = None
+
+    def __post_init__(self) -> None:
+        check_solver(self.solver)
+
+    def check(self, algorithm: Algorithm) -> None:
+        refuse_unfit_solver(self, algorithm)
+
+    def width(self, dimension: int) -> int:
+        return dimension
+
+    def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
+        return params, None
+
+    def work(
+        self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
+    ) -> tuple[Tensor, Any]:
+        return context.engine.own_steps(rows, context.own_stream(cohort), own_solver(self.solver, solver)), shared
+
+    def models(
+        self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
+    ) -> Tensor:
+        return rows
+
+
+@dataclass(frozen=True)
+class L2SGD:
+    """Clients' own models, each pulled towards the mean of all: min Σ_k F_k(v_k) + (λ/2)‖v_k − v̄‖², v̄ the mean over clients.
+
+    `strength` is λ. The published method needs all clients now and then; as in the comparison with Ditto, the clients of a
+    cohort take steps v ← v − η(∇F_k(v) + λ(v − v̄)) at the current v̄, and the server keeps v̄ up to date. The shared model is
+    trained beside it and takes no part. Clients that were never drawn count in v̄ with the model that all begin with.
+
+    Source: Li 2023 (thesis), section 5.6.2; Hanzely, Richtárik 2020.
+    """
+
+    strength: float = 1.0
+    solver: LocalSolver | None = None
+
+    sums_models: ClassVar[bool] = True  # the server learns the mean of the clients' own models
+
+    def __post_init__(self) -> None:
+        good = is_number(self.strength) and 0 <= self.strength < math.inf
+        require(good, "strength", "must be a number ≥ 0", self.strength)
+        check_solver(self.solver)
+
+    def check(self, algorithm: Algorithm) -> None:
+        Ditto(self.strength, solver=self.solver).check(algorithm)
+
+    def width(self, dimension: int) -> int:
+        return dimension
+
+    def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
+        return params, params.clone()
+
+    def work(
+        self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
+    ) -> tuple[Tensor, Any]:
+        pull = pull_to(shared, self.strength, len(rows))
+        after = context.engine.own_steps(rows, context.own_stream(cohort), own_solver(self.solver, solver), pull)
+        return after, shared + (after - rows).sum(0) / len(context.data.train)
+
+    def models(
+        self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
+    ) -> Tensor:
+        return rows

@@ -1,0 +1,148 @@
+"""The commands `equipoise privacy epsilon`, `noise` and `audit`."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    help="What privacy costs, how much noise a budget asks for, and whether a mechanism keeps its word.", no_args_is_help=True
+)
+
+Delta = Annotated[float, typer.Option(help="δ, the chance of failure that ε is stated for; below one over the clients.")]
+Rounds = Annotated[int, typer.Option(help="How many rounds the run has.")]
+Rate = Annotated[
+    float | None,
+    typer.Option(help="Poisson cohorts: the chance of each client to take part in a round. Default: everyone does."),
+]
+Cohort = Annotated[int | None, typer.Option(help="Cohorts of fixed size: clients in a round; goes with --population.")]
+Population = Annotated[int | None, typer.Option(help="Cohorts of fixed size: clients to draw them from.")]
+MethodName = Annotated[str | None, typer.Option(help="pld or rdp. Default: pld; rdp for cohorts of fixed size.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object; an infinite number is null.")]
+
+
+def _print(values: dict[str, Any], words: str, as_json: bool) -> None:
+    if as_json:
+        finite = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}
+        words = json.dumps(finite, ensure_ascii=False)
+    typer.echo(words)
+
+
+def _rounded_up(multiplier: float) -> float:
+    """Five digits, never fewer than the budget needs."""
+    unit = 10.0 ** (math.floor(math.log10(multiplier)) - 4)
+    return float(f"{math.ceil(multiplier / unit) * unit:.5g}")
+
+
+def _who(sampling: Any) -> tuple[str, str]:
+    """How cohorts are drawn, and the unit that a multiplier counts in."""
+    from equipoise.privacy.accounting import FixedSampling, PoissonSampling
+
+    if isinstance(sampling, FixedSampling):
+        return f"{sampling.cohort} of {sampling.population} clients in each round, without replacement", "2 × clip"
+    if isinstance(sampling, PoissonSampling):
+        return f"each client in a round with chance {sampling.rate:g}", "clip"
+    return "every client in every round", "clip"
+
+
+@app.command()
+def epsilon(
+    noise: Annotated[float, typer.Option(help="Noise multiplier of the update: noise on the sum over its sensitivity.")],
+    delta: Delta,
+    rounds: Rounds,
+    quantile_noise: Annotated[
+        float | None, typer.Option(help="Noise multiplier of a private quantile that each round releases as well.")
+    ] = None,
+    sampling_rate: Rate = None,
+    cohort: Cohort = None,
+    population: Population = None,
+    method: MethodName = None,
+    as_json: Json = False,
+) -> None:
+    """What a run costs: ε for those who receive the models, and for one who knows the cohorts."""
+    from dataclasses import asdict
+
+    from equipoise.privacy.accounting import Accountant, CohortEvent, Release, sampling_of
+
+    sampling = sampling_of(sampling_rate=sampling_rate, cohort=cohort, population=population)
+    releases = [Release("update", noise)] + ([] if quantile_noise is None else [Release("quantile", quantile_noise)])
+    event = CohortEvent(tuple(releases), sampling)
+    spent = Accountant(event, delta, method=method, horizon=rounds).spent(rounds)  # type: ignore[arg-type]
+    how, unit = _who(sampling)
+    together = "" if quantile_noise is None else f" (update {noise:g} and quantile {quantile_noise:g} together)"
+    words = f"{spent}\nNoise multiplier {event.multiplier:.5g}{together}: standard deviation over {unit}; {how}."
+    _print({**asdict(spent), "noise_multiplier": event.multiplier}, words, as_json)
+
+
+@app.command()
+def noise(
+    epsilon: Annotated[float, typer.Option(help="The budget.")],
+    delta: Delta,
+    rounds: Rounds,
+    sampling_rate: Rate = None,
+    cohort: Cohort = None,
+    population: Population = None,
+    quantile_ratio: Annotated[
+        float | None, typer.Option(help="Share the budget with a private quantile that costs this many times the update.")
+    ] = None,
+    method: MethodName = None,
+    as_json: Json = False,
+) -> None:
+    """The smallest noise multiplier that keeps a run within a budget."""
+    from equipoise.privacy import accounting
+
+    if quantile_ratio is not None:
+        accounting.split(1.0, quantile_ratio)  # refuses a wrong ratio before the search
+    sizes: dict[str, Any] = {"sampling_rate": sampling_rate, "cohort": cohort, "population": population}
+    chosen: Any = method
+    multiplier = _rounded_up(accounting.noise_for(epsilon, delta, rounds=rounds, method=chosen, **sizes))
+    sampling = accounting.sampling_of(**sizes)
+    event = accounting.CohortEvent((accounting.Release("all", multiplier),), sampling)
+    spent = accounting.Accountant(event, delta, method=chosen, horizon=rounds).spent(rounds)
+    values: dict[str, Any] = {"noise_multiplier": multiplier}
+    how, unit = _who(sampling)
+    words = f"{multiplier:.5g}\nGaussian noise of standard deviation {multiplier:.5g} × {unit} on the sum of each round; {how}."
+    if quantile_ratio is not None:
+        quantile, update = (_rounded_up(z) for z in accounting.split(multiplier, quantile_ratio))
+        values |= {"quantile_noise_multiplier": quantile, "update_noise_multiplier": update}
+        words += f"\nShared: multiplier {update:.5g} for the update and {quantile:.5g} for the quantile."
+    values |= {"epsilon": spent.epsilon, "delta": delta, "adjacency": spent.adjacency, "method": spent.method, "rounds": rounds}
+    _print(values, f"{words}\n{spent}", as_json)
+
+
+@app.command()
+def audit(
+    noise: Annotated[float, typer.Option(help="Noise multiplier that the mechanism really adds.")],
+    delta: Delta,
+    epsilon: Annotated[
+        float | None, typer.Option(help="The ε that is claimed. Default: the accountant's for this noise.")
+    ] = None,
+    rounds: Rounds = 1,
+    sampling_rate: Annotated[float, typer.Option(help="The chance of the canary to take part in a round.")] = 1.0,
+    runs: Annotated[int, typer.Option(help="How often with the canary, and how often without.")] = 100_000,
+    confidence: Annotated[float, typer.Option(help="How sure the lower bound is.")] = 0.95,
+    seed: Annotated[int, typer.Option(help="Seed of the runs.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Attack a clipped noisy sum with a canary; exit code 1 if it leaks more than is claimed."""
+    from dataclasses import asdict
+
+    from equipoise.errors import require
+    from equipoise.privacy.accounting import CohortEvent, PoissonSampling, Release, epsilon_of
+    from equipoise.privacy.audit import audit as run_audit
+    from equipoise.privacy.audit import gaussian_sum_scores
+
+    require(epsilon is None or epsilon >= 0, "epsilon", "must be at least 0", epsilon)
+    claimed = epsilon
+    if claimed is None:
+        claimed = epsilon_of([(CohortEvent((Release("update", noise),), PoissonSampling(sampling_rate)), rounds)], delta)
+    scores = gaussian_sum_scores(noise_multiplier=noise, sampling_rate=sampling_rate, rounds=rounds)
+    result = run_audit(scores, delta=delta, runs=runs, seed=seed, confidence=confidence)
+    refuted = result.exceeds(claimed)
+    verdict = "REFUTED: it leaks more than" if refuted else "not refuted: nothing found beyond"
+    _print({**asdict(result), "claimed": claimed, "refuted": refuted}, f"{result}\n{verdict} ε = {claimed:.4g}.", as_json)
+    if refuted:
+        raise typer.Exit(1)

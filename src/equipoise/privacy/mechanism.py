@@ -1,0 +1,183 @@
+"""The privacy of a federated run as parts: a budget, fixed noise, clipping that adapts, and secure aggregation alone."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from equipoise.errors import IncompatibleParts, is_number, is_whole, require
+from equipoise.types import ClipRule
+
+if TYPE_CHECKING:
+    from equipoise.algorithm import Algorithm
+
+Noise = Literal["central", "distributed"]
+Source = Literal["seeded", "system"]
+
+
+@dataclass(frozen=True)
+class AdaptiveClip:
+    """A clip bound that follows the `quantile` of the clients' update norms, found privately: C ← C · e^{−rate (b̃ − quantile)}.
+
+    b̃ is the noisy share of updates with a norm of at most C. The count that it comes from is one more release of the round;
+    it costs `ratio` times what all others together do, in zCDP.
+
+    Source: Andrew, Thakkar, McMahan, Ramaswamy 2021, Algorithm 1.
+    """
+
+    quantile: float = 0.5
+    rate: float = 0.2
+    ratio: float = 0.05
+
+    def __post_init__(self) -> None:
+        require(is_number(self.quantile) and 0 < self.quantile < 1, "quantile", "must lie in (0, 1)", self.quantile)
+        _positive("rate", self.rate)
+        _positive("ratio", self.ratio)
+
+    def next_bound(self, bound: float, share: float) -> float:
+        """The bound after a round in which a noisy `share` of updates were within `bound`."""
+        return bound * math.exp(-self.rate * (share - self.quantile))
+
+
+@dataclass(frozen=True)
+class DifferentialPrivacy:
+    """Client-level differential privacy: the trained model is (ε, δ)-private in each client's data and participation.
+
+    Every update is clipped to a norm of `clip` (which `clip_rule`, an AdaptiveClip, may move over the rounds), Gaussian noise
+    is added to the sum, and the sum is divided by a number fixed in advance: the expected number of clients, times the tail for
+    Δ-FL. The noise is the least with which all rounds of the run stay within `epsilon` at `delta`; with a `noise_multiplier`
+    given (noise over sensitivity, of all releases of a round together) it is that, and the run stops before the round that
+    would exceed `epsilon` (None: no budget).
+
+    Risks whose weights depend on losses release more than the sum of updates: Δ-FL a quantile (PrivateQuantile), Tilted and
+    QFair the sum of their weights, from losses clipped to [0, `loss_bound`]. That release costs `quantile_ratio` times what the
+    sum of updates does, in zCDP. Anything else that would leak is refused by the Algorithm.
+
+    `noise="central"` is added by the server, who is trusted. `noise="distributed"` is discrete, added by the clients before a
+    secure sum, each share so large that `fewest` shares suffice (None: half of the expected cohort); missing ones are added by
+    the server. `step` is the grid of the rounding (None: chosen). `source="seeded"` repeats runs and makes ε nominal; "system"
+    takes the operating system's random numbers. `method` is the accountant's ("pld", "rdp", None: the tighter that applies).
+
+    Source: McMahan et al. 2018 (DP-FedAvg); Pillutla et al. 2023, Algorithm 4, with the corrections in docs/privacy.md;
+    Kairouz, Liu, Steinke 2021 (distributed noise).
+    """
+
+    epsilon: float | None
+    delta: float
+    clip: float
+    quantile_ratio: float = 0.25
+    noise_multiplier: float | None = None
+    clip_rule: ClipRule | None = None
+    loss_bound: float | None = None
+    noise: Noise = "central"
+    step: float | None = None
+    fewest: int | None = None
+    source: Source = "seeded"
+    method: Literal["pld", "rdp"] | None = None
+
+    def __post_init__(self) -> None:
+        require(self.epsilon is None or _is_positive(self.epsilon), "epsilon", "must be a positive number", self.epsilon)
+        require(
+            is_number(self.delta) and 0 < self.delta < 1, "delta", "must lie strictly between 0 and 1", self.delta,
+            "A usual choice is one over the number of clients, or less.",
+        )  # fmt: skip
+        none = self.epsilon is None and self.noise_multiplier is None
+        require(not none, "epsilon", "or noise_multiplier must be given", None, "Say how much privacy, or how much noise.")
+        require(is_number(self.clip) and self.clip > 0, "clip", "must be a positive number", self.clip)
+        good = self.clip < math.inf or (self.noise_multiplier == 0 and self.clip_rule is None)
+        require(good, "clip", "must be finite where there is noise", self.clip, "An update's norm is what noise hides.")
+        good = self.clip_rule is None or (hasattr(self.clip_rule, "next_bound") and not isinstance(self.clip_rule, type))
+        require(good, "clip_rule", "must be a rule such as AdaptiveClip(), or None", self.clip_rule)
+        _positive("quantile_ratio", self.quantile_ratio)
+        z = self.noise_multiplier
+        require(z is None or (is_number(z) and 0 <= z < math.inf), "noise_multiplier", "must be a number ≥ 0, or None", z)
+        for name in ("loss_bound", "step"):
+            value = getattr(self, name)
+            require(value is None or _is_positive(value), name, "must be a positive number, or None", value)
+        require(self.noise in ("central", "distributed"), "noise", 'must be "central" or "distributed"', self.noise)
+        require(self.source in ("seeded", "system"), "source", 'must be "seeded" or "system"', self.source)
+        require(self.method in (None, "pld", "rdp"), "method", 'must be "pld", "rdp" or None', self.method)
+        few = self.fewest
+        require(few is None or (is_whole(few) and few >= 1), "fewest", "must be a whole number of clients ≥ 1, or None", few)
+        if self.noise == "distributed" and (self.clip_rule is not None or self.clip == math.inf):
+            raise IncompatibleParts(
+                f"Distributed noise lies on a grid made for one clip bound, but this is {self.clip_rule or self.clip!r}.",
+                "Give a finite clip and no clip_rule, or use central noise.",
+            )
+
+    def check(self, algorithm: Algorithm) -> None:
+        """Refuse what would release more than is accounted for."""
+        from equipoise.privacy.rules import refuse_unprotected
+
+        refuse_unprotected(algorithm, self)
+
+
+@dataclass(frozen=True)
+class GaussianMechanism:
+    """Clipping and a fixed amount of noise, without a budget: DifferentialPrivacy(None, delta, clip, noise_multiplier=…).
+
+    ε at `delta` is reported. `noise_multiplier` is noise over sensitivity of all releases of a round together; an infinite
+    `clip` with no noise is the plain run with the fixed denominator.
+
+    Source: McMahan et al. 2018 (DP-FedAvg).
+    """
+
+    clip: float
+    noise_multiplier: float
+    delta: float = 1e-5
+    quantile_ratio: float = 0.25
+    clip_rule: ClipRule | None = None
+    loss_bound: float | None = None
+
+    def __post_init__(self) -> None:
+        self.as_budget()
+
+    def as_budget(self) -> DifferentialPrivacy:
+        """The same as DifferentialPrivacy."""
+        return DifferentialPrivacy(
+            None, self.delta, self.clip, self.quantile_ratio, self.noise_multiplier, self.clip_rule, self.loss_bound
+        )
+
+    def check(self, algorithm: Algorithm) -> None:
+        self.as_budget().check(algorithm)
+
+
+@dataclass(frozen=True)
+class SecureAggregation:
+    """The server learns sums over the cohort and nothing of a single client: not its update, its loss, or whether it is in the tail.
+
+    Clients round weight · update and weight to multiples of `step`, each up or down by chance so that the mean is right, and
+    their sum modulo `modulus` is all that is seen. This is not differential privacy: sums are exact. Updates that are not
+    finite, or do not fit, are replaced by zeros by the client itself, and cannot be named; a client that lies is not found out.
+    Risks with weights by loss need `loss_bound`, a public bound up to which losses count (Tilted, QFair).
+
+    In a simulation the arithmetic, wraparound included, is that of the real protocol, without its masks.
+
+    Source: Bonawitz et al. 2017.
+    """
+
+    step: float = 2.0**-24
+    modulus: int = 2**48
+    loss_bound: float | None = None
+
+    def __post_init__(self) -> None:
+        from equipoise.privacy.secure_sum import check_modulus
+
+        _positive("step", self.step)
+        check_modulus(self.modulus)
+        good = self.loss_bound is None or _is_positive(self.loss_bound)
+        require(good, "loss_bound", "must be a positive number, or None", self.loss_bound)
+
+    def check(self, algorithm: Algorithm) -> None:
+        from equipoise.privacy.rules import refuse_visible
+
+        refuse_visible(algorithm, self)
+
+
+def _is_positive(value: Any) -> bool:
+    return is_number(value) and 0 < value < math.inf
+
+
+def _positive(name: str, value: Any) -> None:
+    require(_is_positive(value), name, "must be a positive number", value)

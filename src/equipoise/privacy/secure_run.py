@@ -1,0 +1,64 @@
+"""Secure aggregation at work in a run: sums of (weight · update, weight) in whole numbers, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from equipoise.privacy.mechanism import SecureAggregation
+from equipoise.privacy.random_source import Seeded
+from equipoise.privacy.run import client_weights, mean_of
+from equipoise.privacy.secure_sum import SimulatedSecureSum, quantise
+from equipoise.risk import Mean, Superquantile
+from equipoise.types import Aggregator, Cohort, Engine, LocalSolver, LocalWork, RiskValue
+
+if TYPE_CHECKING:
+    from equipoise.algorithm import Algorithm
+    from equipoise.round import Plan
+
+
+class SecureRun:
+    """Secure aggregation in one run. It has no state and no ε."""
+
+    def __init__(self, privacy: SecureAggregation, algorithm: Algorithm, *, clients: int, seed: int) -> None:
+        self.privacy, self.risk, self.clients, self.seed = privacy, algorithm.risk, clients, seed
+        self.aggregator: Aggregator = algorithm.aggregator
+
+    def weigh(self, cohort: Cohort, losses: Tensor | None, state: Any) -> tuple[RiskValue, float]:
+        """Weights that each client finds alone, in units of the mean base weight; their sum is found by the secure sum."""
+        base = cohort.weights * len(cohort)
+        if losses is None:
+            return RiskValue(torch.tensor(float("nan")), base, state), 1.0
+        if isinstance(self.risk, Superquantile):
+            found = self.risk(losses, cohort.weights, state=state)
+            return replace(found, weights=torch.where(found.weights > 0, base, 0.0)), 1.0
+        public = None if isinstance(self.risk, Mean) else float(self.privacy.loss_bound or 0)
+        weights = client_weights(self.risk, losses, base, public)
+        return RiskValue(mean_of(losses, weights), weights, state), 1.0
+
+    def combine(
+        self, params: Tensor, engine: Engine, solver: LocalSolver, plan: Plan, sent: Tensor | None
+    ) -> tuple[Tensor, LocalWork | None]:
+        """Σ w_k u_k / Σ w_k, both found by one secure sum; clients outside the tail send masked zeros."""
+        if not len(plan.workers):
+            return torch.zeros_like(params), None
+        work = engine.updates(params, plan.workers, solver)
+        updates = work.update if sent is None else sent
+        weights = plan.weights.double()
+        good = torch.isfinite(updates).all(1).cpu() & torch.isfinite(work.sq_norms)
+        # A linear aggregator works update by update (clipping, say): each client applies it to its own.
+        own = torch.stack(
+            [self.aggregator(u.unsqueeze(0), w.reshape(1).to(u))[0] for u, w in zip(updates, weights, strict=True)]
+        )
+        rows = torch.cat([own.double().cpu().nan_to_num(0.0, 0.0, 0.0), weights.unsqueeze(1)], 1)
+        room = (self.privacy.modulus - 1) // 2 // max(1, len(plan.cohort)) * self.privacy.step
+        fits = good & (rows.abs().amax(1) <= room)
+        rows = torch.where(fits.unsqueeze(1), rows, 0.0)
+        source = Seeded(self.seed, "rounding", plan.cohort.round)
+        whole = quantise(rows, step=self.privacy.step, source=source, modulus=self.privacy.modulus)
+        total = SimulatedSecureSum(self.privacy.modulus).sum(whole).double() * self.privacy.step
+        mass = float(total[-1])
+        return (total[:-1] / mass if mass > 0 else torch.zeros_like(total[:-1])).to(params), work
