@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet
 import pytest
+from rich.cells import cell_len
 
 import equipoise
 from equipoise import demo as demo_module
@@ -180,7 +181,7 @@ def test_notices_are_plain_lines(tmp_path, monkeypatch):
 def test_methods_lists_every_part_with_every_parameter(columns, monkeypatch):
     monkeypatch.setenv("COLUMNS", columns)
     lines = call("methods").stdout.splitlines()
-    assert max(map(len, lines)) <= int(columns)
+    assert max(map(cell_len, lines)) <= int(columns)
     shown = " ".join(" ".join(lines).split())
     for kind in catalog.kinds():
         for part in catalog.parts(kind):

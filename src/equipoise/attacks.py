@@ -41,6 +41,8 @@ def apply(data: FederatedData, attack: Attack) -> FederatedData:
     """The data with malicious clients: their training examples poisoned, and their ids and the attack kept in it.
 
     Validation and test examples stay as they are; results are judged on benign clients.
+
+    Source: Li 2023 (thesis), section 5.2, Definition 2.
     """
     if isinstance(attack, type) or not (hasattr(attack, "share") and hasattr(attack, "seed")):
         raise InvalidParameter("attack", "must be an attack with a share and a seed", attack, "E.g. attacks.LabelPoisoning().")

@@ -136,9 +136,9 @@ def remarks(methods: Mapping[str, Sequence[RunRecord]], table: Mapping[str, Mapp
     found = []
     if own:
         below = "the row below it is" if len(own) == 1 else "the rows below them are"
-        found.append(f"Under {listed(own)} clients are served their own models; {below} of the shared model.")
+        found.append(f"Under {listed(own)}, clients are served their own models; {below} of the shared model.")
     if lacking := [name for name, runs in methods.items() if without_own_models(runs)]:
-        found.append(f"Under {listed(lacking)} these clients have no models of their own, and are served the shared one.")
+        found.append(f"Under {listed(lacking)}, these clients have no models of their own, and are served the shared one.")
     if attack := attack_words([run for runs in methods.values() for run in runs]):
         theirs = [f"{name} {write(row['malicious_mean'].mean)}" for name, row in table.items() if "malicious_mean" in row]
         left_out = f", and left out above; their mean: {', '.join(theirs)}" if theirs else ""

@@ -48,9 +48,9 @@ def run_round(
     losses = losses_of(state, algorithm, engine, solver, cohort)  # (K,)
     plan = plan_round(state, algorithm, solver, cohort, losses, clients, protection)
     sent, own = None, None
-    if personal is not None:  # what clients send first: their work writes over the rows that it is made from
-        sent = personal.updates(state.personal, state.params, plan.workers, solver)
+    if personal is not None:
         own = personal.work(state.personal, state.params, cohort, solver)
+        sent = personal.updates(own, state.params, plan.workers, solver)
     if len(plan.workers) == 0 and not isinstance(protection, PrivateRun):  # a risk flat at these losses, or all work lost
         changed = next_state(state, algorithm, risk=plan.risk.state, solver=solver_state, personal=own)
         return changed, report_of(plan, began)
@@ -140,7 +140,7 @@ def plan_round(
     protection: PrivateRun | SecureRun | None = None,
 ) -> Plan:
     """The risk of the cohort, and the clients that work for it: those with a weight whose work arrives."""
-    if losses is not None:
+    if losses is not None and protection is None:  # a protected client is not named, nor does the run stop because of it
         stop_unless_finite(losses, cohort, clients, "loss")
     if hasattr(solver, "efforts"):
         cohort = replace(cohort, effort=solver.efforts(cohort, clients.keys[cohort.clients].cpu()))

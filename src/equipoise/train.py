@@ -87,7 +87,7 @@ def train(
     watching = Observers([history, *observers, *saves, *([Progress()] if show_progress(progress) else [])])
     began = time.perf_counter() - before
     try:
-        watching.on_start(Run(name, setting.rounds, setting.seed, state.round, setting, history))
+        watching.on_start(Run(name, setting.rounds_allowed, setting.seed, state.round, setting, history))
         watching.on_state(state)
         while state.round < setting.rounds_allowed:
             state, report = run_round(
@@ -95,7 +95,7 @@ def train(
                 clients_per_round=setting.clients_per_round, personal=setting.personal, protection=setting.protection,
             )  # fmt: skip
             watching.on_round(report)
-            if evaluate_every and state.round % evaluate_every == 0 and state.round < setting.rounds:
+            if evaluate_every and state.round % evaluate_every == 0 and state.round < setting.rounds_allowed:
                 watching.on_evaluation(setting.evaluation(algorithm, state))
             watching.on_state(state)
         watching.on_evaluating(state.round)
@@ -263,7 +263,7 @@ def protect(
     """The algorithm's privacy, made ready for a run: its noise set for so many rounds and clients."""
     privacy = algorithm.privacy
     if isinstance(privacy, SecureAggregation):
-        return SecureRun(privacy, algorithm, clients=clients, seed=seed)
+        return SecureRun(privacy, algorithm, clients_per_round=clients_per_round, seed=seed)
     if isinstance(privacy, DifferentialPrivacy | GaussianMechanism):
         return PrivateRun(
             privacy, algorithm, clients=clients, clients_per_round=clients_per_round, rounds=rounds, dimension=dimension,

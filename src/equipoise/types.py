@@ -134,7 +134,8 @@ class LocalSolver(Protocol):
 
     Besides these a solver may have `efforts(cohort, keys)`, how much each client gets done; `finish(…)`, taken instead of the
     last `step`; `split` and `adapts` (solvers.MAML); `shared_gradient`, a g (D,) such that the engine adds g − ∇F_k(w^t) to
-    every gradient of client k (FedDane); or only `prepare(context, state)`, which gives a round's solver and the next state.
+    every gradient of client k (FedDane); `preconditioner`, an A (D,) by which the engine divides every gradient; `repeats`, for
+    how many steps in a row a batch is used; or only `prepare(context, state)`, which gives a round's solver and the next state.
     """
 
     @property
@@ -191,12 +192,13 @@ class Averaging(Protocol):
 
 
 class Personalisation(Protocol):
-    """A model for every client besides the shared one. Law: the shared model is that of the same run without it.
+    """A model for every client besides the shared one. Law: the shared model is that of the same run without it, unless the
+    method has `updates`.
 
     What a client keeps between rounds is one row of `width(D)` numbers, such as its model; 0 for methods that do all their
     work after training. `shared` is what all clients' work adds up to (a mean of their models, say), or None. Two things are
     optional: `check(algorithm)`, which refuses what does not go with the method, and `updates(context, params, cohort, rows,
-    solver)`, for a method whose clients send other updates (K, D) than the solver's.
+    solver)`, for a method whose clients send other updates (K, D) than the solver's, after their personal work of the round.
     """
 
     def width(self, dimension: int) -> int:

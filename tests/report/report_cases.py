@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from equipoise.report.script import plotly_js
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 FIGURES = {"histogram", "percentiles", "tradeoff", "sizes", "curves", "selected"}
+DITTO = eq.Algorithm(personal=eq.personal.Ditto(strength=0.5, solver=eq.solvers.SGD(lr=0.3, epochs=3)))
 METHODS = {"FedAvg": eq.Algorithm(), "Δ-FL 0.5": eq.Algorithm(risk=eq.risk.Superquantile(tail=0.5))}
 EVIL = '<b>&"x"</b></script><script>alert(1)</script><!-- %{x} &lt; $a$ \u2028'
 
@@ -113,9 +115,50 @@ def federated(train=12, test=20, **options):
     return eq.FederatedData(clients(train, **options), test=clients(test, prefix="t", seed=1, **options))
 
 
+def inside(count=20, **options):
+    """The same clients in training and test, each with examples of its own for both: what personal models need."""
+    return eq.data.split_examples(clients(count, **options), test=0.4)
+
+
+def under_attack(**options):
+    """A fifth of the clients sends poisoned updates, three times too long."""
+    return eq.attacks.apply(inside(**options), eq.attacks.ModelReplacement(share=0.2, factor=3.0))
+
+
 def softmax():
     torch.manual_seed(0)
     return nn.Linear(4, 3)
+
+
+@dataclass(frozen=True)
+class Spent:
+    """A stand-in for what a run under differential privacy says it has spent."""
+
+    epsilon: float
+    delta: float = 1e-4
+    adjacency: str = "add or remove one client"
+    method: str = "pld"
+    rounds: int = 6
+
+    def __str__(self):
+        return f"ε = {self.epsilon:.4g} at δ = {self.delta:g} ({self.adjacency}, {self.method}, {self.rounds} rounds)"
+
+
+def with_rounds(run, change):
+    """The run with another report of every round."""
+    return replace(run, history=replace(run.history, rounds=[replace(r, **change(r.round)) for r in run.history.rounds]))
+
+
+def private(run, spent=2.0):
+    """The run as if it had spent ε, the same in every round."""
+    each = spent / len(run.history.rounds)
+    return replace(with_rounds(run, lambda t: {"epsilon": each * (t + 1)}), epsilon=Spent(spent))
+
+
+def rejecting(run):
+    """The run as if updates had been left out: c1's in rounds 1, 2 and 3, c2's in round 3, nobody's in round 4, c1's in 5."""
+    left_out = {0: ("c1",), 1: ("c1",), 2: ("c1", "c2"), 4: ("c1",)}
+    return with_rounds(run, lambda t: {"rejected": left_out.get(t, ())})
 
 
 def squared(outputs, targets):

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from report_cases import EVIL, METHODS, numbers, regressed
+from report_cases import EVIL, METHODS, numbers, private, regressed, rejecting
 
 from equipoise.report import write_report
 
@@ -161,6 +161,31 @@ def test_one_run_dark_and_on_paper(run, tmp_path, opened):
     page.set_viewport_size({"width": 1280, "height": 800})
     page.wait_for_function("() => document.querySelector('.plot').dataset.narrow === 'false'")
     readable(page, 1280)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_personal_models_attack_rejected_updates_and_privacy(attacked, tmp_path, opened, width):
+    page = opened(write_report([private(rejecting(run)) for run in attacked.all_results], tmp_path / "r.html"), width)
+    assert readable(page, width) == {
+        "histogram", "percentiles", "tradeoff", "curves", "own", "sizes", "selected", "privacy",
+    }  # fmt: skip
+    row = page.locator("#table-numbers tbody tr")
+    assert row.nth(2).locator("th").inner_text() == "shared model"
+    assert page.locator("#attack, #rejected, #privacy").count() == 3
+    tall = page.evaluate("[...document.querySelectorAll('tr.below th')].map((e) => e.getBoundingClientRect().height)")
+    assert max(tall) < 60  # on a telephone, too, the name does not break into many lines
+
+
+def test_a_client_of_the_own_models_figure_says_who_it_is(attacked, tmp_path, opened):
+    page = opened(attacked.results["Ditto"][0].report(tmp_path / "r.html"))
+    plot = page.locator("#figure-own .plot")
+    plot.scroll_into_view_if_needed()
+    point = page.locator("#figure-own .trace.scatter .point").first.bounding_box()
+    for step in range(2):
+        page.mouse.move(point["x"] + point["width"] / 2 + step, point["y"] + point["height"] / 2)
+    page.wait_for_selector("#figure-own .hoverlayer text")
+    words = page.locator("#figure-own .hoverlayer").text_content()
+    assert re.search(r"clients? c\d+.*shared model [\d.]+ %.*own model [\d.]+ %", words)
 
 
 def test_a_regression(tmp_path, opened):

@@ -10,11 +10,15 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.aggregators.by_coordinate import coordinate_median, trimmed_mean
 from equipoise.aggregators.mean import weighted_mean
 from equipoise.errors import InvalidParameter, is_number, is_whole, require
+
+_BLOCK = 2**19  # numbers looked at together
 
 
 def finite_rows(updates: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -42,66 +46,56 @@ def weighted_quantile(values: Tensor, weights: Tensor, share: float) -> Tensor:
     return ordered[min(place, len(values) - 1)]
 
 
-# --------------------------------------------------------------------------------------------------- coordinate by coordinate
-
-
-def coordinate_median(updates: Tensor, weights: Tensor) -> Tensor:
-    """The weighted median of each coordinate, (D,): half of the weight is at or below it, half at or above.
-
-    Where exactly half of the weight is below, the mean of the two middle values. With equal weights the ordinary median.
-    """
-    rows = updates.t().contiguous()  # (D, K): a sort along the last dimension is faster
-    if bool((weights == weights[0]).all()):
-        count = len(updates)
-        low = rows.kthvalue((count + 1) // 2, dim=1).values
-        return low if count % 2 else (low + rows.kthvalue(count // 2 + 1, dim=1).values) / 2
-    ordered, order = rows.sort(dim=1)
-    mass = weights[order].cumsum(1)
-    slack = 1e-12
-    first = (mass < 0.5 - slack).sum(1, keepdim=True)  # the first whose mass reaches one half
-    second = (mass < 0.5 + slack).sum(1, keepdim=True).clamp(max=len(updates) - 1)
-    return ((ordered.gather(1, first) + ordered.gather(1, second)) / 2)[:, 0]
-
-
-def trimmed_mean(updates: Tensor, weights: Tensor, fraction: float) -> Tensor:
-    """The weighted mean of each coordinate without the lowest and the highest `fraction` of the weight, (D,).
-
-    A value on the border of what is cut counts with the part of its weight inside.
-    """
-    ordered, order = updates.t().contiguous().sort(dim=1)
-    above = weights[order].cumsum(1)
-    inside = above.clamp(fraction, 1 - fraction) - (above - weights[order]).clamp(fraction, 1 - fraction)
-    return ((ordered.double() * inside).sum(1) / inside.sum(1)).to(updates.dtype)
-
-
 # ------------------------------------------------------------------------------------------------------- by distance and norm
 
 
-def geometric_median(updates: Tensor, weights: Tensor, *, iterations: int, smoothing: float) -> Tensor:
-    """argmin_z Σ π_k ‖z − u_k‖ by Weiszfeld's iteration, z ← Σ β_k u_k / Σ β_k with β_k = π_k / max(‖z − u_k‖, ν).
+def products(updates: Tensor, centre: Tensor | None = None) -> Tensor:
+    """⟨u_j − c, u_k − c⟩ of all pairs, (K, K), in float64; some coordinates at a time, without a copy of all updates."""
+    found = torch.zeros(len(updates), len(updates), dtype=torch.float64, device=updates.device)
+    width = max(1, _BLOCK // max(1, len(updates)))
+    for start in range(0, updates.shape[1], width):
+        part = updates[:, start : start + width].double()
+        if centre is not None:
+            part -= centre[start : start + width].double()
+        found.addmm_(part, part.t())
+    return found
 
-    It starts at the coordinate median, and ν = `smoothing` × the median distance to that point: the start is robust already.
+
+def geometric_median(updates: Tensor, weights: Tensor, *, iterations: int, smoothing: float) -> Tensor:
+    """argmin_z Σ π_k ‖z − u_k‖ by Weiszfeld's iteration, z ← Σ β_k u_k / Σ β_k with β_k ∝ π_k / max(‖z − u_k‖, ν).
+
+    It starts at the coordinate median c, and ν = `smoothing` × the median distance to that point: the start is robust already.
+    Since z − c = Σ β_k (u_k − c), the products of the u_k − c give all distances, and no iteration touches the updates.
     """
-    point = coordinate_median(updates, weights)
-    distances = norms_of(updates - point)
-    floor = smoothing * float(weighted_quantile(distances, weights, 0.5)) or 1e-12
+    start = coordinate_median(updates, weights)
+    gram = products(updates, start)
+    far = ~torch.isfinite(gram.diagonal())  # beyond what squares hold: infinitely far, and so without a share
+    gram[far], gram[:, far] = 0.0, 0.0
+    squares = gram.diagonal().clone()
+    distances = squares.sqrt().masked_fill(far, math.inf)
+    typical = float(weighted_quantile(distances, weights, 0.5))
+    floor = smoothing * typical or 1e-12
+    shares = torch.zeros_like(weights)  # of z − c, at first zero
     for _ in range(iterations):
-        beta = weights / distances.clamp(min=floor)
-        after = weighted_mean(updates, beta / beta.sum())
-        moved = float((after - point).double().norm())
-        point = after
-        if moved <= 1e-6 * floor / max(smoothing, 1e-12):
+        after = weights / distances.clamp(min=floor)
+        after = after / after.sum()
+        step, shares = after - shares, after
+        if math.sqrt(max(0.0, float(step @ gram @ step))) <= 1e-6 * typical:
             break
-        distances = norms_of(updates - point)
-    return point
+        pulled = gram @ shares
+        distances = (squares - 2 * pulled + shares @ pulled).clamp(min=0.0).sqrt().masked_fill(far, math.inf)
+    return weighted_mean(updates, shares)
 
 
 def krum_scores(updates: Tensor, malicious: int) -> Tensor:
     """Σ ‖u_k − u_j‖² over the K − f − 2 nearest others j, (K,) float64: small for an update among many like it."""
-    distances = torch.cdist(updates, updates, compute_mode="donot_use_mm_for_euclid_dist").double()  # by differences: exact
-    distances.fill_diagonal_(math.inf)  # oneself is no neighbour
-    nearest = distances.sort(dim=1).values[:, : len(updates) - malicious - 2]
-    return nearest.square().sum(1)
+    if updates.dtype == torch.float64:  # by differences, since products could cancel
+        squares = torch.cdist(updates, updates, compute_mode="donot_use_mm_for_euclid_dist").square()
+    else:  # products of narrower numbers are exact in float64, which leaves enough digits for their differences
+        gram = products(updates)
+        squares = (gram.diagonal() + gram.diagonal().unsqueeze(1) - 2 * gram).clamp(min=0.0)
+    squares.fill_diagonal_(math.inf)  # oneself is no neighbour
+    return squares.sort(dim=1).values[:, : len(updates) - malicious - 2].sum(1)
 
 
 def clipped_mean(updates: Tensor, weights: Tensor, bound: float) -> Tensor:
@@ -111,10 +105,9 @@ def clipped_mean(updates: Tensor, weights: Tensor, bound: float) -> Tensor:
 
 def min_norm_weights(updates: Tensor, centre: Tensor, epsilon: float) -> Tensor:
     """The λ with the least ‖Σ λ_k u_k‖² over the simplex with |λ_k − centre_k| ≤ ε, (K,) float64, by scipy's SLSQP."""
-    import numpy as np
     from scipy.optimize import Bounds, LinearConstraint, minimize
 
-    gram = (updates.double() @ updates.double().t()).cpu().numpy()
+    gram = products(updates).cpu().numpy()
     start = centre.double().cpu().numpy()
     if epsilon == 0 or len(start) == 1:
         return centre.double()

@@ -171,6 +171,8 @@ class LoopEngine:
             correction = shared - self._gradient(params, self.train.rows(k))[0] if shared is not None and steps else 0.0
             for number, batch in enumerate(batches_of(solver, key, size, steps), start=1):
                 gradient, loss = self._gradient(weights, batch + first)
+                if (scale := getattr(solver, "preconditioner", None)) is not None:
+                    gradient = gradient / scale
                 if pull is not None:
                     gradient = gradient + pull[1] * (weights - pull[0])
                 take = getattr(solver, "finish", solver.step) if number == steps else solver.step

@@ -89,6 +89,8 @@ def general_steps(
     """
     anchor, shifts = task.layout.unflatten(starts.rows()), task.layout.unflatten(correction) if correction is not None else {}
     pulls = _named_pull(task, starts.pull)
+    scale = getattr(solver, "preconditioner", None)
+    scales = task.layout.unflatten(scale) if scale is not None else {}
     seen = torch.zeros(len(update), dtype=torch.float64, device=update.device)
     weights: dict[str, Tensor] = {}
     memory: dict[str, tuple[Tensor, ...]] = {}
@@ -103,6 +105,8 @@ def general_steps(
         take = getattr(solver, "finish", solver.step) if batch.last else solver.step
         for name, gradient in gradients.items():
             held = tuple(m[:k] for m in memory[name])
+            if scales:
+                gradient = gradient / scales[name]
             if shifts:
                 gradient = gradient + shifts[name][:k]
             if pulls:

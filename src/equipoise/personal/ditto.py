@@ -38,7 +38,7 @@ def check_solver(solver: LocalSolver | None) -> None:
 def refuse_unfit_solver(method: object, algorithm: Algorithm) -> None:
     """Refuse to train personal models by a solver that only makes sense for the shared one."""
     solver = getattr(method, "solver", None) or algorithm.solver
-    if hasattr(solver, "prepare") or hasattr(solver, "finish"):
+    if hasattr(solver, "prepare") or hasattr(solver, "finish") or getattr(solver, "repeats", 1) > 1:
         raise IncompatibleParts(
             f"{method!r} would train clients' own models by {type(solver).__name__}, which is made for the shared model.",
             "Give it a solver of its own, e.g. solver=solvers.SGD(lr=0.1).",
@@ -197,11 +197,11 @@ class Local:
 
 @dataclass(frozen=True)
 class L2SGD:
-    """Clients' own models, each pulled towards the mean of all: min Σ_k F_k(v_k) + (λ/2)‖v_k − v̄‖², v̄ the mean over clients.
+    """Clients' own models, each pulled towards the mean of all: min Σ_k F_k(v_k) + (λ/2)‖v_k − m‖², m the mean over clients.
 
     `strength` is λ. The published method needs all clients now and then; as in the comparison with Ditto, the clients of a
-    cohort take steps v ← v − η(∇F_k(v) + λ(v − v̄)) at the current v̄, and the server keeps v̄ up to date. The shared model is
-    trained beside it and takes no part. Clients that were never drawn count in v̄ with the model that all begin with.
+    cohort take steps v ← v − η(∇F_k(v) + λ(v − m)) at the current m, and the server keeps m up to date. The shared model is
+    trained beside it and takes no part. Clients that were never drawn count in m with the model that all begin with.
 
     Source: Li 2023 (thesis), section 5.6.2; Hanzely, Richtárik 2020.
     """

@@ -88,7 +88,8 @@ class PersonalRun:
         cohort = Cohort(round_index, self.seed, clients, even, torch.ones_like(even))
         none = torch.empty(len(clients), 0, dtype=params.dtype, device=params.device)
         rows = self.rows.read(state.places, clients).to(params) if self.keeps_rows else none
-        models = self.method.models(self.context, params, cohort, rows, self.solver, state.shared)
+        with torch.enable_grad():  # finetuning takes gradients, also inside a user's no_grad
+            models = self.method.models(self.context, params, cohort, rows, self.solver, state.shared)
         if self.keeps_rows:
             never = (state.places[clients] == 0).to(models.device)
             models = torch.where(never.unsqueeze(1), params, models)

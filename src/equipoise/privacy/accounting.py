@@ -297,6 +297,8 @@ def epsilon_of(events: Events, delta: float, *, method: Method | None = None) ->
 
     `method` is "pld" (privacy loss distributions) or "rdp" (Rényi divergences); both bound ε from above, PLD more tightly.
     None: PLD, but RDP for cohorts of fixed size, which PLD does not know, and for δ below 1e-13.
+
+    Source: the accountants of dp-accounting (PLD: Koskela, Jälkö, Honkela 2020; RDP: Mironov 2017).
     """
     _check_delta(delta)
     tally = _tally(events)
@@ -427,6 +429,8 @@ def noise_for(
 
     The inverse of `epsilon_of`, on the safe side: with the result, (1 − tolerance) · epsilon ≤ ε ≤ epsilon. Poisson cohorts:
     `sampling_rate`; cohorts of fixed size: `cohort` and `population` (and the result counts in units of 2C); neither: everyone.
+
+    Source: the inverse of dp-accounting's accountants.
     """
     _check_positive(epsilon, "epsilon")
     _check_delta(delta)

@@ -18,9 +18,9 @@ Source = Literal["seeded", "system"]
 
 @dataclass(frozen=True)
 class AdaptiveClip:
-    """A clip bound that follows the `quantile` of the clients' update norms, found privately: C ← C · e^{−rate (b̃ − quantile)}.
+    """A clip bound that follows the `quantile` of the clients' update norms, found privately: C ← C · e^{−rate (b − quantile)}.
 
-    b̃ is the noisy share of updates with a norm of at most C. The count that it comes from is one more release of the round;
+    b is the noisy share of updates with a norm of at most C. The count that it comes from is one more release of the round;
     it costs `ratio` times what all others together do, in zCDP.
 
     Source: Andrew, Thakkar, McMahan, Ramaswamy 2021, Algorithm 1.
@@ -55,9 +55,12 @@ class DifferentialPrivacy:
     sum of updates does, in zCDP. Anything else that would leak is refused by the Algorithm.
 
     `noise="central"` is added by the server, who is trusted. `noise="distributed"` is discrete, added by the clients before a
-    secure sum, each share so large that `fewest` shares suffice (None: half of the expected cohort); missing ones are added by
-    the server. `step` is the grid of the rounding (None: chosen). `source="seeded"` repeats runs and makes ε nominal; "system"
-    takes the operating system's random numbers. `method` is the accountant's ("pld", "rdp", None: the tighter that applies).
+    secure sum, each share so large that `fewest` shares suffice (None: half of the expected cohort). A sum always has as many
+    shares as clients are expected, or its noise would tell how many came: clients beyond that add none, and the server adds
+    those that are missing. `step` is the grid of the rounding (None: chosen).
+
+    `source="seeded"` repeats runs and makes ε nominal; "system" takes the noise from the operating system (cohorts still follow
+    from the seed: keep it secret). `method` is the accountant's ("pld", "rdp", None: the tighter that applies).
 
     Source: McMahan et al. 2018 (DP-FedAvg); Pillutla et al. 2023, Algorithm 4, with the corrections in docs/privacy.md;
     Kairouz, Liu, Steinke 2021 (distributed noise).
@@ -145,7 +148,7 @@ class GaussianMechanism:
 
 @dataclass(frozen=True)
 class SecureAggregation:
-    """The server learns sums over the cohort and nothing of a single client: not its update, its loss, or whether it is in the tail.
+    """The server learns sums over the cohort and nothing of one client: not its update, its loss, or whether it is in the tail.
 
     Clients round weight · update and weight to multiples of `step`, each up or down by chance so that the mean is right, and
     their sum modulo `modulus` is all that is seen. This is not differential privacy: sums are exact. Updates that are not

@@ -124,7 +124,9 @@ def private_quantile(
 
     Losses are clipped to [0, `bound`], counted in `bins` bins (a power of two), multiplied by `scale` c, and each client adds
     N_Z(0, `sigma`²) to each of its 2b − 2 nodes. `clients` is the number of contributors if it is public, else None: then the
-    noisy total stands in. Where fewer than `shares` clients are there, the server adds the shares of noise that are missing.
+    noisy total stands in. With `shares` there are exactly so many of noise in the sum, whoever is there: clients beyond them
+    add none, and the server adds what is missing. Otherwise the width of the noise would tell how many took part, which is
+    all that hides a client who was added or removed. 0: one from each client, for cohorts of a size that is public.
     With `sigma` 0 this is the bin edge that sorting would give, and nothing is private.
 
     Clients then filter themselves by their *clipped* loss, clip(F, 0, B) ≥ what is returned. As the edges lie in [0, B], only
@@ -134,11 +136,15 @@ def private_quantile(
     """
     PrivateQuantile(bound, bins, sigma, scale, modulus)  # refuses what breaks a rule
     check_tail(tail)
-    rows = client_contributions(losses, bound=bound, bins=bins, sigma=sigma, scale=scale, source=source)
+    noisy = min(shares, len(losses)) if shares else len(losses)
+    rows = [
+        client_contributions(losses[:noisy], bound=bound, bins=bins, sigma=sigma, scale=scale, source=source),
+        client_contributions(losses[noisy:], bound=bound, bins=bins, sigma=0.0, scale=scale, source=source),
+    ]
     if (missing := shares - len(losses)) > 0:
         extra = sample_discrete_gaussian(Fraction(sigma) ** 2, (missing, 2 * bins - 2), source=source)
-        rows = torch.cat([rows, extra.to(rows)])
-    total = SimulatedSecureSum(modulus).sum(rows)
+        rows.append(extra.to(losses.device))
+    total = SimulatedSecureSum(modulus).sum(torch.cat(rows))
     return quantile_of_sum(total, tail, bound=bound, bins=bins, scale=scale, clients=clients)
 
 
@@ -233,7 +239,7 @@ class PrivateQuantile:
     def at(self, source: RandomSource, *, clients: int | None = None, shares: int = 0) -> PrivateRelease:
         """The quantile source of one round: noise from `source`; `clients`, the number of contributors, if it is public.
 
-        There are at least so many `shares` of noise: the server adds those that clients do not.
+        With `shares` there are exactly so many of noise, whoever is there (see `private_quantile`); 0: one from each client.
         """
         self.noise()
         if clients is not None:

@@ -39,10 +39,12 @@ def refuse_unprotected(algorithm: Algorithm, privacy: DifferentialPrivacy) -> No
         )
     _refuse_risk(algorithm, privacy.loss_bound, "differential privacy")
     _refuse_looking_around(algorithm, "differential privacy")
-    if getattr(algorithm.personal, "sums_models", False):
+    solver = algorithm.solver
+    if getattr(solver, "straggler_share", 1 if hasattr(solver, "efforts") else 0) > 0:
         raise IncompatibleParts(
-            f"{algorithm.personal!r} has the server see what clients' own models add up to, which no noise protects.",
-            "Use personal.Ditto(): its models stay with the clients.",
+            f"{solver!r} makes a share of each cohort slow: one client more or less then changes how much another gets done, "
+            "and moves the sum by more than the clip bound that the noise is made for.",
+            "Use straggler_share=0.",
         )
 
 
@@ -96,7 +98,7 @@ def _refuse_superquantile(risk: Superquantile, under: str) -> None:
         )
     if private and risk.eta_every > 1:
         raise IncompatibleParts(
-            f"eta_every={risk.eta_every} takes a new quantile early when nobody reaches the old one, which depends on the data.",
+            f"eta_every={risk.eta_every} takes a new quantile early when nobody reaches the old one: it depends on the data.",
             "Use eta_every=1.",
         )
     if not private and hasattr(risk.quantile, "calibrated"):
@@ -112,4 +114,10 @@ def _refuse_looking_around(algorithm: Algorithm, under: str) -> None:
             f"{type(algorithm.solver).__name__} looks at clients' losses or gradients before the round, which {under} does not "
             "protect.",
             "Use solvers.SGD(…), with prox=… for FedProx.",
+        )
+    if getattr(algorithm.personal, "sums_models", False):
+        raise IncompatibleParts(
+            f"{algorithm.personal!r} has the server see clients' own models, or what they add up to, which {under} does not "
+            "protect.",
+            "Use personal.Ditto(): its models stay with the clients.",
         )

@@ -8,7 +8,6 @@ adapts. Denominators are fixed in advance, nothing is divided by what came, and 
 from __future__ import annotations
 
 import math
-import secrets
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -20,11 +19,11 @@ from torch import Tensor
 from equipoise import rng
 from equipoise.aggregators import NormClip, WeightedMean
 from equipoise.engines.arrivals import marked, usable
-from equipoise.errors import EquipoiseError, InvalidParameter
+from equipoise.errors import EquipoiseError, InvalidParameter, require
 from equipoise.privacy import accounting
 from equipoise.privacy.discrete_gaussian import concentrated_epsilon, sample_discrete_gaussian
 from equipoise.privacy.mechanism import DifferentialPrivacy, GaussianMechanism
-from equipoise.privacy.quantile import ENOUGH_NOISE, PrivateQuantile
+from equipoise.privacy.quantile import ENOUGH_NOISE, Adjacency, PrivateQuantile
 from equipoise.privacy.random_source import RandomSource, Seeded, SystemSource
 from equipoise.privacy.secure_sum import SimulatedSecureSum, quantise, required_modulus, rounded_norm_bound
 from equipoise.risk import Superquantile
@@ -83,19 +82,22 @@ class PrivateRun:
         else:
             self.sampling = accounting.PoissonSampling(clients_per_round / clients)
         self.change = 2.0 if fixed else 1.0  # replacing a client moves a sum twice as far as adding or removing one
-        self.fewest = self._fewest(fixed or isinstance(self.sampler, Full))
+        self.fewest = self._fewest()
+        self.shares = max(self.expected, self.fewest)  # of noise in a sum, whoever is there: their number must tell nothing
         self.calibration = self._calibrate()
         self.quantile = self._calibrated_quantile()
 
     # -------------------------------------------------------------------------------------------------------- before the run
 
-    def _fewest(self, certain: bool) -> int:
-        """The fewest shares of distributed noise in a sum; the server adds what is missing."""
-        if self.privacy.fewest is None:
-            return self.expected if certain else max(1, self.expected // 2)
-        if certain and self.privacy.fewest > self.expected:
-            raise InvalidParameter("fewest", f"must not exceed the {self.expected} clients of a round", self.privacy.fewest)
-        return self.privacy.fewest
+    def _fewest(self) -> int:
+        """How many shares of noise must suffice; all of them where the server adds what is missing and is trusted to."""
+        poisson = isinstance(self.sampler, Poisson)
+        given, most = self.privacy.fewest, self.clients if poisson else self.expected
+        if given is None:
+            return max(1, self.expected // 2) if poisson and self.privacy.noise == "distributed" else self.expected
+        if given > most:
+            raise InvalidParameter("fewest", f"must not exceed the {most} clients that a round may have", given)
+        return given
 
     def _calibrate(self) -> Calibration:
         whole = self.privacy.noise_multiplier
@@ -114,9 +116,14 @@ class PrivateRun:
             count, rest = accounting.split(whole, self.privacy.clip_rule.ratio)
         given = getattr(self.risk, "quantile", None)
         if isinstance(given, PrivateQuantile) and given.sigma is not None:
-            first = given.multiplier(self.fewest, adjacency="replace_one" if self.change == 2 else "add_remove")
+            first = given.multiplier(self.fewest, adjacency=self._adjacency)
             if first == 0 or rest == 0:  # no noise at all is for trying things out
+                none = self.privacy.epsilon is not None and rest > 0
+                require(not none, "sigma", "of the private quantile must be positive under a budget", given.sigma)
                 return Calibration(whole, rest, first, count)
+            rule = f"of the private quantile must be at least {ENOUGH_NOISE:g}/√{self.fewest}, or it is not as good as Gaussian"
+            enough = math.sqrt(self.fewest) * float(given.sigma) >= ENOUGH_NOISE
+            require(enough, "sigma", rule, given.sigma, "Raise sigma and scale together: the cost stays.")
             return Calibration(whole, accounting.remaining(rest, first), first, count)
         if self._releases_first:
             first, update = accounting.split(rest, self.privacy.quantile_ratio)
@@ -140,9 +147,18 @@ class PrivateRun:
             return given if isinstance(given, PrivateQuantile) else None
         if self.calibration.first in (0.0, math.inf):
             return replace(given, sigma=0.0, scale=1)
-        adjacency: Any = "replace_one" if self.change == 2 else "add_remove"
-        most = self.clients if isinstance(self.sampler, Poisson) else self.expected
-        return given.calibrated(self.calibration.first, self.fewest, most=most, adjacency=adjacency)
+        if given.bins <= self._most:  # `calibrated` says so itself beyond that
+            given.check_cohort(self.expected)
+        return given.calibrated(self.calibration.first, self.fewest, most=self._most, adjacency=self._adjacency)
+
+    @property
+    def _adjacency(self) -> Adjacency:
+        return "replace_one" if self.change == 2 else "add_remove"
+
+    @property
+    def _most(self) -> int:
+        """The most clients that a round may have."""
+        return self.clients if isinstance(self.sampler, Poisson) else self.expected
 
     @cached_property
     def grid(self) -> Grid:
@@ -156,10 +172,11 @@ class PrivateRun:
                 raise InvalidParameter(
                     "step", f"must be so small that √{self.fewest} shares of noise are {ENOUGH_NOISE:g} steps wide", step
                 )
+            start, excess = sigma, 1e-15
             while 1 / concentrated_epsilon(self.change * bound, sigma, self.fewest, self.dimension) < z:
-                sigma *= 1 + 1e-6  # what adding discrete shares costs more than one Gaussian: to the safe side
-        most = self.clients if isinstance(self.sampler, Poisson) else self.expected
-        return Grid(step, bound, sigma, required_modulus(clip, step, most, sigma=sigma, dimension=self.dimension))
+                # What adding discrete shares costs more than one Gaussian: to the safe side.
+                sigma, excess = start * (1 + excess), 2 * excess
+        return Grid(step, bound, sigma, required_modulus(clip, step, self._most, sigma=sigma, dimension=self.dimension))
 
     @cached_property
     def accountant(self) -> accounting.Accountant:
@@ -192,8 +209,11 @@ class PrivateRun:
 
     def gaussian(self, purpose: str, round_index: int, count: int) -> Tensor:
         """Standard normal numbers (count,) float64 for one purpose in one round."""
-        seeded = rng.stream_key(self.seed, f"private noise: {purpose}", round_index)
-        key = secrets.randbits(128) if self.privacy.source == "system" else seeded
+        if self.privacy.source == "system":  # every bit of it, not a generator started from a few
+            uniform = ((SystemSource().words(count) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+            drawn: Tensor = torch.special.ndtri(torch.from_numpy(uniform))
+            return drawn
+        key = rng.stream_key(self.seed, f"private noise: {purpose}", round_index)
         return torch.from_numpy(np.random.Generator(np.random.Philox(key=key)).standard_normal(count))
 
     def weigh(self, cohort: Cohort, losses: Tensor | None, state: Any) -> tuple[RiskValue, float]:
@@ -201,20 +221,36 @@ class PrivateRun:
         ones = torch.ones(len(cohort), dtype=torch.float64)
         nothing = torch.tensor(float("nan"))
         if losses is None:
-            return RiskValue(nothing, ones, state), float(self.expected)
+            return RiskValue(nothing, ones, state), self.workers
+        losses = losses.double().nan_to_num(nan=math.inf)  # counts as the bound: to stop here would tell on the client
         if isinstance(self.risk, Superquantile):
-            return self._by_quantile(self.risk, cohort, losses, ones), self.risk.tail * self.expected
-        bound = float(self.privacy.loss_bound or 0)
-        weights = client_weights(self.risk, losses, ones, bound)
-        spread = float(self.calibration.first or 0) * self.change
-        noise = spread * float(self.gaussian("weights", cohort.round, 1)) if spread else 0.0
-        return RiskValue(mean_of(losses, weights), weights, state), max(float(weights.sum()) + noise, 1.0)
+            return self._by_quantile(self.risk, cohort, losses, ones), self.workers
+        weights = client_weights(self.risk, losses, ones, float(self.privacy.loss_bound or 0))
+        return RiskValue(mean_of(losses, weights), weights, state), max(self._noisy_sum(weights, cohort.round), 1.0)
+
+    @property
+    def workers(self) -> float:
+        """How many clients are expected to work in a round: fixed in advance."""
+        return (self.risk.tail if isinstance(self.risk, Superquantile) else 1.0) * self.expected
+
+    def _noisy_sum(self, weights: Tensor, round_index: int) -> float:
+        """The sum of weights in [0, 1] with noise. A client moves it by 1, also one that is replaced."""
+        z = float(self.calibration.first or 0)
+        if z == 0 or self.privacy.noise == "central":
+            return float(weights.sum()) + (z * float(self.gaussian("weights", round_index, 1)) if z else 0.0)
+        scale = math.ceil(max(ENOUGH_NOISE, 2 * math.sqrt(self.fewest)) / z)  # so fine that σ ≥ 2, as for the quantile
+        sigma = z * scale / math.sqrt(self.fewest) * (1 + 1e-9)
+        modulus = required_modulus(1.0, 1 / scale, self._most, sigma=sigma)
+        rounding, adding = self.source("weights rounding", round_index), self.source("weight shares", round_index)
+        whole = quantise(weights.unsqueeze(1), step=1 / scale, source=rounding, norm_bound=scale)
+        noise = sample_discrete_gaussian(Grid(1 / scale, scale, sigma, modulus).variance, (self.shares, 1), source=adding)
+        return float(SimulatedSecureSum(modulus).sum(torch.cat([whole, noise]))) / scale
 
     def _by_quantile(self, risk: Superquantile, cohort: Cohort, losses: Tensor, ones: Tensor) -> RiskValue:
         assert self.quantile is not None  # noqa: S101 — the rules refuse a superquantile without a private one
-        known = None if isinstance(self.sampler, Poisson) else len(cohort)
-        release = self.quantile.at(self.source("quantile", cohort.round), clients=known, shares=self.fewest)
-        clipped = losses.double().clamp(0.0, self.quantile.bound)
+        known = None if isinstance(self.sampler, Poisson) else self.expected
+        release = self.quantile.at(self.source("quantile", cohort.round), clients=known, shares=self.shares)
+        clipped = losses.clamp(0.0, self.quantile.bound)
         kept = risk.client_weight(clipped, ones, release(clipped, ones, risk.tail))
         return RiskValue(mean_of(losses, kept), kept)
 
@@ -242,7 +278,7 @@ class PrivateRun:
         if sent is None:
             work = engine.summed_update(params, plan.workers, solver, plan.weights, rule)
             return work.update, work
-        work = _as_work(sent, params)
+        work = as_work(sent, params)
         good = torch.isfinite(work.sq_norms)
         return rule(sent[good.to(sent.device)], plan.weights[good])[0], work
 
@@ -254,7 +290,7 @@ class PrivateRun:
         rows = torch.zeros(len(plan.cohort), len(params), dtype=torch.float64)
         work = None
         if len(plan.workers):
-            work = engine.updates(params, plan.workers, solver) if sent is None else _as_work(sent, params)
+            work = engine.updates(params, plan.workers, solver) if sent is None else as_work(sent, params)
             number = {client: place for place, client in enumerate(plan.cohort.clients.tolist())}
             places = torch.tensor([number[client] for client in plan.workers.clients.tolist()])
             good = torch.isfinite(work.sq_norms)
@@ -264,16 +300,14 @@ class PrivateRun:
         whole = quantise(
             rows, step=grid.step, source=self.source("rounding", index), norm_bound=grid.norm_bound, modulus=grid.modulus
         )
-        shares = max(len(rows), self.fewest)
-        noise = self.source("update shares", index)
-        total = torch.zeros(1, len(params), dtype=torch.int64)
-        secure = SimulatedSecureSum(grid.modulus)
-        for k in range(shares):  # share by share: all of them at once would be many times the model
-            own = sample_discrete_gaussian(grid.variance, len(params), source=noise) if grid.sigma > 0 else 0
-            total = secure.sum(
-                torch.cat([total, (whole[k] + own if k < len(whole) else own + total[0] * 0).unsqueeze(0)])
-            ).unsqueeze(0)
-        return (total[0].double() * (grid.step / plan.denominator)).to(params), work
+        noise, secure = self.source("update shares", index), SimulatedSecureSum(grid.modulus)
+        total = torch.zeros(len(params), dtype=torch.int64)
+        for k in range(max(len(rows), self.shares)):  # share by share: all of them at once would be many times the model
+            own = whole[k] if k < len(whole) else torch.zeros_like(total)
+            if k < self.shares and grid.sigma > 0:
+                own = own + sample_discrete_gaussian(grid.variance, len(params), source=noise)
+            total = secure.sum(torch.stack([total, own]))
+        return (total.double() * (grid.step / plan.denominator)).to(params), work
 
     def _next_clip(self, clip: float, plan: Plan, work: LocalWork | None) -> float:
         rule = self.privacy.clip_rule
@@ -281,10 +315,8 @@ class PrivateRun:
             return clip
         within = (work.sq_norms.sqrt() <= clip).double() if work is not None else torch.zeros(0, dtype=torch.float64)
         noise = float(self.gaussian("count", plan.cohort.round, 1)) * float(self.calibration.count or 0) * self.change / 2
-        share = (
-            float((within - 0.5).sum()) + noise
-        ) / plan.denominator + 0.5  # centred, so that a client moves it by ½ at most
-        return rule.next_bound(clip, share)
+        count = float((within - 0.5).sum()) + noise  # centred, so that a client moves it by ½ at most
+        return rule.next_bound(clip, count / self.workers + 0.5)
 
     # --------------------------------------------------------------------------------------------------------- what was spent
 
@@ -328,7 +360,8 @@ def mean_of(losses: Tensor, weights: Tensor) -> Tensor:
     return (weights @ losses.double()) / weights.sum() if bool(weights.sum() > 0) else torch.tensor(float("nan"))
 
 
-def _as_work(sent: Tensor, params: Tensor) -> LocalWork:
+def as_work(sent: Tensor, params: Tensor) -> LocalWork:
+    """Updates (K, D) that clients made in another way than by the solver's work, as local work."""
     sq_norms = sent.double().square().sum(1).cpu()
     losses = torch.zeros_like(sq_norms)
     return LocalWork(sent, marked(sq_norms, usable(sq_norms, losses, params)), losses)

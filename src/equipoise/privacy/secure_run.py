@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from equipoise.errors import require
 from equipoise.privacy.mechanism import SecureAggregation
 from equipoise.privacy.random_source import Seeded
-from equipoise.privacy.run import client_weights, mean_of
-from equipoise.privacy.secure_sum import SimulatedSecureSum, quantise
+from equipoise.privacy.run import as_work, client_weights, mean_of
+from equipoise.privacy.secure_sum import EXACT, SimulatedSecureSum, quantise
 from equipoise.risk import Mean, Superquantile
 from equipoise.types import Aggregator, Cohort, Engine, LocalSolver, LocalWork, RiskValue
 
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
 class SecureRun:
     """Secure aggregation in one run. It has no state and no ε."""
 
-    def __init__(self, privacy: SecureAggregation, algorithm: Algorithm, *, clients: int, seed: int) -> None:
-        self.privacy, self.risk, self.clients, self.seed = privacy, algorithm.risk, clients, seed
+    def __init__(self, privacy: SecureAggregation, algorithm: Algorithm, *, clients_per_round: int, seed: int) -> None:
+        fix = "Draw more clients per round."
+        require(clients_per_round > 1, "clients_per_round", "must be at least 2: one client's sum is its own", 1, fix)
+        self.privacy, self.risk, self.seed = privacy, algorithm.risk, seed
         self.aggregator: Aggregator = algorithm.aggregator
 
     def weigh(self, cohort: Cohort, losses: Tensor | None, state: Any) -> tuple[RiskValue, float]:
@@ -32,8 +35,12 @@ class SecureRun:
         base = cohort.weights * len(cohort)
         if losses is None:
             return RiskValue(torch.tensor(float("nan")), base, state), 1.0
+        good = torch.isfinite(losses)  # others take no part, and are not named
+        losses, base = torch.where(good, losses, 0.0), torch.where(good, base, 0.0)
+        if not bool(good.any()):
+            return RiskValue(torch.tensor(float("nan")), base, state), 1.0
         if isinstance(self.risk, Superquantile):
-            found = self.risk(losses, cohort.weights, state=state)
+            found = self.risk(losses, torch.where(good, cohort.weights, 0.0), state=state)
             return replace(found, weights=torch.where(found.weights > 0, base, 0.0)), 1.0
         public = None if isinstance(self.risk, Mean) else float(self.privacy.loss_bound or 0)
         weights = client_weights(self.risk, losses, base, public)
@@ -45,16 +52,15 @@ class SecureRun:
         """Σ w_k u_k / Σ w_k, both found by one secure sum; clients outside the tail send masked zeros."""
         if not len(plan.workers):
             return torch.zeros_like(params), None
-        work = engine.updates(params, plan.workers, solver)
-        updates = work.update if sent is None else sent
-        weights = plan.weights.double()
-        good = torch.isfinite(updates).all(1).cpu() & torch.isfinite(work.sq_norms)
+        work = engine.updates(params, plan.workers, solver) if sent is None else as_work(sent, params)
+        updates, weights = work.update, plan.weights.double()
+        good = torch.isfinite(work.sq_norms)
         # A linear aggregator works update by update (clipping, say): each client applies it to its own.
         own = torch.stack(
             [self.aggregator(u.unsqueeze(0), w.reshape(1).to(u))[0] for u, w in zip(updates, weights, strict=True)]
         )
         rows = torch.cat([own.double().cpu().nan_to_num(0.0, 0.0, 0.0), weights.unsqueeze(1)], 1)
-        room = (self.privacy.modulus - 1) // 2 // max(1, len(plan.cohort)) * self.privacy.step
+        room = min((self.privacy.modulus - 1) // 2 // len(plan.cohort), EXACT) * self.privacy.step
         fits = good & (rows.abs().amax(1) <= room)
         rows = torch.where(fits.unsqueeze(1), rows, 0.0)
         source = Seeded(self.seed, "rounding", plan.cohort.round)

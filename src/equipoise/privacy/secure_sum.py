@@ -19,7 +19,7 @@ from equipoise.errors import InvalidParameter, is_number, is_whole, require
 from equipoise.privacy.random_source import RandomSource
 
 LARGEST_MODULUS = 1 << 62
-_EXACT = 1 << 52  # beyond it a float64 has no fraction left to round
+EXACT = 1 << 52  # beyond it a float64 has no fraction left to round
 _ROUNDINGS = 100
 
 
@@ -166,7 +166,7 @@ def quantise(
     good = values.is_floating_point() and values.dim() == 2
     shown = f"{values.dtype} of shape {tuple(values.shape)}"
     require(good, "values", "must be floats with one row per client (K, D)", shown)
-    limit = _EXACT if modulus is None else min(_EXACT, (modulus - 1) // 2)
+    limit = EXACT if modulus is None else min(EXACT, (modulus - 1) // 2)
     rounded = torch.empty(values.shape, dtype=torch.int64, device=values.device)
     for row, whole in zip(values, rounded, strict=True):  # row by row: it stays in the cache, and memory for one row is enough
         _round_row(row.double() / step, whole, limit, norm_bound, source)

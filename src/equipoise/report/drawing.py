@@ -140,9 +140,9 @@ def legend_height(study: Study, width: float) -> float:
     return 0.17 * -(-len(study.methods) // legend_columns(study, width)) if len(study.methods) > 1 else 0.0
 
 
-def legend(axes: Any, study: Study, width: float) -> None:
-    """Names of the methods, where there is more than one; outside the axes, where they cover nothing."""
-    if len(study.methods) > 1:
+def legend(axes: Any, study: Study, width: float, *, always: bool = False) -> None:
+    """Names of the methods, where there is more than one (or always); outside the axes, where they cover nothing."""
+    if len(study.methods) > 1 or always:
         axes.figure.legend(
             *axes.get_legend_handles_labels(), loc="outside upper left", ncols=legend_columns(study, width), handlelength=1.5,
             columnspacing=1.2, labelspacing=0.3,

@@ -11,12 +11,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from equipoise.report import series
+from equipoise.report import series, special
 from equipoise.report.study import Method, Numbers, Study
 from equipoise.report.style import FAINT, colour, see_through, short
 from equipoise.report.theme import (
     BAR,
     DASHES,
+    FULL,
+    HALF,
     MARKS,
     Json,
     figure,
@@ -29,8 +31,6 @@ from equipoise.report.theme import (
     scaled,
     value_axis,
 )
-
-FULL, HALF = 1060, 470  # pixels inside a figure that takes the page's width, and one that takes half
 
 
 def histogram(study: Study) -> Json:
@@ -330,7 +330,9 @@ DRAWN: dict[str, Callable[[Study], Json | None]] = {
     "histogram": histogram,
     "percentiles": percentiles,
     "tradeoff": tradeoff,
+    "own": special.own,
     "curves": curves,
     "sizes": sizes,
     "selected": selected,
+    "privacy": special.privacy,
 }

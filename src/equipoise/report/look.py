@@ -33,6 +33,9 @@ thead th { min-width: 5.5em; max-width: 12em; color: var(--soft); font-size: 14p
 tbody tr:last-child > * { border-bottom: 0; }
 tbody th { font-weight: 600; }
 td.best { font-weight: 700; }
+.rejected :is(th, td):nth-last-child(-n+2) { text-align: left; white-space: normal; min-width: 13em; }
+tr.below > * { color: var(--soft); font-weight: 400; }
+tr.below th { padding-left: 33px; }
 td small { display: inline-block; min-width: 3.6em; color: var(--soft); font-size: 13px; }
 td small.down { color: var(--good); }
 td small.up { color: var(--bad); }
@@ -41,10 +44,12 @@ td small.up { color: var(--bad); }
 .swatch { display: inline-block; flex: none; width: 11px; height: 11px; margin-right: 8px; border-radius: 3px; }
 .note, figcaption { color: var(--soft); font-size: 14.5px; }
 .note { max-width: 56em; }
+header .note { max-width: 65em; margin: -10px 0 22px; padding-left: 22px; }
 figure { min-width: 0; margin: 0; padding: 16px 18px; background: var(--card); border: 1px solid var(--line);
   border-radius: 8px; }
 figure.wide { grid-column: 1 / -1; }
 .plot { min-height: 340px; }
+.plot[data-figure=privacy] { min-height: 260px; }
 figcaption { margin-top: 6px; line-height: 1.45; }
 dl { margin: 0; display: grid; grid-template-columns: minmax(8em, max-content) 1fr; gap: 10px 24px; }
 dt { font-weight: 600; overflow-wrap: anywhere; max-width: 16em; }
@@ -61,6 +66,7 @@ code { font: 13.5px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu S
   dd { margin-bottom: 12px; }
   th, td { padding: 8px 9px; }
   td small { min-width: 2.6em; }
+  tr.below th { padding-left: 28px; }
   th { max-width: 9em; }
   table.numbers thead th:not(:first-child) { min-width: 8em; }
 }

@@ -7,7 +7,7 @@ from html import escape
 
 import torch
 
-from equipoise.report import interactive, theme
+from equipoise.report import interactive, notes, theme
 from equipoise.report.captions import captions
 from equipoise.report.look import CSS
 from equipoise.report.script import SCRIPT, embedded, fingerprint, plotly_js
@@ -42,11 +42,15 @@ def page(study: Study) -> str:
             '<p class="eyebrow">Equipoise report</p>',
             "<h1>How every client fares</h1>",
             f'<p id="headline">{escape(bound(study.headline()))}</p>',
+            *([f'<p id="note" class="note">{escape(bound(note))}</p>'] if (note := notes.header_note(study)) else []),
             "</header>",
             "<noscript><p>The figures need JavaScript; the tables do not.</p></noscript>",
             *_figure(study, "histogram"),
             *numbers_table(study),
-            *_figures(study, [name for name in drawn if name != "histogram"]),
+            *notes.attack_section(study),
+            *notes.rejected_section(study),
+            *_figures(study, [name for name in drawn if name not in ("histogram", "privacy")]),
+            *notes.privacy_section(study, _figure(study, "privacy") if "privacy" in drawn else iter(())),
             *worst_clients(study),
             *_settings(study),
             *_glossary(study),
@@ -134,10 +138,12 @@ def _glossary(study: Study) -> Iterator[str]:
     what = (
         "the share of a client's examples that the model gets wrong" if percent else f"the mean {noun} over a client's examples"
     )
+    what += ", the model being the one that it is served" if study.own else ""
     seen = " Unseen clients took no part in training." if study.crowd.unseen else ""
     count = " Every client counts the same, however many examples it has."
     if study.crowd.weighted:
         count = " These are training clients, so each counts by its examples, as in the objective."
+    count += " Malicious ones do not count." if study.crowd.benign else ""
     words = {
         noun: f"{what}.{seen}",
         "mean": f"the {noun} averaged over clients.{count}",
@@ -147,6 +153,12 @@ def _glossary(study: Study) -> Iterator[str]:
         "trained clients per round": "how many of the clients drawn did local work; those with weight 0 did none.",
         "wall time": "seconds that a run took, with evaluation, on the machine that ran it.",
     }
+    if study.own:
+        words["own model"] = "one that a client keeps besides the shared model, and is served in place of it."
+    if study.attacked:
+        words["malicious clients"] = "those that send updates or train on labels meant to do harm; the others are benign."
+    if notes.is_private(study):
+        words["ε, δ"] = "how much the released models can give away about one client: less is better."
     yield '<section aria-labelledby="words"><h2 id="words">Words</h2><dl class="words">'
     yield from (f"<dt>{bound(word)}</dt><dd>{meaning}</dd>" for word, meaning in words.items())
     yield "</dl></section>"

@@ -124,6 +124,48 @@ def some_clients(method: Method) -> list[int]:
 
 
 @dataclass(frozen=True, eq=False)
+class Pairs:
+    """Errors of clients at the shared model and at their own; clients with the same two errors are together."""
+
+    shared: Numbers  # (P,)
+    own: Numbers  # (P,)
+    clients: tuple[tuple[str, ...], ...]  # the ids of each pair's clients
+
+
+def pairs(method: Method, *, malicious: bool = False) -> Pairs:
+    """The benign, or the malicious, clients of the first seed that have a model of their own, where both errors are finite."""
+    rows = method.everyone[0]
+    if rows.personal_error is None:
+        return Pairs(np.zeros(0), np.zeros(0), ())
+    shared, own = rows.error.double().numpy(), rows.personal_error.double().numpy()
+    bad = np.zeros(len(rows), dtype=bool) if rows.malicious is None else rows.malicious.numpy()
+    some = np.flatnonzero(np.isfinite(shared) & np.isfinite(own) & (bad == malicious))
+    together: dict[tuple[float, float], list[str]] = {}
+    for k in some[:: -(-len(some) // MOST_POINTS) or 1]:
+        together.setdefault((float(shared[k]), float(own[k])), []).append(rows.client[k])
+    points = np.array(list(together), dtype=np.float64).reshape(-1, 2)
+    return Pairs(points[:, 0], points[:, 1], tuple(map(tuple, together.values())))
+
+
+def far_apart(study: Study, values: Numbers) -> bool:
+    """Whether losses are so different that only logarithmic axes show all of them."""
+    return not study.scale.percent and len(values) > 0 and bool(values.min() > 0 and values.max() > 100 * values.min())
+
+
+def better_with_own(method: Method) -> tuple[int, int, int]:
+    """How many benign clients of the first seed fare better, alike and worse with their own model than with the shared one.
+
+    An error that is not finite is worse than any other.
+    """
+    rows = method.everyone[0].benign
+    if rows.personal_error is None:
+        return 0, 0, 0
+    has = ~rows.personal_error.isnan().numpy()
+    shared, own = (np.nan_to_num(v.double().numpy()[has], nan=np.inf) for v in (rows.error, rows.served_error))
+    return int((own < shared).sum()), int((own == shared).sum()), int((own > shared).sum())
+
+
+@dataclass(frozen=True, eq=False)
 class Panel:
     """Curves of one number over rounds, one per method (of no length if nothing is known)."""
 
@@ -156,12 +198,13 @@ def curves(study: Study) -> tuple[Panel, ...]:
     return panels if any(len(line) for line in panels[0].lines) else ()
 
 
-def over_rounds(method: Method, field: str) -> Line:
-    """A number of the rounds' reports, smoothed and thinned out in long runs."""
+def over_rounds(method: Method, field: str, *, smoothed: bool = True) -> Line:
+    """A number of the rounds' reports, thinned out in long runs, and smoothed unless it must be as reported."""
     values = method.over_rounds(field)
     if values.shape[1] == 0:
         return Line.of(np.zeros(0), values)
-    line = Line.of(np.arange(1, values.shape[1] + 1), smooth(values, smoothing(values.shape[1])))
+    window = smoothing(values.shape[1]) if smoothed else 1
+    line = Line.of(np.arange(1, values.shape[1] + 1), smooth(values, window))
     keep = np.unique(np.linspace(0, max(0, len(line) - 1), min(len(line), MOST_ROUNDS)).astype(int))
     return Line(line.x[keep], line.middle[keep], line.low[keep], line.high[keep], line.seeds)
 

@@ -29,7 +29,7 @@ from equipoise.report.style import FAINT, INK, colour
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["DRAWN", "curves", "histogram", "percentiles", "render", "selected", "sizes", "tradeoff"]
+__all__ = ["DRAWN", "curves", "histogram", "own", "percentiles", "privacy", "render", "selected", "sizes", "tradeoff"]
 
 WIDTH, HEIGHT = 4.5, 2.9  # inches: about a column of a paper, in the size of its text
 
@@ -116,6 +116,42 @@ def tradeoff(study: Study) -> Figure | None:
 
 
 @style()
+def own(study: Study) -> Figure | None:
+    """The error at a client's own model over that at the shared one; crosses are malicious clients, larger marks several.
+
+    None if no client has a model of its own.
+    """
+    if not study.own:
+        return None
+    figure = blank(WIDTH, HEIGHT + 0.4 + legend_height(study, WIDTH))
+    axes = figure.subplots()
+    drawn = [
+        (index, method, malicious, found) for index, method in enumerate(study.methods) if method.has_own
+        for malicious in (False, True) if len((found := series.pairs(method, malicious=malicious)).own)
+    ]  # fmt: skip
+    for index, method, malicious, found in drawn:
+        axes.scatter(
+            study.shown(found.shared), study.shown(found.own), s=[12.0 * min(12, len(ids)) for ids in found.clients],
+            marker="x" if malicious else "o", linewidths=1.2 if malicious else 0, color=colour(index), alpha=0.6,
+            label=None if malicious else label(method.name),
+        )  # fmt: skip
+    crosses = any(malicious for _, _, malicious, _ in drawn)
+    if crosses:
+        axes.scatter([], [], marker="x", linewidths=1.2, color=FAINT, label="malicious client")
+    if series.far_apart(study, np.concatenate([np.zeros(0), *(v for *_, found in drawn for v in (found.shared, found.own))])):
+        plain_logarithm(axes, "x")
+        plain_logarithm(axes, "y")
+    low, high = min(axes.get_xlim()[0], axes.get_ylim()[0]), max(axes.get_xlim()[1], axes.get_ylim()[1])
+    axes.plot([low, high], [low, high], color=FAINT, linewidth=1, linestyle="--")
+    axes.set_xlim(low, high)
+    axes.set_ylim(low, high)
+    axes.set_xlabel(f"shared model: {study.scale.noun}{study.unit}")
+    axes.set_ylabel(f"own model: {study.scale.noun}{study.unit}")
+    legend(axes, study, WIDTH, always=crosses)
+    return figure
+
+
+@style()
 def sizes(study: Study) -> Figure | None:
     """Error against the clients' examples, with the mean in groups of clients of similar size. None if all sizes agree.
 
@@ -189,13 +225,34 @@ def selected(study: Study) -> Figure | None:
     return figure
 
 
+@style()
+def privacy(study: Study) -> Figure | None:
+    """ε spent after each round. None if no round reports it."""
+    lines = [series.over_rounds(method, "epsilon", smoothed=False) for method in study.methods]
+    if not any(len(line) for line in lines):
+        return None
+    figure = blank(WIDTH, HEIGHT + legend_height(study, WIDTH))
+    axes = figure.subplots()
+    widths = series.widths(lines, 1.6, 7.0)
+    for index, (method, line) in enumerate(zip(study.methods, lines, strict=True)):
+        draw_line(axes, line, method.name, index, width=widths[index])
+    axes.set_ylim(bottom=0)
+    whole_numbers(axes)
+    axes.set_xlabel("round")
+    axes.set_ylabel("ε spent")
+    legend(axes, study, WIDTH)
+    return figure
+
+
 DRAWN: dict[str, Callable[[Study], Figure | None]] = {
     "histogram": histogram,
     "percentiles": percentiles,
     "tradeoff": tradeoff,
+    "own": own,
     "curves": curves,
     "sizes": sizes,
     "selected": selected,
+    "privacy": privacy,
 }
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from equipoise import metrics
-from equipoise.compare import Spread, figures_of
+from equipoise.compare import Spread, figures_of, malicious_clients
 from equipoise.errors import InvalidParameter, require
 from equipoise.report.words import Crowd, Row, Scale, alone, compared
 from equipoise.result import ClientTable, RunRecord
@@ -22,13 +22,37 @@ GRID = np.arange(0.5, 100.25, 0.5)  # the percents at which percentile curves ar
 
 @dataclass(frozen=True, eq=False)
 class Method:
-    """The runs of one method, one per seed, and the clients they are judged on."""
+    """The runs of one method, one per seed, and the clients they are judged on.
+
+    `rows` are the benign clients, with the loss and error of the model that each is served: all that figures and tables show
+    unless they say otherwise. `everyone` has malicious clients, too, and the shared model's errors beside the own models'.
+    """
 
     name: str
     runs: tuple[RunRecord, ...]
     rows: tuple[ClientTable, ...]  # of the judged split, one table per run
+    everyone: tuple[ClientTable, ...]
     figures: Row
     weighted: bool
+
+    @property
+    def has_own(self) -> bool:
+        """Whether these clients are served models of their own."""
+        return "shared_mean" in self.figures
+
+    @property
+    def partly_own(self) -> bool:
+        """Whether some of these clients have a model of their own, and others none."""
+        found = [rows.benign.personal_error for rows in self.everyone] if self.has_own else []
+        return any(own is not None and bool(own.isnan().any()) for own in found)
+
+    @property
+    def shared_median(self) -> float | None:
+        """The median of the error at the shared model, where clients have their own."""
+        if not self.has_own:
+            return None
+        tables = [rows.benign for rows in self.everyone]
+        return Spread.of(metrics.percentile(t.error, 50, t.size.double() if self.weighted else None) for t in tables).mean
 
     def pooled(self, column: str) -> Numbers:
         """A column over all seeds' clients; non-finite errors' clients are left out of every column."""
@@ -73,14 +97,17 @@ class Method:
     def over_rounds(self, field: str) -> Numbers:
         """(seeds, rounds): a number of every round's report, for the rounds that all seeds have."""
         rounds = min(len(run.history.rounds) for run in self.runs)
-        values = [[_number(getattr(report, field)) for report in run.history.rounds[:rounds]] for run in self.runs]
+        values = [[_number(getattr(report, field, None)) for report in run.history.rounds[:rounds]] for run in self.runs]
         return np.array(values, dtype=np.float64).reshape(len(self.runs), rounds)
 
-    def evaluations(self, key: str) -> tuple[Numbers, Numbers]:
-        """The rounds after which all seeds were evaluated, and (seeds, those) a number of the judged split: error, error_90."""
+    def evaluations(self, key: str, *, known: bool = False) -> tuple[Numbers, Numbers]:
+        """The rounds after which all seeds were evaluated, and (seeds, those) a number of the judged split: error, error_90.
+
+        With `known`, only evaluations that have that number at all.
+        """
         seeds = [
-            {point.round: _number(point.splits[run.judged_on].get(key)) for point in run.history.points
-             if run.judged_on in point.splits}
+            {point.round: _number(found.get(key)) for point in run.history.points
+             if (found := point.splits.get(run.judged_on)) is not None and (key in found or not known)}
             for run in self.runs
         ]  # fmt: skip
         rounds = sorted(set.intersection(*(set(points) for points in seeds)))
@@ -131,14 +158,31 @@ class Study:
             raise InvalidParameter("results", "must be judged on the same split", found, "Report them one by one.")
         table = {name: figures_of(runs) for name, runs in by_name.items()}
         weighted = split == "train"
-        methods = tuple(
-            Method(name, tuple(runs), tuple(run.clients.where(split) for run in runs), table[name], weighted)
-            for name, runs in by_name.items()
-        )
+        methods = []
+        for name, runs in by_name.items():
+            everyone = tuple(run.clients.where(split) for run in runs)
+            served = tuple(_served(rows.benign) for rows in everyone)
+            methods.append(Method(name, tuple(runs), served, everyone, table[name], weighted))
         tables = [rows for method in methods for rows in method.rows]
         counts = [len(rows) for rows in tables]
         unseen = not any(bool(rows.seen.any()) for rows in tables)
-        return cls(methods, Crowd((min(counts), max(counts)), split, unseen, weighted), _scale(results, methods))
+        benign = sum(counts) < sum(len(rows) for method in methods for rows in method.everyone)
+        crowd = Crowd((min(counts), max(counts)), split, unseen, weighted, benign)
+        return cls(tuple(methods), crowd, _scale(results, methods))
+
+    @property
+    def own(self) -> tuple[Method, ...]:
+        """The methods under which clients are served models of their own."""
+        return tuple(method for method in self.methods if method.has_own)
+
+    @property
+    def runs(self) -> list[RunRecord]:
+        return [run for method in self.methods for run in method.runs]
+
+    @property
+    def attacked(self) -> bool:
+        """Whether any client of any run is malicious."""
+        return any(malicious_clients(run) for run in self.runs)
 
     @property
     def table(self) -> dict[str, Row]:
@@ -153,7 +197,8 @@ class Study:
         """The sentence at the top."""
         first = self.methods[0]
         if len(self.methods) == 1:
-            return alone(first.figures, first.percentile(50).mean, self.crowd, self.scale, len(first.runs))
+            half = first.percentile(50).mean
+            return alone(first.figures, half, self.crowd, self.scale, len(first.runs), first.shared_median)
         return compared(self.table, self.crowd, self.scale, _wins(first, self.best))
 
     @property
@@ -189,6 +234,13 @@ class Study:
         return bool(values.max() > 20 * np.quantile(values, 0.9) or values.max() > 1000 * values.min())
 
 
+def _served(rows: ClientTable) -> ClientTable:
+    """The clients with the loss and error of the model that each is served, in place of the shared one's."""
+    if rows.personal_error is None:
+        return rows
+    return replace(rows, loss=rows.served_loss, error=rows.served_error, personal_loss=None, personal_error=None)
+
+
 def _number(value: float | None) -> float:
     """A number that was read from a file may be missing there, JSON having no NaN."""
     return math.nan if value is None else float(value)
@@ -208,9 +260,11 @@ def _refuse_strangers(name: str, runs: list[RunRecord]) -> None:
         raise InvalidParameter("results", "with the same name must have different seeds", (name, seeds), fix)
 
 
-def _scale(results: list[RunRecord], methods: tuple[Method, ...]) -> Scale:
+def _scale(results: list[RunRecord], methods: Sequence[Method]) -> Scale:
     """Percentages, unless errors leave [0, 1] or are the losses themselves (a task that is not classification)."""
-    error = torch.cat([result.clients.error.double() for result in results])
+    tables = [result.clients for result in results]
+    columns = [column for table in tables for column in (table.error, table.personal_error) if column is not None]
+    error = torch.cat([column.double() for column in columns])
     same = all(result.error_is_loss for result in results)
     finite = error[torch.isfinite(error)]
     percent = not same and bool(((finite >= 0) & (finite <= 1)).all())

@@ -3,28 +3,35 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from html import escape
 
 import torch
 
-from equipoise.compare import FIGURES
-from equipoise.report.captions import left_out
+from equipoise.compare import FIGURES, Spread, listed, malicious_clients
+from equipoise.report.captions import left_out, served, whose_model
 from equipoise.report.study import Method, Study
 from equipoise.report.style import COLOURS
 
 WORST = 10
+NAMED = 5  # of the clients whose updates were left out
+SHARED = "shared model"
+_LOWEST = " The lowest of a column is bold."
 
 
 def numbers_table(study: Study) -> Iterator[str]:
-    """One row per method: the figures of the error, clients trained per round, and wall time."""
+    """One row per method: the figures of the error, clients trained per round, and wall time.
+
+    Below a method whose clients are served their own models there is a row of the shared model.
+    """
     seeds = f"; mean ± standard deviation over {study.seeds} seeds" if study.seeds > 1 else "; one seed, so no spread is known"
     unit = ", in %" if study.scale.percent else ""
     weighed = ", weighted by their examples" if study.crowd.weighted else ""
     headers = {**FIGURES, "trained": "trained clients per round", "seconds": "wall time (s)"}
-    caption = f"{study.scale.noun.capitalize()} over {study.crowd}{weighed}{unit}{seeds}."
+    caption = f"{study.scale.noun.capitalize()} over {study.crowd}{weighed}{unit}{seeds}.{served(study)}"
     if len(study.methods) > 1:
-        caption += " The lowest of a column is bold."
+        caption += " The lowest of a column, among what clients are served, is bold." if study.own else _LOWEST
     yield '<section aria-labelledby="numbers"><h2 id="numbers">In numbers</h2>'
     yield from _begin("numbers", caption, ("method", *headers.values()))
     lowest = {key: _lowest([study.scale.number(method.figures[key].mean) for method in study.methods]) for key in FIGURES}
@@ -36,10 +43,67 @@ def numbers_table(study: Study) -> Iterator[str]:
             mark = ' class="best"' if key in FIGURES and study.scale.number(spread.mean) == lowest[key] else ""
             cells.append(f'<td{mark} data-key="{key}">{bound(text)}</td>')
         yield f"<tr>{_name(method.name, swatch(index))}{''.join(cells)}</tr>"
+        if method.has_own:
+            shared = [study.scale.spread(method.figures[f"shared_{key}"], len(method.runs)) for key in FIGURES]
+            cells = [f'<td data-key="shared_{key}">{bound(text)}</td>' for key, text in zip(FIGURES, shared, strict=True)]
+            yield f'<tr class="below">{_name(SHARED)}{"".join(cells)}<td></td><td></td></tr>'
     yield _END
     if note := left_out(study):
         yield f'<p class="note">{escape(note)}</p>'
     yield "</section>"
+
+
+def malicious_table(study: Study) -> Iterator[str]:
+    """The malicious clients' mean error beside the benign ones', per method."""
+    noun, unit = study.scale.noun, ", in %" if study.scale.percent else ""
+    weighed = ", weighted by their examples" if study.crowd.weighted else ""
+    over = "; mean ± standard deviation over seeds" if study.seeds > 1 else ""
+    caption = f"Mean {noun} of benign and of malicious clients{weighed}{unit}{over}.{whose_model(study)}"
+    yield from _begin("malicious alone", caption, ("method", "benign clients", "malicious clients"))
+    for index, method in enumerate(study.methods):
+        found: list[Spread | None] = [method.figures.get(key) for key in ("mean", "malicious_mean")]
+        texts = [study.scale.spread(spread, len(method.runs)) if spread is not None else "–" for spread in found]
+        yield f"<tr>{_name(method.name, swatch(index))}{''.join(f'<td>{bound(text)}</td>' for text in texts)}</tr>"
+    yield _END
+
+
+def rejected_table(study: Study) -> Iterator[str]:
+    """Per method: how many updates were left out, whose, and in which rounds."""
+    over = " Over all seeds." if study.seeds > 1 else ""
+    caption = f"Updates that were not finite or absurdly large, and so were left out of their round.{over}"
+    attacked = ("of malicious clients",) if study.attacked else ()
+    yield from _begin("rejected", caption, ("method", "updates left out", *attacked, "clients", "who", "rounds"))
+    for index, method in enumerate(study.methods):
+        lost = [(run, client, report.round + 1) for run in method.runs
+                for report in run.history.rounds for client in report.rejected]  # fmt: skip
+        often = Counter(client for _, client, _ in lost).most_common()
+        bad = {id(run): frozenset(malicious_clients(run)) for run in method.runs}
+        cells = [f"{len(lost):,}"]
+        cells += [f"{sum(client in bad[id(run)] for run, client, _ in lost):,}"] if attacked else []
+        cells += [f"{len(often):,}", listed([client for client, _ in often], NAMED) or "–"]
+        cells.append(rounds_words({number for _, _, number in lost}))
+        yield f"<tr>{_name(method.name, swatch(index))}{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+    yield _END
+
+
+def rounds_words(numbers: set[int], most: int = 8) -> str:
+    """Rounds in few words; of many stretches the first ones.
+
+    >>> rounds_words({1, 2, 3, 7, 9, 10}), rounds_words(set(range(1, 40, 2)), most=3)
+    ('1 to 3, 7, 9, 10', '1, 3, 5, … (20 rounds up to 39)')
+    """
+    stretches: list[list[int]] = []
+    for number in sorted(numbers):
+        if stretches and number == stretches[-1][-1] + 1:
+            stretches[-1].append(number)
+        else:
+            stretches.append([number])
+    words = [
+        text for s in stretches for text in ([f"{s[0]:,} to {s[-1]:,}"] if len(s) > 2 else [f"{number:,}" for number in s])
+    ]
+    if len(words) <= most:
+        return ", ".join(words) or "–"
+    return f"{', '.join(words[:most])}, … ({len(numbers):,} rounds up to {max(numbers):,})"
 
 
 def worst_clients(study: Study) -> Iterator[str]:
@@ -64,14 +128,20 @@ def _worst_alone(study: Study, method: Method) -> Iterator[str]:
     rows, same = method.rows[0], study.scale.noun == "loss"
     worst = method.worst(WORST)
     seed = f", seed {method.runs[0].seed}" if len(method.runs) > 1 else ""
-    columns = ("client", "examples", *(() if same else ("error" + " (%)" * study.scale.percent,)), "loss")
-    yield from _begin("worst alone", f"The {_clients(len(worst))} with the largest {study.scale.noun}{seed}.", columns)
     finite = rows.loss[torch.isfinite(rows.loss)]
     losses = study.scale.fitting(float(finite.abs().max()) if len(finite) else 1.0, percent=False)
+    tables = {"": rows}
+    if method.has_own:
+        tables = {"served " if method.partly_own else "own ": rows, "shared ": method.everyone[0].benign}
+    columns = [] if same else [
+        (f"{whose}error{' (%)' * study.scale.percent}", table.error, study.scale) for whose, table in tables.items()
+    ]  # fmt: skip
+    columns += [(f"{whose}loss", table.loss, losses) for whose, table in tables.items() if same or table is rows]
+    caption = f"The {_clients(len(worst), study.crowd.benign_word)} with the largest {study.scale.noun}{seed}.{served(study)}"
+    yield from _begin("worst alone", caption, ("client", "examples", *(title for title, _, _ in columns)))
     for k in worst:
-        error = "" if same else f"<td>{study.scale.number(float(rows.error[k]))}</td>"
-        yield f"<tr>{_name(rows.client[k])}<td>{int(rows.size[k]):,}</td>{error}"
-        yield f"<td>{losses.number(float(rows.loss[k]))}</td></tr>"
+        cells = "".join(f"<td>{scale.number(float(values[k]))}</td>" for _, values, scale in columns)
+        yield f"<tr>{_name(rows.client[k])}<td>{int(rows.size[k]):,}</td>{cells}</tr>"
     yield _END
 
 
@@ -82,8 +152,8 @@ def _before_and_after(study: Study, chosen: Method, name: str) -> Iterator[str]:
     under = [(index, method, method.errors_by_client(seed)) for index, method in enumerate(study.methods)]
     shown = [(index, method, errors) for index, method, errors in under if errors is not None]
     seeds = f", seed {seed}" if study.seeds > 1 else ""
-    caption = f"The {_clients(len(worst))} with the largest {scale.noun} under {chosen.name}{seeds}"
-    caption += f"; {scale.noun}{' in %' if scale.percent else ''} under each method."
+    caption = f"The {_clients(len(worst), study.crowd.benign_word)} with the largest {scale.noun} under {chosen.name}{seeds}"
+    caption += f"; {scale.noun}{' in %' if scale.percent else ''} under each method.{whose_model(study)}"
     yield from _begin("worst", caption, ("client", "examples", *(m.name for _, m, _ in shown)), name, [i for i, _, _ in shown])
     for k in worst:
         key = (rows.client[k], int(rows.size[k]))
@@ -135,8 +205,8 @@ def bound(text: str) -> str:
     return text.replace(" %", "\u00a0%").replace(" ± ", "\u00a0±\u00a0")
 
 
-def _clients(count: int) -> str:
-    return "client" if count == 1 else f"{count} clients"
+def _clients(count: int, kind: str = "") -> str:
+    return f"{kind}client" if count == 1 else f"{count} {kind}clients"
 
 
 def _plain(value: float) -> str:

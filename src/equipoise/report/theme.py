@@ -14,6 +14,7 @@ from equipoise.report.style import COLOURS, DARK_COLOURS, FAINT, colour, see_thr
 
 Json = dict[str, Any]
 
+FULL, HALF = 1060, 470  # pixels inside a figure that takes the page's width, and one that takes half
 NARROW = 560  # pixels: a figure less wide is laid out for a telephone
 DASHES = ("solid", "dash", "dashdot", "dot")
 MARKS = ("circle", "square", "diamond", "triangle-up", "triangle-down")

@@ -6,9 +6,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from equipoise.compare import Spread
+from equipoise.compare import Spread, count_words
 
-Row = Mapping[str, Spread]  # mean, percentile_90, worst_10, standard_deviation, trained, seconds
+# mean, percentile_90, worst_10, standard_deviation (with shared_ before where clients have their own models), trained, seconds
+Row = Mapping[str, Spread]
 
 
 @dataclass(frozen=True)
@@ -65,12 +66,17 @@ class Crowd:
     split: str
     unseen: bool
     weighted: bool  # by examples
+    benign: bool = False  # malicious clients are left out
 
     def __str__(self) -> str:
-        fewest, most = self.count
-        number = f"{most:,}" if fewest == most else f"{fewest:,} to {most:,}"
         split = {"train": "training"}.get(self.split, self.split)
-        return f"{number} {'unseen ' if self.unseen else ''}{split} client{'s' if most > 1 else ''}"
+        kind = f"{'unseen ' if self.unseen else ''}{self.benign_word}{split}"
+        return f"{count_words(self.count)} {kind} client{'s' if self.count[1] > 1 else ''}"
+
+    @property
+    def benign_word(self) -> str:
+        """What stands before "clients" where some others are left out."""
+        return "benign " if self.benign else ""
 
 
 def compared(table: Mapping[str, Row], crowd: Crowd, scale: Scale, wins: tuple[int, int] | None = None) -> str:
@@ -99,21 +105,32 @@ def compared(table: Mapping[str, Row], crowd: Crowd, scale: Scale, wins: tuple[i
     elif wins and wins[1] > 1:
         chance = 2 * wins[0] <= wins[1]
         seeds = f" (lower in {'only ' * chance}{wins[0]} of {wins[1]} seeds{', so perhaps by chance' * chance})"
-    return f"{best} lowers {over} from {scale.value(before)} to {scale.value(after)}{price}, against {baseline}{seeds}."
+    own = ""
+    if "shared_percentile_90" in table[best]:
+        shared = scale.value(table[best]["shared_percentile_90"].mean)
+        own = f" Its clients are served their own models; with its shared model the percentile is {shared}."
+    return f"{best} lowers {over} from {scale.value(before)} to {scale.value(after)}{price}, against {baseline}{seeds}.{own}"
 
 
-def alone(row: Row, median: float, crowd: Crowd, scale: Scale, seeds: int = 1) -> str:
-    """Who one method leaves behind, in one sentence."""
+def alone(row: Row, median: float, crowd: Crowd, scale: Scale, seeds: int = 1, shared_median: float | None = None) -> str:
+    """Who one method leaves behind, in one sentence; where clients have their own models, how it is without them."""
     mean, worst = row["mean"].mean, row["worst_10"].mean
     if not math.isfinite(mean):
         return f"Some of the {crowd} have {with_article(scale.noun)} that is not finite."
     if crowd.count == (1, 1):
-        return f"The one {str(crowd).removeprefix('1 ')} sees {with_article(scale.noun)} of {scale.value(mean)}{_over(seeds)}."
+        text = f"The one {str(crowd).removeprefix('1 ')} sees {with_article(scale.noun)} of {scale.value(mean)}{_over(seeds)}."
+        return text if shared_median is None else f"{text} With the shared model it is {scale.value(row['shared_mean'].mean)}."
     weighed = ", weighted by their examples," if crowd.weighted else ""
-    return (
+    text = (
         f"Half of the {crowd}{weighed} see {with_article(scale.noun)} of {scale.value(median)} or less; "
         f"the worst 10 % see {scale.value(worst)} on average{_over(seeds)}."
     )
+    if shared_median is None:
+        return text
+    without = (shared_median, row["shared_worst_10"].mean)
+    if not all(math.isfinite(v) for v in without):
+        return f"{text} With the shared model in place of their own some have {with_article(scale.noun)} that is not finite."
+    return f"{text} With the shared model in place of their own these are {' and '.join(map(scale.value, without))}."
 
 
 def with_article(noun: str) -> str:

@@ -71,7 +71,8 @@ class Tilted:
         For t < 0 it is α e^{tF}. Divided by their sum over clients these are the weights of the risk.
         """
         clipped = loss.double().clamp(0.0, float(public))
-        return (base_weight * torch.exp(self.tilt * (clipped - (float(public) if self.tilt > 0 else 0.0)))).to(base_weight.dtype)
+        largest = float(public) if self.tilt > 0 else 0.0
+        return (base_weight * torch.exp(self.tilt * (clipped - largest))).to(base_weight.dtype)
 
     @property
     def server_step(self) -> Callable[..., float] | None:

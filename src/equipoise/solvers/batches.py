@@ -2,8 +2,9 @@
 
 Each epoch goes through the client's examples in a fresh random order, in batches of `batch_size`; the last one may be
 smaller. `client_batches` says this plainly for one client (the loop engine); `BatchCursor` gives the same batches for many
-ragged clients at once (the simulator). A solver with a `split` sees the same share of its examples in every step but the last,
-and the others in the last: `split_batches` and `SplitCursor`.
+ragged clients at once (the simulator). A solver that evaluates several gradients on one batch says so by `repeats`: every batch
+is then used for that many steps in a row. A solver with a `split` sees the same share of its examples in every step but the
+last, and the others in the last: `split_batches` and `SplitCursor`.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ def epoch_order(key: Tensor, epoch: int, size: int) -> Tensor:
     return random_bits(key.reshape(1), epoch << 32, size)[0].argsort(stable=True)
 
 
-def client_batches(key: Tensor, size: int, batch_size: int | None, steps: int) -> Iterator[Tensor]:
-    """The example numbers of each of `steps` local steps of one client with `size` examples."""
+def client_batches(key: Tensor, size: int, batch_size: int | None, steps: int, repeats: int = 1) -> Iterator[Tensor]:
+    """The example numbers of each of `steps` local steps of one client with `size` examples; each batch `repeats` times."""
     if batch_size is None or batch_size >= size:  # the full batch has no order
         for _ in range(steps):
             yield torch.arange(size, device=key.device)
@@ -31,8 +32,8 @@ def client_batches(key: Tensor, size: int, batch_size: int | None, steps: int) -
     per_epoch = -(-size // batch_size)
     order = torch.empty(0)
     for step in range(steps):
-        epoch, position = divmod(step, per_epoch)
-        if position == 0:
+        epoch, position = divmod(step // repeats, per_epoch)
+        if position == 0 and step % repeats == 0:
             order = epoch_order(key, epoch, size)
         yield order[position * batch_size : (position + 1) * batch_size]
 
@@ -41,11 +42,11 @@ class BatchCursor:
     """Steps through the batches of K clients together: `batch(step)` gives rows (k, b) and their weights (k, b).
 
     Clients are sorted by falling number of steps, so that the k clients still working at a step are the first k. Padding
-    repeats a real example with weight 0; the weights of a client's batch sum to 1.
+    repeats a real example with weight 0; the weights of a client's batch sum to 1. Each batch comes `repeats` times in a row.
     """
 
-    def __init__(self, keys: Tensor, sizes: Tensor, batch_size: int | None, steps: Tensor) -> None:
-        self.keys, self.sizes, self.steps = keys, sizes, steps
+    def __init__(self, keys: Tensor, sizes: Tensor, batch_size: int | None, steps: Tensor, repeats: int = 1) -> None:
+        self.keys, self.sizes, self.steps, self.repeats = keys, sizes, steps, repeats
         largest = int(sizes.max())
         self.width = largest if batch_size is None else min(batch_size, largest)
         whole = sizes <= self.width if batch_size is not None else torch.ones_like(sizes, dtype=torch.bool)
@@ -67,10 +68,11 @@ class BatchCursor:
     def batch(self, step: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Example numbers inside each client (k, b), and the weight of each in its batch's mean (k, b), in `dtype`."""
         k = self.active[step]
-        epochs = torch.div(step, self.per_epoch, rounding_mode="floor")
-        position = step - epochs * self.per_epoch
+        number, again = divmod(step, self.repeats)
+        epochs = torch.div(number, self.per_epoch, rounding_mode="floor")
+        position = number - epochs * self.per_epoch
         fresh = ((position == 0) & self.shuffled)[:k].nonzero().flatten()
-        if len(fresh):
+        if len(fresh) and not again:
             self._shuffle(fresh, epochs)
         start = position[:k] * self.width
         count = (self.sizes[:k] - start).clamp(max=self.width)
@@ -85,7 +87,7 @@ def batches_of(solver: LocalSolver, key: Tensor, size: int, steps: int) -> Itera
     """The example numbers of each local step of one client, as the solver wants them."""
     share = getattr(solver, "split", None)
     if share is None:
-        return client_batches(key, size, solver.batch_size, steps)
+        return client_batches(key, size, solver.batch_size, steps, getattr(solver, "repeats", 1))
     return split_batches(key, size, share, steps)
 
 
@@ -93,7 +95,7 @@ def cursor_of(solver: LocalSolver, keys: Tensor, sizes: Tensor, steps: Tensor) -
     """The same for many clients at once."""
     share = getattr(solver, "split", None)
     if share is None:
-        return BatchCursor(keys, sizes, solver.batch_size, steps)
+        return BatchCursor(keys, sizes, solver.batch_size, steps, getattr(solver, "repeats", 1))
     return SplitCursor(keys, sizes, share, steps)
 
 

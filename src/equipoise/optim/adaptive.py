@@ -1,0 +1,124 @@
+"""Noise first, then a usual optimiser on the noisy gradient g̃: DP-SGD and its adaptive relatives.
+
+What is adaptive is a function of what was released, so each costs as much privacy as DP-SGD: one Gaussian a step. Their weak
+point is that the second moments are those of the noise, wherever it is larger than the gradient (thesis, Figure 6.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Unpack
+
+from torch import Tensor, nn
+
+from equipoise.errors import is_number, require
+from equipoise.optim.gradients import Query
+from equipoise.optim.private import Privacy, PrivateOptimizer, Rate, check_lr, rate_at
+from equipoise.optim.rules import adagrad, check_adaptive, preconditioner, rmsprop
+
+
+class DPSGD(PrivateOptimizer):
+    """w ← w − lr · g̃ with g̃ = (Σ clip(g_i, C) + N(0, z² C² I)) / b.
+
+    Source: Abadi et al. 2016, Algorithm 1.
+
+    >>> import torch
+    >>> from equipoise.models import Logistic
+    >>> net, x, y = Logistic(2), torch.eye(2), torch.tensor([0, 1])
+    >>> optimizer = DPSGD(net, lr=1.0, clip=1.0, noise_multiplier=0.0, sample_rate=1.0)
+    >>> for batch in optimizer.batches(x, y, steps=1):
+    ...     optimizer.step(*batch)
+    >>> net.weight
+    Parameter containing:
+    tensor([-0.2500,  0.2500], requires_grad=True)
+    """
+
+    def __init__(self, model: nn.Module, *, lr: Rate, **privacy: Unpack[Privacy]) -> None:
+        super().__init__(model, **privacy)
+        check_lr("lr", lr)
+        self.lr = lr
+
+    def _queries(self, params: Tensor) -> Sequence[Query]:
+        return (Query(self.clip),)
+
+    def _change(self, released: Sequence[Tensor]) -> Tensor:
+        return -rate_at(self.lr, self.steps) * released[0]
+
+
+class DPAdam(PrivateOptimizer):
+    """m ← β₁ m + (1 − β₁) g̃, v ← β₂ v + (1 − β₂) g̃², w ← w − lr · m̂ / (√v̂ + ε) with m̂ = m / (1 − β₁^t), v̂ = v / (1 − β₂^t).
+
+    Source: Li 2023 (thesis), Algorithm 9; Zhou et al. 2020.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        lr: Rate,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        **privacy: Unpack[Privacy],
+    ) -> None:
+        super().__init__(model, **privacy)
+        check_lr("lr", lr)
+        good = len(betas) == 2 and all(is_number(beta) and 0 <= beta < 1 for beta in betas)
+        require(good, "betas", "must be two numbers in [0, 1)", betas)
+        check_adaptive(betas[1], eps)
+        self.lr, self.betas, self.eps = lr, betas, eps
+        self.memory = {"mean": self._zeros(), "second_moment": self._zeros()}
+
+    def _queries(self, params: Tensor) -> Sequence[Query]:
+        return (Query(self.clip),)
+
+    def _change(self, released: Sequence[Tensor]) -> Tensor:
+        (first, second), t = self.betas, self.steps + 1
+        mean = first * self.memory["mean"] + (1 - first) * released[0]
+        v = rmsprop(self.memory["second_moment"], released[0], second)
+        self.memory = {"mean": mean, "second_moment": v}
+        step = rate_at(self.lr, self.steps) / (1 - first**t)
+        return -step * mean / preconditioner(v / (1 - second**t), self.eps)
+
+
+class DPRMSProp(PrivateOptimizer):
+    """v ← β v + (1 − β) g̃², w ← w − lr · g̃ / (√v + ε).
+
+    Source: Li 2023 (thesis), 6.4.1 and 6.10.1; ε near the size of √v decides how adaptive it is (6.13.2).
+    """
+
+    def __init__(self, model: nn.Module, *, lr: Rate, beta: float = 0.9, eps: float = 1e-3, **privacy: Unpack[Privacy]) -> None:
+        super().__init__(model, **privacy)
+        check_lr("lr", lr)
+        check_adaptive(beta, eps)
+        self.lr, self.beta, self.eps = lr, beta, eps
+        self.memory = {"second_moment": self._zeros()}
+
+    def _queries(self, params: Tensor) -> Sequence[Query]:
+        return (Query(self.clip),)
+
+    def _change(self, released: Sequence[Tensor]) -> Tensor:
+        v = rmsprop(self.memory["second_moment"], released[0], self.beta)
+        self.memory = {"second_moment": v}
+        return -rate_at(self.lr, self.steps) * released[0] / preconditioner(v, self.eps)
+
+
+class DPAdaGrad(PrivateOptimizer):
+    """v ← v + g̃², w ← w − lr · g̃ / (√v + ε).
+
+    Source: Li 2023 (thesis), 6.7.1 and 6.13.3.
+    """
+
+    def __init__(self, model: nn.Module, *, lr: Rate, eps: float = 1e-3, **privacy: Unpack[Privacy]) -> None:
+        super().__init__(model, **privacy)
+        check_lr("lr", lr)
+        check_adaptive(0.0, eps)
+        self.lr, self.eps = lr, eps
+        self.memory = {"second_moment": self._zeros()}
+
+    def _queries(self, params: Tensor) -> Sequence[Query]:
+        return (Query(self.clip),)
+
+    def _change(self, released: Sequence[Tensor]) -> Tensor:
+        v = adagrad(self.memory["second_moment"], released[0])
+        self.memory = {"second_moment": v}
+        return -rate_at(self.lr, self.steps) * released[0] / preconditioner(v, self.eps)

@@ -1,0 +1,240 @@
+"""Per-example gradients, and the one thing a private method may learn from them: the sum of their clipped transforms.
+
+An example i with gradient g_i is asked for clip(scale ⊙ g_i + shift, C), where clip(v, C) = v · min(1, C / ‖v‖). Whatever an
+example holds, adding or removing it moves the sum by at most C: an example whose gradient is not finite adds nothing.
+
+Gradients come from `torch.func` (`vmap` of `grad`), a bounded number of examples at a time. A linear model needs less: its
+gradient is the outer product of the loss's slope and the input, so that norms and sums never build the (B, D) matrix.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from equipoise.errors import IncompatibleParts, InvalidParameter, require
+from equipoise.models.linear import LinearModel, hinge_loss, logistic_loss, squared_error
+from equipoise.params import ParameterLayout
+from equipoise.task import PerExample, cross_entropy, per_example
+
+ELEMENTS = 2**25  # entries of the (B, D) matrix held at once: 128 MiB of float32
+
+
+@dataclass(frozen=True, eq=False)
+class Query:
+    """What every example is asked for: scale ⊙ g + shift, clipped to the norm `clip` (infinity: not clipped)."""
+
+    clip: float
+    scale: Tensor | None = None  # (D,); None: ones
+    shift: Tensor | None = None  # (D,); None: zeros
+
+
+class Gradients(Protocol):
+    """The gradients g_i of B examples, in whatever form they are held."""
+
+    def norms(self, scale: Tensor | None, shift: Tensor | None) -> Tensor:
+        """‖scale ⊙ g_i + shift‖, (B,)."""
+
+    def total(self, weights: Tensor) -> Tensor:
+        """Σ weights_i g_i, (D,)."""
+
+    def only(self, keep: Tensor) -> Gradients:
+        """The gradients at a boolean mask (B,)."""
+
+
+@dataclass(frozen=True, eq=False)
+class RowGradients:
+    """One row per example, (B, D)."""
+
+    rows: Tensor
+
+    def norms(self, scale: Tensor | None, shift: Tensor | None) -> Tensor:
+        rows = self.rows if scale is None else self.rows * scale
+        norms: Tensor = torch.linalg.vector_norm(rows if shift is None else rows + shift, dim=1)
+        return norms
+
+    def total(self, weights: Tensor) -> Tensor:
+        return weights @ self.rows
+
+    def only(self, keep: Tensor) -> RowGradients:
+        return RowGradients(self.rows[keep])
+
+
+@dataclass(frozen=True, eq=False)
+class OuterGradients:
+    """Gradients of a linear model: slopes δ (B, C) of the loss in the outputs times inputs x (B, F), then the biases' δ."""
+
+    inputs: Tensor
+    slopes: Tensor
+    bias: bool
+
+    def norms(self, scale: Tensor | None, shift: Tensor | None) -> Tensor:
+        if shift is not None:  # the square of a sum would cancel in float32, and clipping must not rest on that
+            return self._rows().norms(scale, shift)
+        if scale is None:
+            inputs: Tensor = torch.linalg.vector_norm(self.inputs, dim=1)
+            slopes: Tensor = torch.linalg.vector_norm(self.slopes, dim=1)
+            return slopes * (inputs.square() + 1).sqrt() if self.bias else slopes * inputs
+        squares = self.slopes.square()
+        weights = scale[: self.slopes.shape[1] * self.inputs.shape[1]].view(self.slopes.shape[1], -1)  # (C, F)
+        per_output = self.inputs.square() @ weights.square().t()  # (B, C)
+        if self.bias:
+            per_output = per_output + scale[weights.numel() :].square()
+        return (squares * per_output).sum(1).sqrt()
+
+    def total(self, weights: Tensor) -> Tensor:
+        weighted = weights.unsqueeze(1) * self.slopes
+        matrix = (weighted.t() @ self.inputs).flatten()
+        return torch.cat([matrix, weighted.sum(0)]) if self.bias else matrix
+
+    def only(self, keep: Tensor) -> OuterGradients:
+        return OuterGradients(self.inputs[keep], self.slopes[keep], self.bias)
+
+    def _rows(self) -> RowGradients:
+        matrix = (self.slopes.unsqueeze(2) * self.inputs.unsqueeze(1)).flatten(1)
+        return RowGradients(torch.cat([matrix, self.slopes], 1) if self.bias else matrix)
+
+
+def clipped_sum(gradients: Gradients, query: Query) -> Tensor:
+    """Σ_i clip(scale ⊙ g_i + shift, C), (D,); with a finite C, examples whose gradient is not finite add nothing."""
+    norms = gradients.norms(query.scale, query.shift)
+    if math.isinf(query.clip):
+        weights = torch.ones_like(norms)
+    else:
+        good = torch.isfinite(norms)
+        if not bool(good.all()):
+            gradients, norms = gradients.only(good), norms[good]
+        weights = (query.clip / norms).clamp(max=1.0)  # a norm of 0 gives 1
+    total = gradients.total(weights)
+    total = total if query.scale is None else total * query.scale
+    return total if query.shift is None else total + weights.sum() * query.shift
+
+
+# ------------------------------------------------------------------------------------------------------- differentiation
+
+_OWN_LOSSES: tuple[PerExample, ...] = (cross_entropy, logistic_loss, hinge_loss, squared_error)
+
+
+class _Scored(nn.Module):
+    """Model and loss as one module: also parameters that a model uses in its own loss are then differentiated."""
+
+    def __init__(self, module: nn.Module, loss: PerExample) -> None:
+        super().__init__()
+        self.module, self.loss = module, loss
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return per_example("loss", self.loss(self.module(x), y), x)
+
+
+class ExampleGradients:
+    """The gradients of a model's loss at parameters (D,), example by example. The model is used, not copied."""
+
+    def __init__(self, model: nn.Module, loss: PerExample | None = None, *, elements: int = ELEMENTS) -> None:
+        require(isinstance(model, nn.Module), "model", "must be a torch.nn.Module", type(model).__name__)
+        require(loss is None or callable(loss), "loss", "must be a function of (outputs, targets)", loss)
+        refuse_mixing_layers(model)
+        self.layout = ParameterLayout.of(model)
+        exact = self.layout.dtype in (torch.float32, torch.float64)  # a norm in half precision would not bound anything
+        require(exact, "model", "must have parameters in float32 or float64", str(self.layout.dtype), "Use model.float().")
+        chosen: PerExample = loss or getattr(model, "loss", None) or cross_entropy
+        self._model, self._loss, self._elements = model, chosen, elements
+        self._scored = _Scored(model, chosen)
+        self._linear = _is_linear(model, self.layout) and any(chosen is own for own in _OWN_LOSSES)
+
+    def clipped_sums(self, params: Tensor, x: Tensor, y: Tensor, queries: Sequence[Query]) -> list[Tensor]:
+        """The clipped sum of every query over the examples, each (D,); zeros over no examples."""
+        totals = [torch.zeros_like(params) for _ in queries]
+        for gradients in self.chunks(params, x, y):
+            for total, query in zip(totals, queries, strict=True):
+                total += clipped_sum(gradients, query)
+        return totals
+
+    def chunks(self, params: Tensor, x: Tensor, y: Tensor) -> Iterator[Gradients]:
+        """The gradients of the examples, as many at a time as memory is meant to hold."""
+        if len(x) == 0:
+            return
+        if self._linear:
+            yield self._outer(params, x, y)
+            return
+        size = max(1, self._elements // self.layout.dimension)
+        for start in range(0, len(x), size):
+            yield RowGradients(self.rows(params, x[start : start + size], y[start : start + size]))
+
+    def rows(self, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """One gradient per example by `vmap(grad(…))`: (B, D)."""
+
+        def loss(flat: Tensor, one_x: Tensor, one_y: Tensor) -> Tensor:
+            return self._losses(flat, one_x.unsqueeze(0), one_y.unsqueeze(0))[0]
+
+        return _vectorised(vmap(grad(loss), in_dims=(None, 0, 0), randomness="different"), self._model)(params, x, y)
+
+    def mean(self, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """The gradient of the mean loss, (D,): for public examples, which need no clipping."""
+        if self._linear:
+            weights = torch.full((len(x),), 1 / len(x), dtype=params.dtype, device=params.device)
+            return self._outer(params, x, y).total(weights)
+        gradient: Tensor = grad(lambda flat: self._losses(flat, x, y).mean())(params)
+        return gradient
+
+    def _losses(self, flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        named = {f"module.{name}": value for name, value in self.layout.unflatten(flat).items()}
+        losses: Tensor = functional_call(self._scored, named, (x, y))
+        return losses
+
+    def _outer(self, params: Tensor, x: Tensor, y: Tensor) -> OuterGradients:
+        with torch.no_grad():
+            outputs: Tensor = functional_call(self._model, self.layout.unflatten(params), (x,))
+        outputs.requires_grad_()
+        with torch.enable_grad():
+            losses = per_example("loss", self._loss(outputs, y), x)
+            (slopes,) = torch.autograd.grad(losses.sum(), outputs)
+        return OuterGradients(x.flatten(1), slopes.view(len(x), -1), len(self.layout.names) == 2)
+
+
+def _is_linear(model: nn.Module, layout: ParameterLayout) -> bool:
+    """Whether outputs are weights times inputs plus a bias, with nothing frozen and nothing hooked in between."""
+    plain = type(model) is nn.Linear or (isinstance(model, LinearModel) and type(model).forward is LinearModel.forward)
+    names = ("weight", "bias") if getattr(model, "bias", None) is not None else ("weight",)
+    return plain and layout.names == names and not model._forward_hooks and not model._forward_pre_hooks
+
+
+def _vectorised(function: Callable[..., Tensor], model: nn.Module) -> Callable[..., Tensor]:
+    def call(*arguments: Tensor) -> Tensor:
+        try:
+            return function(*arguments)
+        except RuntimeError as failure:
+            if "vmap" not in str(failure):
+                raise
+            raise IncompatibleParts(
+                f"{type(model).__name__} cannot be differentiated one example at a time by torch.func.vmap: {failure}",
+                "Write its forward pass without branches on values, .item() and buffers that change.",
+            ) from failure
+
+    return call
+
+
+def refuse_mixing_layers(model: nn.Module) -> None:
+    """Under batch normalisation an example's gradient depends on the others, so clipping each bounds nothing."""
+    for name, layer in model.named_modules():
+        keeps_statistics = isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) or keeps_statistics:
+            place = f"model.{name}" if name else "model"
+            raise IncompatibleParts(
+                f"{place} is a {type(layer).__name__}: it mixes the examples of a batch, so that there is no gradient of "
+                "one example to clip, and its statistics would be released without noise.",
+                f"Replace it, e.g. by torch.nn.GroupNorm(groups, {getattr(layer, 'num_features', 'channels')}).",
+            )
+
+
+def check_examples(x: Tensor, y: Tensor, name: str = "y") -> None:
+    """Refuse inputs and targets that are not as many."""
+    for what, value in (("x", x), (name, y)):
+        require(isinstance(value, Tensor) and value.dim() > 0, what, "must be a tensor with one row per example", value)
+    if len(x) != len(y):
+        raise InvalidParameter(name, f"must have one row per example, {len(x)}", len(y))

@@ -1,0 +1,219 @@
+"""The common part of all private optimisers: clipped per-example gradients, noise on their sum, and the account of it."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NotRequired, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.errors import InvalidParameter, is_number, is_whole, require
+from equipoise.optim.batches import Examples, check_rate, fresh_seed, poisson_batches
+from equipoise.optim.gradients import ExampleGradients, Query, check_examples
+from equipoise.rng import stream_key
+from equipoise.task import PerExample
+
+if TYPE_CHECKING:
+    from equipoise.privacy.accounting import CohortEvent
+
+Rate = float | Callable[[int], float]  # a learning rate, or a function of the step
+
+
+class Privacy(TypedDict):
+    """What every private optimiser is told besides its own parameters."""
+
+    clip: float  # C, the largest norm of one example's contribution; math.inf only without noise
+    noise_multiplier: float  # z: the noise on the sum has standard deviation z · C per coordinate; 0 is not private
+    sample_rate: float  # the probability with which each example enters a batch
+    expected_batch_size: NotRequired[float | None]  # sums are divided by it; None: sample_rate · N, once `batches` knows N
+    loss: NotRequired[PerExample | None]  # (outputs, targets) → one number per example; None: the model's, or cross-entropy
+    seed: NotRequired[int | None]  # of noise and batches; None: from the operating system
+
+
+class PrivateOptimizer(ABC):
+    """Trains a module in place from noisy sums of clipped per-example gradients; the only thing it releases.
+
+    One step on a Poisson batch B at w:
+        s̃ = (Σ_{i∈B} clip(scale ⊙ ∇f_i(w) + shift, C) + N(0, z² C² I)) / b,  then w moves as a function of s̃ alone,
+    with b the *expected* batch size, fixed in advance: the size of B is private. Adding or removing one example moves the sum
+    by at most C, so a step is one Gaussian of multiplier z, amplified by sampling; everything else is post-processing.
+
+    Methods say what they ask of examples (`_queries`) and what they make of the answers (`_change`).
+
+        optimizer = DPSGD(net, lr=0.5, clip=1.0, noise_multiplier=1.0, sample_rate=64 / 25_000, seed=0)
+        for x, y in optimizer.batches(X, Y, steps=1000):
+            optimizer.step(x, y)
+        optimizer.epsilon(delta=1e-5)
+
+    ε speaks of examples (add or remove one) and of the parameters only: metrics on the training examples, the batches and
+    `state_dict` (it holds the noise generator) are not covered. A known seed makes it nominal. Batches must be Poisson with
+    `sample_rate`, as `batches` draws them.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        clip: float,
+        noise_multiplier: float,
+        sample_rate: float,
+        expected_batch_size: float | None = None,
+        loss: PerExample | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self._examples = ExampleGradients(model, loss)
+        self.layout = self._examples.layout
+        check_clip("clip", clip, noise_multiplier)
+        check_rate(sample_rate)
+        self.model, self.clip, self.noise_multiplier, self.sample_rate = model, clip, noise_multiplier, sample_rate
+        self.expected_batch_size = expected_batch_size
+        if expected_batch_size is not None:
+            require(is_positive(expected_batch_size), "expected_batch_size", "must be a positive number", expected_batch_size)
+        self.steps = 0
+        self.spent: dict[tuple[float, tuple[float, ...]], int] = {}  # (sample rate, multipliers of a step) → steps
+        self.memory: dict[str, Tensor] = {}
+        self._seed = fresh_seed(seed)
+        self._generators = {"noise": self._generator("optimiser noise")}
+
+    # ------------------------------------------------------------------------------------------------------ what users call
+
+    def batches(self, x: Tensor, y: Tensor, *, steps: int) -> Iterator[Examples]:
+        """The next `steps` Poisson batches of all private examples; sets the expected batch size if none was given."""
+        if self.expected_batch_size is None:
+            check_examples(x, y)
+            require(len(x) > 0, "x", "must hold at least one example", len(x))
+            self.expected_batch_size = self.sample_rate * len(x)
+        return poisson_batches(x, y, sample_rate=self.sample_rate, steps=steps, seed=self._seed, start=self.steps)
+
+    def step(self, x: Tensor, y: Tensor) -> None:
+        """One step on a batch x (B, …), y (B, …). An empty batch is a batch: its noise is released like any other's."""
+        check_examples(x, y)
+        size = self._batch_size()
+        params = self.layout.read(self.model)
+        queries = self._queries(params)
+        totals = self._examples.clipped_sums(params, x, y, queries)
+        released = [self._noisy(total, query.clip) / size for total, query in zip(totals, queries, strict=True)]
+        self.layout.write(self.model, params + self._change(released))
+        key = (float(self.sample_rate), (float(self.noise_multiplier),) * len(queries))
+        self.spent[key] = self.spent.get(key, 0) + 1
+        self.steps += 1
+
+    def events(self) -> list[tuple[CohortEvent, int]]:
+        """What was released: the kinds of steps taken, and how many of each. All releases about one batch are one event."""
+        from equipoise.privacy.accounting import CohortEvent, PoissonSampling, Release
+
+        return [
+            (CohortEvent(tuple(map(Release, self.releases, multipliers)), PoissonSampling(rate)), count)
+            for (rate, multipliers), count in self.spent.items()
+        ]
+
+    def epsilon(self, delta: float, *, method: Literal["pld", "rdp"] | None = None) -> float:
+        """ε at δ of the steps taken so far, under adding or removing one example, as `privacy.epsilon_of` judges them.
+
+        Infinite if any step had no noise. The thesis's figures are by `method="rdp"`; the default, "pld", is tighter.
+        """
+        from equipoise.privacy.accounting import epsilon_of
+
+        return epsilon_of(self.events(), delta, method=method)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All but the model's parameters that a run needs to go on as if it had not stopped. As secret as the data."""
+        return {
+            "method": type(self).__name__,
+            "steps": self.steps,
+            "spent": dict(self.spent),
+            "expected_batch_size": self.expected_batch_size,
+            "seed": self._seed,
+            "generators": {name: source.get_state() for name, source in self._generators.items()},
+            "memory": {name: value.clone() for name, value in self.memory.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state of the same method on a model of the same shape."""
+        if missing := {"method", "steps", "spent", "expected_batch_size", "seed", "generators", "memory"} - set(state):
+            raise InvalidParameter(
+                "state", "must come from `state_dict` of a private optimiser", f"without {sorted(missing)[0]}"
+            )
+        require(state["method"] == type(self).__name__, "state", f"must be of {type(self).__name__}", state["method"])
+        same = set(state["generators"]) == set(self._generators)
+        require(same, "state", f"must hold generators {sorted(self._generators)}", sorted(state["generators"]))
+        shapes = {name: tuple(value.shape) for name, value in state["memory"].items()}
+        mine = {name: tuple(value.shape) for name, value in self.memory.items()}
+        require(
+            shapes == mine, "state", f"must hold memory of shapes {mine}", shapes, "Build the same model and options first."
+        )
+        self.steps, self.spent = int(state["steps"]), dict(state["spent"])
+        self.expected_batch_size, self._seed = state["expected_batch_size"], int(state["seed"])
+        for name, source in self._generators.items():
+            source.set_state(state["generators"][name].cpu())
+        self.memory = {name: value.to(self.memory[name]).clone() for name, value in state["memory"].items()}
+
+    # -------------------------------------------------------------------------------------------------- what methods fill in
+
+    releases: ClassVar[tuple[str, ...]] = ("gradient",)  # the names of what a step may release
+
+    @abstractmethod
+    def _queries(self, params: Tensor) -> Sequence[Query]:
+        """What the examples of this step are asked for, at parameters (D,); nothing private may enter but what was released."""
+
+    @abstractmethod
+    def _change(self, released: Sequence[Tensor]) -> Tensor:
+        """How the parameters move (D,), from one noisy mean (D,) per query."""
+
+    # --------------------------------------------------------------------------------------------------------------- helpers
+
+    def _zeros(self) -> Tensor:
+        return torch.zeros_like(self.layout.read(self.model))
+
+    def _generator(self, purpose: str) -> torch.Generator:
+        device = next(iter(self.model.parameters())).device
+        return torch.Generator(device).manual_seed(stream_key(self._seed, purpose) >> 1)
+
+    def _batch_size(self) -> float:
+        if self.expected_batch_size is None:
+            raise InvalidParameter(
+                "expected_batch_size",
+                "must be known before the first step",
+                None,
+                "Give it, or draw the batches by optimizer.batches(x, y, steps=…), which takes sample_rate · len(x).",
+            )
+        return self.expected_batch_size
+
+    def _noisy(self, total: Tensor, clip: float) -> Tensor:
+        if self.noise_multiplier == 0:
+            return total
+        source = self._generators["noise"]
+        noise = torch.randn(total.shape, generator=source, dtype=total.dtype, device=source.device).to(total.device)
+        return total + self.noise_multiplier * clip * noise
+
+
+def rate_at(lr: Rate, step: int) -> float:
+    """The learning rate of a step."""
+    return lr(step) if callable(lr) else lr
+
+
+def is_positive(value: object) -> bool:
+    """A positive, finite number."""
+    return is_number(value) and 0 < float(value) < math.inf  # type: ignore[arg-type]
+
+
+def check_lr(name: str, lr: Rate) -> None:
+    """Refuse a learning rate that is neither a positive number nor a function."""
+    require(callable(lr) or is_positive(lr), name, "must be a positive number or a function of the step", lr)
+
+
+def check_clip(name: str, clip: float, noise_multiplier: float) -> None:
+    """Refuse a clip that is not positive, and noise without a finite clip."""
+    good = is_number(noise_multiplier) and 0 <= noise_multiplier < math.inf
+    require(good, "noise_multiplier", "must be a number ≥ 0", noise_multiplier)
+    require(is_number(clip) and clip > 0, name, "must be a positive number", clip)
+    fix = "Give a finite clip, or noise_multiplier=0 for training that is not private."
+    require(noise_multiplier == 0 or math.isfinite(clip), name, "must be finite where noise is added", clip, fix)
+
+
+def check_whole(name: str, value: int) -> None:
+    """Refuse what is no count."""
+    require(is_whole(value) and value >= 1, name, "must be a whole number ≥ 1", value)

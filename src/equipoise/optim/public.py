@@ -1,0 +1,212 @@
+"""Methods that know something public: AdaDPS, DP-R-Pub and PDA-DPMD.
+
+Public examples, and side information made of them, must not be among the private ones (`set_aside`). They are free: each step
+releases one Gaussian about the private batch, as DP-SGD's does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, Literal, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.errors import IncompatibleParts, InvalidParameter, is_number, is_whole, require
+from equipoise.optim.batches import Examples
+from equipoise.optim.gradients import ExampleGradients, Query, check_examples
+from equipoise.optim.private import Privacy, PrivateOptimizer, Rate, check_lr, rate_at
+from equipoise.optim.rules import Rule, adagrad, check_adaptive, preconditioner, rmsprop, rule_named
+
+
+class PublicGradient:
+    """ĝ(w): the mean gradient over all public examples, or over `batch_size` of them drawn anew each step."""
+
+    def __init__(
+        self, examples: ExampleGradients, public: Examples, batch_size: int | None, generator: torch.Generator
+    ) -> None:
+        require(isinstance(public, tuple | list) and len(public) == 2, "public", "must be a pair (x, y) of tensors", public)
+        self.x, self.y = public
+        check_examples(self.x, self.y, "y of public")
+        require(len(self.x) > 0, "public", "must hold at least one example", len(self.x))
+        good = batch_size is None or (is_whole(batch_size) and 1 <= batch_size <= len(self.x))
+        require(good, "public_batch_size", f"must be None or a whole number between 1 and {len(self.x)}", batch_size)
+        self._examples, self._batch_size, self._generator = examples, batch_size, generator
+
+    def __call__(self, params: Tensor) -> Tensor:
+        if self._batch_size is None:
+            return self._examples.mean(params, self.x, self.y)
+        order = torch.randperm(len(self.x), generator=self._generator, device=self._generator.device)
+        rows = order[: self._batch_size].to(self.x.device)
+        return self._examples.mean(params, self.x[rows], self.y[rows])
+
+
+class AdaDPS(PrivateOptimizer):
+    """Precondition each example's gradient by public knowledge A, then clip and add noise: w ← w − lr · g̃ with
+
+        g̃ = (Σ clip(𝒜(g_i), C) + N(0, z² C² I)) / b.
+
+    With `public=(x, y)` the public mean gradient ĝ at the current parameters drives A (and M):
+        rule="rmsprop":  v ← β v + (1 − β) ĝ²,  A = √v + ε,  𝒜(g) = g / A
+        rule="adagrad":  v ← v + ĝ²,            A = √v + ε,  𝒜(g) = g / A
+        rule="adam":     v as rmsprop, M ← β_M M + (1 − β_M) ĝ,  𝒜(g) = (κ g + (1 − κ) M) / A
+    with κ = `private_share`; without bias correction. With `side_information={parameter name: A}` (broadcast to the parameter;
+    others have A = 1) A is fixed before training: see `token_frequency` and `inverse_tfidf`.
+    Since the noise is added after preconditioning, it is spread as A is: coordinates with large gradients carry more of it.
+    With A = 1 it is DP-SGD.
+
+    Source: Li 2023 (thesis), Algorithm 8 and 6.2; Li et al. 2022 (AdaDPS).
+    """
+
+    rules: ClassVar[Mapping[str, Rule]] = {"rmsprop": rmsprop, "adagrad": adagrad, "adam": rmsprop}
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        lr: Rate,
+        public: Examples | None = None,
+        public_batch_size: int | None = None,
+        side_information: Mapping[str, Tensor] | None = None,
+        rule: Literal["rmsprop", "adagrad", "adam"] = "rmsprop",
+        beta: float = 0.9,
+        beta_mean: float = 0.9,
+        private_share: float = 0.9,
+        eps: float = 1e-3,
+        **privacy: Unpack[Privacy],
+    ) -> None:
+        super().__init__(model, **privacy)
+        check_lr("lr", lr)
+        check_adaptive(beta, eps)
+        require(is_number(beta_mean) and 0 <= beta_mean < 1, "beta_mean", "must lie in [0, 1)", beta_mean)
+        require(is_number(private_share) and 0 < private_share <= 1, "private_share", "must lie in (0, 1]", private_share)
+        if (public is None) == (side_information is None):
+            raise IncompatibleParts(
+                "AdaDPS takes either public examples or side information that is fixed before training.",
+                "Give public=(x, y), or side_information={parameter name: A}, and not both.",
+            )
+        self.lr, self.rule, self.beta, self.eps = lr, rule, beta, eps
+        self.beta_mean, self.private_share = beta_mean, private_share
+        self._follow = rule_named(rule, self.rules)
+        self._scale = None if side_information is None else 1 / self._flat(side_information)
+        if public is not None:
+            self._generators["public"] = self._generator("public batches")
+            self._public = PublicGradient(self._examples, public, public_batch_size, self._generators["public"])
+            names = ("second_moment", "mean") if rule == "adam" else ("second_moment",)
+            self.memory = {name: self._zeros() for name in names}
+
+    def _flat(self, side_information: Mapping[str, Tensor]) -> Tensor:
+        shapes = dict(zip(self.layout.names, self.layout.shapes, strict=True))
+        for name, value in side_information.items():
+            require(name in shapes, "side_information", f"must be of parameters among {', '.join(shapes)}", name)
+            good = bool(torch.isfinite(value).all()) and bool((value > 0).all())
+            require(good, "side_information", "must hold positive, finite numbers", name)
+            try:
+                value.expand(shapes[name])
+            except RuntimeError as error:
+                rule = f"must fit parameter {name!r} of shape {tuple(shapes[name])}"
+                raise InvalidParameter("side_information", rule, tuple(value.shape)) from error
+        like = self._zeros()
+        ones = self.layout.unflatten(torch.ones_like(like))
+        given = {name: side_information[name].to(like).expand(shapes[name]) for name in side_information}
+        return self.layout.flatten({**ones, **given})
+
+    def _queries(self, params: Tensor) -> Sequence[Query]:
+        if self._scale is not None:
+            return (Query(self.clip, scale=self._scale),)
+        gradient = self._public(params)
+        v = self._follow(self.memory["second_moment"], gradient, self.beta)
+        divisor = preconditioner(v, self.eps)
+        if self.rule != "adam":
+            self.memory = {"second_moment": v}
+            return (Query(self.clip, scale=1 / divisor),)
+        mean = self.beta_mean * self.memory["mean"] + (1 - self.beta_mean) * gradient
+        self.memory = {"second_moment": v, "mean": mean}
+        kept = self.private_share
+        return (Query(self.clip, scale=kept / divisor, shift=(1 - kept) * mean / divisor),)
+
+    def _change(self, released: Sequence[Tensor]) -> Tensor:
+        return -rate_at(self.lr, self.steps) * released[0]
+
+
+class DPRPub(PrivateOptimizer):
+    """DP-R-Pub: DP-RMSProp whose second moments come from public gradients, v ← β v + (1 − β) ĝ², w ← w − lr · g̃ / (√v + ε).
+
+    The noise is added *before* preconditioning, unlike AdaDPS: comparing the two shows what the order is worth.
+
+    Source: Li 2023 (thesis), 6.4.1.1.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        lr: Rate,
+        public: Examples,
+        public_batch_size: int | None = None,
+        beta: float = 0.9,
+        eps: float = 1e-3,
+        **privacy: Unpack[Privacy],
+    ) -> None:
+        super().__init__(model, **privacy)
+        check_lr("lr", lr)
+        check_adaptive(beta, eps)
+        self.lr, self.beta, self.eps = lr, beta, eps
+        self._generators["public"] = self._generator("public batches")
+        self._public = PublicGradient(self._examples, public, public_batch_size, self._generators["public"])
+        self.memory = {"second_moment": self._zeros()}
+
+    def _queries(self, params: Tensor) -> Sequence[Query]:
+        self.memory = {"second_moment": rmsprop(self.memory["second_moment"], self._public(params), self.beta)}
+        return (Query(self.clip),)
+
+    def _change(self, released: Sequence[Tensor]) -> Tensor:
+        return -rate_at(self.lr, self.steps) * released[0] / preconditioner(self.memory["second_moment"], self.eps)
+
+
+class PDADPMD(PrivateOptimizer):
+    """PDA-DPMD, the public loss as mirror map, in its first-order form: w ← w − lr · (κ g̃ + (1 − κ) ĝ).
+
+    g̃ is DP-SGD's noisy gradient, ĝ the public one, κ = `private_share` a number in [0, 1] or a function of the step, such as
+    `cosine_share(steps)`, which leans on the public gradient towards the end. With κ = 1 it is DP-SGD.
+
+    Source: Amid et al. 2022 (Public data-assisted mirror descent), the approximation that Li 2023 (thesis), 6.4.1.1 uses.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        lr: Rate,
+        public: Examples,
+        private_share: float | Callable[[int], float],
+        public_batch_size: int | None = None,
+        **privacy: Unpack[Privacy],
+    ) -> None:
+        super().__init__(model, **privacy)
+        check_lr("lr", lr)
+        good = callable(private_share) or (is_number(private_share) and 0 <= private_share <= 1)
+        require(good, "private_share", "must lie in [0, 1] or be a function of the step", private_share)
+        self.lr, self.private_share = lr, private_share
+        self._generators["public"] = self._generator("public batches")
+        self._public = PublicGradient(self._examples, public, public_batch_size, self._generators["public"])
+        self._latest = self._zeros()
+
+    def _queries(self, params: Tensor) -> Sequence[Query]:
+        self._latest = self._public(params)
+        return (Query(self.clip),)
+
+    def _change(self, released: Sequence[Tensor]) -> Tensor:
+        kept = rate_at(self.private_share, self.steps)
+        return -rate_at(self.lr, self.steps) * (kept * released[0] + (1 - kept) * self._latest)
+
+
+def cosine_share(steps: int) -> Callable[[int], float]:
+    """κ_t = cos(π t / (2 · steps)), from 1 at the first step down to 0, where it stays.
+
+    >>> [round(cosine_share(3)(t), 3) for t in range(5)]
+    [1.0, 0.866, 0.5, 0.0, 0.0]
+    """
+    require(is_whole(steps) and steps >= 1, "steps", "must be a whole number ≥ 1", steps)
+    return lambda t: max(0.0, math.cos(math.pi / 2 * min(t / steps, 1.0)))

@@ -1,0 +1,272 @@
+"""Personal models between a client's own model and the shared one: Mapper and APFL.
+
+Both train λ v + (1 − λ) w, that is one model given by two sets of parameters. `Pair` is that model as a module whose parameters
+are (λ, w, v), 1 + 2D numbers, so that any engine can train it; a `rule` says which of them the loss moves.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from equipoise.errors import IncompatibleParts, is_number, require
+from equipoise.personal.context import PersonalContext
+from equipoise.personal.ditto import check_solver, own_solver
+from equipoise.solvers.prepared import GRADIENT
+from equipoise.solvers.sgd import SGD
+from equipoise.task import Task
+from equipoise.types import Cohort, Engine, LocalSolver, Pull
+
+if TYPE_CHECKING:
+    from equipoise.algorithm import Algorithm
+
+Named = dict[str, Tensor]
+
+
+class Pair(nn.Module):
+    """Two models of one kind and a number that mixes them; in a flat vector (1 + 2D,) they are the mix, `shared`, `own`.
+
+    The loss of an example is rule(pair, x, y). Outputs are the inputs: the loss does all the work, with the model's own loss.
+    """
+
+    def __init__(self, task: Task, rule: PairRule) -> None:
+        super().__init__()
+        self.names, self.rule = task.layout.names, rule
+        scorer = task.to(torch.device("cpu")).scorer  # a copy
+        named = dict(scorer.module.named_parameters())
+        self.mix = nn.Parameter(torch.zeros(1, dtype=task.layout.dtype))
+        self.shared = nn.ParameterList([named[name].detach().clone() for name in self.names])
+        self.scorer = scorer  # its parameters are those of the client's own model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.rule(self, x, y)
+
+    def shared_model(self) -> Named:
+        return dict(zip(self.names, self.shared, strict=True))
+
+    def own_model(self) -> Named:
+        named = dict(self.scorer.module.named_parameters())
+        return {name: named[name] for name in self.names}
+
+    def mixed(self, shared: Named, own: Named) -> Named:
+        """λ v + (1 − λ) w, with λ as a constant."""
+        mix = self.mix.detach()[0]
+        return {name: mix * own[name] + (1 - mix) * shared[name] for name in self.names}
+
+    def losses(self, model: Named, x: Tensor, y: Tensor) -> Tensor:
+        """Per-example losses (B,) of a model."""
+        named = {f"module.{name}": value for name, value in model.items()}
+        losses: Tensor = functional_call(self.scorer, named, (x, y, False))[0]
+        return losses
+
+
+PairRule = Callable[[Pair, Tensor, Tensor], Tensor]
+
+
+def constant(model: Named) -> Named:
+    return {name: value.detach() for name, value in model.items()}
+
+
+def train_own(pair: Pair, x: Tensor, y: Tensor) -> Tensor:
+    """F(λ v + (1 − λ) w) as a function of v."""
+    return pair.losses(pair.mixed(constant(pair.shared_model()), pair.own_model()), x, y)
+
+
+def train_shared(pair: Pair, x: Tensor, y: Tensor) -> Tensor:
+    """F(λ v + (1 − λ) w) as a function of w."""
+    return pair.losses(pair.mixed(pair.shared_model(), constant(pair.own_model())), x, y)
+
+
+def train_both(pair: Pair, x: Tensor, y: Tensor) -> Tensor:
+    """F(w) + F(λ v + (1 − λ) w): the first moves w, the second v alone."""
+    return pair.losses(pair.shared_model(), x.clone(), y) + train_own(pair, x, y)
+
+
+_engines: WeakKeyDictionary[PersonalContext, dict[Hashable, Engine]] = WeakKeyDictionary()
+
+
+def pair_engine(context: PersonalContext, rule: PairRule) -> Engine:
+    """The engine that trains pairs by a rule; started once per run, since starting one tries the model out."""
+    started = _engines.setdefault(context, {})
+    if rule not in started:
+        started[rule] = context.start(Task.of(Pair(context.task, rule)))
+    return started[rule]
+
+
+def pair_steps(
+    context: PersonalContext,
+    rule: PairRule,
+    rows: Tensor,
+    params: Tensor,
+    cohort: Cohort,
+    solver: LocalSolver,
+    moves: Literal["shared", "own", "both"],
+) -> tuple[Tensor, Tensor]:
+    """Local work on pairs: rows (λ, v) (K, 1 + D) and w (D,) in; the w and the v of every client after it, (K, D) each.
+
+    The solver's weight decay and proximal term must not reach what the rule keeps fixed: they become pulls on what `moves`.
+    """
+    models = torch.cat([rows[:, :1], params.expand(len(rows), -1), rows[:, 1:]], 1)  # (K, 1 + 2D)
+    shared, own = slice(1, 1 + len(params)), slice(1 + len(params), None)
+    pull = None
+    if isinstance(solver, SGD):
+        decay, prox = solver.weight_decay, solver.prox
+        solver = replace(solver, weight_decay=0.0, prox=0.0, straggler_share=0.0)
+        if decay or prox:
+            strength, anchor = torch.zeros_like(models), torch.zeros_like(models)
+            if moves != "shared":
+                strength[:, own] = decay
+            if moves != "own":
+                strength[:, shared] = decay + prox
+                anchor[:, shared] = prox / (decay + prox) * params
+            pull = Pull(anchor, strength)
+    after = pair_engine(context, rule).own_steps(models, cohort, solver, pull)
+    return after[:, shared], after[:, own]
+
+
+def mixed_models(rows: Tensor, params: Tensor) -> Tensor:
+    """λ v + (1 − λ) w (K, D) of rows (λ, v) (K, 1 + D) and w (D,)."""
+    mix = rows[:, :1]
+    return mix * rows[:, 1:] + (1 - mix) * params
+
+
+def refuse_all_but_sgd(method: object, solver: object) -> None:
+    """Refuse a solver that does more than take steps by gradients: it would not know one half of a pair from the other."""
+    if type(solver) is not SGD:
+        raise IncompatibleParts(
+            f"{method!r} trains two models as one, by steps of solvers.SGD; {type(solver).__name__} is made for one model.",
+            "Use solver=solvers.SGD(…).",
+        )
+
+
+def _share(name: str, value: object) -> None:
+    good = is_number(value) and 0 <= value <= 1  # type: ignore[operator]
+    require(good, name, "must lie in [0, 1]", value, "0 is the shared model, 1 a model of the client's own.")
+
+
+@dataclass(frozen=True)
+class Mapper:
+    """A client's model is λ v + (1 − λ) w, with a λ of `mixes` that it chooses by its training loss; w learns from the mixture.
+
+    In a round each client trains its own v on F_k(λ v + (1 − λ) w^t) with w^t fixed, from the v that it has, once for every λ
+    of `mixes`, and keeps the λ (the smaller of equals) and v with the lowest loss on its training examples. What it sends is
+    its local work on w with these λ and v fixed, so that the shared model is not that of the same run without Mapper. A client
+    with λ = 1 sends nothing, and by the training loss most would choose 1, so that w never moved: hence the default has no 1.
+    `solver` trains v (None: as the algorithm trains w). Models are mixed by their parameters; for a linear model that is the
+    published mixture of predictions.
+
+    Source: Mansour, Mohri, Ro, Suresh 2020 (model interpolation); Li 2023 (thesis), sections 5.3.4 and 5.6.2.
+    """
+
+    mixes: tuple[float, ...] = (0.25, 0.5, 0.75)
+    solver: LocalSolver | None = None
+
+    def __post_init__(self) -> None:
+        given: Any = self.mixes
+        good = isinstance(given, tuple | list) and len(given) > 0
+        require(good, "mixes", "must be one or more numbers in [0, 1]", given, "E.g. (0.25, 0.5, 0.75).")
+        for mix in given:
+            _share("mixes", mix)
+        object.__setattr__(self, "mixes", tuple(sorted({float(mix) for mix in given})))
+        check_solver(self.solver)
+
+    def check(self, algorithm: Algorithm) -> None:
+        for solver in (algorithm.solver, self.solver or algorithm.solver):
+            refuse_all_but_sgd(self, solver)
+
+    def width(self, dimension: int) -> int:
+        return 1 + dimension
+
+    def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
+        return torch.cat([params.new_full((1,), self.mixes[0]), params]), None
+
+    def work(
+        self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
+    ) -> tuple[Tensor, Any]:
+        solver = own_solver(self.solver, solver)
+        stream = context.own_stream(cohort)
+        best, lowest = rows, torch.full((len(rows),), math.inf, dtype=torch.float64)
+        for mix in self.mixes:
+            tried = torch.cat([torch.full_like(rows[:, :1], mix), rows[:, 1:]], 1)
+            if mix > 0:  # at 0 the loss does not depend on v
+                tried[:, 1:] = pair_steps(context, train_own, tried, params, stream, solver, "own")[1]
+            loss, _ = context.engine.evaluate_own(mixed_models(tried, params), context.data.train, cohort.clients)
+            better = loss < lowest
+            best, lowest = torch.where(better.to(rows.device).unsqueeze(1), tried, best), torch.where(better, loss, lowest)
+        return best, shared
+
+    def updates(self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver) -> Tensor:
+        """What clients send, (K, D): their work on w given the λ and v that they have chosen in this round."""
+        after, _ = pair_steps(context, train_shared, rows, params, cohort, solver, "shared")
+        return after - params
+
+    def models(
+        self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
+    ) -> Tensor:
+        return mixed_models(rows, params)
+
+
+@dataclass(frozen=True)
+class APFL:
+    """A client's model is u = α v + (1 − α) w, where v and α are its own and learned beside the shared w.
+
+    In a round a client takes the local steps w_k ← w_k − η∇F_k(w_k) of the shared model from w^t and, on the same batches,
+    v ← v − ηα∇F_k(u) with u = α v + (1 − α) w_k. α starts at `mix` and is learned once per round, before these steps, by the
+    gradient over all of the client's examples: α ← α − η_α⟨v − w^t, ∇F_k(u)⟩, cut to [0, 1]. `mix_lr` is η_α (None: the
+    solver's rate; 0 keeps α as it is). At α = 0 v does not move, at 1 it is trained on the client's data alone. A client is
+    served u with the w of now. The steps of w_k are taken twice, here and for what is sent: a round costs three times the
+    gradients of one without.
+
+    Source: Deng, Kamani, Mahdavi 2020 (Algorithm 1 and learning of α); Li 2023 (thesis), sections 5.3.4 and 5.6.2.
+    """
+
+    mix: float = 0.5
+    mix_lr: float | None = None
+
+    def __post_init__(self) -> None:
+        _share("mix", self.mix)
+        good = self.mix_lr is None or (is_number(self.mix_lr) and 0 <= self.mix_lr < math.inf)
+        require(good, "mix_lr", "must be a number ≥ 0, or None for the solver's learning rate", self.mix_lr)
+
+    def check(self, algorithm: Algorithm) -> None:
+        refuse_all_but_sgd(self, algorithm.solver)
+
+    def width(self, dimension: int) -> int:
+        return 1 + dimension
+
+    def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
+        return torch.cat([params.new_full((1,), self.mix), params]), None
+
+    def work(
+        self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
+    ) -> tuple[Tensor, Any]:
+        mix = self._learned_mix(context, params, cohort, rows, solver).unsqueeze(1)
+        rows = torch.cat([mix, rows[:, 1:]], 1)
+        _, own = pair_steps(context, train_both, rows, params, cohort, solver, "both")
+        return torch.cat([mix, own], 1), shared
+
+    def _learned_mix(
+        self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver
+    ) -> Tensor:
+        rate = solver.learning_rate(cohort.round) if self.mix_lr is None else self.mix_lr
+        if rate == 0:
+            return rows[:, 0]
+        models = mixed_models(rows, params)
+        gradient = models - context.engine.own_steps(models, cohort, GRADIENT)
+        slope = ((rows[:, 1:] - params) * gradient).sum(1)
+        return (rows[:, 0] - rate * slope).clamp(0, 1)
+
+    def models(
+        self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
+    ) -> Tensor:
+        return mixed_models(rows, params)

@@ -1,0 +1,142 @@
+"""Mocha: clients' own models, each regularised by how it relates to every other, and these relations are learned."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from equipoise.errors import Diverged, IncompatibleParts, InvalidParameter, is_number, require
+from equipoise.models.linear import LinearModel
+from equipoise.personal.context import PersonalContext
+from equipoise.personal.ditto import check_solver, own_solver, refuse_unfit_solver
+from equipoise.sampling import Full, Uniform
+from equipoise.solvers.sgd import SGD
+from equipoise.types import Cohort, LocalSolver, Pull
+
+if TYPE_CHECKING:
+    from equipoise.algorithm import Algorithm
+
+
+def relationship(models: Tensor, floor: float) -> Tensor:
+    """The Ω (n, n) that minimises tr(Ω⁻¹ V Vᵀ) for models V (n, D), among Ω with trace n and eigenvalues ≥ floor.
+
+    Without a floor that is n (V Vᵀ)^{1/2} / tr (V Vᵀ)^{1/2}; models that are all zero give the identity.
+
+    >>> relationship(torch.tensor([[3.0, 0.0], [0.0, 1.0]]), 0.1)
+    tensor([[1.5000, 0.0000],
+            [0.0000, 0.5000]], dtype=torch.float64)
+    """
+    rows = models.detach().cpu().double()
+    squares, directions = torch.linalg.eigh(rows @ rows.t())
+    values = raised(squares.clamp(min=0).sqrt(), floor)
+    relation: Tensor = directions @ torch.diag(values) @ directions.t()
+    return relation
+
+
+def raised(spread: Tensor, floor: float) -> Tensor:
+    """The ω (n,) that minimise Σ s_i²/ω_i with Σ ω_i = n and ω_i ≥ floor: max(floor, t s_i), with the t that gives the sum."""
+    count = len(spread)
+    if not bool(spread.max() > 0):
+        return torch.ones_like(spread)
+    falling = spread.sort(descending=True).values
+    free = torch.arange(1, count + 1, dtype=spread.dtype)  # if so many are above the floor …
+    scale = (count - (count - free) * floor) / falling.cumsum(0)  # … this is t
+    above = int((scale * falling >= floor).sum())  # in exact arithmetic one at least
+    return (scale[max(above, 1) - 1] * spread).clamp(min=floor)
+
+
+def pull_of(models: Tensor, relation: Tensor, strength: float, l2: float) -> Pull | None:
+    """The regulariser's pull on each of the models V (n, D) while the others stand still; None if there is none.
+
+    The gradient of (λ/2) tr(Ω⁻¹ V Vᵀ) at V is λ Ω⁻¹V. Clients that all go down this quadratic at once may together overshoot;
+    with m the largest eigenvalue of Ω⁻¹ each goes down the bound λ⟨(Ω⁻¹V)_k, v − V_k⟩ + (λ m/2)‖v − V_k‖² instead, whose sum
+    over clients lies above it: what lowers every client's part lowers the whole.
+    """
+    total = strength / float(torch.linalg.eigvalsh(relation)[0]) + l2
+    if total == 0:
+        return None
+    slopes = torch.linalg.solve(relation, models.detach().cpu().double()).to(models)
+    anchor = ((total - l2) * models - strength * slopes) / total
+    return Pull(anchor, torch.full((len(models),), total, dtype=models.dtype))
+
+
+@dataclass(frozen=True)
+class Mocha:
+    """Multi-task learning: min over V, Ω of Σ_k F_k(v_k) + (λ/2) tr(Ω⁻¹ V Vᵀ) + (λ₂/2)‖V‖², v_k the rows of V, Ω learned.
+
+    Ω (n, n) says how the clients' models relate. It starts at the identity (clients know nothing of each other), has trace n,
+    and after each round is set to its best value for the models, n(V Vᵀ)^{1/2}/tr((V Vᵀ)^{1/2}), with eigenvalues of at least
+    `floor`; `floor=1` keeps the identity, which is training alone with an L2 term. `strength` is λ, `l2` λ₂. At its best Ω the
+    term is (λ/2n)(sum of the singular values of V)², which favours models in few common directions.
+
+    In a round all clients take local steps on their own model, by `solver` (None: as the algorithm's); Ω is fixed meanwhile and
+    the others' models are those of the start of the round. The published solver takes steps of dual coordinate ascent on the
+    hinge loss; these are steps of SGD on the same objective, which any convex loss has, with each F_k the mean over a client's
+    examples. Made for linear models, with the hinge loss (models.LinearSVM), and sampling.Full(). The server sees every model.
+    The shared model is trained beside it and takes no part.
+
+    Source: Smith, Chiang, Sanjabi, Talwalkar 2017; Zhang, Yeung 2010 (Ω); Li 2023 (thesis), sections 5.3.4 and 5.6.2.
+    """
+
+    strength: float = 0.1
+    l2: float = 0.0
+    floor: float = 0.1
+    solver: LocalSolver | None = None
+
+    sums_models: ClassVar[bool] = True  # the server learns the clients' own models
+
+    def __post_init__(self) -> None:
+        for name in ("strength", "l2"):
+            value = getattr(self, name)
+            require(is_number(value) and 0 <= value < math.inf, name, "must be a number ≥ 0", value)
+        require(is_number(self.floor) and 0 < self.floor <= 1, "floor", "must lie in (0, 1]", self.floor)
+        check_solver(self.solver)
+
+    def check(self, algorithm: Algorithm) -> None:
+        """Refuse samplers that leave clients out, and steps that may leap over what pulls."""
+        if not isinstance(algorithm.sampler, Full):
+            raise IncompatibleParts(
+                f"{self!r} relates every client to every other in each round, but {algorithm.sampler or Uniform()!r} leaves "
+                "clients out.",
+                "Add sampler=sampling.Full(); with many clients use personal.Ditto() or personal.L2SGD().",
+            )
+        refuse_unfit_solver(self, algorithm)
+        solver = own_solver(self.solver, algorithm.solver)
+        if isinstance(solver, SGD):
+            fast = solver.lr * (self.strength / self.floor + self.l2)
+            require(
+                fast <= 1, "strength", "(strength / floor + l2) · the learning rate must not exceed 1, or models may diverge",
+                f"({self.strength:g} / {self.floor:g} + {self.l2:g}) · {solver.lr:g} = {fast:g}",
+                "Lower strength, raise floor, or give solver=SGD(…) a smaller lr.",
+            )  # fmt: skip
+
+    def width(self, dimension: int) -> int:
+        return dimension
+
+    def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
+        module = context.task.module
+        if not isinstance(module, LinearModel):
+            raise InvalidParameter(
+                "personal", "Mocha is a convex method and needs a linear model", type(module).__name__,
+                "Use models.LinearSVM(…), or personal.Ditto() with this model.",
+            )  # fmt: skip
+        return params, torch.eye(len(context.data.train), dtype=torch.float64)
+
+    def work(
+        self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
+    ) -> tuple[Tensor, Any]:
+        pull = pull_of(rows, shared, self.strength, self.l2)
+        after = context.engine.own_steps(rows, context.own_stream(cohort), own_solver(self.solver, solver), pull)
+        lost = ~torch.isfinite(after).all(1).cpu()
+        if bool(lost.any()):  # it would take all others along
+            raise Diverged(cohort.round, (context.data.train.ids[k] for k in cohort.clients[lost].tolist()), "own model")
+        return after, relationship(after, self.floor)
+
+    def models(
+        self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
+    ) -> Tensor:
+        return rows

@@ -1,0 +1,176 @@
+"""Personal models made after training that stay near the shared one: by their parameters (EWC) or by their predictions (KL)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional
+
+from equipoise.data.clients import ClientSet
+from equipoise.errors import InvalidParameter, is_number, require
+from equipoise.personal.context import PersonalContext
+from equipoise.personal.ditto import check_solver, own_solver, refuse_unfit_solver
+from equipoise.personal.finetune import check_epochs, for_epochs
+from equipoise.personal.interpolate import Pair, constant, pair_steps, refuse_all_but_sgd
+from equipoise.task import Task, cross_entropy
+from equipoise.types import Cohort, LocalSolver, Pull
+
+if TYPE_CHECKING:
+    from equipoise.algorithm import Algorithm
+
+_GRADIENT_NUMBERS = 2**24  # of per-example gradients held at once
+
+
+@dataclass(frozen=True)
+class _AfterTraining:
+    """What the methods of this module share: nothing is kept between rounds, all work is done from the trained model."""
+
+    strength: float = 1.0
+    epochs: int = 50
+    solver: LocalSolver | None = None
+
+    def __post_init__(self) -> None:
+        good = is_number(self.strength) and 0 <= self.strength < math.inf
+        require(good, "strength", "must be a number ≥ 0", self.strength, "0 is plain finetuning.")
+        check_epochs(self.epochs)
+        check_solver(self.solver)
+
+    def check(self, algorithm: Algorithm) -> None:
+        refuse_unfit_solver(self, algorithm)
+
+    def width(self, dimension: int) -> int:
+        return 0
+
+    def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
+        return params[:0], None
+
+    def work(
+        self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
+    ) -> tuple[Tensor, Any]:
+        return rows, shared
+
+
+@dataclass(frozen=True)
+class EWC(_AfterTraining):
+    """Finetuning held back where the shared model is sure: min F_k(v) + (λ/2) Σ_i Fisher_ii (v_i − w_i)², from v = w.
+
+    `strength` is λ, `epochs` passes over a client's data by `solver` (None: as the algorithm's). Fisher_ii is the diagonal of
+    the client's empirical Fisher information at w, the mean over its training examples of the squared gradient of the loss.
+    That is information about the labels if the loss is minus their log-likelihood (cross-entropy, Logistic); with another
+    loss the same formula says how strongly the examples pull at each parameter, which is a scale and no more.
+
+    Steps of length η cannot hold v by more than 1/η: where λ Fisher_ii is larger, the pull is 1/η, which brings v_i back to w_i
+    at every step before it goes along the gradient.
+
+    Source: Kirkpatrick et al. 2017; Li 2023 (thesis), sections 5.3.4 and 5.6.2 (50 epochs; there the Fisher information is
+    that of one batch).
+    """
+
+    def models(
+        self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
+    ) -> Tensor:
+        work = for_epochs(own_solver(self.solver, solver), self.epochs)
+        pull = None
+        if self.strength:
+            fisher = diagonal_fisher(context.task, params, context.data.train, cohort.clients)
+            pull = Pull(params, (self.strength * fisher).clamp(max=1 / work.learning_rate(cohort.round)))
+        start = params.expand(len(cohort), -1).contiguous()
+        return context.engine.own_steps(start, context.own_stream(cohort), work, pull)
+
+
+def diagonal_fisher(task: Task, params: Tensor, clients: ClientSet, which: Tensor) -> Tensor:
+    """Mean over the examples of each client of the squared gradients of their losses at `params` (D,): (K, D)."""
+    task = task.to(params.device)
+    task.scorer.eval()
+    fisher = torch.zeros(len(which), len(params), dtype=params.dtype, device=params.device)
+    together = max(1, _GRADIENT_NUMBERS // len(params))
+    for row, k in zip(fisher, which.tolist(), strict=True):
+        first, end = int(clients.offsets[k]), int(clients.offsets[k + 1])
+        for start in range(first, end, together):
+            part = slice(start, min(start + together, end))
+            x, y = (v.to(params.device) for v in (clients.inputs(part, params.dtype), clients.targets(part, params.dtype)))
+            row += summed_squares(task, params, x, y)
+        row /= end - first
+    return fisher
+
+
+def summed_squares(task: Task, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Σ over examples (B, …) of the squared gradient of the example's loss, (D,)."""
+
+    def loss(flat: Tensor, one_x: Tensor, one_y: Tensor) -> Tensor:
+        return task.losses(flat, one_x.unsqueeze(0).clone(), one_y.unsqueeze(0))[0]
+
+    try:
+        gradients: Tensor = vmap(grad(loss), in_dims=(None, 0, 0))(params.detach(), x, y)  # (B, D)
+        return gradients.square().sum(0)
+    except RuntimeError:  # a model that cannot be vectorised: one example after another
+        total, leaf = torch.zeros_like(params), params.detach().requires_grad_()
+        with torch.backends.cudnn.flags(enabled=False):  # whose recurrent layers have no gradient in evaluation mode
+            for one_x, one_y in zip(x, y, strict=True):
+                total += torch.autograd.grad(loss(leaf, one_x, one_y), leaf)[0].square()
+        return total
+
+
+def symmetrised_kl(outputs: Tensor, reference: Tensor) -> Tensor:
+    """KL(p‖q) + KL(q‖p) of p = softmax(outputs), q = softmax(reference), logits (B, C, …): one number per example, (B,).
+
+    >>> symmetrised_kl(torch.tensor([[0.0, 0.0]]), torch.log(torch.tensor([[3.0, 1.0]])))  # ¼ log 3
+    tensor([0.2747])
+    """
+    log_p, log_q = functional.log_softmax(outputs, 1), functional.log_softmax(reference, 1)
+    both = ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(1)
+    return both.flatten(1).mean(1) if both.dim() > 1 else both
+
+
+@dataclass(frozen=True)
+class _NearPredictions:
+    """The loss of a pair's own model plus (λ/2) times the symmetrised KL divergence from the predictions of the shared one."""
+
+    strength: float
+
+    def __call__(self, pair: Pair, x: Tensor, y: Tensor) -> Tensor:
+        module, training = pair.scorer.module, pair.scorer.training
+        outputs = functional_call(module, pair.own_model(), (x.clone(),))
+        pair.scorer.eval()  # the predictions to stay near are without dropout
+        reference = functional_call(module, constant(pair.shared_model()), (x,))
+        pair.scorer.train(training)
+        loss: Tensor = pair.scorer.loss(outputs, y) + self.strength / 2 * symmetrised_kl(outputs, reference)
+        return loss
+
+
+@dataclass(frozen=True)
+class SymmetrisedKL(_AfterTraining):
+    """Finetuning near the shared model's predictions: min F_k(v) + (λ/2)(KL(f(v)‖f(w)) + KL(f(w)‖f(v))), from v = w.
+
+    f are the softmax probabilities of the client's training examples, so that only classification by cross-entropy has them;
+    `strength` is λ, and `epochs` passes over a client's data are taken by `solver` (None: as the algorithm's). Near w the term
+    is (λ/2)(v − w)ᵀI(v − w) with the Fisher information I: a strength that is large for the learning rate makes v diverge.
+
+    Source: Li 2023 (thesis), sections 5.3.4 and 5.6.2 (50 epochs).
+    """
+
+    def check(self, algorithm: Algorithm) -> None:
+        refuse_all_but_sgd(self, self.solver or algorithm.solver)
+
+    def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
+        loss = context.task.loss
+        if loss is not cross_entropy and not isinstance(loss, nn.CrossEntropyLoss):
+            raise InvalidParameter(
+                "personal", "SymmetrisedKL compares softmax probabilities and needs a model trained by cross-entropy",
+                getattr(loss, "__name__", type(loss).__name__),
+                "Use models.Softmax or another classifier, or personal.Ditto().",
+            )  # fmt: skip
+        return super().begin(context, params)
+
+    def models(
+        self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
+    ) -> Tensor:
+        work = for_epochs(own_solver(self.solver, solver), self.epochs)
+        start = torch.cat([params.new_zeros(1), params]).expand(len(cohort), -1)  # nothing is mixed
+        rule = _NearPredictions(self.strength)
+        return pair_steps(context, rule, start, params, context.own_stream(cohort), work, "own")[1]

@@ -1,0 +1,86 @@
+"""Per-FedAvg: local steps towards a model that becomes good for a client after one gradient step of its own."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from equipoise.errors import is_number, is_whole, require
+
+GRADIENTS = 4  # of one meta-step: at w, at w − αg, at w + δg′ and at w − δg′
+
+
+@dataclass(frozen=True)
+class PerFedAvg:
+    """Local SGD on the loss after one gradient step, F_k(w − α∇F_k(w)), with the Hessian by a difference of gradients.
+
+    A meta-step is w ← w − β[g′ − α(∇F(w + δg′) − ∇F(w − δg′))/(2δ)] with g′ = ∇F(w − α∇F(w)): `lr` is β, `inner_lr` α and
+    `delta` δ. The bracket is (I − α∇²F(w))g′ up to O(δ²), the gradient of the loss after the inner step. The published method
+    draws three batches for it; here all four gradients are taken on one, since the difference of gradients on two batches,
+    divided by 2δ, would be mostly noise (as it is with dropout, whose masks differ). `epochs` (or `steps`) counts meta-steps,
+    each of which costs four gradients; the losses seen at work are means over all four points.
+
+    The model learned this way is to be adapted: serve it by a personalisation of one inner step or epoch, as in
+    Algorithm(solver=PerFedAvg(inner_lr=0.05), personal=personal.Finetuning(epochs=1, solver=SGD(lr=0.05))).
+
+    Source: Fallah, Mokhtari, Ozdaglar 2020 (Per-FedAvg, HF); Li 2023 (thesis), sections 5.3.4 and 5.6.2.
+    """
+
+    lr: float = 0.1
+    inner_lr: float = 0.1
+    delta: float = 0.001
+    batch_size: int | None = 10
+    epochs: int = 1
+    steps: int | None = None
+
+    repeats: ClassVar[int] = GRADIENTS  # every batch is used for that many steps of the engine
+
+    def __post_init__(self) -> None:
+        for name in ("lr", "inner_lr", "delta"):
+            value = getattr(self, name)
+            require(is_number(value) and 0 < value < math.inf, name, "must be a positive number", value)
+        good = self.batch_size is None or (is_whole(self.batch_size) and self.batch_size >= 1)
+        require(good, "batch_size", "must be a whole number of at least 1, or None for all examples", self.batch_size)
+        require(is_whole(self.epochs) and self.epochs >= 0, "epochs", "must be a whole number ≥ 0", self.epochs)
+        good = self.steps is None or (is_whole(self.steps) and self.steps >= 0)
+        require(good, "steps", "must be a whole number ≥ 0, or None", self.steps)
+        rule, fix = "must be left alone when steps is given", "Say how long clients work either by epochs or by steps."
+        require(self.steps is None or self.epochs == 1, "epochs", rule, self.epochs, fix)
+
+    def local_steps(self, size: int, effort: int | None = None) -> int:
+        """Four times the meta-steps of a client with `size` examples; `effort` counts epochs (or meta-steps)."""
+        full = self.epochs if self.steps is None else self.steps
+        done = full if effort is None else min(effort, full)
+        per_epoch = 1 if self.steps is not None or self.batch_size is None else -(-size // self.batch_size)
+        return GRADIENTS * done * per_epoch
+
+    def learning_rate(self, round_index: int) -> float:
+        return self.lr
+
+    def begin(self, weights: Tensor) -> tuple[Tensor, ...]:
+        """Which gradient comes next (one number, everywhere), the w of the meta-step, and what is known of its direction."""
+        return torch.zeros_like(weights), torch.zeros_like(weights), torch.zeros_like(weights)
+
+    def step(self, weights: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], *, anchor: Tensor, lr: float) -> None:
+        """Take one of the four gradients, and go where the next one is to be taken."""
+        turn, start, direction = memory
+        curvature = self.inner_lr / (2 * self.delta)
+        match int(turn.flatten()[0]):  # all clients at work are at the same one
+            case 0:  # ∇F(w)
+                start.copy_(weights)
+                weights.add_(gradient, alpha=-self.inner_lr)
+            case 1:  # g′
+                direction.copy_(gradient)
+                torch.add(start, gradient, alpha=self.delta, out=weights)
+            case 2:  # ∇F(w + δg′)
+                torch.sub(start, direction, alpha=self.delta, out=weights)
+                direction.sub_(gradient, alpha=curvature)
+            case _:  # ∇F(w − δg′)
+                direction.add_(gradient, alpha=curvature)
+                torch.sub(start, direction, alpha=lr, out=weights)
+                turn.fill_(-1)
+        turn.add_(1)

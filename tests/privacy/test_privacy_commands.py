@@ -1,0 +1,126 @@
+import json
+import warnings
+
+import pytest
+
+from equipoise.privacy.accounting import CohortEvent, FixedSampling, PoissonSampling, Release, epsilon_of, fold
+
+with warnings.catch_warnings():  # typer 0.20 imports names that click 8.5 deprecates; only that import is excused
+    warnings.filterwarnings("ignore", message="'click", category=DeprecationWarning)
+    import typer
+    from typer.testing import CliRunner
+
+    from equipoise.cli import ClearErrors
+    from equipoise.experiment.privacy_commands import app
+
+root = typer.Typer(cls=ClearErrors)  # errors are shown as the whole command line shows them
+root.add_typer(app, name="privacy")
+
+
+def call(*arguments):
+    return CliRunner().invoke(root, ["privacy", *arguments])
+
+
+def answer(*arguments):
+    result = call(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def refused(*arguments):
+    result = call(*arguments)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    assert result.stderr.startswith("Error: ")
+    return result.stderr
+
+
+RUN = ("--delta", "1e-5", "--rounds", "50", "--sampling-rate", "0.1")
+
+
+def test_epsilon_of_two_releases_is_that_of_one_event():
+    found = answer("epsilon", "--noise", "3", "--quantile-noise", "4", *RUN)
+    event = CohortEvent((Release("update", 3.0), Release("quantile", 4.0)), PoissonSampling(0.1))
+    assert found["epsilon"] == pytest.approx(epsilon_of([(event, 50)], 1e-5))
+    assert found["noise_multiplier"] == pytest.approx(2.4)
+    assert (found["method"], found["rounds"], found["delta"]) == ("pld", 50, 1e-5)
+    assert found["epsilon_server"] > found["epsilon"]
+
+
+def test_epsilon_in_words():
+    result = call("epsilon", "--noise", "1", "--quantile-noise", "1", "--delta", "4e-4", "--rounds", "1000",
+                  "--sampling-rate", "0.04", "--method", "rdp")  # fmt: skip
+    assert result.exit_code == 0
+    first, second = result.stdout.splitlines()
+    assert first.startswith("ε = 16.61 at δ = 0.0004 (add or remove one client, RDP accounting, 1000 rounds)")
+    assert "0.70711" in second
+
+
+def test_fixed_cohorts_replace_and_double():
+    run = ("--delta", "1e-5", "--rounds", "20", "--cohort", "20", "--population", "500")
+    found = answer("epsilon", "--noise", "2", *run)
+    event = CohortEvent((Release("update", 2.0),), FixedSampling(20, 500))
+    assert found["epsilon"] == pytest.approx(epsilon_of([(event, 20)], 1e-5))
+    assert (found["adjacency"], found["method"]) == ("replace one client", "rdp")
+    assert "2 × clip" in call("epsilon", "--noise", "2", *run).stdout
+
+
+def test_no_sampling_and_no_noise_are_said_so():
+    assert "every client in every round" in call("epsilon", "--noise", "2", "--delta", "1e-5", "--rounds", "2").stdout
+    assert "ε = inf" in call("epsilon", "--noise", "0", *RUN).stdout
+    assert answer("epsilon", "--noise", "0", *RUN)["epsilon"] is None
+
+
+def test_noise_is_the_inverse_and_its_first_line_is_the_number():
+    result = call("noise", "--epsilon", "0.5", *RUN)
+    assert result.exit_code == 0
+    multiplier = float(result.stdout.splitlines()[0])
+    spent = answer("epsilon", "--noise", str(multiplier), *RUN)["epsilon"]
+    assert 0.998 * 0.5 <= spent <= 0.5  # rounded up to five digits
+    assert "standard deviation" in result.stdout
+
+
+def test_noise_is_shared_with_a_quantile():
+    found = answer("noise", "--epsilon", "0.5", "--quantile-ratio", "0.25", *RUN)
+    quantile, update = found["quantile_noise_multiplier"], found["update_noise_multiplier"]
+    assert fold(quantile, update) == pytest.approx(found["noise_multiplier"], rel=1e-4)
+    assert fold(quantile, update) >= found["noise_multiplier"] * (1 - 1e-9)
+    assert (update / quantile) ** 2 == pytest.approx(0.25, rel=1e-3)
+    assert found["epsilon"] <= 0.5
+
+
+def test_an_honest_mechanism_passes_its_audit():
+    result = call("audit", "--noise", "1", "--delta", "1e-5", "--runs", "20000")
+    assert result.exit_code == 0
+    assert "not refuted" in result.stdout
+    assert "ε = 4.377" in result.stdout  # the analytic Gaussian mechanism at multiplier 1
+
+
+def test_half_the_noise_fails_the_audit_of_what_was_claimed():
+    result = call("audit", "--noise", "0.5", "--delta", "1e-5", "--epsilon", "4.377")
+    assert result.exit_code == 1
+    assert "REFUTED" in result.stdout
+    result = call("audit", "--noise", "0.5", "--delta", "1e-5", "--epsilon", "4.377", "--json")
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["refuted"] is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("noise", "--epsilon", "1", "--delta", "2", "--rounds", "5"), "delta must lie strictly between 0 and 1"),
+        (("noise", "--epsilon", "-1", "--delta", "1e-5", "--rounds", "5"), "epsilon must be a positive"),
+        (("noise", "--epsilon", "1", "--delta", "1e-5", "--rounds", "0"), "rounds must be"),
+        (("noise", "--epsilon", "1", "--delta", "1e-5", "--rounds", "5", "--sampling-rate", "0"), "sampling_rate must lie"),
+        (("noise", "--epsilon", "1", "--delta", "1e-5", "--rounds", "5", "--cohort", "5"), "not a mixture"),
+        (("noise", "--epsilon", "1", "--delta", "1e-5", "--rounds", "5", "--method", "x"), "method must be"),
+        (("noise", "--epsilon", "1", *RUN, "--quantile-ratio", "0"), "quantile_ratio must be"),
+        (("epsilon", "--noise", "-1", *RUN), "must be a number of at least 0"),
+        (("epsilon", "--noise", "1", "--delta", "1e-5", "--rounds", "0"), "must be a whole number of at least 1"),
+        (("audit", "--noise", "0", "--delta", "1e-5"), "noise_multiplier must be"),
+        (("audit", "--noise", "1", "--delta", "1e-5", "--runs", "3"), "runs must be"),
+        (("audit", "--noise", "1", "--delta", "1e-5", "--epsilon", "-2"), "epsilon must be"),
+    ],
+)
+def test_wrong_input_is_one_message_and_exit_code_2(arguments, message):
+    assert message in refused(*arguments)
