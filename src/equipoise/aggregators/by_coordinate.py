@@ -69,6 +69,7 @@ def trimmed_mean(updates: Tensor, weights: Tensor, fraction: float) -> Tensor:
             order = order_of_rows(rows)
             ordered, own = rows.gather(1, order), weights[order]
         above = own.cumsum(1)
-        inside = above.clamp(fraction, 1 - fraction) - (above - own).clamp(fraction, 1 - fraction)
+        below = above - own
+        inside = above.clamp_(fraction, 1 - fraction).sub_(below.clamp_(fraction, 1 - fraction))
         mean[columns] = ((ordered * inside).sum(1) / inside.sum(1)).to(updates.dtype)
     return mean

@@ -56,7 +56,7 @@ def products(updates: Tensor, centre: Tensor | None = None) -> Tensor:
     for start in range(0, updates.shape[1], width):
         part = updates[:, start : start + width].double()
         if centre is not None:
-            part -= centre[start : start + width].double()
+            part = part - centre[start : start + width].double()
         found.addmm_(part, part.t())
     return found
 
@@ -104,19 +104,22 @@ def clipped_mean(updates: Tensor, weights: Tensor, bound: float) -> Tensor:
 
 
 def min_norm_weights(updates: Tensor, centre: Tensor, epsilon: float) -> Tensor:
-    """The λ with the least ‖Σ λ_k u_k‖² over the simplex with |λ_k − centre_k| ≤ ε, (K,) float64, by scipy's SLSQP."""
-    from scipy.optimize import Bounds, LinearConstraint, minimize
+    """The λ with the least ‖Σ λ_k u_k‖² over the simplex with |λ_k − centre_k| ≤ ε, (K,) float64, by scipy's lsq_linear.
 
-    gram = products(updates).cpu().numpy()
-    start = centre.double().cpu().numpy()
-    if epsilon == 0 or len(start) == 1:
+    With A the root of the matrix of products it is ‖A λ‖², least squares in a box; a heavy row makes λ sum to 1.
+    """
+    from scipy.optimize import lsq_linear
+
+    if epsilon == 0 or len(centre) == 1:
         return centre.double()
-    box = Bounds(np.maximum(start - epsilon, 0.0), np.minimum(start + epsilon, 1.0))
-    found = minimize(
-        lambda w: float(w @ gram @ w), start, jac=lambda w: 2 * gram @ w, bounds=box, method="SLSQP",
-        constraints=LinearConstraint(np.ones_like(start), 1.0, 1.0), options={"ftol": 1e-12, "maxiter": 500},
-    )  # fmt: skip
-    weights = np.clip(found.x, 0.0, None)
+    values, vectors = np.linalg.eigh(products(updates).cpu().numpy())
+    root = (vectors * np.sqrt(np.clip(values, 0.0, None))).T
+    heavy = 1e4 * max(1.0, float(np.sqrt(values[-1] / len(values))))  # then the sum is right to nine digits
+    start = centre.double().cpu().numpy()
+    low, high = np.maximum(start - epsilon, 0.0), np.minimum(start + epsilon, 1.0)
+    rows, right = np.vstack([root, np.full_like(start, heavy)]), np.append(np.zeros_like(start), heavy)
+    found = lsq_linear(rows, right, bounds=(low, high), method="bvls", tol=1e-12, max_iter=50 * len(start))
+    weights = np.clip(found.x, low, high)
     return torch.from_numpy(weights / weights.sum()).to(updates.device)
 
 

@@ -286,6 +286,7 @@ def _epsilon_pld(tally: _Tally, delta: float, rough: bool) -> float:
         return float(reduce(lambda one, other: one.compose(other), parts).get_epsilon_for_delta(delta))
 
 
+@lru_cache(maxsize=4096)  # runs with other seeds ask the same
 def _epsilon(tally: _Tally, delta: float, method: Method, rough: bool = False) -> float:
     if not tally or any(z == 0 for z, _, _ in tally):
         return math.inf if tally else 0.0
