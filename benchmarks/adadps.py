@@ -227,25 +227,25 @@ METHODS = {
         {"lr": (0.03, 0.1, 0.3, 1.0), "clip": (0.1, 0.5), "eps": (1e-3,)},
     ),
     "PDA-DPMD": Method(
-        pda_dpmd, ".703 ± .005", {"lr": 5.0, "clip": 0.5}, {"lr": (2.0, 5.0, 10.0), "clip": (0.5,)},
+        pda_dpmd, ".703 ± .005", {"lr": 10.0, "clip": 0.5}, {"lr": (2.0, 5.0, 10.0), "clip": (0.5,)},
     ),
     "AdaDPS": Method(
-        adadps, ".826 ± .003", {"lr": 1.0, "clip": 5.0, "eps": 1e-3},
+        adadps, ".826 ± .003", {"lr": 1.0, "clip": 10.0, "eps": 1e-3},
         {"lr": (0.3, 1.0, 3.0), "clip": (2.0, 5.0, 10.0), "eps": (1e-3,)},
     ),
     "DP²": Method(
-        dp2, ".815 ± .011", {"lr": 0.1, "lr_adaptive": 3.0, "clip": 0.5, "clip_adaptive": 5.0, "delay": 195, "eps": 1e-7},
+        dp2, ".815 ± .011", {"lr": 0.1, "lr_adaptive": 3.0, "clip": 0.5, "clip_adaptive": 5.0, "delay": 780, "eps": 1e-7},
         {
             "lr": (0.1, 1.0), "lr_adaptive": (1.0, 3.0), "clip": (0.5,), "clip_adaptive": (2.0, 5.0), "delay": (195, 780),
             "eps": (1e-7,),
         },
     ),
     "AdaDPS, token frequency": Method(
-        adadps_frequency, "(.75 at ε 1.5)", {"lr": 0.3, "clip": 5.0, "floor": 1e-3},
+        adadps_frequency, "(.75 at ε 1.5)", {"lr": 1.0, "clip": 5.0, "floor": 1e-3},
         {"lr": (0.03, 0.1, 0.3, 1.0), "clip": (1.0, 5.0), "floor": (1e-3,)}, main=False,
     ),
     "AdaDPS, inverse TF-IDF": Method(
-        adadps_tfidf, "(.75 at ε 1.5)", {"lr": 20.0, "clip": 0.5, "floor": 1e-2},
+        adadps_tfidf, "(.75 at ε 1.5)", {"lr": 5.0, "clip": 0.5, "floor": 1e-2},
         {"lr": (5.0, 20.0, 100.0), "clip": (0.1, 0.5), "floor": (1e-2,)}, main=False,
     ),
     "DP-R-Pub": Method(
@@ -254,12 +254,12 @@ METHODS = {
     ),
     "DP², extra query": Method(
         dp2_extra_query, ".799 ± .006",
-        {"lr": 3.0, "lr_adaptive": 0.1, "clip": 0.5, "clip_adaptive": 2.0, "delay": 780, "eps": 1e-7},
+        {"lr": 3.0, "lr_adaptive": 1.0, "clip": 0.5, "clip_adaptive": 2.0, "delay": 780, "eps": 1e-7},
         {"lr": (3.0,), "lr_adaptive": (0.1, 1.0), "clip": (0.5,), "clip_adaptive": (2.0,), "delay": (780,), "eps": (1e-7,)},
         main=False,
     ),
     "DP², noise first": Method(
-        dp2_noise_first, ".643 ± .007", {"lr": 0.3, "lr_adaptive": 0.3, "clip": 0.25, "delay": 780, "eps": 1e-3},
+        dp2_noise_first, ".643 ± .007", {"lr": 0.3, "lr_adaptive": 0.03, "clip": 0.25, "delay": 780, "eps": 1e-3},
         {"lr": (0.3,), "lr_adaptive": (0.03, 0.3), "clip": (0.25,), "delay": (780,), "eps": (1e-3,)}, main=False,
     ),
 }  # fmt: skip

@@ -130,7 +130,7 @@ def test_two_classes_are_flipped_for_malicious_training_clients_only():
     assert data.test is clean.test
     assert clean.attack is None
     assert clean.malicious == frozenset()
-    assert (data.name, data.classes) == ("data under attack", 2)
+    assert (data.name, data.classes) == ("data under " + repr(data.attack), 2)
 
 
 def test_more_classes_become_uniformly_random():

@@ -56,7 +56,7 @@ def apply(data: FederatedData, attack: Attack) -> FederatedData:
         train = attack.poison(train, chosen, data.classes)
         if not isinstance(train, ClientSet) or train.ids != data.train.ids:
             raise InvalidData(f"{attack!r} must keep the clients and their order: poison(…) gives them as a ClientSet.")
-    return replace(data, train=train, malicious=frozenset(chosen), attack=attack, name=f"{data.name} under attack")
+    return replace(data, train=train, malicious=frozenset(chosen), attack=attack, name=f"{data.name} under {attack!r}")
 
 
 def corrupted(data: FederatedData, updates: Tensor, clients: Tensor, keys: Tensor, cohort: int) -> Tensor:

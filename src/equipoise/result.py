@@ -158,8 +158,11 @@ class ClientTable:
         return result
 
     def worst(self, count: int = 10) -> list[dict[str, object]]:
-        """The rows with the largest error (then loss), worst first."""
-        return sorted(self, key=lambda row: (row["error"], row["loss"]), reverse=True)[:count]
+        """The rows of benign clients with the largest error (then loss) of the model that they are served, worst first."""
+        rows = self.benign
+        pairs = zip(rows.served_error.tolist(), rows.served_loss.tolist(), strict=True)
+        order = sorted(range(len(rows)), key=list(pairs).__getitem__, reverse=True)[:count]
+        return list(rows.take(torch.tensor(order, dtype=torch.int64)))
 
     def to_parquet(self, path: str | Path, **constants: str | int) -> Path:
         """Write the rows as Parquet, with further columns of one value each; the file is whole or absent."""

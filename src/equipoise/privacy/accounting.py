@@ -320,6 +320,7 @@ class Spent:
     epsilon_server: float
     rounds: int
     participations: int
+    seeded: bool = False  # the noise can be drawn again by whoever knows the seed
 
     def __str__(self) -> str:
         rounds = f"{self.rounds} round{'s' * (self.rounds != 1)}"
@@ -327,6 +328,7 @@ class Spent:
             f"ε = {self.epsilon:.4g} at δ = {self.delta:.4g} ({self.adjacency}, {self.method.upper()} accounting, {rounds}); "
             f"for one who knows the cohorts ε = {self.epsilon_server:.4g} (in at most {self.participations} of the rounds). "
             "Runs made to choose settings are not counted."
+            + (" The noise was seeded, so ε is nominal: what it would be with noise that nobody can draw again." * self.seeded)
         )
 
 

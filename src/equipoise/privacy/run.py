@@ -326,7 +326,8 @@ class PrivateRun:
 
     def spent(self, state: PrivateState, rounds: int) -> accounting.Spent:
         """What the run has spent."""
-        return self.accountant.spent(rounds, participations=int(state.participations.max()))
+        spent = self.accountant.spent(rounds, participations=int(state.participations.max()))
+        return replace(spent, seeded=self.privacy.source == "seeded")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,469 @@
+"""Defences, fair training and personal models under attack, beside the published table (Li 2023, thesis, Table 5.9).
+
+    python benchmarks/robustness.py [--scale small|paper] [--data DIR] [--device cuda] [--workers 2] [--combinations]
+
+Fashion-MNIST (without it, scikit-learn's digits), five classes per client, 72 % of a client's examples for training, 8 % for
+validation, 20 % for test; learning rate 0.05, batches of 16, one epoch a round, clients weighted equally (section 5.7.4 and
+Algorithm 7). Each cell is the mean (standard deviation) of test accuracy over benign clients. Writes robustness-SCALE.json and
+.md to `--out`. The small scale is softmax regression with 100 clients, all in every round; the paper's is a convolutional
+network with 500 clients and wants a GPU.
+
+What the thesis leaves open: Krum and multi-Krum need K ≥ 2f + 3, which half or more attackers break; they then expect the most
+that is allowed, f = ⌊(K − 3)/2⌋. The number of rounds and of clients per round are ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import equipoise as eq
+from equipoise.data.partition import by_classes, to_clients
+from equipoise.errors import Diverged, EquipoiseNotice
+from equipoise.personal.ditto import STRONG_ATTACK, USUAL
+from equipoise.result import ClientTable, Result
+from equipoise.rng import generator
+from equipoise.types import Aggregator, Attack
+
+TILT = 1.0  # of "fair"
+EPSILONS = (0.0, 0.1, 0.5, 1.0)  # of FedMGDA+, chosen on validation examples of benign clients, as published
+EPOCHS = 50  # of finetuning
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table: an attack on a share of the clients."""
+
+    title: str
+    share: float = 0.0
+    kind: str = ""
+
+    def attack(self, seed: int) -> Attack | None:
+        made: dict[str, Callable[..., Attack]] = {
+            "A1": eq.attacks.LabelPoisoning, "A2": eq.attacks.RandomUpdates, "A3": eq.attacks.ModelReplacement,
+        }  # fmt: skip
+        return made[self.kind](share=self.share, seed=seed) if self.kind else None
+
+    @property
+    def strong(self) -> bool:
+        """What section 5.7.2 calls a strong attack: model replacement, or more than half of the clients."""
+        return self.kind == "A3" or self.share > 0.5
+
+
+COLUMNS = [Column("clean")] + [
+    Column(f"{kind} {share:.0%}", share, kind)
+    for kind, shares in (("A1", (0.2, 0.5, 0.8)), ("A2", (0.2, 0.5, 0.8)), ("A3", (0.1, 0.2, 0.5)))
+    for share in shares
+]
+
+# Table 5.9; "Ditto" is the row "dynamic λ's" of Table 5.5, Fashion: λ chosen by each client.
+PUBLISHED = {
+    "global": ".911 (.08) .897 (.08) .855 (.10) .753 (.13) .900 (.08) .882 (.09) .857 (.10) .753 (.10) .551 (.13) .275 (.12)",
+    "local": ".876 (.10) .874 (.10) .876 (.11) .879 (.10) .874 (.10) .876 (.11) .879 (.10) .877 (.10) .874 (.10) .876 (.11)",
+    "fair": ".909 (.07) .751 (.12) .637 (.13) .547 (.11) .731 (.13) .637 (.14) .635 (.14) .653 (.13) .601 (.12) .131 (.16)",
+    "median": ".884 (.09) .853 (.10) .818 (.12) .606 (.17) .885 (.09) .883 (.09) .864 (.10) .856 (.09) .829 (.11) .725 (.15)",
+    "Krum": ".838 (.13) .864 (.11) .818 (.13) .768 (.15) .847 (.12) .870 (.11) .805 (.13) .868 (.11) .866 (.11) .640 (.18)",
+    "multi-Krum": ".911 (.08) .907 (.08) .889 (.10) .793 (.12) .849 (.10) .827 (.12) .095 (.12) .804 (.11) .860 (.09) .823 (.13)",
+    "clipping": ".913 (.07) .905 (.08) .875 (.10) .753 (.12) .904 (.08) .886 (.09) .856 (.11) .901 (.08) .844 (.11) .477 (.13)",
+    "k-norm": ".911 (.08) .908 (.08) .888 (.10) .118 (.08) .906 (.08) .893 (.09) .096 (.07) .765 (.14) .854 (.10) .828 (.12)",
+    "k-loss": ".898 (.08) .856 (.09) .861 (.10) .851 (.31) .876 (.09) .866 (.11) .870 (.10) .538 (.14) .257 (.13) .092 (.13)",
+    "FedMGDA+": ".915 (.08) .907 (.08) .874 (.10) .753 (.13) .911 (.08) .900 (.09) .873 (.10) .914 (.08) .904 (.08) .869 (.10)",
+    "finetuning": ".945 (.06) .946 (.07) .935 (.07) .922 (.08) .945 (.07) .930 (.08) .923 (.08) .915 (.08) .871 (.11) .764 (.15)",
+    "Ditto": ".943 (.06) .944 (.07) .937 (.07) .907 (.10) .938 (.07) .930 (.08) .913 (.09) .921 (.09) .902 (.09) .872 (.11)",
+}  # fmt: skip
+METHODS = tuple(PUBLISHED)
+COMBINATIONS = ("Ditto + clipping", "Ditto + multi-Krum", "Ditto + fair")
+PERSONAL = ("finetuning", "Ditto")
+
+
+def published(method: str) -> list[tuple[float, float]]:
+    """Mean and standard deviation by column."""
+    numbers = [float(part.strip("()")) for part in PUBLISHED[method].split()]
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+@dataclass(frozen=True)
+class Scale:
+    clients: int
+    examples: int  # images per client, all splits together
+    rounds: int
+    clients_per_round: int
+    network: bool
+
+
+SCALES = {"small": Scale(100, 140, 100, 100, False), "paper": Scale(500, 140, 300, 100, True)}
+DIGITS = Scale(20, 89, 100, 20, False)  # 1,797 images
+
+
+@dataclass(frozen=True)
+class Job:
+    """One column with one seed, for one process."""
+
+    column: Column
+    seed: int
+    scale: Scale
+    folder: str | None
+    device: str | None
+    combinations: bool
+    methods: tuple[str, ...]
+
+
+def data_of(job: Job) -> eq.FederatedData:
+    """The clean data of a seed: who has which images, and the splits inside clients."""
+    deal = partial(by_classes, classes_per_client=5)
+    if job.folder is None:
+        return eq.data.digits(
+            clients=job.scale.clients, partition=deal, split_by="examples", validation=0.08, test=0.2, seed=job.seed
+        )
+    whole = eq.data.fashion_mnist(job.folder, clients=1, partition="iid", split_by="examples", test=0.1, seed=job.seed)
+    assert whole.test is not None
+    x, y = (torch.cat([getattr(part, name) for part in (whole.train, whole.test)]) for name in ("x", "y"))
+    some = torch.from_numpy(generator(job.seed, "images").permutation(len(x))[: job.scale.clients * job.scale.examples])
+    x, y = x[some], y[some]
+    clients = to_clients(x, y, deal(y, job.scale.clients, seed=job.seed), scale=1 / 255)
+    return eq.data.split_examples(clients, validation=0.08, test=0.2, seed=job.seed, name="fashion_mnist", classes=10)
+
+
+class Bench:
+    """Runs the methods of one job."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, clean = job, data_of(job)
+        attack = job.column.attack(job.seed)
+        self.data = clean if attack is None else eq.attacks.apply(clean, attack)
+        size = job.scale.clients_per_round
+        self.malicious = round(job.column.share * size)  # expected in a cohort
+        self.krum = min(self.malicious, (size - 3) // 2)
+        everyone = size == job.scale.clients
+        self.base = eq.Algorithm(
+            solver=eq.solvers.SGD(lr=0.05, batch_size=16), weights="uniform", sampler=eq.sampling.Full() if everyone else None
+        )
+        self.ditto = (
+            eq.personal.Ditto(0.1, choices=STRONG_ATTACK) if job.column.strong else eq.personal.Ditto(1.0, choices=USUAL)
+        )
+        self.global_model: nn.Module | None = None
+        self.found: dict[str, dict[str, Any]] = {}
+
+    def model(self) -> nn.Module:
+        return (
+            eq.models.ConvNet(classes=10, seed=self.job.seed)
+            if self.job.scale.network
+            else eq.models.Softmax(self.data.features, 10)
+        )
+
+    def train(self, algorithm: eq.Algorithm, *, model: nn.Module | None = None, rounds: int | None = None) -> Result:
+        return eq.train(
+            model or self.model(), self.data, algorithm, rounds=self.job.scale.rounds if rounds is None else rounds,
+            clients_per_round=self.job.scale.clients_per_round, seed=self.job.seed, progress=False,
+            engine=eq.engines.Simulator(device=self.job.device), evaluate_every=max(1, self.job.scale.rounds // 4),
+        )  # fmt: skip
+
+    def keep(self, name: str, accuracy: Tensor, **more: Any) -> None:
+        figures = {"mean": float(accuracy.mean()), "deviation": float(accuracy.std(correction=0)), "clients": len(accuracy)}
+        self.found[name] = figures | more
+
+    def aggregator(self, name: str) -> Aggregator:
+        made: dict[str, Aggregator] = {
+            "median": eq.aggregators.Median(),
+            "Krum": eq.aggregators.Krum(self.krum),
+            "multi-Krum": eq.aggregators.MultiKrum(self.krum),
+            "clipping": eq.aggregators.NormClip(),
+            "k-norm": eq.aggregators.KNorm(self.malicious),
+            "k-loss": eq.aggregators.KLoss(self.malicious),
+        }
+        return made[name]
+
+    def run(self, name: str) -> None:
+        """One method, and what comes along with it: personal models leave the shared model as it is."""
+        began = time.perf_counter()
+        more: dict[str, Any] = {}
+        if name == "global":
+            run = self.train(replace(self.base, personal=self.ditto))
+            self.global_model = run.model
+            self.keep("Ditto", own_accuracy(run), chosen=chosen(run, self.ditto))
+            more = weights_on_malicious(run)
+            self.keep(name, shared_accuracy(run), seconds=time.perf_counter() - began, **more)
+            return
+        if name in ("clipping", "multi-Krum", "fair") and self.job.combinations:
+            parts = {"risk": eq.risk.Tilted(TILT)} if name == "fair" else {"aggregator": self.aggregator(name)}
+            run = self.train(replace(self.base, personal=self.ditto, **parts))  # type: ignore[arg-type]
+            self.keep(f"Ditto + {name}", own_accuracy(run))
+        elif name == "fair":
+            run = self.train(replace(self.base, risk=eq.risk.Tilted(TILT)))
+        elif name == "local":
+            run = self.train(replace(self.base, personal=eq.personal.Local()))
+        elif name == "finetuning":
+            run = self.train(replace(self.base, personal=eq.personal.Finetuning(EPOCHS)), model=self.global_model, rounds=0)
+        elif name == "FedMGDA+":
+            run, more["epsilon"] = self.fedmgda()
+        else:
+            run = self.train(replace(self.base, aggregator=self.aggregator(name)))
+        more |= weights_on_malicious(run) if name == "fair" else {}
+        accuracy = own_accuracy(run) if name in ("local", "finetuning") else shared_accuracy(run)
+        self.keep(name, accuracy, seconds=time.perf_counter() - began, **more)
+
+    def fedmgda(self) -> tuple[Result, float]:
+        """The run whose ε has the best accuracy on validation examples of benign clients."""
+        runs = {e: self.train(replace(self.base, aggregator=eq.aggregators.FedMGDA(e))) for e in EPSILONS}
+        scores = {e: float(run.clients.where("validation").benign.error.mean()) for e, run in runs.items()}
+        best = min(scores, key=scores.__getitem__)
+        return runs[best], best
+
+
+def shared_accuracy(run: Result) -> Tensor:
+    return 1 - run.clients.where("test").benign.error
+
+
+def own_accuracy(run: Result) -> Tensor:
+    return 1 - run.clients.where("test").benign.served_error
+
+
+def chosen(run: Result, ditto: eq.personal.Ditto) -> dict[str, int]:
+    """How many benign clients were served which λ: found by comparing their models with those of every λ."""
+    assert run.personal is not None
+    ids = run.clients.where("test").benign.client
+    served = run.personal.params(ids)
+    setting = run.personal._setting  # the rows that clients keep hold the models of all λ
+    assert setting.personal is not None
+    where = torch.tensor([setting.data.train.ids.index(name) for name in ids])
+    kept = setting.personal.rows.read(run.personal._state.personal.places, where).view(len(ids), len(ditto.strengths), -1)
+    same = (kept.to(served) == served.unsqueeze(1)).all(2)  # (n, C)
+    return {f"{strength:g}": int(same[:, c].sum()) for c, strength in enumerate(ditto.strengths)}
+
+
+def weights_on_malicious(run: Result) -> dict[str, Any]:
+    """Of evaluations along the run: training losses of both kinds of clients, and the weight that a tilt gives the malicious."""
+    shown: dict[str, list[float]] = {"benign_loss": [], "malicious_loss": [], "tilted_share": []}
+    for evaluation in run.history.evaluations:
+        rows: ClientTable = evaluation.clients.where("train")
+        bad = rows.malicious if rows.malicious is not None else torch.zeros(len(rows), dtype=torch.bool)
+        shown["benign_loss"].append(float(rows.loss[~bad].mean()))
+        shown["malicious_loss"].append(float(rows.loss[bad].mean()) if bool(bad.any()) else math.nan)
+        shown["tilted_share"].append(float(torch.softmax(TILT * rows.loss, 0)[bad].sum()))
+    return shown
+
+
+def run_column(job: Job) -> dict[str, dict[str, Any]]:
+    """All methods of one column and seed: by name the mean and deviation of accuracy over benign clients, and more."""
+    warnings.simplefilter("ignore", EquipoiseNotice)
+    if job.device is None:
+        torch.set_num_threads(1)
+    bench = Bench(job)
+    for name in (m for m in job.methods if m != "Ditto"):
+        try:
+            bench.run(name)
+        except Diverged as failure:
+            lost = [name] + (["Ditto"] if name == "global" else [])
+            lost += [f"Ditto + {name}"] if job.combinations and f"Ditto + {name}" in COMBINATIONS else []
+            for each in lost:
+                bench.found[each] = {"mean": math.nan, "deviation": math.nan, "diverged": str(failure)}
+    return bench.found
+
+
+# Tables and words
+
+
+Table = Mapping[str, Mapping[str, Mapping[str, Any]]]  # column, method, figures
+
+
+def averaged(seeds: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
+    """The figures of the first seed, with means and deviations averaged over seeds."""
+    merged = {}
+    for method in seeds[0]:
+        figures = [found[method] for found in seeds]
+        both = {key: statistics.fmean(f[key] for f in figures) for key in ("mean", "deviation")}
+        merged[method] = {**figures[0], **both, "seeds": [f["mean"] for f in figures]}
+    return merged
+
+
+def cell(mean: float, deviation: float) -> str:
+    return f"{mean:.3f} ({deviation:.2f})".replace("(0.", "(.") if math.isfinite(mean) else "diverged"
+
+
+def markdown(table: Table) -> str:
+    """Ours and, below each row, the published one. The best of a column is bold in either."""
+    titles = list(table)
+    names = [m for m in (*METHODS, *COMBINATIONS) if any(m in table[t] for t in titles)]
+    places = [[c.title for c in COLUMNS].index(t) for t in titles]
+    lines = [f"| | {' | '.join(titles)} |", "|---" * (len(titles) + 1) + "|"]
+    best_ours = {
+        t: max((round(f["mean"], 3) for f in table[t].values() if math.isfinite(f["mean"])), default=0) for t in titles
+    }
+    best_then = {p: max(published(m)[p][0] for m in METHODS) for p in places}
+    for name in names:
+        ours = [table[t].get(name) for t in titles]
+        cells = ["–" if f is None else cell(f["mean"], f["deviation"]) for f in ours]
+        bold = [
+            f"**{c}**" if f and round(f["mean"], 3) == best_ours[t] else c for t, c, f in zip(titles, cells, ours, strict=True)
+        ]
+        lines.append(f"| {name} | {' | '.join(bold)} |")
+        if name in METHODS:
+            then = [published(name)[p] for p in places]
+            cells = [
+                f"**{cell(*pair)}**" if pair[0] == best_then[p] else cell(*pair) for p, pair in zip(places, then, strict=True)
+            ]
+            lines.append(f"| *{name}, published* | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def leaders(table: Table, names: Iterable[str]) -> dict[str, list[str]]:
+    """By column the methods with the highest mean, to three digits."""
+    allowed, found = set(names), {}
+    for title, row in table.items():
+        means = {m: round(f["mean"], 3) for m, f in row.items() if m in allowed and math.isfinite(f["mean"])}
+        found[title] = [m for m, value in means.items() if value == max(means.values())]
+    return found
+
+
+def words(table: Table) -> list[str]:
+    """What the table says about the chapter's two claims, beside what the published one says."""
+    said = []
+    first = leaders(table, METHODS)
+    won = [title for title, names in first.items() if set(names) & set(PERSONAL)]
+    places = {c.title: i for i, c in enumerate(COLUMNS)}
+    then = [
+        title for title in table
+        if max(published(m)[places[title]][0] for m in PERSONAL) >= max(published(m)[places[title]][0] for m in METHODS)
+    ]  # fmt: skip
+    said.append(
+        f"Ditto or finetuning leads in {len(won)} of {len(table)} columns (published: {len(then)}). Leaders: "
+        + "; ".join(f"{title}: {', '.join(names)}" for title, names in first.items()) + "."
+    )  # fmt: skip
+    spread = {
+        title: max(
+            (m for m in METHODS if m in row and math.isfinite(row[m]["mean"])),
+            key=lambda m: row[m]["mean"] - row[m]["deviation"],
+        )
+        for title, row in table.items()
+    }
+    fair = [title for title, name in spread.items() if name in PERSONAL]
+    said.append(
+        f"By mean minus standard deviation (the thesis's bold figures) Ditto or finetuning leads in {len(fair)} of {len(table)}."
+    )
+    attacked = [t for t in table if t != "clean" and {"fair", "global"} <= set(table[t])]
+    lines, collapsed = [], 0
+    for title in attacked:
+        now = table[title]["fair"]["mean"] - table[title]["global"]["mean"]
+        was = published("fair")[places[title]][0] - published("global")[places[title]][0]
+        collapsed += now < -0.05
+        lines.append(f"{title}: {100 * now:+.1f} (published {100 * was:+.1f})")
+    if attacked:
+        said.append(
+            f"fair − global in points: {'; '.join(lines)}. Fair training is more than 5 points below plain training in {collapsed} "
+            f"of {len(attacked)} attacked columns (published: "
+            f"{sum(published('fair')[places[t]][0] - published('global')[places[t]][0] < -0.05 for t in attacked)})."
+        )
+        said += [why(table, title) for title in attacked]
+    return said
+
+
+def why(table: Table, title: str) -> str:
+    """How the tilt sees malicious clients in one column, at the last evaluation of the fair run."""
+    fair = table[title]["fair"]
+    if "tilted_share" not in fair:
+        return f"{title}: the fair run diverged."
+    share = next(c.share for c in COLUMNS if c.title == title)
+    shares = ", ".join(f"{100 * s:.0f} %" for s in fair["tilted_share"])
+    return (
+        f"{title}: at the end of fair training benign clients have training loss {fair['benign_loss'][-1]:.2f}, malicious ones "
+        f"{fair['malicious_loss'][-1]:.2f}; they are {share:.0%} of the clients and hold {shares} of the tilted weight along the run."
+    )
+
+
+def time_ratio(job: Job) -> dict[str, float]:
+    """Median seconds of a round: plain, with one λ of Ditto, with three."""
+    bench = Bench(replace(job, column=COLUMNS[0]))
+    methods = {"plain": None, "Ditto, one λ": eq.personal.Ditto(1.0), "Ditto, three λ": eq.personal.Ditto(1.0, choices=USUAL)}
+    seconds = {}
+    for name, method in methods.items():
+        run = bench.train(replace(bench.base, personal=method), rounds=15)
+        seconds[name] = statistics.median(report.seconds for report in run.history.rounds[3:])
+    return seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--scale", choices=SCALES, default="small")
+    parser.add_argument("--data", type=Path, default=os.environ.get("EQUIPOISE_DATA"), help="the folder with fashion_mnist.npz")
+    parser.add_argument("--device", help="a torch device such as cuda; the CPU if not given")
+    parser.add_argument("--workers", type=int, default=1, help="processes, one column each at a time")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--rounds", type=int, help="instead of the scale's own number")
+    parser.add_argument("--clients-per-round", type=int, help="instead of the scale's own number")
+    parser.add_argument("--columns", help="some of the columns, e.g. 'clean,A1 50%%'")
+    parser.add_argument("--methods", default=",".join(METHODS), help="some of the methods; Ditto comes with global")
+    parser.add_argument(
+        "--combinations", action="store_true", help="also Ditto with clipping, with multi-Krum, with fair training"
+    )
+    parser.add_argument("--out", type=Path, default=Path("bench"))
+    options = parser.parse_args()
+    folder = str(options.data) if options.data is not None and (Path(options.data) / "fashion_mnist.npz").is_file() else None
+    scale = SCALES[options.scale] if folder is not None else DIGITS
+    per_round = options.clients_per_round or scale.clients_per_round
+    scale = replace(scale, rounds=options.rounds or scale.rounds, clients_per_round=per_round)
+    wanted = options.columns.split(",") if options.columns else [c.title for c in COLUMNS]
+    asked = options.methods.split(",")
+    methods = tuple(m for m in METHODS if m in asked or (m == "global" and {"finetuning", "Ditto"} & set(asked)))
+    jobs = [
+        Job(column, seed, scale, folder, options.device, options.combinations, methods)
+        for column in COLUMNS if column.title in wanted for seed in range(options.seeds)
+    ]  # fmt: skip
+    began = time.perf_counter()
+    if options.workers > 1:
+        with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
+            found = list(pool.map(run_column, jobs))
+    else:
+        found = [run_column(job) for job in jobs]
+    seconds = time.perf_counter() - began
+    table = {
+        title: averaged([f for job, f in zip(jobs, found, strict=True) if job.column.title == title])
+        for title in dict.fromkeys(job.column.title for job in jobs)
+    }
+    ratio = time_ratio(jobs[0])
+    data = "Fashion-MNIST" if folder is not None else "scikit-learn's digits (Fashion-MNIST was not found)"
+    limits = ", ".join(
+        f"{c.title}: {min(round(c.share * per_round), (per_round - 3) // 2)}" for c in COLUMNS if c.title in table
+    )
+    lines = [
+        f"{data}, {scale.clients} clients × {scale.examples} images, {'ConvNet' if scale.network else 'softmax regression'}, "
+        f"{scale.rounds} rounds with {per_round} clients each, {options.seeds} seed(s), {options.device or 'CPU'}, "
+        f"{options.workers} process(es), {seconds:.0f} s. Attackers that Krum and multi-Krum expect of {per_round}: {limits}.",
+        "", markdown(table), "", *(f"- {text}" for text in words(table)),
+        f"- A round with Ditto takes {ratio['Ditto, one λ'] / ratio['plain']:.1f} times as long as without, with three λ "
+        f"{ratio['Ditto, three λ'] / ratio['plain']:.1f} times ({1000 * ratio['plain']:.0f} ms without).",
+    ]  # fmt: skip
+    if "FedMGDA+" in methods:
+        lines.append(
+            "- ε of FedMGDA+ by column: "
+            + ", ".join(f"{t}: {row['FedMGDA+'].get('epsilon')}" for t, row in table.items())
+            + "."
+        )
+    lines.append(
+        "- λ that benign clients chose: " + "; ".join(f"{t}: {row['Ditto'].get('chosen')}" for t, row in table.items()) + "."
+    )
+    text = "\n".join(lines)
+    print(text)
+    options.out.mkdir(parents=True, exist_ok=True)
+    place = options.out / f"robustness-{options.scale}"
+    place.with_suffix(".md").write_text(text + "\n")
+    record = {"data": data, "scale": asdict(scale), "seconds": seconds, "rounds": ratio, "table": table, "published": PUBLISHED}
+    place.with_suffix(".json").write_text(json.dumps(record, indent=1))
+
+
+if __name__ == "__main__":
+    main()
