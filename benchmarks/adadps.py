@@ -88,8 +88,8 @@ def toy(runs: int = 5) -> None:
     print(f"\nTraining loss at the end, {runs} runs; at w = 0 it is {start:.2f}.\n")
     print("| training | method | lr | loss | ε by RDP (published 4.13) | ε by PLD |\n|---|---|---|---|---|---|")
     grids = {  # wider than the published choices 0.03, 0.003, 0.1 and 0.2
-        (False, False): (0.003, 0.01, 0.03),
-        (False, True): (0.0003, 0.001, 0.003, 0.01),
+        (False, False): (0.01, 0.03, 0.1),
+        (False, True): (0.001, 0.003, 0.01, 0.03),
         (True, False): (0.02, 0.05, 0.1, 0.2, 0.5),
         (True, True): (0.05, 0.1, 0.2, 0.5, 1.0),
     }
@@ -101,10 +101,8 @@ def toy(runs: int = 5) -> None:
         name = ("AdaDPS" if private else "AdaS") if informed else ("DP-SGD" if private else "SGD")
         spent = [found[0][1].epsilon(TOY_DELTA, method=method) for method in ("rdp", "pld")] if private else [math.inf] * 2
         kind = "private" if private else "not private"
-        print(
-            f"| {kind} | {name} | {lr:g} | {fmean(losses):.4f} ± {stdev(losses):.4f} | {spent[0]:.2f} | {spent[1]:.2f} |",
-            flush=True,
-        )
+        figures = f"{fmean(losses):.3g} ± {stdev(losses):.2g} | {spent[0]:.2f} | {spent[1]:.2f}"
+        print(f"| {kind} | {name} | {lr:g} | {figures} |", flush=True)
 
 
 # --------------------------------------------------------------------------------------------------------------------- IMDB

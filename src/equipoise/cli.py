@@ -153,9 +153,12 @@ def run(
     console = Console()
     result = folder.run(experiment, place, observers=observers)
     console.print(Text(str(result.summary())), soft_wrap=True)
+    if result.epsilon is not None:
+        console.print(Text(str(result.epsilon)), soft_wrap=True)
     console.print()
-    for file in (place.report, place.clients, place.model, place.rounds, place.config):
-        console.print(Text(f"{file}"), soft_wrap=True)
+    for file in (place.report, place.clients, place.model, place.personal, place.rounds, place.config):
+        if file.exists():
+            console.print(Text(f"{file}"), soft_wrap=True)
 
 
 @app.command()

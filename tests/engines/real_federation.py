@@ -140,7 +140,12 @@ class Federation(Processes):
                 self.start(
                     f"node-{i}",
                     [str(BIN / "flower-supernode"), "--insecure", "--superlink", address, "--port", str(node_port),
-                     "--node-config", config],
+                     "--node-config", config, "--isolation", "process"],
+                )  # fmt: skip
+                self.start(
+                    f"executor-{i}",
+                    [sys.executable, "-m", "equipoise.engines.flower.executor", "--insecure",
+                     "--runtime-api-address", f"127.0.0.1:{node_port}"],
                 )  # fmt: skip
             for i in range(len(self.node_configs)):
                 self.wait_for_log(f"node-{i}", "SuperNode ID:")

@@ -154,6 +154,10 @@ REFUSED = {
     "stragglers dropped": (
         {"solver": solvers.SGD(straggler_share=0.5, stragglers="drop")}, "how much another gets done", "straggler_share=0",
     ),
+    "stragglers inside": (
+        {"solver": solvers.AdaDPS({"weight": torch.ones(1)}, solvers.SGD(straggler_share=0.5))}, "how much another gets done",
+        "straggler_share=0",
+    ),
     "mean of models": ({"personal": personal.L2SGD()}, "clients' own models", "Ditto"),
     "related models": ({"personal": personal.Mocha(), "sampler": sampling.Full()}, "clients' own models", "Ditto"),
 }  # fmt: skip
@@ -194,6 +198,7 @@ def test_a_private_quantile_needs_a_budget():
         {"risk": risk.QFair(0.5)},
         {"solver": solvers.SGD(prox=0.1, momentum=0.9)},
         {"solver": solvers.MAML()},
+        {"solver": solvers.AdaDPS({"weight": torch.ones(1)})},
         {"server": eq.server_opt.Adam(lr=0.01)},
         {"averaging": eq.averaging.Uniform()},
         {"personal": personal.Ditto()},
@@ -259,14 +264,10 @@ def with_bins(bins):
 
 def test_more_bins_than_clients_in_a_round_are_noticed():
     with pytest.warns(EquipoiseNotice, match=r"32 bins count 10 clients.*bins=8"):
-        private_run(
-            eq.Algorithm(risk=risk.Superquantile(0.5, quantile=PrivateQuantile(2.0, 64)), privacy=GaussianMechanism(1, 1))
-        )
+        private_run(with_bins(32))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        private_run(
-            eq.Algorithm(risk=risk.Superquantile(0.5, quantile=PrivateQuantile(2.0, 8)), privacy=GaussianMechanism(1, 1))
-        )
+        private_run(with_bins(8))
 
 
 @pytest.mark.parametrize(("sampler", "most"), [(None, 40), (sampling.Uniform(), 10), (sampling.Full(), 40)])

@@ -81,12 +81,12 @@ class OuterGradients:
             inputs: Tensor = torch.linalg.vector_norm(self.inputs, dim=1)
             slopes: Tensor = torch.linalg.vector_norm(self.slopes, dim=1)
             return slopes * (inputs.square() + 1).sqrt() if self.bias else slopes * inputs
-        squares = self.slopes.square()
         weights = scale[: self.slopes.shape[1] * self.inputs.shape[1]].view(self.slopes.shape[1], -1)  # (C, F)
         per_output = self.inputs.square() @ weights.square().t()  # (B, C)
         if self.bias:
             per_output = per_output + scale[weights.numel() :].square()
-        return (squares * per_output).sum(1).sqrt()
+        norms: Tensor = torch.linalg.vector_norm(self.slopes * per_output.sqrt(), dim=1)
+        return norms
 
     def total(self, weights: Tensor) -> Tensor:
         weighted = weights.unsqueeze(1) * self.slopes

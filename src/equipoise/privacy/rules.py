@@ -39,10 +39,10 @@ def refuse_unprotected(algorithm: Algorithm, privacy: DifferentialPrivacy) -> No
         )
     _refuse_risk(algorithm, privacy.loss_bound, "differential privacy")
     _refuse_looking_around(algorithm, "differential privacy")
-    solver = algorithm.solver
-    if getattr(solver, "straggler_share", 1 if hasattr(solver, "efforts") else 0) > 0:
+    inner = getattr(algorithm.solver, "solver", algorithm.solver)  # of one that wraps another (AdaDPS)
+    if getattr(inner, "straggler_share", 1 if hasattr(inner, "efforts") else 0) > 0:
         raise IncompatibleParts(
-            f"{solver!r} makes a share of each cohort slow: one client more or less then changes how much another gets done, "
+            f"{inner!r} makes a share of each cohort slow: one client more or less then changes how much another gets done, "
             "and moves the sum by more than the clip bound that the noise is made for.",
             "Use straggler_share=0.",
         )
