@@ -24,7 +24,12 @@ import equipoise as eq
 from equipoise.privacy import DifferentialPrivacy, PrivateQuantile
 
 PUBLISHED = {1.0: 55.7, 0.5: 52.6, 0.25: 51.4}  # 90th percentile of the test error at ε = 5, %; 0.25: "4.3 points better"
-CHOICES = {"clip": (0.9, 1.1, 1.3, 1.5), "bound": (0.7, 0.9, 1.1, 1.3, 1.5), "bins": (16, 32, 64), "ratio": (0.1, 0.25, 0.5, 0.75)}
+CHOICES = {
+    "clip": (0.9, 1.1, 1.3, 1.5),
+    "bound": (0.7, 0.9, 1.1, 1.3, 1.5),
+    "bins": (16, 32, 64),
+    "ratio": (0.1, 0.25, 0.5, 0.75),
+}
 TUNED_AT, TUNING_SEED = 5.0, 1000
 
 
@@ -86,7 +91,9 @@ def main() -> None:
     began = time.perf_counter()
     knobs = {tail: Knobs() if options.no_tuning else tuned(tail, options.rounds) for tail in options.tails}
     rows = []
-    print("| ε | tail | mean error, % | 90th percentile, % | published at ε = 5 | ε by the accountant |\n|---|---|---|---|---|---|")
+    print(
+        "| ε | tail | mean error, % | 90th percentile, % | published at ε = 5 | ε by the accountant |\n|---|---|---|---|---|---|"
+    )
     for epsilon in options.epsilons:
         for tail in options.tails:
             runs = [run(tail, epsilon, knobs[tail], options.rounds, seed) for seed in range(options.seeds)]

@@ -446,15 +446,9 @@ def main() -> None:
         f"- A round with Ditto takes {ratio['Ditto, one λ'] / ratio['plain']:.1f} times as long as without, with three λ "
         f"{ratio['Ditto, three λ'] / ratio['plain']:.1f} times ({1000 * ratio['plain']:.0f} ms without).",
     ]  # fmt: skip
-    if "FedMGDA+" in methods:
-        lines.append(
-            "- ε of FedMGDA+ by column: "
-            + ", ".join(f"{t}: {row['FedMGDA+'].get('epsilon')}" for t, row in table.items())
-            + "."
-        )
-    lines.append(
-        "- λ that benign clients chose: " + "; ".join(f"{t}: {row['Ditto'].get('chosen')}" for t, row in table.items()) + "."
-    )
+    for method, key, what in (("FedMGDA+", "epsilon", "ε of FedMGDA+"), ("Ditto", "chosen", "λ that benign clients chose")):
+        shown = [f"{title}: {row[method][key]}" for title, row in table.items() if key in row.get(method, {})]
+        lines += [f"- {what}: {'; '.join(shown)}."] if shown else []
     text = "\n".join(lines)
     print(text)
     options.out.mkdir(parents=True, exist_ok=True)

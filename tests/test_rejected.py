@@ -267,13 +267,13 @@ def test_updates_of_a_personalisation_are_attacked_and_rejected_like_others(tmp_
     algorithm = eq.Algorithm(personal=Sending(), sampler=eq.sampling.Full())
     with pytest.warns(EquipoiseNotice, match="3 updates of 3 clients"):
         run = eq.train(eq.models.Softmax(4, 3).double(), data, algorithm, rounds=1)
-    torch.testing.assert_close(run.params, torch.ones_like(run.params))
+    torch.testing.assert_close(run.params, torch.full_like(run.params, 2.0))
     assert set(run.history.rounds[0].rejected) == data.malicious
     replaced = eq.attacks.apply(data_of(), eq.attacks.ModelReplacement(share=0.3, seed=2, update="negated"))
     run = eq.train(eq.models.Softmax(4, 3).double(), replaced, replace(algorithm, weights="uniform"), rounds=1)
-    torch.testing.assert_close(run.params, torch.full_like(run.params, (6 - 3 * 9) / 9))
-    # What clients keep is that of the beginning of the round, whether or not it was just saved: 1 + 2 + 3.
+    torch.testing.assert_close(run.params, torch.full_like(run.params, 2 * (6 - 3 * 9) / 9))
+    # They send what they keep after their work, whether or not it was just saved: 2 + 3 + 4.
     for every in (1, 2, 100):
         saving = eq.checkpoint.Checkpoints(tmp_path / f"{every}.safetensors", every=every)
         run = eq.train(eq.models.Softmax(4, 3).double(), data_of(), algorithm, rounds=3, checkpoint=saving)
-        torch.testing.assert_close(run.params, torch.full_like(run.params, 6.0))
+        torch.testing.assert_close(run.params, torch.full_like(run.params, 9.0))

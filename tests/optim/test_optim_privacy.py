@@ -231,6 +231,17 @@ def test_the_optimisers_batches_follow_its_rate_and_set_the_expected_size():
     assert np.mean(sizes) == pytest.approx(20, abs=5 * math.sqrt(19 / 300))
 
 
+def test_batches_go_on_where_the_steps_stand():
+    x, y = torch.randn(50, 2), torch.zeros(50, dtype=torch.int64)
+    made = DPSGD(Logistic(2), lr=1.0, clip=1.0, noise_multiplier=1.0, sample_rate=0.2, seed=4)
+    whole = [inputs for inputs, _ in made.batches(x, y, steps=5)]  # drawn, not stepped on
+    for inputs, targets in made.batches(x, y, steps=3):
+        made.step(inputs, targets)
+    rest = [inputs for inputs, _ in made.batches(x, y, steps=2)]
+    assert all(torch.equal(one, other) for one, other in zip(rest, whole[3:], strict=True))
+    assert not torch.equal(whole[0], rest[0])
+
+
 def test_public_examples_leave_the_private_set():
     x, y = torch.arange(100).unsqueeze(1), torch.arange(100)
     (shown, shown_y), (hidden, hidden_y) = set_aside(x, y, examples=13, seed=0)

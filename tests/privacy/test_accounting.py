@@ -8,20 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.errors import IncompatibleParts, InvalidParameter
-from equipoise.privacy.accounting import (
-    Accountant,
+from equipoise.privacy.accounting import Accountant, Spent, epsilon_of, gaussian_epsilon, noise_for
+from equipoise.privacy.releases import (
     CohortEvent,
     FixedSampling,
     NoSampling,
     PoissonSampling,
     Release,
-    Spent,
     discrete_release,
-    epsilon_of,
     equal_zcdp_multiplier,
     fold,
-    gaussian_epsilon,
-    noise_for,
     remaining,
     sampling_of,
     split,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from scipy.stats import binom
 
 from equipoise.errors import InvalidData, InvalidParameter
-from equipoise.privacy.accounting import CohortEvent, PoissonSampling, Release, epsilon_of, gaussian_epsilon
+from equipoise.privacy.accounting import epsilon_of, gaussian_epsilon
 from equipoise.privacy.audit import (
     audit,
     chance_bounds,
@@ -17,6 +17,7 @@ from equipoise.privacy.audit import (
     mu_from_chances,
     one_by_one,
 )
+from equipoise.privacy.releases import CohortEvent, PoissonSampling, Release
 
 
 def claim(noise, delta, rate=1.0, rounds=1):

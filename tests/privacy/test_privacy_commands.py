@@ -3,7 +3,8 @@ import warnings
 
 import pytest
 
-from equipoise.privacy.accounting import CohortEvent, FixedSampling, PoissonSampling, Release, epsilon_of, fold
+from equipoise.privacy.accounting import epsilon_of
+from equipoise.privacy.releases import CohortEvent, FixedSampling, PoissonSampling, Release, fold
 
 with warnings.catch_warnings():  # typer 0.20 imports names that click 8.5 deprecates; only that import is excused
     warnings.filterwarnings("ignore", message="'click", category=DeprecationWarning)

@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from made_clients import make_clients
 
 import equipoise as eq
 from equipoise.data.clients import FederatedData
@@ -11,6 +10,7 @@ from equipoise.errors import IncompatibleParts, InvalidParameter
 from equipoise.solvers import SGD, AdaDPS
 from equipoise.solvers.prepared import RoundContext
 from equipoise.task import Task
+from made_clients import make_clients
 
 
 def prepared(solver, engine, params, cohort):

@@ -39,7 +39,7 @@ def _rounded_up(multiplier: float) -> float:
 
 def _who(sampling: Any) -> tuple[str, str]:
     """How cohorts are drawn, and the unit that a multiplier counts in."""
-    from equipoise.privacy.accounting import FixedSampling, PoissonSampling
+    from equipoise.privacy.releases import FixedSampling, PoissonSampling
 
     if isinstance(sampling, FixedSampling):
         return f"{sampling.cohort} of {sampling.population} clients in each round, without replacement", "2 × clip"
@@ -65,7 +65,8 @@ def epsilon(
     """What a run costs: ε for those who receive the models, and for one who knows the cohorts."""
     from dataclasses import asdict
 
-    from equipoise.privacy.accounting import Accountant, CohortEvent, Release, sampling_of
+    from equipoise.privacy.accounting import Accountant
+    from equipoise.privacy.releases import CohortEvent, Release, sampling_of
 
     sampling = sampling_of(sampling_rate=sampling_rate, cohort=cohort, population=population)
     releases = [Release("update", noise)] + ([] if quantile_noise is None else [Release("quantile", quantile_noise)])
@@ -92,21 +93,21 @@ def noise(
     as_json: Json = False,
 ) -> None:
     """The smallest noise multiplier that keeps a run within a budget."""
-    from equipoise.privacy import accounting
+    from equipoise.privacy import accounting, releases
 
     if quantile_ratio is not None:
-        accounting.split(1.0, quantile_ratio)  # refuses a wrong ratio before the search
+        releases.split(1.0, quantile_ratio)  # refuses a wrong ratio before the search
     sizes: dict[str, Any] = {"sampling_rate": sampling_rate, "cohort": cohort, "population": population}
     chosen: Any = method
     multiplier = _rounded_up(accounting.noise_for(epsilon, delta, rounds=rounds, method=chosen, **sizes))
-    sampling = accounting.sampling_of(**sizes)
-    event = accounting.CohortEvent((accounting.Release("all", multiplier),), sampling)
+    sampling = releases.sampling_of(**sizes)
+    event = releases.CohortEvent((releases.Release("all", multiplier),), sampling)
     spent = accounting.Accountant(event, delta, method=chosen, horizon=rounds).spent(rounds)
     values: dict[str, Any] = {"noise_multiplier": multiplier}
     how, unit = _who(sampling)
     words = f"{multiplier:.5g}\nGaussian noise of standard deviation {multiplier:.5g} × {unit} on the sum of each round; {how}."
     if quantile_ratio is not None:
-        quantile, update = (_rounded_up(z) for z in accounting.split(multiplier, quantile_ratio))
+        quantile, update = (_rounded_up(z) for z in releases.split(multiplier, quantile_ratio))
         values |= {"quantile_noise_multiplier": quantile, "update_noise_multiplier": update}
         words += f"\nShared: multiplier {update:.5g} for the update and {quantile:.5g} for the quantile."
     values |= {"epsilon": spent.epsilon, "delta": delta, "adjacency": spent.adjacency, "method": spent.method, "rounds": rounds}
@@ -131,9 +132,10 @@ def audit(
     from dataclasses import asdict
 
     from equipoise.errors import require
-    from equipoise.privacy.accounting import CohortEvent, PoissonSampling, Release, epsilon_of
+    from equipoise.privacy.accounting import epsilon_of
     from equipoise.privacy.audit import audit as run_audit
     from equipoise.privacy.audit import gaussian_sum_scores
+    from equipoise.privacy.releases import CohortEvent, PoissonSampling, Release
 
     require(epsilon is None or epsilon >= 0, "epsilon", "must be at least 0", epsilon)
     claimed = epsilon

@@ -17,7 +17,7 @@ from equipoise.rng import stream_key
 from equipoise.task import PerExample
 
 if TYPE_CHECKING:
-    from equipoise.privacy.accounting import CohortEvent
+    from equipoise.privacy.releases import CohortEvent
 
 Rate = float | Callable[[int], float]  # a learning rate, or a function of the step
 
@@ -103,7 +103,7 @@ class PrivateOptimizer(ABC):
 
     def events(self) -> list[tuple[CohortEvent, int]]:
         """What was released: the kinds of steps taken, and how many of each. All releases about one batch are one event."""
-        from equipoise.privacy.accounting import CohortEvent, PoissonSampling, Release
+        from equipoise.privacy.releases import CohortEvent, PoissonSampling, Release
 
         return [
             (CohortEvent(tuple(map(Release, self.releases, multipliers)), PoissonSampling(rate)), count)

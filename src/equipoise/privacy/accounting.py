@@ -32,144 +32,24 @@ from typing import Any, Literal
 
 import numpy as np
 
-from equipoise.errors import IncompatibleParts, InvalidParameter, is_number, is_whole, require
+from equipoise.errors import IncompatibleParts, InvalidParameter, is_number, require
+from equipoise.privacy.releases import (
+    CohortEvent,
+    FixedSampling,
+    NoSampling,
+    PoissonSampling,
+    Release,
+    Sampling,
+    check_count,
+    check_delta,
+    check_positive,
+    fold,
+    sampling_of,
+)
 
 Method = Literal["pld", "rdp"]
 _LEAST_NOISE, _MOST_NOISE = 1e-2, 1e6  # outside of this a multiplier is no answer to anybody's question
 _SMALLEST_PLD_DELTA = 1e-13  # dp-accounting cuts tails of mass 1e-15 off each composition; below, RDP is the better bound
-
-
-# ------------------------------------------------------------------------------------------------------------ what is released
-
-
-def _check_positive(value: float, name: str, *, zero: bool = False) -> None:
-    good = is_number(value) and (value >= 0 if zero else 0 < value < math.inf)
-    require(good, name, "must be a number of at least 0" if zero else "must be a positive finite number", value)
-
-
-def _check_count(value: int, name: str, *, least: int = 1, most: float = math.inf) -> None:
-    rule = f"of at least {least}" if most == math.inf else f"between {least} and {most}"
-    require(is_whole(value) and least <= value <= most, name, f"must be a whole number {rule}", value)
-
-
-def _check_delta(delta: float) -> None:
-    fix = "A usual choice is below one over the number of clients."
-    require(is_number(delta) and 0 < delta < 1, "delta", "must lie strictly between 0 and 1", delta, fix)
-
-
-@dataclass(frozen=True)
-class NoSampling:
-    """Every client in every round: nothing is hidden by chance."""
-
-
-@dataclass(frozen=True)
-class PoissonSampling:
-    """Every client independently with probability `rate`; neighbours differ by one client more or less."""
-
-    rate: float
-
-    def __post_init__(self) -> None:
-        require(is_number(self.rate) and 0 < self.rate <= 1, "sampling_rate", "must lie in (0, 1]", self.rate)
-
-
-@dataclass(frozen=True)
-class FixedSampling:
-    """`cohort` clients out of `population`, without replacement; neighbours differ in one client's data.
-
-    Multipliers must count in units of the doubled sensitivity: noise of standard deviation z · 2C on the sum of updates.
-    """
-
-    cohort: int
-    population: int
-
-    def __post_init__(self) -> None:
-        _check_count(self.population, "population")
-        _check_count(self.cohort, "cohort", most=self.population)
-
-
-Sampling = NoSampling | PoissonSampling | FixedSampling
-
-
-def sampling_of(*, sampling_rate: float | None = None, cohort: int | None = None, population: int | None = None) -> Sampling:
-    """Poisson for a rate, fixed for a cohort out of a population, none if neither is given."""
-    sizes = [size for size in (cohort, population) if size is not None]
-    if len(sizes) == 1 or (sizes and sampling_rate is not None):
-        fix = "Give the rate for Poisson cohorts, or both sizes for cohorts of fixed size."
-        raise IncompatibleParts("A sampling rate, or a cohort size and the population it is drawn from, not a mixture.", fix)
-    if cohort is not None and population is not None:
-        return FixedSampling(cohort, population)
-    return NoSampling() if sampling_rate is None else PoissonSampling(sampling_rate)
-
-
-@dataclass(frozen=True)
-class Release:
-    """One noisy sum: its name, and its noise multiplier z = noise / sensitivity. Infinite costs nothing, 0 everything."""
-
-    name: str
-    multiplier: float
-
-    def __post_init__(self) -> None:
-        _check_positive(self.multiplier, f"the noise multiplier of {self.name!r}", zero=True)
-
-
-@dataclass(frozen=True)
-class CohortEvent:
-    """All that is released from one cohort, and how the cohort was drawn."""
-
-    releases: tuple[Release, ...]
-    sampling: Sampling
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "releases", tuple(self.releases))
-
-    @property
-    def multiplier(self) -> float:
-        """The multiplier of the one Gaussian that equals all releases together."""
-        return fold(*(release.multiplier for release in self.releases))
-
-
-def fold(*multipliers: float) -> float:
-    """(Σ z_i^{−2})^{−1/2}: Gaussian releases from the same clients are one Gaussian release with this multiplier."""
-    if any(z == 0 for z in multipliers):
-        return 0.0
-    total = math.fsum(z**-2 for z in multipliers)
-    return total**-0.5 if total > 0 else math.inf
-
-
-def split(multiplier: float, ratio: float) -> tuple[float, float]:
-    """Multipliers (of the quantile, of the update) that fold to `multiplier`; the quantile costs `ratio` times the update.
-
-    Costs are in zCDP, ρ = 1/(2z²): ρ_q = r ρ_u and ρ_q + ρ_u = 1/(2z²). Source: Pillutla et al. 2023, Algorithm 4.
-    """
-    _check_positive(multiplier, "multiplier", zero=True)
-    _check_positive(ratio, "quantile_ratio")
-    return multiplier * math.sqrt((1 + ratio) / ratio), multiplier * math.sqrt(1 + ratio)
-
-
-def remaining(multiplier: float, taken: float) -> float:
-    """The multiplier of one more release, so that with one of multiplier `taken` it folds to `multiplier`."""
-    rule = f"must exceed {multiplier:.4g}, the multiplier of the whole round"
-    require(taken > multiplier, "taken", rule, taken, "Give this release more noise, or the run a larger budget.")
-    return (multiplier**-2 - taken**-2) ** -0.5 if multiplier > 0 else 0.0
-
-
-def equal_zcdp_multiplier(epsilon_zcdp: float) -> float:
-    """The multiplier 1/ε of the Gaussian that costs ρ = ε²/2, as a ½ε²-zCDP release does."""
-    _check_positive(epsilon_zcdp, "epsilon_zcdp", zero=True)
-    return 1 / epsilon_zcdp if epsilon_zcdp > 0 else math.inf
-
-
-def discrete_release(name: str, epsilon_zcdp: float, *, sigma: float, contributors: int) -> Release:
-    """A sum of discrete Gaussian noises, ½ε²-zCDP, recorded as the Gaussian of equal zCDP.
-
-    `dp-accounting` has no discrete Gaussian. With sampling, and by PLD, the stand-in is an approximation and no bound. It is
-    close if the whole noise is wide against the integers: refused unless √m' · σ ≥ 20 for the fewest contributors m' allowed.
-    """
-    _check_count(contributors, "contributors")
-    rule = f"must be at least 20/√{contributors}, or accounting the discrete noise as Gaussian is not close"
-    fix = "Raise sigma and the scale together: the cost stays and the noise is finer."
-    require(math.sqrt(contributors) * sigma >= 20, "sigma", rule, sigma, fix)
-    return Release(name, equal_zcdp_multiplier(epsilon_zcdp))
 
 
 # --------------------------------------------------------------------------------------------------------------- what it costs
@@ -182,7 +62,7 @@ def _tally(events: Events) -> _Tally:
     counts: Counter[tuple[float, Sampling]] = Counter()
     for item in events:
         event, count = (item, 1) if isinstance(item, CohortEvent) else item
-        _check_count(count, "count", least=0)
+        check_count(count, "count", least=0)
         everyone = isinstance(event.sampling, PoissonSampling) and event.sampling.rate == 1
         counts[event.multiplier, NoSampling() if everyone else event.sampling] += count
     if len({type(sampling) for _, sampling in counts} - {NoSampling}) > 1:
@@ -244,8 +124,8 @@ def _epsilon_rdp(tally: _Tally, delta: float) -> float:
 
 def gaussian_epsilon(multiplier: float, delta: float) -> float:
     """ε of one Gaussian release at δ = Φ(1/(2z) − εz) − e^ε Φ(−1/(2z) − εz), exactly (Balle and Wang 2018, Theorem 8)."""
-    _check_positive(multiplier, "multiplier", zero=True)
-    _check_delta(delta)
+    check_positive(multiplier, "multiplier", zero=True)
+    check_delta(delta)
     with _library() as dp:
         return float(dp.get_epsilon_gaussian(multiplier, delta))
 
@@ -301,7 +181,7 @@ def epsilon_of(events: Events, delta: float, *, method: Method | None = None) ->
 
     Source: the accountants of dp-accounting (PLD: Koskela, Jälkö, Honkela 2020; RDP: Mironov 2017).
     """
-    _check_delta(delta)
+    check_delta(delta)
     tally = _tally(events)
     return _epsilon(tally, delta, _chosen(method, (sampling for _, sampling, _ in tally), delta))
 
@@ -345,11 +225,11 @@ class Accountant:
         self, pattern: CohortEvent | Sequence[CohortEvent], delta: float, *,
         method: Method | None = None, horizon: int | None = None,
     ) -> None:  # fmt: skip
-        _check_delta(delta)
+        check_delta(delta)
         self.pattern = (pattern,) if isinstance(pattern, CohortEvent) else tuple(pattern)
         require(len(self.pattern) > 0, "pattern", "must hold at least one event", self.pattern)
         if horizon is not None:
-            _check_count(horizon, "horizon")
+            check_count(horizon, "horizon")
         _tally(self.pattern)  # refuses a mixture of samplings
         samplings = [event.sampling for event in self.pattern]
         self.method: Method = _chosen(method, samplings, delta)
@@ -368,14 +248,14 @@ class Accountant:
 
     def exact_after(self, rounds: int) -> float:
         """ε after `rounds` rounds, equal to `epsilon_of`."""
-        _check_count(rounds, "rounds", least=0)
+        check_count(rounds, "rounds", least=0)
         return self._after(rounds, False)
 
     def epsilon_after(self, rounds: int) -> float:
         """ε after `rounds` rounds, cheaply: exact by RDP, a close upper bound by PLD."""
         if self.method == "rdp" or rounds in (0, self.horizon):
             return self.exact_after(rounds)
-        _check_count(rounds, "rounds")
+        check_count(rounds, "rounds")
         checkpoint = max(rounds, math.ceil(20 * 1.05 ** math.ceil(math.log(rounds / 20, 1.05)))) if rounds > 20 else rounds
         if self.horizon is None or rounds > self.horizon:
             return self._after(checkpoint, True)
@@ -383,7 +263,7 @@ class Accountant:
 
     def rounds_within(self, epsilon: float, *, at_most: int | None = None) -> int:
         """The most rounds, up to `at_most` (default: the horizon; without one a million), whose exact ε is within `epsilon`."""
-        _check_positive(epsilon, "epsilon")
+        check_positive(epsilon, "epsilon")
         most = at_most or self.horizon or 1_000_000
         if self.exact_after(1) > epsilon:
             return 0
@@ -394,10 +274,10 @@ class Accountant:
 
     def server_after(self, rounds: int, participations: int | None = None) -> float:
         """ε for one who knows the cohorts, about a client in `participations` of the rounds (None: in all); exact, by z/√k."""
-        _check_count(rounds, "rounds", least=0)
+        check_count(rounds, "rounds", least=0)
         if participations is None:
             return gaussian_epsilon(fold(*(z / math.sqrt(count) for z, _, count in self._tally(rounds))), self.delta)
-        _check_count(participations, "participations", least=0, most=rounds)
+        check_count(participations, "participations", least=0, most=rounds)
         dearest = min(event.multiplier for event in self.pattern)  # which rounds of the pattern they were is not known
         return gaussian_epsilon(dearest / math.sqrt(participations) if participations else math.inf, self.delta)
 
@@ -435,9 +315,9 @@ def noise_for(
 
     Source: the inverse of dp-accounting's accountants.
     """
-    _check_positive(epsilon, "epsilon")
-    _check_delta(delta)
-    _check_count(rounds, "rounds")
+    check_positive(epsilon, "epsilon")
+    check_delta(delta)
+    check_count(rounds, "rounds")
     require(is_number(tolerance) and 1e-6 <= tolerance < 1, "tolerance", "must lie in [1e-6, 1)", tolerance)
     sampling = sampling_of(sampling_rate=sampling_rate, cohort=cohort, population=population)
     chosen = _chosen(method, [sampling], delta)

@@ -20,7 +20,7 @@ from equipoise import rng
 from equipoise.aggregators import NormClip, WeightedMean
 from equipoise.engines.arrivals import marked, usable
 from equipoise.errors import EquipoiseError, InvalidParameter, require
-from equipoise.privacy import accounting
+from equipoise.privacy import accounting, releases
 from equipoise.privacy.discrete_gaussian import concentrated_epsilon, sample_discrete_gaussian
 from equipoise.privacy.mechanism import DifferentialPrivacy, GaussianMechanism
 from equipoise.privacy.quantile import ENOUGH_NOISE, Adjacency, PrivateQuantile
@@ -76,11 +76,11 @@ class PrivateRun:
         self.dimension, self.seed = dimension, seed
         fixed = not isinstance(self.sampler, Poisson | Full)
         if isinstance(self.sampler, Full):
-            self.sampling: accounting.Sampling = accounting.NoSampling()
+            self.sampling: releases.Sampling = releases.NoSampling()
         elif fixed:
-            self.sampling = accounting.FixedSampling(clients_per_round, clients)
+            self.sampling = releases.FixedSampling(clients_per_round, clients)
         else:
-            self.sampling = accounting.PoissonSampling(clients_per_round / clients)
+            self.sampling = releases.PoissonSampling(clients_per_round / clients)
         self.change = 2.0 if fixed else 1.0  # replacing a client moves a sum twice as far as adding or removing one
         self.fewest = self._fewest()
         self.shares = max(self.expected, self.fewest)  # of noise in a sum, whoever is there: their number must tell nothing
@@ -113,7 +113,7 @@ class PrivateRun:
             )
         count, rest = None, whole
         if self.privacy.clip_rule is not None:
-            count, rest = accounting.split(whole, self.privacy.clip_rule.ratio)
+            count, rest = releases.split(whole, self.privacy.clip_rule.ratio)
         given = getattr(self.risk, "quantile", None)
         if isinstance(given, PrivateQuantile) and given.sigma is not None:
             first = given.multiplier(self.fewest, adjacency=self._adjacency)
@@ -124,16 +124,16 @@ class PrivateRun:
             rule = f"of the private quantile must be at least {ENOUGH_NOISE:g}/√{self.fewest}, or it is not as good as Gaussian"
             enough = math.sqrt(self.fewest) * float(given.sigma) >= ENOUGH_NOISE
             require(enough, "sigma", rule, given.sigma, "Raise sigma and scale together: the cost stays.")
-            return Calibration(whole, accounting.remaining(rest, first), first, count)
+            return Calibration(whole, releases.remaining(rest, first), first, count)
         if self._releases_first:
-            first, update = accounting.split(rest, self.privacy.quantile_ratio)
+            first, update = releases.split(rest, self.privacy.quantile_ratio)
             return Calibration(whole, update, first, count)
         return Calibration(whole, rest, None, count)
 
     def _rates(self) -> dict[str, Any]:
-        if isinstance(self.sampling, accounting.PoissonSampling):
+        if isinstance(self.sampling, releases.PoissonSampling):
             return {"sampling_rate": self.sampling.rate}
-        if isinstance(self.sampling, accounting.FixedSampling):
+        if isinstance(self.sampling, releases.FixedSampling):
             return {"cohort": self.sampling.cohort, "population": self.sampling.population}
         return {}
 
@@ -164,7 +164,10 @@ class PrivateRun:
     def grid(self) -> Grid:
         """How updates are rounded and how much noise each client adds, for distributed noise."""
         clip, z = self.privacy.clip, self.calibration.update
-        step = self.privacy.step or clip / (_FINE * math.sqrt(self.dimension))
+        fine = _FINE * math.sqrt(self.dimension)
+        if z > 0:  # and never so coarse that the noise is no longer as good as Gaussian
+            fine = max(fine, max(ENOUGH_NOISE, 2 * math.sqrt(self.fewest)) / (z * self.change))
+        step = self.privacy.step or clip / fine
         bound = rounded_norm_bound(clip, step, self.dimension, failure=_ROUNDING_FAILURE)
         sigma = z * self.change * bound / math.sqrt(self.fewest)
         if z > 0:
@@ -182,9 +185,9 @@ class PrivateRun:
     def accountant(self) -> accounting.Accountant:
         found = self.calibration
         named = {"quantile or weights": found.first, "update": found.update, "count": found.count}
-        releases = tuple(accounting.Release(name, z) for name, z in named.items() if z is not None)
+        noisy = tuple(releases.Release(name, z) for name, z in named.items() if z is not None)
         horizon = self.rounds if self.rounds >= 1 else None
-        event = accounting.CohortEvent(releases, self.sampling)
+        event = releases.CohortEvent(noisy, self.sampling)
         return accounting.Accountant(event, self.privacy.delta, method=self.privacy.method, horizon=horizon)
 
     @cached_property

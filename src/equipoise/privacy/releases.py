@@ -1,0 +1,141 @@
+"""What a round releases about its clients, how its cohort was drawn, and how much noise there is: the events of an accountant.
+
+A noise multiplier z is the standard deviation of the noise on a sum over the sensitivity of that sum (see privacy.accounting).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from equipoise.errors import IncompatibleParts, is_number, is_whole, require
+
+
+def check_positive(value: float, name: str, *, zero: bool = False) -> None:
+    good = is_number(value) and (value >= 0 if zero else 0 < value < math.inf)
+    require(good, name, "must be a number of at least 0" if zero else "must be a positive finite number", value)
+
+
+def check_count(value: int, name: str, *, least: int = 1, most: float = math.inf) -> None:
+    rule = f"of at least {least}" if most == math.inf else f"between {least} and {most}"
+    require(is_whole(value) and least <= value <= most, name, f"must be a whole number {rule}", value)
+
+
+def check_delta(delta: float) -> None:
+    fix = "A usual choice is below one over the number of clients."
+    require(is_number(delta) and 0 < delta < 1, "delta", "must lie strictly between 0 and 1", delta, fix)
+
+
+@dataclass(frozen=True)
+class NoSampling:
+    """Every client in every round: nothing is hidden by chance."""
+
+
+@dataclass(frozen=True)
+class PoissonSampling:
+    """Every client independently with probability `rate`; neighbours differ by one client more or less."""
+
+    rate: float
+
+    def __post_init__(self) -> None:
+        require(is_number(self.rate) and 0 < self.rate <= 1, "sampling_rate", "must lie in (0, 1]", self.rate)
+
+
+@dataclass(frozen=True)
+class FixedSampling:
+    """`cohort` clients out of `population`, without replacement; neighbours differ in one client's data.
+
+    Multipliers must count in units of the doubled sensitivity: noise of standard deviation z · 2C on the sum of updates.
+    """
+
+    cohort: int
+    population: int
+
+    def __post_init__(self) -> None:
+        check_count(self.population, "population")
+        check_count(self.cohort, "cohort", most=self.population)
+
+
+Sampling = NoSampling | PoissonSampling | FixedSampling
+
+
+def sampling_of(*, sampling_rate: float | None = None, cohort: int | None = None, population: int | None = None) -> Sampling:
+    """Poisson for a rate, fixed for a cohort out of a population, none if neither is given."""
+    sizes = [size for size in (cohort, population) if size is not None]
+    if len(sizes) == 1 or (sizes and sampling_rate is not None):
+        fix = "Give the rate for Poisson cohorts, or both sizes for cohorts of fixed size."
+        raise IncompatibleParts("A sampling rate, or a cohort size and the population it is drawn from, not a mixture.", fix)
+    if cohort is not None and population is not None:
+        return FixedSampling(cohort, population)
+    return NoSampling() if sampling_rate is None else PoissonSampling(sampling_rate)
+
+
+@dataclass(frozen=True)
+class Release:
+    """One noisy sum: its name, and its noise multiplier z = noise / sensitivity. Infinite costs nothing, 0 everything."""
+
+    name: str
+    multiplier: float
+
+    def __post_init__(self) -> None:
+        check_positive(self.multiplier, f"the noise multiplier of {self.name!r}", zero=True)
+
+
+@dataclass(frozen=True)
+class CohortEvent:
+    """All that is released from one cohort, and how the cohort was drawn."""
+
+    releases: tuple[Release, ...]
+    sampling: Sampling
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "releases", tuple(self.releases))
+
+    @property
+    def multiplier(self) -> float:
+        """The multiplier of the one Gaussian that equals all releases together."""
+        return fold(*(release.multiplier for release in self.releases))
+
+
+def fold(*multipliers: float) -> float:
+    """(Σ z_i^{−2})^{−1/2}: Gaussian releases from the same clients are one Gaussian release with this multiplier."""
+    if any(z == 0 for z in multipliers):
+        return 0.0
+    total = math.fsum(z**-2 for z in multipliers)
+    return total**-0.5 if total > 0 else math.inf
+
+
+def split(multiplier: float, ratio: float) -> tuple[float, float]:
+    """Multipliers (of the quantile, of the update) that fold to `multiplier`; the quantile costs `ratio` times the update.
+
+    Costs are in zCDP, ρ = 1/(2z²): ρ_q = r ρ_u and ρ_q + ρ_u = 1/(2z²). Source: Pillutla et al. 2023, Algorithm 4.
+    """
+    check_positive(multiplier, "multiplier", zero=True)
+    check_positive(ratio, "quantile_ratio")
+    return multiplier * math.sqrt((1 + ratio) / ratio), multiplier * math.sqrt(1 + ratio)
+
+
+def remaining(multiplier: float, taken: float) -> float:
+    """The multiplier of one more release, so that with one of multiplier `taken` it folds to `multiplier`."""
+    rule = f"must exceed {multiplier:.4g}, the multiplier of the whole round"
+    require(taken > multiplier, "taken", rule, taken, "Give this release more noise, or the run a larger budget.")
+    return (multiplier**-2 - taken**-2) ** -0.5 if multiplier > 0 else 0.0
+
+
+def equal_zcdp_multiplier(epsilon_zcdp: float) -> float:
+    """The multiplier 1/ε of the Gaussian that costs ρ = ε²/2, as a ½ε²-zCDP release does."""
+    check_positive(epsilon_zcdp, "epsilon_zcdp", zero=True)
+    return 1 / epsilon_zcdp if epsilon_zcdp > 0 else math.inf
+
+
+def discrete_release(name: str, epsilon_zcdp: float, *, sigma: float, contributors: int) -> Release:
+    """A sum of discrete Gaussian noises, ½ε²-zCDP, recorded as the Gaussian of equal zCDP.
+
+    `dp-accounting` has no discrete Gaussian. With sampling, and by PLD, the stand-in is an approximation and no bound. It is
+    close if the whole noise is wide against the integers: refused unless √m' · σ ≥ 20 for the fewest contributors m' allowed.
+    """
+    check_count(contributors, "contributors")
+    rule = f"must be at least 20/√{contributors}, or accounting the discrete noise as Gaussian is not close"
+    fix = "Raise sigma and the scale together: the cost stays and the noise is finer."
+    require(math.sqrt(contributors) * sigma >= 20, "sigma", rule, sigma, fix)
+    return Release(name, equal_zcdp_multiplier(epsilon_zcdp))
