@@ -1,4 +1,8 @@
-"""A federation in memory: Flower's Grid with real client apps behind it, each in a thread of its own, and faults on demand."""
+"""A federation in memory: Flower's Grid with real client apps behind it, each in a thread of its own, and faults on demand.
+
+Time is made up: it stands still while nodes work and passes at once when all are done, so that a timeout is met by those who
+are silent and by nobody else, however slow the machine.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,9 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
+from unittest import mock
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -16,9 +22,41 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.task_identity import TaskIdentity
 
 from equipoise.data.clients import FederatedData
-from equipoise.engines.flower import client_app
+from equipoise.engines.flower import client_app, engine, remote, server
 
 Fault = Callable[["Delivery"], Any]
+
+
+class Clock:
+    """Stands for the module `time` on the server's side."""
+
+    def __init__(self) -> None:
+        self.now, self.working = 0.0, 0
+        self._changed = threading.Condition()
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        with self._changed:
+            if self.working:  # nodes are at it, and the server waits for them
+                self._changed.wait(0.05)
+            else:
+                self.now += max(seconds, 1e-3)
+                self._changed.notify_all()
+
+    def works(self, more: int) -> None:
+        with self._changed:
+            self.working += more
+            self._changed.notify_all()
+
+    def wait_until(self, moment: float) -> None:
+        """For a node that is late: it does nothing until then."""
+        with self._changed:
+            self.working -= 1
+            self._changed.notify_all()
+            assert self._changed.wait_for(lambda: self.now >= moment, timeout=30)
+            self.working += 1
 
 
 class Delivery:
@@ -67,8 +105,9 @@ class FakeGrid(Grid):
         self._counts: dict[tuple[int, str], int] = {}
         self._waiting: dict[str, Message] = {}
         self._busy = {node: threading.Lock() for node in self.names}
-        self._lock = threading.Lock()
-        self._pool = ThreadPoolExecutor(4)
+        self._lock, self._working = threading.Lock(), threading.Lock()
+        self._pool = ThreadPoolExecutor(16)
+        self.clock = Clock()
 
     # Flower's interface
 
@@ -89,6 +128,7 @@ class FakeGrid(Grid):
         for message in messages:
             message.metadata.__dict__["_message_id"] = str(uuid.uuid4())
             ids.append(message.metadata.message_id)
+            self.clock.works(1)
             self._pool.submit(self._deliver, message.metadata.dst_node_id, message)
         return ids
 
@@ -102,8 +142,20 @@ class FakeGrid(Grid):
     # what happens on the way
 
     def _deliver(self, node: int, message: Message) -> None:
-        name = self.names[node]
-        with self._busy[node]:  # one message at a time, as a SuperNode does
+        try:
+            self._deliver_one(node, message)
+        finally:
+            self.clock.works(-1)
+
+    def _deliver_one(self, node: int, message: Message) -> None:
+        name = self.names.get(node, "")
+        if not name:
+            return  # the node has ended
+        if not self._busy[node].acquire(blocking=False):  # one message at a time, as a SuperNode does
+            self.clock.works(-1)
+            self._busy[node].acquire()
+            self.clock.works(1)
+        try:
             action = message.metadata.message_type
             key = (node, action)
             with self._lock:
@@ -120,9 +172,12 @@ class FakeGrid(Grid):
             with self._lock:
                 self.replies.append((name, action, reply))
                 self._waiting[reply.metadata.reply_to_message_id] = reply
+        finally:
+            self._busy[node].release()
 
     def answer(self, node: int, message: Message) -> Message:
-        reply = self.apps[node](travelled(message), self.contexts[node])
+        with self._working:  # torch has one generator for all threads, where real nodes have a process each
+            reply = self.apps[node](travelled(message), self.contexts[node])
         # The state is written to bytes between two messages, as on a SuperNode.
         self.contexts[node].state = inflated(self.contexts[node].state)
         return travelled(reply)
@@ -183,4 +238,7 @@ def federation(data: FederatedData, model: Any, **options: Any) -> FakeGrid:
 
 def run_app(app: Any, grid: FakeGrid, **config: Any) -> None:
     """Run a server app on a grid, as Flower would."""
-    app(grid=grid, context=Context(7, 1, {}, RecordDict(), config))
+    with ExitStack() as stack:
+        for module in (remote, engine, server):
+            stack.enter_context(mock.patch.object(module, "time", grid.clock))
+        app(grid=grid, context=Context(7, 1, {}, RecordDict(), config))

@@ -243,7 +243,7 @@ def test_a_given_quantile_that_takes_the_whole_budget_is_refused():
 
 
 def test_too_little_discrete_noise_for_the_accountant_is_refused():
-    # √10 · 2 is below 20: as a Gaussian it is no good approximation (METHODS 4.8).
+    # √10 · 2 is below 20: as a Gaussian it is no good approximation.
     with pytest.raises(InvalidParameter, match=r"sigma of the private quantile must be at least 20/√10"):
         private_run(with_quantile(2.0, 1))
     private_run(with_quantile(20 / math.sqrt(10) * 1.0001, 1))

@@ -26,7 +26,6 @@ from equipoise.privacy import (
     DifferentialPrivacy,
     GaussianMechanism,
     PrivateQuantile,
-    Seeded,
     epsilon_of,
     quantile,
 )
@@ -499,17 +498,18 @@ def test_the_noise_does_not_tell_how_many_clients_came():
 def test_nor_does_the_noise_of_the_quantile(monkeypatch):
     seen = []
     monkeypatch.setattr(quantile, "quantile_of_sum", lambda total, *_, **__: seen.append(total) or torch.tensor(0.0))
-    part = PrivateQuantile(2.0, 32, sigma=4.0, scale=1)
-    spread = {}
-    for clients in (0, 4, 64):
+    run = started(eq.Algorithm(TAIL, WORK, privacy=GaussianMechanism(1.0, 1.0))).protection
+    assert run.shares == 6
+    scale = run.quantile.scale
+    for clients in (0, 2, 6, 12):
         seen.clear()
         losses = torch.full((clients,), 0.5)
-        for index in range(60):
-            part.at(Seeded(0, "shares", index), shares=16)(losses, torch.ones(clients), 0.5)
-        held = quantile.client_contributions(losses, bound=2.0, bins=32, sigma=0.0, scale=1, source=None).sum(0)
-        spread[clients] = float((torch.stack(seen) - held).double().square().mean())
-    for found in spread.values():
-        assert found == pytest.approx(16 * 16, rel=5 * math.sqrt(2 / (60 * 62)))
+        for index in range(80):
+            run.weigh(cohort_of(range(clients), index), losses, None)
+        held = quantile.client_contributions(losses, bound=2.0, bins=16, sigma=0.0, scale=scale, source=None).sum(0)
+        spread = (torch.stack(seen) - held).double().square().mean()
+        expected = math.sqrt(1.25 / 0.25) * scale * math.sqrt(4)  # z of the quantile, times c √(log2 16)
+        assert float(spread.sqrt()) == pytest.approx(expected, rel=5 / math.sqrt(2 * 80 * 30))
 
 
 def test_the_sum_of_weights_is_noised_by_the_clients_where_they_are_to_do_it():
@@ -566,6 +566,7 @@ def test_epsilon_of_every_round_is_that_of_the_hand_built_event():
     assert result.epsilon.epsilon_server == pytest.approx(gaussian_epsilon(1.1 / math.sqrt(int(times.max())), 1e-3))
     assert (result.epsilon.rounds, result.epsilon.delta, result.epsilon.seeded) == (6, 1e-3, True)
     assert result.epsilon.adjacency == "add or remove one client"
+    assert "not a bound" in str(result.epsilon)  # discrete noise, recorded as Gaussian
 
 
 def test_cohorts_of_fixed_size_are_accounted_by_replacing_a_client():
@@ -574,6 +575,7 @@ def test_cohorts_of_fixed_size_are_accounted_by_replacing_a_client():
     event = CohortEvent((Release("update", 2.0),), FixedSampling(6, 12))
     assert result.epsilon.epsilon == pytest.approx(epsilon_of([(event, 3)], 1e-3))
     assert (result.epsilon.adjacency, result.epsilon.method) == ("replace one client", "rdp")
+    assert "not a bound" not in str(result.epsilon)
 
 
 def test_the_count_of_an_adaptive_clip_is_paid_for():
@@ -715,6 +717,10 @@ def test_a_run_does_not_go_on_with_other_noise(tmp_path):
     trained(first, rounds=2, checkpoint=path)
     with pytest.raises(CheckpointError, match="its privacy is"):  # the noise was set for two rounds
         trained(first, rounds=3, checkpoint=path)
+    fixed = eq.Algorithm(solver=IDLE, sampler=full, privacy=GaussianMechanism(1.0, 1.0))
+    trained(fixed, rounds=2, checkpoint=tmp_path / "fixed")
+    with pytest.raises(CheckpointError, match="its privacy is"):  # what was promised for two rounds
+        trained(fixed, rounds=3, checkpoint=tmp_path / "fixed")
     other = eq.Algorithm(solver=IDLE, sampler=full, privacy=DifferentialPrivacy(4.0, 1e-3, 1.0))
     with pytest.raises(CheckpointError, match="checkpoint of another run"):
         trained(other, rounds=2, checkpoint=path)

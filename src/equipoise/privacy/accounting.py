@@ -201,6 +201,7 @@ class Spent:
     rounds: int
     participations: int
     seeded: bool = False  # the noise can be drawn again by whoever knows the seed
+    discrete: bool = False  # some of the noise is discrete, and recorded as the Gaussian of equal zCDP
 
     def __str__(self) -> str:
         rounds = f"{self.rounds} round{'s' * (self.rounds != 1)}"
@@ -208,6 +209,7 @@ class Spent:
             f"ε = {self.epsilon:.4g} at δ = {self.delta:.4g} ({self.adjacency}, {self.method.upper()} accounting, {rounds}); "
             f"for one who knows the cohorts ε = {self.epsilon_server:.4g} (in at most {self.participations} of the rounds). "
             "Runs made to choose settings are not counted."
+            + (" Discrete noise counts as the Gaussian of equal zCDP: within 0.3 %, but not a bound." * self.discrete)
             + (" The noise was seeded, so ε is nominal: what it would be with noise that nobody can draw again." * self.seeded)
         )
 

@@ -194,7 +194,7 @@ class PrivateQuantile:
     to its histogram times `scale`, and the secure sum is modulo `modulus`; left at None, all three are set from the privacy
     budget.
 
-    What is protected is a client's loss; that the client took part, and with it a share of the noise, is taken as known.
+    What is protected is a client's loss, and in a run also that it took part: there the number of shares of noise is fixed.
     All clients of a cohort count alike, so their base weights must be equal. A bin that holds more clients than the tail asks
     for is kept whole or not at all, whichever is nearer: with coarse bins and a small tail that can be nobody, and if it
     is so at the start, when all losses are alike, training does not move. Losses at or above `bound` are always kept

@@ -330,7 +330,8 @@ class PrivateRun:
     def spent(self, state: PrivateState, rounds: int) -> accounting.Spent:
         """What the run has spent."""
         spent = self.accountant.spent(rounds, participations=int(state.participations.max()))
-        return replace(spent, seeded=self.privacy.source == "seeded")
+        discrete = self.privacy.noise == "distributed" or self.quantile is not None
+        return replace(spent, seeded=self.privacy.source == "seeded", discrete=discrete)
 
 
 @dataclass(frozen=True)
