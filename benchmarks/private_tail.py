@@ -1,7 +1,8 @@
 """Δ-FL against FedAvg with end-to-end differential privacy, beside the published figures of Pillutla et al. 2023, section 7.7.
 
-    python benchmarks/private_tail.py                 # the published setting: 2500 clients, 1000 rounds, five budgets, two seeds
+    python benchmarks/private_tail.py                 # the published setting: 2500 clients, 1000 rounds, 5 budgets, 2 seeds
     python benchmarks/private_tail.py --rounds 200 --epsilons 5    # a look
+    python benchmarks/private_tail.py --knobs private_tail.json    # again, with the settings that were chosen before
 
 Clip bound, bound of the losses, bins and ratio of the budgets are chosen on the *validation* clients, at ε = 5 and with a seed
 of their own, one after another from the published ranges; test clients are used once, at the end. The published clip bounds are
@@ -84,16 +85,16 @@ def main() -> None:
     asked.add_argument("--epsilons", type=float, nargs="+", default=[3.0, 5.0, 10.0, 15.0, 20.0])
     asked.add_argument("--tails", type=float, nargs="+", default=[1.0, 0.5, 0.25])
     asked.add_argument("--seeds", type=int, default=2)
-    asked.add_argument("--no-tuning", action="store_true", help="use the defaults of Knobs")
+    asked.add_argument("--knobs", type=Path, help="a file of figures whose knobs are used, instead of choosing them again")
     asked.add_argument("--out", type=Path, default=Path("private_tail.json"))
     options = asked.parse_args()
     torch.set_num_threads(1)
     began = time.perf_counter()
-    knobs = {tail: Knobs() if options.no_tuning else tuned(tail, options.rounds) for tail in options.tails}
+    known = json.loads(options.knobs.read_text())["knobs"] if options.knobs else {}
+    knobs = {tail: Knobs(**known[str(tail)]) if known else tuned(tail, options.rounds) for tail in options.tails}
     rows = []
-    print(
-        "| ε | tail | mean error, % | 90th percentile, % | published at ε = 5 | ε by the accountant |\n|---|---|---|---|---|---|"
-    )
+    print("| ε | tail | mean error, % | 90th percentile, % | published at ε = 5 | ε by the accountant |")
+    print("|---|---|---|---|---|---|")
     for epsilon in options.epsilons:
         for tail in options.tails:
             runs = [run(tail, epsilon, knobs[tail], options.rounds, seed) for seed in range(options.seeds)]

@@ -166,7 +166,7 @@ def test_the_trained_model_predicts_as_it_was_judged(ragged):
 
 def test_a_run_that_blew_up_without_infinities_says_so(ragged):
     with pytest.warns(EquipoiseNotice, match="the run diverged"):
-        eq.train(eq.models.Softmax(4, 3), ragged, eq.Algorithm(solver=eq.solvers.SGD(lr=1e9)), rounds=3, clients_per_round=4)
+        eq.train(eq.models.Softmax(4, 3), ragged, eq.Algorithm(solver=eq.solvers.SGD(lr=1e5)), rounds=3, clients_per_round=4)
 
 
 def test_a_notice_taken_as_an_error_leaves_nothing_open(ragged, tmp_path):

@@ -1,4 +1,4 @@
-"""The command line: `equipoise demo`, `run`, `compare`, `tune`, `report`, `reproduce`, `methods`, `data …`, `privacy …`.
+"""The command line: `equipoise demo`, `run`, `compare`, `tune`, `report`, `reproduce`, `methods`, `data`, `privacy`, `flower`.
 
 Whatever needs torch is imported inside the commands, so that help comes at once. What a user can get wrong ends in one message
 on stderr and exit code 2, never in a stack trace; Ctrl-C exits with 130.
@@ -19,6 +19,7 @@ from typer.core import TyperGroup
 
 from equipoise.errors import ConfigError, EquipoiseError, EquipoiseNotice, unknown_name
 from equipoise.experiment import catalog
+from equipoise.experiment.flower_commands import app as flower_app
 from equipoise.experiment.privacy_commands import app as privacy_app
 
 
@@ -70,6 +71,7 @@ app = typer.Typer(
 data_app = typer.Typer(help="Data sets that a configuration can name.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 app.add_typer(privacy_app, name="privacy")
+app.add_typer(flower_app, name="flower")
 
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one value; may be given several times.")

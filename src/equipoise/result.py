@@ -51,7 +51,10 @@ class ClientTable:
 
     @classmethod
     def evaluate(cls, engine: Engine, params: Tensor, data: FederatedData) -> ClientTable:
-        """Every client of every split at `params`."""
+        """Every client of every split at `params`; over a network every client that answers."""
+        if (over_network := getattr(engine, "client_table", None)) is not None:
+            reached: ClientTable = over_network(params, data)
+            return reached
         seen_ids = set(data.train.ids)
         ids: list[str] = []
         splits: list[str] = []

@@ -46,6 +46,7 @@ def run_round(
 
     solver, solver_state = prepare(state, algorithm, engine, cohort, clients, clients_per_round)
     losses = losses_of(state, algorithm, engine, solver, cohort)  # (K,)
+    cohort, losses = still_there(engine, cohort, losses)
     plan = plan_round(state, algorithm, solver, cohort, losses, clients, protection)
     sent, own = None, None
     if personal is not None:
@@ -81,6 +82,15 @@ def losses_of(state: ServerState, algorithm: Algorithm, engine: Engine, solver: 
     if not needs_losses(algorithm):
         return None
     return engine.losses(state.params, cohort, solver) if len(cohort) else torch.zeros(0, dtype=torch.float64)
+
+
+def still_there(engine: Engine, cohort: Cohort, losses: Tensor | None) -> tuple[Cohort, Tensor | None]:
+    """The cohort without clients that a network has lost so far, their base weights shared out among the others."""
+    if not hasattr(engine, "gone") or not bool((gone := engine.gone(cohort)).any()):
+        return cohort, losses
+    left = cohort.take(~gone)
+    left = replace(left, weights=left.weights / left.weights.sum())
+    return left, losses[~gone] if losses is not None else None
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,13 +8,15 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from equipoise import rng
 from equipoise.algorithm import Algorithm
 from equipoise.checkpoint import Checkpoint, CheckpointError, Checkpoints, identity_of, read_checkpoint, refuse_strangers
 from equipoise.data.clients import FederatedData
@@ -31,7 +33,7 @@ from equipoise.result import ClientTable, PersonalModels, Result
 from equipoise.round import run_round
 from equipoise.sampling import Full
 from equipoise.task import PerExample, Task
-from equipoise.types import Cohort, Engine, Observer, Sampler, ServerState
+from equipoise.types import Cohort, Engine, Observer, RoundReport, Sampler, ServerState
 
 T = TypeVar("T")
 ModelOrMaker = nn.Module | Callable[[int], nn.Module]
@@ -90,10 +92,7 @@ def train(
         watching.on_start(Run(name, setting.rounds_allowed, setting.seed, state.round, setting, history))
         watching.on_state(state)
         while state.round < setting.rounds_allowed:
-            state, report = run_round(
-                state, algorithm, setting.engine, setting.cohort(state.round), setting.data.train,
-                clients_per_round=setting.clients_per_round, personal=setting.personal, protection=setting.protection,
-            )  # fmt: skip
+            state, report = next_round(setting, algorithm, state)
             watching.on_round(report)
             if evaluate_every and state.round % evaluate_every == 0 and state.round < setting.rounds_allowed:
                 watching.on_evaluation(setting.evaluation(algorithm, state))
@@ -119,6 +118,21 @@ def train(
     warn_if_strangers(result)
     warn_if_out_of_budget(setting)
     return result
+
+
+def next_round(setting: Setting, algorithm: Algorithm, state: ServerState) -> tuple[ServerState, RoundReport]:
+    """One round with the cohort that is drawn for it; an engine over a network may have to try several times."""
+
+    def run(cohort: Cohort) -> tuple[ServerState, RoundReport]:
+        return run_round(
+            state, algorithm, setting.engine, cohort, setting.data.train, clients_per_round=setting.clients_per_round,
+            personal=setting.personal, protection=setting.protection,
+        )  # fmt: skip
+
+    if not hasattr(setting.engine, "attempt"):
+        return run(setting.cohort(state.round))
+    tried: tuple[ServerState, RoundReport] = setting.engine.attempt(run, partial(setting.cohort, state.round))
+    return tried
 
 
 def resumed(saving: Checkpoints | None, setting: Setting, algorithm: Algorithm) -> tuple[ServerState, History, float]:
@@ -174,9 +188,11 @@ class Setting:
         private = self.protection.begin() if isinstance(self.protection, PrivateRun) else None
         return ServerState(0, params, server=server, averaging=averaging, personal=own, privacy=private)
 
-    def cohort(self, round_index: int) -> Cohort:
-        """Who takes part in a round."""
-        return self.sampler(round_index, self.alpha, clients_per_round=self.clients_per_round, seed=self.seed)
+    def cohort(self, round_index: int, again: int = 0) -> Cohort:
+        """Who takes part in a round; others are drawn if a network makes it be tried `again`, for the first or a later time."""
+        seed = rng.stream_key(self.seed, f"cohort, try {again}") >> 1 if again else self.seed
+        drawn = self.sampler(round_index, self.alpha, clients_per_round=self.clients_per_round, seed=seed)
+        return replace(drawn, seed=self.seed) if again else drawn
 
     def evaluation(self, algorithm: Algorithm, state: ServerState, *, final: bool = False) -> Evaluation:
         """All clients of all splits at the iterate that the algorithm reports, and at their own models if they have any.
@@ -252,8 +268,10 @@ def set_up(
     personal = None
     if algorithm.personal is not None:
         context = PersonalContext(running, task, data, lambda other: choose_engine(engine).start(other, data))
-        personal = PersonalRun(algorithm.personal, context, algorithm.solver, seed)
+        personal = getattr(running, "personal_run", PersonalRun)(algorithm.personal, context, algorithm.solver, seed)
     protection = protect(algorithm, len(data.train), clients_per_round, rounds, task.layout.dimension, seed)
+    if hasattr(running, "protected"):  # clients are elsewhere: sums go over the network
+        protection = running.protected(protection, algorithm)
     return Setting(model, data, task, running, sampler, alpha, clients_per_round, rounds, seed, personal, protection)
 
 

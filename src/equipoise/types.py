@@ -6,7 +6,7 @@ Shapes: K clients in a cohort, D parameters, n clients in all. The law of each c
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from torch import Tensor
@@ -105,9 +105,14 @@ class RoundReport:
     dropped: int = 0  # clients with a weight whose work did not arrive
     rejected: tuple[str, ...] = ()  # the clients whose update was not finite or absurdly large, and was left out
     epsilon: float | None = None  # what was spent up to the end of this round, under differential privacy
+    missing: dict[str, str] = field(default_factory=dict)  # over a network: clients left out because of a fault, and which
+    bytes_sent: int = 0  # over a network: by the server, to all clients
+    bytes_received: int = 0
+    bytes_by_client: dict[str, tuple[int, int]] = field(default_factory=dict)  # sent to and received from each
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "rejected", tuple(self.rejected))  # a list where it was read from a file
+        object.__setattr__(self, "bytes_by_client", {c: tuple(pair) for c, pair in self.bytes_by_client.items()})
 
 
 class ClientRisk(Protocol):
@@ -257,7 +262,13 @@ class Sampler(Protocol):
 
 
 class Engine(Protocol):
-    """Runs clients. Law: agrees with the loop engine within float tolerance, whatever chunk size, workers or device."""
+    """Runs clients. Law: agrees with the loop engine within float tolerance, whatever chunk size, workers or device.
+
+    An engine whose clients are elsewhere may also have `attempt(run, draw)`, which runs a round, perhaps several times;
+    `gone(cohort)`, which of its clients (K,) have failed in this round; `client_table(params, data)`, an evaluation of all
+    clients that can be reached; `personal_run(…)`, a PersonalRun whose rows are elsewhere; and `protected(protection,
+    algorithm)`, the same protection by sums of real clients (engines.flower).
+    """
 
     def losses(self, params: Tensor, cohort: Cohort, solver: LocalSolver | None = None) -> Tensor:
         """Mean loss of each cohort client on its training data at `params`: (K,) float64.

@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -36,7 +37,6 @@ def quiet_environment(home: Path) -> dict[str, str]:
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
         "OMP_NUM_THREADS": "1",
         "MKL_NUM_THREADS": "1",
         "NO_COLOR": "1",
@@ -53,6 +53,7 @@ class Processes:
         self.home.mkdir(parents=True, exist_ok=True)
         self.environment = quiet_environment(self.home)
         self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.may_end: set[str] = set()  # those whose end is no failure
 
     def __enter__(self) -> Processes:
         return self
@@ -60,11 +61,10 @@ class Processes:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for process in reversed(self.running.values()):
             process.terminate()
+        end = time.monotonic() + 5
         for process in reversed(self.running.values()):
-            try:
-                process.wait(timeout=5)
-            except subprocess.TimeoutExpired:
-                pass
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=max(0.0, end - time.monotonic()))
             self._kill_group(process)
             process.wait(timeout=10)
         if error is not None:
@@ -73,16 +73,17 @@ class Processes:
     @staticmethod
     def _kill_group(process: subprocess.Popen[bytes]) -> None:
         """The process and whatever it started; each has a session of its own, so that no one else is hit."""
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
 
-    def start(self, name: str, command: Sequence[str] | str, cwd: Path | None = None) -> subprocess.Popen[bytes]:
+    def start(
+        self, name: str, command: Sequence[str], cwd: Path | None = None, *, may_end: bool = False
+    ) -> subprocess.Popen[bytes]:
+        self.may_end |= {name} if may_end else set()
         with (self.folder / f"{name}.log").open("wb") as log:
             self.running[name] = subprocess.Popen(
-                ["bash", "-c", f"exec {command}"] if isinstance(command, str) else list(command),
-                stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=self.environment, cwd=cwd, start_new_session=True,
+                list(command), stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=self.environment, cwd=cwd,
+                start_new_session=True,
             )  # fmt: skip
         return self.running[name]
 
@@ -97,6 +98,7 @@ class Processes:
 
     def kill(self, name: str) -> None:
         """Pull the plug: SIGKILL for the process and all it started."""
+        self.may_end.add(name)
         self._kill_group(self.running[name])
         self.running[name].wait(timeout=10)
 
@@ -107,8 +109,7 @@ class Processes:
         end = time.monotonic() + timeout
         while not condition():
             for name, process in self.running.items():
-                # A killed node is expected to be gone; one that ended by itself has failed.
-                if process.poll() not in (None, -signal.SIGKILL, 0):
+                if process.poll() is not None and name not in self.may_end:
                     raise AssertionError(f"{name} ended with {process.returncode} before {what}")
             if time.monotonic() > end:
                 raise AssertionError(f"{what}: not within {timeout} s")
@@ -128,7 +129,9 @@ class Federation(Processes):
     def __enter__(self) -> Federation:
         port, *node_ports = free_ports(1 + len(self.node_configs))
         address = f"127.0.0.1:{port}"
-        (self.home / "config.toml").write_text(f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "{address}"\ninsecure = true\n')
+        (self.home / "config.toml").write_text(
+            f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "{address}"\ninsecure = true\n'
+        )
         try:
             self.start(
                 "superlink",
@@ -139,13 +142,9 @@ class Federation(Processes):
             for i, (node_port, config) in enumerate(zip(node_ports, self.node_configs, strict=True)):
                 self.start(
                     f"node-{i}",
-                    [str(BIN / "flower-supernode"), "--insecure", "--superlink", address, "--port", str(node_port),
-                     "--node-config", config, "--isolation", "process"],
-                )  # fmt: skip
-                self.start(
-                    f"executor-{i}",
-                    [sys.executable, "-m", "equipoise.engines.flower.executor", "--insecure",
-                     "--runtime-api-address", f"127.0.0.1:{node_port}"],
+                    [sys.executable, "-c", "from equipoise.experiment.flower_commands import app; app()", "node",
+                     "--preload", "sklearn.datasets", "--insecure", "--superlink", address, "--port", str(node_port),
+                     "--node-config", config],
                 )  # fmt: skip
             for i in range(len(self.node_configs)):
                 self.wait_for_log(f"node-{i}", "SuperNode ID:")
@@ -157,7 +156,7 @@ class Federation(Processes):
     def submit(self, app: Path, **config: object) -> subprocess.Popen[bytes]:
         """`flwr run` with the log of the run streamed; the process ends with the run."""
         pairs = " ".join(f"{key.replace('_', '-')}={json.dumps(value)}" for key, value in config.items())
-        return self.start("run", [str(BIN / "flwr"), "run", str(app), "--stream", "--run-config", pairs])
+        return self.start("run", [str(BIN / "flwr"), "run", str(app), "--stream", "--run-config", pairs], may_end=True)
 
     def finish(self, timeout: float) -> None:
         """Wait for the run that was submitted, and check that it completed."""

@@ -525,6 +525,17 @@ def test_masks_are_never_used_twice():
             assert int((first[name] == second[name]).sum()) == 0  # 2^−48 for each of 1000 words
 
 
+def test_masks_of_one_key_differ_between_sums_and_owners():
+    first, second = made_terms(3), made_terms(3, purpose="losses")
+    key, a, b, c = bytes(32), *first.clients
+    found = [
+        *(masks.self_mask(terms, name, key) for terms in (first, second) for name in (a, b)),
+        *(masks.pair_mask(terms, a, name, key) for terms in (first, second) for name in (b, c)),
+    ]
+    assert len({tuple(words.tolist()) for words in found}) == 8
+    assert masks.pair_mask(first, a, b, key).tolist() == masks.pair_mask(first, b, a, key).tolist()
+
+
 def test_the_server_keeps_no_clients_vector():
     terms = made_terms(3, length=500)
     federation, found = masked_vectors(terms, made_values(terms))
@@ -687,6 +698,7 @@ def test_a_dealer_whose_letters_do_not_open_is_named(leaves):
     with pytest.raises(LostSecret) as caught:
         federation.run()
     assert caught.value.clients == ("node 1",)
+    assert type(federation.server.faults["node 1"]) is LostSecret
 
 
 def wrong_share(message, owner):
@@ -724,6 +736,7 @@ def test_wrong_shares_without_one_to_spare_end_the_sum():
     with pytest.raises(LostSecret) as caught:
         federation.run()
     assert caught.value.clients == ("node 2",)
+    assert list(federation.server.faults) == ["node 2"]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -864,6 +877,7 @@ def test_letters_of_another_sum_do_not_open():
     with pytest.raises(LostSecret) as caught:
         federation.run()
     assert caught.value.clients == ("node 1",)
+    assert type(federation.server.faults["node 1"]) is LostSecret
 
 
 def test_letters_given_to_the_wrong_reader_do_not_open():
@@ -879,6 +893,19 @@ def test_letters_given_to_the_wrong_reader_do_not_open():
     with pytest.raises(LostSecret) as caught:  # two of four did not open, three are needed
         federation.run()
     assert caught.value.clients == ("node 1",)
+    assert type(federation.server.faults["node 1"]) is LostSecret
+
+
+def test_a_letter_sent_back_to_its_writer_does_not_open():
+    """Both directions have one agreed key: what a letter is tied to tells them apart."""
+    federation = Federation(made_terms(4, threshold=3))
+    asked = federation.until(Kind.INBOX)["node 0"]
+    own = unpack_table(unpack(federation.sent["node 0", Kind.SHARES][21:])[2], (160,))["node 1"]
+    back = with_parts(asked, lambda names, table: [names, pack_table({**unpack_table(table, (160,)), "node 1": own})])
+    for request, closed in ((asked, []), (back, [b"node 1"])):
+        client = MaskingClient.load(federation.states["node 0"])
+        answer = client.mask(request, federation.values["node 0"])
+        assert unpack(read(answer, Kind.MASKED, client.terms, 3)[2]) == closed
 
 
 @pytest.mark.parametrize(

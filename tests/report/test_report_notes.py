@@ -115,3 +115,20 @@ def test_without_privacy_or_with_gaps_nothing_is_drawn(run, tmp_path):
     page = Page(write_report([hostile], tmp_path / "h.html"))
     offline(page)
     assert page.by_id["epsilon"] == f"{EVIL.rstrip()}."
+
+
+def test_a_federated_run_shows_bytes_by_node_and_who_failed(run, tmp_path):
+    rounds = [
+        replace(
+            report, bytes_sent=3000, bytes_received=1500, bytes_by_client={"north": (2000, 1000), "south": (1000, 500)},
+            missing={"south": "no <reply>"} if report.round == 1 else {},
+        )
+        for report in run.history.rounds
+    ]  # fmt: skip
+    federated = replace(run, history=replace(run.history, rounds=rounds))
+    page = federated.report(tmp_path / "federated.html").read_text(encoding="utf-8")
+    count = len(rounds)
+    assert f"<td>north</td><td>{2 * count:.1f} kB</td><td>{count:.1f} kB</td><td>0</td><td></td>" in page
+    assert f"<td>south</td><td>{count:.1f} kB</td>" in page
+    assert "<td>1</td><td>no &lt;reply&gt;</td>" in page
+    assert "Over the network" not in run.report(tmp_path / "plain.html").read_text(encoding="utf-8")

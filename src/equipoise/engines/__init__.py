@@ -1,6 +1,16 @@
 """Engines: where clients' work is done. All give the same result for the same seed."""
 
+from importlib import import_module
+from typing import Any
+
 from equipoise.engines.loop import Loop
 from equipoise.engines.simulator import Simulator
 
-__all__ = ["Loop", "Simulator"]
+__all__ = ["Loop", "Simulator", "flower"]
+
+
+def __getattr__(name: str) -> Any:
+    """`engines.flower` is imported when it is first used: it needs Flower, and `equipoise.train` below it."""
+    if name == "flower":
+        return import_module("equipoise.engines.flower")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

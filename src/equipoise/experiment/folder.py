@@ -212,7 +212,8 @@ def _run(
         result.report(folder.report)
     end = {"event": "end", "seconds": result.seconds, "data": result.data, "error_is_loss": result.error_is_loss}
     if result.epsilon is not None:
-        end["privacy"] = asdict(result.epsilon)
+        spent = asdict(result.epsilon).items()
+        end["privacy"] = {name: None if value == float("inf") else value for name, value in spent}  # JSON has no infinity
     with folder.rounds.open("a", encoding="utf-8") as log:
         log.write(json.dumps(end) + "\n")
     return result
@@ -231,6 +232,7 @@ def model_bytes(result: Result) -> bytes:
 
 def read_record(path: str | Path) -> RunRecord:
     """What a finished run left, without its model."""
+    from equipoise.engines.flower.record import FederatedConfig, is_federated
     from equipoise.experiment.config import RunConfig
     from equipoise.observers import EvaluationPoint, History
     from equipoise.privacy.accounting import Spent
@@ -243,7 +245,7 @@ def read_record(path: str | Path) -> RunRecord:
     end = folder.last_event()
     if end.get("event") != "end":
         raise ConfigError(f"The run in {path} has not ended. Go on with it: equipoise run --resume {shlex.quote(str(path))}")
-    config = RunConfig.read(folder.config)
+    config = FederatedConfig.read(folder.config) if is_federated(folder.config) else RunConfig.read(folder.config)
     history = History()
     try:
         for line in folder.rounds.read_text(encoding="utf-8").splitlines():
@@ -256,7 +258,8 @@ def read_record(path: str | Path) -> RunRecord:
         clients = ClientTable.from_parquet(folder.clients)
     except (OSError, ValueError, KeyError, TypeError) as failure:  # pyarrow's errors are of these kinds
         raise ConfigError(f"{path} is damaged: {failure}. Run it anew in another folder.") from failure
-    spent = Spent(**end["privacy"]) if "privacy" in end else None
+    costs: dict[str, Any] = {name: float("inf") if value is None else value for name, value in end.get("privacy", {}).items()}
+    spent = Spent(**costs) if costs else None
     rounds = spent.rounds if spent is not None else config.train.rounds  # a budget may have ended the run before the last
     if [report.round for report in history.rounds] != list(range(rounds)):
         raise ConfigError(f"{folder.rounds} does not hold each of the {rounds} rounds once: the log is damaged.")

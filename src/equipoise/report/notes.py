@@ -1,13 +1,18 @@
-"""What a page says of attacks, of updates that were left out, and of privacy, where a run has any of these."""
+"""What a page says of attacks, of updates that were left out, of the network and of privacy, where a run has any of these."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from html import escape
+from typing import TYPE_CHECKING
 
 from equipoise.compare import attack_words, listed, malicious_clients, without_own_models
 from equipoise.report.study import Method, Study
 from equipoise.report.tables import bound, malicious_table, rejected_table, swatch
+
+if TYPE_CHECKING:
+    from equipoise.result import RunRecord
 
 NAMED = 8  # of the malicious clients
 NOT_COVERED = "ε covers the released models; metrics of training clients, logs and this report are not covered by ε."
@@ -64,6 +69,62 @@ def rejected_section(study: Study) -> Iterator[str]:
     yield '<section aria-labelledby="rejected"><h2 id="rejected">Updates left out</h2>'
     yield from rejected_table(study)
     yield "</section>"
+
+
+def network_section(study: Study) -> Iterator[str]:
+    """What went over the network, by node, and which nodes failed; nothing for simulations."""
+    federated = [(method, run) for method in study.methods for run in method.runs if any(_traffic(run))]
+    if not federated:
+        return
+    yield '<section aria-labelledby="network"><h2 id="network">Over the network</h2>'
+    yield '<p class="note">Messages between the server and the nodes, by the server\'s count; evaluation is not counted.</p>'
+    yield '<div class="scroll"><table id="traffic"><thead><tr><th>run</th><th>node</th><th>sent to it</th><th>received</th>'
+    yield "<th>rounds it failed in</th><th>the last reason</th></tr></thead><tbody>"
+    for method, run in federated:
+        sent, received, failed, reason = _by_node(run)
+        rounds = max(1, len(run.history.rounds))
+        to, back = sum(r.bytes_sent for r in run.history.rounds), sum(r.bytes_received for r in run.history.rounds)
+        label = escape(f"{method.name}, seed {run.seed}")
+        each = f"{_size(to / rounds)} / {_size(back / rounds)} a round"
+        yield f"<tr><th>{label}</th><td>all</td><td>{_size(to)}</td><td>{_size(back)}</td><td colspan=2>{each}</td></tr>"
+        for node in sorted(set(sent) | set(failed)):
+            cells = (
+                node,
+                _size(sent.get(node, 0)),
+                _size(received.get(node, 0)),
+                str(failed.get(node, 0)),
+                reason.get(node, ""),
+            )
+            yield "<tr><th></th>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
+    yield "</tbody></table></div></section>"
+
+
+def _traffic(run: RunRecord) -> Iterator[bool]:
+    return (bool(report.bytes_sent or report.missing) for report in run.history.rounds)
+
+
+def _by_node(run: RunRecord) -> tuple[Counter[str], Counter[str], Counter[str], dict[str, str]]:
+    """Bytes sent to and received from each node, in how many rounds it failed, and the last reason."""
+    sent: Counter[str] = Counter()
+    received: Counter[str] = Counter()
+    failed: Counter[str] = Counter()
+    reason: dict[str, str] = {}
+    for report in run.history.rounds:
+        for node, (to, back) in report.bytes_by_client.items():
+            sent[node] += to
+            received[node] += back
+        failed.update(report.missing.keys())
+        reason |= report.missing
+    return sent, received, failed, reason
+
+
+def _size(count: float) -> str:
+    """Bytes in words: 1.2 kB, 3.4 MB."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            break
+        count /= 1000
+    return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
 
 
 def is_private(study: Study) -> bool:

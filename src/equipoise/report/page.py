@@ -49,6 +49,7 @@ def page(study: Study) -> str:
             *numbers_table(study),
             *notes.attack_section(study),
             *notes.rejected_section(study),
+            *notes.network_section(study),
             *_figures(study, [name for name in drawn if name not in ("histogram", "privacy")]),
             *notes.privacy_section(study, _figure(study, "privacy") if "privacy" in drawn else iter(())),
             *worst_clients(study),

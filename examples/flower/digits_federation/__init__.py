@@ -1,0 +1,1 @@
+"""A federation: Equipoise on Flower."""

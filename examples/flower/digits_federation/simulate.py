@@ -1,0 +1,29 @@
+"""The same training without a network. Name the folder of a federated run to see both on one page."""
+
+import sys
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import equipoise as eq
+from equipoise.experiment.folder import read_record
+from equipoise.report import write_report
+
+from .data import simulated
+from .task import algorithm, net
+
+if __name__ == "__main__":
+    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
+    config = project["tool"]["flwr"]["app"]["config"]
+    result = eq.train(
+        net(),
+        replace(simulated(), name=config["data"]),
+        algorithm,
+        rounds=config["rounds"],
+        clients_per_round=config["clients-per-round"],
+        seed=config["seed"],
+        engine="loop",
+        name="simulation",
+    )
+    print(result.summary())
+    print(write_report([result, *map(read_record, sys.argv[1:])], "simulation.html"))

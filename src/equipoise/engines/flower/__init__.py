@@ -1,0 +1,10 @@
+"""The same algorithm on a real federation: an engine whose clients are the nodes of a Flower federation.
+
+`server_app(algorithm, model=…, rounds=…)` and `client_app(model=…, load_data=…)` make the two apps of a Flower project; Flower
+itself is imported when they are called, and is the extra `equipoise[flower]`.
+"""
+
+from equipoise.engines.flower.client import client_app
+from equipoise.engines.flower.server import server_app
+
+__all__ = ["client_app", "server_app"]

@@ -1,0 +1,174 @@
+"""What travels between server and nodes: plain values as JSON and tensors as raw bytes, inside Flower's records.
+
+Nothing is pickled. Whoever reads a message says what it must hold: a tensor is made only of bytes whose number, type and shape
+were asked for, and text beyond a bound is refused before it is parsed. Every request carries a token that its reply repeats, so
+that an answer to another question (of an earlier round, say) is known for what it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.errors import EquipoiseError
+
+if TYPE_CHECKING:
+    from flwr.app import RecordDict
+
+PROTOCOL = 1
+LARGEST_TEXT = 16 * 2**20  # of JSON in one message, in bytes
+LARGEST_REASON = 300  # characters of a reason that a node gives
+RAW = "equipoise.raw"  # how Flower's arrays say that they hold little-endian bytes and nothing else
+
+# On the wire each type is the same on every machine. NumPy has no bfloat16: it travels as the integer of the same bits.
+_WIRE: dict[str, tuple[torch.dtype, str, torch.dtype | None]] = {
+    "float32": (torch.float32, "<f4", None),
+    "float64": (torch.float64, "<f8", None),
+    "float16": (torch.float16, "<f2", None),
+    "bfloat16": (torch.bfloat16, "<i2", torch.int16),
+    "int64": (torch.int64, "<i8", None),
+    "uint8": (torch.uint8, "|u1", None),
+}
+_NAMES = {dtype: name for name, (dtype, _, _) in _WIRE.items()}
+
+
+class BadMessage(EquipoiseError):
+    """A message that cannot be used; the text says why."""
+
+
+@dataclass(frozen=True, eq=False)
+class Parcel:
+    """What one message says: the round it is about, the token of the request, plain values, and tensors still in bytes."""
+
+    round: int
+    token: str
+    values: dict[str, Any] = field(default_factory=dict)
+    arrays: dict[str, Any] = field(default_factory=dict)  # flwr.app.Array, not yet looked into
+
+    def tensor(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+        """A tensor that must have this type and shape."""
+        found = self.arrays.get(name)
+        if found is None:
+            raise BadMessage(f"it holds no {name!r}")
+        return tensor_of(found, name, dtype, shape)
+
+    def blob(self, name: str, largest: int) -> bytes:
+        """Bytes that another protocol makes sense of; no more than `largest` of them."""
+        found = self.arrays.get(name)
+        if found is None or found.stype != RAW or found.dtype != "uint8":
+            raise BadMessage(f"it holds no bytes {name!r}")
+        if not len(found.data) <= largest:
+            raise BadMessage(f"its {name!r} has {len(found.data)} bytes, and {largest} is the most")
+        data: bytes = found.data
+        return data
+
+    def value(self, name: str, kind: type | tuple[type, ...]) -> Any:
+        """A plain value of this type; a bool is no number here."""
+        found = self.values.get(name)
+        if not isinstance(found, kind) or (isinstance(found, bool) and kind is not bool):
+            raise BadMessage(f"its {name!r} is {_shown(found)}")
+        return found
+
+
+def array_of(tensor: Tensor) -> Any:
+    """A tensor as one of Flower's arrays, in raw bytes."""
+    from flwr.app import Array
+
+    name = _NAMES.get(tensor.dtype)
+    if name is None:
+        raise BadMessage(f"tensors of {tensor.dtype} are not sent")
+    _, wire, view = _WIRE[name]
+    plain = tensor.detach().cpu().contiguous()
+    numbers = (plain if view is None else plain.view(view)).numpy()
+    return Array(name, tuple(tensor.shape), RAW, numbers.astype(wire, copy=False).tobytes())
+
+
+def tensor_of(array: Any, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    """The tensor in one of Flower's arrays; it must have this type and shape, and as many bytes as they need."""
+    if array.stype != RAW or array.dtype != _NAMES.get(dtype):
+        raise BadMessage(f"its {name!r} is {_shown(array.dtype)} ({_shown(array.stype)}), not {_NAMES.get(dtype)}")
+    if tuple(array.shape) != tuple(shape):
+        raise BadMessage(f"its {name!r} has shape {_shown(tuple(array.shape))}, not {tuple(shape)}")
+    _, wire, view = _WIRE[array.dtype]
+    needed = int(np.prod(shape, dtype=np.int64)) * np.dtype(wire).itemsize
+    if len(array.data) != needed:
+        raise BadMessage(f"its {name!r} has {len(array.data)} bytes, not {needed}")
+    numbers = np.frombuffer(array.data, dtype=wire)
+    own = torch.from_numpy(numbers.astype(numbers.dtype.newbyteorder("="), copy=True))
+    return (own if view is None else own.view(dtype)).reshape(shape)
+
+
+def written(
+    round_index: int, token: str, values: Mapping[str, Any] | None = None, tensors: Mapping[str, Tensor] | None = None
+) -> RecordDict:
+    """The content of a message."""
+    from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+
+    text = json.dumps(dict(values or {}), allow_nan=False, separators=(",", ":"))
+    call = ConfigRecord({"protocol": PROTOCOL, "round": round_index, "token": token, "values": text})
+    arrays = ArrayRecord({name: array_of(tensor) for name, tensor in (tensors or {}).items()})
+    return RecordDict({"call": call, "tensors": arrays})
+
+
+def read(content: RecordDict) -> Parcel:
+    """What a message says; its tensors are looked into when they are asked for."""
+    from flwr.app import ArrayRecord, ConfigRecord
+
+    call, arrays = content.get("call"), content.get("tensors")
+    if not isinstance(call, ConfigRecord) or not isinstance(arrays, ArrayRecord):
+        raise BadMessage("it is no message of Equipoise")
+    if call.get("protocol") != PROTOCOL:
+        raise BadMessage(f"it speaks protocol {_shown(call.get('protocol'))}, and this is {PROTOCOL}: update Equipoise there")
+    round_index, token, text = call.get("round"), call.get("token"), call.get("values")
+    if type(round_index) is not int or not isinstance(token, str) or not isinstance(text, str):
+        raise BadMessage("it lacks a round, a token or its values")
+    if len(text) > LARGEST_TEXT:
+        raise BadMessage(f"its values are {len(text)} characters long, and {LARGEST_TEXT} is the most")
+    try:
+        values = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as failure:
+        raise BadMessage("its values are not JSON") from failure
+    if not isinstance(values, dict):
+        raise BadMessage("its values are not a table")
+    return Parcel(round_index, token, values, dict(arrays.items()))
+
+
+def size_of(content: RecordDict) -> int:
+    """Bytes of a message: what its records hold, without what Flower and TLS wrap around them."""
+    return sum(len(name.encode()) + _size(value) for record in content.values() for name, value in record.items())
+
+
+def short(reason: object) -> str:
+    """A reason as one line of bounded length: it comes from elsewhere and goes to logs and reports."""
+    text = " ".join(str(reason).split())
+    return text if len(text) <= LARGEST_REASON else text[: LARGEST_REASON - 1] + "…"
+
+
+def _size(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value.encode())
+    if isinstance(value, bytes):
+        return len(value)
+    if isinstance(value, list):
+        return sum(map(_size, value))
+    return len(value.data) if hasattr(value, "data") else 8  # an array, or a number
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:59] + "…"
+
+
+def blob_of(data: bytes) -> Tensor:
+    """Bytes as a tensor, to be sent."""
+    return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy())
