@@ -161,8 +161,9 @@ class Federation(Processes):
     def finish(self, timeout: float) -> None:
         """Wait for the run that was submitted, and check that it completed."""
         self.wait_until(lambda: self.running["run"].poll() is not None, "the run ends", timeout)
-        status = self.call(str(BIN / "flwr"), "list", "--format", "json")
-        assert "finished:completed" in status, f"{status}\n{self.log('run')}"
+        listed = self.call(str(BIN / "flwr"), "list", "--format", "json")
+        states = [run["status"] for run in json.loads(listed[listed.index("{") :])["runs"]]
+        assert set(states) == {"finished:completed"}, f"{states}\n{self.log('run')}"
 
 
 def answers(url: str) -> bool:

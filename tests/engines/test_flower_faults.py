@@ -280,6 +280,15 @@ def test_below_the_minimum_the_run_stops_with_its_checkpoint_and_can_go_on(tmp_p
     assert place.finished
 
 
+def test_under_central_privacy_a_round_is_not_tried_again():
+    """What another try would release about another cohort is in no account."""
+    private = eq.Algorithm(privacy=eq.privacy.GaussianMechanism(clip=0.5, noise_multiplier=0.5))
+    grid = federation(some_data(), softmax)
+    grid.fault = lambda d: None if d.action == "train.update" and d.count == 1 else d.answer()
+    with pytest.raises(TooFewClients, match="tried 1 times"):
+        run(grid, private, rounds=1, minimum=2, retries=3)
+
+
 def test_with_the_minimum_the_round_goes_on():
     grid = federation(some_data(), softmax)
     silent = {"client-1", "client-2"}

@@ -4,6 +4,7 @@ import fcntl
 import json
 import re
 import shutil
+import tempfile
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -30,9 +31,9 @@ delta_fl = eq.Algorithm(risk=eq.risk.Superquantile(tail=0.5), solver=eq.solvers.
 
 
 @pytest.fixture
-def alone(tmp_path_factory):
-    """One federation at a time, also where tests run beside each other: each has a dozen processes."""
-    with (tmp_path_factory.getbasetemp().parent / "federation.lock").open("w") as lock:
+def alone():
+    """One federation at a time on this machine: each has a dozen processes, and the example's README names a port."""
+    with (Path(tempfile.gettempdir()) / "equipoise-federation.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
@@ -219,21 +220,27 @@ def test_readme_of_the_example(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("alone")
-def test_secure_sums_end_within_rounding_of_the_loop_engine(tmp_path):
+def test_secure_sums_and_then_a_node_that_dies(tmp_path):
+    """Two runs on the same four nodes, of which one is killed in the second."""
+    with Federation(tmp_path / "logs", [f'client-id="{client}"' for client in CLIENTS]) as federation:
+        secure_sums_end_within_rounding_of_the_loop_engine(federation, tmp_path / "secure")
+        a_node_dies_in_the_middle_of_a_round(federation, tmp_path / "dying")
+
+
+def secure_sums_end_within_rounding_of_the_loop_engine(federation: Federation, folder: Path) -> None:
     """Δ-FL of which the server sees sums alone: quantile and updates through real masks, against plain arithmetic.
 
     Rounding moves each of K rows (w u, w) by less than a step: the mean update by less than K (1 + |u|) step / Σ w in a round,
     where |u| < 1 here and the weights, in units of their mean, add up to more than 1.
     """
-    app = copy_of_example(tmp_path)
+    app = copy_of_example(folder)
     few = "eq.risk.Superquantile(tail=0.5, quantile=eq.privacy.SecureSums(iterations=1))"
     task = app / "digits_federation" / "task.py"
     rewrite(task, "eq.risk.Superquantile(tail=0.5)", f"{few}, privacy=eq.privacy.SecureAggregation()")
     rewrite(app / "digits_federation" / "client_app.py", "app = client_app(", "app = client_app(only_sums=True, ")
-    run, rounds = tmp_path / "run", 2
-    with Federation(tmp_path / "logs", [f'client-id="{client}"' for client in CLIENTS]) as federation:
-        federation.submit(app, rounds=rounds, minimum=4, folder=str(run))
-        federation.finish(timeout=500)
+    run, rounds = folder / "run", 2
+    federation.submit(app, rounds=rounds, minimum=4, folder=str(run))
+    federation.finish(timeout=500)
     found = reports(run)
     assert not any(report["missing"] for report in found)
     plain = replace(delta_fl, risk=eq.risk.Superquantile(tail=0.5, quantile=eq.privacy.SecureSums(iterations=1)))
@@ -244,26 +251,24 @@ def test_secure_sums_end_within_rounding_of_the_loop_engine(tmp_path):
     assert [report["loss"] for report in found] == pytest.approx([report.loss for report in oracle.history.rounds], rel=1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("alone")
-def test_node_that_dies_in_the_middle_of_a_round(tmp_path):
+def a_node_dies_in_the_middle_of_a_round(federation: Federation, folder: Path) -> None:
     """SIGKILL while a node works: the round goes on with the others' weights, and its report names the node.
 
     The others' updates do not depend on it, so that the model is that of a simulation with three clients.
     """
-    app = copy_of_example(tmp_path)
+    app = copy_of_example(folder)
     rewrite(app / "digits_federation" / "task.py", "eq.risk.Superquantile(tail=0.5)", "eq.risk.Mean()")
+    rewrite(app / "digits_federation" / "server_app.py", "clients_per_round=4)", "clients_per_round=4, retries=0)")
     slow = 'import time\n    time.sleep(2.0 * (context.node_config["client-id"] == "client-3"))\n    everyone = simulated()'
     rewrite(app / "digits_federation" / "data.py", "everyone = simulated()", slow)  # there is time to kill it while it works
-    run = tmp_path / "run"
-    with Federation(tmp_path / "logs", [f'client-id="{client}"' for client in CLIENTS]) as federation:
-        federation.submit(app, rounds=2, minimum=3, timeout=15.0, folder=str(run))
-        federation.wait_for_log("node-3", "Receiving: train.update")
-        federation.kill("node-3")
-        assert "Sending: train.update" not in federation.log("node-3")
-        federation.finish(timeout=300)
+    run = folder / "run"
+    federation.submit(app, rounds=2, minimum=3, timeout=15.0, folder=str(run))
+    federation.wait_for_log("node-3", "Receiving: train.update", timeout=200)
+    federation.kill("node-3")
+    assert "Sending: train.update" not in federation.log("node-3")
+    federation.finish(timeout=300)
     found = reports(run)
     assert [list(report["missing"]) for report in found] == [["client-3"], ["client-3"]]
-    assert "client-3" in federation.log("run")
+    assert "Round 0 goes on without client-3" in federation.log("run")
     fedavg = eq.Algorithm(solver=eq.solvers.SGD(lr=0.1, batch_size=10, epochs=1))
     torch.testing.assert_close(parameters(run), in_simulation(fedavg, rounds=2, clients=3).params, rtol=1e-6, atol=1e-7)

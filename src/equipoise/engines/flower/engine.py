@@ -326,8 +326,11 @@ class FlowerEngine:
     def protected(self, protection: Any, algorithm: Algorithm) -> PrivateRun | SecureRun | None:
         """Privacy that goes over the network: the same rules with the sums of real clients."""
         from equipoise.engines.flower.secure import over_network
+        from equipoise.privacy.run import PrivateRun as Central
 
         found: PrivateRun | SecureRun | None = over_network(self, protection, algorithm)
+        if type(found) is Central:  # another try would release a quantile about another cohort, which nobody accounts for
+            self.patience = replace(self.patience, retries=0)
         return found
 
 
