@@ -262,7 +262,7 @@ def a_node_dies_in_the_middle_of_a_round(federation: Federation, folder: Path) -
     slow = 'import time\n    time.sleep(2.0 * (context.node_config["client-id"] == "client-3"))\n    everyone = simulated()'
     rewrite(app / "digits_federation" / "data.py", "everyone = simulated()", slow)  # there is time to kill it while it works
     run = folder / "run"
-    federation.submit(app, rounds=2, minimum=3, timeout=15.0, folder=str(run))
+    federation.submit(app, rounds=2, minimum=3, timeout=12.0, folder=str(run))
     federation.wait_for_log("node-3", "Receiving: train.update", timeout=200)
     federation.kill("node-3")
     assert "Sending: train.update" not in federation.log("node-3")

@@ -5,4 +5,4 @@ from equipoise.engines.flower import server_app
 from .task import algorithm, net
 
 # Rounds, folder and more are in pyproject.toml, and can be changed for one run.
-app = server_app(algorithm, model=net, rounds=5, clients_per_round=4)
+app = server_app(algorithm, model=net, rounds=4, clients_per_round=4)
