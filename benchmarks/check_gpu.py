@@ -1,13 +1,11 @@
-"""Check the simulator on a CUDA device against the loop engine on the CPU, then time a round. Needs torch and numpy alone.
+"""Check every path of the simulator on a CUDA device against the loop engine on the CPU. Needs torch and numpy alone.
 
 PYTHONPATH=src python benchmarks/check_gpu.py
 """
 
 from __future__ import annotations
 
-import statistics
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -15,11 +13,34 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 import equipoise as eq
+from equipoise.aggregators import WeightedMean
 from equipoise.task import Task
 from equipoise.testing import check_engine
 
+SIZES = [5, 17, 37, 60, 23, 41, 8, 12, 30, 30]
 
-def agreement(device: str) -> None:
+
+def offsets(sizes: list[int]) -> torch.Tensor:
+    return torch.tensor([0, *sizes]).cumsum(0)
+
+
+def images(sizes: list[int] = SIZES, seed: int = 0) -> eq.FederatedData:
+    gen = torch.Generator().manual_seed(seed)
+    count = sum(sizes)
+    x = torch.randint(0, 256, (count, 28, 28), generator=gen, dtype=torch.uint8)
+    y = torch.randint(0, 62, (count,), generator=gen)
+    ids = tuple(f"client {i}" for i in range(len(sizes)))
+    return eq.FederatedData(eq.ClientSet(x, y, offsets(sizes), ids, scale=1 / 255), classes=62)
+
+
+def texts(seed: int = 0) -> eq.FederatedData:
+    gen = torch.Generator().manual_seed(seed)
+    tokens, y = torch.randint(0, 50, (sum(SIZES), 20), generator=gen), torch.randint(0, 50, (sum(SIZES),), generator=gen)
+    return eq.FederatedData(eq.ClientSet(tokens, y, offsets(SIZES), tuple(map(str, range(len(SIZES))))), classes=50)
+
+
+def in_double(device: str) -> None:
+    """The general path, as CUDA graphs and without, in float64."""
     solvers = [
         eq.solvers.SGD(),
         eq.solvers.SGD(batch_size=3, steps=7, momentum=0.9, weight_decay=0.01),
@@ -31,22 +52,62 @@ def agreement(device: str) -> None:
     for solver in solvers:
         for chunk in (None, 3):
             check_engine(eq.engines.Simulator(device=device, chunk_size=chunk), solver=solver, tolerance=1e-9)
-    gen = torch.Generator().manual_seed(0)
-    x = torch.randint(0, 256, (60, 28, 28), generator=gen, dtype=torch.uint8)
-    y = torch.randint(0, 62, (60,), generator=gen)
-    images = eq.FederatedData(eq.ClientSet(x, y, torch.tensor([0, 5, 17, 37, 60]), tuple("abcd"), scale=1 / 255), classes=62)
-    tokens = torch.randint(0, 50, (60, 20), generator=gen)
-    texts = eq.FederatedData(eq.ClientSet(tokens, y % 50, torch.tensor([0, 5, 17, 37, 60]), tuple("abcd")), classes=50)
     for model, data in (
-        (eq.models.ConvNet(classes=62), images),
-        (eq.models.CharGRU(vocabulary=50, hidden=16), texts),
-        (eq.models.CharLSTM(vocabulary=50, hidden=16, layers=2), texts),
+        (eq.models.ConvNet(classes=62), images()),
+        (eq.models.CharGRU(vocabulary=50, hidden=16), texts()),
+        (eq.models.CharLSTM(vocabulary=50, hidden=16, layers=2), texts()),
     ):
         check_engine(
             eq.engines.Simulator(device=device), task=Task.of(model.double()), data=data,
             solver=eq.solvers.SGD(lr=0.05, batch_size=8), tolerance=1e-8,
         )  # fmt: skip
-        print(f"{type(model).__name__} on {device} agrees with the loop on the CPU")
+    print("float64: general path agrees with the loop on the CPU (softmax with six solvers, ConvNet, GRU, LSTM)")
+
+
+def in_single(device: str) -> None:
+    """The paths written for float32: graphs of softmax regression, the ConvNet's kernels; at every precision, twice."""
+    from equipoise.engines.precision import PRECISIONS
+
+    solvers = {
+        "one epoch": eq.solvers.SGD(lr=0.1),
+        "three epochs": eq.solvers.SGD(lr=0.1, batch_size=7, epochs=3),
+        "FedProx, weight decay": eq.solvers.SGD(lr=0.1, batch_size=5, steps=9, prox=0.3, weight_decay=0.05),
+        "momentum": eq.solvers.SGD(lr=0.1, batch_size=5, momentum=0.5),
+    }
+    models = {"softmax": lambda: eq.models.Softmax(784, 62), "no bias": lambda: eq.models.Softmax(784, 62, bias=False),
+              "ConvNet": lambda: eq.models.ConvNet(classes=62)}  # fmt: skip
+    allowed = {"float32": 2e-5, "tf32": 5e-3, "bf16": 5e-2}
+    print(f"{'model':<10}{'solver':<24}" + "".join(f"{p:>12}" for p in PRECISIONS) + "   relative error of the sum of updates")
+    worst = {precision: 0.0 for precision in PRECISIONS}
+    for name, make in models.items():
+        for solver_name, solver in solvers.items():
+            data = images(seed=1)
+            cohort = eq.sampling.Full()(3, torch.full((len(SIZES),), 0.1, dtype=torch.float64), clients_per_round=1, seed=5)
+            weights = torch.rand(len(SIZES), dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+            exact = Task.of(make().double())
+            start = exact.layout.read(exact.module) + 0.02 * torch.randn(
+                exact.layout.dimension, dtype=torch.float64, generator=torch.Generator().manual_seed(3)
+            )
+            wanted = eq.engines.Loop().start(exact, data).summed_update(start, cohort, solver, weights, WeightedMean())
+            errors = []
+            for precision in PRECISIONS:
+                engine = eq.engines.Simulator(device=device, precision=precision).start(Task.of(make()), data)
+                runs = [
+                    engine.summed_update(start.float().to(device), cohort, solver, weights, WeightedMean()) for _ in range(2)
+                ]
+                if not torch.equal(runs[0].update, runs[1].update):
+                    raise SystemExit(f"{name}, {solver_name}, {precision}: two runs differ")
+                difference = float((runs[0].update.cpu().double() - wanted.update).norm() / wanted.update.norm())
+                worst[precision] = max(worst[precision], difference)
+                errors.append(difference)
+                norms = float((runs[0].sq_norms / wanted.sq_norms - 1).abs().max())
+                losses = float((runs[0].losses - wanted.losses).abs().max())
+                if max(norms, losses) > 20 * allowed[precision]:
+                    raise SystemExit(f"{name}, {solver_name}, {precision}: norms off by {norms:.1e}, losses by {losses:.1e}")
+            print(f"{name:<10}{solver_name:<24}" + "".join(f"{e:>12.1e}" for e in errors))
+    for precision, error in worst.items():
+        if not error <= allowed[precision]:
+            raise SystemExit(f"{precision}: {error:.1e} is more than {allowed[precision]:.0e}")
 
 
 def a_whole_run(device: str) -> None:
@@ -65,56 +126,27 @@ def a_whole_run(device: str) -> None:
         raise SystemExit("the device disagrees with the CPU")
 
 
-def family_cost(device: str) -> None:
-    """What a family of four tails costs, as a share of four separate runs, taken in turns."""
-    from workloads import CONTENDERS, WORKLOADS
-
-    for name in ("tails 10", "tails 100"):
-        contenders = {c: CONTENDERS[c](WORKLOADS[name], device) for c in ("four runs", "family of four")}
-        times: dict[str, list[float]] = {c: [] for c in contenders}
-        for turn in range(7):
-            for contender, one in contenders.items():
-                torch.cuda.synchronize()
-                began = time.perf_counter()
-                for index in range(5):
-                    one(5 * turn + index)
-                torch.cuda.synchronize()
-                if turn > 1:
-                    times[contender].append((time.perf_counter() - began) / 5 * 1000)
-        separate, together = (statistics.median(times[c]) for c in contenders)
-        print(
-            f"{WORKLOADS[name].title}: four runs {separate:.1f} ms, family {together:.1f} ms, ratio {together / separate:.2f}"
-        )
-
-
-def speed(device: str) -> None:
-    from workloads import WORKLOADS
-
-    from equipoise.round import run_round
-    from equipoise.types import ServerState
-
-    for name in ("linear", "convnet"):
-        workload = WORKLOADS[name]
-        data, task = workload.data(), Task.of(workload.model())
-        algorithm = eq.Algorithm(solver=eq.solvers.SGD(lr=0.05, batch_size=workload.batch_size))
-        engine, alpha = eq.engines.Simulator(device=device).start(task, data), algorithm.base_weights(data.train)
-        state = ServerState(0, task.layout.read(task.module).to(device))
-        for index in range(25):
-            if index == 5:
-                torch.cuda.synchronize()
-                began = time.perf_counter()
-            cohort = eq.sampling.Uniform()(index, alpha, clients_per_round=workload.clients_per_round, seed=0)
-            state, _ = run_round(state, algorithm, engine, cohort, data.train)
-        torch.cuda.synchronize()
-        print(f"{workload.title}: {(time.perf_counter() - began) / 20 * 1000:.1f} ms/round, "
-              f"{torch.cuda.max_memory_allocated() / 2**20:.0f} MB on the device")  # fmt: skip
+def small_memory(device: str) -> None:
+    """A thousand ConvNet clients in a round on a card that pretends to have 8 GB."""
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(8 * 2**30 / total)
+    torch.cuda.reset_peak_memory_stats()
+    data = images([32] * 1000)
+    engine = eq.engines.Simulator(device=device).start(Task.of(eq.models.ConvNet(classes=62)), data)
+    cohort = eq.sampling.Full()(0, torch.full((1000,), 0.001, dtype=torch.float64), clients_per_round=1000, seed=0)
+    params = engine.task.layout.read(engine.task.module).to(device)
+    work = engine.summed_update(params, cohort, eq.solvers.SGD(batch_size=16), cohort.weights, WeightedMean())
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    peak = torch.cuda.max_memory_allocated() / 2**30
+    print(f"1000 ConvNet clients with 8 GB: peak {peak:.2f} GB, all finite: {bool(torch.isfinite(work.sq_norms).all())}")
 
 
 if __name__ == "__main__":
     if not torch.cuda.is_available():
         raise SystemExit("no CUDA device on this machine")
     print(torch.cuda.get_device_name(0), "torch", torch.__version__)
-    agreement("cuda")
+    in_double("cuda")
+    in_single("cuda")
     a_whole_run("cuda")
-    family_cost("cuda")
-    speed("cuda")
+    small_memory("cuda")

@@ -12,7 +12,7 @@ import json
 import re
 import sys
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,7 @@ class Checkpoint:
     history: History
     seconds: float
     identity: dict[str, str]  # what must be the same to go on
+    choice: dict[str, int | None] = field(default_factory=dict)  # what the engine chose by measuring: chunk size and workers
 
     def bytes(self) -> bytes:
         """The file's content."""
@@ -59,6 +60,7 @@ class Checkpoint:
             "points": [asdict(point) for point in self.history.points],
             "seconds": self.seconds,
             "identity": self.identity,
+            "choice": self.choice,
         }
         saved: bytes = save(tensors, metadata={"checkpoint": json.dumps(whole)})
         return saved
@@ -74,7 +76,7 @@ def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 — not a dictionary
         parts = {name: unpacked(value, tensors, torch.device(device)) for name, value in whole["state"].items()}
         history = History([RoundReport(**r) for r in whole["rounds"]], points=[EvaluationPoint(**p) for p in whole["points"]])
-        return Checkpoint(ServerState(**parts), history, whole["seconds"], whole["identity"])
+        return Checkpoint(ServerState(**parts), history, whole["seconds"], whole["identity"], whole.get("choice", {}))
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as failure:
         raise CheckpointError(f"{path} is no checkpoint of a run: {failure}. Delete it to start anew.") from failure
 
@@ -121,11 +123,12 @@ class Checkpoints(Observer):
         self.path, self.every = Path(path), every
         self._history, self._identity, self._last_round = History(), dict[str, str](), 0
         self._personal: PersonalRun | None = None
+        self._engine: object = None
         self._began = self._saved = time.monotonic()
 
-    def begin(self, identity: dict[str, str], history: History, seconds: float, personal: PersonalRun | None = None) -> None:
-        """What `train` tells before the first round: who the run is, what it did before, and who keeps clients' rows."""
-        self._identity, self._history = identity, history
+    def begin(self, setting: Setting, identity: dict[str, str], history: History, seconds: float) -> None:
+        """What `train` tells before the first round: what the run is, and what it did before."""
+        self._identity, self._history, self._engine, personal = identity, history, setting.engine, setting.personal
         self._personal = personal if personal is not None and personal.keeps_rows else None
         self._began, self._saved = time.monotonic() - seconds, time.monotonic()
 
@@ -138,7 +141,11 @@ class Checkpoints(Observer):
         if due or state.round in (0, self._last_round):  # round 0: a full disk or unwritable folder fails before any work
             if self._personal is not None:
                 self._personal.rows.flush()
-            write_atomically(self.path, Checkpoint(state, self._history, now - self._began, self._identity).bytes())
+            choice = getattr(self._engine, "choice", None)
+            found = Checkpoint(
+                state, self._history, now - self._began, self._identity, {} if choice is None else asdict(choice)
+            )
+            write_atomically(self.path, found.bytes())
             if self._personal is not None:
                 self._personal.rows.on_saved(state.personal.places)
             self._saved = time.monotonic()

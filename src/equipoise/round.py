@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +22,7 @@ from equipoise.privacy.secure_run import SecureRun
 from equipoise.solvers.prepared import RoundContext
 from equipoise.types import Cohort, Engine, LocalSolver, LocalWork, RiskValue, RoundReport, ServerState
 
+Numbers = np.ndarray[Any, np.dtype[Any]]
 TAIL = 0.1  # the share of clients in a report's tail loss
 
 
@@ -61,7 +64,8 @@ def run_round(
     if protection is None:
         total, aggregator_state, work = combine(state, algorithm, engine, solver, plan, sent)  # (D,)
         stop_if_nothing_arrived(plan, work, clients)
-        total = total * step_factor(algorithm, solver, plan, work)
+        factor = step_factor(algorithm, solver, plan, work)
+        total = total if factor == 1.0 else total * factor
     elif isinstance(protection, PrivateRun):
         total, private_state, work = protection.combine(state.privacy, state.params, engine, solver, plan, sent)
     else:
@@ -159,17 +163,19 @@ def plan_round(
     else:
         risk, denominator = protection.weigh(cohort, losses, state.risk)
     chosen = risk.weights > 0  # the others are not trained: that is where the tail's speed comes from
-    dropped = chosen & (cohort.effort == 0) if cohort.effort is not None else torch.zeros_like(chosen)
-    chosen = chosen & ~dropped
-    kept = risk.weights[chosen]
+    dropped = chosen & (cohort.effort == 0) if cohort.effort is not None else None
+    if dropped is not None:
+        chosen = chosen & ~dropped
+    everyone = bool(chosen.all())  # the usual case: nothing to pick out
+    kept = risk.weights if everyone else risk.weights[chosen]
     return Plan(
         cohort,
         losses,
         risk,
-        cohort.take(chosen),
+        cohort if everyone else cohort.take(chosen),
         kept / (kept.sum() if denominator is None else denominator),
-        losses[chosen] if losses is not None else None,
-        int(dropped.sum()),
+        losses if everyone or losses is None else losses[chosen],
+        0 if dropped is None else int(dropped.sum()),
         1.0 if denominator is None else denominator,
     )
 
@@ -180,7 +186,7 @@ def weigh(algorithm: Algorithm, cohort: Cohort, losses: Tensor | None, clients: 
     risk = algorithm.risk(
         losses if losses is not None else torch.zeros_like(cohort.weights), cohort.weights, clients=ids, state=state
     )
-    if risk.weights.shape != cohort.weights.shape or not bool((torch.isfinite(risk.weights) & (risk.weights >= 0)).all()):
+    if risk.weights.shape != cohort.weights.shape or not _sane(risk.weights):
         raise InvalidParameter(
             "risk",
             f"must give {len(cohort)} finite weights ≥ 0, one per client",
@@ -188,6 +194,12 @@ def weigh(algorithm: Algorithm, cohort: Cohort, losses: Tensor | None, clients: 
             "equipoise.testing.check_risk(risk) says which law it breaks.",
         )
     return risk
+
+
+def _sane(weights: Tensor) -> bool:
+    """Whether all weights are finite and none is negative."""
+    values = weights.detach().cpu().numpy()
+    return bool(np.isfinite(values).all() and (values >= 0).all())
 
 
 def combine(
@@ -205,7 +217,8 @@ def combine(
     """
     if algorithm.aggregator.linear and sent is None:
         work = engine.summed_update(state.params, plan.workers, solver, plan.weights, algorithm.aggregator)
-        return work.update * left_out_factor(plan, work), state.aggregator, work
+        factor = left_out_factor(plan, work)
+        return work.update if factor == 1.0 else work.update * factor, state.aggregator, work
     work = engine.updates(state.params, plan.workers, solver) if sent is None else work_of(sent, state.params, plan)
     updates, arrived = work.update, torch.isfinite(work.sq_norms)
     if not bool(arrived.all()):  # robust aggregators know NaN for what cannot be used
@@ -226,22 +239,23 @@ def work_of(updates: Tensor, params: Tensor, plan: Plan) -> LocalWork:
 
 def left_out_factor(plan: Plan, work: LocalWork) -> float:
     """By what a linear total grows because some updates were left out of it: 1 / the weight that arrived."""
-    arrived = torch.isfinite(work.sq_norms)
-    if bool(arrived.all()) or not bool(arrived.any()):
+    arrived = work.arrived
+    if arrived.all() or not arrived.any():
         return 1.0
-    return 1.0 / float(plan.weights[arrived].sum())
+    return 1.0 / float(plan.weights[torch.from_numpy(arrived)].sum())
 
 
 def stop_if_nothing_arrived(plan: Plan, work: LocalWork, clients: ClientSet) -> None:
     """Stop the run if no update of the round could be used."""
-    if not bool(torch.isfinite(work.sq_norms).any()):
+    if not work.arrived.any():
         stop_unless_finite(work.sq_norms, plan.workers, clients, "update")
 
 
 def server_step(state: ServerState, algorithm: Algorithm, total: Tensor) -> tuple[Tensor, Any]:
     """The next parameters and the server's state."""
     params, server_state = algorithm.server.step(state.params, total, state.server)
-    if not bool(torch.isfinite(params).all()):
+    # A sum over all of them is finite if each is; the other way round is checked where it is not.
+    if not math.isfinite(float(params.sum())) and not bool(torch.isfinite(params).all()):
         raise Diverged(state.round, (), "model after the server's step")
     return params, server_state
 
@@ -273,23 +287,25 @@ def stop_unless_finite(values: Tensor, cohort: Cohort, clients: ClientSet, what:
         raise Diverged(cohort.round, (clients.ids[i] for i in cohort.clients[bad].tolist()), what)
 
 
-def worst_mean(values: Tensor, share: Tensor, tail: float) -> float:
+def worst_mean(values: Numbers, share: Numbers, tail: float) -> float:
     """The mean of the largest values up to a mass of `tail`; `share` sums to 1. What metrics.worst gives, in few operations."""
-    ordered, order = values.sort(descending=True)
-    above = share[order].cumsum(0)
-    inside = above.clamp(max=tail) - (above - share[order]).clamp(max=tail)
-    return float(inside @ ordered / inside.sum())
+    values, share = np.asarray(values), np.asarray(share)
+    order = np.argsort(-values, kind="stable")
+    above = np.cumsum(share[order])
+    inside = np.minimum(above, tail) - np.minimum(above - share[order], tail)
+    return float(inside @ values[order] / inside.sum())
 
 
 def report_of(plan: Plan, began: float, work: LocalWork | None = None, clients: ClientSet | None = None) -> RoundReport:
     """The report of a round: of the cohort's losses if the risk asked for them, else of those seen at work."""
     if plan.losses is not None:
-        shown, share = plan.losses, plan.cohort.weights
+        seen, weights = plan.losses, plan.cohort.weights
     else:
-        shown, share = (work.losses, plan.weights) if work is not None else (torch.zeros(0), torch.zeros(0))
-    known = torch.isfinite(shown)  # a client without a step saw no loss; one whose update is left out may have an infinite one
+        seen, weights = (work.losses, plan.weights) if work is not None else (torch.zeros(0), torch.zeros(0))
+    shown, share = seen.double().cpu().numpy(), weights.double().cpu().numpy()  # a few hundred numbers: faster than tensors
+    known = np.isfinite(shown)  # a client without a step saw no loss; one whose update is left out may have an infinite one
     mean = tail = float("nan")
-    if bool(known.any()):
+    if known.any():
         shown, share = shown[known], share[known] / share[known].sum()
         mean, tail = float(share @ shown), worst_mean(shown, share, TAIL)
     return RoundReport(
@@ -308,6 +324,6 @@ def report_of(plan: Plan, began: float, work: LocalWork | None = None, clients: 
 
 def rejected_clients(plan: Plan, work: LocalWork | None, clients: ClientSet | None) -> tuple[str, ...]:
     """The ids of the clients whose update was left out."""
-    if work is None or clients is None:
+    if work is None or clients is None or work.arrived.all():
         return ()
-    return tuple(clients.ids[i] for i in plan.workers.clients[~torch.isfinite(work.sq_norms)].tolist())
+    return tuple(clients.ids[i] for i in plan.workers.clients[torch.from_numpy(~work.arrived)].tolist())

@@ -21,6 +21,7 @@ from equipoise.algorithm import Algorithm
 from equipoise.checkpoint import Checkpoint, CheckpointError, Checkpoints, identity_of, read_checkpoint, refuse_strangers
 from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop, Simulator
+from equipoise.engines.calibration import Choice
 from equipoise.errors import Diverged, EquipoiseNotice, InvalidParameter, ObserverFailed, is_whole, require
 from equipoise.metrics import mean
 from equipoise.observers import Evaluation, History, Observers, Progress, Run, show_progress
@@ -150,7 +151,9 @@ def resumed(saving: Checkpoints | None, setting: Setting, algorithm: Algorithm) 
             raise CheckpointError(f"{saving.path} is already at round {found.state.round}, beyond rounds = {setting.rounds}.")
         if setting.personal is not None:
             setting.personal.resume(setting.first_params, found.state.personal, rows)
-    saving.begin(identity, found.history, found.seconds, setting.personal)
+        if found.choice and hasattr(setting.engine, "use"):  # other chunks would change the last bits
+            setting.engine.use(Choice(**found.choice))
+    saving.begin(setting, identity, found.history, found.seconds)
     return found.state, found.history, found.seconds
 
 

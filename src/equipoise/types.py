@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+import numpy as np
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -52,6 +54,12 @@ class LocalWork:
     update: Tensor  # (K, D) one by one, or (D,) already summed under weights
     sq_norms: Tensor  # (K,) squared L2 norms of the clients' updates
     losses: Tensor  # (K,) mean loss over the batches of the local work, seen for free
+
+    @cached_property
+    def arrived(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Which updates can be used, (K,): those that cannot have an infinite norm."""
+        finite: np.ndarray[Any, np.dtype[np.bool_]] = np.isfinite(self.sq_norms.cpu().numpy())
+        return finite
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from torch import nn
 import equipoise as eq
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop, Simulator
-from equipoise.engines.simulator import _sq_norms
+from equipoise.engines.chunks import most_clients, squared_norms
 from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter
 from equipoise.solvers import SGD
 from equipoise.task import Task
@@ -425,13 +425,13 @@ def test_norms_beyond_float32_agree():
         assert (loop.sq_norms > 0).all()
         assert bool(torch.isfinite(loop.sq_norms).all()) is (lr < 1)  # an update of 1e25 is marked as absurd
     huge = torch.full((2, 3), 1e25)
-    torch.testing.assert_close(_sq_norms(huge), huge.double().square().sum(1))
+    torch.testing.assert_close(squared_norms(huge), huge.double().square().sum(1))
 
 
 def test_one_large_client_does_not_widen_the_chunks_of_small_ones():
-    engine = Simulator().start(Task.of(eq.models.Softmax(4, 3)), FederatedData(make_clients([9, 9])))
-    assert engine._clients_per_chunk(60, 200_000, SGD(steps=2)) < 20
-    assert engine._clients_per_chunk(60, 10, SGD(steps=2)) > 1000
+    clients = make_clients([9, 9])
+    assert most_clients(60, 200_000, clients, SGD(steps=2)) < 20
+    assert most_clients(60, 10, clients, SGD(steps=2)) > 1000
 
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(4), nn.InstanceNorm1d(4, track_running_stats=True)])

@@ -1,6 +1,7 @@
 """What a client sees: every example once per epoch, and the batched cursor equal to the plain iterator."""
 
 import hypothesis.strategies as st
+import pytest
 import torch
 from hypothesis import given
 from scipy import stats
@@ -28,14 +29,18 @@ def test_each_epoch_sees_every_example_once(size, batch, epochs):
     sizes=st.lists(st.integers(1, 30), min_size=1, max_size=6),
     batch=st.one_of(st.none(), st.integers(1, 40)),
     steps=st.lists(st.integers(0, 9), min_size=6, max_size=6),
+    at_once=st.booleans(),
 )
-def test_the_cursor_gives_the_same_batches(sizes, batch, steps):
+def test_the_cursor_gives_the_same_batches(sizes, batch, steps, at_once):
     steps = torch.tensor(steps[: len(sizes)])
     order = steps.argsort(descending=True, stable=True)
     steps, sizes = steps[order], torch.tensor(sizes)[order]
     keys = rng.client_keys(KEY, torch.arange(len(sizes)))
     plain = [list(client_batches(keys[k], int(sizes[k]), batch, int(steps[k]))) for k in range(len(sizes))]
-    cursor = BatchCursor(keys, sizes, batch, steps)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("equipoise.solvers.batches._TABLE", 2**22 if at_once else 0)
+        cursor = BatchCursor(keys, sizes, batch, steps)
+    assert (cursor.table is not None) is at_once
     assert len(cursor.active) == int(steps.max())
     for step, active in enumerate(cursor.active):
         assert active == int((steps > step).sum())

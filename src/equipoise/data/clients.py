@@ -121,6 +121,11 @@ class ClientSet:
         return self.offsets.diff()
 
     @cached_property
+    def host_sizes(self) -> Tensor:
+        """The same on the CPU, wherever the data are."""
+        return self.sizes.cpu()
+
+    @cached_property
     def keys(self) -> Tensor:
         """A random-stream key per client, made from its id, (n,) int64: batches do not depend on the order of clients."""
         return torch.tensor([signed(name_key(i)) for i in self.ids], device=self.offsets.device)
@@ -171,7 +176,8 @@ class ClientSet:
             return self
         moved = object.__new__(ClientSet)  # the data were checked when `self` was made
         for name, value in vars(self).items():
-            object.__setattr__(moved, name, value.to(device) if isinstance(value, Tensor) else value)
+            stays = name == "host_sizes" or not isinstance(value, Tensor)
+            object.__setattr__(moved, name, value if stays else value.to(device))
         return moved
 
 

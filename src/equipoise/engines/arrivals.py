@@ -8,10 +8,18 @@ from torch import Tensor
 ABSURD = 1e9  # an update this many times longer than the model (or than 1) is a fault, not a step
 
 
-def usable(sq_norms: Tensor, losses: Tensor, params: Tensor) -> Tensor:
-    """Which updates, by squared norm (K,), may be aggregated: finite, of sane length, made at a finite loss (or by no step)."""
-    longest = ABSURD * max(1.0, float(params.double().norm()))
-    return (sq_norms <= longest**2) & (torch.isfinite(losses) | (sq_norms == 0))  # NaN compares as False
+def longest_square(params: Tensor) -> float:
+    """The squared length beyond which an update of these parameters is absurd."""
+    return (ABSURD * max(1.0, float(params.double().norm()))) ** 2
+
+
+def usable(sq_norms: Tensor, losses: Tensor, params: Tensor | float) -> Tensor:
+    """Which updates, by squared norm (K,), may be aggregated: finite, of sane length, made at a finite loss (or by no step).
+
+    Instead of the parameters their `longest_square` may be given.
+    """
+    longest = longest_square(params) if isinstance(params, Tensor) else params
+    return (sq_norms <= longest) & (torch.isfinite(losses) | (sq_norms == 0))  # NaN compares as False
 
 
 def marked(sq_norms: Tensor, good: Tensor) -> Tensor:

@@ -1,21 +1,20 @@
 """Local steps of many clients at once, on parameters stacked over clients (k, …). The simulator's inner loop.
 
-`general_steps` works for any model that `torch.func.vmap` can batch. `linear_steps` is a direct path for linear models under
-plain SGD: it never forms the gradient of the weights, whose size is that of the weights themselves.
+`general_steps` works for any model that `torch.func.vmap` can batch, by any solver. Gradients come from autograd, or from a
+function written by hand for one model (`convnet.py`). Linear models have a path of their own (`linear.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
-from equipoise.models.linear import LinearModel
-from equipoise.solvers import SGD
-from equipoise.task import Task, per_example
+from equipoise.engines.workers import Worker
+from equipoise.task import Task
 from equipoise.types import LocalSolver, Pull
 
 
@@ -27,6 +26,8 @@ class Batch:
     y: Tensor  # (k, b, …)
     shares: Tensor  # (k, b)
     last: bool  # no step comes after it
+    scale: float = 1.0  # a model sees x · scale; 1 unless the caller can take it into its products
+    even: float | None = None  # the share of every example, if they are known to be the same
 
 
 def stacked_gradients(task: Task, params: dict[str, Tensor], batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
@@ -45,6 +46,9 @@ def stacked_gradients(task: Task, params: dict[str, Tensor], batch: Batch) -> tu
     return dict(zip(leaves, gradients, strict=True)), losses.detach()
 
 
+Gradients = Callable[[Task, dict[str, Tensor], Batch], tuple[dict[str, Tensor], Tensor]]
+
+
 @dataclass(frozen=True, eq=False)
 class Starts:
     """The models (M, D) that k clients start from, which of them each client has (k,), and what pulls them elsewhere."""
@@ -52,6 +56,7 @@ class Starts:
     models: Tensor
     owners: Tensor
     pull: Pull | None = None  # its rows are those of the k clients
+    each_its_own: bool = False  # whether there is a model per client
 
     @property
     def shared(self) -> bool:
@@ -75,18 +80,21 @@ def runs(owners: Tensor) -> list[tuple[int, slice]]:
 
 
 def general_steps(
-    task: Task,
+    worker: Worker,
     starts: Starts,
     solver: LocalSolver,
     lr: float,
     batches: Iterable[Batch],
     update: Tensor,
+    *,
+    gradients_of: Gradients = stacked_gradients,
     correction: Tensor | None = None,
 ) -> Tensor:
     """Take the steps of `batches`; writes `update` (k, D), returns the summed batch losses (k,), or the last for `finish`.
 
     `correction` (k, D) is added to every gradient of a client.
     """
+    task = worker.task
     anchor, shifts = task.layout.unflatten(starts.rows()), task.layout.unflatten(correction) if correction is not None else {}
     pulls = _named_pull(task, starts.pull)
     scale = getattr(solver, "preconditioner", None)
@@ -97,7 +105,7 @@ def general_steps(
     for batch in batches:
         k = len(batch.x)
         stacked = weights or {name: value.expand(len(update), *value.shape[1:]) for name, value in anchor.items()}
-        gradients, losses = stacked_gradients(task, {name: value[:k] for name, value in stacked.items()}, batch)
+        gradients, losses = gradients_of(task, {name: value[:k] for name, value in stacked.items()}, batch)
         if not weights:
             # Each parameter is kept in the memory order in which its gradient comes: a step then streams through both.
             weights = {name: torch.empty_like(gradients[name]).copy_(value[:k]) for name, value in anchor.items()}
@@ -132,107 +140,3 @@ def _named_pull(task: Task, pull: Pull | None) -> dict[str, tuple[Tensor, Tensor
         strengths = task.layout.unflatten(pull.strength)
         return {name: (anchor, strengths[name]) for name, anchor in anchors.items()}
     return {name: (anchor, pull.strength.view(-1, *(1,) * (anchor.dim() - 1))) for name, anchor in anchors.items()}
-
-
-def fits_linear_steps(task: Task, solver: LocalSolver, pull: Pull | None = None) -> bool:
-    """Whether the direct path does this work: a linear model with all its parameters trained, by plain SGD.
-
-    A subclass with a forward pass of its own, a hook, or a loss that uses the model's parameters takes the general path.
-    """
-    if type(solver) is not SGD or solver.momentum or solver.prox:
-        return False
-    return (pull is None or (pull.strength.dim() == 1 and not solver.weight_decay)) and is_plain_linear(task)
-
-
-def is_plain_linear(task: Task) -> bool:
-    """Whether outputs are W x + b with all of W and b trained, and the loss is a function of outputs and targets alone."""
-    module = task.module
-    if not isinstance(module, LinearModel):
-        return False
-    as_written = type(module).forward is LinearModel.forward and not (module._forward_hooks or module._forward_pre_hooks)
-    loss_of_outputs_alone = getattr(task.loss, "__self__", None) is not module
-    all_trained = set(task.layout.names) == {name for name, _ in module.named_parameters()} <= {"weight", "bias"}
-    return as_written and loss_of_outputs_alone and all_trained
-
-
-def linear_losses(task: Task, models: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """Losses (M, B) of shared examples under several linear models (M, D): their weights side by side are one product."""
-    named = task.layout.unflatten(models)
-    one_score = named["weight"].dim() == 2
-    weight = named["weight"].flatten(0, -2)  # (M · C, F)
-    z = torch.mm(x.reshape(len(x), -1), weight.t()).view(len(x), len(models), -1).transpose(0, 1)  # (M, B, C)
-    if "bias" in named:
-        z = z + named["bias"].reshape(len(models), 1, -1)
-    outputs = z.reshape(-1) if one_score else z.reshape(len(models) * len(x), -1)
-    targets = y.repeat(len(models), *(1,) * (y.dim() - 1))
-    return per_example("loss", task.loss(outputs, targets), outputs).view(len(models), len(x))
-
-
-def linear_steps(
-    task: Task, starts: Starts, solver: LocalSolver, lr: float, batches: Iterable[Batch], update: Tensor
-) -> Tensor:
-    """The same for outputs z = W x + b: with δ = ∂loss/∂z the gradient in W is δ xᵀ, of rank b, and is applied in place."""
-    models, count = task.layout.unflatten(starts.models), len(update)
-    one_score = models["weight"].dim() == 2
-    start = models["weight"].unsqueeze(1) if one_score else models["weight"]  # (M, C, F)
-    weight = _own_copies(start.transpose(1, 2), starts, count)  # (k, F, C): in this order both products are fast
-    bias = _own_copies(models["bias"].reshape(len(start), 1, -1), starts, count) if "bias" in models else None
-    seen = torch.zeros(count, dtype=torch.float64, device=update.device)
-    keep = 1 - lr * solver.weight_decay if isinstance(solver, SGD) else 1.0
-    pull = _LinearPull.of(task, starts.pull, lr)
-    for batch in batches:
-        k, b = batch.shares.shape
-        x = batch.x.reshape(k, b, -1)  # (k, b, F)
-        z = torch.bmm(x, weight[:k]) if bias is None else torch.baddbmm(bias[:k], x, weight[:k])  # (k, b, C)
-        z.requires_grad_()
-        outputs = (z.reshape(k * b) if one_score else z.reshape(k * b, -1)).clone()  # a loss may work in place on it
-        losses = per_example("loss", task.loss(outputs, batch.y.flatten(0, 1)), outputs) * batch.shares.flatten()
-        (delta,) = torch.autograd.grad(losses.sum(), z)
-        if pull is not None:
-            pull.apply(weight[:k], bias[:k] if bias is not None else None)
-        weight[:k].baddbmm_(x.transpose(1, 2), delta, beta=keep, alpha=-lr)
-        if bias is not None:
-            bias[:k].mul_(keep).add_(delta.sum(1, keepdim=True), alpha=-lr)
-        seen[:k] += losses.detach().view(k, b).sum(1)
-    changes = task.layout.unflatten(update)
-    change = changes["weight"].unsqueeze(1) if one_score else changes["weight"]
-    for owner, rows in runs(starts.owners):
-        torch.sub(weight[rows].transpose(1, 2), start[owner], out=change[rows])
-        if bias is not None:
-            torch.sub(bias[rows].flatten(1), models["bias"][owner].reshape(1, -1), out=changes["bias"][rows].flatten(1))
-    return seen
-
-
-@dataclass(frozen=True, eq=False)
-class _LinearPull:
-    """Moves linear models by −lr · strength · (v − anchor), before the step of the gradient at v is taken."""
-
-    weight: Tensor  # (1 or k, F, C)
-    bias: Tensor | None  # (1 or k, 1, C)
-    share: Tensor  # (k, 1, 1): lr · strength
-
-    @classmethod
-    def of(cls, task: Task, pull: Pull | None, lr: float) -> _LinearPull | None:
-        if pull is None:
-            return None
-        named = task.layout.unflatten(pull.anchor if pull.anchor.dim() == 2 else pull.anchor.unsqueeze(0))
-        weight = named["weight"].unsqueeze(1) if named["weight"].dim() == 2 else named["weight"]
-        bias = named["bias"].reshape(len(weight), 1, -1) if "bias" in named else None
-        return cls(weight.transpose(1, 2).contiguous(), bias, (lr * pull.strength).view(-1, 1, 1).to(weight))
-
-    def apply(self, weight: Tensor, bias: Tensor | None) -> None:
-        """In place: v ← v + lr · strength · (anchor − v)."""
-        k = len(weight)
-        weight.lerp_(self.weight[:k].expand_as(weight), self.share[:k])
-        if bias is not None and self.bias is not None:
-            bias.lerp_(self.bias[:k].expand_as(bias), self.share[:k])
-
-
-def _own_copies(values: Tensor, starts: Starts, count: int) -> Tensor:
-    """A contiguous copy of each client's own start (k, …), of values (M, …) in any order of memory."""
-    values = values.contiguous()
-    return (
-        values.expand(count, *values.shape[1:]).clone()
-        if starts.shared
-        else values.index_select(0, starts.owners.to(values.device))
-    )

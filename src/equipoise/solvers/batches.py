@@ -38,49 +38,84 @@ def client_batches(key: Tensor, size: int, batch_size: int | None, steps: int, r
         yield order[position * batch_size : (position + 1) * batch_size]
 
 
+_TABLE = 2**22  # numbers: beyond this, batches are made step by step
+
+
 class BatchCursor:
     """Steps through the batches of K clients together: `batch(step)` gives rows (k, b) and their weights (k, b).
 
     Clients are sorted by falling number of steps, so that the k clients still working at a step are the first k. Padding
     repeats a real example with weight 0; the weights of a client's batch sum to 1. Each batch comes `repeats` times in a row.
+    All batches are made at once where they are few enough, so that a GPU need not be asked between two steps.
     """
 
     def __init__(self, keys: Tensor, sizes: Tensor, batch_size: int | None, steps: Tensor, repeats: int = 1) -> None:
-        self.keys, self.sizes, self.steps, self.repeats = keys, sizes, steps, repeats
-        largest = int(sizes.max())
+        self.keys, self.sizes, self.repeats = keys, sizes.cpu(), repeats
+        steps, largest = steps.cpu(), int(sizes.max())
         self.width = largest if batch_size is None else min(batch_size, largest)
-        whole = sizes <= self.width if batch_size is not None else torch.ones_like(sizes, dtype=torch.bool)
-        self.shuffled = ~whole
-        self.per_epoch = torch.where(whole, 1, -(-sizes // max(self.width, 1)))
-        self.active = [int((steps > step).sum()) for step in range(int(steps.max()))]
-        # Clients whose batch is all their data keep this natural order for ever.
-        self.orders = torch.arange(largest, device=keys.device).expand(len(keys), largest).clone()
+        whole = self.sizes <= self.width if batch_size is not None else torch.ones_like(self.sizes, dtype=torch.bool)
+        self.shuffled, self.per_epoch = ~whole, torch.where(whole, 1, -(-self.sizes // max(self.width, 1)))
+        count = int(steps.max())
+        working = torch.arange(count).unsqueeze(1) < steps  # (T, K)
+        self.active: list[int] = working.sum(1).tolist()
+        numbers = (torch.arange(count) // repeats).unsqueeze(1)
+        self.epochs = numbers // self.per_epoch  # (T, K)
+        self.starts = (numbers - self.epochs * self.per_epoch) * self.width
+        self.counts = (self.sizes - self.starts).clamp(max=self.width)
+        self.widest: list[int] = torch.where(working, self.counts, 0).amax(1).tolist()
+        epochs = int(self.epochs[working & self.shuffled].max()) + 1 if bool((working & self.shuffled).any()) else 1
+        self.table: tuple[Tensor, Tensor] | None = None
+        if len(keys) * max(epochs * largest, count * self.width) <= _TABLE:
+            self.table = self._table(epochs, largest)
+        else:  # clients whose batch is all their data keep this natural order for ever
+            self.orders = torch.arange(largest, device=keys.device).expand(len(keys), largest).clone()
 
-    def _shuffle(self, fresh: Tensor, epochs: Tensor) -> None:
-        """Draw the next epoch's order for the clients at the positions `fresh`."""
-        sizes = self.sizes[fresh]
-        width = int(sizes.max())
-        bits = random_bits(self.keys[fresh], epochs[fresh] << 32, width)
-        # Places beyond a client's size sort to the end.
-        bits.masked_fill_(torch.arange(width, device=bits.device) >= sizes.unsqueeze(1), torch.iinfo(torch.int64).max)
-        self.orders[fresh, :width] = bits.argsort(dim=1, stable=True)
+    def _orders(self, which: Tensor, epochs: Tensor, width: int) -> Tensor:
+        """The orders (m, width) of m pairs of a client and an epoch; places beyond a client's size come last."""
+        device = self.keys.device
+        bits = random_bits(self.keys[which.to(device)], (epochs << 32).to(device), width)
+        beyond = torch.arange(width) >= self.sizes[which].unsqueeze(1)
+        bits.masked_fill_(beyond.to(device), torch.iinfo(torch.int64).max)
+        return bits.argsort(dim=1, stable=True)
+
+    def _table(self, epochs: int, largest: int) -> tuple[Tensor, Tensor]:
+        """All example numbers (T, K, b), and which of them are no padding (T, K, b)."""
+        device, clients = self.keys.device, torch.arange(len(self.keys))
+        orders = torch.arange(largest, device=device).expand(len(clients) * epochs, largest)
+        if bool(self.shuffled.any()):
+            drawn = self._orders(clients.repeat_interleave(epochs), torch.arange(epochs).repeat(len(clients)), largest)
+            fixed = None if bool(self.shuffled.all()) else (~self.shuffled).repeat_interleave(epochs).unsqueeze(1).to(device)
+            orders = drawn if fixed is None else torch.where(fixed, orders, drawn)
+        offsets = torch.arange(self.width, device=device)
+        inside = offsets < self.counts.unsqueeze(2).to(device)
+        # A client that has done all its steps keeps its last epoch: nobody asks for those batches.
+        which = clients * epochs + torch.where(self.shuffled, self.epochs, 0).clamp(max=epochs - 1)
+        first = (which * largest + self.starts).unsqueeze(2).to(device)  # (T, K, 1)
+        return orders.reshape(-1)[first + torch.where(inside, offsets, 0)], inside
+
+    @property
+    def batches(self) -> tuple[Tensor, Tensor]:
+        """The table: all example numbers (T, K, b), and which are no padding (T, K, b)."""
+        if self.table is None:
+            raise ValueError("these batches are made step by step")
+        return self.table
 
     def batch(self, step: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Example numbers inside each client (k, b), and the weight of each in its batch's mean (k, b), in `dtype`."""
-        k = self.active[step]
-        number, again = divmod(step, self.repeats)
-        epochs = torch.div(number, self.per_epoch, rounding_mode="floor")
-        position = number - epochs * self.per_epoch
-        fresh = ((position == 0) & self.shuffled)[:k].nonzero().flatten()
-        if len(fresh) and not again:
-            self._shuffle(fresh, epochs)
-        start = position[:k] * self.width
-        count = (self.sizes[:k] - start).clamp(max=self.width)
-        widest = int(count.max())
+        k, widest = self.active[step], self.widest[step]
+        counts = self.counts[step, :k].unsqueeze(1).to(self.keys.device)
+        if self.table is not None:
+            places, inside = (part[step, :k, :widest] for part in self.table)
+            return places, inside.to(dtype) / counts
+        starts = self.starts[step, :k]
+        fresh = ((starts == 0) & self.shuffled[:k]).nonzero().flatten()
+        if len(fresh) and step % self.repeats == 0:  # their next epoch begins
+            width = int(self.sizes[fresh].max())
+            self.orders[fresh.to(self.keys.device), :width] = self._orders(fresh, self.epochs[step][fresh], width)
         offsets = torch.arange(widest, device=self.keys.device)
-        inside = offsets < count.unsqueeze(1)
-        places = torch.where(inside, start.unsqueeze(1) + offsets, 0)
-        return self.orders[:k].gather(1, places), inside.to(dtype) / count.unsqueeze(1)
+        inside = offsets < counts
+        places = torch.where(inside, starts.unsqueeze(1).to(self.keys.device) + offsets, 0)
+        return self.orders[:k].gather(1, places), inside.to(dtype) / counts
 
 
 def batches_of(solver: LocalSolver, key: Tensor, size: int, steps: int) -> Iterator[Tensor]:
@@ -122,7 +157,7 @@ class SplitCursor:
     """`split_batches` of K clients together, with the interface of BatchCursor; all take the same number of steps."""
 
     def __init__(self, keys: Tensor, sizes: Tensor, share: float, steps: Tensor) -> None:
-        self.last = int(steps.max()) - 1
+        self.last, sizes = int(steps.max()) - 1, sizes.to(keys.device)
         self.active = [len(keys)] * (self.last + 1)
         width = int(sizes.max())
         places = torch.arange(width, device=keys.device)

@@ -1,0 +1,164 @@
+"""Triton kernels for local SGD of softmax regression in the span of the clients' examples (`engines/span.py`), on a GPU."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from equipoise.rng import _FIRST, _GOLDEN, _SECOND, signed
+
+GOLDEN, FIRST, SECOND = (tl.constexpr(signed(value)) for value in (_GOLDEN, _FIRST, _SECOND))
+LARGEST = tl.constexpr((1 << 63) - 1)
+
+
+@triton.jit
+def mixed(z):  # type: ignore[no-untyped-def]
+    """The hash of rng.py; its shifts are unsigned."""
+    z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * FIRST
+    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * SECOND
+    return z ^ ((z >> 31) & ((1 << 33) - 1))
+
+
+@triton.jit
+def bits_of(key, epoch, places):  # type: ignore[no-untyped-def]
+    return mixed(key + (places.to(tl.int64) + (epoch.to(tl.int64) << 32)) * GOLDEN) & LARGEST
+
+
+@triton.jit
+def orders_kernel(names, which, sizes, stream, orders, epochs, batch, N, NP: tl.constexpr, PART: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A client's order of examples in one epoch: the rank of each by random bits, as a stable sort gives it."""
+    client, epoch = tl.program_id(0), tl.program_id(1)
+    position = tl.load(which + client)
+    size = tl.load(sizes + position)
+    key = mixed(mixed(tl.load(names + position)) ^ tl.load(stream))
+    mine = tl.arange(0, NP)
+    bits = bits_of(key, epoch, mine)
+    rank = tl.zeros((NP,), dtype=tl.int32)
+    for first in range(0, NP, PART):
+        other = first + tl.arange(0, PART)
+        theirs = tl.where(other < size, bits_of(key, epoch, other), LARGEST)
+        tie = (theirs[None, :] == bits[:, None]) & (other[None, :] < mine[:, None])
+        rank += tl.sum(((theirs[None, :] < bits[:, None]) | tie).to(tl.int32), axis=1)
+    rank = tl.where(size > batch, rank, mine)  # a client whose batch is all its data keeps its order
+    tl.store(orders + (client * epochs + epoch) * N + rank, mine, mask=mine < size)
+
+
+@triton.jit
+def gather_kernel(data, which, offsets, sizes, x, features, scale, shift, N, F: tl.constexpr):  # type: ignore[no-untyped-def]
+    """One example of a client as a model sees it; beyond the client's size its last one again."""
+    client, row = tl.program_id(0), tl.program_id(1)
+    position = tl.load(which + client)
+    source = tl.load(offsets + position) + tl.minimum(row.to(tl.int64), tl.load(sizes + position) - 1)
+    column = tl.arange(0, F)
+    values = tl.load(data + source * features + column, mask=column < features, other=0)
+    target = (client * N + row).to(tl.int64) * features
+    tl.store(x + target + column, values.to(x.dtype.element_ty) * scale + shift, mask=column < features)
+
+
+@triton.jit
+def steps_kernel(  # type: ignore[no-untyped-def]
+    outputs, gram, targets, which, offsets, sizes, steps, orders, rate, coefficients, seen, factors, scales,
+    epochs, batch, decay, prox, N, BIAS: tl.constexpr, C: tl.constexpr, B: tl.constexpr, CP: tl.constexpr,
+    PART: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """All local steps of one client. Coefficients are kept divided by the product of shrinking factors so far."""
+    client = tl.program_id(0)
+    position = tl.load(which + client)
+    size, offset, lr = tl.load(sizes + position), tl.load(offsets + position), tl.load(rate).to(tl.float32)
+    shrink, back = 1.0 - lr * (decay + prox), lr * prox
+    per_epoch = tl.where(size > batch, tl.cdiv(size, batch), 1)
+    width = tl.minimum(size, batch)
+    column, lane = tl.arange(0, CP), tl.arange(0, B)
+    inside = column < C
+    own = client.to(tl.int64) * N
+    summed = tl.zeros((CP,), dtype=tl.float32)
+    loss, factor, scale = 0.0, 1.0, 1.0
+    for step in range(0, tl.load(steps + client)):
+        epoch = step // per_epoch
+        start = (step - epoch * per_epoch) * width
+        count = tl.minimum(size - start, width)
+        here = lane < count
+        row = tl.load(orders + (client * epochs + epoch) * N + start + lane, mask=here, other=0).to(tl.int64)
+        z = tl.load(outputs + (own + row)[:, None] * C + column[None, :], mask=here[:, None] & inside[None, :], other=0.0)
+        moved = tl.zeros((B, CP), dtype=tl.float32)
+        for first in range(0, N, PART):
+            place = first + tl.arange(0, PART)
+            known = place < N
+            near = tl.load(gram + (own + row)[:, None] * N + place[None, :], mask=here[:, None] & known[None, :], other=0.0)
+            entry = coefficients + (own + place)[:, None] * C + column[None, :]
+            held = tl.load(entry, mask=known[:, None] & inside[None, :], other=0.0)
+            moved = tl.dot(near, held, moved, input_precision=PRECISION)
+        if BIAS:
+            moved += summed[None, :]
+        z = tl.where(inside[None, :], factor * z + scale * moved, float("-inf"))
+        top = tl.max(z, axis=1)
+        grown = tl.exp(z - top[:, None])
+        total = tl.sum(grown, axis=1)
+        label = tl.load(targets + offset + row, mask=here, other=0)
+        hit = column[None, :] == label[:, None]
+        each = top + tl.log(total) - tl.sum(tl.where(hit, z, 0.0), axis=1)
+        share = tl.where(here, 1.0 / count.to(tl.float32), 0.0)
+        loss += tl.sum(tl.where(here, each, 0.0), axis=0) / count.to(tl.float32)
+        delta = (grown / total[:, None] - hit.to(tl.float32)) * share[:, None]
+        factor = shrink * factor + back
+        scale = scale * shrink
+        change = tl.where(here[:, None] & inside[None, :], delta * (lr / scale), 0.0)
+        place_of = coefficients + (own + row)[:, None] * C + column[None, :]
+        mask = here[:, None] & inside[None, :]
+        tl.store(place_of, tl.load(place_of, mask=mask, other=0.0) - change, mask=mask)
+        summed -= tl.sum(change, axis=0)
+        tl.debug_barrier()  # the next step reads what other threads have written
+    tl.store(seen + client, loss)
+    tl.store(factors + client, factor - 1.0)
+    tl.store(scales + client, scale)
+
+
+def power_of_two(count: int, least: int = 1) -> int:
+    """The smallest power of two that is at least `count` and `least`."""
+    return max(least, 1 << max(0, count - 1).bit_length())
+
+
+def draw_orders(names: Tensor, which: Tensor, sizes: Tensor, stream: Tensor, orders: Tensor, batch: int) -> None:
+    """Fill `orders` (k, E, n) for clients with up to n examples."""
+    clients, epochs, n = orders.shape
+    padded = power_of_two(n, 16)
+    orders_kernel[(clients, epochs)](
+        names, which, sizes, stream, orders, epochs, batch, n, NP=padded, PART=min(32, padded), num_warps=4
+    )
+
+
+def gather_examples(data: Tensor, which: Tensor, offsets: Tensor, sizes: Tensor, x: Tensor, scale: float, shift: float) -> None:
+    """Fill `x` (k, n, F) with clients' examples."""
+    clients, n, features = x.shape
+    gather_kernel[(clients, n)](
+        data, which, offsets, sizes, x, features, scale, shift, n, F=power_of_two(features), num_warps=4
+    )
+
+
+def take_steps(
+    outputs: Tensor,
+    gram: Tensor,
+    targets: Tensor,
+    which: Tensor,
+    offsets: Tensor,
+    sizes: Tensor,
+    steps: Tensor,
+    orders: Tensor,
+    rate: Tensor,
+    coefficients: Tensor,
+    results: tuple[Tensor, Tensor, Tensor],
+    *,
+    batch: int,
+    decay: float,
+    prox: float,
+    bias: bool,
+    tf32: bool,
+) -> None:
+    """All local steps of all clients: `coefficients` (k, n, C) begin at 0; `results` are losses, factors and scales, (k,)."""
+    clients, n, scores = coefficients.shape
+    steps_kernel[(clients,)](
+        outputs, gram, targets, which, offsets, sizes, steps, orders, rate, coefficients, *results, orders.shape[1], batch,
+        decay, prox, n, BIAS=bias, C=scores, B=power_of_two(min(batch, n), 16), CP=power_of_two(scores, 16),
+        PART=64 if n > 32 else 32, PRECISION="tf32" if tf32 else "ieee", num_warps=4,
+    )  # fmt: skip

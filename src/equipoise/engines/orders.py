@@ -1,0 +1,109 @@
+"""What the simulator asks of one process in one call: local work of some clients, one by one or summed up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equipoise.aggregators import WeightedMean
+from equipoise.attacks import corrupted
+from equipoise.engines.arrivals import marked, usable
+from equipoise.engines.chunks import Queue, Trained, chunks_of, squared_norms, train_chunk
+from equipoise.engines.linear import LinearUpdates
+from equipoise.engines.span import SpanUpdates
+from equipoise.engines.stacked import runs
+from equipoise.engines.workers import Worker
+from equipoise.types import Aggregator, LocalSolver
+
+
+@dataclass(frozen=True, eq=False)
+class Order:
+    """Local work of the clients of a queue, in chunks."""
+
+    queue: Queue
+    solver: LocalSolver
+    lr: float
+    chunk_size: int | None
+    cohorts: tuple[int, ...] = ()  # how many clients each job has in all, for attacks
+
+    def trained(self, worker: Worker) -> Iterator[tuple[slice, Trained]]:
+        """Every chunk, and which stretch of the queue it is."""
+        start = 0
+        for chunk in chunks_of(self.queue, worker.clients, self.solver, self.chunk_size):
+            yield slice(start, start + len(chunk)), train_chunk(worker, chunk, self.solver, self.lr)
+            start += len(chunk)
+
+    def sent(self, worker: Worker, trained: Trained) -> Tensor:
+        """The updates of a chunk as they arrive, (k, D): those of malicious clients as an attack makes them."""
+        sent, chunk = trained.dense(worker.space), trained.chunk
+        if worker.data.malicious and self.cohorts:
+            for owner, rows in runs(chunk.owners):
+                arrived = corrupted(worker.data, sent[rows], chunk.clients[rows], chunk.keys[rows], self.cohorts[owner])
+                sent[rows] = arrived
+        return sent
+
+
+def each_update(worker: Worker, order: Order) -> tuple[Tensor, Tensor]:
+    """Updates (K, D) and losses (K,) in the order of the queue; as clients made them if the order has no cohorts."""
+    models = order.queue.models
+    updates = torch.empty(len(order.queue), models.shape[1], dtype=models.dtype, device=models.device)
+    losses = torch.empty(len(order.queue), dtype=torch.float64)
+    for part, trained in order.trained(worker):
+        updates[part] = order.sent(worker, trained)
+        losses[part] = trained.losses
+    return updates, losses
+
+
+def adapted_losses(worker: Worker, order: Order) -> Tensor:
+    """The losses (K,) that the clients' work ends with, in the order of the queue."""
+    return torch.cat([trained.losses for _, trained in order.trained(worker)])
+
+
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """How updates are to be summed up."""
+
+    aggregator: Aggregator
+    weights: Tensor  # (K,) in the order of the queue
+    longest: tuple[float, ...]  # squared length beyond which an update of a job is absurd
+
+
+@dataclass(frozen=True, eq=False)
+class Summed:
+    """Totals (M, D), one per job, and of every client in the order of the queue its squared norm and loss, (K,)."""
+
+    totals: Tensor
+    sq_norms: Tensor  # infinite where the update was left out
+    losses: Tensor
+
+
+def summed_updates(worker: Worker, asked: tuple[Order, Sum]) -> Summed:
+    """Local work, aggregated and added up chunk by chunk: memory is bounded by the chunk."""
+    order, rule = asked
+    done = Summed(
+        torch.zeros_like(order.queue.models), torch.empty_like(rule.weights), torch.empty(len(order.queue), dtype=torch.float64)
+    )
+    plain = type(rule.aggregator) is WeightedMean and not worker.data.malicious
+    for part, trained in order.trained(worker):
+        updates = trained.updates if plain else order.sent(worker, trained)
+        sq_norms = squared_norms(updates) if isinstance(updates, Tensor) else trained.squared_norms(worker.space)
+        weights, done.losses[part] = rule.weights[part], trained.losses
+        for owner, rows in runs(trained.chunk.owners):
+            good = usable(sq_norms[rows], trained.losses[rows], rule.longest[owner])
+            done.sq_norms[part][rows] = marked(sq_norms[rows], good)
+            if bool(good.all()):
+                done.totals[owner] += _total(updates, rows, weights[rows], rule.aggregator)
+            elif bool(good.any()):  # rare, so that the others are not copied in every round
+                arrived = order.sent(worker, trained)[rows][good.to(done.totals.device)]
+                done.totals[owner] += rule.aggregator(arrived, weights[rows][good].to(arrived.device))[0]
+    return done
+
+
+def _total(updates: Tensor | LinearUpdates | SpanUpdates, rows: slice, weights: Tensor, aggregator: Aggregator) -> Tensor:
+    """The aggregate (D,) of some of the updates."""
+    if isinstance(updates, Tensor):
+        return aggregator(updates[rows], weights.to(updates.device))[0]
+    return updates.weighted_sum(rows, weights)

@@ -1,0 +1,60 @@
+"""How exactly a GPU multiplies: full float32, or one of its fast modes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+PRECISIONS = ("float32", "tf32", "bf16")
+
+
+@dataclass(frozen=True)
+class Precision:
+    """float32 is exact to rounding; tf32 keeps 10 bits of each factor in matrix products, bf16 7 bits in the forward pass too.
+
+    Parameters, gradients and sums stay float32 in all of them.
+    """
+
+    name: str = "float32"
+
+    @property
+    def reduced(self) -> bool:
+        """Whether products may use the fast modes."""
+        return self.name != "float32"
+
+    @contextmanager
+    def products(self) -> Iterator[None]:
+        """Matrix products and convolutions inside run with this precision."""
+        matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+        before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic
+        matmul.allow_tf32 = cudnn.allow_tf32 = self.reduced
+        cudnn.deterministic = True  # the same bits on every repeat
+        try:
+            yield
+        finally:
+            matmul.allow_tf32, cudnn.allow_tf32, cudnn.deterministic = before
+
+    @contextmanager
+    def forward(self, device: torch.device) -> Iterator[None]:
+        """A model's forward pass inside runs with this precision."""
+        with self.products():
+            if self.name == "bf16":
+                with torch.autocast(device.type, torch.bfloat16):
+                    yield
+            else:
+                yield
+
+
+FULL = Precision()
+
+
+def triton_works() -> bool:
+    """Whether kernels written in Triton can be compiled here."""
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return False
+    return True

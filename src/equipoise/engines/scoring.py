@@ -1,0 +1,112 @@
+"""Losses and errors of many clients' examples at given models: large batches over clients' borders, then means by client."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from equipoise.data.clients import ClientSet
+from equipoise.engines.linear import is_plain_linear, linear_losses
+from equipoise.engines.precision import FULL, Precision
+from equipoise.task import Task
+
+_NUMBERS = {"cpu": 2**17, "cuda": 2**26}  # input numbers per batch: what stays in a cache, or fills a GPU
+_FEWEST_ROWS = 64
+_OWN_NUMBERS = 2**21  # the same where every client has its own model
+_OWN_BYTES = {"cpu": 64 * 2**20, "cuda": 2 * 2**30}
+
+
+class Scoring:
+    """Scores examples of a task on one device."""
+
+    def __init__(self, task: Task, device: torch.device, precision: Precision = FULL) -> None:
+        self.task, self.device, self.precision = task, device, precision
+        self.models_together = True  # whether several models can score shared examples in one call
+
+    def means(self, models: Tensor, clients: ClientSet, which: Tensor | None, *, with_errors: bool) -> tuple[Tensor, ...]:
+        """Mean loss (and error) per model (M, D) and client, (M, n) each; `which` (n,) are clients' positions."""
+        if which is None:
+            sizes, rows = clients.sizes, None
+        else:
+            sizes = clients.sizes[which]
+            ends = sizes.cumsum(0)
+            within = torch.arange(int(ends[-1]), device=self.device)
+            rows = within + (clients.offsets[which] - ends + sizes).repeat_interleave(sizes)
+        count = len(clients.x) if rows is None else len(rows)
+        numbers = max(1, clients.x.shape[1:].numel())
+        width = max(_FEWEST_ROWS, min(65_536, _NUMBERS.get(self.device.type, 2**21) // numbers))
+        scores = torch.empty(1 + with_errors, len(models), count, dtype=torch.float64, device=self.device)
+
+        self.task.scorer.eval()
+        with torch.no_grad(), self.precision.products():
+            for start in range(0, count, width):
+                part = slice(start, min(start + width, count))
+                here = part if rows is None else rows[part]
+                x, y = clients.inputs(here, models.dtype), clients.targets(here, models.dtype)
+                for place, found in enumerate(self._scores(models, x, y, with_errors)):
+                    scores[place, :, part] = found
+        return tuple(torch.segment_reduce(v.t().contiguous(), "mean", lengths=sizes, unsafe=True).t().cpu() for v in scores)
+
+    def _scores(self, models: Tensor, x: Tensor, y: Tensor, with_errors: bool) -> tuple[Tensor, ...]:
+        """Losses (and errors) of shared examples under several models, (M, B) each; one model needs no batching."""
+        score = partial(_score, self.task, y=y, with_errors=with_errors)
+        if len(models) == 1:
+            return tuple(values.unsqueeze(0) for values in score(models[0], x))
+        if not with_errors and is_plain_linear(self.task):
+            return (linear_losses(self.task, models, x, y),)
+        if self.models_together:
+            try:
+                scores: tuple[Tensor, ...] = vmap(score, in_dims=(0, None))(models, x.clone())
+                return scores
+            except RuntimeError:  # a forward pass that writes to the inputs, which models share, or reads a number off a tensor
+                self.models_together = False
+        alone = [score(params, x.clone()) for params in models]
+        return tuple(torch.stack(values) for values in zip(*alone, strict=True))
+
+    def own_means(self, models: Tensor, clients: ClientSet, which: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean loss and mean error of clients at their own models (K, D), (K,) and (K,)."""
+        sizes = clients.sizes.cpu()[which]
+        totals = torch.zeros(2, len(which), dtype=torch.float64)
+        order = sizes.argsort(descending=True, stable=True)
+        numbers = max(1, clients.x.shape[1:].numel())
+        together = max(1, _OWN_BYTES.get(self.device.type, 2**26) // (models[0].nbytes + 4 * numbers))
+
+        self.task.scorer.eval()
+        for first in range(0, len(order), together):
+            places = order[first : first + together]  # of similar size
+            width = max(1, _OWN_NUMBERS // (len(places) * numbers))
+            for start in range(0, int(sizes[places[0]]), width):
+                here = places[sizes[places] > start]
+                totals[:, here] += self._own_totals(models, clients, which, here, slice(start, start + width))
+        return totals[0] / sizes, totals[1] / sizes
+
+    def _own_totals(self, models: Tensor, clients: ClientSet, which: Tensor, here: Tensor, part: slice) -> Tensor:
+        """Summed losses and errors of a part of the examples of the clients `here`, padded to one length: (2, k)."""
+        positions = which[here].to(self.device)
+        sizes, first = clients.sizes[positions], clients.offsets[positions]
+        end = min(part.stop, int(sizes.max()))
+        numbers = torch.arange(part.start, end, device=self.device)
+        inside = numbers < sizes.unsqueeze(1)  # (k, b)
+        rows = first.unsqueeze(1) + torch.where(inside, numbers, 0)
+        x, y = clients.inputs(rows, models.dtype), clients.targets(rows, models.dtype)
+        with torch.no_grad():
+            scores = self._own_scores(models[here.to(self.device)], x, y)
+        return torch.stack([torch.where(inside, values.double(), 0.0).sum(1).cpu() for values in scores])
+
+    def _own_scores(self, models: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Losses and errors (k, b) of examples (k, b, …) under clients' own models (k, D)."""
+        if self.models_together:
+            try:
+                scores: tuple[Tensor, Tensor] = vmap(self.task.scores)(models, x, y)
+                return scores
+            except RuntimeError:  # an error, say, that reads a number off a tensor
+                self.models_together = False
+        alone = [self.task.scores(*one) for one in zip(models, x, y, strict=True)]
+        return torch.stack([loss for loss, _ in alone]), torch.stack([error for _, error in alone])
+
+
+def _score(task: Task, params: Tensor, x: Tensor, *, y: Tensor, with_errors: bool) -> tuple[Tensor, ...]:
+    return task.scores(params, x, y) if with_errors else (task.losses(params, x, y),)

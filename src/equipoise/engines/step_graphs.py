@@ -1,0 +1,219 @@
+"""One local step of many clients as a CUDA graph: captured once for a number of clients and a batch, replayed at every step.
+
+A step of a small network is hundreds of short kernels, and starting them one by one takes longer than running them. All that
+changes from step to step lies on the device: a table of the examples of every step, the rates, and the number of the step.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equipoise.engines.precision import Precision
+from equipoise.engines.span_graphs import padded
+from equipoise.engines.stacked import Batch, Gradients, Starts
+from equipoise.engines.workers import Worker
+from equipoise.errors import EquipoiseNotice
+from equipoise.solvers import SGD
+from equipoise.solvers.batches import BatchCursor
+from equipoise.types import LocalSolver
+
+_GRAPHS = 64  # at most; then all are captured anew
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What all graphs of one set of buffers share."""
+
+    clients: int
+    steps: int
+    batch: int
+    momentum: float
+    weight_decay: float
+    prox: float
+
+
+class StepGraphs:
+    """Steps of SGD for chunks of clients that start from one model. Works, uncaptured, on a CPU as well: for tests."""
+
+    def __init__(self, worker: Worker, gradients_of: Gradients, precision: Precision) -> None:
+        self.worker, self.gradients_of, self.precision = worker, gradients_of, precision
+        self.buffers: Buffers | None = None
+        self.possible = worker.clients.x.device.type == "cuda"
+        self.computed = self.useful = 0  # examples in the last chunk, with and without padding
+
+    def fit(self, solver: LocalSolver, starts: Starts, cursor: object) -> bool:
+        """Whether this work can be done by replaying steps."""
+        plain = type(solver) is SGD and isinstance(cursor, BatchCursor) and cursor.table is not None and cursor.repeats == 1
+        return self.possible and plain and starts.shared and starts.pull is None and not starts.each_its_own
+
+    def take_steps(
+        self, starts: Starts, solver: SGD, lr: float, cursor: BatchCursor, first: Tensor, update: Tensor
+    ) -> Tensor | None:
+        """As `general_steps`: writes `update` (k, D), returns summed losses (k,); None if the model cannot be captured."""
+        buffers = self._buffers(solver, cursor, len(update))
+        try:
+            buffers.fill(starts, cursor, first, lr)
+            computed = 0
+            for active, widest in zip(cursor.active, cursor.widest, strict=True):
+                clients = min(padded(active), buffers.kind.clients)
+                batch = _narrowed(widest, cursor.width)
+                buffers.step(clients, batch)
+                computed += clients * batch
+        except RuntimeError as failure:  # a forward pass that asks the device, say
+            if not self.possible or isinstance(failure, torch.cuda.OutOfMemoryError):
+                raise
+            self.possible, self.buffers = False, None
+            reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0][:160]
+            warnings.warn(
+                EquipoiseNotice(f"The model's steps cannot be captured as a CUDA graph ({reason}); rounds are slower."),
+                stacklevel=2,
+            )
+            torch.cuda.synchronize()
+            return None
+        self.computed, self.useful = computed, int(cursor.counts[_working(cursor)].sum())
+        return buffers.finish(update)
+
+    def _buffers(self, solver: SGD, cursor: BatchCursor, clients: int) -> Buffers:
+        steps = 1 << (len(cursor.active) - 1).bit_length()
+        kind = Kind(padded(clients), steps, cursor.width, solver.momentum, solver.weight_decay, solver.prox)
+        held = self.buffers
+        if held is not None:
+            larger = Kind(max(kind.clients, held.kind.clients), max(kind.steps, held.kind.steps), kind.batch, kind.momentum,
+                          kind.weight_decay, kind.prox)  # fmt: skip
+            if held.kind == larger and len(held.graphs) < _GRAPHS:
+                return held
+            kind = larger if larger.batch == held.kind.batch else kind
+        self.buffers = None  # its memory goes first
+        self.buffers = Buffers(self.worker, kind, self.gradients_of, self.precision)
+        return self.buffers
+
+
+def _narrowed(widest: int, width: int) -> int:
+    """A batch of at least `widest`: the whole width or one of its eighths."""
+    eighth = max(1, -(-width // 8))
+    return min(width, -(-widest // eighth) * eighth)
+
+
+def _working(cursor: BatchCursor) -> Tensor:
+    """Which clients work at which step, (T, K)."""
+    active = torch.tensor(cursor.active).unsqueeze(1)
+    return torch.arange(cursor.counts.shape[1]) < active
+
+
+class Buffers:
+    """Memory with fixed places for the steps of up to so many clients, and the graphs that work on it."""
+
+    def __init__(self, worker: Worker, kind: Kind, gradients_of: Gradients, precision: Precision) -> None:
+        self.worker, self.kind, self.gradients_of, self.precision = worker, kind, gradients_of, precision
+        self.device, self.dtype = worker.clients.x.device, worker.task.layout.dtype
+        table = (kind.steps, kind.clients, kind.batch)
+        self.rows = torch.zeros(table, dtype=torch.int64, device=self.device)
+        self.shares = torch.zeros(table, dtype=self.dtype, device=self.device)
+        self.rates = torch.zeros(table[:2], dtype=self.dtype, device=self.device)
+        self.number = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.seen = torch.zeros(kind.clients, dtype=torch.float64, device=self.device)
+        self.start = torch.zeros(worker.task.layout.dimension, dtype=self.dtype, device=self.device)
+        self.weights: dict[str, Tensor] = {}
+        self.velocity: dict[str, Tensor] = {}
+        self.graphs: dict[tuple[int, int], Callable[[], None]] = {}
+        self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
+
+    def fill(self, starts: Starts, cursor: BatchCursor, first: Tensor, lr: float) -> None:
+        """Put a chunk's starts and batches in place."""
+        places, inside = cursor.batches
+        steps, clients, width = places.shape
+        self.rates.zero_()
+        self.shares.zero_()
+        self.rows[:steps, :clients] = places + first
+        self.rows[:steps, clients:] = first[0]
+        counts = cursor.counts.unsqueeze(2).to(self.device, non_blocking=True)
+        working = _working(cursor).to(self.device, non_blocking=True)
+        self.shares[:steps, :clients, :width] = (inside & working.unsqueeze(2)).to(self.dtype) / counts
+        self.rates[:steps, :clients] = working.to(self.dtype) * lr
+        self.number.zero_()
+        self.seen.zero_()
+        self.start.copy_(starts.models[0])
+        if not self.weights:
+            self._make_weights()
+        for name, value in self.worker.task.layout.unflatten(self.start).items():
+            self.weights[name].copy_(value.expand_as(self.weights[name]))
+            if self.kind.momentum:
+                self.velocity[name].zero_()
+
+    def _make_weights(self) -> None:
+        """Each parameter in the memory order in which its gradient comes: a step then streams through both."""
+        named = self.worker.task.layout.unflatten(self.start)
+        stacked = {name: value.expand(self.kind.clients, *value.shape) for name, value in named.items()}
+        gradients, _ = self._gradients(stacked, self.kind.clients, self.kind.batch)
+        self.weights = {name: torch.empty_like(gradient) for name, gradient in gradients.items()}
+        if self.kind.momentum:
+            self.velocity = {name: torch.empty_like(value) for name, value in self.weights.items()}
+
+    def _gradients(self, weights: dict[str, Tensor], clients: int, batch: int) -> tuple[dict[str, Tensor], Tensor]:
+        rows = self.rows.index_select(0, self.number)[0, :clients, :batch]
+        shares = self.shares.index_select(0, self.number)[0, :clients, :batch]
+        x, y = self.worker.clients.inputs(rows, self.dtype), self.worker.clients.targets(rows, self.dtype)
+        with self.precision.forward(self.device):
+            return self.gradients_of(self.worker.task, weights, Batch(x, y, shares, False))
+
+    def step(self, clients: int, batch: int) -> None:
+        """The next step of the first `clients`."""
+        if (clients, batch) not in self.graphs:
+            self.graphs[clients, batch] = self._captured(clients, batch)
+        self.graphs[clients, batch]()
+
+    def _captured(self, clients: int, batch: int) -> Callable[[], None]:
+        if self.device.type != "cuda":
+            return lambda: self._body(clients, batch)
+        # Trial runs take no step (their rate is 0), but would count one.
+        number, rates, seen = self.number.clone(), self.rates.clone(), self.seen.clone()
+        velocity = {name: value.clone() for name, value in self.velocity.items()}
+        self.rates.zero_()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(2):
+                self.number.copy_(number)
+                self._body(clients, batch)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self.pool):
+            self._body(clients, batch)
+        self.number.copy_(number)
+        self.rates.copy_(rates)
+        self.seen.copy_(seen)
+        for name, value in velocity.items():
+            self.velocity[name].copy_(value)
+        return graph.replay
+
+    def _body(self, clients: int, batch: int) -> None:
+        """W ← w − rate · (g + λ w + μ (w − w^t)), or with momentum; a client that has finished has the rate 0."""
+        kind = self.kind
+        weights = {name: value[:clients] for name, value in self.weights.items()}
+        rates = self.rates.index_select(0, self.number)[0, :clients]
+        gradients, losses = self._gradients(weights, clients, batch)
+        starts = self.worker.task.layout.unflatten(self.start)
+        with torch.no_grad():
+            for name, gradient in gradients.items():
+                value, rate = weights[name], rates.view(-1, *(1,) * (gradient.dim() - 1))
+                if kind.weight_decay:
+                    gradient = gradient.add(value, alpha=kind.weight_decay)
+                if kind.prox:
+                    gradient = gradient.add(value - starts[name], alpha=kind.prox)
+                if kind.momentum:
+                    gradient = self.velocity[name][:clients].mul_(kind.momentum).add_(gradient)
+                value.addcmul_(rate, gradient, value=-1)
+            self.seen[:clients] += torch.where(rates > 0, losses.to(torch.float64), 0.0)
+            self.number += 1
+
+    def finish(self, update: Tensor) -> Tensor:
+        """Write the updates (k, D) of the first clients; their summed losses (k,)."""
+        starts = self.worker.task.layout.unflatten(self.start)
+        for name, change in self.worker.task.layout.unflatten(update).items():
+            torch.sub(self.weights[name][: len(update)], starts[name], out=change)
+        return self.seen[: len(update)].clone()

@@ -1,0 +1,96 @@
+"""Chunks and processes chosen by measuring: once, kept, and never against what was asked for."""
+
+import json
+
+import pytest
+import torch
+
+import equipoise as eq
+from equipoise.aggregators import WeightedMean
+from equipoise.checkpoint import read_checkpoint
+from equipoise.data.clients import FederatedData
+from equipoise.engines import Simulator, calibration
+from equipoise.engines.calibration import Choice
+from equipoise.task import Task
+from made_clients import make_clients
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("EQUIPOISE_CACHE", str(tmp_path))
+    monkeypatch.setattr(calibration, "_known", {})
+    monkeypatch.setattr(calibration, "_WORTH", 0.0)
+    return tmp_path / "equipoise" / "calibration.json"
+
+
+def worked(choice=None, sizes=(5, 9, 12, 3, 8, 20)):
+    data = FederatedData(make_clients(list(sizes)))
+    engine = (choice or Simulator()).start(Task.of(eq.models.Softmax(4, 3).double()), data)
+    alpha = torch.full((len(sizes),), 1 / len(sizes), dtype=torch.float64)
+    cohort = eq.sampling.Full()(0, alpha, clients_per_round=len(sizes), seed=0)
+    params = torch.zeros(engine.task.layout.dimension, dtype=torch.float64)
+    return engine, engine.summed_update(params, cohort, eq.solvers.SGD(batch_size=4), cohort.weights, WeightedMean())
+
+
+def test_a_choice_is_made_once_and_kept_for_the_next_process(cache, monkeypatch):
+    engine, _ = worked()
+    assert engine.choice.chunk_size is not None
+    assert engine.choice.workers is not None
+    (stored,) = json.loads(cache.read_text()).values()
+    assert Choice(**stored) == engine.choice
+    monkeypatch.setattr(calibration, "_measured", lambda *_: pytest.fail("measured again"))
+    assert worked()[0].choice == engine.choice  # known in this process
+    calibration._known.clear()
+    assert worked()[0].choice == engine.choice  # read from the file
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1, 2]", '{"a": 3}', '{"a": {"chunks": 1}}'])
+def test_a_damaged_file_is_made_anew(cache, content):
+    cache.parent.mkdir()
+    cache.write_text(content)
+    engine, _ = worked()
+    assert engine.choice.chunk_size is not None
+    assert Choice(**list(json.loads(cache.read_text()).values())[-1]) == engine.choice
+
+
+def test_a_folder_that_cannot_be_written_does_not_matter(cache):
+    cache.parent.parent.joinpath("equipoise").write_text("a file where the folder should be")
+    assert worked()[0].choice.chunk_size is not None
+
+
+def test_what_is_asked_for_is_used(cache):
+    assert worked(Simulator(chunk_size=2))[0].choice.chunk_size == 2
+    assert worked(Simulator(workers=2))[0].choice.workers == 2
+    assert worked(Simulator(chunk_size=3, workers=1))[0].choice == Choice(3, 1)
+
+
+def test_little_work_is_not_measured(tmp_path, monkeypatch):
+    monkeypatch.setattr(calibration, "_measured", lambda *_: pytest.fail("measured"))
+    assert worked()[0].choice.workers == 1
+
+
+def test_the_choice_is_kept_with_a_run(cache, ragged, tmp_path, monkeypatch):
+    options = {"clients_per_round": 5, "checkpoint": tmp_path / "run.safetensors"}
+    monkeypatch.setattr(calibration, "_measured", lambda *_: Choice(2, 1))
+    whole = eq.train(eq.models.Softmax(4, 3), ragged, rounds=6, clients_per_round=5)
+    eq.train(eq.models.Softmax(4, 3), ragged, rounds=3, **options)
+    assert read_checkpoint(options["checkpoint"]).choice == {"chunk_size": 2, "workers": 1}
+    calibration._known.clear()
+    cache.unlink()
+    monkeypatch.setattr(calibration, "_measured", lambda *_: Choice(5, 1))  # the machine is busier now
+    resumed = eq.train(eq.models.Softmax(4, 3), ragged, rounds=6, **options)
+    assert torch.equal(resumed.params, whole.params)
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({"workers": 0}, "workers must be a whole number of at least 1"),
+        ({"workers": 2, "device": "cuda"}, "workers must be left alone on a GPU"),
+        ({"precision": "half"}, "precision must be one of"),
+        ({"precision": "tf32"}, "precision is for a GPU"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options, rule):
+    with pytest.raises(eq.errors.InvalidParameter, match=rule):
+        Simulator(**options)
