@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo test lint bench bench-gpu clean
 
 setup: $(READY)
 
@@ -28,6 +28,10 @@ lint: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/speed.py
+
+# Needs torch and numpy alone and sets nothing up, so that it runs on a bare GPU machine.
+bench-gpu:
+	PYTHONPATH=src $(PYTHON) benchmarks/speed.py --device cuda
 
 clean:
 	rm -rf $(VENV) demo bench .mypy_cache .ruff_cache .hypothesis

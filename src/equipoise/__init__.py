@@ -25,6 +25,7 @@ from equipoise.algorithm import Algorithm
 from equipoise.compare import Comparison, compare
 from equipoise.data import ClientSet, FederatedData
 from equipoise.family import Family, train_family
+from equipoise.many import train_many
 from equipoise.result import Result
 from equipoise.train import train
 
@@ -59,4 +60,5 @@ __all__ = [
     "tilted",
     "train",
     "train_family",
+    "train_many",
 ]

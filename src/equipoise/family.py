@@ -26,20 +26,8 @@ from equipoise.errors import Diverged, EquipoiseNotice, InvalidData, InvalidPara
 from equipoise.observers import History, Observers, Progress, Run, show_progress
 from equipoise.result import ClientTable, Result
 from equipoise.risk import QFair, Superquantile, Tilted
-from equipoise.round import (
-    Plan,
-    combine,
-    left_out_factor,
-    needs_losses,
-    next_state,
-    plan_round,
-    prepare,
-    report_of,
-    server_step,
-    step_factor,
-    stop_if_nothing_arrived,
-)
 from equipoise.task import PerExample
+from equipoise.together import Turn, round_together
 from equipoise.train import (
     DataOrMaker,
     EngineChoice,
@@ -50,7 +38,7 @@ from equipoise.train import (
     warn_if_lost,
     warn_if_rejected,
 )
-from equipoise.types import Cohort, Engine, Job, LocalSolver, LocalWork, RiskValue, RoundReport, ServerState
+from equipoise.types import Cohort, Engine, RiskValue, RoundReport, ServerState
 
 KNOBS: dict[str, type] = {"tail": Superquantile, "q": QFair, "tilt": Tilted}
 
@@ -346,65 +334,14 @@ def family_round(
     clients_per_round: int | None = None,
 ) -> tuple[list[ServerState], list[RoundReport]]:
     """One round of every member: as `run_round`, with the members' losses and local work computed together."""
-    began = time.perf_counter()
-    pairs = list(zip(states, algorithms, strict=True))
-    if len(cohort) == 0:
-        return [next_state(s, a) for s, a in pairs], [report_of(Plan.nobody(cohort), began) for _ in pairs]
-    prepared = [prepare(state, algorithm, engine, cohort, clients, clients_per_round) for state, algorithm in pairs]
-    solvers = [solver for solver, _ in prepared]
-    losses = family_losses(states, algorithms, engine, cohort, solvers)
-    plans = []
-    for number, ((state, algorithm), solver, seen) in enumerate(zip(pairs, solvers, losses, strict=True)):
-        with _of_member(number):
-            plans.append(plan_round(state, algorithm, solver, cohort, seen, clients))
-    works = family_work(states, algorithms, engine, solvers, plans)
+    pairs = zip(states, algorithms, strict=True)
+    turns = [Turn(state, algorithm, cohort, clients_per_round) for state, algorithm in pairs]
     after: list[ServerState] = []
     reports: list[RoundReport] = []
-    for (state, algorithm), (solver, solver_state), plan, done in zip(pairs, prepared, plans, works, strict=True):
-        changed: dict[str, Any] = {"risk": plan.risk.state, "solver": solver_state}
-        if done is not None:
-            total, changed["aggregator"], work = done
-            with _of_member(len(after)):
-                stop_if_nothing_arrived(plan, work, clients)
-                total = total * step_factor(algorithm, solver, plan, work)
-                changed["params"], changed["server"] = server_step(state, algorithm, total)
-        after.append(next_state(state, algorithm, **changed))
-        reports.append(report_of(plan, began, done[2] if done is not None else None, clients))
-    share = (time.perf_counter() - began) / len(pairs)
-    return after, [replace(report, seconds=share) for report in reports]
-
-
-def family_losses(
-    states: Sequence[ServerState],
-    algorithms: Sequence[Algorithm],
-    engine: Engine,
-    cohort: Cohort,
-    solvers: Sequence[LocalSolver],
-) -> Sequence[Tensor | None]:
-    """The cohort's losses under each member, (K,) each, in one pass; None where the risk does not ask for them."""
-    if not any(needs_losses(algorithm) for algorithm in algorithms):
-        return [None] * len(states)
-    if any(getattr(solver, "adapts", False) for solver in solvers):
-        return [engine.losses(state.params, cohort, solver) for state, solver in zip(states, solvers, strict=True)]
-    return list(engine.losses_of(torch.stack([state.params for state in states]), cohort))
-
-
-def family_work(
-    states: Sequence[ServerState],
-    algorithms: Sequence[Algorithm],
-    engine: Engine,
-    solvers: Sequence[LocalSolver],
-    plans: Sequence[Plan],
-) -> list[tuple[Tensor, Any, LocalWork] | None]:
-    """Each member's total, aggregator state and local work; None where nobody works. Batched where the work is of one kind."""
-    busy = [i for i, plan in enumerate(plans) if len(plan.workers)]
-    done: list[tuple[Tensor, Any, LocalWork] | None] = [None] * len(plans)
-    alike = all(solvers[i] == solvers[0] and algorithms[i].aggregator.linear for i in busy)
-    if alike and busy:
-        jobs = [Job(states[i].params, plans[i].workers, plans[i].weights) for i in busy]
-        for i, work in zip(busy, engine.summed_updates(jobs, solvers[0], algorithms[0].aggregator), strict=True):
-            done[i] = (work.update * left_out_factor(plans[i], work), states[i].aggregator, work)
-        return done
-    for i in busy:
-        done[i] = combine(states[i], algorithms[i], engine, solvers[i], plans[i])
-    return done
+    for number, outcome in enumerate(round_together(turns, engine, clients)):
+        with _of_member(number):
+            if isinstance(outcome, Diverged):
+                raise outcome
+        after.append(outcome[0])
+        reports.append(outcome[1])
+    return after, reports

@@ -85,11 +85,12 @@ def _measured(engine: SimulatorEngine, queue: Queue, solver: LocalSolver, lr: fl
         worse = found[Choice(size, cores)] > 1.3 * min(found.values())
         if worse or time.perf_counter() - began > _SECONDS:
             break
-    best = min(found, key=found.__getitem__)
+    # A small gain may be chance: among those close to the best the largest chunk has the least overhead.
+    best = max((c for c in found if found[c] <= 1.1 * min(found.values())), key=lambda c: c.chunk_size or 0)
     if cores > 1 and engine.given.workers is None:
         whole = engine.given.chunk_size or min(limit, len(queue), cores * (best.chunk_size or 1))
-        found[Choice(whole, 1)] = seconds(Workers(engine.workers.own), whole)
-        best = min(found, key=found.__getitem__)
+        alone = seconds(Workers(engine.workers.own), whole)
+        best = best if found[best] < 0.9 * alone else Choice(whole, 1)  # one process is simpler
     return best
 
 

@@ -122,7 +122,7 @@ class LinearUpdates:
             named["bias"].view_as(self.bias).copy_(self.bias)
         return update
 
-    def weighted_sum(self, rows: slice, weights: Tensor) -> Tensor:
+    def weighted_sum(self, rows: slice, weights: Tensor, space: Workspace) -> Tensor:
         """Σ_k π_k u_k over some of the clients, (D,)."""
         weights = weights.to(self.weight)
         total = self.weight.new_empty(self.layout.dimension)

@@ -15,7 +15,7 @@ from equipoise.engines.chunks import Queue, Trained, chunks_of, squared_norms, t
 from equipoise.engines.linear import LinearUpdates
 from equipoise.engines.span import SpanUpdates
 from equipoise.engines.stacked import runs
-from equipoise.engines.workers import Worker
+from equipoise.engines.workers import Worker, Workspace
 from equipoise.types import Aggregator, LocalSolver
 
 
@@ -95,15 +95,17 @@ def summed_updates(worker: Worker, asked: tuple[Order, Sum]) -> Summed:
             good = usable(sq_norms[rows], trained.losses[rows], rule.longest[owner])
             done.sq_norms[part][rows] = marked(sq_norms[rows], good)
             if bool(good.all()):
-                done.totals[owner] += _total(updates, rows, weights[rows], rule.aggregator)
+                done.totals[owner] += _total(updates, rows, weights[rows], rule.aggregator, worker.space)
             elif bool(good.any()):  # rare, so that the others are not copied in every round
                 arrived = order.sent(worker, trained)[rows][good.to(done.totals.device)]
                 done.totals[owner] += rule.aggregator(arrived, weights[rows][good].to(arrived.device))[0]
     return done
 
 
-def _total(updates: Tensor | LinearUpdates | SpanUpdates, rows: slice, weights: Tensor, aggregator: Aggregator) -> Tensor:
+def _total(
+    updates: Tensor | LinearUpdates | SpanUpdates, rows: slice, weights: Tensor, aggregator: Aggregator, space: Workspace
+) -> Tensor:
     """The aggregate (D,) of some of the updates."""
     if isinstance(updates, Tensor):
         return aggregator(updates[rows], weights.to(updates.device))[0]
-    return updates.weighted_sum(rows, weights)
+    return updates.weighted_sum(rows, weights, space)

@@ -13,8 +13,8 @@ from equipoise.engines.linear import is_plain_linear, linear_losses
 from equipoise.engines.precision import FULL, Precision
 from equipoise.task import Task
 
-_NUMBERS = {"cpu": 2**17, "cuda": 2**26}  # input numbers per batch: what stays in a cache, or fills a GPU
-_FEWEST_ROWS = 64
+_ROWS = {"cpu": 192, "cuda": 8192}  # per batch of a network: its activations stay in a cache, or fill a GPU
+_LINEAR_NUMBERS = 2**19  # input numbers per batch of a linear model
 _OWN_NUMBERS = 2**21  # the same where every client has its own model
 _OWN_BYTES = {"cpu": 64 * 2**20, "cuda": 2 * 2**30}
 
@@ -36,8 +36,9 @@ class Scoring:
             within = torch.arange(int(ends[-1]), device=self.device)
             rows = within + (clients.offsets[which] - ends + sizes).repeat_interleave(sizes)
         count = len(clients.x) if rows is None else len(rows)
-        numbers = max(1, clients.x.shape[1:].numel())
-        width = max(_FEWEST_ROWS, min(65_536, _NUMBERS.get(self.device.type, 2**21) // numbers))
+        width = _ROWS.get(self.device.type, 1024)
+        if is_plain_linear(self.task):
+            width = max(width, _LINEAR_NUMBERS // max(1, clients.x.shape[1:].numel()))
         scores = torch.empty(1 + with_errors, len(models), count, dtype=torch.float64, device=self.device)
 
         self.task.scorer.eval()

@@ -18,7 +18,7 @@ from torch import Tensor
 from equipoise.engines.gather import gathered
 from equipoise.engines.linear import Losses, fits_linear_steps, output_gradients
 from equipoise.engines.stacked import Batch, Starts, runs
-from equipoise.engines.workers import Worker
+from equipoise.engines.workers import Worker, Workspace
 from equipoise.params import ParameterLayout
 from equipoise.solvers import SGD
 from equipoise.solvers.batches import BatchCursor
@@ -36,8 +36,8 @@ def fits_span_steps(task: Task, solver: LocalSolver, lr: float, starts: Starts, 
         return largest <= _WORTH_ON_GPU
     passes = solver.local_steps(largest) * min(solver.batch_size or largest, largest) / largest
     scores = task.layout.shapes[task.layout.names.index("weight")][:-1].numel()
-    # 4 C F n each pass against 4 C F n + 2 n² F in all, in products that run about twice as fast.
-    return 4 * scores + 2 * largest <= 2.0 * 4 * scores * passes
+    # 4 C F n each pass against 4 C F n + 1.5 n² F in all, in larger products that run about twice as fast.
+    return 4 * scores + 1.5 * largest <= 2 * 4 * scores * passes
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,17 +46,17 @@ class SpanUpdates:
 
     layout: ParameterLayout
     starts: Starts
-    x: Tensor  # (k, n, F)
+    x: Tensor  # (k, n, F), as stored: X is x · scale
+    scale: float
     coefficients: Tensor  # A, (k, n, C); 0 for padding
-    gram: Tensor  # (k, n, n), of examples with the bias' 1
-    outputs: Tensor  # at W_0, (k, n, C)
-    factors: Tensor  # c − 1, (k,)
+    factors: Tensor  # c − 1, (k,), on the CPU
+    sq_norms: Tensor  # (k,)
 
     def dense(self, update: Tensor) -> Tensor:
         """The updates (k, D), written to `update`."""
         named = self.layout.unflatten(update)
         weight = named["weight"].unsqueeze(1) if named["weight"].dim() == 2 else named["weight"]
-        weight.copy_(torch.bmm(self.coefficients.transpose(1, 2), self.x))
+        weight.copy_(torch.bmm(self.coefficients.transpose(1, 2), self.x).mul_(self.scale))
         if "bias" in named:
             named["bias"].view(len(update), -1).copy_(self.coefficients.sum(1))
         if bool((self.factors != 0).any()):
@@ -64,78 +64,151 @@ class SpanUpdates:
                 update[rows].addr_(self.factors[rows].to(update), self.starts.models[owner])
         return update
 
-    def weighted_sum(self, rows: slice, weights: Tensor) -> Tensor:
+    def weighted_sum(self, rows: slice, weights: Tensor, space: Workspace) -> Tensor:
         """Σ_k π_k u_k over clients of one start, (D,)."""
         owner = int(self.starts.owners[rows][0])
-        weighted = self.coefficients[rows] * weights.to(self.coefficients).view(-1, 1, 1)
+        held = self.coefficients[rows]
+        weighted = space.empty("weighted", tuple(held.shape), held.dtype, held.device)
+        torch.mul(held, weights.to(held).view(-1, 1, 1), out=weighted)
         x = self.x[rows].flatten(0, 1)
         total = torch.empty_like(self.starts.models[owner])
         named = self.layout.unflatten(total)
         torch.mm(weighted.flatten(0, 1).t(), x, out=named["weight"].view(-1, x.shape[1]))
+        named["weight"].mul_(self.scale)
         if "bias" in named:
             torch.sum(weighted, (0, 1), out=named["bias"].view(-1))
         factor = float(weights.double().cpu() @ self.factors[rows])
         return total.add_(self.starts.models[owner], alpha=factor) if factor else total
 
     def squares(self) -> Tensor:
-        """‖u‖² = (c−1)² ‖W_0‖² + 2 (c−1) ⟨A, X W_0ᵀ⟩ + ⟨A, G A⟩, (k,)."""
-        squares = (self.coefficients * torch.bmm(self.gram, self.coefficients)).sum((1, 2))
-        if bool((self.factors != 0).any()):
-            factors = self.factors.to(squares)
-            starts = self.starts.models.square().sum(1)[self.starts.owners.to(squares.device)]
-            squares = squares + 2 * factors * (self.coefficients * self.outputs).sum((1, 2)) + factors.square() * starts
-        return squares.clamp_(min=0)  # rounding must not make a square negative; NaN stays
+        """‖u‖², (k,)."""
+        return self.sq_norms
 
 
 def span_steps(
     worker: Worker, which: Tensor, starts: Starts, solver: SGD, lr: float, cursor: BatchCursor
 ) -> tuple[SpanUpdates, Tensor]:
     """The local work of the clients at the positions `which` (k,), and their summed batch losses (k,)."""
-    task, clients, space = worker.task, worker.clients, worker.space
-    dtype, device = starts.models.dtype, starts.models.device
-    named = task.layout.unflatten(starts.models)
-    one_score = named["weight"].dim() == 2
-    weight = named["weight"].unsqueeze(1) if one_score else named["weight"]  # (M, C, F)
-    k, n, scores = len(which), int(cursor.sizes.max()), weight.shape[1]
-    within = torch.minimum(torch.arange(n, device=device), (clients.sizes[which] - 1).unsqueeze(1))
-    rows = clients.offsets[which].unsqueeze(1) + within  # padding repeats the last example, and keeps the coefficient 0
-    x = gathered(clients, rows, dtype, space).view(k, n, -1)
-    targets = clients.targets(rows, dtype)
+    span = _Span(worker, starts, len(which), worker.clients.scale or 1.0)
+    seen = torch.zeros(len(which), dtype=torch.float64, device=starts.models.device)
+    every_example_once = cursor.table is not None and len(cursor.active) == int(cursor.per_epoch[0])
+    if every_example_once and cursor.alike and not (solver.weight_decay or solver.prox):
+        return span.in_order(which, cursor, lr, seen), seen
+    return span.in_any_order(which, cursor, solver, lr, seen), seen
 
-    gram = torch.bmm(x, x.transpose(1, 2), out=space.empty("gram", (k, n, n), dtype, device))
-    outputs = space.empty("start outputs", (k, n, scores), dtype, device)
-    for owner, part in runs(starts.owners):
-        here = x[part].view(-1, x.shape[2])
-        torch.mm(here, weight[owner].t(), out=outputs[part].view(-1, scores))
-        if "bias" in named:
-            outputs[part] += named["bias"][owner].view(-1)
-    if "bias" in named:
-        gram += 1
-    coefficients = space.empty("coefficients", (k, n, scores), dtype, device).zero_()
 
-    shrink, back = 1 - lr * (solver.weight_decay + solver.prox), lr * solver.prox
-    factor, factors = 1.0, torch.zeros(k, dtype=torch.float64)
-    seen = torch.zeros(k, dtype=torch.float64, device=device)
-    losses = Losses(seen)
-    flat = {name: part.flatten(0, 1) for name, part in
-            (("gram", gram), ("outputs", outputs), ("coefficients", coefficients), ("targets", targets))}  # fmt: skip
-    first = torch.arange(k, device=device).unsqueeze(1) * n
-    for step, active in enumerate(cursor.active):
-        places, shares = cursor.batch(step, dtype)
-        b = places.shape[1]
-        here = (first[:active] + places).flatten()
-        z = flat["outputs"].index_select(0, here).view(active, b, scores)
-        if factor != 1.0:
-            z.mul_(factor)
-        if step:
-            z.baddbmm_(flat["gram"].index_select(0, here).view(active, b, n), coefficients[:active])
-        y = flat["targets"].index_select(0, here).view(active, b, *targets.shape[2:])
-        batch = Batch(x, y, shares, False)
-        delta = output_gradients(task, z.view(active * b, scores), batch, losses, one_score=one_score)
-        if shrink != 1.0:
-            coefficients[:active] *= shrink
-            factor = shrink * factor + back
-            factors[:active] = factor - 1
-        flat["coefficients"].index_add_(0, here, delta, alpha=-lr)
-    losses.finish()
-    return SpanUpdates(task.layout, starts, x, coefficients, gram, outputs, factors), seen
+class _Span:
+    """Examples, outputs at the start and coefficients of k clients."""
+
+    def __init__(self, worker: Worker, starts: Starts, k: int, scale: float) -> None:
+        self.worker, self.task, self.clients, self.space = worker, worker.task, worker.clients, worker.space
+        self.starts, self.k, self.scale = starts, k, scale
+        self.dtype, self.device = starts.models.dtype, starts.models.device
+        self.named = self.task.layout.unflatten(starts.models)
+        self.one_score = self.named["weight"].dim() == 2
+        self.weight = self.named["weight"].unsqueeze(1) if self.one_score else self.named["weight"]  # (M, C, F)
+        self.scores = self.weight.shape[1]
+
+    def empty(self, name: str, *shape: int) -> Tensor:
+        return self.space.empty(name, shape, self.dtype, self.device)
+
+    def dots(self, a: Tensor, b: Tensor) -> Tensor:
+        """⟨a_k, b_k⟩ of k tensors each, (k,) float64."""
+        product = torch.mul(a, b, out=self.empty("products", *a.shape))
+        return product.view(len(a), -1).sum(1).double()
+
+    def start(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Examples x (k, n, F) of the rows (k, n), as they are stored, and the outputs (k, n, C) at the start."""
+        n = rows.shape[1]
+        x = gathered(self.clients, rows, self.dtype, self.space, scaled=False).view(self.k, n, -1)
+        outputs = self.empty("start outputs", self.k, n, self.scores)
+        for owner, part in runs(self.starts.owners):
+            flat, here = x[part].view(-1, x.shape[2]), outputs[part].view(-1, self.scores)
+            if "bias" in self.named:
+                torch.addmm(self.named["bias"][owner].view(-1), flat, self.weight[owner].t(), alpha=self.scale, out=here)
+            else:
+                torch.mm(flat, self.weight[owner].t(), out=here).mul_(self.scale)
+        return x, outputs
+
+    def in_order(self, which: Tensor, cursor: BatchCursor, lr: float, seen: Tensor) -> SpanUpdates:
+        """One pass over clients of equal size: examples are put in the order of their batches, of which only the earlier ones
+        matter to a later one, so that a quarter of the Gram matrix need not be computed.
+        """
+        places, k = cursor.batches[0].permute(1, 0, 2), self.k  # (k, T, b)
+        size, width = int(cursor.sizes[0]), cursor.width
+        rows = (self.clients.offsets[which].view(-1, 1, 1) + places).reshape(k, -1)[:, :size]
+        x, outputs = self.start(rows)
+        targets = self.clients.targets(rows, self.dtype)
+        half = (len(cursor.active) // 2) * width
+        early = torch.bmm(x[:, :half], x[:, :half].transpose(1, 2), out=self.empty("early gram", k, half, half))
+        late = torch.bmm(x[:, half:], x.transpose(1, 2), out=self.empty("late gram", k, size - half, size))
+        coefficients = self.empty("coefficients", k, size, self.scores)
+        square, losses, sq_norms = self.scale**2, Losses(seen), torch.zeros(k, dtype=self.dtype, device=self.device)
+        biases = torch.zeros(k, 1, self.scores, dtype=self.dtype, device=self.device) if "bias" in self.named else None
+        for step, count in enumerate(cursor.widest):
+            here = slice(step * width, step * width + count)
+            gram = early[:, here] if here.stop <= half else late[:, here.start - half : here.stop - half]
+            # Results of batched products are contiguous: into a part of a larger tensor they are taken one by one.
+            z, moved = self.empty("outputs", k, count, self.scores), self.empty("moved", k, count, self.scores)
+            if step:
+                torch.bmm(gram[:, :, : here.start], coefficients[:, : here.start], out=moved)
+                torch.add(outputs[:, here], moved, alpha=square, out=z)
+                if biases is not None:
+                    z.add_(biases)
+            else:
+                moved.zero_()
+                z.copy_(outputs[:, here])
+            shares = torch.full((1, 1), 1 / count, dtype=self.dtype, device=self.device).expand(k, count)
+            batch = Batch(x, targets[:, here], shares, False, even=1 / count)
+            delta = output_gradients(self.task, z.view(-1, self.scores), batch, losses, one_score=self.one_score)
+            delta = delta.view(k, count, self.scores).mul_(-lr / count)
+            coefficients[:, here] = delta
+            # ⟨A, G A⟩ is the batch with itself, and twice with those before it.
+            sq_norms += moved.baddbmm_(gram[:, :, here], delta, beta=2).mul_(delta).view(k, -1).sum(1)
+            if biases is not None:
+                biases.add_(delta.sum(1, keepdim=True))
+        losses.finish()
+        sq_norms.mul_(square)
+        if biases is not None:
+            sq_norms += biases.square().sum((1, 2))
+        factors = torch.zeros(k, dtype=torch.float64)
+        return SpanUpdates(self.task.layout, self.starts, x, self.scale, coefficients, factors, sq_norms)
+
+    def in_any_order(self, which: Tensor, cursor: BatchCursor, solver: SGD, lr: float, seen: Tensor) -> SpanUpdates:
+        """Any number of passes over clients of any sizes."""
+        clients, device, k, n = self.clients, self.device, self.k, int(cursor.sizes.max())
+        within = torch.minimum(torch.arange(n, device=device), (clients.sizes[which] - 1).unsqueeze(1))
+        rows = clients.offsets[which].unsqueeze(1) + within  # padding repeats the last example, and keeps the coefficient 0
+        x, outputs = self.start(rows)
+        targets = clients.targets(rows, self.dtype)
+        gram = torch.bmm(x, x.transpose(1, 2), out=self.empty("gram", k, n, n)).mul_(self.scale**2)
+        if "bias" in self.named:
+            gram += 1
+        coefficients = self.empty("coefficients", k, n, self.scores).zero_()
+        shrink, back = 1 - lr * (solver.weight_decay + solver.prox), lr * solver.prox
+        factor, factors, losses = 1.0, torch.zeros(k, dtype=torch.float64), Losses(seen)
+        gram_rows, output_rows, held, labels = (v.flatten(0, 1) for v in (gram, outputs, coefficients, targets))
+        first = torch.arange(k, device=device).unsqueeze(1) * n
+        for step, active in enumerate(cursor.active):
+            places, shares = cursor.batch(step, self.dtype)
+            here, b = (first[:active] + places).flatten(), places.shape[1]
+            z = output_rows.index_select(0, here).view(active, b, self.scores)
+            if factor != 1.0:
+                z.mul_(factor)
+            if step:
+                z.baddbmm_(gram_rows.index_select(0, here).view(active, b, n), coefficients[:active])
+            batch = Batch(x, labels.index_select(0, here).view(active, b, *targets.shape[2:]), shares, False)
+            delta = output_gradients(self.task, z.view(-1, self.scores), batch, losses, one_score=self.one_score)
+            if shrink != 1.0:
+                coefficients[:active] *= shrink
+                factor = shrink * factor + back
+                factors[:active] = factor - 1
+            held.index_add_(0, here, delta, alpha=-lr)
+        losses.finish()
+        moved = torch.bmm(gram, coefficients, out=self.empty("moved", k, n, self.scores))
+        sq_norms = self.dots(moved, coefficients)
+        if factor != 1.0:  # ‖u‖² = (c−1)² ‖W_0‖² + 2 (c−1) ⟨A, X W_0ᵀ⟩ + ⟨A, G A⟩
+            c = factors.to(device)
+            lengths = self.starts.models.double().square().sum(1)[self.starts.owners.to(device)]
+            sq_norms += 2 * c * self.dots(coefficients, outputs) + c.square() * lengths
+        return SpanUpdates(self.task.layout, self.starts, x, self.scale, coefficients, factors, sq_norms.clamp_(min=0))

@@ -34,12 +34,26 @@ Numbers = np.ndarray[Any, np.dtype[Any]]
 class Shape:
     """What a graph is captured for."""
 
-    clients: int
+    models: int
+    clients: int  # of each model
     examples: int
     epochs: int
     batch: int
     decay: float
     prox: float
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Clients of one job that are trained in one graph."""
+
+    job: int
+    places: Numbers  # in the job's cohort
+    positions: Numbers  # in the training set
+    sizes: Numbers
+    steps: Numbers
+    weights: Numbers
+    stream: int
 
 
 class SpanGraphs:
@@ -74,47 +88,76 @@ class SpanGraphs:
             return None
         if min(solver.batch_size or largest, largest) > 64:  # the kernel holds a batch in registers
             return None
-        self.computed = self.useful = 0
-        done = [self._sum(job, solver, lr, found) for job, found in zip(jobs, sizes, strict=True)]
-        return None if any(work is None for work in done) else [work for work in done if work is not None]
-
-    def _sum(self, job: Job, solver: SGD, lr: float, sizes: Numbers) -> LocalWork | None:
-        steps = steps_of(solver, sizes, None if job.cohort.effort is None else job.cohort.effort.numpy())
         batch = min(solver.batch_size or _LARGEST, _LARGEST)
-        per_epoch = np.where(sizes > batch, -(-sizes // batch), 1)
+        parts = [
+            part for i, (job, found) in enumerate(zip(jobs, sizes, strict=True)) for part in self._parts(i, job, found, solver)
+        ]
+        # Jobs of one part each are one graph, with a model each; otherwise every part has a graph of its own.
+        bundles = [parts] if len(parts) == len(jobs) else [[part] for part in parts]
+        started: list[SpanGraph] = []
+        self.computed, self.useful = 0, sum(int(found.sum()) for found in sizes)
+        for bundle in bundles:
+            shape = self._shape(bundle, solver, batch)
+            graph = self._graph(shape, taken=started)
+            graph.start([jobs[part.job].params for part in bundle], bundle, lr)
+            started.append(graph)
+            self.computed += shape.models * shape.clients * shape.examples
+        return self._collected(jobs, sizes, bundles, started)
+
+    def _parts(self, index: int, job: Job, sizes: Numbers, solver: SGD) -> list[Part]:
+        steps = steps_of(solver, sizes, None if job.cohort.effort is None else job.cohort.effort.numpy())
         positions, weights = job.cohort.clients.numpy(), job.weights.numpy()
         stream = rng.signed(rng.stream_key(job.cohort.seed, "batches", job.cohort.round))
-        parts, started = groups(sizes, self._most(int(sizes.max(initial=1)))), list[SpanGraph]()
-        for part in parts:
-            largest, epochs = int(sizes[part].max()), max(1, int((-(-steps[part] // per_epoch[part])).max()))
-            shape = Shape(padded(len(part)), padded(largest, 4), epochs, batch, solver.weight_decay, solver.prox)
-            graph = self._graph(shape, taken=started)
-            graph.start(job.params, positions[part], steps[part], weights[part], stream, lr)
-            started.append(graph)
-            self.computed += shape.clients * shape.examples
-        self.useful += int(sizes.sum())
-        total = started[0].total.clone()
-        for graph in started[1:]:
-            total += graph.total
+        return [
+            Part(index, places, positions[places], sizes[places], steps[places], weights[places], stream)
+            for places in groups(sizes, self._most(int(sizes.max(initial=1))))
+        ]
+
+    def _shape(self, bundle: Sequence[Part], solver: SGD, batch: int) -> Shape:
+        sizes, steps = (np.concatenate([getattr(part, name) for part in bundle]) for name in ("sizes", "steps"))
+        per_epoch = np.where(sizes > batch, -(-sizes // batch), 1)
+        epochs = max(1, int((-(-steps // per_epoch)).max()))
+        clients = padded(max(len(part.places) for part in bundle))
+        return Shape(len(bundle), clients, padded(int(sizes.max()), 4), epochs, batch, solver.weight_decay, solver.prox)
+
+    def _collected(
+        self, jobs: Sequence[Job], sizes: Sequence[Numbers], bundles: Sequence[Sequence[Part]], started: Sequence[SpanGraph]
+    ) -> list[LocalWork] | None:
+        """The results of all graphs, after one wait; None if some update has to be looked at more closely."""
+        totals: list[Tensor | None] = [None] * len(jobs)
+        for bundle, graph in zip(bundles, started, strict=True):
+            copied = graph.totals.clone()
+            for part, total in zip(bundle, copied, strict=True):
+                so_far = totals[part.job]
+                totals[part.job] = total if so_far is None else so_far + total
         if started[0].graph is not None:
             torch.cuda.current_stream().synchronize()
-        sq_norms, losses = np.empty(len(sizes)), np.empty(len(sizes))
-        for part, graph in zip(parts, started, strict=True):
-            sq_norms[part], losses[part] = graph.answer.numpy()[:, : len(part)]
-        longest = (ABSURD * max(1.0, float(started[0].answer[0, -1]))) ** 2
-        if not (steps.all() and np.isfinite(losses).all() and (sq_norms > 0).all() and (sq_norms <= longest).all()):
-            return None  # something to leave out, or a square that float32 does not hold: rare, and done with care
-        return LocalWork(total, torch.from_numpy(sq_norms), torch.from_numpy(losses / steps))
+        found = [np.empty((2, len(each))) for each in sizes]
+        for bundle, graph in zip(bundles, started, strict=True):
+            answers, models = graph.answer.numpy(), graph.shape.models
+            clients = answers[:-models].reshape(2, models, -1)
+            for model, part in enumerate(bundle):
+                sq_norms, losses = clients[:, model, : len(part.places)]
+                longest = (ABSURD * max(1.0, float(answers[model - models]))) ** 2
+                fine = (sq_norms > 0) & (sq_norms <= longest) & np.isfinite(losses) & (part.steps > 0)
+                if not fine.all():  # to be left out, or a square that float32 does not hold: rare, and done with care
+                    return None
+                found[part.job][0, part.places], found[part.job][1, part.places] = sq_norms, losses / part.steps
+        return [
+            LocalWork(total, torch.from_numpy(numbers[0]), torch.from_numpy(numbers[1]))
+            for total, numbers in zip(totals, found, strict=True)
+            if total is not None
+        ]
 
     def _graph(self, shape: Shape, taken: Sequence[SpanGraph]) -> SpanGraph:
         """A graph for this shape whose results nobody waits for."""
         held = self.graphs.setdefault(shape, [])
         for graph in held:
-            if graph not in taken:
+            if not any(graph is other for other in taken):
                 return graph
         if sum(map(len, self.graphs.values())) >= _GRAPHS:  # memory is not for ever
             for other in [s for s in self.graphs if s != shape]:
-                if not any(graph in taken for graph in self.graphs[other]):
+                if not any(graph is one for graph in self.graphs[other] for one in taken):
                     del self.graphs[other]
         held.append(SpanGraph(self.worker, shape, self.precision))
         return held[-1]
@@ -162,37 +205,40 @@ def groups(sizes: Numbers, most: int) -> list[Numbers]:
 
 
 class SpanGraph:
-    """One captured round for clients of up to so many examples. Results are valid until the next run."""
+    """One captured round for clients of up to so many examples. Results are valid until the next start."""
 
     def __init__(self, worker: Worker, shape: Shape, precision: Precision) -> None:
-        self.worker, self.shape, self.precision = worker, shape, precision
-        task, clients, device = worker.task, worker.clients, worker.clients.x.device
-        k, n = shape.clients, shape.examples
+        self.worker, self.shape, self.precision, self.clients = worker, shape, precision, worker.clients
+        task, device = worker.task, worker.clients.x.device
         self.classes, self.features = task.layout.shapes[task.layout.names.index("weight")]
         self.bias = "bias" in task.layout.names
+        models, per_model, n = shape.models, shape.clients, shape.examples
+        k, pinned = models * per_model, device.type == "cuda"
 
         def empty(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
             return torch.empty(*sizes, dtype=dtype, device=device)
 
-        # Positions, steps and weights of the clients, then the stream's key and the rate: one copy to the device.
-        self.host = torch.zeros(3 * k + 2, dtype=torch.int64, pin_memory=device.type == "cuda")
+        # Positions, steps and weights of the clients, then the streams' keys and the rate: one copy to the device.
+        self.host = torch.zeros(3 * k + models + 1, dtype=torch.int64, pin_memory=pinned)
         self.host_numbers: Numbers = self.host.numpy()
-        self.host_floats: Numbers = self.host_numbers[2 * k :].view(np.float64)
-        self.asked = torch.zeros(3 * k + 2, dtype=torch.int64, device=device)
-        self.params = torch.zeros(task.layout.dimension, dtype=torch.float32, device=device)
+        self.host_floats: Numbers = self.host_numbers.view(np.float64)
+        self.asked = torch.zeros_like(self.host, device=device)
+        self.params = torch.zeros(models, task.layout.dimension, device=device)
+        self.totals = torch.zeros_like(self.params)
         self.x, self.gram = empty(k, n, self.features), empty(k, n, n)
-        self.outputs, self.coefficients = empty(k, n, self.classes), empty(k, n, self.classes)
+        self.scores = -(-self.classes // 16) * 16  # rows of such a length are read and multiplied faster
+        self.outputs, self.coefficients = empty(k, n, self.scores), empty(k, n, self.scores)
+        self.weight = torch.zeros(models, self.scores, self.features, device=device)
+        self.biases, self.summed = (torch.zeros(count, self.scores, device=device) for count in (models, k))
         self.orders = empty(k, shape.epochs, n, dtype=torch.int32)
-        self.total = torch.zeros_like(self.params)
-        self.small = torch.zeros(2, k + 1, dtype=torch.float64, device=device)  # squared norms and losses; the model's norm
-        self.answer = torch.zeros(2, k + 1, dtype=torch.float64, pin_memory=device.type == "cuda")
-        self.clients = clients
+        # Squared norms and summed losses of the clients, then the models' norms.
+        self.small = torch.zeros(2 * k + models, dtype=torch.float64, device=device)
+        self.answer = torch.zeros(2 * k + models, dtype=torch.float64, pin_memory=pinned)
         self.graph: torch.cuda.CUDAGraph | None = None
         if device.type == "cuda":
             self._capture()
 
     def _capture(self) -> None:
-        self.asked[2 * self.shape.clients : 3 * self.shape.clients] = 0
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
@@ -204,18 +250,20 @@ class SpanGraph:
             self._body()
         self.graph = graph
 
-    def start(self, params: Tensor, positions: Numbers, steps: Numbers, weights: Numbers, stream: int, lr: float) -> None:
-        """Start a round. `total` is the sum of the updates; `answer` (2, k + 1) will hold the clients' squared norms and summed
-        losses, and last the norm of the model.
-        """
-        k, count = self.shape.clients, len(positions)
+    def start(self, params: Sequence[Tensor], parts: Sequence[Part], lr: float) -> None:
+        """Start a round of one part per model: `totals` (M, D) are the sums of updates; `answer` comes later."""
+        k, each = self.shape.models * self.shape.clients, self.shape.clients
         host, floats = self.host_numbers, self.host_floats
-        host[:count], host[count:k] = positions, positions[0]
-        host[k : k + count], host[k + count : 2 * k] = steps, 0
-        floats[:count], floats[count:k] = weights, 0.0
-        host[3 * k], floats[k + 1] = stream, lr
+        for model, part in enumerate(parts):
+            first, count = model * each, len(part.positions)
+            here, rest = slice(first, first + count), slice(first + count, first + each)
+            host[:k][here], host[:k][rest] = part.positions, part.positions[0]
+            host[k : 2 * k][here], host[k : 2 * k][rest] = part.steps, 0
+            floats[2 * k : 3 * k][here], floats[2 * k : 3 * k][rest] = part.weights, 0.0
+            host[3 * k + model] = part.stream
+            self.params[model].copy_(params[model], non_blocking=True)
+        floats[-1] = lr
         self.asked.copy_(self.host, non_blocking=True)
-        self.params.copy_(params, non_blocking=True)
         if self.graph is None:
             self._body()
         else:
@@ -225,43 +273,61 @@ class SpanGraph:
     def _body(self) -> None:
         from equipoise.engines.kernels import span as kernels
 
-        clients, shape, k = self.clients, self.shape, self.shape.clients
-        which, steps, stream = self.asked[:k], self.asked[k : 2 * k], self.asked[3 * k : 3 * k + 1]
-        weights, rate = self.asked[2 * k : 3 * k].view(torch.float64), self.asked[3 * k + 1 :].view(torch.float64)
+        clients, shape, models = self.clients, self.shape, self.shape.models
+        k = models * shape.clients
+        which, steps, streams = self.asked[:k], self.asked[k : 2 * k], self.asked[3 * k : -1]
+        weights, rate = self.asked[2 * k : 3 * k].view(torch.float64).float(), self.asked[-1:].view(torch.float64)
         offsets, sizes = clients.offsets, clients.sizes
         scale, shift = (1.0, 0.0) if clients.scale is None else (clients.scale, clients.shift)
-        kernels.draw_orders(clients.keys, which, sizes, stream, self.orders, shape.batch)
-        data = clients.x.view(len(clients.x), -1)
-        kernels.gather_examples(data, which, offsets, sizes, self.x, scale, shift)
-        named, totals = self.worker.task.layout.unflatten(self.params), self.worker.task.layout.unflatten(self.total)
-        flat, outputs = self.x.view(-1, self.features), self.outputs.view(-1, self.classes)
+        kernels.draw_orders(clients.keys, which, sizes, streams, self.orders, shape.batch)
+        kernels.gather_examples(clients.x.view(len(clients.x), -1), which, offsets, sizes, self.x, scale, shift)
+        squares, losses = self.small[:k], self.small[k : 2 * k]
         with self.precision.products():
-            if self.bias:
-                torch.addmm(named["bias"], flat, named["weight"].t(), out=outputs)
-            else:
-                torch.mm(flat, named["weight"].t(), out=outputs)
+            self._start_outputs()
             torch.bmm(self.x, self.x.transpose(1, 2), out=self.gram)
             self.coefficients.zero_()
-            losses, factors, scales = (torch.empty(k, dtype=torch.float32, device=flat.device) for _ in range(3))
+            factors, scales = (torch.empty(k, device=self.x.device) for _ in range(2))
             kernels.take_steps(
                 self.outputs, self.gram, clients.y, which, offsets, sizes, steps, self.orders, rate, self.coefficients,
-                (losses, factors, scales), batch=shape.batch, decay=shape.decay, prox=shape.prox, bias=self.bias,
-                tf32=self.precision.reduced,
+                (self.summed, squares, losses, factors, scales), classes=self.classes, batch=shape.batch, decay=shape.decay,
+                prox=shape.prox, bias=self.bias, tf32=self.precision.reduced,
             )  # fmt: skip
             if shape.decay or shape.prox:
                 self.coefficients.mul_(scales.view(-1, 1, 1))
-            moved = torch.bmm(self.gram, self.coefficients)
-            if self.bias:  # a feature that is 1 adds 1 to every entry of the Gram matrix
-                moved += self.coefficients.sum(1, keepdim=True)
-            squares = (self.coefficients * moved).view(k, -1).sum(1)
-            if shape.decay or shape.prox:
-                start = self.params.square().sum()
-                squares += 2 * factors * (self.coefficients * self.outputs).view(k, -1).sum(1) + factors.square() * start
-            weighted = self.coefficients * weights.to(torch.float32).view(-1, 1, 1)
-            torch.mm(weighted.view(-1, self.classes).t(), flat, out=totals["weight"])
+                lengths = self.params.square().sum(1).repeat_interleave(shape.clients, output_size=k)
+                crossed = (self.coefficients * self.outputs)[..., : self.classes].sum((1, 2))
+                squares += 2 * factors * crossed + factors.square() * lengths
+            self._sum(weights, factors)
+        torch.linalg.vector_norm(self.params, dim=1, dtype=torch.float64, out=self.small[2 * k :])
+
+    def _start_outputs(self) -> None:
+        """Outputs of all examples at their model's start."""
+        named = self.worker.task.layout.unflatten(self.params)
+        self.weight[:, : self.classes] = named["weight"]
+        x, outputs = (v.view(self.shape.models, -1, v.shape[2]) for v in (self.x, self.outputs))
+        if self.bias:
+            self.biases[:, : self.classes] = named["bias"]
+        if self.shape.models > 1:
+            torch.bmm(x, self.weight.transpose(1, 2), out=outputs)
             if self.bias:
-                torch.sum(weighted.view(-1, self.classes), 0, out=totals["bias"])
-            if shape.decay or shape.prox:
-                self.total.add_(self.params * (weights.to(torch.float32) @ factors))
-        self.small[0, :k], self.small[1, :k] = squares, losses
-        self.small[0, k:] = torch.linalg.vector_norm(self.params, dtype=torch.float64)
+                outputs += self.biases.unsqueeze(1)
+        elif self.bias:
+            torch.addmm(self.biases[0], x[0], self.weight[0].t(), out=outputs[0])
+        else:
+            torch.mm(x[0], self.weight[0].t(), out=outputs[0])
+
+    def _sum(self, weights: Tensor, factors: Tensor) -> None:
+        """The weighted sums of updates, into `totals`."""
+        models, classes, named = self.shape.models, self.classes, self.worker.task.layout.unflatten(self.totals)
+        weighted = (self.coefficients * weights.view(-1, 1, 1)).view(models, -1, self.scores)
+        x = self.x.view(models, -1, self.features)
+        if models > 1:
+            named["weight"].copy_(torch.bmm(weighted.transpose(1, 2), x)[:, :classes])
+        else:
+            named["weight"].copy_(torch.mm(weighted[0].t(), x[0])[:classes].unsqueeze(0))
+        if self.bias:
+            totals = torch.bmm(weights.view(models, 1, -1), self.summed.view(models, -1, self.scores))
+            named["bias"].copy_(totals[:, 0, :classes])
+        if self.shape.decay or self.shape.prox:
+            shares = (weights * factors).view(models, -1).sum(1, keepdim=True)
+            self.totals.addcmul_(self.params, shares)

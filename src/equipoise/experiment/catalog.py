@@ -143,6 +143,7 @@ CATALOG: dict[str, dict[str, str | Entry]] = {
 # What is no part of a configuration, but belongs to a list of all that is here.
 FUNCTIONS = (
     "equipoise:train_family",
+    "equipoise:train_many",
     "equipoise:compare",
     "equipoise.risk.measures:value_at_risk",
     "equipoise.risk.measures:superquantile",

@@ -79,6 +79,8 @@ class TrainOptions:
     engine: str = "simulator"
     device: str | None = None
     chunk_size: int | None = None
+    workers: int | None = None
+    precision: str | None = None
     threads: int | None = None
 
     def __post_init__(self) -> None:
@@ -95,14 +97,14 @@ class TrainOptions:
             value = getattr(self, name)
             require(value is None or value >= 1, name, 'must be at least 1, or "none"', value)
         known = catalog.part("engine", self.engine, where="train.engine").parameters
-        for name in ("device", "chunk_size"):
+        for name in ("device", "chunk_size", "workers", "precision"):
             value = getattr(self, name)
             require(value is None or name in known, name, f"is not used by the engine {self.engine!r}", value, "Leave it out.")
 
     def chosen_engine(self) -> Any:
         """The engine that these options ask for, not yet started."""
         part = catalog.part("engine", self.engine)
-        given = {name: getattr(self, name) for name in part.parameters if hasattr(self, name)}
+        given = {name: getattr(self, name) for name in part.parameters if getattr(self, name, None) is not None}
         return PartConfig("engine", self.engine, given).make("train")
 
 

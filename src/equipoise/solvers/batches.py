@@ -94,6 +94,11 @@ class BatchCursor:
         return orders.reshape(-1)[first + torch.where(inside, offsets, 0)], inside
 
     @property
+    def alike(self) -> bool:
+        """Whether all clients have as many examples and take as many steps."""
+        return self.active[0] == self.active[-1] == len(self.sizes) and int(self.sizes.min()) == int(self.sizes.max())
+
+    @property
     def batches(self) -> tuple[Tensor, Tensor]:
         """The table: all example numbers (T, K, b), and which are no padding (T, K, b)."""
         if self.table is None:

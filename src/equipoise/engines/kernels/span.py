@@ -26,12 +26,15 @@ def bits_of(key, epoch, places):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def orders_kernel(names, which, sizes, stream, orders, epochs, batch, N, NP: tl.constexpr, PART: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A client's order of examples in one epoch: the rank of each by random bits, as a stable sort gives it."""
+def orders_kernel(names, which, sizes, streams, orders, epochs, batch, together, N, NP: tl.constexpr, PART: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A client's order of examples in one epoch: the rank of each by random bits, as a stable sort gives it.
+
+    `together` clients in a row share a stream.
+    """
     client, epoch = tl.program_id(0), tl.program_id(1)
     position = tl.load(which + client)
     size = tl.load(sizes + position)
-    key = mixed(mixed(tl.load(names + position)) ^ tl.load(stream))
+    key = mixed(mixed(tl.load(names + position)) ^ tl.load(streams + client // together))
     mine = tl.arange(0, NP)
     bits = bits_of(key, epoch, mine)
     rank = tl.zeros((NP,), dtype=tl.int32)
@@ -58,11 +61,14 @@ def gather_kernel(data, which, offsets, sizes, x, features, scale, shift, N, F: 
 
 @triton.jit
 def steps_kernel(  # type: ignore[no-untyped-def]
-    outputs, gram, targets, which, offsets, sizes, steps, orders, rate, coefficients, seen, factors, scales,
-    epochs, batch, decay, prox, N, BIAS: tl.constexpr, C: tl.constexpr, B: tl.constexpr, CP: tl.constexpr,
-    PART: tl.constexpr, PRECISION: tl.constexpr,
+    outputs, gram, targets, which, offsets, sizes, steps, orders, rate, coefficients, summed_up, squares, seen, factors,
+    scales, epochs, batch, decay, prox, N, STRIDE: tl.constexpr, BIAS: tl.constexpr, C: tl.constexpr, B: tl.constexpr,
+    CP: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """All local steps of one client. Coefficients are kept divided by the product of shrinking factors so far."""
+    """All local steps of one client: U_t = A_tᵀ X moves by a gradient g of few examples, and ‖U‖² with it.
+
+    Coefficients are kept divided by `scale`, the product of shrinking factors so far.
+    """
     client = tl.program_id(0)
     position = tl.load(which + client)
     size, offset, lr = tl.load(sizes + position), tl.load(offsets + position), tl.load(rate).to(tl.float32)
@@ -73,42 +79,52 @@ def steps_kernel(  # type: ignore[no-untyped-def]
     inside = column < C
     own = client.to(tl.int64) * N
     summed = tl.zeros((CP,), dtype=tl.float32)
-    loss, factor, scale = 0.0, 1.0, 1.0
+    loss, factor, scale, square = 0.0, 1.0, 1.0, 0.0
     for step in range(0, tl.load(steps + client)):
         epoch = step // per_epoch
         start = (step - epoch * per_epoch) * width
         count = tl.minimum(size - start, width)
         here = lane < count
+        mask = here[:, None] & inside[None, :]
         row = tl.load(orders + (client * epochs + epoch) * N + start + lane, mask=here, other=0).to(tl.int64)
-        z = tl.load(outputs + (own + row)[:, None] * C + column[None, :], mask=here[:, None] & inside[None, :], other=0.0)
+        entry = (own + row)[:, None] * STRIDE + column[None, :]
+        z = tl.load(outputs + entry, mask=mask, other=0.0)
         moved = tl.zeros((B, CP), dtype=tl.float32)
         for first in range(0, N, PART):
             place = first + tl.arange(0, PART)
             known = place < N
             near = tl.load(gram + (own + row)[:, None] * N + place[None, :], mask=here[:, None] & known[None, :], other=0.0)
-            entry = coefficients + (own + place)[:, None] * C + column[None, :]
-            held = tl.load(entry, mask=known[:, None] & inside[None, :], other=0.0)
+            others = coefficients + (own + place)[:, None] * STRIDE + column[None, :]
+            held = tl.load(others, mask=known[:, None] & inside[None, :], other=0.0)
             moved = tl.dot(near, held, moved, input_precision=PRECISION)
         if BIAS:
             moved += summed[None, :]
-        z = tl.where(inside[None, :], factor * z + scale * moved, float("-inf"))
+        moved = scale * moved
+        z = tl.where(inside[None, :], factor * z + moved, float("-inf"))
         top = tl.max(z, axis=1)
         grown = tl.exp(z - top[:, None])
         total = tl.sum(grown, axis=1)
         label = tl.load(targets + offset + row, mask=here, other=0)
         hit = column[None, :] == label[:, None]
         each = top + tl.log(total) - tl.sum(tl.where(hit, z, 0.0), axis=1)
-        share = tl.where(here, 1.0 / count.to(tl.float32), 0.0)
-        loss += tl.sum(tl.where(here, each, 0.0), axis=0) / count.to(tl.float32)
-        delta = (grown / total[:, None] - hit.to(tl.float32)) * share[:, None]
+        share = 1.0 / count.to(tl.float32)
+        loss += tl.sum(tl.where(here, each, 0.0), axis=0) * share
+        change = tl.where(mask, (grown / total[:, None] - hit.to(tl.float32)) * (lr * share), 0.0)
+        same = gram + (own + row)[:, None] * N + row[None, :]
+        near = tl.load(same, mask=here[:, None] & here[None, :], other=0.0)
+        if BIAS:
+            near += 1.0
+        back_on_it = tl.dot(near, change, input_precision=PRECISION)
+        crossed = tl.sum(tl.sum(change * tl.where(mask, back_on_it - 2.0 * shrink * moved, 0.0), axis=1), axis=0)
+        square = shrink * shrink * square + crossed
         factor = shrink * factor + back
         scale = scale * shrink
-        change = tl.where(here[:, None] & inside[None, :], delta * (lr / scale), 0.0)
-        place_of = coefficients + (own + row)[:, None] * C + column[None, :]
-        mask = here[:, None] & inside[None, :]
-        tl.store(place_of, tl.load(place_of, mask=mask, other=0.0) - change, mask=mask)
+        change = change / scale
+        tl.store(coefficients + entry, tl.load(coefficients + entry, mask=mask, other=0.0) - change, mask=mask)
         summed -= tl.sum(change, axis=0)
         tl.debug_barrier()  # the next step reads what other threads have written
+    tl.store(summed_up + client * STRIDE + column, summed * scale, mask=inside)
+    tl.store(squares + client, square)
     tl.store(seen + client, loss)
     tl.store(factors + client, factor - 1.0)
     tl.store(scales + client, scale)
@@ -119,12 +135,23 @@ def power_of_two(count: int, least: int = 1) -> int:
     return max(least, 1 << max(0, count - 1).bit_length())
 
 
-def draw_orders(names: Tensor, which: Tensor, sizes: Tensor, stream: Tensor, orders: Tensor, batch: int) -> None:
-    """Fill `orders` (k, E, n) for clients with up to n examples."""
+def draw_orders(names: Tensor, which: Tensor, sizes: Tensor, streams: Tensor, orders: Tensor, batch: int) -> None:
+    """Fill `orders` (k, E, n) for clients with up to n examples; every stream (M,) is that of k / M of them."""
     clients, epochs, n = orders.shape
     padded = power_of_two(n, 16)
     orders_kernel[(clients, epochs)](
-        names, which, sizes, stream, orders, epochs, batch, n, NP=padded, PART=min(32, padded), num_warps=4
+        names,
+        which,
+        sizes,
+        streams,
+        orders,
+        epochs,
+        batch,
+        clients // len(streams),
+        n,
+        NP=padded,
+        PART=min(32, padded),
+        num_warps=4,
     )
 
 
@@ -147,18 +174,22 @@ def take_steps(
     orders: Tensor,
     rate: Tensor,
     coefficients: Tensor,
-    results: tuple[Tensor, Tensor, Tensor],
+    results: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
     *,
+    classes: int,
     batch: int,
     decay: float,
     prox: float,
     bias: bool,
     tf32: bool,
 ) -> None:
-    """All local steps of all clients: `coefficients` (k, n, C) begin at 0; `results` are losses, factors and scales, (k,)."""
-    clients, n, scores = coefficients.shape
+    """All local steps of all clients: `coefficients` (k, n, P) begin at 0, P ≥ `classes`.
+
+    `results` are sums of coefficients (k, P), then of each client ‖Aᵀ X‖², its summed losses, c − 1 and scale, (k,).
+    """
+    clients, n, stride = coefficients.shape
     steps_kernel[(clients,)](
         outputs, gram, targets, which, offsets, sizes, steps, orders, rate, coefficients, *results, orders.shape[1], batch,
-        decay, prox, n, BIAS=bias, C=scores, B=power_of_two(min(batch, n), 16), CP=power_of_two(scores, 16),
-        PART=64 if n > 32 else 32, PRECISION="tf32" if tf32 else "ieee", num_warps=4,
+        decay, prox, n, STRIDE=stride, BIAS=bias, C=classes, B=power_of_two(min(batch, n), 16),
+        CP=power_of_two(classes, 16), PART=64 if n > 32 else 32, PRECISION="tf32" if tf32 else "ieee", num_warps=4,
     )  # fmt: skip

@@ -1,0 +1,160 @@
+"""One round of several runs, their clients' work in one batched computation: what families, seeds and algorithms share."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise.algorithm import Algorithm
+from equipoise.alike import same_part
+from equipoise.data.clients import ClientSet
+from equipoise.errors import Diverged
+from equipoise.round import (
+    Plan,
+    combine,
+    left_out_factor,
+    needs_losses,
+    next_state,
+    plan_round,
+    prepare,
+    report_of,
+    server_step,
+    step_factor,
+    stop_if_nothing_arrived,
+)
+from equipoise.types import Cohort, Engine, Job, LocalSolver, LocalWork, RoundReport, ServerState
+
+
+@dataclass(frozen=True, eq=False)
+class Turn:
+    """What one run brings to a round that it shares with others."""
+
+    state: ServerState
+    algorithm: Algorithm
+    cohort: Cohort
+    clients_per_round: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A turn with the solver of its round and that solver's next state."""
+
+    turn: Turn
+    solver: LocalSolver
+    solver_state: Any
+
+
+Outcome = tuple[ServerState, RoundReport] | Diverged
+Done = tuple[Tensor, Any, LocalWork]  # the total (D,), the aggregator's next state, and the work the total comes from
+
+
+def round_together(turns: Sequence[Turn], engine: Engine, clients: ClientSet) -> list[Outcome]:
+    """One round of every run: as `run_round`, with their losses and local work computed together where they can be.
+
+    A run that diverges has the error as its outcome; the others are not touched by it.
+    """
+    began = time.perf_counter()
+    outcomes: dict[int, Outcome] = {}
+    ready: dict[int, Prepared] = {}
+    for number, turn in enumerate(turns):
+        if len(turn.cohort):
+            ready[number] = Prepared(
+                turn, *prepare(turn.state, turn.algorithm, engine, turn.cohort, clients, turn.clients_per_round)
+            )
+        else:  # Poisson sampling may draw nobody
+            outcomes[number] = next_state(turn.state, turn.algorithm), report_of(Plan.nobody(turn.cohort), began)
+    plans: dict[int, Plan] = {}
+    for (number, one), losses in zip(ready.items(), losses_together(list(ready.values()), engine), strict=True):
+        try:
+            plans[number] = plan_round(one.turn.state, one.turn.algorithm, one.solver, one.turn.cohort, losses, clients)
+        except Diverged as failure:
+            outcomes[number] = failure
+    works = work_together([(ready[number], plan) for number, plan in plans.items()], engine)
+    for (number, plan), done in zip(plans.items(), works, strict=True):
+        try:
+            outcomes[number] = ended(ready[number], plan, done, clients, began)
+        except Diverged as failure:
+            outcomes[number] = failure
+    share = (time.perf_counter() - began) / len(turns)
+    ordered = [outcomes[number] for number in range(len(turns))]
+    return [found if isinstance(found, Diverged) else (found[0], replace(found[1], seconds=share)) for found in ordered]
+
+
+def losses_together(ready: Sequence[Prepared], engine: Engine) -> list[Tensor | None]:
+    """The losses (K,) of each run's cohort at its model; None where nobody asks for them.
+
+    Runs with the same cohort are scored in one pass over its examples; each other cohort is a pass of its own.
+    """
+    losses: list[Tensor | None] = [None] * len(ready)
+    asked = [i for i, one in enumerate(ready) if needs_losses(one.turn.algorithm)]
+    adapting = [i for i in asked if getattr(ready[i].solver, "adapts", False)]
+    for i in adapting:
+        losses[i] = engine.losses(ready[i].turn.state.params, ready[i].turn.cohort, ready[i].solver)
+    cohorts = {i: ready[i].turn.cohort.clients for i in asked if i not in adapting}
+    for same in grouped(cohorts, lambda i, j: cohorts[i] is cohorts[j] or torch.equal(cohorts[i], cohorts[j])):
+        first = ready[same[0]].turn
+        if len(same) == 1:
+            losses[same[0]] = engine.losses(first.state.params, first.cohort, ready[same[0]].solver)
+            continue
+        models = torch.stack([ready[i].turn.state.params for i in same])
+        for i, found in zip(same, engine.losses_of(models, first.cohort), strict=True):
+            losses[i] = found
+    return losses
+
+
+def work_together(planned: Sequence[tuple[Prepared, Plan]], engine: Engine) -> list[Done | None]:
+    """The local work of each run; None where nobody works. Runs with one solver and one linear aggregator work in one call."""
+    done: list[Done | None] = [None] * len(planned)
+    busy = [i for i, (_, plan) in enumerate(planned) if len(plan.workers)]
+
+    def alike(i: int, j: int) -> bool:
+        first, second = planned[i][0], planned[j][0]
+        aggregators = first.turn.algorithm.aggregator, second.turn.algorithm.aggregator
+        return aggregators[0].linear and same_part(*aggregators) and same_part(first.solver, second.solver)
+
+    for group in grouped(busy, alike):
+        one, plan = planned[group[0]]
+        if len(group) == 1:
+            done[group[0]] = combine(one.turn.state, one.turn.algorithm, engine, one.solver, plan)
+            continue
+        jobs = [Job(planned[i][0].turn.state.params, planned[i][1].workers, planned[i][1].weights) for i in group]
+        for i, work in zip(group, engine.summed_updates(jobs, one.solver, one.turn.algorithm.aggregator), strict=True):
+            done[i] = work.update * left_out_factor(planned[i][1], work), planned[i][0].turn.state.aggregator, work
+    return done
+
+
+def ended(one: Prepared, plan: Plan, done: Done | None, clients: ClientSet, began: float) -> tuple[ServerState, RoundReport]:
+    """The server's part of a run's round: the next state, and the report."""
+    state, algorithm = one.turn.state, one.turn.algorithm
+    changed: dict[str, Any] = {"risk": plan.risk.state, "solver": one.solver_state}
+    if done is None:
+        return next_state(state, algorithm, **changed), report_of(plan, began)
+    total, changed["aggregator"], work = done
+    stop_if_nothing_arrived(plan, work, clients)
+    total = total * step_factor(algorithm, one.solver, plan, work)
+    changed["params"], changed["server"] = server_step(state, algorithm, total)
+    return next_state(state, algorithm, **changed), report_of(plan, began, work, clients)
+
+
+def grouped(numbers: Iterable[int], alike: Callable[[int, int], bool]) -> list[list[int]]:
+    """Numbers in groups whose members are alike, in order.
+
+    >>> grouped([4, 7, 1, 10], lambda i, j: i % 3 == j % 3)
+    [[4, 7, 1, 10]]
+    >>> grouped([4, 5, 1], lambda i, j: i % 3 == j % 3)
+    [[4, 1], [5]]
+    """
+    groups: list[list[int]] = []
+    for number in numbers:
+        for group in groups:
+            if alike(group[0], number):
+                group.append(number)
+                break
+        else:
+            groups.append([number])
+    return groups
