@@ -40,7 +40,7 @@ def test_the_cursor_gives_the_same_batches(sizes, batch, steps, at_once):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("equipoise.solvers.batches._TABLE", 2**22 if at_once else 0)
         cursor = BatchCursor(keys, sizes, batch, steps)
-    assert (cursor.table is not None) is at_once
+    assert cursor.at_once is at_once
     assert len(cursor.active) == int(steps.max())
     for step, active in enumerate(cursor.active):
         assert active == int((steps > step).sum())

@@ -16,7 +16,7 @@ from equipoise.engines.gather import EpochBatches, batches_by_step
 from equipoise.engines.linear import LinearUpdates, fits_linear_steps, linear_steps
 from equipoise.engines.precision import FULL, Precision, triton_works
 from equipoise.engines.span import SpanUpdates, fits_span_steps, span_steps
-from equipoise.engines.stacked import Gradients, Starts, general_steps, stacked_gradients
+from equipoise.engines.stacked import Batch, Gradients, Starts, general_steps, stacked_gradients
 from equipoise.engines.workers import Worker, Workspace
 from equipoise.solvers import SGD
 from equipoise.solvers.batches import BatchCursor, cursor_of
@@ -171,13 +171,13 @@ def train_chunk(worker: Worker, chunk: Queue, solver: LocalSolver, lr: float) ->
         if replayed is not None:
             return Trained(chunk, update, replayed.cpu() / count)
     if fits_linear_steps(worker.task, solver, lr, starts.pull):
+        batches: EpochBatches | Iterator[Batch]
         if isinstance(cursor, BatchCursor) and EpochBatches.fit(clients, cursor):
-            found, seen = linear_steps(
-                worker, starts, solver, lr, EpochBatches(clients, cursor, first, models.dtype, worker.space), len(chunk)
-            )
+            bias = "bias" in worker.task.layout.names
+            batches = EpochBatches(clients, cursor, first, models.dtype, worker.space, constant=bias)
         else:
             batches = batches_by_step(clients, cursor, first, models.dtype, worker.space)
-            found, seen = linear_steps(worker, starts, solver, lr, batches, len(chunk))
+        found, seen = linear_steps(worker, starts, solver, lr, batches, len(chunk))
         return Trained(chunk, found, seen.cpu() / count)
     update = worker.space.empty("updates", (len(chunk), models.shape[1]), models.dtype, device)
     if int(chunk.steps[-1]) == 0:

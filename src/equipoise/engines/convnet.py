@@ -1,4 +1,4 @@
-"""The gradient of `models.ConvNet` by hand, as matrix products on reused memory; the same numbers as autograd, sooner.
+"""The gradient of `models.ConvNet` by hand, as matrix products on reused memory: autograd's up to rounding, and faster.
 
 On a CPU, much of autograd's time on this model goes to memory rather than to arithmetic. Here one client comes after another, a
 few examples at a time, and every intermediate result stays in a small workspace of the calling thread:
@@ -7,8 +7,8 @@ few examples at a time, and every intermediate result stays in a small workspace
   window's position p = (u, v) needs the 25 rows 6(u + i) + (v + j), which lie in the 29 rows from s_p = 6u + v on, so that
   z_p = columns[s_p : s_p + 29]ᵀ T with one matrix T for all four positions, whose rows 6i + j hold the 25 taps and whose other
   four rows are zero. Pooling is then an elementwise maximum of four matrices.
-- Convolution 2. Only the horizontal taps are unrolled: U[y, n, x] = (h[y, n, x], …, h[y, n, x + 4]), 5·32 numbers, a fifth of
-  the usual columns. Rows y = i … i + 7 of U are one matrix U_i (64 per example, 160), and z = Σ_i U_i W_i. Backwards,
+- Convolution 2. Only the horizontal taps are unrolled: U[y, n, x] = (h[y, n, x], …, h[y, n, x + 4]), 5·32 numbers, three
+  tenths of the usual columns. Rows y = i … i + 7 of U are one matrix U_i (64 per example, 160), and z = Σ_i U_i W_i. Backwards,
   ∂W_i = U_iᵀ ∂z and ∂U[i : i + 8] += ∂z W_iᵀ, and ∂h adds up five shifted slices of ∂U.
 - Bias and ReLU come after the pooling, on a quarter of the numbers: both are monotone, so the function is the same.
 
@@ -272,7 +272,7 @@ def convnet_gradients(task: Task, params: dict[str, Tensor], batch: Batch) -> tu
 def convnet_scores(task: Task, params: Tensor | dict[str, Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """Per-example losses and errors (B,) at one model, a vector (D,) or by name: what `task.scores` gives.
 
-    It cuts the examples into chunks itself, so that its speed does not depend on B.
+    It cuts the examples into chunks itself, so that many of them need no more memory than a few (but for the logits).
     """
     named = task.layout.unflatten(params) if isinstance(params, Tensor) else params
     classes = len(named["readout.bias"])

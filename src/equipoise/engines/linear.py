@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equipoise.engines.gather import EpochBatches
+from equipoise.engines.gather import EpochBatches, fill_constant, wider
 from equipoise.engines.stacked import Batch, Starts, runs
 from equipoise.engines.workers import Worker, Workspace
 from equipoise.models.linear import LinearModel
@@ -103,71 +103,76 @@ def output_gradients(task: Task, z: Tensor, batch: Batch, losses: Losses, *, one
     return delta if batch.even is None else delta / batch.even
 
 
-_BLOCK_BYTES = 2**21  # of weights: together with a batch they stay in a core's own cache
+_BLOCK_BYTES = 2**20  # of weights: together with a batch they stay in a core's own cache
 
 
 @dataclass(frozen=True, eq=False)
 class LinearUpdates:
-    """Updates of k linear models: of their weights (k, C, F) and biases (k, 1, C)."""
+    """Updates of k linear models (k, C, P): of the weights of F features, of a bias after them, and zeros."""
 
     layout: ParameterLayout
-    weight: Tensor
-    bias: Tensor | None
+    whole: Tensor
 
     def dense(self, update: Tensor) -> Tensor:
         """The updates (k, D), written to `update`."""
         named = self.layout.unflatten(update)
-        named["weight"].view_as(self.weight).copy_(self.weight)
-        if self.bias is not None:
-            named["bias"].view_as(self.bias).copy_(self.bias)
+        features = named["weight"].shape[-1]
+        _matrices(named["weight"], 1).copy_(self.whole[..., :features])
+        if "bias" in named:
+            named["bias"].view(len(update), -1).copy_(self.whole[..., features])
         return update
 
     def weighted_sum(self, rows: slice, weights: Tensor, space: Workspace) -> Tensor:
         """Σ_k π_k u_k over some of the clients, (D,)."""
-        weights = weights.to(self.weight)
-        total = self.weight.new_empty(self.layout.dimension)
-        named = self.layout.unflatten(total)
-        torch.mv(self.weight[rows].flatten(1).t(), weights, out=named["weight"].view(-1))
-        if self.bias is not None:
-            torch.mv(self.bias[rows].flatten(1).t(), weights, out=named["bias"].view(-1))
-        return total
+        summed = torch.mv(self.whole[rows].flatten(1).t(), weights.to(self.whole)).view(self.whole.shape[1:])
+        return self.dense_one(summed)
+
+    def dense_one(self, one: Tensor) -> Tensor:
+        """A model (C, P) as a vector (D,)."""
+        return LinearUpdates(self.layout, one.unsqueeze(0)).dense(one.new_empty(1, self.layout.dimension))[0]
 
     def squares(self) -> Tensor:
         """Squared norms, (k,)."""
-        squares: Tensor = torch.linalg.vector_norm(self.weight.flatten(1), dim=1).double().square_()
-        if self.bias is not None:
-            squares += torch.linalg.vector_norm(self.bias.flatten(1), dim=1).double().square_()
-        return squares
+        norms: Tensor = torch.linalg.vector_norm(self.whole.flatten(1), dim=1)
+        return norms.double().square_()
+
+
+def _matrices(weight: Tensor, leading: int) -> Tensor:
+    """Weights (…, C, F), also of models with one score, whose weights are (…, F)."""
+    return weight if weight.dim() == leading + 2 else weight.unsqueeze(leading)
+
+
+def augmented(task: Task, models: Tensor) -> Tensor:
+    """Linear models (M, D) as matrices (M, C, P): a bias is the weight of one more feature that is always 1."""
+    named = task.layout.unflatten(models)
+    weight = _matrices(named["weight"], 1)
+    if "bias" not in named:
+        return weight.contiguous()
+    whole = weight.new_zeros(*weight.shape[:2], wider(weight.shape[2], True))
+    whole[..., : weight.shape[2]] = weight
+    whole[..., weight.shape[2]] = named["bias"].view(weight.shape[:2])
+    return whole
 
 
 def linear_steps(
     worker: Worker, starts: Starts, solver: LocalSolver, lr: float, batches: EpochBatches | Iterable[Batch], count: int
 ) -> tuple[LinearUpdates, Tensor]:
     """Take the steps of `batches` for `count` clients: their updates, and their summed batch losses (k,)."""
-    task, models = worker.task, worker.task.layout.unflatten(starts.models)
-    one_score = models["weight"].dim() == 2
-    start = models["weight"].unsqueeze(1) if one_score else models["weight"]  # (M, C, F)
-    dtype, device = start.dtype, start.device
-    weight = worker.space.empty("weights", (count, *start.shape[1:]), dtype, device)
-    first = models["bias"].reshape(len(start), 1, -1) if "bias" in models else None  # (M, 1, C)
-    bias = worker.space.empty("biases", (count, *first.shape[1:]), dtype, device) if first is not None else None
-    seen = torch.zeros(count, dtype=torch.float64, device=device)
+    task, start = worker.task, augmented(worker.task, starts.models)  # (M, C, P)
+    whole = worker.space.empty("weights", (count, *start.shape[1:]), start.dtype, start.device)
+    seen = torch.zeros(count, dtype=torch.float64, device=start.device)
     keep = 1 - lr * solver.weight_decay if isinstance(solver, SGD) else 1.0
     pull = LinearPull.of(task, pull_of(solver, starts, count), lr / keep)
-    size = count if not isinstance(batches, EpochBatches) else max(1, _BLOCK_BYTES // start[0].nbytes)
-    for begin in range(0, count, size if device.type == "cpu" else count):
-        block = slice(begin, min(begin + size, count) if device.type == "cpu" else count)
-        own_copies(start, starts, block, weight[block])
-        if bias is not None and first is not None:
-            own_copies(first, starts, block, bias[block])
-        work = _Block(task, one_score, lr, keep, weight[block], None if bias is None else bias[block],
-                      None if pull is None else pull.of_clients(block), seen[block])  # fmt: skip
+    in_blocks = isinstance(batches, EpochBatches) and start.device.type == "cpu"
+    size = max(1, _BLOCK_BYTES // start[0].nbytes) if in_blocks else count
+    for begin in range(0, count, size):
+        block = slice(begin, min(begin + size, count))
+        own_copies(start, starts, block, whole[block])
+        work = _Block(task, lr, keep, whole[block], None if pull is None else pull.of_clients(block), seen[block])
         work.steps(batches.of(block) if isinstance(batches, EpochBatches) else batches, worker.space)
         for owner, rows in runs(starts.owners[block]):
-            weight[block][rows] -= start[owner]
-            if bias is not None and first is not None:
-                bias[block][rows] -= first[owner]
-    return LinearUpdates(task.layout, weight, bias), seen
+            whole[block][rows] -= start[owner]
+    return LinearUpdates(task.layout, whole), seen
 
 
 @dataclass(frozen=True, eq=False)
@@ -175,40 +180,43 @@ class _Block:
     """Clients whose weights stay in a cache while all their steps are taken."""
 
     task: Task
-    one_score: bool
     lr: float
     keep: float
-    weight: Tensor  # (k, C, F)
-    bias: Tensor | None  # (k, 1, C)
+    whole: Tensor  # (k, C, P)
     pull: LinearPull | None
     seen: Tensor  # (k,)
 
     def steps(self, batches: Iterable[Batch], space: Workspace) -> None:
         """All local steps; of each the first clients, as many as the batch has."""
         shape, losses = None, Losses(self.seen)
+        scores, width = self.whole.shape[1:]
+        one_score = len(self.task.layout.shapes[self.task.layout.names.index("weight")]) == 1
         for batch in batches:
             if batch.shares.shape != shape:  # views are made once, not at every step: they cost as much as a small product
                 k, b = shape = batch.shares.shape
-                weight, bias = self.weight[:k], None if self.bias is None else self.bias[:k]
-                turned, scores = weight.transpose(1, 2), weight.shape[1]
+                weight = self.whole[:k]
+                turned = weight.transpose(1, 2)
                 outputs = space.empty("outputs", (k * b, scores), weight.dtype, weight.device)
                 z = outputs.view(k, b, scores)
-            x = batch.x if batch.x.dim() == 3 else batch.x.reshape(k, b, -1)  # (k, b, F)
-            if bias is None:
-                z.zero_()
-            else:
-                z.copy_(bias)
-            z.baddbmm_(x, turned, alpha=batch.scale)
-            delta = output_gradients(self.task, outputs, batch, losses, one_score=self.one_score).view(k, b, scores)
+            x = batch.x
+            if x.dim() != 3 or x.shape[2] != width:
+                x = self._flat(batch, space)
+            torch.baddbmm(z, x, turned, beta=0, alpha=batch.scale, out=z)  # with β = 0 what was in z does not matter
+            delta = output_gradients(self.task, outputs, batch, losses, one_score=one_score).view(k, b, scores)
             rate = self.lr if batch.even is None else self.lr * batch.even  # even shares are not yet in delta
             if self.pull is not None:
-                self.pull.apply(weight, bias)
+                self.pull.apply(weight)
             weight.baddbmm_(delta.transpose(1, 2), x, beta=self.keep, alpha=-rate * batch.scale)
-            if bias is not None:
-                if self.keep != 1:
-                    bias.mul_(self.keep)
-                bias.sub_(delta.sum(1, keepdim=True), alpha=rate)
         losses.finish()
+
+    def _flat(self, batch: Batch, space: Workspace) -> Tensor:
+        """Inputs (k, b, …) as rows of features, with the constant one that belongs to a bias."""
+        k, b = batch.shares.shape
+        flat = batch.x.reshape(k, b, -1)
+        x = space.empty("wider inputs", (k, b, self.whole.shape[2]), flat.dtype, flat.device)
+        x[..., : flat.shape[2]] = flat
+        fill_constant(x, flat.shape[2], batch.scale)
+        return x
 
 
 def pull_of(solver: LocalSolver, starts: Starts, count: int) -> Pull | None:
@@ -226,31 +234,24 @@ class LinearPull:
     A step that keeps a share κ = 1 − lr · weight decay of the model then scales this, too: the rate is lr / κ.
     """
 
-    weight: Tensor  # (1 or k, C, F)
-    bias: Tensor | None  # (1 or k, 1, C)
+    anchor: Tensor  # (1 or k, C, P)
     share: Tensor  # (k, 1, 1): rate · strength
 
     @classmethod
     def of(cls, task: Task, pull: Pull | None, rate: float) -> LinearPull | None:
         if pull is None:
             return None
-        named = task.layout.unflatten(pull.anchor if pull.anchor.dim() == 2 else pull.anchor.unsqueeze(0))
-        weight = named["weight"].unsqueeze(1) if named["weight"].dim() == 2 else named["weight"]
-        bias = named["bias"].reshape(len(weight), 1, -1) if "bias" in named else None
-        return cls(weight.contiguous(), bias, (rate * pull.strength).view(-1, 1, 1).to(weight))
+        anchor = augmented(task, pull.anchor if pull.anchor.dim() == 2 else pull.anchor.unsqueeze(0))
+        return cls(anchor, (rate * pull.strength).view(-1, 1, 1).to(anchor))
 
     def of_clients(self, block: slice) -> LinearPull:
         """The pull on a stretch of the clients."""
-        if len(self.weight) == 1:
-            return LinearPull(self.weight, self.bias, self.share[block])
-        return LinearPull(self.weight[block], None if self.bias is None else self.bias[block], self.share[block])
+        return LinearPull(self.anchor if len(self.anchor) == 1 else self.anchor[block], self.share[block])
 
-    def apply(self, weight: Tensor, bias: Tensor | None) -> None:
+    def apply(self, whole: Tensor) -> None:
         """In place: v ← v + rate · strength · (anchor − v)."""
-        k = len(weight)
-        weight.lerp_(self.weight[:k].expand_as(weight), self.share[:k])
-        if bias is not None and self.bias is not None:
-            bias.lerp_(self.bias[:k].expand_as(bias), self.share[:k])
+        k = len(whole)
+        whole.lerp_(self.anchor[:k].expand_as(whole), self.share[:k])
 
 
 def own_copies(values: Tensor, starts: Starts, block: slice, out: Tensor) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from equipoise.data.clients import ClientSet
+from equipoise.engines.convnet import convnet_scores, is_plain_convnet
 from equipoise.engines.linear import is_plain_linear, linear_losses
 from equipoise.engines.precision import FULL, Precision
 from equipoise.task import Task
@@ -24,6 +25,7 @@ class Scoring:
 
     def __init__(self, task: Task, device: torch.device, precision: Precision = FULL) -> None:
         self.task, self.device, self.precision = task, device, precision
+        self.by_hand = device.type == "cpu" and is_plain_convnet(task)
         self.models_together = True  # whether several models can score shared examples in one call
 
     def means(self, models: Tensor, clients: ClientSet, which: Tensor | None, *, with_errors: bool) -> tuple[Tensor, ...]:
@@ -54,6 +56,9 @@ class Scoring:
     def _scores(self, models: Tensor, x: Tensor, y: Tensor, with_errors: bool) -> tuple[Tensor, ...]:
         """Losses (and errors) of shared examples under several models, (M, B) each; one model needs no batching."""
         score = partial(_score, self.task, y=y, with_errors=with_errors)
+        if self.by_hand:
+            score = partial(_by_hand, self.task, y=y, with_errors=with_errors)
+            return tuple(torch.stack(values) for values in zip(*(score(params, x) for params in models), strict=True))
         if len(models) == 1:
             return tuple(values.unsqueeze(0) for values in score(models[0], x))
         if not with_errors and is_plain_linear(self.task):
@@ -111,3 +116,7 @@ class Scoring:
 
 def _score(task: Task, params: Tensor, x: Tensor, *, y: Tensor, with_errors: bool) -> tuple[Tensor, ...]:
     return task.scores(params, x, y) if with_errors else (task.losses(params, x, y),)
+
+
+def _by_hand(task: Task, params: Tensor, x: Tensor, *, y: Tensor, with_errors: bool) -> tuple[Tensor, ...]:
+    return convnet_scores(task, params, x, y)[: 1 + with_errors]

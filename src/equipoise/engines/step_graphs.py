@@ -48,7 +48,7 @@ class StepGraphs:
 
     def fit(self, solver: LocalSolver, starts: Starts, cursor: object) -> bool:
         """Whether this work can be done by replaying steps."""
-        plain = type(solver) is SGD and isinstance(cursor, BatchCursor) and cursor.table is not None and cursor.repeats == 1
+        plain = type(solver) is SGD and isinstance(cursor, BatchCursor) and cursor.at_once and cursor.repeats == 1
         return self.possible and plain and starts.shared and starts.pull is None and not starts.each_its_own
 
     def take_steps(

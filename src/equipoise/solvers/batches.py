@@ -10,6 +10,7 @@ last, and the others in the last: `split_batches` and `SplitCursor`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -63,11 +64,10 @@ class BatchCursor:
         self.starts = (numbers - self.epochs * self.per_epoch) * self.width
         self.counts = (self.sizes - self.starts).clamp(max=self.width)
         self.widest: list[int] = torch.where(working, self.counts, 0).amax(1).tolist()
-        epochs = int(self.epochs[working & self.shuffled].max()) + 1 if bool((working & self.shuffled).any()) else 1
-        self.table: tuple[Tensor, Tensor] | None = None
-        if len(keys) * max(epochs * largest, count * self.width) <= _TABLE:
-            self.table = self._table(epochs, largest)
-        else:  # clients whose batch is all their data keep this natural order for ever
+        drawn = self.epochs[working & self.shuffled]
+        self.drawn = int(drawn.max()) + 1 if drawn.numel() else 1  # epochs that need an order
+        self.at_once = len(keys) * max(self.drawn * largest, count * self.width) <= _TABLE
+        if not self.at_once:  # clients whose batch is all their data keep this natural order for ever
             self.orders = torch.arange(largest, device=keys.device).expand(len(keys), largest).clone()
 
     def _orders(self, which: Tensor, epochs: Tensor, width: int) -> Tensor:
@@ -78,39 +78,42 @@ class BatchCursor:
         bits.masked_fill_(beyond.to(device), torch.iinfo(torch.int64).max)
         return bits.argsort(dim=1, stable=True)
 
-    def _table(self, epochs: int, largest: int) -> tuple[Tensor, Tensor]:
+    @cached_property
+    def all_orders(self) -> Tensor:
+        """The orders of all clients in all epochs, (K, E, n)."""
+        clients, epochs, largest = torch.arange(len(self.keys)), self.drawn, int(self.sizes.max())
+        natural = torch.arange(largest, device=self.keys.device).expand(len(clients) * epochs, largest)
+        if not bool(self.shuffled.any()):
+            return natural.view(len(clients), epochs, largest)
+        drawn = self._orders(clients.repeat_interleave(epochs), torch.arange(epochs).repeat(len(clients)), largest)
+        if not bool(self.shuffled.all()):
+            fixed = (~self.shuffled).repeat_interleave(epochs).unsqueeze(1).to(self.keys.device)
+            drawn = torch.where(fixed, natural, drawn)
+        return drawn.view(len(clients), epochs, largest)
+
+    @cached_property
+    def batches(self) -> tuple[Tensor, Tensor]:
         """All example numbers (T, K, b), and which of them are no padding (T, K, b)."""
-        device, clients = self.keys.device, torch.arange(len(self.keys))
-        orders = torch.arange(largest, device=device).expand(len(clients) * epochs, largest)
-        if bool(self.shuffled.any()):
-            drawn = self._orders(clients.repeat_interleave(epochs), torch.arange(epochs).repeat(len(clients)), largest)
-            fixed = None if bool(self.shuffled.all()) else (~self.shuffled).repeat_interleave(epochs).unsqueeze(1).to(device)
-            orders = drawn if fixed is None else torch.where(fixed, orders, drawn)
+        device = self.keys.device
         offsets = torch.arange(self.width, device=device)
         inside = offsets < self.counts.unsqueeze(2).to(device)
+        clients, epochs, largest = self.all_orders.shape
         # A client that has done all its steps keeps its last epoch: nobody asks for those batches.
-        which = clients * epochs + torch.where(self.shuffled, self.epochs, 0).clamp(max=epochs - 1)
+        which = torch.arange(clients) * epochs + torch.where(self.shuffled, self.epochs, 0).clamp(max=epochs - 1)
         first = (which * largest + self.starts).unsqueeze(2).to(device)  # (T, K, 1)
-        return orders.reshape(-1)[first + torch.where(inside, offsets, 0)], inside
+        return self.all_orders.reshape(-1)[first + torch.where(inside, offsets, 0)], inside
 
     @property
     def alike(self) -> bool:
         """Whether all clients have as many examples and take as many steps."""
         return self.active[0] == self.active[-1] == len(self.sizes) and int(self.sizes.min()) == int(self.sizes.max())
 
-    @property
-    def batches(self) -> tuple[Tensor, Tensor]:
-        """The table: all example numbers (T, K, b), and which are no padding (T, K, b)."""
-        if self.table is None:
-            raise ValueError("these batches are made step by step")
-        return self.table
-
     def batch(self, step: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Example numbers inside each client (k, b), and the weight of each in its batch's mean (k, b), in `dtype`."""
         k, widest = self.active[step], self.widest[step]
         counts = self.counts[step, :k].unsqueeze(1).to(self.keys.device)
-        if self.table is not None:
-            places, inside = (part[step, :k, :widest] for part in self.table)
+        if self.at_once:
+            places, inside = (part[step, :k, :widest] for part in self.batches)
             return places, inside.to(dtype) / counts
         starts = self.starts[step, :k]
         fresh = ((starts == 0) & self.shuffled[:k]).nonzero().flatten()
