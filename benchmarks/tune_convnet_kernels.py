@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ TASK = Task.of(ConvNet(classes=62))
 SECONDS = float(sys.argv[1]) if len(sys.argv) > 1 else 80.0  # no variant is begun after so many
 BEGAN = time.perf_counter()
 
-# What is tried besides the defaults: program, (warps, stages), sizes. Of several sizes all pairs with (warps, stages) are taken.
+# What is tried besides the defaults: a program, its (warps, stages) and its sizes, in all pairs.
 _TRIED: list[tuple[str, list[tuple[int, int]], list[dict[str, int]]]] = [
     ("first_layer", [(4, 1)], [{"STEPS": 2}, {"STEPS": 4}, {"STEPS": 6}]),
     ("second_layer", [(4, 2), (4, 3), (4, 4)], [{"IMAGES": 1}, {"IMAGES": 2}, {"IMAGES": 4}]),
@@ -104,26 +105,29 @@ def by_columns(params: dict[str, Tensor], batch: Batch) -> tuple[tuple[Tensor, .
     return torch.autograd.grad(losses.sum(), list(leaves.values())), losses.detach()
 
 
-def microseconds(work: Callable[[], object], inside: int = 5, repeats: int = 7) -> float:
-    """The median time of one call, from replays of a CUDA graph that holds several."""
+def microseconds(work: Callable[[], object], inside: int = 5, repeats: int = 7, *, graph: bool = True) -> float:
+    """The median time of one call, from replays of a CUDA graph that holds several or, without it, call by call."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         work()
     torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for _ in range(inside):
-            work()
+    again = work
+    if graph:
+        held = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(held):
+            for _ in range(inside):
+                work()
+        again = held.replay
     times = []
     for turn in range(repeats + 2):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         start.record()
-        graph.replay()
+        again()
         end.record()
         end.synchronize()
         if turn >= 2:
-            times.append(start.elapsed_time(end) * 1000 / inside)
+            times.append(start.elapsed_time(end) * 1000 / (inside if graph else 1))
     return statistics.median(times)
 
 
@@ -144,12 +148,12 @@ class Recorder:
             if program == name:
                 self.again = lambda: plain(step, program, *arguments, **constants)
 
-        kernels._Step._launch = launch  # type: ignore[method-assign]
+        kernels._Step._launch = launch
         kernels.SETTINGS[precision] = replace(settings, **{name: setting})
         try:
-            kernels.convnet_gradients(TASK, params, batch, precision=precision)
+            self.gradients, _ = kernels.convnet_gradients(TASK, params, batch, precision=precision)
         finally:
-            kernels._Step._launch, kernels.SETTINGS[precision] = plain, settings  # type: ignore[method-assign]
+            kernels._Step._launch, kernels.SETTINGS[precision] = plain, settings
 
 
 def compiled(job: tuple[str, str, dict[str, int]]) -> str:
@@ -181,28 +185,49 @@ def check(seed: int) -> None:
             print(f"  {k:3} × {b:2} {name:27}", errors(found, losses, *expected), flush=True)
 
 
-def whole_steps(seed: int) -> None:
-    for k in (100, 10, 1000):
-        params, batch = problem(k, 16, seed)
-        own = kept_in_order(params, batch)
-        for precision in kernels.SETTINGS:
-            step = microseconds(lambda p=precision: kernels.convnet_gradients(TASK, own, batch, precision=p))  # type: ignore[misc]
+def check_poison(seed: int) -> None:
+    """What is not a number in one client's data or model must show there, and leave every bit of the others alone."""
+    params, batch = problem(4, 16, seed)
+    for precision in kernels.SETTINGS:
+        clean, clean_losses = kernels.convnet_gradients(TASK, params, batch, precision=precision)
+        x, weight = batch.x.clone(), params["conv2.weight"].clone()
+        x[1, 0, 0, 0], weight[2, 0, 0, 0, 0] = float("nan"), float("inf")
+        poisoned = replace(batch, x=x)
+        found, losses = kernels.convnet_gradients(TASK, params | {"conv2.weight": weight}, poisoned, precision=precision)
+        kept = all(torch.equal(found[name][[0, 3]], clean[name][[0, 3]]) for name in found)
+        shown = all(bool(found[name][i].isnan().any()) for name in found for i in (1, 2))
+        kept &= torch.equal(losses[[0, 3]], clean_losses[[0, 3]])
+        print(f"{precision}: NaN shown where it belongs {shown and not losses[1:3].isfinite().any()}, others kept {kept}")
 
-            def round_of_ten(p: str = precision) -> None:
-                for _ in range(10):
-                    gradients, _ = kernels.convnet_gradients(TASK, own, batch, precision=p)
-                    torch._foreach_add_(list(own.values()), [gradients[name] for name in own], alpha=-1e-6)
 
-            ten = microseconds(round_of_ten, inside=1)
-            print(
-                f"{k:4} clients × 16, {precision:8} {step:8.0f} µs a gradient, {ten / 1000:6.2f} ms ten SGD steps", flush=True
-            )
-        if k == 100:
-            for name, work in (("vmap and cuDNN", stacked_gradients), ("columns and bmm", lambda _, p, b: by_columns(p, b))):
-                for tf32 in (False, True):
-                    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
-                    taken = microseconds(lambda w=work: w(TASK, params, batch), inside=1, repeats=3)  # type: ignore[misc]
-                    print(f"{k:4} clients × 16, {name}, tf32 {tf32}: {taken:8.0f} µs a gradient", flush=True)
+def ten_steps(own: dict[str, Tensor], batch: Batch, precision: str) -> None:
+    """A round of ten steps of SGD; the rate is tiny, so that the numbers stay what they are."""
+    for _ in range(10):
+        gradients, _ = kernels.convnet_gradients(TASK, own, batch, precision=precision)
+        torch._foreach_add_(list(own.values()), [gradients[name] for name in own], alpha=-1e-6)
+
+
+def whole_steps(k: int, seed: int) -> None:
+    params, batch = problem(k, 16, seed)
+    own = kept_in_order(params, batch)
+    for precision in kernels.SETTINGS:
+        step = microseconds(partial(kernels.convnet_gradients, TASK, own, batch, precision=precision))
+        ten = microseconds(partial(ten_steps, own, batch, precision), inside=1)
+        print(f"{k:4} clients × 16, {precision:8} {step:8.0f} µs a gradient, {ten / 1000:6.2f} ms ten SGD steps", flush=True)
+
+
+def others(k: int, seed: int) -> None:
+    """What autograd takes for the same gradients: eagerly, and then from a graph."""
+    params, batch = problem(k, 16, seed)
+    ways = {
+        "vmap and cuDNN": partial(stacked_gradients, TASK, params, batch),
+        "columns, bmm": partial(by_columns, params, batch),
+    }
+    for (name, work), tf32 in itertools.product(ways.items(), (False, True)):
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+        eager = microseconds(work, graph=False)
+        print(f"{k:4} clients × 16, {name}, tf32 {tf32}: {eager:8.0f} µs eagerly,", end=" ", flush=True)
+        print(f"{microseconds(work, inside=1, repeats=3):8.0f} µs from a graph", flush=True)
 
 
 def tune(seed: int, precisions: list[str]) -> None:
@@ -212,24 +237,32 @@ def tune(seed: int, precisions: list[str]) -> None:
     left_out = [(job, failure) for job, failure in zip(jobs, failures, strict=True) if failure]
     print(f"{len(jobs)} variants compiled, {len(left_out)} left out, {time.perf_counter() - BEGAN:.0f} s", flush=True)
     check(seed)
-    whole_steps(seed)
+    check_poison(seed)
+    for k in (100, 10, 1000):
+        whole_steps(k, seed)
     params, batch = problem(100, 16, seed)
     own = kept_in_order(params, batch)
     for precision in precisions:
         times: dict[str, list[tuple[float, str]]] = {}
+        usual, _ = kernels.convnet_gradients(TASK, own, batch, precision=precision)
         for job, failure in zip(jobs, failures, strict=True):
             if job[0] != precision or failure or time.perf_counter() - BEGAN > SECONDS:
                 continue
-            again = Recorder(own, batch, *job).again
-            assert again is not None
+            run = Recorder(own, batch, *job)
+            assert run.again is not None
+            off = max(float((run.gradients[name] - value).norm() / value.norm()) for name, value in usual.items())
+            if not off < 1e-3:
+                print(f"{job} differs from the default by {off:.1e}")
             cut = " ".join(f"{key.removeprefix('num_')}={value}" for key, value in job[2].items())
             mark = "*" if job[2] == getattr(kernels.SETTINGS[precision], job[1]) else ""
-            times.setdefault(job[1], []).append((microseconds(again, inside=10, repeats=5), mark + cut))
+            times.setdefault(job[1], []).append((microseconds(run.again, inside=10, repeats=5), mark + cut))
         for name, taken in times.items():
             print(f"{precision} {name}:", "; ".join(f"{t:.0f} µs {cut}" for t, cut in sorted(taken)[:6]), flush=True)
 
 
 if __name__ == "__main__":
     torch.backends.cudnn.deterministic = True
-    tune(int(time.time()), list(kernels.SETTINGS))
+    now = int(time.time())
+    tune(now, list(kernels.SETTINGS))
+    others(100, now)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, {time.perf_counter() - BEGAN:.0f} s")

@@ -104,3 +104,22 @@ def test_steps_of_many_clients_are_those_of_each(solver):
         each = [solver.local_steps(int(n), None if effort is None else int(e)) for n, e in
                 zip(sizes, sizes if effort is None else effort, strict=True)]  # fmt: skip
         assert steps_of(solver, sizes, effort).tolist() == each
+
+
+def test_several_models_in_one_replayed_chunk():
+    data = FederatedData(make_clients([7, 20, 13, 10, 9, 33]))
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)).double()
+    task, solver = Task.of(model), SOLVERS["FedProx and decay"]
+    engine, graphs = replaying(task, data)
+    alpha, generator = torch.full((6,), 1 / 6, dtype=torch.float64), torch.Generator().manual_seed(1)
+    jobs = []
+    for seed in range(3):
+        cohort = eq.sampling.Uniform()(0, alpha, clients_per_round=2 + seed, seed=seed)
+        jobs.append(
+            eq.types.Job(torch.randn(task.layout.dimension, generator=generator, dtype=torch.float64), cohort, cohort.weights)
+        )
+    found = engine.summed_updates(jobs, solver, eq.aggregators.WeightedMean())
+    wanted = Loop().start(task, data).summed_updates(jobs, solver, eq.aggregators.WeightedMean())
+    assert graphs.computed > 0
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one.update, other.update, rtol=1e-8, atol=1e-11)

@@ -27,6 +27,7 @@ from equipoise.types import Aggregator, Job, LocalSolver, LocalWork
 _LARGEST = 2048  # examples of a client: beyond, Gram matrices cost more than the steps they save
 _BYTES = 4 * 2**30  # of one graph's examples and Gram matrices
 _GRAPHS = 256  # at most
+_BEFORE_CAPTURE = 2  # uses: a shape that does not come again is not worth a graph
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -114,11 +115,12 @@ class SpanGraphs:
         ]
 
     def _shape(self, bundle: Sequence[Part], solver: SGD, batch: int) -> Shape:
-        sizes, steps = (np.concatenate([getattr(part, name) for part in bundle]) for name in ("sizes", "steps"))
-        per_epoch = np.where(sizes > batch, -(-sizes // batch), 1)
-        epochs = max(1, int((-(-steps // per_epoch)).max()))
-        clients = padded(max(len(part.places) for part in bundle))
-        return Shape(len(bundle), clients, padded(int(sizes.max()), 4), epochs, batch, solver.weight_decay, solver.prox)
+        clients, largest, epochs = 1, 1, 1
+        for part in bundle:
+            per_epoch = np.where(part.sizes > batch, -(-part.sizes // batch), 1)
+            epochs = max(epochs, int((-(-part.steps // per_epoch)).max()))
+            clients, largest = max(clients, len(part.places)), max(largest, int(part.sizes.max()))
+        return Shape(len(bundle), padded(clients), padded(largest, 4), epochs, batch, solver.weight_decay, solver.prox)
 
     def _collected(
         self, jobs: Sequence[Job], sizes: Sequence[Numbers], bundles: Sequence[Sequence[Part]], started: Sequence[SpanGraph]
@@ -130,7 +132,7 @@ class SpanGraphs:
             for part, total in zip(bundle, copied, strict=True):
                 so_far = totals[part.job]
                 totals[part.job] = total if so_far is None else so_far + total
-        if started[0].graph is not None:
+        if started[0].on_gpu:
             torch.cuda.current_stream().synchronize()
         found = [np.empty((2, len(each))) for each in sizes]
         for bundle, graph in zip(bundles, started, strict=True):
@@ -139,10 +141,13 @@ class SpanGraphs:
             for model, part in enumerate(bundle):
                 sq_norms, losses = clients[:, model, : len(part.places)]
                 longest = (ABSURD * max(1.0, float(answers[model - models]))) ** 2
-                fine = (sq_norms > 0) & (sq_norms <= longest) & np.isfinite(losses) & (part.steps > 0)
-                if not fine.all():  # to be left out, or a square that float32 does not hold: rare, and done with care
+                # NaN compares as False. To be left out, or a square that float32 does not hold: rare, and done with care.
+                if not (
+                    sq_norms.min() > 0 and sq_norms.max() <= longest and part.steps.min() > 0 and np.isfinite(losses.sum())
+                ):
                     return None
-                found[part.job][0, part.places], found[part.job][1, part.places] = sq_norms, losses / part.steps
+                mine = found[part.job]
+                mine[0, part.places], mine[1, part.places] = sq_norms, losses / part.steps
         return [
             LocalWork(total, torch.from_numpy(numbers[0]), torch.from_numpy(numbers[1]))
             for total, numbers in zip(totals, found, strict=True)
@@ -187,7 +192,7 @@ def groups(sizes: Numbers, most: int) -> list[Numbers]:
     A group takes smaller clients in as long as padding stays below a seventh of its examples; the smallest clients, with a
     twentieth of all examples, are one group.
     """
-    if len(sizes) <= most and sizes.min(initial=1) == sizes.max(initial=1):
+    if len(sizes) <= most and sizes.min() == sizes.max():
         return [np.arange(len(sizes))]
     order = np.argsort(-sizes, kind="stable")
     ordered = sizes[order]
@@ -235,8 +240,7 @@ class SpanGraph:
         self.small = torch.zeros(2 * k + models, dtype=torch.float64, device=device)
         self.answer = torch.zeros(2 * k + models, dtype=torch.float64, pin_memory=pinned)
         self.graph: torch.cuda.CUDAGraph | None = None
-        if device.type == "cuda":
-            self._capture()
+        self.uses, self.on_gpu = 0, device.type == "cuda"
 
     def _capture(self) -> None:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -263,18 +267,20 @@ class SpanGraph:
             host[3 * k + model] = part.stream
             self.params[model].copy_(params[model], non_blocking=True)
         floats[-1] = lr
-        self.asked.copy_(self.host, non_blocking=True)
+        self.uses += 1
+        if self.on_gpu and self.graph is None and self.uses > _BEFORE_CAPTURE:
+            self._capture()
         if self.graph is None:
             self._body()
         else:
             self.graph.replay()
-        self.answer.copy_(self.small, non_blocking=True)
 
     def _body(self) -> None:
         from equipoise.engines.kernels import span as kernels
 
         clients, shape, models = self.clients, self.shape, self.shape.models
         k = models * shape.clients
+        self.asked.copy_(self.host, non_blocking=True)
         which, steps, streams = self.asked[:k], self.asked[k : 2 * k], self.asked[3 * k : -1]
         weights, rate = self.asked[2 * k : 3 * k].view(torch.float64).float(), self.asked[-1:].view(torch.float64)
         offsets, sizes = clients.offsets, clients.sizes
@@ -299,6 +305,7 @@ class SpanGraph:
                 squares += 2 * factors * crossed + factors.square() * lengths
             self._sum(weights, factors)
         torch.linalg.vector_norm(self.params, dim=1, dtype=torch.float64, out=self.small[2 * k :])
+        self.answer.copy_(self.small, non_blocking=True)
 
     def _start_outputs(self) -> None:
         """Outputs of all examples at their model's start."""

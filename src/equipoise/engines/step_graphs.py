@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -32,13 +32,14 @@ class Kind:
     clients: int
     steps: int
     batch: int
+    one_model: bool  # or several, of which every client has a copy to start from
     momentum: float
     weight_decay: float
     prox: float
 
 
 class StepGraphs:
-    """Steps of SGD for chunks of clients that start from one model. Works, uncaptured, on a CPU as well: for tests."""
+    """Steps of SGD for chunks of clients that start from one model or a few. Works, uncaptured, on a CPU as well: for tests."""
 
     def __init__(self, worker: Worker, gradients_of: Gradients, precision: Precision) -> None:
         self.worker, self.gradients_of, self.precision = worker, gradients_of, precision
@@ -49,13 +50,13 @@ class StepGraphs:
     def fit(self, solver: LocalSolver, starts: Starts, cursor: object) -> bool:
         """Whether this work can be done by replaying steps."""
         plain = type(solver) is SGD and isinstance(cursor, BatchCursor) and cursor.at_once and cursor.repeats == 1
-        return self.possible and plain and starts.shared and starts.pull is None and not starts.each_its_own
+        return self.possible and plain and starts.pull is None and not starts.each_its_own
 
     def take_steps(
         self, starts: Starts, solver: SGD, lr: float, cursor: BatchCursor, first: Tensor, update: Tensor
     ) -> Tensor | None:
         """As `general_steps`: writes `update` (k, D), returns summed losses (k,); None if the model cannot be captured."""
-        buffers = self._buffers(solver, cursor, len(update))
+        buffers = self._buffers(solver, cursor, len(update), alone=starts.shared)
         try:
             buffers.fill(starts, cursor, first, lr)
             computed = 0
@@ -78,13 +79,12 @@ class StepGraphs:
         self.computed, self.useful = computed, int(cursor.counts[_working(cursor)].sum())
         return buffers.finish(update)
 
-    def _buffers(self, solver: SGD, cursor: BatchCursor, clients: int) -> Buffers:
+    def _buffers(self, solver: SGD, cursor: BatchCursor, clients: int, *, alone: bool) -> Buffers:
         steps = 1 << (len(cursor.active) - 1).bit_length()
-        kind = Kind(padded(clients), steps, cursor.width, solver.momentum, solver.weight_decay, solver.prox)
+        kind = Kind(padded(clients), steps, cursor.width, alone, solver.momentum, solver.weight_decay, solver.prox)
         held = self.buffers
         if held is not None:
-            larger = Kind(max(kind.clients, held.kind.clients), max(kind.steps, held.kind.steps), kind.batch, kind.momentum,
-                          kind.weight_decay, kind.prox)  # fmt: skip
+            larger = replace(kind, clients=max(kind.clients, held.kind.clients), steps=max(kind.steps, held.kind.steps))
             if held.kind == larger and len(held.graphs) < _GRAPHS:
                 return held
             kind = larger if larger.batch == held.kind.batch else kind
@@ -117,7 +117,8 @@ class Buffers:
         self.rates = torch.zeros(table[:2], dtype=self.dtype, device=self.device)
         self.number = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.seen = torch.zeros(kind.clients, dtype=torch.float64, device=self.device)
-        self.start = torch.zeros(worker.task.layout.dimension, dtype=self.dtype, device=self.device)
+        rows = 1 if kind.one_model else kind.clients
+        self.start = torch.zeros(rows, worker.task.layout.dimension, dtype=self.dtype, device=self.device)
         self.weights: dict[str, Tensor] = {}
         self.velocity: dict[str, Tensor] = {}
         self.graphs: dict[tuple[int, int], Callable[[], None]] = {}
@@ -137,7 +138,9 @@ class Buffers:
         self.rates[:steps, :clients] = working.to(self.dtype) * lr
         self.number.zero_()
         self.seen.zero_()
-        self.start.copy_(starts.models[0])
+        found = starts.rows()
+        self.start[: len(found)] = found
+        self.start[len(found) :] = found[0]
         if not self.weights:
             self._make_weights()
         for name, value in self.worker.task.layout.unflatten(self.start).items():
@@ -148,7 +151,7 @@ class Buffers:
     def _make_weights(self) -> None:
         """Each parameter in the memory order in which its gradient comes: a step then streams through both."""
         named = self.worker.task.layout.unflatten(self.start)
-        stacked = {name: value.expand(self.kind.clients, *value.shape) for name, value in named.items()}
+        stacked = {name: value.expand(self.kind.clients, *value.shape[1:]) for name, value in named.items()}
         gradients, _ = self._gradients(stacked, self.kind.clients, self.kind.batch)
         self.weights = {name: torch.empty_like(gradient) for name, gradient in gradients.items()}
         if self.kind.momentum:
@@ -204,7 +207,7 @@ class Buffers:
                 if kind.weight_decay:
                     gradient = gradient.add(value, alpha=kind.weight_decay)
                 if kind.prox:
-                    gradient = gradient.add(value - starts[name], alpha=kind.prox)
+                    gradient = gradient.add(value - starts[name][:clients], alpha=kind.prox)
                 if kind.momentum:
                     gradient = self.velocity[name][:clients].mul_(kind.momentum).add_(gradient)
                 value.addcmul_(rate, gradient, value=-1)
@@ -215,5 +218,5 @@ class Buffers:
         """Write the updates (k, D) of the first clients; their summed losses (k,)."""
         starts = self.worker.task.layout.unflatten(self.start)
         for name, change in self.worker.task.layout.unflatten(update).items():
-            torch.sub(self.weights[name][: len(update)], starts[name], out=change)
+            torch.sub(self.weights[name][: len(update)], starts[name][: len(update)], out=change)
         return self.seen[: len(update)].clone()

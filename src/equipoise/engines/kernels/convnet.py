@@ -98,7 +98,7 @@ def convnet_gradients(
     """Gradient of each client's batch loss in its own parameters (k, …), and the losses (k,), for `is_plain_convnet` tasks.
 
     It is what `stacked.stacked_gradients` gives, for float32 parameters on a CUDA device. Products take their operands as they
-    are ("float32", each in two parts of 11 bits), cut to 11 bits ("tf32") or rounded to 8 ("bf16"); all sums are in float32.
+    are ("float32", each in two parts of 11 bits), rounded to 11 bits ("tf32") or to 8 ("bf16"); all sums are in float32.
     Gradients have the parameters' shapes; that of `conv2.weight` lies in memory as (k, 5, 5, 32, 64). Parameters in the same
     order are read where they are, others are copied first. Nothing waits for the device, and all memory comes from torch, so
     that a CUDA graph can hold the call.
@@ -178,14 +178,14 @@ class _Step:
 
     def _launch(self, name: str, programs_per_client: int, *arguments: Any, **constants: Any) -> None:
         program = getattr(programs, name, None) or getattr(backward, name)
-        if name not in ("turn_inputs", "first_weights_sum"):
+        if name != "first_weights_sum":
             constants["PRECISION"] = self.precision
         program[(programs_per_client, self.k)](*arguments, **constants, **getattr(self.settings, name))
 
     def _turned_inputs(self) -> tuple[Tensor, Tensor]:
         copy, images = self._short(self.k, 25, 2048), self._short(self.k * self.blocks, 784, 16)
         inputs = (self.second_weight, copy, self.x, images, self.second_weight.stride(0), self.b, self.blocks, self.scale)
-        self._launch("turn_inputs", 25 + 7 * self.blocks, *inputs, TRANSPOSE=self.precision != "bf16")
+        self._launch("turn_inputs", 25 + 7 * self.blocks, *inputs)
         return copy, images
 
     def _first_layer(self) -> tuple[Tensor, Tensor, Tensor]:

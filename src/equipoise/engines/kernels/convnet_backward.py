@@ -5,7 +5,18 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from equipoise.engines.kernels.convnet_programs import FIRST, PIXELS, SECOND, SUMS, TAP, _product
+from equipoise.engines.kernels.convnet_programs import (
+    FIRST,
+    PIXELS,
+    SECOND,
+    SUMS,
+    TAP,
+    _begun,
+    _chained,
+    _ended,
+    _operand,
+    _product,
+)
 
 
 @triton.jit
@@ -21,6 +32,7 @@ def readout_gradients(  # type: ignore[no-untyped-def]
     feature = part * (CHANNELS * 16) + tl.arange(0, CHANNELS * 16)  # channel, position
     known = (label < CLASSES)[:, None]
     w = tl.load(weight + client * weight_stride + label[:, None] * SECOND + feature[None, :], mask=known, other=0.0)
+    w = _operand(w, PRECISION)
     gradient = tl.zeros((PADDED, CHANNELS * 16), tl.float32)
     second_bias = tl.zeros((CHANNELS * 16,), tl.float32)
     image = tl.arange(0, 16)
@@ -32,11 +44,12 @@ def readout_gradients(  # type: ignore[no-untyped-def]
         slope = tl.load(slopes + row[:, None] * PADDED + label[None, :], mask=here, other=0.0)
         a = tl.load(features + row[:, None] * SECOND + feature[None, :], mask=here, other=0.0)
         mark = tl.load(code + row[:, None] * SECOND + feature[None, :], mask=here, other=4)
+        slope = _operand(slope, PRECISION)
         d = _product(slope, w, tl.zeros((16, CHANNELS * 16), tl.float32), PRECISION)
         d = tl.where(mark < 4, d, 0.0)
         gradient = _product(tl.trans(slope), a, gradient, PRECISION)
         second_bias += tl.sum(d, 0)
-        short = d.to(back.dtype.element_ty)
+        short = _operand(d, PRECISION).to(back.dtype.element_ty)
         to = (client * blocks + block) * (16 * SECOND)
         last = tl.permute(tl.reshape(short, (16, CHANNELS, 16)), (0, 2, 1))  # image, position, channel
         tl.store(back + to + image[:, None, None] * SECOND + position[None, :, None] * 64 + channel[None, None, :], last)
@@ -139,31 +152,39 @@ def first_map_gradient(  # type: ignore[no-untyped-def]
         w_above_right = tl.load(middle - 4 * TAP, mask=above & right, other=0.0)
         w_below_left = tl.load(middle + 4 * TAP, mask=below & left, other=0.0)
         w_below_right = tl.load(middle + 6 * TAP, mask=below & right, other=0.0)
+        s00 = _begun(d00, PRECISION)
+        s01 = _begun(d01, PRECISION)
+        s10 = _begun(d10, PRECISION)
+        s11 = _begun(d11, PRECISION)
         own = tl.where(mark == 0, d, 0.0)
-        d00 = _product(own, w_middle, d00, PRECISION)
-        d01 = _product(own, w_right, d01, PRECISION)
-        d10 = _product(own, w_below, d10, PRECISION)
-        d11 = _product(own, w_below_right, d11, PRECISION)
+        s00 = _chained(own, w_middle, s00, PRECISION)
+        s01 = _chained(own, w_right, s01, PRECISION)
+        s10 = _chained(own, w_below, s10, PRECISION)
+        s11 = _chained(own, w_below_right, s11, PRECISION)
         own = tl.where(mark == 1, d, 0.0)
-        d00 = _product(own, w_left, d00, PRECISION)
-        d01 = _product(own, w_middle, d01, PRECISION)
-        d10 = _product(own, w_below_left, d10, PRECISION)
-        d11 = _product(own, w_below, d11, PRECISION)
+        s00 = _chained(own, w_left, s00, PRECISION)
+        s01 = _chained(own, w_middle, s01, PRECISION)
+        s10 = _chained(own, w_below_left, s10, PRECISION)
+        s11 = _chained(own, w_below, s11, PRECISION)
         own = tl.where(mark == 2, d, 0.0)
-        d00 = _product(own, w_above, d00, PRECISION)
-        d01 = _product(own, w_above_right, d01, PRECISION)
-        d10 = _product(own, w_middle, d10, PRECISION)
-        d11 = _product(own, w_right, d11, PRECISION)
+        s00 = _chained(own, w_above, s00, PRECISION)
+        s01 = _chained(own, w_above_right, s01, PRECISION)
+        s10 = _chained(own, w_middle, s10, PRECISION)
+        s11 = _chained(own, w_right, s11, PRECISION)
         own = tl.where(mark == 3, d, 0.0)
-        d00 = _product(own, w_above_left, d00, PRECISION)
-        d01 = _product(own, w_above, d01, PRECISION)
-        d10 = _product(own, w_left, d10, PRECISION)
-        d11 = _product(own, w_middle, d11, PRECISION)
+        s00 = _chained(own, w_above_left, s00, PRECISION)
+        s01 = _chained(own, w_above, s01, PRECISION)
+        s10 = _chained(own, w_left, s10, PRECISION)
+        s11 = _chained(own, w_middle, s11, PRECISION)
+        d00 = _ended(d00, s00, PRECISION)
+        d01 = _ended(d01, s01, PRECISION)
+        d10 = _ended(d10, s10, PRECISION)
+        d11 = _ended(d11, s11, PRECISION)
     to = out + (client * blocks + block) * (16 * FIRST) + ((r * 24 + t * 2) * 512 + image)[:, None] + inputs[None, :] * 16
-    tl.store(to, d00.to(out.dtype.element_ty))
-    tl.store(to + 512, d01.to(out.dtype.element_ty))
-    tl.store(to + 12 * 512, d10.to(out.dtype.element_ty))
-    tl.store(to + 13 * 512, d11.to(out.dtype.element_ty))
+    tl.store(to, _operand(d00, PRECISION).to(out.dtype.element_ty))
+    tl.store(to + 512, _operand(d01, PRECISION).to(out.dtype.element_ty))
+    tl.store(to + 12 * 512, _operand(d10, PRECISION).to(out.dtype.element_ty))
+    tl.store(to + 13 * 512, _operand(d11, PRECISION).to(out.dtype.element_ty))
 
 
 @triton.jit

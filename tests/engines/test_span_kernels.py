@@ -1,0 +1,111 @@
+"""A round of softmax regression as a GPU takes it, against the loop: on a GPU, or without one in Triton's interpreter."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import equipoise as eq
+from equipoise.aggregators import WeightedMean
+from equipoise.engines import Loop
+from equipoise.engines.precision import FULL
+from equipoise.engines.span_graphs import SpanGraphs
+from equipoise.engines.workers import Worker
+from equipoise.task import Task
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("Triton is not installed", allow_module_level=True)
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = torch.device("cuda" if torch.cuda.is_available() and not INTERPRETED else "cpu")
+on_a_device = pytest.mark.skipif(DEVICE.type == "cpu" and not INTERPRETED, reason="no CUDA device: `test_interpreted` runs it")
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")  # by the interpreter
+SIZES = [7, 20, 13, 10, 9]
+SOLVERS = {
+    "one epoch": eq.solvers.SGD(lr=0.5),
+    "three epochs": eq.solvers.SGD(lr=0.5, batch_size=4, epochs=3),
+    "FedProx and decay": eq.solvers.SGD(lr=0.5, batch_size=4, steps=7, weight_decay=0.1, prox=0.3),
+    "full batch": eq.solvers.SGD(lr=0.5, batch_size=None, epochs=2),
+}
+
+
+@pytest.mark.skipif(DEVICE.type == "cuda" or INTERPRETED, reason="the tests below run as they are")
+@pytest.mark.slow
+def test_interpreted():
+    command = [sys.executable, "-m", "pytest", __file__]
+    run = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "failed" not in run.stdout
+
+
+def clients(sizes=SIZES):
+    gen = torch.Generator().manual_seed(0)
+    x = torch.randint(0, 256, (sum(sizes), 12), generator=gen, dtype=torch.uint8)
+    y = torch.randint(0, 5, (sum(sizes),), generator=gen)
+    ids = tuple(f"client {i}" for i in range(len(sizes)))
+    offsets = torch.tensor([0, *sizes]).cumsum(0)
+    return eq.FederatedData(eq.ClientSet(x, y, offsets, ids, scale=1 / 255), classes=5)
+
+
+def graphs_of(data, bias=True):
+    task = Task.of(eq.models.Softmax(12, 5, bias=bias))
+    found = SpanGraphs(Worker(task.to(DEVICE), data, data.train.to(DEVICE)), FULL)
+    found.possible = True  # in the interpreter, too
+    return found
+
+
+def job(data, seed, clients_per_round, bias=True):
+    dimension = Task.of(eq.models.Softmax(12, 5, bias=bias)).layout.dimension
+    gen = torch.Generator().manual_seed(seed)
+    alpha = torch.full((len(data.train),), 1 / len(data.train), dtype=torch.float64)
+    cohort = eq.sampling.Uniform()(3, alpha, clients_per_round=clients_per_round, seed=seed)
+    weights = torch.rand(clients_per_round, generator=gen, dtype=torch.float64)
+    return eq.types.Job(0.3 * torch.randn(dimension, generator=gen), cohort, weights)
+
+
+def compare(data, jobs, solver, bias=True):
+    graphs = graphs_of(data, bias)
+    moved = [eq.types.Job(j.params.to(DEVICE), j.cohort, j.weights) for j in jobs]
+    found = [graphs.sums(moved, solver, WeightedMean()) for _ in range(4)][-1]  # from the third use on captured, on a GPU
+    oracle = Loop().start(Task.of(eq.models.Softmax(12, 5, bias=bias).double()), data)
+    for one, asked in zip(found, jobs, strict=True):
+        wanted = oracle.summed_update(asked.params.double(), asked.cohort, solver, asked.weights, WeightedMean())
+        torch.testing.assert_close(one.update.cpu().double(), wanted.update, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(one.sq_norms, wanted.sq_norms, rtol=1e-5, atol=0)
+        torch.testing.assert_close(one.losses, wanted.losses, rtol=1e-5, atol=1e-6)
+    return graphs
+
+
+@on_a_device
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("name", SOLVERS)
+def test_one_model(name, bias):
+    data = clients()
+    compare(data, [job(data, 1, 5, bias)], SOLVERS[name], bias)
+
+
+@on_a_device
+def test_several_models_are_one_graph_where_clients_are_alike():
+    data = clients([8] * 6)
+    graphs = compare(data, [job(data, seed, 2 + seed) for seed in range(3)], SOLVERS["three epochs"])
+    (shape,) = graphs.graphs
+    assert shape.models == 3
+
+
+@on_a_device
+def test_several_models_of_ragged_clients():
+    data = clients()
+    compare(data, [job(data, seed, 2 + seed) for seed in range(3)], SOLVERS["FedProx and decay"])
+
+
+@on_a_device
+def test_an_update_that_cannot_be_used_is_left_to_the_careful_path():
+    data = clients()
+    wild = job(data, 1, 5)
+    wild.params.mul_(1e38)
+    assert graphs_of(data).sums([wild], SOLVERS["one epoch"], WeightedMean()) is None
+    assert graphs_of(data).sums([job(data, 1, 5)], eq.solvers.SGD(steps=0), WeightedMean()) is None
+    assert graphs_of(data).sums([job(data, 1, 5)], eq.solvers.MAML(), WeightedMean()) is None
