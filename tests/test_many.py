@@ -450,7 +450,7 @@ def test_model_and_data_in_the_wrong_order(data):
         eq.train_many(data, softmax(), seeds=2, **OPTIONS)
 
 
-@pytest.mark.parametrize("seeds", [torch.tensor([4, 2]), range(4, 0, -2), iter([4, 2])], ids=repr)
+@pytest.mark.parametrize("seeds", [torch.tensor([4, 2]), range(4, 0, -2), iter([4, 2])], ids=["tensor", "range", "iterator"])
 def test_seeds_of_many_kinds(seeds, data):
     assert [run.seed for run in eq.train_many(softmax, data, seeds=seeds, **OPTIONS).results["run"]] == [4, 2]
 
@@ -500,7 +500,6 @@ def power(exponent):
         (nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2), requires_grad=False), False),
         (torch.Generator(), torch.Generator(), False),
     ],
-    ids=repr,
 )
 def test_which_models_differ_in_trained_values_alone(first, second, alike):
     assert same_but_for_training(Referring(part=first), Referring(part=second)) is alike

@@ -54,7 +54,7 @@ def problem(k, b, classes, seed=0, shape=(28, 28)):
         images = torch.rand(k, b, *shape, generator=gen).double()
         y = torch.randint(0, classes, (k, b), generator=gen)
         batch = Batch(images, y, (shares / shares.sum(1, keepdim=True)).double(), last=False)
-        if all(closest({name: value[i] for name, value in params.items()}, images[i]) > 5e-7 for i in range(k)):
+        if all(closest({name: value[i] for name, value in params.items()}, images[i]) > 1e-6 for i in range(k)):
             return task, params, batch
 
 
@@ -193,7 +193,7 @@ def test_what_it_cannot_do_is_refused():
 def test_a_cuda_graph_holds_it_and_repeats_its_bits(precision):
     from equipoise.engines.kernels.convnet import convnet_gradients
 
-    task, params, batch = problem(20, 16, 62, seed=6)
+    task, params, batch = problem(2, 16, 62, seed=6)
     params, batch = on_device(params, batch)
     first, losses = convnet_gradients(task, params, batch, precision=precision)
     graph = torch.cuda.CUDAGraph()
