@@ -78,6 +78,8 @@ def in_single(device: str) -> None:
     models = {"softmax": lambda: eq.models.Softmax(784, 62), "no bias": lambda: eq.models.Softmax(784, 62, bias=False),
               "ConvNet": lambda: eq.models.ConvNet(classes=62)}  # fmt: skip
     allowed = {"float32": 2e-5, "tf32": 5e-3, "bf16": 5e-2}
+    # A rounded factor may decide which of two pixels is the larger, and another pixel then has the gradient.
+    one_step = {"float32": 1e-4, "tf32": 3e-2, "bf16": 2e-1}
     # Over many steps of a network the smallest difference grows, as it decides which of two pixels is the larger: there only
     # float32 is held to a bound.
     after_steps = {"float32": 1e-2, "tf32": float("inf"), "bf16": float("inf")}
@@ -101,7 +103,7 @@ def in_single(device: str) -> None:
                 if not torch.equal(runs[0].update, runs[1].update):
                     raise SystemExit(f"{name}, {solver_name}, {precision}: two runs differ")
                 difference = float((runs[0].update.cpu().double() - wanted.update).norm() / wanted.update.norm())
-                limit = after_steps if name == "ConvNet" and solver_name != "one step" else allowed
+                limit = allowed if name != "ConvNet" else one_step if solver_name == "one step" else after_steps
                 if not difference <= limit[precision]:
                     raise SystemExit(f"{name}, {solver_name}, {precision}: off by {difference:.1e}")
                 errors.append(difference)

@@ -4,6 +4,8 @@ import importlib.util
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from importlib.metadata import version
 
 import numpy as np
 import pytest
@@ -27,14 +29,28 @@ pytestmark = pytest.mark.filterwarnings(  # by NumPy in the interpreter
 
 
 @pytest.mark.skipif(DEVICE == "cuda" or INTERPRETED, reason="the tests below run as they are")
-@pytest.mark.skipif(np.lib.NumpyVersion(np.__version__) >= "2.4.0", reason="Triton's interpreter needs NumPy below 2.4")
+@pytest.mark.skipif(
+    np.lib.NumpyVersion(np.__version__) >= "2.4.0" and version("triton") < "3.9",
+    reason="the interpreter of this Triton needs NumPy below 2.4",
+)
 @pytest.mark.slow
 def test_interpreted():
-    command = [sys.executable, "-m", "pytest", __file__]
+    """One gradient; all of them, in some minutes, with TRITON_INTERPRET=1 and this file."""
+    command = [sys.executable, "-m", "pytest", f"{__file__}::test_it_is_autograds_gradient[2-3-62-shape0]"]
     run = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     assert " passed" in run.stdout
     assert "failed" not in run.stdout
+
+
+@pytest.fixture(autouse=True)
+def _fewer_steps(monkeypatch):
+    """The interpreter's time goes by the number of operations, whatever their size."""
+    if INTERPRETED:
+        from equipoise.engines.kernels.convnet import SETTINGS
+
+        for precision, settings in SETTINGS.items():
+            monkeypatch.setitem(SETTINGS, precision, replace(settings, first_map_gradient={"CHANNELS": 32}))
 
 
 def problem(k, b, classes, seed=0, shape=(28, 28)):
@@ -88,7 +104,7 @@ def worst(found, losses, expected, expected_losses):
 
 
 @on_a_device
-@pytest.mark.parametrize(("k", "b", "classes", "shape"), [(2, 3, 62, (28, 28)), (1, 17, 5, (784,)), (3, 1, 100, (1, 28, 28))])
+@pytest.mark.parametrize(("k", "b", "classes", "shape"), [(2, 3, 62, (28, 28)), (1, 17, 5, (784,)), (2, 1, 100, (1, 28, 28))])
 def test_it_is_autograds_gradient(k, b, classes, shape):
     task, params, batch = problem(k, b, classes, shape=shape)
     expected, expected_losses = stacked_gradients(task, params, batch)
@@ -108,7 +124,7 @@ def test_it_is_autograds_gradient(k, b, classes, shape):
 )
 def test_shorter_products_are_near(precision, limit):
     """Rounding may move the maximum of a pooling window, and with it a whole gradient: the limits are wide."""
-    task, params, batch = problem(2, 2, 10, seed=1)
+    task, params, batch = problem(1, 2, 10, seed=1)
     expected, expected_losses = stacked_gradients(task, params, batch)
     found, losses = gradients_of(task, params, batch, precision=precision)
     assert worst(found, losses, expected, expected_losses) < limit
@@ -136,17 +152,17 @@ def test_parameters_in_any_memory_order_and_shared_ones():
 
 @on_a_device
 def test_what_is_not_a_number_stays_with_its_client():
-    task, params, batch = problem(4, 2, 10, seed=3)
-    clean, clean_losses = gradients_of(task, params, batch)
-    batch.x[1].view(-1)[0] = float("nan")
+    task, params, batch = problem(3, 2, 10, seed=3)
+    alone = Batch(batch.x[1:2], batch.y[1:2], batch.shares[1:2], last=False)
+    clean, clean_losses = gradients_of(task, {name: value[1:2] for name, value in params.items()}, alone)
+    batch.x[0].view(-1)[0] = float("nan")
     params["conv2.weight"][2].view(-1)[0] = float("inf")
     found, losses = gradients_of(task, params, batch)
-    assert losses.isfinite().tolist() == [True, False, False, True]
-    assert found["readout.bias"][1:3].isnan().all()
+    assert losses.isfinite().tolist() == [False, True, False]
+    assert torch.equal(losses[1:2], clean_losses)
     for name, value in found.items():
-        assert value[1:3].isnan().flatten(1).any(1).all()
-        assert torch.equal(value[[0, 3]], clean[name][[0, 3]])
-    assert torch.equal(losses[[0, 3]], clean_losses[[0, 3]])
+        assert value.isnan().flatten(1).any(1).tolist() == [True, False, True]
+        assert torch.equal(value[1:2], clean[name])
 
 
 @on_a_device

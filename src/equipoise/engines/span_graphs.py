@@ -27,6 +27,7 @@ from equipoise.types import Aggregator, Job, LocalSolver, LocalWork
 _LARGEST = 2048  # examples of a client: beyond, Gram matrices cost more than the steps they save
 _BYTES = 4 * 2**30  # of one graph's examples and Gram matrices
 _GRAPHS = 256  # at most
+_ALL_BYTES = 2 * 2**30  # of the graphs that are kept for the next round
 _BEFORE_CAPTURE = 2  # uses: a shape that does not come again is not worth a graph
 Numbers = np.ndarray[Any, np.dtype[Any]]
 
@@ -160,7 +161,8 @@ class SpanGraphs:
         for graph in held:
             if not any(graph is other for other in taken):
                 return graph
-        if sum(map(len, self.graphs.values())) >= _GRAPHS:  # memory is not for ever
+        everything = [graph for graphs in self.graphs.values() for graph in graphs]
+        if len(everything) >= _GRAPHS or sum(graph.bytes for graph in everything) > _ALL_BYTES:  # memory is not for ever
             for other in [s for s in self.graphs if s != shape]:
                 if not any(graph is one for graph in self.graphs[other] for one in taken):
                     del self.graphs[other]
@@ -241,6 +243,11 @@ class SpanGraph:
         self.answer = torch.zeros(2 * k + models, dtype=torch.float64, pin_memory=pinned)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.uses, self.on_gpu = 0, device.type == "cuda"
+
+    @property
+    def bytes(self) -> int:
+        """Memory that is kept for the examples and what belongs to each of them."""
+        return self.x.nbytes + self.gram.nbytes + self.outputs.nbytes + self.coefficients.nbytes
 
     def _capture(self) -> None:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]

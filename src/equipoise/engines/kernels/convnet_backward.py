@@ -128,6 +128,7 @@ def first_map_gradient(  # type: ignore[no-untyped-def]
     j0 = tl.maximum(t0 - 3, 0)
     wide = tl.minimum(t0 + 2, 3) - j0
     parts: tl.constexpr = 64 // CHANNELS
+    everywhere = tl.zeros((1, 32), tl.int32)
     for step in range((tl.minimum(r0 + 2, 3) - i0) * wide * parts):
         i = i0 + step // parts // wide
         j = j0 + step // parts % wide
@@ -139,10 +140,10 @@ def first_map_gradient(  # type: ignore[no-untyped-def]
         d = tl.load(back + at, mask=inside, other=0.0)
         mark = tl.load(code + at, mask=inside, other=4)
         middle = w + (i * 10 + j * 2) * TAP + start
-        above = i > 0
-        below = i < 2
-        left = j > 0
-        right = j < 2
+        above = i + everywhere > 0
+        below = i + everywhere < 2
+        left = j + everywhere > 0
+        right = j + everywhere < 2
         w_middle = tl.load(middle)
         w_left = tl.load(middle - TAP, mask=left, other=0.0)
         w_right = tl.load(middle + TAP, mask=right, other=0.0)
