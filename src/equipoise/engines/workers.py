@@ -15,6 +15,7 @@ import os
 import pickle
 import signal
 import sys
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -143,7 +144,9 @@ class _Process:
             there, back = Shared(), Shared()
             closed = [ours, *(process.pipe for process in before)]  # or the death of this process would go unnoticed
             process = context.Process(target=_serve, args=(worker, theirs, there, back, closed), daemon=True)
-            process.start()
+            with warnings.catch_warnings():  # Python ≥ 3.12 warns of threads; the child runs none but its own
+                warnings.simplefilter("ignore", DeprecationWarning)
+                process.start()
             theirs.close()
         except (OSError, AssertionError):
             return None
