@@ -14,8 +14,9 @@ TORCH = ("torch==2.13.0", "numpy==2.4.6")
 REQUIREMENTS: dict[str, tuple[str, ...]] = {
     "flower": ("flwr[simulation]==1.41.0", "ray==2.55.1", *TORCH),
     "pfl": ("pfl[pytorch]==0.6.0", *TORCH),
-    # FedJAX calls jax.tree_map, which later versions of jax no longer have; from 0.4.31 on its pmap backend breaks.
-    "fedjax": ("fedjax==0.0.17", "jax==0.4.30", "jaxlib==0.4.30", "dm-haiku==0.0.13", "optax==0.2.5", "chex==0.1.90",
+    # The fastest jax with which all of FedJAX works: from 0.4.38 at the latest its pmap backend is wrong, and jax.tree_map,
+    # which it calls, is gone from the newest.
+    "fedjax": ("fedjax==0.0.17", "jax==0.4.31", "jaxlib==0.4.31", "dm-haiku==0.0.13", "optax==0.2.5", "chex==0.1.90",
                "numpy==1.26.4", "scipy==1.17.1"),
     "jax": ("jax==0.10.2", "jaxlib==0.10.2", "numpy==2.4.6", "scipy==1.17.1"),
 }  # fmt: skip

@@ -176,7 +176,7 @@ def main() -> None:
     every = systems(cores())
     options = parsed([s.name for s in every])
     chosen = [s for s in every if options.only is None or s.name in {OURS, *options.only}]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that stopped workers are ended, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended by SIGTERM"))  # so that stopped workers are ended, too
     failures = set_up(chosen)
     for name, reason in failures.items():
         print(f"{name}: {reason}")
