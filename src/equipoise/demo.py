@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -24,6 +21,7 @@ from rich.text import Text
 
 import equipoise as eq
 from equipoise.compare import FIGURES, Comparison, Spread
+from equipoise.engines.workers import one_thread
 from equipoise.files import write_atomically
 from equipoise.observers import Evaluation, Run
 from equipoise.types import RoundReport
@@ -80,17 +78,6 @@ def run_demo(
 
 def _data(seed: int, **options: Any) -> eq.FederatedData:
     return eq.data.label_shift(seed=seed, **options)
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Torch on one thread: these matrices are too small to share, and threads that wait for each other slow a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 class Live:
