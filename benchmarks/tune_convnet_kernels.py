@@ -192,7 +192,7 @@ def check_poison(seed: int) -> None:
         clean, clean_losses = kernels.convnet_gradients(TASK, params, batch, precision=precision)
         x, weight = batch.x.clone(), params["conv2.weight"].clone()
         x[1, 0, 0, 0], weight[2, 0, 0, 0, 0] = float("nan"), float("inf")
-        poisoned = replace(batch, x=x)
+        poisoned = batch._replace(x=x)
         found, losses = kernels.convnet_gradients(TASK, params | {"conv2.weight": weight}, poisoned, precision=precision)
         kept = all(torch.equal(found[name][[0, 3]], clean[name][[0, 3]]) for name in found)
         shown = all(bool(found[name][i].isnan().any()) for name in found for i in (1, 2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,6 +44,20 @@ def run_round(
     `personal` lets every client of the cohort train a model of its own, too; only the state of it changes. `protection` finds
     weights and sums in its own way (differential privacy, secure aggregation).
     """
+    with getattr(engine, "in_round", nullcontext)():
+        return _run_round(state, algorithm, engine, cohort, clients, clients_per_round, personal, protection)
+
+
+def _run_round(
+    state: ServerState,
+    algorithm: Algorithm,
+    engine: Engine,
+    cohort: Cohort,
+    clients: ClientSet,
+    clients_per_round: int | None,
+    personal: PersonalRun | None,
+    protection: PrivateRun | SecureRun | None,
+) -> tuple[ServerState, RoundReport]:
     began = time.perf_counter()
     if len(cohort) == 0 and not isinstance(protection, PrivateRun):  # Poisson sampling may draw nobody; noise is released still
         return next_state(state, algorithm), report_of(Plan.nobody(cohort), began)

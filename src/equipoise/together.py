@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -58,6 +59,11 @@ def round_together(turns: Sequence[Turn], engine: Engine, clients: ClientSet) ->
 
     A run that diverges has the error as its outcome; the others are not touched by it.
     """
+    with getattr(engine, "in_round", nullcontext)():
+        return _round_together(turns, engine, clients)
+
+
+def _round_together(turns: Sequence[Turn], engine: Engine, clients: ClientSet) -> list[Outcome]:
     began = time.perf_counter()
     outcomes: dict[int, Outcome] = {}
     ready: dict[int, Prepared] = {}

@@ -275,7 +275,8 @@ class Engine(Protocol):
     An engine whose clients are elsewhere may also have `attempt(run, draw)`, which runs a round, perhaps several times;
     `gone(cohort)`, which of its clients (K,) have failed in this round; `client_table(params, data)`, an evaluation of all
     clients that can be reached; `personal_run(…)`, a PersonalRun whose rows are elsewhere; and `protected(protection,
-    algorithm)`, the same protection by sums of real clients (engines.flower).
+    algorithm)`, the same protection by sums of real clients (engines.flower). An engine may have `in_round()`, a context in
+    which it wants each round to run.
     """
 
     def losses(self, params: Tensor, cohort: Cohort, solver: LocalSolver | None = None) -> Tensor:

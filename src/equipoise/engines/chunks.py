@@ -12,8 +12,8 @@ from torch import Tensor
 from equipoise import rng
 from equipoise.data.clients import ClientSet
 from equipoise.engines.convnet import convnet_gradients, is_plain_convnet
-from equipoise.engines.gather import EpochBatches, batches_by_step
-from equipoise.engines.linear import LinearUpdates, fits_linear_steps, linear_steps
+from equipoise.engines.gather import FlatBatches, batches_by_step
+from equipoise.engines.linear import LinearSums, LinearUpdates, LinearWork, fits_linear_steps
 from equipoise.engines.precision import FULL, Precision, triton_works
 from equipoise.engines.span import SpanUpdates, fits_span_steps, span_steps
 from equipoise.engines.stacked import Batch, Gradients, Starts, general_steps, stacked_gradients
@@ -84,13 +84,15 @@ class Trained:
     """What the clients of a chunk have done: updates, dense (k, D) or by coefficients, and mean batch losses (k,)."""
 
     chunk: Queue
-    updates: Tensor | LinearUpdates | SpanUpdates
+    updates: Tensor | LinearUpdates | SpanUpdates | LinearSums
     losses: Tensor
 
     def dense(self, space: Workspace) -> Tensor:
         """The updates (k, D)."""
         if isinstance(self.updates, Tensor):
             return self.updates
+        if isinstance(self.updates, LinearSums):
+            raise TypeError("only sums of these updates were kept")
         models = self.chunk.models
         return self.updates.dense(space.empty("updates", (len(self.chunk), models.shape[1]), models.dtype, models.device))
 
@@ -98,6 +100,8 @@ class Trained:
         """Squared L2 norms of the updates, (k,) float64 on the CPU."""
         if isinstance(self.updates, Tensor):
             return squared_norms(self.updates)
+        if isinstance(self.updates, LinearSums):
+            return self.updates.sq_norms
         squares = self.updates.squares()
         extreme = ~torch.isfinite(squares) | (squares == 0)
         if bool(extreme.any()):  # beyond what squares of the type hold
@@ -140,8 +144,11 @@ def chunks_of(queue: Queue, clients: ClientSet, solver: LocalSolver, chunk_size:
         start += size
 
 
-def train_chunk(worker: Worker, chunk: Queue, solver: LocalSolver, lr: float) -> Trained:
-    """Local work of the clients of a chunk. Its updates are valid until the worker's next chunk."""
+def train_chunk(worker: Worker, chunk: Queue, solver: LocalSolver, lr: float, weights: Tensor | None = None) -> Trained:
+    """Local work of the clients of a chunk. Its updates are valid until the worker's next chunk.
+
+    With `weights` (k,), updates may be given as their weighted sums alone, where that is faster.
+    """
     clients, device, models = worker.clients, chunk.models.device, chunk.models
     worker.task.scorer.train()
     starts, which = chunk.starts(), chunk.clients.to(device)
@@ -171,14 +178,15 @@ def train_chunk(worker: Worker, chunk: Queue, solver: LocalSolver, lr: float) ->
         if replayed is not None:
             return Trained(chunk, update, replayed.cpu() / count)
     if fits_linear_steps(worker.task, solver, lr, starts.pull):
-        batches: EpochBatches | Iterator[Batch]
-        if isinstance(cursor, BatchCursor) and EpochBatches.fit(clients, cursor):
+        batches: FlatBatches | Iterator[Batch]
+        if isinstance(cursor, BatchCursor) and FlatBatches.fit(clients, cursor):
             bias = "bias" in worker.task.layout.names
-            batches = EpochBatches(clients, cursor, first, models.dtype, worker.space, constant=bias)
+            batches = FlatBatches(clients, cursor, first, models.dtype, worker.space, constant=bias)
         else:
             batches = batches_by_step(clients, cursor, first, models.dtype, worker.space)
-        found, seen = linear_steps(worker, starts, solver, lr, batches, len(chunk))
-        return Trained(chunk, found, seen.cpu() / count)
+        work = LinearWork(worker, starts, solver, lr, batches, len(chunk))
+        found = work.sums(weights) if weights is not None else None
+        return Trained(chunk, work.updates() if found is None else found, work.seen.cpu() / count)
     update = worker.space.empty("updates", (len(chunk), models.shape[1]), models.dtype, device)
     if int(chunk.steps[-1]) == 0:
         update.zero_()

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equipoise.engines.gather import EpochBatches, fill_constant, wider
+from equipoise.engines.gather import FlatBatches, fill_constant, wider
+from equipoise.engines.outputs import OutputGradients
 from equipoise.engines.stacked import Batch, Starts, runs
 from equipoise.engines.workers import Worker, Workspace
 from equipoise.models.linear import LinearModel
@@ -35,6 +36,11 @@ def is_plain_linear(task: Task) -> bool:
     return as_written and loss_of_outputs_alone and all_trained
 
 
+def has_one_score(task: Task) -> bool:
+    """Whether the linear model has a single output per example, and a vector for its weights."""
+    return len(task.layout.shapes[task.layout.names.index("weight")]) == 1
+
+
 def fits_linear_steps(task: Task, solver: LocalSolver, lr: float, pull: Pull | None = None) -> bool:
     """Whether the direct path does this work: a linear model, plain SGD, perhaps with one pull by a number per client."""
     if type(solver) is not SGD or solver.momentum or lr * solver.weight_decay >= 1:
@@ -53,54 +59,6 @@ def linear_losses(task: Task, models: Tensor, x: Tensor, y: Tensor) -> Tensor:
     outputs = z.reshape(-1) if one_score else z.reshape(len(models) * len(x), -1)
     targets = y.repeat(len(models), *(1,) * (y.dim() - 1))
     return per_example("loss", task.loss(outputs, targets), outputs).view(len(models), len(x))
-
-
-class Losses:
-    """Batch losses of clients, added to `seen` (k,) by and by: few larger sums instead of many small ones."""
-
-    def __init__(self, seen: Tensor) -> None:
-        self.seen, self._waiting, self._factor = seen, list[Tensor](), 0.0
-
-    def add(self, each: Tensor, k: int, factor: float) -> None:
-        """Losses (k · b,) or (k · b, 1) of single examples, each to be multiplied by the factor."""
-        each = each.view(k, -1)
-        if self._waiting and (factor != self._factor or len(self._waiting[0]) != k):
-            self.finish()
-        self._waiting.append(each)
-        self._factor = factor
-
-    def finish(self) -> None:
-        """Add what is waiting."""
-        if self._waiting:
-            k = len(self._waiting[0])
-            self.seen[:k] += torch.cat(self._waiting, 1).sum(1, dtype=torch.float64).mul_(self._factor)
-            self._waiting.clear()
-
-
-def output_gradients(task: Task, z: Tensor, batch: Batch, losses: Losses, *, one_score: bool) -> Tensor:
-    """∂/∂z of each client's batch loss at outputs z (k · b, C), the same shape; the losses are added to `losses`.
-
-    Where a batch has `even` shares, the gradient is that of the plain sum over its examples.
-    """
-    k, b = batch.shares.shape
-    if task.loss is cross_entropy and not one_score and batch.y.dim() == 2:  # by hand: softmax minus one-hot
-        logs = torch.log_softmax(z, 1)
-        target = batch.y.reshape(-1, 1)
-        chosen = logs.gather(1, target)
-        delta = logs.exp_()
-        if batch.even is not None:
-            losses.add(chosen, k, -batch.even)
-            return delta.scatter_add_(1, target, delta.new_full((1, 1), -1.0).expand_as(target))
-        share = batch.shares.reshape(-1, 1)
-        losses.add(chosen.mul_(share), k, -1.0)
-        return delta.mul_(share).scatter_add_(1, target, share.neg())
-    z = z.detach().requires_grad_()
-    outputs = (z.reshape(k * b) if one_score else z).clone()  # a loss may work in place on it
-    with torch.enable_grad():
-        each = per_example("loss", task.loss(outputs, batch.y.flatten(0, 1)), outputs) * batch.shares.flatten()
-    (delta,) = torch.autograd.grad(each.sum(), z)
-    losses.add(each.detach(), k, 1.0)
-    return delta if batch.even is None else delta / batch.even
 
 
 _BLOCK_BYTES = 2**20  # of weights: together with a batch they stay in a core's own cache
@@ -137,6 +95,19 @@ class LinearUpdates:
         return norms.double().square_()
 
 
+@dataclass(frozen=True, eq=False)
+class LinearSums:
+    """Σ_k π_k u_k of the clients of each start, (M, C, P), and of every client ‖u_k‖² (k,): no client's update is kept."""
+
+    layout: ParameterLayout
+    totals: Tensor
+    sq_norms: Tensor
+
+    def dense(self) -> Tensor:
+        """The sums (M, D)."""
+        return LinearUpdates(self.layout, self.totals).dense(self.totals.new_empty(len(self.totals), self.layout.dimension))
+
+
 def _matrices(weight: Tensor, leading: int) -> Tensor:
     """Weights (…, C, F), also of models with one score, whose weights are (…, F)."""
     return weight if weight.dim() == leading + 2 else weight.unsqueeze(leading)
@@ -154,25 +125,75 @@ def augmented(task: Task, models: Tensor) -> Tensor:
     return whole
 
 
-def linear_steps(
-    worker: Worker, starts: Starts, solver: LocalSolver, lr: float, batches: EpochBatches | Iterable[Batch], count: int
-) -> tuple[LinearUpdates, Tensor]:
-    """Take the steps of `batches` for `count` clients: their updates, and their summed batch losses (k,)."""
-    task, start = worker.task, augmented(worker.task, starts.models)  # (M, C, P)
-    whole = worker.space.empty("weights", (count, *start.shape[1:]), start.dtype, start.device)
-    seen = torch.zeros(count, dtype=torch.float64, device=start.device)
-    keep = 1 - lr * solver.weight_decay if isinstance(solver, SGD) else 1.0
-    pull = LinearPull.of(task, pull_of(solver, starts, count), lr / keep)
-    in_blocks = isinstance(batches, EpochBatches) and start.device.type == "cpu"
-    size = max(1, _BLOCK_BYTES // start[0].nbytes) if in_blocks else count
-    for begin in range(0, count, size):
-        block = slice(begin, min(begin + size, count))
-        own_copies(start, starts, block, whole[block])
-        work = _Block(task, lr, keep, whole[block], None if pull is None else pull.of_clients(block), seen[block])
-        work.steps(batches.of(block) if isinstance(batches, EpochBatches) else batches, worker.space)
-        for owner, rows in runs(starts.owners[block]):
-            whole[block][rows] -= start[owner]
-    return LinearUpdates(task.layout, whole), seen
+class LinearWork:
+    """Local work of k clients with linear models, a few at a time on a CPU, so that their weights stay in a core's own cache.
+
+    `seen` (k,) are their summed batch losses, once the work is done.
+    """
+
+    def __init__(
+        self, worker: Worker, starts: Starts, solver: LocalSolver, lr: float, batches: FlatBatches | Iterable[Batch], count: int
+    ) -> None:
+        self.worker, self.starts, self.lr, self.batches, self.count = worker, starts, lr, batches, count
+        self.start = augmented(worker.task, starts.models)  # (M, C, P)
+        self.seen = torch.zeros(count, dtype=torch.float64, device=self.start.device)
+        self.keep = 1 - lr * solver.weight_decay if isinstance(solver, SGD) else 1.0
+        self.pull = LinearPull.of(worker.task, pull_of(solver, starts, count), lr / self.keep)
+        self.in_blocks = isinstance(batches, FlatBatches) and self.start.device.type == "cpu"
+        self.size = min(count, max(1, _BLOCK_BYTES // self.start[0].nbytes)) if self.in_blocks else count
+        one_target = isinstance(batches, FlatBatches) and batches.y.dim() == 3
+        self.by_softmax = self.in_blocks and one_target and worker.task.loss is cross_entropy and not has_one_score(worker.task)
+
+    def updates(self) -> LinearUpdates:
+        """What every client has done."""
+        whole = self._empty(self.count)
+        for block in self._blocks():
+            self._train(block, whole[block])
+        return LinearUpdates(self.worker.task.layout, whole)
+
+    def sums(self, weights: Tensor) -> LinearSums | None:
+        """Weighted sums of the updates, for which the memory of one block is enough; None where there is no such way."""
+        if not self.in_blocks:
+            return None
+        whole, totals, norms, weights = self._empty(self.size), torch.zeros_like(self.start), [], weights.to(self.start)
+        for block in self._blocks():
+            here = whole[: block.stop - block.start]
+            owners = self._train(block, here)
+            flat = here.view(len(here), -1)
+            norms.append(torch.linalg.vector_norm(flat, dim=1))
+            for owner, rows in owners:
+                totals[owner].view(-1).addmv_(flat[rows].t(), weights[block][rows])
+        squares = torch.cat(norms).double().square_()
+        if bool(((squares == 0) | ~torch.isfinite(squares)).any()):  # beyond what squares of the type hold
+            self.seen.zero_()
+            return None
+        return LinearSums(self.worker.task.layout, totals, squares)
+
+    def _empty(self, count: int) -> Tensor:
+        return self.worker.space.empty("weights", (count, *self.start.shape[1:]), self.start.dtype, self.start.device)
+
+    def _blocks(self) -> list[slice]:
+        return [slice(begin, min(begin + self.size, self.count)) for begin in range(0, self.count, self.size)]
+
+    def _train(self, block: slice, whole: Tensor) -> list[tuple[int, slice]]:
+        """Write the updates (k, C, P) of a block to `whole`; gives the stretches of its clients by their start."""
+        own_copies(self.start, self.starts, block, whole)
+        pull = None if self.pull is None else self.pull.of_clients(block)
+        work = _Block(self.worker.task, self.lr, self.keep, whole, pull, self.seen[block])
+        if not isinstance(self.batches, FlatBatches):
+            work.steps(self.batches, self.worker.space)
+        elif not self.by_softmax:
+            work.steps(self.batches.of(block), self.worker.space)
+        else:
+            for steps, full in self.batches.stretches(block):
+                if full:
+                    work.full_softmax_steps(self.batches, block, steps, self.worker.space)
+                else:
+                    work.steps(self.batches.of(block, steps), self.worker.space)
+        owners = [(0, slice(None))] if self.starts.shared else runs(self.starts.owners[block])
+        for owner, rows in owners:
+            whole[rows].sub_(self.start[owner])
+        return owners
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,10 +208,9 @@ class _Block:
     seen: Tensor  # (k,)
 
     def steps(self, batches: Iterable[Batch], space: Workspace) -> None:
-        """All local steps; of each the first clients, as many as the batch has."""
-        shape, losses = None, Losses(self.seen)
-        scores, width = self.whole.shape[1:]
-        one_score = len(self.task.layout.shapes[self.task.layout.names.index("weight")]) == 1
+        """Local steps; of each the first clients, as many as the batch has."""
+        shape, scores, width = None, *self.whole.shape[1:]
+        gradient_at = OutputGradients(self.task, self.seen, one_score=has_one_score(self.task))
         for batch in batches:
             if batch.shares.shape != shape:  # views are made once, not at every step: they cost as much as a small product
                 k, b = shape = batch.shares.shape
@@ -202,12 +222,42 @@ class _Block:
             if x.dim() != 3 or x.shape[2] != width:
                 x = self._flat(batch, space)
             torch.baddbmm(z, x, turned, beta=0, alpha=batch.scale, out=z)  # with β = 0 what was in z does not matter
-            delta = output_gradients(self.task, outputs, batch, losses, one_score=one_score).view(k, b, scores)
+            delta = gradient_at(outputs, batch).view(k, b, scores)
             rate = self.lr if batch.even is None else self.lr * batch.even  # even shares are not yet in delta
             if self.pull is not None:
                 self.pull.apply(weight)
             weight.baddbmm_(delta.transpose(1, 2), x, beta=self.keep, alpha=-rate * batch.scale)
-        losses.finish()
+        gradient_at.finish()
+
+    def full_softmax_steps(self, batches: FlatBatches, block: slice, steps: slice, space: Workspace) -> None:
+        """The same for steps of softmax regression in which each client has a full batch, with as little Python as can be.
+
+        Between products that fill a core's cache every line of Python is cold and costs microseconds: what is the same at every
+        step is made before them.
+        """
+        whole, keep, (k, scores, _), b = self.whole, self.keep, self.whole.shape, batches.cursor.width
+        room, stored, scale = batches.room(torch.Size((k, b))), batches.clients.x, batches.scale
+        x, turned, rate = room.whole, whole.transpose(1, 2), self.lr * scale / b
+        outputs, logs = (space.empty(name, (k * b, scores), whole.dtype, whole.device) for name in ("outputs", "logs"))
+        z, delta = outputs.view(k, b, scores), logs.view(k, b, scores).transpose(1, 2)
+        minus = whole.new_full((k * b, 1), -1.0)
+        rows = batches.rows[steps, block].reshape(-1, k * b).unbind(0)
+        targets = batches.y[steps, block].reshape(-1, k * b, 1).unbind(0)
+        chosen = whole.new_empty(len(rows), k * b, 1)
+        for row, target, found in zip(rows, targets, chosen.unbind(0), strict=True):
+            torch.index_select(stored, 0, row, out=room.raw)
+            room.features.copy_(room.raw_rows)
+            if batches.shift:
+                room.features.add_(batches.shift)
+            torch.baddbmm(z, x, turned, beta=0, alpha=scale, out=z)  # with β = 0 what was in z does not matter
+            torch.log_softmax(outputs, 1, out=logs)
+            torch.gather(logs, 1, target, out=found)
+            logs.exp_()
+            logs.scatter_add_(1, target, minus)  # softmax minus one-hot
+            if self.pull is not None:
+                self.pull.apply(whole)
+            whole.baddbmm_(delta, x, beta=keep, alpha=-rate)
+        self.seen.sub_(chosen.view(-1, k, b).sum((0, 2), dtype=torch.float64).div_(b))
 
     def _flat(self, batch: Batch, space: Workspace) -> Tensor:
         """Inputs (k, b, …) as rows of features, with the constant one that belongs to a bias."""

@@ -12,7 +12,7 @@ from equipoise.aggregators import WeightedMean
 from equipoise.attacks import corrupted
 from equipoise.engines.arrivals import marked, usable
 from equipoise.engines.chunks import Queue, Trained, chunks_of, squared_norms, train_chunk
-from equipoise.engines.linear import LinearUpdates
+from equipoise.engines.linear import LinearSums, LinearUpdates
 from equipoise.engines.span import SpanUpdates
 from equipoise.engines.stacked import runs
 from equipoise.engines.workers import Worker, Workspace
@@ -29,15 +29,18 @@ class Order:
     chunk_size: int | None
     cohorts: tuple[int, ...] = ()  # how many clients each job has in all, for attacks
 
-    def trained(self, worker: Worker) -> Iterator[tuple[slice, Trained]]:
-        """Every chunk, and which stretch of the queue it is."""
+    def trained(self, worker: Worker, weights: Tensor | None = None) -> Iterator[tuple[slice, Trained]]:
+        """Every chunk, and which stretch of the queue it is; with `weights` (K,) perhaps as weighted sums alone."""
         start = 0
         for chunk in chunks_of(self.queue, worker.clients, self.solver, self.chunk_size):
-            yield slice(start, start + len(chunk)), train_chunk(worker, chunk, self.solver, self.lr)
+            part = slice(start, start + len(chunk))
+            yield part, train_chunk(worker, chunk, self.solver, self.lr, None if weights is None else weights[part])
             start += len(chunk)
 
     def sent(self, worker: Worker, trained: Trained) -> Tensor:
         """The updates of a chunk as they arrive, (k, D): those of malicious clients as an attack makes them."""
+        if isinstance(trained.updates, LinearSums):  # rare: some of them cannot be used
+            trained = train_chunk(worker, trained.chunk, self.solver, self.lr)
         sent, chunk = trained.dense(worker.space), trained.chunk
         if worker.data.malicious and self.cohorts:
             for owner, rows in runs(chunk.owners):
@@ -87,18 +90,23 @@ def summed_updates(worker: Worker, asked: tuple[Order, Sum]) -> Summed:
         torch.zeros_like(order.queue.models), torch.empty_like(rule.weights), torch.empty(len(order.queue), dtype=torch.float64)
     )
     plain = type(rule.aggregator) is WeightedMean and not worker.data.malicious
-    for part, trained in order.trained(worker):
+    for part, trained in order.trained(worker, rule.weights if plain else None):
         updates = trained.updates if plain else order.sent(worker, trained)
         sq_norms = squared_norms(updates) if isinstance(updates, Tensor) else trained.squared_norms(worker.space)
-        weights, done.losses[part] = rule.weights[part], trained.losses
-        for owner, rows in runs(trained.chunk.owners):
-            good = usable(sq_norms[rows], trained.losses[rows], rule.longest[owner])
-            done.sq_norms[part][rows] = marked(sq_norms[rows], good)
-            if bool(good.all()):
+        weights, done.losses[part], owners = rule.weights[part], trained.losses, runs(trained.chunk.owners)
+        good = torch.cat([usable(sq_norms[rows], trained.losses[rows], rule.longest[owner]) for owner, rows in owners])
+        done.sq_norms[part] = marked(sq_norms, good)
+        if not bool(good.all()):  # rare, so that the good ones are not copied in every round
+            arrived = order.sent(worker, trained)
+            for owner, rows in owners:
+                if bool(good[rows].any()):
+                    kept = arrived[rows][good[rows].to(arrived.device)]
+                    done.totals[owner] += rule.aggregator(kept, weights[rows][good[rows]].to(arrived.device))[0]
+        elif isinstance(updates, LinearSums):
+            done.totals.add_(updates.dense())
+        else:
+            for owner, rows in owners:
                 done.totals[owner] += _total(updates, rows, weights[rows], rule.aggregator, worker.space)
-            elif bool(good.any()):  # rare, so that the others are not copied in every round
-                arrived = order.sent(worker, trained)[rows][good.to(done.totals.device)]
-                done.totals[owner] += rule.aggregator(arrived, weights[rows][good].to(arrived.device))[0]
     return done
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -12,12 +13,32 @@ from equipoise.data.clients import ClientSet
 from equipoise.engines.convnet import convnet_scores, is_plain_convnet
 from equipoise.engines.linear import is_plain_linear, linear_losses
 from equipoise.engines.precision import FULL, Precision
+from equipoise.engines.workers import Worker, Workers
 from equipoise.task import Task
 
 _ROWS = {"cpu": 192, "cuda": 8192}  # per batch of a network: its activations stay in a cache, or fill a GPU
 _LINEAR_NUMBERS = 2**19  # input numbers per batch of a linear model
 _OWN_NUMBERS = 2**21  # the same where every client has its own model
 _OWN_BYTES = {"cpu": 64 * 2**20, "cuda": 2 * 2**30}
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """Which clients of which split to score at which models (M, D)."""
+
+    models: Tensor
+    split: str
+    which: Tensor  # (n,) positions
+    with_errors: bool
+
+
+def means_of(worker: Worker, asked: Asked) -> tuple[Tensor, ...]:
+    """What `Scoring.means` gives, by one of several processes."""
+    scoring = Scoring(worker.task, torch.device("cpu"))
+    return scoring.means(asked.models, worker.data.splits[asked.split], asked.which, with_errors=asked.with_errors)
+
+
+_WORTH_SHARING = 5e7  # examples × parameters: below this it is done before other processes are asked
 
 
 class Scoring:
@@ -30,14 +51,15 @@ class Scoring:
 
     def means(self, models: Tensor, clients: ClientSet, which: Tensor | None, *, with_errors: bool) -> tuple[Tensor, ...]:
         """Mean loss (and error) per model (M, D) and client, (M, n) each; `which` (n,) are clients' positions."""
-        if which is None:
-            sizes, rows = clients.sizes, None
-        else:
-            sizes = clients.sizes[which]
+        sizes = clients.sizes if which is None else clients.sizes[which]
+        rows, first = None, 0
+        if which is not None and _in_a_row(which):
+            first = int(clients.offsets[which[0]])
+        elif which is not None:
             ends = sizes.cumsum(0)
             within = torch.arange(int(ends[-1]), device=self.device)
             rows = within + (clients.offsets[which] - ends + sizes).repeat_interleave(sizes)
-        count = len(clients.x) if rows is None else len(rows)
+        count = len(rows) if rows is not None else len(clients.x) if which is None else int(sizes.sum())
         width = _ROWS.get(self.device.type, 1024)
         if is_plain_linear(self.task):
             width = max(width, _LINEAR_NUMBERS // max(1, clients.x.shape[1:].numel()))
@@ -47,11 +69,26 @@ class Scoring:
         with torch.no_grad(), self.precision.products():
             for start in range(0, count, width):
                 part = slice(start, min(start + width, count))
-                here = part if rows is None else rows[part]
+                here = slice(first + part.start, first + part.stop) if rows is None else rows[part]
                 x, y = clients.inputs(here, models.dtype), clients.targets(here, models.dtype)
                 for place, found in enumerate(self._scores(models, x, y, with_errors)):
                     scores[place, :, part] = found
         return tuple(torch.segment_reduce(v.t().contiguous(), "mean", lengths=sizes, unsafe=True).t().cpu() for v in scores)
+
+    def shared_means(
+        self, workers: Workers, models: Tensor, clients: ClientSet, which: Tensor | None, *, with_errors: bool
+    ) -> tuple[Tensor, ...]:
+        """The same by several processes, if that is worth it: each has about as many examples."""
+        split = next((name for name, held in workers.own.data.splits.items() if held is clients), None)
+        examples = len(clients.x) if which is None else int(clients.host_sizes[which].sum())
+        if workers.count == 1 or split is None or examples * models.numel() < _WORTH_SHARING:
+            return self.means(models, clients, which, with_errors=with_errors)
+        positions = torch.arange(len(clients)) if which is None else which
+        ends = clients.host_sizes[positions].cumsum(0)
+        cuts = torch.searchsorted(ends, ends[-1] * torch.arange(1, workers.count) / workers.count)
+        parts = [Asked(models, split, part, with_errors) for part in positions.tensor_split(cuts) if len(part)]
+        found = workers.share(means_of, parts)
+        return tuple(torch.cat(values, 1) for values in zip(*found, strict=True))
 
     def _scores(self, models: Tensor, x: Tensor, y: Tensor, with_errors: bool) -> tuple[Tensor, ...]:
         """Losses (and errors) of shared examples under several models, (M, B) each; one model needs no batching."""
@@ -112,6 +149,11 @@ class Scoring:
                 self.models_together = False
         alone = [self.task.scores(*one) for one in zip(models, x, y, strict=True)]
         return torch.stack([loss for loss, _ in alone]), torch.stack([error for _, error in alone])
+
+
+def _in_a_row(which: Tensor) -> bool:
+    """Whether positions follow on each other; a GPU is not asked, as that would wait for it."""
+    return which.device.type == "cpu" and len(which) > 0 and torch.equal(which, torch.arange(len(which)) + which[0])
 
 
 def _score(task: Task, params: Tensor, x: Tensor, *, y: Tensor, with_errors: bool) -> tuple[Tensor, ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
 import torch
@@ -100,6 +101,10 @@ class SimulatorEngine:
         self.spans = SpanGraphs(worker, precision)
         self.memory = ClientMemory(worker)
 
+    def in_round(self) -> AbstractContextManager[None]:
+        """What a round of this engine is done in."""
+        return self.workers.alone()
+
     def why_not_vectorised(self) -> str | None:
         """Try two clients with two examples each against one at a time; the reason if that fails or differs."""
         self.task.scorer.train()
@@ -139,12 +144,14 @@ class SimulatorEngine:
 
     def losses_of(self, models: Tensor, cohort: Cohort) -> Tensor:
         """The same for several models (M, D) at once: (M, K)."""
-        (losses,) = self.scoring.means(models, self.train, cohort.clients.to(self.device), with_errors=False)
+        which = cohort.clients.to(self.device)
+        (losses,) = self.scoring.shared_means(self.workers, models, self.train, which, with_errors=False)
         return losses
 
     def evaluate(self, params: Tensor, clients: ClientSet) -> tuple[Tensor, Tensor]:
         """Mean loss and mean error of every client of a set, (n,) and (n,)."""
-        loss, error = self.scoring.means(params.unsqueeze(0), self.sets[clients], None, with_errors=True)
+        models = params.unsqueeze(0)
+        loss, error = self.scoring.shared_means(self.workers, models, self.sets[clients], None, with_errors=True)
         return loss[0], error[0]
 
     def evaluate_own(self, models: Tensor, clients: ClientSet, which: Tensor) -> tuple[Tensor, Tensor]:

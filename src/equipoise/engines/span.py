@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from equipoise.engines.gather import gathered
-from equipoise.engines.linear import Losses, fits_linear_steps, output_gradients
+from equipoise.engines.linear import fits_linear_steps
+from equipoise.engines.outputs import OutputGradients
 from equipoise.engines.stacked import Batch, Starts, runs
 from equipoise.engines.workers import Worker, Workspace
 from equipoise.params import ParameterLayout
@@ -41,8 +42,11 @@ def fits_span_steps(task: Task, solver: LocalSolver, lr: float, starts: Starts, 
         return largest <= _WORTH_ON_GPU
     passes = solver.local_steps(largest) * min(solver.batch_size or largest, largest) / largest
     scores = task.layout.shapes[task.layout.names.index("weight")][:-1].numel()
-    # 4 C F n each pass against 4 C F n + 1.5 n² F in all, in larger products that run about twice as fast.
-    return 4 * scores + 1.5 * largest <= 2 * 4 * scores * passes
+    # Products in units of n F: 4 C each pass and W itself (its copies cost like 25 examples) against 4 C and the Gram matrix in
+    # all. Several threads share the large products of the latter much better, and need no more than its lower half.
+    if torch.get_num_threads() > 1:
+        return 4 * scores + 1.5 * largest <= 2 * 4 * scores * passes
+    return 4 * scores + 2 * largest <= 4 * scores * (passes + 25 / largest)
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,7 +176,8 @@ class _Span:
         grams = [(part, self.empty(f"gram {part.start}", k, part.stop - part.start, part.stop)) for part in parts]
         x, outputs = self.start(rows, grams)
         coefficients = self.empty("coefficients", k, size, self.scores)
-        square, losses, sq_norms = self.scale**2, Losses(seen), torch.zeros(k, dtype=self.dtype, device=self.device)
+        square, sq_norms = self.scale**2, torch.zeros(k, dtype=self.dtype, device=self.device)
+        gradient_at = OutputGradients(self.task, seen, one_score=self.one_score)
         biases = torch.zeros(k, 1, self.scores, dtype=self.dtype, device=self.device) if "bias" in self.named else None
         for step, count in enumerate(cursor.widest):
             here = slice(step * width, step * width + count)
@@ -190,14 +195,14 @@ class _Span:
                 z.copy_(outputs[:, here])
             shares = torch.full((1, 1), 1 / count, dtype=self.dtype, device=self.device).expand(k, count)
             batch = Batch(x, targets[:, here], shares, False, even=1 / count)
-            delta = output_gradients(self.task, z.view(-1, self.scores), batch, losses, one_score=self.one_score)
+            delta = gradient_at(z.view(-1, self.scores), batch)
             delta = delta.view(k, count, self.scores).mul_(-lr / count)
             coefficients[:, here] = delta
             # ⟨A, G A⟩ is the batch with itself, and twice with those before it.
             sq_norms += moved.baddbmm_(gram[:, :, here], delta, beta=2).mul_(delta).view(k, -1).sum(1)
             if biases is not None:
                 biases.add_(delta.sum(1, keepdim=True))
-        losses.finish()
+        gradient_at.finish()
         sq_norms.mul_(square)
         if biases is not None:
             sq_norms += biases.square().sum((1, 2))
@@ -217,7 +222,8 @@ class _Span:
             gram += 1
         coefficients = self.empty("coefficients", k, n, self.scores).zero_()
         shrink, back = 1 - lr * (solver.weight_decay + solver.prox), lr * solver.prox
-        factor, factors, losses = 1.0, torch.zeros(k, dtype=torch.float64), Losses(seen)
+        factor, factors = 1.0, torch.zeros(k, dtype=torch.float64)
+        gradient_at = OutputGradients(self.task, seen, one_score=self.one_score)
         gram_rows, output_rows, held, labels = (v.flatten(0, 1) for v in (gram, outputs, coefficients, targets))
         first = torch.arange(k, device=device).unsqueeze(1) * n
         for step, active in enumerate(cursor.active):
@@ -229,13 +235,13 @@ class _Span:
             if step:
                 z.baddbmm_(gram_rows.index_select(0, here).view(active, b, n), coefficients[:active])
             batch = Batch(x, labels.index_select(0, here).view(active, b, *targets.shape[2:]), shares, False)
-            delta = output_gradients(self.task, z.view(-1, self.scores), batch, losses, one_score=self.one_score)
+            delta = gradient_at(z.view(-1, self.scores), batch)
             if shrink != 1.0:
                 coefficients[:active] *= shrink
                 factor = shrink * factor + back
                 factors[:active] = factor - 1
             held.index_add_(0, here, delta, alpha=-lr)
-        losses.finish()
+        gradient_at.finish()
         moved = torch.bmm(gram, coefficients, out=self.empty("moved", k, n, self.scores))
         sq_norms = self.dots(moved, coefficients)
         if factor != 1.0:  # ‖u‖² = (c−1)² ‖W_0‖² + 2 (c−1) ⟨A, X W_0ᵀ⟩ + ⟨A, G A⟩

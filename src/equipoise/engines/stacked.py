@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,8 +19,7 @@ from equipoise.task import Task
 from equipoise.types import LocalSolver, Pull
 
 
-@dataclass(frozen=True, eq=False)
-class Batch:
+class Batch(NamedTuple):
     """One local step's examples of the k clients still at work, padded to b; a client's `shares` sum to 1, padding has 0."""
 
     x: Tensor  # (k, b, …)

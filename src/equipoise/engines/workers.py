@@ -18,7 +18,7 @@ import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
@@ -89,6 +89,12 @@ class Workers:
             self.stop()
             self.count = 1
         return results
+
+    def alone(self) -> AbstractContextManager[None]:
+        """For the time of a round with several processes: this one then uses one torch thread. A second one spins for a while
+        after every operation, waiting for the next, and would take a core from the others.
+        """
+        return one_thread() if self.count > 1 else nullcontext()
 
     def _started(self) -> list[_Process]:
         if self._others is None:
