@@ -13,7 +13,7 @@ import torch
 
 import equipoise as eq
 from equipoise.data.clients import FederatedData
-from equipoise.engines import Simulator
+from equipoise.engines import Simulator, scoring
 from equipoise.engines.workers import Shared, Worker, Workers, can_fork, one_thread
 from equipoise.task import Task
 from equipoise.testing import check_engine
@@ -204,3 +204,36 @@ def _lives(pid):
             return file.read().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
+
+
+@pytest.mark.parametrize("name", ["train", "test"])
+def test_scores_of_two_processes_are_those_of_one(name, monkeypatch):
+    monkeypatch.setattr(scoring, "_WORTH_SHARING", 1)
+    data = FederatedData(make_clients([5, 9, 1, 12, 7]), test=make_clients([30, 2, 4], prefix="other"))
+    task = Task.of(eq.models.Softmax(4, 3))
+    params = torch.randn(task.layout.dimension, generator=torch.Generator().manual_seed(0))
+    two, one = Simulator(workers=2).start(task, data), Simulator(workers=1).start(task, data)
+    shared = []
+    monkeypatch.setattr(
+        two.workers, "share", lambda work, parts, share=two.workers.share: shared.append(1) or share(work, parts)
+    )
+    for found, expected in zip(*(engine.evaluate(params, data.splits[name]) for engine in (two, one)), strict=True):
+        torch.testing.assert_close(found, expected)
+    cohort = eq.sampling.Uniform()(0, torch.full((5,), 0.2, dtype=torch.float64), clients_per_round=3, seed=0)
+    torch.testing.assert_close(two.losses(params, cohort), one.losses(params, cohort))
+    assert len(shared) == 2
+    two.workers.stop()
+
+
+def test_a_round_beside_other_processes_is_quiet_and_threads_come_back(ragged):
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        engine = Simulator(workers=2).start(Task.of(eq.models.Softmax(4, 3)), ragged)
+        with engine.in_round():
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+        with Simulator(workers=1).start(Task.of(eq.models.Softmax(4, 3)), ragged).in_round():
+            assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
