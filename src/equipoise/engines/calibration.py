@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from equipoise.types import LocalSolver
 
 _WORTH = 2e7  # examples × parameters of a round: below this, everything is one chunk and nothing is measured
-_SCHEME = "processes with a quiet parent"  # to be changed with what is measured: choices made for other code are not used
+_SCHEME = "sums beside a quiet parent"  # to be changed with what is measured: choices made for other code are not used
 _SECONDS = 1.5  # that measuring may take, about
 _known: dict[str, Choice] = {}
 
@@ -55,7 +55,7 @@ def calibrated(engine: SimulatorEngine, queue: Queue, solver: LocalSolver, lr: f
 def _measured(engine: SimulatorEngine, queue: Queue, solver: LocalSolver, lr: float) -> Choice:
     """Chunks from small to large on all cores, until they stop getting faster; then one process with all threads."""
     from equipoise.engines.chunks import most_clients
-    from equipoise.engines.orders import Order, adapted_losses
+    from equipoise.engines.orders import Order, tried_out
     from equipoise.engines.workers import Workers, can_fork
 
     cores = engine.given.workers or (torch.get_num_threads() if can_fork() else 1)
@@ -74,7 +74,7 @@ def _measured(engine: SimulatorEngine, queue: Queue, solver: LocalSolver, lr: fl
         with workers.alone():
             for _ in range(3):
                 start = time.perf_counter()
-                workers.share(adapted_losses, orders)
+                workers.share(tried_out, orders)
                 tries.append(time.perf_counter() - start)
                 if tries[-1] > _SECONDS / 5:  # long enough not to be chance
                     break
@@ -95,7 +95,7 @@ def _measured(engine: SimulatorEngine, queue: Queue, solver: LocalSolver, lr: fl
     if cores > 1 and engine.given.workers is None:
         whole = engine.given.chunk_size or min(limit, len(queue), cores * (best.chunk_size or 1))
         one_process, both = Workers(engine.workers.own), (found[best], float("inf"))
-        for _ in range(2):  # in turn, as the machine may be busy for a while
+        for _ in range(4):  # in turn, as the machine may be busy for a while
             both = min(both[0], seconds(side_by_side, best.chunk_size or 1)), min(both[1], seconds(one_process, whole))
             if time.perf_counter() - began > 2 * _SECONDS:
                 break

@@ -110,6 +110,15 @@ def summed_updates(worker: Worker, asked: tuple[Order, Sum]) -> Summed:
     return done
 
 
+def tried_out(worker: Worker, order: Order) -> None:
+    """The work of a round, whose results are dropped: to see how long it takes."""
+    if order.queue.own:
+        each_update(worker, order)
+    else:
+        weights = torch.ones(len(order.queue), dtype=torch.float64)
+        summed_updates(worker, (order, Sum(WeightedMean(), weights, (float("inf"),) * len(order.queue.models))))
+
+
 def _total(
     updates: Tensor | LinearUpdates | SpanUpdates, rows: slice, weights: Tensor, aggregator: Aggregator, space: Workspace
 ) -> Tensor:
