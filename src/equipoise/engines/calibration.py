@@ -22,11 +22,15 @@ from equipoise.files import write_atomically
 if TYPE_CHECKING:
     from equipoise.engines.chunks import Queue
     from equipoise.engines.simulator import SimulatorEngine
+    from equipoise.engines.workers import Workers
     from equipoise.types import LocalSolver
 
 _WORTH = 2e7  # examples × parameters of a round: below this, everything is one chunk and nothing is measured
-_SCHEME = "sums beside a quiet parent"  # to be changed with what is measured: choices made for other code are not used
-_SECONDS = 1.5  # that measuring may take, about
+_SCHEME = "in turns"  # to be changed with what is measured: choices made for other code are not used
+_SECONDS = 1.0  # after which no new turn begins
+_TURNS = 5
+_TURN = 0.25  # seconds that a turn of one choice may take, about
+_PAUSE = 0.005
 _known: dict[str, Choice] = {}
 
 
@@ -53,54 +57,54 @@ def calibrated(engine: SimulatorEngine, queue: Queue, solver: LocalSolver, lr: f
 
 
 def _measured(engine: SimulatorEngine, queue: Queue, solver: LocalSolver, lr: float) -> Choice:
-    """Chunks from small to large on all cores, until they stop getting faster; then one process with all threads."""
+    """Chunks of several sizes on all cores, and one process with all threads: in turn, the slow ones only once or twice.
+
+    Other programs may be busy for a while, so every choice is judged by its best turn.
+    """
     from equipoise.engines.chunks import most_clients
-    from equipoise.engines.orders import Order, tried_out
     from equipoise.engines.workers import Workers, can_fork
 
     cores = engine.given.workers or (torch.get_num_threads() if can_fork() else 1)
     limit = most_clients(queue.models[0].nbytes, int(queue.sizes.max()), engine.train, solver)
     largest = engine.given.chunk_size or max(1, min(limit, -(-len(queue) // cores)))
-    sizes = [size for size in (1, 2, 4, 8, 16, 32, 64, 128) if size < largest] + [largest]
+    sizes = [size for size in (1, 2, 4, 8, 16, 32, 64, 128) if size < largest and engine.given.chunk_size is None] + [largest]
+    engine.workers.count, one_process = cores, Workers(engine.workers.own)
     began = time.perf_counter()
-
-    def seconds(workers: Workers, size: int) -> float:
-        """Seconds per local step of one client, the best of three tries."""
-        first = max(0, (len(queue) - size * workers.count) // 2)
-        tried = queue.take(slice(first, first + size * workers.count))
-        count = min(workers.count, len(tried))
-        orders = [Order(tried.take(slice(i, None, count)), solver, lr, size) for i in range(count)]
-        tries = []
-        with workers.alone():
-            for _ in range(3):
-                start = time.perf_counter()
-                workers.share(tried_out, orders)
-                tries.append(time.perf_counter() - start)
-                if tries[-1] > _SECONDS / 5:  # long enough not to be chance
-                    break
-        return min(tries) / float(tried.steps.sum())
-
-    side_by_side = engine.workers
-    side_by_side.count = cores
-    seconds(side_by_side, 1)  # processes start, memory is taken
-    found: dict[Choice, float] = {}
-    worse = 0
-    for size in sizes if engine.given.chunk_size is None else sizes[-1:]:
-        found[Choice(size, cores)] = seconds(side_by_side, size)
-        worse = worse + 1 if found[Choice(size, cores)] > 1.3 * min(found.values()) else 0
-        if worse == 2 or time.perf_counter() - began > _SECONDS:  # once may be another program's doing
-            break
-    # A small gain may be chance: among those close to the best the largest chunk has the least overhead.
-    best = max((c for c in found if found[c] <= 1.1 * min(found.values())), key=lambda c: c.chunk_size or 0)
+    each = _seconds(engine.workers, queue, 1, cores, solver, lr)  # processes start, memory is taken
+    each = min(each, _seconds(engine.workers, queue, 1, 2 * cores, solver, lr))
+    tried = min(len(queue), max(4 * cores, int(_TURN / each)))  # clients, if they take as long as one by one
+    choices = {Choice(size, cores): float("inf") for size in sizes if size * cores < tried + cores}
     if cores > 1 and engine.given.workers is None:
-        whole = engine.given.chunk_size or min(limit, len(queue), cores * (best.chunk_size or 1))
-        one_process, both = Workers(engine.workers.own), (found[best], float("inf"))
-        for _ in range(4):  # in turn, as the machine may be busy for a while
-            both = min(both[0], seconds(side_by_side, best.chunk_size or 1)), min(both[1], seconds(one_process, whole))
-            if time.perf_counter() - began > 2 * _SECONDS:
-                break
-        best = best if both[0] < 0.95 * both[1] else Choice(whole, 1)  # one process is simpler
-    return best
+        choices[Choice(engine.given.chunk_size or max(1, min(limit, tried)), 1)] = float("inf")
+    for _ in range(_TURNS):
+        for choice, best in choices.items():
+            if best <= 1.3 * min(choices.values()) or best == float("inf"):
+                workers = engine.workers if choice.workers == cores else one_process
+                found = _seconds(workers, queue, choice.chunk_size or 1, tried, solver, lr)
+                choices[choice] = min(best, found)
+        if time.perf_counter() - began > _SECONDS:
+            break
+    # Small differences are chance: the largest chunk has the least overhead, and one process is the simplest.
+    good = [choice for choice in choices if choices[choice] <= 1.05 * min(choices.values())]
+    chosen = max(good, key=lambda c: (c.chunk_size or 0) * (c.workers or 1) + (c.workers == 1))
+    if chosen.chunk_size == tried and chosen.workers == 1:  # more than these were not tried, as they take long
+        return Choice(engine.given.chunk_size or max(1, min(limit, len(queue))), 1)
+    return chosen
+
+
+def _seconds(workers: Workers, queue: Queue, size: int, count: int, solver: LocalSolver, lr: float) -> float:
+    """Seconds per client with the middle `count` clients of a queue in chunks of `size`."""
+    from equipoise.engines.orders import Order, tried_out
+
+    first = max(0, (len(queue) - count) // 2)
+    tried = queue.take(slice(first, first + count))
+    processes = min(workers.count, len(tried))
+    orders = [Order(tried.take(slice(i, None, processes)), solver, lr, size) for i in range(processes)]
+    time.sleep(_PAUSE)  # threads of the last operation stop waiting for another
+    with workers.alone():
+        start = time.perf_counter()
+        workers.share(tried_out, orders)
+        return (time.perf_counter() - start) / len(tried)
 
 
 def _name(engine: SimulatorEngine, queue: Queue, solver: LocalSolver) -> str:

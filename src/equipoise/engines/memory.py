@@ -17,7 +17,7 @@ class ClientMemory:
     """Measures once for every width of a batch."""
 
     def __init__(self, worker: Worker) -> None:
-        self.worker, self._bytes = worker, dict[int, int]()
+        self.worker, self._bytes, self._granted = worker, dict[int, int](), 0
 
     def most_clients(self, queue: Queue, solver: LocalSolver) -> int:
         """How many clients of a queue to train at once."""
@@ -29,11 +29,16 @@ class ClientMemory:
         parameters = queue.models[0].nbytes
         table = 24 * largest * max(1, int(queue.steps.max()) * width // max(1, largest))
         each = self._bytes[width] + 5 * parameters + table
+        if each * len(queue) <= self._granted:  # asking a device takes a millisecond
+            return len(queue)
         device = self.worker.clients.x.device
         free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         limit = torch.cuda.get_per_process_memory_fraction(device) * torch.cuda.get_device_properties(device).total_memory
         free = min(free, int(limit) - torch.cuda.memory_allocated(device))
-        return max(1, min(len(queue), int(_SHARE * free) // each))
+        most = int(_SHARE * free) // each
+        if most >= len(queue):
+            self._granted = each * len(queue)
+        return max(1, min(len(queue), most))
 
     def _measured(self, queue: Queue, width: int) -> int:
         """Bytes per client that a gradient takes at its peak."""

@@ -2,11 +2,16 @@
 
 The arithmetic is that of `span.py`; the local steps of a client are one Triton kernel. A graph is captured once for a number of
 clients and a largest number of examples, and then replayed: the host hands over one small block of numbers, and gets one back.
+
+Bytes (pixels) are multiplied as they are, which tensor cores do without rounding: a byte has 8 bits, and they keep 11. The
+other factor, of float32 with 24 bits, is split into two numbers that they keep whole, so that a product at the fast rate is as
+exact as one of float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -234,20 +239,27 @@ class SpanGraph:
         self.totals = torch.zeros_like(self.params)
         self.x, self.gram = empty(k, n, self.features), empty(k, n, n)
         self.scores = -(-self.classes // 16) * 16  # rows of such a length are read and multiplied faster
-        self.outputs, self.coefficients = empty(k, n, self.scores), empty(k, n, self.scores)
-        self.weight = torch.zeros(models, self.scores, self.features, device=device)
-        self.biases, self.summed = (torch.zeros(count, self.scores, device=device) for count in (models, k))
+        bytes_ = self.clients.x.dtype == torch.uint8 and self.clients.scale is not None and not self.clients.shift
+        self.scale = self.clients.scale if bytes_ and self.clients.scale is not None else 1.0  # of x, in its products
+        self.parts = 2 if bytes_ and not precision.reduced else 1
+        self.products = Precision("tf32") if self.parts == 2 else precision
+        self.outputs = empty(k, n, self.parts * self.scores)
+        self.coefficients = empty(k, n, self.scores)
+        self.weighted = torch.zeros_like(self.outputs)
+        self.weight = torch.zeros(models, self.parts * self.scores, self.features, device=device)
+        self.ones, self.summed = torch.ones(models, device=device), torch.zeros(k, self.scores, device=device)
         self.orders = empty(k, shape.epochs, n, dtype=torch.int32)
         # Squared norms and summed losses of the clients, then the models' norms.
         self.small = torch.zeros(2 * k + models, dtype=torch.float64, device=device)
         self.answer = torch.zeros(2 * k + models, dtype=torch.float64, pin_memory=pinned)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.uses, self.on_gpu = 0, device.type == "cuda"
+        self.side: Any = torch.cuda.Stream() if self.on_gpu else None  # type: ignore[no-untyped-call]
 
     @property
     def bytes(self) -> int:
         """Memory that is kept for the examples and what belongs to each of them."""
-        return self.x.nbytes + self.gram.nbytes + self.outputs.nbytes + self.coefficients.nbytes
+        return self.x.nbytes + self.gram.nbytes + 2 * self.outputs.nbytes + self.coefficients.nbytes
 
     def _capture(self) -> None:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -291,54 +303,71 @@ class SpanGraph:
         which, steps, streams = self.asked[:k], self.asked[k : 2 * k], self.asked[3 * k : -1]
         weights, rate = self.asked[2 * k : 3 * k].view(torch.float64).float(), self.asked[-1:].view(torch.float64)
         offsets, sizes = clients.offsets, clients.sizes
-        scale, shift = (1.0, 0.0) if clients.scale is None else (clients.scale, clients.shift)
-        kernels.draw_orders(clients.keys, which, sizes, streams, self.orders, shape.batch)
-        kernels.gather_examples(clients.x.view(len(clients.x), -1), which, offsets, sizes, self.x, scale, shift)
-        squares, losses = self.small[:k], self.small[k : 2 * k]
-        with self.precision.products():
-            self._start_outputs()
-            torch.bmm(self.x, self.x.transpose(1, 2), out=self.gram)
+        scale, shift = (1.0, 0.0) if clients.scale is None or self.scale != 1.0 else (clients.scale, clients.shift)
+        named = self.worker.task.layout.unflatten(self.params)
+        with self._aside():
+            kernels.draw_orders(clients.keys, which, sizes, streams, self.orders, shape.batch)
+            kernels.split(named["weight"], self.ones, self.scale, self._halves(self.weight, self.classes, 1))
+            torch.linalg.vector_norm(self.params, dim=1, dtype=torch.float64, out=self.small[2 * k :])
             self.coefficients.zero_()
-            factors, scales = (torch.empty(k, device=self.x.device) for _ in range(2))
+        kernels.gather_examples(clients.x.view(len(clients.x), -1), which, offsets, sizes, self.x, scale, shift)
+        self._join()
+        squares, losses = self.small[:k], self.small[k : 2 * k]
+        factors, scales = (torch.empty(k, device=self.x.device) for _ in range(2))
+        with self.products.products():
+            x, outputs = (v.view(models, -1, v.shape[2]) for v in (self.x, self.outputs))
+            torch.bmm(x, self.weight.transpose(1, 2), out=outputs)
+            torch.baddbmm(self.gram, self.x, self.x.transpose(1, 2), beta=0, alpha=self.scale**2, out=self.gram)
             kernels.take_steps(
-                self.outputs, self.gram, clients.y, which, offsets, sizes, steps, self.orders, rate, self.coefficients,
-                (self.summed, squares, losses, factors, scales), classes=self.classes, batch=shape.batch, decay=shape.decay,
-                prox=shape.prox, bias=self.bias, tf32=self.precision.reduced,
+                self.outputs, named.get("bias"), self.gram, clients.y, which, offsets, sizes, steps, self.orders, rate,
+                self.coefficients, (self.summed, squares, losses, factors, scales), classes=self.classes, batch=shape.batch,
+                decay=shape.decay, prox=shape.prox, tf32=self.precision.reduced,
             )  # fmt: skip
             if shape.decay or shape.prox:
                 self.coefficients.mul_(scales.view(-1, 1, 1))
                 lengths = self.params.square().sum(1).repeat_interleave(shape.clients, output_size=k)
-                crossed = (self.coefficients * self.outputs)[..., : self.classes].sum((1, 2))
+                crossed = (self.coefficients[..., : self.classes] * self._start_outputs(named)).sum((1, 2))
                 squares += 2 * factors * crossed + factors.square() * lengths
             self._sum(weights, factors)
-        torch.linalg.vector_norm(self.params, dim=1, dtype=torch.float64, out=self.small[2 * k :])
         self.answer.copy_(self.small, non_blocking=True)
 
-    def _start_outputs(self) -> None:
-        """Outputs of all examples at their model's start."""
-        named = self.worker.task.layout.unflatten(self.params)
-        self.weight[:, : self.classes] = named["weight"]
-        x, outputs = (v.view(self.shape.models, -1, v.shape[2]) for v in (self.x, self.outputs))
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Kernels inside run beside those that follow, until `_join`."""
+        if not self.on_gpu:
+            yield
+            return
+        self.side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.side):
+            yield
+
+    def _join(self) -> None:
+        if self.on_gpu:
+            torch.cuda.current_stream().wait_stream(self.side)
+
+    def _halves(self, whole: Tensor, count: int, dim: int = 2) -> list[Tensor]:
+        """The first `count` entries of each part of parts · P along a dimension."""
+        return [whole.narrow(dim, part * self.scores, count) for part in range(self.parts)]
+
+    def _start_outputs(self, named: dict[str, Tensor]) -> Tensor:
+        """Outputs (k, n, C) of all examples at their model's start."""
+        outputs = torch.stack(self._halves(self.outputs, self.classes)).sum(0)
         if self.bias:
-            self.biases[:, : self.classes] = named["bias"]
-        if self.shape.models > 1:
-            torch.bmm(x, self.weight.transpose(1, 2), out=outputs)
-            if self.bias:
-                outputs += self.biases.unsqueeze(1)
-        elif self.bias:
-            torch.addmm(self.biases[0], x[0], self.weight[0].t(), out=outputs[0])
-        else:
-            torch.mm(x[0], self.weight[0].t(), out=outputs[0])
+            outputs += named["bias"].repeat_interleave(self.shape.clients, 0, output_size=len(outputs)).unsqueeze(1)
+        return outputs
 
     def _sum(self, weights: Tensor, factors: Tensor) -> None:
         """The weighted sums of updates, into `totals`."""
+        from equipoise.engines.kernels import span as kernels
+
         models, classes, named = self.shape.models, self.classes, self.worker.task.layout.unflatten(self.totals)
-        weighted = (self.coefficients * weights.view(-1, 1, 1)).view(models, -1, self.scores)
-        x = self.x.view(models, -1, self.features)
-        if models > 1:
-            named["weight"].copy_(torch.bmm(weighted.transpose(1, 2), x)[:, :classes])
+        kernels.split(self.coefficients, weights, self.scale, self._halves(self.weighted, self.scores))
+        x, weighted = (v.view(models, -1, v.shape[2]) for v in (self.x, self.weighted))
+        products = torch.bmm(weighted.transpose(1, 2), x) if models > 1 else torch.mm(weighted[0].t(), x[0]).unsqueeze(0)
+        if self.parts == 2:
+            torch.add(products[:, :classes], products[:, self.scores : self.scores + classes], out=named["weight"])
         else:
-            named["weight"].copy_(torch.mm(weighted[0].t(), x[0])[:classes].unsqueeze(0))
+            named["weight"].copy_(products[:, :classes])
         if self.bias:
             totals = torch.bmm(weights.view(models, 1, -1), self.summed.view(models, -1, self.scores))
             named["bias"].copy_(totals[:, 0, :classes])

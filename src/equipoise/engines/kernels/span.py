@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -10,6 +12,7 @@ from equipoise.rng import _FIRST, _GOLDEN, _SECOND, signed
 
 GOLDEN, FIRST, SECOND = (tl.constexpr(signed(value)) for value in (_GOLDEN, _FIRST, _SECOND))
 LARGEST = tl.constexpr((1 << 63) - 1)
+EXACT = "ieee"  # products in full float32
 
 
 @triton.jit
@@ -60,14 +63,41 @@ def gather_kernel(data, which, offsets, sizes, x, features, scale, shift, N, F: 
 
 
 @triton.jit
+def nearest_tf32(value):  # type: ignore[no-untyped-def]
+    """The nearest number of ten bits after the leading one: that is what tensor cores see of a float32."""
+    return ((value.to(tl.int32, bitcast=True) + 4096) & -8192).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def split_kernel(  # type: ignore[no-untyped-def]
+    source, factors, high, low, scale, rows, columns, group_in, row_in, group_out, row_out, R: tl.constexpr, C: tl.constexpr,
+    TWO: tl.constexpr,
+):  # fmt: skip
+    """Numbers times the factor of their group: as they are, or as the sum of two numbers that tensor cores hold exactly."""
+    group = tl.program_id(0).to(tl.int64)
+    row, column = tl.program_id(1) * R + tl.arange(0, R), tl.program_id(2) * C + tl.arange(0, C)
+    inside = (row < rows)[:, None] & (column < columns)[None, :]
+    value = tl.load(source + group * group_in + row[:, None] * row_in + column[None, :], mask=inside, other=0.0)
+    value = value * (tl.load(factors + group) * scale)
+    target = group * group_out + row[:, None] * row_out + column[None, :]
+    if TWO:
+        most = nearest_tf32(value)
+        tl.store(high + target, most, mask=inside)
+        tl.store(low + target, nearest_tf32(value - most), mask=inside)
+    else:
+        tl.store(high + target, value, mask=inside)
+
+
+@triton.jit
 def steps_kernel(  # type: ignore[no-untyped-def]
-    outputs, gram, targets, which, offsets, sizes, steps, orders, rate, coefficients, summed_up, squares, seen, factors,
-    scales, epochs, batch, decay, prox, N, STRIDE: tl.constexpr, BIAS: tl.constexpr, C: tl.constexpr, B: tl.constexpr,
-    CP: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
+    outputs, biases, gram, targets, which, offsets, sizes, steps, orders, rate, coefficients, summed_up, squares, seen, factors,
+    scales, epochs, batch, decay, prox, together, bias_stride, N, STRIDE: tl.constexpr, TWO: tl.constexpr, BIAS: tl.constexpr,
+    C: tl.constexpr, B: tl.constexpr, CP: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """All local steps of one client: U_t = A_tᵀ X moves by a gradient g of few examples, and ‖U‖² with it.
 
-    Coefficients are kept divided by `scale`, the product of shrinking factors so far.
+    Coefficients are kept divided by `scale`, the product of shrinking factors so far. Outputs without bias come whole, or in
+    TWO parts side by side.
     """
     client = tl.program_id(0)
     position = tl.load(which + client)
@@ -79,6 +109,9 @@ def steps_kernel(  # type: ignore[no-untyped-def]
     inside = column < C
     own = client.to(tl.int64) * N
     summed = tl.zeros((CP,), dtype=tl.float32)
+    start_bias = tl.zeros((CP,), dtype=tl.float32)
+    if BIAS:
+        start_bias += tl.load(biases + (client // together) * bias_stride + column, mask=inside, other=0.0)
     loss, factor, scale, square = 0.0, 1.0, 1.0, 0.0
     for step in range(0, tl.load(steps + client)):
         epoch = step // per_epoch
@@ -88,7 +121,12 @@ def steps_kernel(  # type: ignore[no-untyped-def]
         mask = here[:, None] & inside[None, :]
         row = tl.load(orders + (client * epochs + epoch) * N + start + lane, mask=here, other=0).to(tl.int64)
         entry = (own + row)[:, None] * STRIDE + column[None, :]
-        z = tl.load(outputs + entry, mask=mask, other=0.0)
+        if TWO:
+            z = tl.load(outputs + entry + (own + row)[:, None] * STRIDE, mask=mask, other=0.0)
+            z += tl.load(outputs + entry + (own + row)[:, None] * STRIDE + STRIDE, mask=mask, other=0.0)
+        else:
+            z = tl.load(outputs + entry, mask=mask, other=0.0)
+        z += start_bias[None, :]
         moved = tl.zeros((B, CP), dtype=tl.float32)
         for first in range(0, N, PART):
             place = first + tl.arange(0, PART)
@@ -163,8 +201,20 @@ def gather_examples(data: Tensor, which: Tensor, offsets: Tensor, sizes: Tensor,
     )
 
 
+def split(source: Tensor, factors: Tensor, scale: float, parts: Sequence[Tensor]) -> None:
+    """Write source (G, R, L) · factors (G,) · scale to the one or two `parts` (G, R, L), whose sum it is."""
+    groups, rows, columns = source.shape
+    wide = min(256, power_of_two(columns, 16))
+    grid = groups, triton.cdiv(rows, 16), triton.cdiv(columns, wide)
+    split_kernel[grid](
+        source, factors, parts[0], parts[-1], scale, rows, columns, source.stride(0), source.stride(1), parts[0].stride(0),
+        parts[0].stride(1), R=16, C=wide, TWO=len(parts) == 2, num_warps=4,
+    )  # fmt: skip
+
+
 def take_steps(
     outputs: Tensor,
+    biases: Tensor | None,
     gram: Tensor,
     targets: Tensor,
     which: Tensor,
@@ -180,16 +230,18 @@ def take_steps(
     batch: int,
     decay: float,
     prox: float,
-    bias: bool,
     tf32: bool,
 ) -> None:
     """All local steps of all clients: `coefficients` (k, n, P) begin at 0, P ≥ `classes`.
 
+    `outputs` (k, n, P) are those at the start without `biases` (M, C), or (k, n, 2 P), which are to be added up.
     `results` are sums of coefficients (k, P), then of each client ‖Aᵀ X‖², its summed losses, c − 1 and scale, (k,).
     """
     clients, n, stride = coefficients.shape
+    together, bias_stride = (clients, 0) if biases is None else (clients // len(biases), biases.stride(0))
     steps_kernel[(clients,)](
-        outputs, gram, targets, which, offsets, sizes, steps, orders, rate, coefficients, *results, orders.shape[1], batch,
-        decay, prox, n, STRIDE=stride, BIAS=bias, C=classes, B=power_of_two(min(batch, n), 16),
-        CP=power_of_two(classes, 16), PART=64 if n > 32 else 32, PRECISION="tf32" if tf32 else "ieee", num_warps=4,
+        outputs, outputs if biases is None else biases, gram, targets, which, offsets, sizes, steps, orders, rate, coefficients,
+        *results, orders.shape[1], batch, decay, prox, together, bias_stride, n, STRIDE=stride,
+        TWO=outputs.shape[2] > stride, BIAS=biases is not None, C=classes, B=power_of_two(min(batch, n), 16),
+        CP=power_of_two(classes, 16), PART=64 if n > 32 else 32, PRECISION="tf32" if tf32 else EXACT, num_warps=4,
     )  # fmt: skip
