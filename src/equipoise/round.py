@@ -197,7 +197,7 @@ def plan_round(
 
 def weigh(algorithm: Algorithm, cohort: Cohort, losses: Tensor | None, clients: ClientSet, state: Any) -> RiskValue:
     """The risk of the cohort. A risk that needs no losses gets zeros, and its value is not reported."""
-    ids = tuple(clients.ids[i] for i in cohort.clients.tolist())
+    ids = tuple(map(clients.ids.__getitem__, cohort.clients.tolist()))
     risk = algorithm.risk(
         losses if losses is not None else torch.zeros_like(cohort.weights), cohort.weights, clients=ids, state=state
     )

@@ -40,7 +40,7 @@ class SGD:
         return None
 
     def step(self, params: Tensor, total: Tensor, state: None) -> tuple[Tensor, None]:
-        return params + self.lr * total, None
+        return torch.add(params, total, alpha=self.lr), None
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,9 @@ class SpanGraphs:
         self.worker, self.precision = worker, precision
         self.graphs: dict[Shape, list[SpanGraph]] = {}
         self.sizes = worker.clients.host_sizes.numpy()
+        self.alike = bool(self.sizes.min() == self.sizes.max())  # then what depends on sizes alone is found once
+        self._grouped: dict[tuple[Any, ...], tuple[Numbers, list[Numbers]]] = {}
+        self._shapes: dict[tuple[Any, ...], Shape] = {}
         clients, task = worker.clients, worker.task
         self.possible = (
             clients.x.device.type == "cuda"
@@ -90,7 +93,7 @@ class SpanGraphs:
             return None
         lr = solver.learning_rate(jobs[0].cohort.round)
         sizes = [self.sizes[job.cohort.clients.numpy()] for job in jobs]
-        largest = max(int(found.max(initial=1)) for found in sizes)
+        largest = int(self.sizes[0]) if self.alike else max(int(found.max(initial=1)) for found in sizes)
         if largest > _LARGEST or lr * (solver.weight_decay + solver.prox) >= 1:
             return None
         if min(solver.batch_size or largest, largest) > 64:  # the kernel holds a batch in registers
@@ -112,21 +115,41 @@ class SpanGraphs:
         return self._collected(jobs, sizes, bundles, started)
 
     def _parts(self, index: int, job: Job, sizes: Numbers, solver: SGD) -> list[Part]:
-        steps = steps_of(solver, sizes, None if job.cohort.effort is None else job.cohort.effort.numpy())
+        steps, groups = self._grouping(job, sizes, solver)
         positions, weights = job.cohort.clients.numpy(), job.weights.numpy()
         stream = rng.signed(rng.stream_key(job.cohort.seed, "batches", job.cohort.round))
+        if len(groups) == 1 and self.alike:
+            return [Part(index, groups[0], positions, sizes, steps, weights, stream)]
         return [
-            Part(index, places, positions[places], sizes[places], steps[places], weights[places], stream)
-            for places in groups(sizes, self._most(int(sizes.max(initial=1))))
+            Part(index, places, positions[places], sizes[places], steps[places], weights[places], stream) for places in groups
         ]
 
+    def _grouping(self, job: Job, sizes: Numbers, solver: SGD) -> tuple[Numbers, list[Numbers]]:
+        """Steps of the clients, and which of them are trained in one graph."""
+        key = len(sizes), solver.batch_size, solver.epochs, solver.steps
+        known = self.alike and job.cohort.effort is None
+        if known and key in self._grouped:
+            return self._grouped[key]
+        steps = steps_of(solver, sizes, None if job.cohort.effort is None else job.cohort.effort.numpy())
+        found = steps, groups(sizes, self._most(int(sizes.max(initial=1))))
+        if known:
+            self._grouped[key] = found
+        return found
+
     def _shape(self, bundle: Sequence[Part], solver: SGD, batch: int) -> Shape:
+        work = tuple((len(part.places), int(part.steps.max())) for part in bundle)
+        key = work, batch, solver.weight_decay, solver.prox
+        if self.alike and key in self._shapes:
+            return self._shapes[key]
         clients, largest, epochs = 1, 1, 1
         for part in bundle:
             per_epoch = np.where(part.sizes > batch, -(-part.sizes // batch), 1)
             epochs = max(epochs, int((-(-part.steps // per_epoch)).max()))
             clients, largest = max(clients, len(part.places)), max(largest, int(part.sizes.max()))
-        return Shape(len(bundle), padded(clients), padded(largest, 4), epochs, batch, solver.weight_decay, solver.prox)
+        shape = Shape(len(bundle), padded(clients), padded(largest, 4), epochs, batch, solver.weight_decay, solver.prox)
+        if self.alike:
+            self._shapes[key] = shape
+        return shape
 
     def _collected(
         self, jobs: Sequence[Job], sizes: Sequence[Numbers], bundles: Sequence[Sequence[Part]], started: Sequence[SpanGraph]
