@@ -4,13 +4,15 @@ import importlib.util
 import os
 import subprocess
 import sys
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 import equipoise as eq
 from equipoise.aggregators import WeightedMean
-from equipoise.engines import Loop
+from equipoise.engines import Loop, span_graphs
 from equipoise.engines.precision import FULL
 from equipoise.engines.span_graphs import SpanGraphs
 from equipoise.engines.workers import Worker
@@ -99,6 +101,47 @@ def test_several_models_are_one_graph_where_clients_are_alike():
 def test_several_models_of_ragged_clients():
     data = clients()
     compare(data, [job(data, seed, 2 + seed) for seed in range(3)], SOLVERS["FedProx and decay"])
+
+
+@on_a_device
+def test_clients_that_do_not_fit_at_once_are_several_graphs(monkeypatch):
+    monkeypatch.setattr(span_graphs, "_BYTES", 4 * 20 * (12 + 20))
+    data = clients()
+    graphs = compare(data, [job(data, 1, 5)], SOLVERS["FedProx and decay"])
+    assert sum(len(same) for same in graphs.graphs.values()) > 1
+
+
+@on_a_device
+def test_a_cohort_with_fewer_examples_leaves_nothing_of_the_last_one():
+    data, solver = clients([20, 20, 2, 2, 3]), SOLVERS["one epoch"]
+    graphs = graphs_of(data)
+    alpha = torch.full((5,), 0.2, dtype=torch.float64)
+    everyone = eq.sampling.Full()(0, alpha, clients_per_round=5, seed=0)
+    graphs._shape = lambda bundle, solver, found=graphs._shape: replace(found(bundle, solver), clients=5, rows=48)
+    for kept in ([0, 1], [2, 3, 4]):
+        cohort = everyone.take(torch.tensor([i in kept for i in range(5)]))
+        params, weights = 0.3 * torch.randn(65, generator=torch.Generator().manual_seed(1)), torch.ones(len(kept)).double()
+        found = graphs.sums([eq.types.Job(params.to(DEVICE), cohort, weights)], solver, WeightedMean())[0]
+        oracle = Loop().start(Task.of(eq.models.Softmax(12, 5).double()), data)
+        wanted = oracle.summed_update(params.double(), cohort, solver, weights, WeightedMean())
+        torch.testing.assert_close(found.update.cpu().double(), wanted.update, rtol=1e-4, atol=1e-6)
+    assert len(graphs.graphs) == 1
+
+
+@pytest.mark.parametrize("per_round", [100, 1000])
+def test_little_is_padded_on_log_normal_sizes_and_few_graphs_serve_all_cohorts(per_round):
+    draw = np.random.default_rng(0).lognormal(np.log(100) - 0.5, 1.0, 3000)
+    graphs = graphs_of(clients(np.clip(draw, 2, 1000).astype(int).tolist()))
+    alpha, shapes = torch.full((3000,), 1 / 3000, dtype=torch.float64), set()
+    for seed in range(40):
+        cohort = eq.sampling.Uniform()(seed, alpha, clients_per_round=per_round, seed=0)
+        sizes = graphs.sizes[cohort.clients.numpy()]
+        parts = graphs._parts(0, eq.types.Job(torch.zeros(65), cohort, cohort.weights), sizes, SOLVERS["one epoch"])
+        shape = graphs._shape(parts, SOLVERS["one epoch"])
+        assert len(parts) == 1
+        assert 1 - sizes.sum() / shape.rows < 0.2
+        shapes.add(shape)
+    assert len(shapes) <= 12
 
 
 @on_a_device

@@ -14,7 +14,7 @@ from equipoise.engines import Loop
 from equipoise.engines.calibration import Choice
 from equipoise.engines.precision import FULL
 from equipoise.engines.simulator import SimulatorEngine
-from equipoise.engines.span_graphs import groups, padded, steps_of
+from equipoise.engines.span_graphs import padded, steps_of
 from equipoise.engines.stacked import stacked_gradients
 from equipoise.engines.step_graphs import StepGraphs
 from equipoise.task import Task
@@ -77,24 +77,6 @@ def test_padding_is_small_and_never_negative(count, least):
     assert count <= padded(count, least) <= max(count + least, 1.07 * count)
     assert padded(count, least) % least == 0
     assert padded(padded(count, least), least) == padded(count, least)
-
-
-@given(st.lists(st.integers(1, 3000), min_size=1, max_size=60), st.integers(1, 60))
-def test_groups_hold_every_client_once(sizes, most):
-    found = groups(np.array(sizes), most)
-    assert sorted(np.concatenate(found).tolist()) == list(range(len(sizes)))
-    assert max(len(part) for part in found) <= most
-
-
-@pytest.mark.parametrize("clients", [100, 1000])
-def test_little_is_padded_on_log_normal_sizes(clients):
-    for seed in range(20):
-        draw = np.random.default_rng(seed).lognormal(np.log(100) - 0.5, 1.0, clients)
-        sizes = np.clip(draw, 2, 1000).astype(int)
-        parts = groups(sizes, 10**6)
-        computed = sum(padded(len(part)) * padded(int(sizes[part].max()), 4) for part in parts)
-        assert 1 - sizes.sum() / computed < 0.2
-        assert len(parts) <= 20
 
 
 @pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)

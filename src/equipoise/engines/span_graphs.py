@@ -39,11 +39,13 @@ Numbers = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True)
 class Shape:
-    """What a graph is captured for."""
+    """What a graph is captured for: room for so many clients and rows of examples of each model, of any sizes."""
 
     models: int
-    clients: int  # of each model
-    examples: int
+    clients: int
+    rows: int
+    grams: int  # numbers of all Gram matrices
+    largest: int  # examples of one client
     epochs: int
     batch: int
     decay: float
@@ -70,6 +72,8 @@ class SpanGraphs:
         self.worker, self.precision = worker, precision
         self.graphs: dict[Shape, list[SpanGraph]] = {}
         self.sizes = worker.clients.host_sizes.numpy()
+        self.grams, self.largest = 1, power_of_two(int(self.sizes.max(initial=1)), 16)  # room that every new graph has
+        self.features = worker.clients.x.shape[1:].numel()
         self.alike = bool(self.sizes.min() == self.sizes.max())  # then what depends on sizes alone is found once
         self._grouped: dict[tuple[Any, ...], tuple[Numbers, list[Numbers]]] = {}
         self._shapes: dict[tuple[Any, ...], Shape] = {}
@@ -98,7 +102,6 @@ class SpanGraphs:
             return None
         if min(solver.batch_size or largest, largest) > 64:  # the kernel holds a batch in registers
             return None
-        batch = min(solver.batch_size or _LARGEST, _LARGEST)
         parts = [
             part for i, (job, found) in enumerate(zip(jobs, sizes, strict=True)) for part in self._parts(i, job, found, solver)
         ]
@@ -107,46 +110,58 @@ class SpanGraphs:
         started: list[SpanGraph] = []
         self.computed, self.useful = 0, sum(int(found.sum()) for found in sizes)
         for bundle in bundles:
-            shape = self._shape(bundle, solver, batch)
+            shape = self._shape(bundle, solver)
             graph = self._graph(shape, taken=started)
             graph.start([jobs[part.job].params for part in bundle], bundle, lr)
             started.append(graph)
-            self.computed += shape.models * shape.clients * shape.examples
+            self.computed += shape.models * shape.rows
         return self._collected(jobs, sizes, bundles, started)
 
     def _parts(self, index: int, job: Job, sizes: Numbers, solver: SGD) -> list[Part]:
         steps, groups = self._grouping(job, sizes, solver)
         positions, weights = job.cohort.clients.numpy(), job.weights.numpy()
         stream = rng.signed(rng.stream_key(job.cohort.seed, "batches", job.cohort.round))
-        if len(groups) == 1 and self.alike:
+        if len(groups) == 1:
             return [Part(index, groups[0], positions, sizes, steps, weights, stream)]
         return [
             Part(index, places, positions[places], sizes[places], steps[places], weights[places], stream) for places in groups
         ]
 
     def _grouping(self, job: Job, sizes: Numbers, solver: SGD) -> tuple[Numbers, list[Numbers]]:
-        """Steps of the clients, and which of them are trained in one graph."""
+        """Steps of the clients, and which of them are trained in one graph: as many as memory allows."""
         key = len(sizes), solver.batch_size, solver.epochs, solver.steps
         known = self.alike and job.cohort.effort is None
         if known and key in self._grouped:
             return self._grouped[key]
         steps = steps_of(solver, sizes, None if job.cohort.effort is None else job.cohort.effort.numpy())
-        found = steps, groups(sizes, self._most(int(sizes.max(initial=1))))
+        filled = np.cumsum(4 * sizes * (self.features + sizes)) // _BYTES
+        found = steps, [np.flatnonzero(filled == number) for number in np.unique(filled)]
         if known:
             self._grouped[key] = found
         return found
 
-    def _shape(self, bundle: Sequence[Part], solver: SGD, batch: int) -> Shape:
-        work = tuple((len(part.places), int(part.steps.max())) for part in bundle)
-        key = work, batch, solver.weight_decay, solver.prox
+    def _shape(self, bundle: Sequence[Part], solver: SGD) -> Shape:
+        batch = min(solver.batch_size or _LARGEST, _LARGEST)
+        key = tuple((len(part.places), int(part.steps.max())) for part in bundle), batch, solver.weight_decay, solver.prox
         if self.alike and key in self._shapes:
             return self._shapes[key]
-        clients, largest, epochs = 1, 1, 1
+        clients, rows, grams, epochs = 1, 1, 0, 1
         for part in bundle:
-            per_epoch = np.where(part.sizes > batch, -(-part.sizes // batch), 1)
-            epochs = max(epochs, int((-(-part.steps // per_epoch)).max()))
-            clients, largest = max(clients, len(part.places)), max(largest, int(part.sizes.max()))
-        shape = Shape(len(bundle), padded(clients), padded(largest, 4), epochs, batch, solver.weight_decay, solver.prox)
+            most = int(part.steps.max())
+            if batch < int(part.sizes.max()):
+                per_epoch = np.where(part.sizes > batch, -(-part.sizes // batch), 1)
+                most = int((-(-part.steps // per_epoch)).max())
+            clients, rows = max(clients, len(part.places)), max(rows, int(part.sizes.sum()))
+            grams, epochs = grams + int((part.sizes * part.sizes).sum()), max(epochs, most)
+        # Room that costs memory but no time is the same for all graphs, so that few of them serve all cohorts.
+        if grams > self.grams:
+            self.grams = power_of_two(grams)
+            self.graphs.clear()
+            self._shapes.clear()
+        shape = Shape(
+            len(bundle), padded(clients), padded(rows, power_of_two(rows, 256) // 16), self.grams, self.largest, epochs, batch,
+            solver.weight_decay, solver.prox,
+        )  # fmt: skip
         if self.alike:
             self._shapes[key] = shape
         return shape
@@ -197,10 +212,6 @@ class SpanGraphs:
         held.append(SpanGraph(self.worker, shape, self.precision))
         return held[-1]
 
-    def _most(self, largest: int) -> int:
-        features = self.worker.clients.x.shape[1:].numel()
-        return max(1, _BYTES // (4 * largest * (features + largest)))
-
 
 def steps_of(solver: SGD, sizes: Numbers, effort: Numbers | None) -> Numbers:
     """`solver.local_steps` of many clients at once."""
@@ -216,64 +227,44 @@ def padded(count: int, least: int = 1) -> int:
     return -(-count // step) * step
 
 
-def groups(sizes: Numbers, most: int) -> list[Numbers]:
-    """Clients of similar size together, at most `most` in one group: places in `sizes`, largest first.
-
-    A group takes smaller clients in as long as padding stays below a seventh of its examples; the smallest clients, with a
-    twentieth of all examples, are one group.
-    """
-    if len(sizes) <= most and sizes.min() == sizes.max():
-        return [np.arange(len(sizes))]
-    order = np.argsort(-sizes, kind="stable")
-    ordered = sizes[order]
-    ends = np.cumsum(ordered)
-    found, start = [], 0
-    while start < len(order):
-        before = ends[start] - ordered[start]
-        inside = np.arange(1, len(order) - start + 1)
-        held = ends[start:] - before  # examples of a group that ends at each client
-        rest = ends[-1] - before <= 0.05 * ends[-1]
-        size = len(inside) if rest else int((inside * ordered[start] <= 1.14 * held).cumprod().sum())
-        found.append(order[start : start + min(size, most)])
-        start += min(size, most)
-    return found
+def power_of_two(count: int, least: int = 1) -> int:
+    """The smallest power of two that is at least `count` and `least`."""
+    return max(least, 1 << max(0, count - 1).bit_length())
 
 
 class SpanGraph:
-    """One captured round for clients of up to so many examples. Results are valid until the next start."""
+    """One captured round for clients with so much room. Results are valid until the next start."""
 
     def __init__(self, worker: Worker, shape: Shape, precision: Precision) -> None:
         self.worker, self.shape, self.precision, self.clients = worker, shape, precision, worker.clients
         task, device = worker.task, worker.clients.x.device
         self.classes, self.features = task.layout.shapes[task.layout.names.index("weight")]
         self.bias = "bias" in task.layout.names
-        models, per_model, n = shape.models, shape.clients, shape.examples
-        k, pinned = models * per_model, device.type == "cuda"
+        models, rows = shape.models, shape.models * shape.rows
+        k, pinned = models * shape.clients, device.type == "cuda"
 
-        def empty(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.empty(*sizes, dtype=dtype, device=device)
+        def zeros(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+            return torch.zeros(*sizes, dtype=dtype, device=device)
 
-        # Positions, steps and weights of the clients, then the streams' keys and the rate: one copy to the device.
-        self.host = torch.zeros(3 * k + models + 1, dtype=torch.int64, pin_memory=pinned)
-        self.host_numbers: Numbers = self.host.numpy()
-        self.host_floats: Numbers = self.host_numbers.view(np.float64)
+        # Six numbers of every client, then the streams' keys and the rate: one copy to the device.
+        self.host = torch.zeros(6 * k + models + 1, dtype=torch.int64, pin_memory=pinned)
+        self.host_clients: Numbers = self.host.numpy()[: 6 * k].reshape(6, models, -1)
+        self.host_rest: Numbers = self.host.numpy()[6 * k :]
         self.asked = torch.zeros_like(self.host, device=device)
-        self.params = torch.zeros(models, task.layout.dimension, device=device)
-        self.totals = torch.zeros_like(self.params)
-        self.x, self.gram = empty(k, n, self.features), empty(k, n, n)
-        self.scores = -(-self.classes // 16) * 16  # rows of such a length are read and multiplied faster
+        self.params, self.totals = (zeros(models, task.layout.dimension) for _ in range(2))
+        self.x, self.gram = zeros(rows, self.features), zeros(shape.grams)
+        self.scores = power_of_two(self.classes, 16)  # rows of such a length are read and multiplied faster
         bytes_ = self.clients.x.dtype == torch.uint8 and self.clients.scale is not None and not self.clients.shift
         self.scale = self.clients.scale if bytes_ and self.clients.scale is not None else 1.0  # of x, in its products
         self.parts = 2 if bytes_ and not precision.reduced else 1
         self.products = Precision("tf32") if self.parts == 2 else precision
-        self.outputs = empty(k, n, self.parts * self.scores)
-        self.coefficients = empty(k, n, self.scores)
-        self.weighted = torch.zeros_like(self.outputs)
-        self.weight = torch.zeros(models, self.parts * self.scores, self.features, device=device)
-        self.ones, self.summed = torch.ones(models, device=device), torch.zeros(k, self.scores, device=device)
-        self.orders = empty(k, shape.epochs, n, dtype=torch.int32)
+        self.outputs, self.weighted = (zeros(rows, self.parts * self.scores) for _ in range(2))
+        self.coefficients = zeros(rows, self.scores)
+        self.weight = zeros(models, self.parts * self.scores, self.features)
+        self.ones, self.summed = torch.ones(models, device=device), zeros(k, self.scores)
+        self.orders = zeros(k, shape.epochs, shape.largest, dtype=torch.int32)
         # Squared norms and summed losses of the clients, then the models' norms.
-        self.small = torch.zeros(2 * k + models, dtype=torch.float64, device=device)
+        self.small = zeros(2 * k + models, dtype=torch.float64)
         self.answer = torch.zeros(2 * k + models, dtype=torch.float64, pin_memory=pinned)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.uses, self.on_gpu = 0, device.type == "cuda"
@@ -282,7 +273,8 @@ class SpanGraph:
     @property
     def bytes(self) -> int:
         """Memory that is kept for the examples and what belongs to each of them."""
-        return self.x.nbytes + self.gram.nbytes + 2 * self.outputs.nbytes + self.coefficients.nbytes
+        held = (self.x, self.gram, self.outputs, self.weighted, self.coefficients, self.orders)
+        return sum(tensor.nbytes for tensor in held)
 
     def _capture(self) -> None:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -298,17 +290,21 @@ class SpanGraph:
 
     def start(self, params: Sequence[Tensor], parts: Sequence[Part], lr: float) -> None:
         """Start a round of one part per model: `totals` (M, D) are the sums of updates; `answer` comes later."""
-        k, each = self.shape.models * self.shape.clients, self.shape.clients
-        host, floats = self.host_numbers, self.host_floats
+        grams = 0
+        self.host_clients.fill(0)  # clients without examples or steps
         for model, part in enumerate(parts):
-            first, count = model * each, len(part.positions)
-            here, rest = slice(first, first + count), slice(first + count, first + each)
-            host[:k][here], host[:k][rest] = part.positions, part.positions[0]
-            host[k : 2 * k][here], host[k : 2 * k][rest] = part.steps, 0
-            floats[2 * k : 3 * k][here], floats[2 * k : 3 * k][rest] = part.weights, 0.0
-            host[3 * k + model] = part.stream
+            positions, counts, rows_at, grams_at, steps, weights = self.host_clients[:, model, : len(part.positions)]
+            positions[:], counts[:], steps[:] = part.positions, part.sizes, part.steps
+            weights.view(np.float64)[:] = part.weights
+            squares = part.sizes * part.sizes
+            np.cumsum(part.sizes[:-1], out=rows_at[1:])
+            np.cumsum(squares[:-1], out=grams_at[1:])
+            rows_at += model * self.shape.rows
+            grams_at += grams
+            grams += int(squares.sum())
+            self.host_rest[model] = part.stream
             self.params[model].copy_(params[model], non_blocking=True)
-        floats[-1] = lr
+        self.host_rest[-1:].view(np.float64)[0] = lr
         self.uses += 1
         if self.on_gpu and self.graph is None and self.uses > _BEFORE_CAPTURE:
             self._capture()
@@ -323,34 +319,44 @@ class SpanGraph:
         clients, shape, models = self.clients, self.shape, self.shape.models
         k = models * shape.clients
         self.asked.copy_(self.host, non_blocking=True)
-        which, steps, streams = self.asked[:k], self.asked[k : 2 * k], self.asked[3 * k : -1]
-        weights, rate = self.asked[2 * k : 3 * k].view(torch.float64).float(), self.asked[-1:].view(torch.float64)
-        offsets, sizes = clients.offsets, clients.sizes
+        which, counts, rows_at, grams_at, steps, weights = self.asked[: 6 * k].view(6, k)
+        here, streams, rate = (
+            kernels.Ragged(which, counts, rows_at, grams_at, shape.largest),
+            self.asked[6 * k : -1],
+            self.asked[-1:],
+        )
+        weights, rate = weights.view(torch.float64).float(), rate.view(torch.float64)
         scale, shift = (1.0, 0.0) if clients.scale is None or self.scale != 1.0 else (clients.scale, clients.shift)
         named = self.worker.task.layout.unflatten(self.params)
+        halves = [self.weight[:, part * self.scores :][:, : self.classes] for part in range(self.parts)]
         with self._aside():
-            kernels.draw_orders(clients.keys, which, sizes, streams, self.orders, shape.batch)
-            kernels.split(named["weight"], self.ones, self.scale, self._halves(self.weight, self.classes, 1))
+            kernels.draw_orders(clients.keys, here, streams, self.orders, shape.batch)
+            kernels.split(named["weight"], self.ones, self.scale, halves)
             torch.linalg.vector_norm(self.params, dim=1, dtype=torch.float64, out=self.small[2 * k :])
             self.coefficients.zero_()
-        kernels.gather_examples(clients.x.view(len(clients.x), -1), which, offsets, sizes, self.x, scale, shift)
+            self.weighted.zero_()  # of rows that belong to nobody
+        kernels.gather_examples(clients.x.view(len(clients.x), -1), here, clients.offsets, self.x, scale, shift)
         self._join()
         squares, losses = self.small[:k], self.small[k : 2 * k]
         factors, scales = (torch.empty(k, device=self.x.device) for _ in range(2))
         with self.products.products():
-            x, outputs = (v.view(models, -1, v.shape[2]) for v in (self.x, self.outputs))
+            x, outputs = (v.view(models, shape.rows, -1) for v in (self.x, self.outputs))
             torch.bmm(x, self.weight.transpose(1, 2), out=outputs)
-            torch.baddbmm(self.gram, self.x, self.x.transpose(1, 2), beta=0, alpha=self.scale**2, out=self.gram)
+            precision = "tf32" if self.products.reduced else "tf32x3"  # the latter is as exact as float32
+            kernels.gram_matrices(self.x, here, self.gram, self.scale**2, precision)
             kernels.take_steps(
-                self.outputs, named.get("bias"), self.gram, clients.y, which, offsets, sizes, steps, self.orders, rate,
+                self.outputs, named.get("bias"), self.gram, clients.y, here, clients.offsets, steps, self.orders, rate,
                 self.coefficients, (self.summed, squares, losses, factors, scales), classes=self.classes, batch=shape.batch,
                 decay=shape.decay, prox=shape.prox, tf32=self.precision.reduced,
             )  # fmt: skip
-            if shape.decay or shape.prox:
-                self.coefficients.mul_(scales.view(-1, 1, 1))
+            if shape.decay or shape.prox:  # ‖u‖² = ⟨A, G A⟩ + 2 (c−1) ⟨A, X W_0ᵀ⟩ + (c−1)² ‖W_0‖²
+                crossed = torch.empty_like(factors)
+                kernels.crossed_with_start(
+                    self.coefficients, self.outputs, named.get("bias"), scales, here, self.classes, crossed
+                )  # fmt: skip
                 lengths = self.params.square().sum(1).repeat_interleave(shape.clients, output_size=k)
-                crossed = (self.coefficients[..., : self.classes] * self._start_outputs(named)).sum((1, 2))
                 squares += 2 * factors * crossed + factors.square() * lengths
+            kernels.weigh(self.coefficients, weights, scales, here, self.scale, self.weighted)
             self._sum(weights, factors)
         self.answer.copy_(self.small, non_blocking=True)
 
@@ -368,24 +374,10 @@ class SpanGraph:
         if self.on_gpu:
             torch.cuda.current_stream().wait_stream(self.side)
 
-    def _halves(self, whole: Tensor, count: int, dim: int = 2) -> list[Tensor]:
-        """The first `count` entries of each part of parts · P along a dimension."""
-        return [whole.narrow(dim, part * self.scores, count) for part in range(self.parts)]
-
-    def _start_outputs(self, named: dict[str, Tensor]) -> Tensor:
-        """Outputs (k, n, C) of all examples at their model's start."""
-        outputs = torch.stack(self._halves(self.outputs, self.classes)).sum(0)
-        if self.bias:
-            outputs += named["bias"].repeat_interleave(self.shape.clients, 0, output_size=len(outputs)).unsqueeze(1)
-        return outputs
-
     def _sum(self, weights: Tensor, factors: Tensor) -> None:
         """The weighted sums of updates, into `totals`."""
-        from equipoise.engines.kernels import span as kernels
-
         models, classes, named = self.shape.models, self.classes, self.worker.task.layout.unflatten(self.totals)
-        kernels.split(self.coefficients, weights, self.scale, self._halves(self.weighted, self.scores))
-        x, weighted = (v.view(models, -1, v.shape[2]) for v in (self.x, self.weighted))
+        x, weighted = (v.view(models, self.shape.rows, -1) for v in (self.x, self.weighted))
         products = torch.bmm(weighted.transpose(1, 2), x) if models > 1 else torch.mm(weighted[0].t(), x[0]).unsqueeze(0)
         if self.parts == 2:
             torch.add(products[:, :classes], products[:, self.scores : self.scores + classes], out=named["weight"])

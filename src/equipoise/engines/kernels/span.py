@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import triton
 import triton.language as tl
@@ -12,7 +13,6 @@ from equipoise.rng import _FIRST, _GOLDEN, _SECOND, signed
 
 GOLDEN, FIRST, SECOND = (tl.constexpr(signed(value)) for value in (_GOLDEN, _FIRST, _SECOND))
 LARGEST = tl.constexpr((1 << 63) - 1)
-EXACT = "ieee"  # products in full float32
 
 
 @triton.jit
@@ -29,37 +29,65 @@ def bits_of(key, epoch, places):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def orders_kernel(names, which, sizes, streams, orders, epochs, batch, together, N, NP: tl.constexpr, PART: tl.constexpr):  # type: ignore[no-untyped-def]
+def orders_kernel(names, which, counts, streams, orders, epochs, batch, together, N, NP: tl.constexpr, PART: tl.constexpr):  # type: ignore[no-untyped-def]
     """A client's order of examples in one epoch: the rank of each by random bits, as a stable sort gives it.
 
     `together` clients in a row share a stream.
     """
     client, epoch = tl.program_id(0), tl.program_id(1)
-    position = tl.load(which + client)
-    size = tl.load(sizes + position)
-    key = mixed(mixed(tl.load(names + position)) ^ tl.load(streams + client // together))
+    count = tl.load(counts + client)
+    key = mixed(mixed(tl.load(names + tl.load(which + client))) ^ tl.load(streams + client // together))
     mine = tl.arange(0, NP)
     bits = bits_of(key, epoch, mine)
     rank = tl.zeros((NP,), dtype=tl.int32)
-    for first in range(0, NP, PART):
+    for first in range(0, count, PART):
         other = first + tl.arange(0, PART)
-        theirs = tl.where(other < size, bits_of(key, epoch, other), LARGEST)
+        theirs = tl.where(other < count, bits_of(key, epoch, other), LARGEST)
         tie = (theirs[None, :] == bits[:, None]) & (other[None, :] < mine[:, None])
         rank += tl.sum(((theirs[None, :] < bits[:, None]) | tie).to(tl.int32), axis=1)
-    rank = tl.where(size > batch, rank, mine)  # a client whose batch is all its data keeps its order
-    tl.store(orders + (client * epochs + epoch) * N + rank, mine, mask=mine < size)
+    rank = tl.where(count > batch, rank, mine)  # a client whose batch is all its data keeps its order
+    tl.store(orders + (client * epochs + epoch) * N + rank, mine, mask=mine < count)
 
 
 @triton.jit
-def gather_kernel(data, which, offsets, sizes, x, features, scale, shift, N, F: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One example of a client as a model sees it; beyond the client's size its last one again."""
-    client, row = tl.program_id(0), tl.program_id(1)
-    position = tl.load(which + client)
-    source = tl.load(offsets + position) + tl.minimum(row.to(tl.int64), tl.load(sizes + position) - 1)
-    column = tl.arange(0, F)
-    values = tl.load(data + source * features + column, mask=column < features, other=0)
-    target = (client * N + row).to(tl.int64) * features
-    tl.store(x + target + column, values.to(x.dtype.element_ty) * scale + shift, mask=column < features)
+def gather_kernel(data, which, offsets, counts, rows_at, x, features, scale, shift, R: tl.constexpr, F: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Some examples of a client as a model sees them."""
+    client, first = tl.program_id(0), tl.program_id(1) * R
+    count = tl.load(counts + client)
+    if first < count:
+        row, column = first + tl.arange(0, R).to(tl.int64), tl.arange(0, F)
+        inside = (row < count)[:, None] & (column < features)[None, :]
+        source = tl.load(offsets + tl.load(which + client)) + row
+        values = tl.load(data + source[:, None] * features + column[None, :], mask=inside, other=0)
+        target = (tl.load(rows_at + client) + row)[:, None] * features + column[None, :]
+        tl.store(x + target, values.to(x.dtype.element_ty) * scale + shift, mask=inside)
+
+
+@triton.jit
+def gram_kernel(x, counts, rows_at, grams_at, gram, features, scale, T: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
+    """One tile of a client's Gram matrix, and the one across the diagonal."""
+    client, high, low = tl.program_id(0), tl.program_id(1) * T, tl.program_id(2) * T
+    count = tl.load(counts + client)
+    if (high < count) & (low <= high):
+        own, base = tl.load(rows_at + client), tl.load(grams_at + client)
+        above, below = high + tl.arange(0, T), low + tl.arange(0, T)
+        found = tl.zeros((T, T), dtype=tl.float32)
+        for first in range(0, features, K):
+            column = first + tl.arange(0, K)
+            one = tl.load(
+                x + (own + above)[:, None] * features + column[None, :],
+                mask=(above < count)[:, None] & (column < features)[None, :], other=0.0,
+            )  # fmt: skip
+            two = tl.load(
+                x + (own + below)[:, None] * features + column[None, :],
+                mask=(below < count)[:, None] & (column < features)[None, :], other=0.0,
+            )  # fmt: skip
+            found = tl.dot(one, tl.trans(two), found, input_precision=PRECISION)
+        found = found * scale
+        inside = (above < count)[:, None] & (below < count)[None, :]
+        tl.store(gram + base + above.to(tl.int64)[:, None] * count + below[None, :], found, mask=inside)
+        if low < high:
+            tl.store(gram + base + below.to(tl.int64)[None, :] * count + above[:, None], found, mask=inside)
 
 
 @triton.jit
@@ -89,10 +117,58 @@ def split_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
+def weighted_kernel(  # type: ignore[no-untyped-def]
+    coefficients, weights, scales, counts, rows_at, weighted, scale, P: tl.constexpr, R: tl.constexpr, TWO: tl.constexpr,
+):  # fmt: skip
+    """Coefficients times their client's weight and scale, whole or as two numbers that tensor cores hold exactly."""
+    client, first = tl.program_id(0), tl.program_id(1) * R
+    count = tl.load(counts + client)
+    if first < count:
+        row, column = first + tl.arange(0, R), tl.arange(0, P)
+        inside = (row < count)[:, None] & (column >= 0)[None, :]
+        place = (tl.load(rows_at + client) + row)[:, None]
+        value = tl.load(coefficients + place * P + column[None, :], mask=inside, other=0.0)
+        value = value * (tl.load(weights + client) * tl.load(scales + client) * scale)
+        if TWO:
+            most = nearest_tf32(value)
+            tl.store(weighted + place * (2 * P) + column[None, :], most, mask=inside)
+            tl.store(weighted + place * (2 * P) + P + column[None, :], nearest_tf32(value - most), mask=inside)
+        else:
+            tl.store(weighted + place * P + column[None, :], value, mask=inside)
+
+
+@triton.jit
+def crossed_kernel(  # type: ignore[no-untyped-def]
+    coefficients, outputs, biases, scales, counts, rows_at, crossed, together, bias_stride, C: tl.constexpr, P: tl.constexpr,
+    R: tl.constexpr, TWO: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """⟨A, X W_0ᵀ⟩ of one client: its coefficients times its outputs at the start."""
+    client = tl.program_id(0)
+    count, own, column = tl.load(counts + client), tl.load(rows_at + client), tl.arange(0, P)
+    start_bias = tl.zeros((P,), dtype=tl.float32)
+    if BIAS:
+        start_bias += tl.load(biases + (client // together) * bias_stride + column, mask=column < C, other=0.0)
+    total = 0.0
+    for first in range(0, count, R):
+        row = first + tl.arange(0, R)
+        inside = (row < count)[:, None] & (column < C)[None, :]
+        place = (own + row)[:, None]
+        value = tl.load(coefficients + place * P + column[None, :], mask=inside, other=0.0)
+        if TWO:
+            z = tl.load(outputs + place * (2 * P) + column[None, :], mask=inside, other=0.0)
+            z += tl.load(outputs + place * (2 * P) + P + column[None, :], mask=inside, other=0.0)
+        else:
+            z = tl.load(outputs + place * P + column[None, :], mask=inside, other=0.0)
+        total += tl.sum(tl.sum(value * (z + start_bias[None, :]), axis=1), axis=0)
+    tl.store(crossed + client, total * tl.load(scales + client))
+
+
+@triton.jit
 def steps_kernel(  # type: ignore[no-untyped-def]
-    outputs, biases, gram, targets, which, offsets, sizes, steps, orders, rate, coefficients, summed_up, squares, seen, factors,
-    scales, epochs, batch, decay, prox, together, bias_stride, N, STRIDE: tl.constexpr, TWO: tl.constexpr, BIAS: tl.constexpr,
-    C: tl.constexpr, B: tl.constexpr, CP: tl.constexpr, PART: tl.constexpr, PRECISION: tl.constexpr,
+    outputs, biases, gram, targets, which, offsets, counts, rows_at, grams_at, steps, orders, rate, coefficients, summed_up,
+    squares, seen, factors, scales, epochs, batch, decay, prox, together, bias_stride, N, STRIDE: tl.constexpr,
+    TWO: tl.constexpr, BIAS: tl.constexpr, C: tl.constexpr, B: tl.constexpr, CP: tl.constexpr, PART: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """All local steps of one client: U_t = A_tᵀ X moves by a gradient g of few examples, and ‖U‖² with it.
 
@@ -100,14 +176,13 @@ def steps_kernel(  # type: ignore[no-untyped-def]
     TWO parts side by side.
     """
     client = tl.program_id(0)
-    position = tl.load(which + client)
-    size, offset, lr = tl.load(sizes + position), tl.load(offsets + position), tl.load(rate).to(tl.float32)
+    size, offset, lr = tl.load(counts + client), tl.load(offsets + tl.load(which + client)), tl.load(rate).to(tl.float32)
     shrink, back = 1.0 - lr * (decay + prox), lr * prox
     per_epoch = tl.where(size > batch, tl.cdiv(size, batch), 1)
     width = tl.minimum(size, batch)
     column, lane = tl.arange(0, CP), tl.arange(0, B)
     inside = column < C
-    own = client.to(tl.int64) * N
+    own, near_by = tl.load(rows_at + client), gram + tl.load(grams_at + client)
     summed = tl.zeros((CP,), dtype=tl.float32)
     start_bias = tl.zeros((CP,), dtype=tl.float32)
     if BIAS:
@@ -128,10 +203,10 @@ def steps_kernel(  # type: ignore[no-untyped-def]
             z = tl.load(outputs + entry, mask=mask, other=0.0)
         z += start_bias[None, :]
         moved = tl.zeros((B, CP), dtype=tl.float32)
-        for first in range(0, N, PART):
+        for first in range(0, size, PART):
             place = first + tl.arange(0, PART)
-            known = place < N
-            near = tl.load(gram + (own + row)[:, None] * N + place[None, :], mask=here[:, None] & known[None, :], other=0.0)
+            known = place < size
+            near = tl.load(near_by + row[:, None] * size + place[None, :], mask=here[:, None] & known[None, :], other=0.0)
             others = coefficients + (own + place)[:, None] * STRIDE + column[None, :]
             held = tl.load(others, mask=known[:, None] & inside[None, :], other=0.0)
             moved = tl.dot(near, held, moved, input_precision=PRECISION)
@@ -148,8 +223,7 @@ def steps_kernel(  # type: ignore[no-untyped-def]
         share = 1.0 / count.to(tl.float32)
         loss += tl.sum(tl.where(here, each, 0.0), axis=0) * share
         change = tl.where(mask, (grown / total[:, None] - hit.to(tl.float32)) * (lr * share), 0.0)
-        same = gram + (own + row)[:, None] * N + row[None, :]
-        near = tl.load(same, mask=here[:, None] & here[None, :], other=0.0)
+        near = tl.load(near_by + row[:, None] * size + row[None, :], mask=here[:, None] & here[None, :], other=0.0)
         if BIAS:
             near += 1.0
         back_on_it = tl.dot(near, change, input_precision=PRECISION)
@@ -173,32 +247,46 @@ def power_of_two(count: int, least: int = 1) -> int:
     return max(least, 1 << max(0, count - 1).bit_length())
 
 
-def draw_orders(names: Tensor, which: Tensor, sizes: Tensor, streams: Tensor, orders: Tensor, batch: int) -> None:
-    """Fill `orders` (k, E, n) for clients with up to n examples; every stream (M,) is that of k / M of them."""
-    clients, epochs, n = orders.shape
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Where k clients lie in memory, one after the other: positions in the training set, numbers of examples, and the places
+    of their first example and of their Gram matrix; (k,) int64 each. `largest` is the most examples that one may have.
+    """
+
+    which: Tensor
+    counts: Tensor
+    rows_at: Tensor
+    grams_at: Tensor
+    largest: int
+
+
+def draw_orders(names: Tensor, clients: Ragged, streams: Tensor, orders: Tensor, batch: int) -> None:
+    """Fill `orders` (k, E, n) of clients with up to n examples; every stream (M,) is that of k / M of them."""
+    count, epochs, n = orders.shape
     padded = power_of_two(n, 16)
-    orders_kernel[(clients, epochs)](
-        names,
-        which,
-        sizes,
-        streams,
-        orders,
-        epochs,
-        batch,
-        clients // len(streams),
-        n,
-        NP=padded,
-        PART=min(32, padded),
-        num_warps=4,
-    )
+    orders_kernel[(count, epochs)](
+        names, clients.which, clients.counts, streams, orders, epochs, batch, count // len(streams), n, NP=padded,
+        PART=min(32, padded), num_warps=4,
+    )  # fmt: skip
 
 
-def gather_examples(data: Tensor, which: Tensor, offsets: Tensor, sizes: Tensor, x: Tensor, scale: float, shift: float) -> None:
-    """Fill `x` (k, n, F) with clients' examples."""
-    clients, n, features = x.shape
-    gather_kernel[(clients, n)](
-        data, which, offsets, sizes, x, features, scale, shift, n, F=power_of_two(features), num_warps=4
-    )
+def gather_examples(data: Tensor, clients: Ragged, offsets: Tensor, x: Tensor, scale: float, shift: float) -> None:
+    """Fill `x` (R, F) with clients' examples."""
+    rows = 4
+    gather_kernel[(len(clients.which), triton.cdiv(clients.largest, rows))](
+        data, clients.which, offsets, clients.counts, clients.rows_at, x, x.shape[1], scale, shift, R=rows,
+        F=power_of_two(x.shape[1]), num_warps=4,
+    )  # fmt: skip
+
+
+def gram_matrices(x: Tensor, clients: Ragged, gram: Tensor, scale: float, precision: str) -> None:
+    """Fill `gram` with x xᵀ · scale of every client."""
+    tile = 64 if clients.largest > 32 else 32
+    tiles = triton.cdiv(clients.largest, tile)
+    gram_kernel[(len(clients.which), tiles, tiles)](
+        x, clients.counts, clients.rows_at, clients.grams_at, gram, x.shape[1], scale, T=tile, K=32, PRECISION=precision,
+        num_warps=4, num_stages=4,
+    )  # fmt: skip
 
 
 def split(source: Tensor, factors: Tensor, scale: float, parts: Sequence[Tensor]) -> None:
@@ -212,14 +300,34 @@ def split(source: Tensor, factors: Tensor, scale: float, parts: Sequence[Tensor]
     )  # fmt: skip
 
 
+def weigh(coefficients: Tensor, weights: Tensor, scales: Tensor, clients: Ragged, scale: float, weighted: Tensor) -> None:
+    """Coefficients (R, P) · weights (k,) · scales (k,) · scale, written to `weighted` (R, P), or as a sum to (R, 2 P)."""
+    width = coefficients.shape[1]
+    weighted_kernel[(len(weights), triton.cdiv(clients.largest, 16))](
+        coefficients, weights, scales, clients.counts, clients.rows_at, weighted, scale, P=width, R=16,
+        TWO=weighted.shape[1] > width, num_warps=4,
+    )  # fmt: skip
+
+
+def crossed_with_start(
+    coefficients: Tensor, outputs: Tensor, biases: Tensor | None, scales: Tensor, clients: Ragged, classes: int, crossed: Tensor
+) -> None:
+    """⟨A, X W_0ᵀ⟩ of every client, (k,)."""
+    count, width = len(scales), coefficients.shape[1]
+    together, bias_stride = (count, 0) if biases is None else (count // len(biases), biases.stride(0))
+    crossed_kernel[(count,)](
+        coefficients, outputs, outputs if biases is None else biases, scales, clients.counts, clients.rows_at, crossed,
+        together, bias_stride, C=classes, P=width, R=16, TWO=outputs.shape[1] > width, BIAS=biases is not None, num_warps=4,
+    )  # fmt: skip
+
+
 def take_steps(
     outputs: Tensor,
     biases: Tensor | None,
     gram: Tensor,
     targets: Tensor,
-    which: Tensor,
+    clients: Ragged,
     offsets: Tensor,
-    sizes: Tensor,
     steps: Tensor,
     orders: Tensor,
     rate: Tensor,
@@ -232,16 +340,18 @@ def take_steps(
     prox: float,
     tf32: bool,
 ) -> None:
-    """All local steps of all clients: `coefficients` (k, n, P) begin at 0, P ≥ `classes`.
+    """All local steps of all clients: `coefficients` (R, P) begin at 0, P ≥ `classes`.
 
-    `outputs` (k, n, P) are those at the start without `biases` (M, C), or (k, n, 2 P), which are to be added up.
+    `outputs` (R, P) are those at the start without `biases` (M, C), or (R, 2 P), which are to be added up.
     `results` are sums of coefficients (k, P), then of each client ‖Aᵀ X‖², its summed losses, c − 1 and scale, (k,).
     """
-    clients, n, stride = coefficients.shape
-    together, bias_stride = (clients, 0) if biases is None else (clients // len(biases), biases.stride(0))
-    steps_kernel[(clients,)](
-        outputs, outputs if biases is None else biases, gram, targets, which, offsets, sizes, steps, orders, rate, coefficients,
-        *results, orders.shape[1], batch, decay, prox, together, bias_stride, n, STRIDE=stride,
-        TWO=outputs.shape[2] > stride, BIAS=biases is not None, C=classes, B=power_of_two(min(batch, n), 16),
-        CP=power_of_two(classes, 16), PART=64 if n > 32 else 32, PRECISION="tf32" if tf32 else EXACT, num_warps=4,
+    count, epochs, n = orders.shape
+    stride = coefficients.shape[1]
+    together, bias_stride = (count, 0) if biases is None else (count // len(biases), biases.stride(0))
+    steps_kernel[(count,)](
+        outputs, outputs if biases is None else biases, gram, targets, clients.which, offsets, clients.counts, clients.rows_at,
+        clients.grams_at, steps, orders, rate, coefficients, *results, epochs, batch, decay, prox, together, bias_stride, n,
+        STRIDE=stride, TWO=outputs.shape[1] > stride, BIAS=biases is not None, C=classes,
+        B=power_of_two(min(batch, n), 16), CP=power_of_two(classes, 16), PART=64 if n > 32 else 32,
+        PRECISION="tf32" if tf32 else "ieee", num_warps=4,
     )  # fmt: skip
