@@ -237,27 +237,27 @@ class _Block:
         """
         whole, keep, (k, scores, _), b = self.whole, self.keep, self.whole.shape, batches.cursor.width
         room, stored, scale = batches.room(torch.Size((k, b))), batches.clients.x, batches.scale
-        x, turned, rate = room.whole, whole.transpose(1, 2), self.lr * scale / b
         outputs, logs = (space.empty(name, (k * b, scores), whole.dtype, whole.device) for name in ("outputs", "logs"))
-        z, delta = outputs.view(k, b, scores), logs.view(k, b, scores).transpose(1, 2)
-        minus = whole.new_full((k * b, 1), -1.0)
-        rows = batches.rows[steps, block].reshape(-1, k * b).unbind(0)
-        targets = batches.y[steps, block].reshape(-1, k * b, 1).unbind(0)
-        chosen = whole.new_empty(len(rows), k * b, 1)
-        for row, target, found in zip(rows, targets, chosen.unbind(0), strict=True):
-            torch.index_select(stored, 0, row, out=room.raw)
-            room.features.copy_(room.raw_rows)
-            if batches.shift:
-                room.features.add_(batches.shift)
-            torch.baddbmm(z, x, turned, beta=0, alpha=scale, out=z)  # with β = 0 what was in z does not matter
-            torch.log_softmax(outputs, 1, out=logs)
-            torch.gather(logs, 1, target, out=found)
-            logs.exp_()
-            logs.scatter_add_(1, target, minus)  # softmax minus one-hot
-            if self.pull is not None:
-                self.pull.apply(whole)
-            whole.baddbmm_(delta, x, beta=keep, alpha=-rate)
-        self.seen.sub_(chosen.view(-1, k, b).sum((0, 2), dtype=torch.float64).div_(b))
+        with torch.inference_mode():  # nothing is recorded, not even that views are views
+            raw, features, raw_rows, x, turned, rate = room.raw, room.features, room.raw_rows, room.whole, whole.mT, self.lr / b
+            z, delta, minus = outputs.view(k, b, scores), logs.view(k, b, scores).mT, whole.new_full((k * b, 1), -1.0)
+            rows = batches.rows[steps, block].reshape(-1, k * b).unbind(0)
+            targets = batches.y[steps, block].reshape(-1, k * b, 1).unbind(0)
+            chosen = whole.new_empty(len(rows), k * b, 1)
+            for row, target, found in zip(rows, targets, chosen.unbind(0), strict=True):
+                torch.index_select(stored, 0, row, out=raw)
+                features.copy_(raw_rows)
+                if batches.shift:
+                    features.add_(batches.shift)
+                torch.baddbmm(z, x, turned, beta=0, alpha=scale, out=z)  # with β = 0 what was in z does not matter
+                torch.log_softmax(outputs, 1, out=logs)
+                torch.gather(logs, 1, target, out=found)
+                logs.exp_()
+                logs.scatter_add_(1, target, minus)  # softmax minus one-hot
+                if self.pull is not None:
+                    self.pull.apply(whole)
+                whole.baddbmm_(delta, x, beta=keep, alpha=-rate * scale)
+            self.seen.sub_(chosen.view(-1, k, b).sum((0, 2), dtype=torch.float64).div_(b))
 
     def _flat(self, batch: Batch, space: Workspace) -> Tensor:
         """Inputs (k, b, …) as rows of features, with the constant one that belongs to a bias."""

@@ -57,7 +57,7 @@ class Part:
     """Clients of one job that are trained in one graph."""
 
     job: int
-    places: Numbers  # in the job's cohort
+    places: Numbers | slice  # in the job's cohort
     positions: Numbers  # in the training set
     sizes: Numbers
     steps: Numbers
@@ -122,7 +122,7 @@ class SpanGraphs:
         positions, weights = job.cohort.clients.numpy(), job.weights.numpy()
         stream = rng.signed(rng.stream_key(job.cohort.seed, "batches", job.cohort.round))
         if len(groups) == 1:
-            return [Part(index, groups[0], positions, sizes, steps, weights, stream)]
+            return [Part(index, slice(None), positions, sizes, steps, weights, stream)]
         return [
             Part(index, places, positions[places], sizes[places], steps[places], weights[places], stream) for places in groups
         ]
@@ -142,7 +142,7 @@ class SpanGraphs:
 
     def _shape(self, bundle: Sequence[Part], solver: SGD) -> Shape:
         batch = min(solver.batch_size or _LARGEST, _LARGEST)
-        key = tuple((len(part.places), int(part.steps.max())) for part in bundle), batch, solver.weight_decay, solver.prox
+        key = tuple((len(part.sizes), int(part.steps.max())) for part in bundle), batch, solver.weight_decay, solver.prox
         if self.alike and key in self._shapes:
             return self._shapes[key]
         clients, rows, grams, epochs = 1, 1, 0, 1
@@ -151,7 +151,7 @@ class SpanGraphs:
             if batch < int(part.sizes.max()):
                 per_epoch = np.where(part.sizes > batch, -(-part.sizes // batch), 1)
                 most = int((-(-part.steps // per_epoch)).max())
-            clients, rows = max(clients, len(part.places)), max(rows, int(part.sizes.sum()))
+            clients, rows = max(clients, len(part.sizes)), max(rows, int(part.sizes.sum()))
             grams, epochs = grams + int((part.sizes * part.sizes).sum()), max(epochs, most)
         # Room that costs memory but no time is the same for all graphs, so that few of them serve all cohorts.
         if grams > self.grams:
@@ -183,7 +183,7 @@ class SpanGraphs:
             answers, models = graph.answer.numpy(), graph.shape.models
             clients = answers[:-models].reshape(2, models, -1)
             for model, part in enumerate(bundle):
-                sq_norms, losses = clients[:, model, : len(part.places)]
+                sq_norms, losses = clients[:, model, : len(part.sizes)]
                 longest = (ABSURD * max(1.0, float(answers[model - models]))) ** 2
                 # NaN compares as False. To be left out, or a square that float32 does not hold: rare, and done with care.
                 if not (
@@ -268,7 +268,7 @@ class SpanGraph:
         self.answer = torch.zeros(2 * k + models, dtype=torch.float64, pin_memory=pinned)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.uses, self.on_gpu = 0, device.type == "cuda"
-        self.side: Any = torch.cuda.Stream() if self.on_gpu else None  # type: ignore[no-untyped-call]
+        self.sides = [torch.cuda.Stream() for _ in range(2)] if self.on_gpu else []  # type: ignore[no-untyped-call]
 
     @property
     def bytes(self) -> int:
@@ -329,14 +329,15 @@ class SpanGraph:
         scale, shift = (1.0, 0.0) if clients.scale is None or self.scale != 1.0 else (clients.scale, clients.shift)
         named = self.worker.task.layout.unflatten(self.params)
         halves = [self.weight[:, part * self.scores :][:, : self.classes] for part in range(self.parts)]
-        with self._aside():
+        with self._aside(0):
             kernels.draw_orders(clients.keys, here, streams, self.orders, shape.batch)
-            kernels.split(named["weight"], self.ones, self.scale, halves)
-            torch.linalg.vector_norm(self.params, dim=1, dtype=torch.float64, out=self.small[2 * k :])
             self.coefficients.zero_()
             self.weighted.zero_()  # of rows that belong to nobody
+        with self._aside(1):
+            kernels.split(named["weight"], self.ones, self.scale, halves)
+            torch.linalg.vector_norm(self.params, dim=1, dtype=torch.float64, out=self.small[2 * k :])
         kernels.gather_examples(clients.x.view(len(clients.x), -1), here, clients.offsets, self.x, scale, shift)
-        self._join()
+        self._join(1)
         squares, losses = self.small[:k], self.small[k : 2 * k]
         factors, scales = (torch.empty(k, device=self.x.device) for _ in range(2))
         with self.products.products():
@@ -344,6 +345,7 @@ class SpanGraph:
             torch.bmm(x, self.weight.transpose(1, 2), out=outputs)
             precision = "tf32" if self.products.reduced else "tf32x3"  # the latter is as exact as float32
             kernels.gram_matrices(self.x, here, self.gram, self.scale**2, precision)
+            self._join(0)
             kernels.take_steps(
                 self.outputs, named.get("bias"), self.gram, clients.y, here, clients.offsets, steps, self.orders, rate,
                 self.coefficients, (self.summed, squares, losses, factors, scales), classes=self.classes, batch=shape.batch,
@@ -361,18 +363,18 @@ class SpanGraph:
         self.answer.copy_(self.small, non_blocking=True)
 
     @contextmanager
-    def _aside(self) -> Iterator[None]:
-        """Kernels inside run beside those that follow, until `_join`."""
+    def _aside(self, side: int) -> Iterator[None]:
+        """Kernels inside run beside those that follow, until they are joined."""
         if not self.on_gpu:
             yield
             return
-        self.side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.side):
+        self.sides[side].wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.sides[side]):
             yield
 
-    def _join(self) -> None:
+    def _join(self, side: int) -> None:
         if self.on_gpu:
-            torch.cuda.current_stream().wait_stream(self.side)
+            torch.cuda.current_stream().wait_stream(self.sides[side])
 
     def _sum(self, weights: Tensor, factors: Tensor) -> None:
         """The weighted sums of updates, into `totals`."""

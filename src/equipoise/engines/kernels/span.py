@@ -29,46 +29,55 @@ def bits_of(key, epoch, places):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def orders_kernel(names, which, counts, streams, orders, epochs, batch, together, N, NP: tl.constexpr, PART: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A client's order of examples in one epoch: the rank of each by random bits, as a stable sort gives it.
+def orders_kernel(names, which, counts, streams, orders, epochs, batch, together, N, MINE: tl.constexpr, PART: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A client's order of examples in one epoch: the rank of some of them by random bits, as a stable sort gives it.
 
     `together` clients in a row share a stream.
     """
-    client, epoch = tl.program_id(0), tl.program_id(1)
+    client, epoch, begin = tl.program_id(0), tl.program_id(1), tl.program_id(2) * MINE
     count = tl.load(counts + client)
-    key = mixed(mixed(tl.load(names + tl.load(which + client))) ^ tl.load(streams + client // together))
-    mine = tl.arange(0, NP)
-    bits = bits_of(key, epoch, mine)
-    rank = tl.zeros((NP,), dtype=tl.int32)
-    for first in range(0, count, PART):
-        other = first + tl.arange(0, PART)
-        theirs = tl.where(other < count, bits_of(key, epoch, other), LARGEST)
-        tie = (theirs[None, :] == bits[:, None]) & (other[None, :] < mine[:, None])
-        rank += tl.sum(((theirs[None, :] < bits[:, None]) | tie).to(tl.int32), axis=1)
-    rank = tl.where(count > batch, rank, mine)  # a client whose batch is all its data keeps its order
-    tl.store(orders + (client * epochs + epoch) * N + rank, mine, mask=mine < count)
+    if begin < count:
+        key = mixed(mixed(tl.load(names + tl.load(which + client))) ^ tl.load(streams + client // together))
+        mine = begin + tl.arange(0, MINE)
+        bits = bits_of(key, epoch, mine)
+        rank = tl.zeros((MINE,), dtype=tl.int32)
+        for first in range(0, count, PART):
+            other = first + tl.arange(0, PART)
+            theirs = tl.where(other < count, bits_of(key, epoch, other), LARGEST)
+            tie = (theirs[None, :] == bits[:, None]) & (other[None, :] < mine[:, None])
+            rank += tl.sum(((theirs[None, :] < bits[:, None]) | tie).to(tl.int32), axis=1)
+        rank = tl.where(count > batch, rank, mine)  # a client whose batch is all its data keeps its order
+        tl.store(orders + (client * epochs + epoch) * N + rank, mine, mask=mine < count)
 
 
 @triton.jit
-def gather_kernel(data, which, offsets, counts, rows_at, x, features, scale, shift, R: tl.constexpr, F: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Some examples of a client as a model sees them."""
-    client, first = tl.program_id(0), tl.program_id(1) * R
-    count = tl.load(counts + client)
-    if first < count:
-        row, column = first + tl.arange(0, R).to(tl.int64), tl.arange(0, F)
-        inside = (row < count)[:, None] & (column < features)[None, :]
-        source = tl.load(offsets + tl.load(which + client)) + row
-        values = tl.load(data + source[:, None] * features + column[None, :], mask=inside, other=0)
-        target = (tl.load(rows_at + client) + row)[:, None] * features + column[None, :]
-        tl.store(x + target, values.to(x.dtype.element_ty) * scale + shift, mask=inside)
+def gather_kernel(  # type: ignore[no-untyped-def]
+    data, which, offsets, counts, rows_at, x, features, scale, shift, SOME: tl.constexpr, R: tl.constexpr, F: tl.constexpr,
+):  # fmt: skip
+    """Some examples of a client as a model sees them, a few at a time."""
+    client, begin = tl.program_id(0), tl.program_id(1) * SOME
+    end = tl.minimum(tl.load(counts + client), begin + SOME)
+    if begin < end:
+        offset, own = tl.load(offsets + tl.load(which + client)), tl.load(rows_at + client)
+        column = tl.arange(0, F)
+        for first in range(begin, end, R):
+            row = first + tl.arange(0, R).to(tl.int64)
+            inside = (row < end)[:, None] & (column < features)[None, :]
+            values = tl.load(data + (offset + row)[:, None] * features + column[None, :], mask=inside, other=0)
+            target = (own + row)[:, None] * features + column[None, :]
+            tl.store(x + target, values.to(x.dtype.element_ty) * scale + shift, mask=inside)
 
 
 @triton.jit
 def gram_kernel(x, counts, rows_at, grams_at, gram, features, scale, T: tl.constexpr, K: tl.constexpr, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
-    """One tile of a client's Gram matrix, and the one across the diagonal."""
-    client, high, low = tl.program_id(0), tl.program_id(1) * T, tl.program_id(2) * T
+    """One tile of a client's Gram matrix, and the one across the diagonal; tiles are numbered row by row."""
+    client, number = tl.program_id(0), tl.program_id(1)
+    line = ((tl.sqrt(8.0 * number + 1.0) - 1.0) * 0.5).to(tl.int32)
+    line = tl.where(line * (line + 1) // 2 > number, line - 1, line)  # a root may be rounded
+    line = tl.where((line + 1) * (line + 2) // 2 <= number, line + 1, line)
+    high, low = line * T, (number - line * (line + 1) // 2) * T
     count = tl.load(counts + client)
-    if (high < count) & (low <= high):
+    if high < count:
         own, base = tl.load(rows_at + client), tl.load(grams_at + client)
         above, below = high + tl.arange(0, T), low + tl.arange(0, T)
         found = tl.zeros((T, T), dtype=tl.float32)
@@ -263,18 +272,18 @@ class Ragged:
 def draw_orders(names: Tensor, clients: Ragged, streams: Tensor, orders: Tensor, batch: int) -> None:
     """Fill `orders` (k, E, n) of clients with up to n examples; every stream (M,) is that of k / M of them."""
     count, epochs, n = orders.shape
-    padded = power_of_two(n, 16)
-    orders_kernel[(count, epochs)](
-        names, clients.which, clients.counts, streams, orders, epochs, batch, count // len(streams), n, NP=padded,
-        PART=min(32, padded), num_warps=4,
+    mine = min(128, power_of_two(n, 16))
+    orders_kernel[(count, epochs, triton.cdiv(n, mine))](
+        names, clients.which, clients.counts, streams, orders, epochs, batch, count // len(streams), n, MINE=mine,
+        PART=min(32, mine), num_warps=4,
     )  # fmt: skip
 
 
 def gather_examples(data: Tensor, clients: Ragged, offsets: Tensor, x: Tensor, scale: float, shift: float) -> None:
     """Fill `x` (R, F) with clients' examples."""
-    rows = 4
-    gather_kernel[(len(clients.which), triton.cdiv(clients.largest, rows))](
-        data, clients.which, offsets, clients.counts, clients.rows_at, x, x.shape[1], scale, shift, R=rows,
+    some = 4 if clients.largest <= 128 else 32  # many programs fill a GPU, but those without work are no good
+    gather_kernel[(len(clients.which), triton.cdiv(clients.largest, some))](
+        data, clients.which, offsets, clients.counts, clients.rows_at, x, x.shape[1], scale, shift, SOME=some, R=4,
         F=power_of_two(x.shape[1]), num_warps=4,
     )  # fmt: skip
 
@@ -283,7 +292,7 @@ def gram_matrices(x: Tensor, clients: Ragged, gram: Tensor, scale: float, precis
     """Fill `gram` with x xᵀ · scale of every client."""
     tile = 64 if clients.largest > 32 else 32
     tiles = triton.cdiv(clients.largest, tile)
-    gram_kernel[(len(clients.which), tiles, tiles)](
+    gram_kernel[(len(clients.which), tiles * (tiles + 1) // 2)](
         x, clients.counts, clients.rows_at, clients.grams_at, gram, x.shape[1], scale, T=tile, K=32, PRECISION=precision,
         num_warps=4, num_stages=4,
     )  # fmt: skip
