@@ -64,6 +64,27 @@ def test_what_is_asked_for_is_used(cache):
     assert worked(Simulator(chunk_size=3, workers=1))[0].choice == Choice(3, 1)
 
 
+def test_many_more_clients_are_measured_again_if_the_largest_chunk_was_best(cache, monkeypatch):
+    asked = []
+
+    def measured(engine, queue, *_):
+        asked.append(len(queue))
+        return Choice(len(queue), 1)
+
+    monkeypatch.setattr(calibration, "_measured", measured)
+    data = FederatedData(make_clients([6] * 40))
+    engine = Simulator().start(Task.of(eq.models.Softmax(4, 3).double()), data)
+    params = torch.zeros(engine.task.layout.dimension, dtype=torch.float64)
+    for clients in (5, 7, 10, 40, 30, 5):
+        cohort = eq.sampling.Uniform()(0, torch.full((40,), 1 / 40, dtype=torch.float64), clients_per_round=clients, seed=0)
+        engine.summed_update(params, cohort, eq.solvers.SGD(batch_size=4), cohort.weights, WeightedMean())
+    assert asked == [5, 40]
+    assert not Choice().serves(1)
+    assert Choice(3, 2).serves(1000)  # given, not measured
+    assert Choice(3, 2, clients=10).serves(1000)  # larger chunks were slower
+    assert not Choice(5, 2, clients=10).serves(21)
+
+
 def test_little_work_is_not_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(calibration, "_measured", lambda *_: pytest.fail("measured"))
     assert worked()[0].choice.workers == 1
@@ -74,7 +95,7 @@ def test_the_choice_is_kept_with_a_run(cache, ragged, tmp_path, monkeypatch):
     monkeypatch.setattr(calibration, "_measured", lambda *_: Choice(2, 1))
     whole = eq.train(eq.models.Softmax(4, 3), ragged, rounds=6, clients_per_round=5)
     eq.train(eq.models.Softmax(4, 3), ragged, rounds=3, **options)
-    assert read_checkpoint(options["checkpoint"]).choice == {"chunk_size": 2, "workers": 1}
+    assert read_checkpoint(options["checkpoint"]).choice == {"chunk_size": 2, "workers": 1, "clients": 5}
     calibration._known.clear()
     cache.unlink()
     monkeypatch.setattr(calibration, "_measured", lambda *_: Choice(5, 1))  # the machine is busier now

@@ -11,7 +11,7 @@ import json
 import os
 import platform
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from equipoise.types import LocalSolver
 
 _WORTH = 2e7  # examples × parameters of a round: below this, everything is one chunk and nothing is measured
-_SCHEME = "in turns"  # to be changed with what is measured: choices made for other code are not used
+_SCHEME = "in turns, by number of clients"  # to be changed with what is measured: choices made for other code are not used
 _SECONDS = 1.0  # after which no new turn begins
 _TURNS = 5
 _TURN = 0.25  # seconds that a turn of one choice may take, about
@@ -36,10 +36,17 @@ _known: dict[str, Choice] = {}
 
 @dataclass(frozen=True)
 class Choice:
-    """Clients per chunk and chunks at once; None is not decided."""
+    """Clients per chunk and chunks at once, measured on so many clients; None is not decided."""
 
     chunk_size: int | None = None
     workers: int | None = None
+    clients: int | None = None
+
+    def serves(self, clients: int) -> bool:
+        """Whether it is good for so many clients: not if there were too few of them to try larger chunks."""
+        if self.chunk_size is None or self.workers is None:
+            return False
+        return self.clients is None or clients <= 2 * self.clients or self.chunk_size * self.workers < self.clients
 
 
 def calibrated(engine: SimulatorEngine, queue: Queue, solver: LocalSolver, lr: float) -> Choice:
@@ -51,7 +58,7 @@ def calibrated(engine: SimulatorEngine, queue: Queue, solver: LocalSolver, lr: f
     if name not in _known:
         _known.update(_stored())
     if name not in _known:
-        _known[name] = _measured(engine, queue, solver, lr)
+        _known[name] = replace(_measured(engine, queue, solver, lr), clients=len(queue))
         _store(_known)
     return _known[name]
 
@@ -111,7 +118,8 @@ def _name(engine: SimulatorEngine, queue: Queue, solver: LocalSolver) -> str:
     """What a choice depends on: the machine, the model, the kind of work, and what was asked for."""
     work = (
         type(engine.task.module).__qualname__, queue.models.shape[1], str(queue.models.dtype), tuple(engine.train.x.shape[1:]),
-        type(solver).__qualname__, solver.batch_size, queue.own, min(len(queue), 128), asdict(engine.given),
+        type(solver).__qualname__, solver.batch_size, queue.own, min(1 << (len(queue) - 1).bit_length(), 1024),
+        (engine.given.chunk_size, engine.given.workers),
     )  # fmt: skip
     machine = f"{platform.node()} {platform.machine()} torch {torch.__version__} threads {torch.get_num_threads()}"
     return f"{_SCHEME} {machine} {work}"

@@ -80,11 +80,12 @@ class Scoring:
     ) -> tuple[Tensor, ...]:
         """The same by several processes, if that is worth it: each has about as many examples."""
         split = next((name for name, held in workers.own.data.splits.items() if held is clients), None)
-        examples = len(clients.x) if which is None else int(clients.host_sizes[which].sum())
-        if workers.count == 1 or split is None or examples * models.numel() < _WORTH_SHARING:
+        if workers.count == 1 or split is None:
             return self.means(models, clients, which, with_errors=with_errors)
         positions = torch.arange(len(clients)) if which is None else which
         ends = clients.host_sizes[positions].cumsum(0)
+        if int(ends[-1]) * models.numel() < _WORTH_SHARING:
+            return self.means(models, clients, which, with_errors=with_errors)
         cuts = torch.searchsorted(ends, ends[-1] * torch.arange(1, workers.count) / workers.count)
         parts = [Asked(models, split, part, with_errors) for part in positions.tensor_split(cuts) if len(part)]
         found = workers.share(means_of, parts)

@@ -208,7 +208,7 @@ class SimulatorEngine:
         queue = Queue.of(jobs, solver, self.train, pull)
         lr = solver.learning_rate(jobs[0].cohort.round)
         cohorts = tuple(len(job.cohort) for job in jobs) if attacked else ()
-        if self.device.type == "cpu" and None in (self.choice.chunk_size, self.choice.workers):
+        if self.device.type == "cpu" and not self.choice.serves(len(queue)):
             self.use(calibrated(self, queue, solver, lr))
         chunk_size = self.choice.chunk_size
         if self.device.type == "cuda" and chunk_size is None:
@@ -238,7 +238,9 @@ class SimulatorEngine:
 
     def use(self, choice: Choice) -> None:
         """Go on with this chunk size and these workers, except where others were asked for."""
-        self.choice = Choice(self.given.chunk_size or choice.chunk_size, self.given.workers or choice.workers)
+        self.choice = Choice(
+            self.given.chunk_size or choice.chunk_size, self.given.workers or choice.workers, choice.clients
+        )  # fmt: skip
         self.workers.count = self.choice.workers or 1
 
 

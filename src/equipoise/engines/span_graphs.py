@@ -63,6 +63,7 @@ class Part:
     steps: Numbers
     weights: Numbers
     stream: int
+    layout: tuple[Any, ...] | None = None  # parts with the same one have the same sizes and steps
 
 
 class SpanGraphs:
@@ -118,27 +119,28 @@ class SpanGraphs:
         return self._collected(jobs, sizes, bundles, started)
 
     def _parts(self, index: int, job: Job, sizes: Numbers, solver: SGD) -> list[Part]:
-        steps, groups = self._grouping(job, sizes, solver)
+        known = self.alike and job.cohort.effort is None
+        layout = (len(sizes), solver.batch_size, solver.epochs, solver.steps) if known else None
+        if layout is None or layout not in self._grouped:
+            found = self._grouping(job, sizes, solver)
+            if layout is not None:
+                self._grouped[layout] = found
+        else:
+            found = self._grouped[layout]
+        steps, groups = found
         positions, weights = job.cohort.clients.numpy(), job.weights.numpy()
         stream = rng.signed(rng.stream_key(job.cohort.seed, "batches", job.cohort.round))
         if len(groups) == 1:
-            return [Part(index, slice(None), positions, sizes, steps, weights, stream)]
+            return [Part(index, slice(None), positions, sizes, steps, weights, stream, layout)]
         return [
             Part(index, places, positions[places], sizes[places], steps[places], weights[places], stream) for places in groups
         ]
 
     def _grouping(self, job: Job, sizes: Numbers, solver: SGD) -> tuple[Numbers, list[Numbers]]:
         """Steps of the clients, and which of them are trained in one graph: as many as memory allows."""
-        key = len(sizes), solver.batch_size, solver.epochs, solver.steps
-        known = self.alike and job.cohort.effort is None
-        if known and key in self._grouped:
-            return self._grouped[key]
         steps = steps_of(solver, sizes, None if job.cohort.effort is None else job.cohort.effort.numpy())
         filled = np.cumsum(4 * sizes * (self.features + sizes)) // _BYTES
-        found = steps, [np.flatnonzero(filled == number) for number in np.unique(filled)]
-        if known:
-            self._grouped[key] = found
-        return found
+        return steps, [np.flatnonzero(filled == number) for number in np.unique(filled)]
 
     def _shape(self, bundle: Sequence[Part], solver: SGD) -> Shape:
         batch = min(solver.batch_size or _LARGEST, _LARGEST)
@@ -249,7 +251,9 @@ class SpanGraph:
         # Six numbers of every client, then the streams' keys and the rate: one copy to the device.
         self.host = torch.zeros(6 * k + models + 1, dtype=torch.int64, pin_memory=pinned)
         self.host_clients: Numbers = self.host.numpy()[: 6 * k].reshape(6, models, -1)
+        self.host_weights: Numbers = self.host_clients[5].view(np.float64)
         self.host_rest: Numbers = self.host.numpy()[6 * k :]
+        self.layout: tuple[Any, ...] | None = None
         self.asked = torch.zeros_like(self.host, device=device)
         self.params, self.totals = (zeros(models, task.layout.dimension) for _ in range(2))
         self.x, self.gram = zeros(rows, self.features), zeros(shape.grams)
@@ -290,18 +294,14 @@ class SpanGraph:
 
     def start(self, params: Sequence[Tensor], parts: Sequence[Part], lr: float) -> None:
         """Start a round of one part per model: `totals` (M, D) are the sums of updates; `answer` comes later."""
-        grams = 0
-        self.host_clients.fill(0)  # clients without examples or steps
+        layout = tuple(part.layout for part in parts)
+        if layout != self.layout or None in layout:
+            self._lay_out(parts)
+            self.layout = layout
         for model, part in enumerate(parts):
-            positions, counts, rows_at, grams_at, steps, weights = self.host_clients[:, model, : len(part.positions)]
-            positions[:], counts[:], steps[:] = part.positions, part.sizes, part.steps
-            weights.view(np.float64)[:] = part.weights
-            squares = part.sizes * part.sizes
-            np.cumsum(part.sizes[:-1], out=rows_at[1:])
-            np.cumsum(squares[:-1], out=grams_at[1:])
-            rows_at += model * self.shape.rows
-            grams_at += grams
-            grams += int(squares.sum())
+            count = len(part.positions)
+            self.host_clients[0, model, :count] = part.positions
+            self.host_weights[model, :count] = part.weights
             self.host_rest[model] = part.stream
             self.params[model].copy_(params[model], non_blocking=True)
         self.host_rest[-1:].view(np.float64)[0] = lr
@@ -312,6 +312,20 @@ class SpanGraph:
             self._body()
         else:
             self.graph.replay()
+
+    def _lay_out(self, parts: Sequence[Part]) -> None:
+        """Tell the device where the clients lie in memory, and how many steps they take."""
+        grams = 0
+        self.host_clients.fill(0)  # clients without examples or steps
+        for model, part in enumerate(parts):
+            _, counts, rows_at, grams_at, steps, _ = self.host_clients[:, model, : len(part.positions)]
+            counts[:], steps[:] = part.sizes, part.steps
+            squares = part.sizes * part.sizes
+            np.cumsum(part.sizes[:-1], out=rows_at[1:])
+            np.cumsum(squares[:-1], out=grams_at[1:])
+            rows_at += model * self.shape.rows
+            grams_at += grams
+            grams += int(squares.sum())
 
     def _body(self) -> None:
         from equipoise.engines.kernels import span as kernels
