@@ -11,6 +11,7 @@ from equipoise.checkpoint import read_checkpoint
 from equipoise.data.clients import FederatedData
 from equipoise.engines import Simulator, calibration
 from equipoise.engines.calibration import Choice
+from equipoise.engines.workers import threads
 from equipoise.task import Task
 from made_clients import make_clients
 
@@ -68,17 +69,21 @@ def test_many_more_clients_are_measured_again_if_the_largest_chunk_was_best(cach
     asked = []
 
     def measured(engine, queue, *_):
-        asked.append(len(queue))
-        return Choice(len(queue), 1)
+        asked.append((len(queue), torch.get_num_threads()))
+        return Choice(-(-len(queue) // 2), 2)
 
     monkeypatch.setattr(calibration, "_measured", measured)
     data = FederatedData(make_clients([6] * 40))
-    engine = Simulator().start(Task.of(eq.models.Softmax(4, 3).double()), data)
-    params = torch.zeros(engine.task.layout.dimension, dtype=torch.float64)
-    for clients in (5, 7, 10, 40, 30, 5):
-        cohort = eq.sampling.Uniform()(0, torch.full((40,), 1 / 40, dtype=torch.float64), clients_per_round=clients, seed=0)
-        engine.summed_update(params, cohort, eq.solvers.SGD(batch_size=4), cohort.weights, WeightedMean())
-    assert asked == [5, 40]
+    with threads(2):
+        engine = Simulator().start(Task.of(eq.models.Softmax(4, 3).double()), data)
+        params = torch.zeros(engine.task.layout.dimension, dtype=torch.float64)
+        for clients in (5, 7, 10, 40, 30, 5):
+            alpha = torch.full((40,), 1 / 40, dtype=torch.float64)
+            cohort = eq.sampling.Uniform()(0, alpha, clients_per_round=clients, seed=0)
+            with engine.in_round():
+                engine.summed_update(params, cohort, eq.solvers.SGD(batch_size=4), cohort.weights, WeightedMean())
+    assert asked == [(5, 2), (40, 2)]
+    engine.workers.stop()
     assert not Choice().serves(1)
     assert Choice(3, 2).serves(1000)  # given, not measured
     assert Choice(3, 2, clients=10).serves(1000)  # larger chunks were slower

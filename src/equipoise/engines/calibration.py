@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from equipoise.engines.workers import threads
 from equipoise.files import write_atomically
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from equipoise.types import LocalSolver
 
 _WORTH = 2e7  # examples × parameters of a round: below this, everything is one chunk and nothing is measured
-_SCHEME = "in turns, by number of clients"  # to be changed with what is measured: choices made for other code are not used
+_SCHEME = "in turns, for so many clients"  # to be changed with what is measured: choices made for other code are not used
 _SECONDS = 1.0  # after which no new turn begins
 _TURNS = 5
 _TURN = 0.25  # seconds that a turn of one choice may take, about
@@ -58,7 +59,8 @@ def calibrated(engine: SimulatorEngine, queue: Queue, solver: LocalSolver, lr: f
     if name not in _known:
         _known.update(_stored())
     if name not in _known:
-        _known[name] = replace(_measured(engine, queue, solver, lr), clients=len(queue))
+        with threads(engine.threads):  # a round of several processes has but one
+            _known[name] = replace(_measured(engine, queue, solver, lr), clients=len(queue))
         _store(_known)
     return _known[name]
 
@@ -93,10 +95,7 @@ def _measured(engine: SimulatorEngine, queue: Queue, solver: LocalSolver, lr: fl
             break
     # Small differences are chance: the largest chunk has the least overhead, and one process is the simplest.
     good = [choice for choice in choices if choices[choice] <= 1.05 * min(choices.values())]
-    chosen = max(good, key=lambda c: (c.chunk_size or 0) * (c.workers or 1) + (c.workers == 1))
-    if chosen.chunk_size == tried and chosen.workers == 1:  # more than these were not tried, as they take long
-        return Choice(engine.given.chunk_size or max(1, min(limit, len(queue))), 1)
-    return chosen
+    return max(good, key=lambda c: (c.chunk_size or 0) * (c.workers or 1) + (c.workers == 1))
 
 
 def _seconds(workers: Workers, queue: Queue, size: int, count: int, solver: LocalSolver, lr: float) -> float:
@@ -121,7 +120,7 @@ def _name(engine: SimulatorEngine, queue: Queue, solver: LocalSolver) -> str:
         type(solver).__qualname__, solver.batch_size, queue.own, min(1 << (len(queue) - 1).bit_length(), 1024),
         (engine.given.chunk_size, engine.given.workers),
     )  # fmt: skip
-    machine = f"{platform.node()} {platform.machine()} torch {torch.__version__} threads {torch.get_num_threads()}"
+    machine = f"{platform.node()} {platform.machine()} torch {torch.__version__} threads {engine.threads}"
     return f"{_SCHEME} {machine} {work}"
 
 

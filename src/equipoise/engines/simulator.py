@@ -91,6 +91,7 @@ class SimulatorEngine:
         self.device, self.task, self.sets = device, task.to(device), ResidentSets(device)
         self.data, self.train = data, self.sets[data.train]
         self.given, self.choice = given, given  # what was asked for, and what is used
+        self.threads = torch.get_num_threads()
         self._last: list[Order] | None = []  # None: graphs of their own
         worker = Worker(self.task, data, self.train)
         if device.type == "cuda":

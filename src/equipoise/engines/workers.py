@@ -119,14 +119,19 @@ NOTHING: Any = object()  # stands for an answer that did not come
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """Work of this thread uses one torch thread."""
+def threads(count: int) -> Iterator[None]:
+    """Work inside uses so many torch threads."""
     before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)
     try:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def one_thread() -> AbstractContextManager[None]:
+    """Work inside uses one torch thread."""
+    return threads(1)
 
 
 def can_fork() -> bool:
