@@ -13,6 +13,7 @@ from torch import Tensor
 
 from equipoise.engines.gather import FlatBatches, fill_constant, wider
 from equipoise.engines.outputs import OutputGradients
+from equipoise.engines.softmax import SoftmaxSteps
 from equipoise.engines.stacked import Batch, Starts, runs
 from equipoise.engines.workers import Worker, Workspace
 from equipoise.models.linear import LinearModel
@@ -142,6 +143,7 @@ class LinearWork:
         self.in_blocks = isinstance(batches, FlatBatches) and self.start.device.type == "cpu"
         self.size = min(count, max(1, _BLOCK_BYTES // self.start[0].nbytes)) if self.in_blocks else count
         one_target = isinstance(batches, FlatBatches) and batches.y.dim() == 3
+        self._ready: SoftmaxSteps | None = None
         self.by_softmax = self.in_blocks and one_target and worker.task.loss is cross_entropy and not has_one_score(worker.task)
 
     def updates(self) -> LinearUpdates:
@@ -169,6 +171,12 @@ class LinearWork:
             return None
         return LinearSums(self.worker.task.layout, totals, squares)
 
+    def _softmax(self, batches: FlatBatches, whole: Tensor) -> SoftmaxSteps:
+        """Steps on the memory `whole`, made ready once for blocks that use the same memory."""
+        if self._ready is None or self._ready.whole.data_ptr() != whole.data_ptr() or len(self._ready.whole) != len(whole):
+            self._ready = SoftmaxSteps(batches, whole, self.lr, self.keep)
+        return self._ready
+
     def _empty(self, count: int) -> Tensor:
         return self.worker.space.empty("weights", (count, *self.start.shape[1:]), self.start.dtype, self.start.device)
 
@@ -187,7 +195,7 @@ class LinearWork:
         else:
             for steps, full in self.batches.stretches(block):
                 if full:
-                    work.full_softmax_steps(self.batches, block, steps, self.worker.space)
+                    self._softmax(self.batches, whole).take(block, steps, self.seen, None if pull is None else pull.apply)
                 else:
                     work.steps(self.batches.of(block, steps), self.worker.space)
         owners = [(0, slice(None))] if self.starts.shared else runs(self.starts.owners[block])
@@ -228,36 +236,6 @@ class _Block:
                 self.pull.apply(weight)
             weight.baddbmm_(delta.transpose(1, 2), x, beta=self.keep, alpha=-rate * batch.scale)
         gradient_at.finish()
-
-    def full_softmax_steps(self, batches: FlatBatches, block: slice, steps: slice, space: Workspace) -> None:
-        """The same for steps of softmax regression in which each client has a full batch, with as little Python as can be.
-
-        Between products that fill a core's cache every line of Python is cold and costs microseconds: what is the same at every
-        step is made before them.
-        """
-        whole, keep, (k, scores, _), b = self.whole, self.keep, self.whole.shape, batches.cursor.width
-        room, stored, scale = batches.room(torch.Size((k, b))), batches.clients.x, batches.scale
-        outputs, logs = (space.empty(name, (k * b, scores), whole.dtype, whole.device) for name in ("outputs", "logs"))
-        with torch.inference_mode():  # nothing is recorded, not even that views are views
-            raw, features, raw_rows, x, turned, rate = room.raw, room.features, room.raw_rows, room.whole, whole.mT, self.lr / b
-            z, delta, minus = outputs.view(k, b, scores), logs.view(k, b, scores).mT, whole.new_full((k * b, 1), -1.0)
-            rows = batches.rows[steps, block].reshape(-1, k * b).unbind(0)
-            targets = batches.y[steps, block].reshape(-1, k * b, 1).unbind(0)
-            chosen = whole.new_empty(len(rows), k * b, 1)
-            for row, target, found in zip(rows, targets, chosen.unbind(0), strict=True):
-                torch.index_select(stored, 0, row, out=raw)
-                features.copy_(raw_rows)
-                if batches.shift:
-                    features.add_(batches.shift)
-                torch.baddbmm(z, x, turned, beta=0, alpha=scale, out=z)  # with β = 0 what was in z does not matter
-                torch.log_softmax(outputs, 1, out=logs)
-                torch.gather(logs, 1, target, out=found)
-                logs.exp_()
-                logs.scatter_add_(1, target, minus)  # softmax minus one-hot
-                if self.pull is not None:
-                    self.pull.apply(whole)
-                whole.baddbmm_(delta, x, beta=keep, alpha=-rate * scale)
-            self.seen.sub_(chosen.view(-1, k, b).sum((0, 2), dtype=torch.float64).div_(b))
 
     def _flat(self, batch: Batch, space: Workspace) -> Tensor:
         """Inputs (k, b, …) as rows of features, with the constant one that belongs to a bias."""

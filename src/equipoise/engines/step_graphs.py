@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from equipoise.engines.precision import Precision
-from equipoise.engines.span_graphs import padded
+from equipoise.engines.span_graphs import padded, power_of_two
 from equipoise.engines.stacked import Batch, Gradients, Starts
 from equipoise.engines.workers import Worker
 from equipoise.errors import EquipoiseNotice
@@ -22,7 +22,7 @@ from equipoise.solvers import SGD
 from equipoise.solvers.batches import BatchCursor
 from equipoise.types import LocalSolver
 
-_GRAPHS = 64  # at most; then all are captured anew
+_GRAPHS = 512  # at most; then all are captured anew
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class StepGraphs:
             buffers.fill(starts, cursor, first, lr)
             computed = 0
             for active, widest in zip(cursor.active, cursor.widest, strict=True):
-                clients = min(padded(active), buffers.kind.clients)
+                clients = min(padded(active, power_of_two(active, 16) // 16), buffers.kind.clients)  # by an eighth at most
                 batch = _narrowed(widest, cursor.width)
                 buffers.step(clients, batch)
                 computed += clients * batch
