@@ -1,12 +1,13 @@
 """What five seeds in one batched run (`train_many`) cost, as a share of five runs one after another (`train`).
 
-    python benchmarks/many.py [--device cpu|cuda] [--seeds 5] [--rounds N] [--passes 7] [--threads N] [--json FILE]
+    python benchmarks/many.py [--device cpu|cuda] [--model softmax|network] [--seeds 5] [--rounds N] [--passes 7] [--threads N]
+                              [--json FILE]
 
-Softmax(60, 10) with 10 and 100 clients per round, batches of 10 and one local epoch, for FedAvg and for Δ-FL with tail 0.5,
-which also needs the losses of every cohort. Clients have 100 examples each ("equal") or log-normal numbers of them, of median
-50 and σ = 1 ("ragged"). Whole runs are timed, with their set-up and their evaluation; the two contenders take turns, and
-the median of the passes' ratios is shown with the smallest and the largest, beside the median ratio of processor times, which
-other work on the machine disturbs less. Before that both run once and are compared.
+Softmax(60, 10), or a network with 32 hidden units, with 10 and 100 clients per round, batches of 10 and one local epoch, for
+FedAvg and for Δ-FL with tail 0.5, which also needs the losses of every cohort. Clients have 100 examples each ("equal") or
+log-normal numbers of them, of median 50 and σ = 1 ("ragged"). Whole runs are timed, with their set-up and their evaluation; the
+two contenders take turns, and the median of the passes' ratios is shown with the smallest and the largest, beside the median
+ratio of processor times, which other work on the machine disturbs less. Before that both run once and are compared.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import equipoise as eq
 
@@ -30,6 +31,12 @@ SOLVER = eq.solvers.SGD(lr=0.01, batch_size=10)
 ALGORITHMS = {
     "FedAvg": eq.Algorithm(solver=SOLVER),
     "Δ-FL": eq.Algorithm(risk=eq.risk.Superquantile(0.5), solver=SOLVER),
+}
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "softmax": lambda: eq.models.Softmax(60, 10),
+    "network": lambda: nn.Sequential(nn.Linear(60, 32), nn.Tanh(), nn.Linear(32, 10)),
 }
 
 
@@ -68,13 +75,15 @@ def measure(
     data: eq.FederatedData, algorithm: eq.Algorithm, clients_per_round: int, options: argparse.Namespace
 ) -> dict[str, float]:
     engine = eq.engines.Simulator(device=options.device)
+    torch.manual_seed(0)
+    model = MODELS[options.model]()
     common = {"rounds": options.rounds, "clients_per_round": clients_per_round, "engine": engine, "progress": False}
 
     def together() -> list[eq.Result]:
-        return eq.train_many(eq.models.Softmax(60, 10), data, algorithm, seeds=options.seeds, **common).results["run"]
+        return eq.train_many(model, data, algorithm, seeds=options.seeds, **common).results["run"]
 
     def apart() -> list[eq.Result]:
-        return [eq.train(eq.models.Softmax(60, 10), data, algorithm, seed=seed, **common) for seed in range(options.seeds)]
+        return [eq.train(model, data, algorithm, seed=seed, **common) for seed in range(options.seeds)]
 
     difference = largest_difference(together(), apart())  # also the warm-up
     times = [(seconds_of(together, options.device), seconds_of(apart, options.device)) for _ in range(options.passes)]
@@ -94,6 +103,7 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--model", choices=sorted(MODELS), default="softmax")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--rounds", type=int, help="of each run (20 on a CPU, 100 on a GPU)")
     parser.add_argument("--passes", type=int, default=7)

@@ -50,16 +50,16 @@ class Scoring:
         self.models_together = True  # whether several models can score shared examples in one call
 
     def means(self, models: Tensor, clients: ClientSet, which: Tensor | None, *, with_errors: bool) -> tuple[Tensor, ...]:
-        """Mean loss (and error) per model (M, D) and client, (M, n) each; `which` (n,) are clients' positions."""
-        sizes = clients.sizes if which is None else clients.sizes[which]
+        """Mean loss (and error) per model (M, D) and client, (M, n) each; `which` (n,) are clients' positions, on the CPU."""
+        sizes = clients.host_sizes if which is None else clients.host_sizes[which]
+        lengths = sizes.to(self.device, non_blocking=True)
+        count = int(sizes.sum())  # not asked of a GPU, as that would wait for it
         rows, first = None, 0
         if which is not None and _in_a_row(which):
-            first = int(clients.offsets[which[0]])
+            first = int(clients.host_sizes[: which[0]].sum())
         elif which is not None:
-            ends = sizes.cumsum(0)
-            within = torch.arange(int(ends[-1]), device=self.device)
-            rows = within + (clients.offsets[which] - ends + sizes).repeat_interleave(sizes)
-        count = len(rows) if rows is not None else len(clients.x) if which is None else int(sizes.sum())
+            begins = clients.offsets[which.to(self.device)] - lengths.cumsum(0) + lengths
+            rows = torch.arange(count, device=self.device) + begins.repeat_interleave(lengths, output_size=count)
         width = _ROWS.get(self.device.type, 1024)
         if is_plain_linear(self.task):
             width = max(width, _LINEAR_NUMBERS // max(1, clients.x.shape[1:].numel()))
@@ -73,7 +73,7 @@ class Scoring:
                 x, y = clients.inputs(here, models.dtype), clients.targets(here, models.dtype)
                 for place, found in enumerate(self._scores(models, x, y, with_errors)):
                     scores[place, :, part] = found
-        return tuple(torch.segment_reduce(v.t().contiguous(), "mean", lengths=sizes, unsafe=True).t().cpu() for v in scores)
+        return tuple(torch.segment_reduce(v.t().contiguous(), "mean", lengths=lengths, unsafe=True).t().cpu() for v in scores)
 
     def shared_means(
         self, workers: Workers, models: Tensor, clients: ClientSet, which: Tensor | None, *, with_errors: bool
@@ -153,8 +153,8 @@ class Scoring:
 
 
 def _in_a_row(which: Tensor) -> bool:
-    """Whether positions follow on each other; a GPU is not asked, as that would wait for it."""
-    return which.device.type == "cpu" and len(which) > 0 and torch.equal(which, torch.arange(len(which)) + which[0])
+    """Whether positions follow on each other."""
+    return len(which) > 0 and torch.equal(which, torch.arange(len(which)) + which[0])
 
 
 def _score(task: Task, params: Tensor, x: Tensor, *, y: Tensor, with_errors: bool) -> tuple[Tensor, ...]:

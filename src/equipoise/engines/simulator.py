@@ -145,8 +145,7 @@ class SimulatorEngine:
 
     def losses_of(self, models: Tensor, cohort: Cohort) -> Tensor:
         """The same for several models (M, D) at once: (M, K)."""
-        which = cohort.clients.to(self.device)
-        (losses,) = self.scoring.shared_means(self.workers, models, self.train, which, with_errors=False)
+        (losses,) = self.scoring.shared_means(self.workers, models, self.train, cohort.clients, with_errors=False)
         return losses
 
     def evaluate(self, params: Tensor, clients: ClientSet) -> tuple[Tensor, Tensor]:
