@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _WORTH = 2e7  # examples × parameters of a round: below this, everything is one chunk and nothing is measured
 _SCHEME = "in turns, for so many clients"  # to be changed with what is measured: choices made for other code are not used
-_SECONDS = 1.0  # after which no new turn begins
+_SECONDS = 1.0  # after which no third or later turn begins
 _TURNS = 5
 _TURN = 0.25  # seconds that a turn of one choice may take, about
 _PAUSE = 0.005
@@ -85,13 +85,13 @@ def _measured(engine: SimulatorEngine, queue: Queue, solver: LocalSolver, lr: fl
     choices = {Choice(size, cores): float("inf") for size in sizes if size * cores < tried + cores}
     if cores > 1 and engine.given.workers is None:
         choices[Choice(engine.given.chunk_size or max(1, min(limit, tried)), 1)] = float("inf")
-    for _ in range(_TURNS):
+    for turn in range(_TURNS):
         for choice, best in choices.items():
             if best <= 1.3 * min(choices.values()) or best == float("inf"):
                 workers = engine.workers if choice.workers == cores else one_process
                 found = _seconds(workers, queue, choice.chunk_size or 1, tried, solver, lr)
                 choices[choice] = min(best, found)
-        if time.perf_counter() - began > _SECONDS:
+        if turn and time.perf_counter() - began > _SECONDS:  # one turn alone may be chance
             break
     # Small differences are chance: the largest chunk has the least overhead, and one process is the simplest.
     good = [choice for choice in choices if choices[choice] <= 1.05 * min(choices.values())]
