@@ -90,6 +90,23 @@ def test_one_model(name, bias):
 
 
 @on_a_device
+@pytest.mark.parametrize("kind", ["numbers", "bytes with a shift"])
+def test_what_tensor_cores_cannot_multiply_exactly(kind):
+    data = clients()
+    held = data.train
+    if kind == "numbers":
+        x = torch.randn(held.x.shape, generator=torch.Generator().manual_seed(4))
+        made = eq.ClientSet(x, held.y, held.offsets, held.ids)
+    else:
+        made = replace(held, shift=-0.5)
+    data = eq.FederatedData(made, classes=5)
+    graphs = compare(data, [job(data, 1, 5)], SOLVERS["FedProx and decay"])
+    assert {graph.parts for same in graphs.graphs.values() for graph in same} == {1}
+    bytes_ = compare(clients(), [job(clients(), 1, 5)], SOLVERS["one epoch"])
+    assert {graph.parts for same in bytes_.graphs.values() for graph in same} == {2}
+
+
+@on_a_device
 def test_several_models_are_one_graph_where_clients_are_alike():
     data = clients([8] * 6)
     graphs = compare(data, [job(data, seed, 2 + seed) for seed in range(3)], SOLVERS["three epochs"])

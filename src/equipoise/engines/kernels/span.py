@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from equipoise.engines.span_graphs import power_of_two
 from equipoise.rng import _FIRST, _GOLDEN, _SECOND, signed
 
 GOLDEN, FIRST, SECOND = (tl.constexpr(signed(value)) for value in (_GOLDEN, _FIRST, _SECOND))
@@ -249,11 +250,6 @@ def steps_kernel(  # type: ignore[no-untyped-def]
     tl.store(seen + client, loss)
     tl.store(factors + client, factor - 1.0)
     tl.store(scales + client, scale)
-
-
-def power_of_two(count: int, least: int = 1) -> int:
-    """The smallest power of two that is at least `count` and `least`."""
-    return max(least, 1 << max(0, count - 1).bit_length())
 
 
 @dataclass(frozen=True, eq=False)
