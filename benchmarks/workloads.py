@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache, partial
 from typing import Any, Literal
 
@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import equipoise as eq
+from equipoise.ahead import Rounds
 from equipoise.family import family_round
 from equipoise.round import run_round
 from equipoise.task import Task
+from equipoise.train import set_up
 from equipoise.types import Cohort, ServerState
 
 Round = Callable[[int], None]
@@ -147,17 +149,29 @@ class EquipoiseRounds:
         choice = eq.engines.Loop(device=device) if engine == "loop" else eq.engines.Simulator(**options)
         self.workload, self.data = workload, workload.data()
         self.algorithm = eq.Algorithm(solver=eq.solvers.SGD(lr=LEARNING_RATE, batch_size=workload.batch_size))
-        task = Task.of(workload.model())
-        self.engine = choice.start(task, self.data)
-        self.alpha, self.sampler = self.algorithm.base_weights(self.data.train), eq.sampling.Uniform()
-        self.state = ServerState(0, task.layout.read(task.module).to(device or "cpu"))
+        self.setting = set_up(
+            workload.model(), self.data, self.algorithm, rounds=10**9, clients_per_round=workload.clients_per_round, seed=0,
+            loss=None, error=None, engine=choice,
+        )  # fmt: skip
+        self.engine, self.state = self.setting.engine, self.setting.begin(self.algorithm)
         self.clients_per_round = workload.clients_per_round
 
+    @property
+    def clients_per_round(self) -> int:
+        return self.setting.clients_per_round
+
+    @clients_per_round.setter
+    def clients_per_round(self, count: int) -> None:
+        self.setting = replace(self.setting, clients_per_round=count)
+        self.rounds = Rounds(self.setting, self.algorithm)
+
     def cohort(self, index: int) -> Cohort:
-        return self.sampler(index, self.alpha, clients_per_round=self.clients_per_round, seed=0)
+        return self.setting.cohort(index)
 
     def __call__(self, index: int) -> None:
-        self.state, _ = run_round(self.state, self.algorithm, self.engine, self.cohort(index), self.data.train)
+        if self.state.round != index:
+            self.state = replace(self.state, round=index)
+        self.state, _ = self.rounds.following(self.state)
 
     def local_work(self, cohort: Cohort) -> None:
         """The engine's part of a round alone, from the present model; the result is dropped."""

@@ -8,9 +8,12 @@ in another process and on a GPU. Everything drawn on the server comes from NumPy
 from __future__ import annotations
 
 import hashlib
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.random.bit_generator import ISeedSequence
 from torch import Tensor
 
 _MASK = (1 << 64) - 1
@@ -47,11 +50,14 @@ def name_key(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
+@lru_cache(maxsize=256)
+def _purpose_key(seed: int, purpose: str) -> int:
+    return _mix(_mix(seed + _GOLDEN) ^ name_key(purpose))
+
+
 def stream_key(seed: int, purpose: str, round_index: int = 0) -> int:
     """The key of the stream (seed, purpose, round); `client_keys` splits it further by client."""
-    key = _mix(seed + _GOLDEN)
-    key = _mix(key ^ name_key(purpose))
-    return _mix(key + (round_index + 1) * _GOLDEN)
+    return _mix(_purpose_key(seed, purpose) + (round_index + 1) * _GOLDEN)
 
 
 def client_keys(key: int, clients: Tensor) -> Tensor:
@@ -66,12 +72,22 @@ def random_bits(keys: Tensor, first: int | Tensor, count: int) -> Tensor:
     return _mix_tensor(keys.unsqueeze(-1) + (counters + start) * signed(_GOLDEN)) & ((1 << 63) - 1)
 
 
+class _Key(ISeedSequence):
+    """Hands Philox its key as it is. Given the number itself, it would first ask the system for randomness it does not use."""
+
+    def __init__(self, key: int) -> None:
+        self.key = key
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> np.ndarray[Any, np.dtype[Any]]:
+        return np.array((self.key, 0), dtype=np.uint64)
+
+
 def generator(seed: int, purpose: str, round_index: int = 0, client: str | None = None) -> np.random.Generator:
     """A NumPy generator for one purpose, round and client."""
     key = stream_key(seed, purpose, round_index)
     if client is not None:
         key = _mix(key ^ _mix(name_key(client)))
-    return np.random.Generator(np.random.Philox(key=key))
+    return np.random.Generator(np.random.Philox(_Key(key)))  # type: ignore[arg-type]
 
 
 def torch_generator(seed: int, purpose: str, round_index: int = 0) -> torch.Generator:

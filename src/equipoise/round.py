@@ -20,11 +20,13 @@ from equipoise.errors import Diverged, InvalidParameter
 from equipoise.personal.run import PersonalRun
 from equipoise.privacy.run import PrivateRun
 from equipoise.privacy.secure_run import SecureRun
+from equipoise.risk.mean import Mean
 from equipoise.solvers.prepared import RoundContext
 from equipoise.types import Cohort, Engine, LocalSolver, LocalWork, RiskValue, RoundReport, ServerState
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
 TAIL = 0.1  # the share of clients in a report's tail loss
+_UNKNOWN = torch.tensor(float("nan"))
 
 
 def run_round(
@@ -128,7 +130,7 @@ class Plan:
     @classmethod
     def nobody(cls, cohort: Cohort) -> Plan:
         """The plan of an empty cohort."""
-        return cls(cohort, None, RiskValue(torch.tensor(float("nan")), cohort.weights), cohort, cohort.weights, None, 0)
+        return cls(cohort, None, RiskValue(_UNKNOWN, cohort.weights), cohort, cohort.weights, None, 0)
 
 
 def needs_losses(algorithm: Algorithm) -> bool:
@@ -171,37 +173,34 @@ def plan_round(
     """The risk of the cohort, and the clients that work for it: those with a weight whose work arrives."""
     if losses is not None and protection is None:  # a protected client is not named, nor does the run stop because of it
         stop_unless_finite(losses, cohort, clients, "loss")
-    if hasattr(solver, "efforts"):
+    if hasattr(solver, "efforts") and getattr(solver, "straggler_share", 1) > 0:
         cohort = replace(cohort, effort=solver.efforts(cohort, clients.keys[cohort.clients].cpu()))
     if protection is None:
         risk, denominator = weigh(algorithm, cohort, losses, clients, state.risk), None
     else:
         risk, denominator = protection.weigh(cohort, losses, state.risk)
-    chosen = risk.weights > 0  # the others are not trained: that is where the tail's speed comes from
-    dropped = chosen & (cohort.effort == 0) if cohort.effort is not None else None
-    if dropped is not None:
-        chosen = chosen & ~dropped
-    everyone = bool(chosen.all())  # the usual case: nothing to pick out
-    kept = risk.weights if everyone else risk.weights[chosen]
-    return Plan(
-        cohort,
-        losses,
-        risk,
-        cohort if everyone else cohort.take(chosen),
-        kept / (kept.sum() if denominator is None else denominator),
-        losses if everyone or losses is None else losses[chosen],
-        0 if dropped is None else int(dropped.sum()),
-        1.0 if denominator is None else denominator,
-    )
+    values = _numbers(risk.weights)
+    if cohort.effort is None and values.min(initial=1.0) > 0:  # the usual case: nobody to pick out
+        kept, workers, worker_losses, dropped = values, cohort, losses, 0
+    else:
+        chosen = risk.weights > 0  # the others are not trained: that is where the tail's speed comes from
+        lost = chosen & (cohort.effort == 0) if cohort.effort is not None else torch.zeros_like(chosen)
+        chosen = chosen & ~lost
+        kept, workers, dropped = _numbers(risk.weights[chosen]), cohort.take(chosen), int(lost.sum())
+        worker_losses = losses[chosen] if losses is not None else None
+    fixed = 1.0 if denominator is None else denominator
+    weights = torch.from_numpy(kept / (kept.sum() if denominator is None else denominator))
+    return Plan(cohort, losses, risk, workers, weights, worker_losses, dropped, fixed)
 
 
 def weigh(algorithm: Algorithm, cohort: Cohort, losses: Tensor | None, clients: ClientSet, state: Any) -> RiskValue:
     """The risk of the cohort. A risk that needs no losses gets zeros, and its value is not reported."""
+    if losses is None and type(algorithm.risk) is Mean:  # the usual one, and its answer is known
+        return RiskValue(_UNKNOWN, cohort.weights, state)
     ids = tuple(map(clients.ids.__getitem__, cohort.clients.tolist()))
-    risk = algorithm.risk(
-        losses if losses is not None else torch.zeros_like(cohort.weights), cohort.weights, clients=ids, state=state
-    )
-    if risk.weights.shape != cohort.weights.shape or not _sane(risk.weights):
+    given = losses if losses is not None else torch.zeros_like(cohort.weights)
+    risk = algorithm.risk(given, cohort.weights, clients=ids, state=state)
+    if risk.weights.shape != cohort.weights.shape or not _sane(_numbers(risk.weights)):
         raise InvalidParameter(
             "risk",
             f"must give {len(cohort)} finite weights ≥ 0, one per client",
@@ -211,10 +210,16 @@ def weigh(algorithm: Algorithm, cohort: Cohort, losses: Tensor | None, clients: 
     return risk
 
 
-def _sane(weights: Tensor) -> bool:
+def _numbers(values: Tensor) -> Numbers:
+    """A few hundred numbers in double precision, which NumPy handles faster than torch."""
+    on_host = values if values.device.type == "cpu" else values.cpu()
+    found: Numbers = on_host.detach().numpy().astype(np.float64, copy=False)
+    return found
+
+
+def _sane(weights: Numbers) -> bool:
     """Whether all weights are finite and none is negative."""
-    values = weights.detach().cpu().numpy()
-    return bool(np.isfinite(values).all() and (values >= 0).all())
+    return bool(weights.min(initial=0.0) >= 0 and (math.isfinite(weights.sum()) or np.isfinite(weights).all()))
 
 
 def combine(
@@ -291,8 +296,8 @@ def step_factor(algorithm: Algorithm, solver: LocalSolver, plan: Plan, work: Loc
 
 def next_state(state: ServerState, algorithm: Algorithm, **changed: Any) -> ServerState:
     """The state after a round in which `changed` has changed."""
-    state = replace(state, round=state.round + 1, **changed)
-    return replace(state, averaging=algorithm.reported.update(state.params, state.averaging))
+    averaging = algorithm.reported.update(changed.get("params", state.params), state.averaging)
+    return ServerState(**(vars(state) | changed | {"round": state.round + 1, "averaging": averaging}))
 
 
 def stop_unless_finite(values: Tensor, cohort: Cohort, clients: ClientSet, what: str) -> None:
@@ -305,10 +310,12 @@ def stop_unless_finite(values: Tensor, cohort: Cohort, clients: ClientSet, what:
 def worst_mean(values: Numbers, share: Numbers, tail: float) -> float:
     """The mean of the largest values up to a mass of `tail`; `share` sums to 1. What metrics.worst gives, in few operations."""
     values, share = np.asarray(values), np.asarray(share)
-    order = np.argsort(-values, kind="stable")
-    above = np.cumsum(share[order])
-    inside = np.minimum(above, tail) - np.minimum(above - share[order], tail)
-    return float(inside @ values[order] / inside.sum())
+    order = (-values).argsort()
+    values, share = values[order], share[order]
+    above = share.cumsum()
+    last = min(int(above.searchsorted(tail)), len(values) - 1)  # the one that the tail ends in
+    rest = tail - float(above[last - 1]) if last else tail
+    return (float(share[:last] @ values[:last]) + rest * float(values[last])) / tail
 
 
 def report_of(plan: Plan, began: float, work: LocalWork | None = None, clients: ClientSet | None = None) -> RoundReport:
@@ -317,12 +324,12 @@ def report_of(plan: Plan, began: float, work: LocalWork | None = None, clients: 
         seen, weights = plan.losses, plan.cohort.weights
     else:
         seen, weights = (work.losses, plan.weights) if work is not None else (torch.zeros(0), torch.zeros(0))
-    shown, share = seen.double().cpu().numpy(), weights.double().cpu().numpy()  # a few hundred numbers: faster than tensors
-    known = np.isfinite(shown)  # a client without a step saw no loss; one whose update is left out may have an infinite one
-    mean = tail = float("nan")
-    if known.any():
-        shown, share = shown[known], share[known] / share[known].sum()
-        mean, tail = float(share @ shown), worst_mean(shown, share, TAIL)
+    shown, share = _numbers(seen), _numbers(weights)
+    if not math.isfinite(shown.sum()):  # a client without a step saw no loss; one that is left out may have an infinite one
+        known = np.isfinite(shown)
+        shown, share = shown[known], share[known]
+    share = share / share.sum()
+    mean, tail = (float(share @ shown), worst_mean(shown, share, TAIL)) if len(shown) else (math.nan, math.nan)
     return RoundReport(
         round=plan.cohort.round,
         loss=mean,

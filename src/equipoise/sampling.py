@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -16,6 +17,12 @@ from equipoise.types import Cohort
 def _cohort(round_index: int, seed: int, clients: Tensor, weights: Tensor, inclusion: Tensor) -> Cohort:
     total = weights.sum()
     return Cohort(round_index, seed, clients, weights / total if len(clients) else weights, inclusion)
+
+
+@lru_cache(maxsize=64)
+def _alike(count: int, value: float) -> Tensor:
+    """The same number for each of `count` clients; nobody changes what a cohort holds."""
+    return torch.full((count,), value, dtype=torch.float64)
 
 
 def _check_size(clients_per_round: int, n: int) -> None:
@@ -52,9 +59,10 @@ class Uniform:
         _check_size(clients_per_round, n)
         count = max(1, int(self.share * clients_per_round + 0.5))
         chosen = generator(seed, "cohort", round_index).choice(n, size=count, replace=False)
-        clients = torch.from_numpy(np.sort(chosen)).to(torch.int64)
-        inclusion = torch.full((count,), count / n, dtype=torch.float64)
-        return _cohort(round_index, seed, clients, alpha[clients], inclusion)
+        chosen.sort()
+        weights = alpha.numpy()[chosen]  # NumPy, because this is done in every round: torch takes longer over so few numbers
+        inclusion = _alike(count, count / n)
+        return Cohort(round_index, seed, torch.from_numpy(chosen), torch.from_numpy(weights / weights.sum()), inclusion)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise import rng
+from equipoise.ahead import Rounds
 from equipoise.algorithm import Algorithm
 from equipoise.checkpoint import Checkpoint, CheckpointError, Checkpoints, identity_of, read_checkpoint, refuse_strangers
 from equipoise.data.clients import FederatedData
@@ -31,10 +31,9 @@ from equipoise.privacy.mechanism import DifferentialPrivacy, GaussianMechanism, 
 from equipoise.privacy.run import PrivateRun
 from equipoise.privacy.secure_run import SecureRun
 from equipoise.result import ClientTable, PersonalModels, Result
-from equipoise.round import run_round
 from equipoise.sampling import Full
 from equipoise.task import PerExample, Task
-from equipoise.types import Cohort, Engine, Observer, RoundReport, Sampler, ServerState
+from equipoise.types import Cohort, Engine, Observer, Sampler, ServerState
 
 T = TypeVar("T")
 ModelOrMaker = nn.Module | Callable[[int], nn.Module]
@@ -92,8 +91,9 @@ def train(
     try:
         watching.on_start(Run(name, setting.rounds_allowed, setting.seed, state.round, setting, history))
         watching.on_state(state)
+        rounds_of_run = Rounds(setting, algorithm)
         while state.round < setting.rounds_allowed:
-            state, report = next_round(setting, algorithm, state)
+            state, report = rounds_of_run.following(state)
             watching.on_round(report)
             if evaluate_every and state.round % evaluate_every == 0 and state.round < setting.rounds_allowed:
                 watching.on_evaluation(setting.evaluation(algorithm, state))
@@ -119,21 +119,6 @@ def train(
     warn_if_strangers(result)
     warn_if_out_of_budget(setting)
     return result
-
-
-def next_round(setting: Setting, algorithm: Algorithm, state: ServerState) -> tuple[ServerState, RoundReport]:
-    """One round with the cohort that is drawn for it; an engine over a network may have to try several times."""
-
-    def run(cohort: Cohort) -> tuple[ServerState, RoundReport]:
-        return run_round(
-            state, algorithm, setting.engine, cohort, setting.data.train, clients_per_round=setting.clients_per_round,
-            personal=setting.personal, protection=setting.protection,
-        )  # fmt: skip
-
-    if not hasattr(setting.engine, "attempt"):
-        return run(setting.cohort(state.round))
-    tried: tuple[ServerState, RoundReport] = setting.engine.attempt(run, partial(setting.cohort, state.round))
-    return tried
 
 
 def resumed(saving: Checkpoints | None, setting: Setting, algorithm: Algorithm) -> tuple[ServerState, History, float]:

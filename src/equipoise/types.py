@@ -30,7 +30,7 @@ class Cohort:
     effort: Tensor | None = None  # (K,) int64, epochs (or steps) that each client gets done; None: all of the solver's
 
     def __len__(self) -> int:
-        return len(self.clients)
+        return self.clients.shape[0]
 
     def take(self, keep: Tensor) -> Cohort:
         """The sub-cohort at a boolean mask or positions; base weights are kept as they are."""
@@ -119,8 +119,9 @@ class RoundReport:
     bytes_by_client: dict[str, tuple[int, int]] = field(default_factory=dict)  # sent to and received from each
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rejected", tuple(self.rejected))  # a list where it was read from a file
-        object.__setattr__(self, "bytes_by_client", {c: tuple(pair) for c, pair in self.bytes_by_client.items()})
+        if type(self.rejected) is not tuple or self.bytes_by_client:  # lists where they were read from a file
+            object.__setattr__(self, "rejected", tuple(self.rejected))
+            object.__setattr__(self, "bytes_by_client", {c: tuple(pair) for c, pair in self.bytes_by_client.items()})
 
 
 class ClientRisk(Protocol):
@@ -276,7 +277,8 @@ class Engine(Protocol):
     `gone(cohort)`, which of its clients (K,) have failed in this round; `client_table(params, data)`, an evaluation of all
     clients that can be reached; `personal_run(…)`, a PersonalRun whose rows are elsewhere; and `protected(protection,
     algorithm)`, the same protection by sums of real clients (engines.flower). An engine may have `in_round()`, a context in
-    which it wants each round to run.
+    which it wants each round to run; and `begins_early`, with `has_room()` and `begin_round(…)`, if it can start the
+    next round while one is under way (ahead.py).
     """
 
     def losses(self, params: Tensor, cohort: Cohort, solver: LocalSolver | None = None) -> Tensor:

@@ -12,11 +12,13 @@ import torch
 
 import equipoise as eq
 from equipoise.aggregators import WeightedMean
+from equipoise.ahead import Rounds
 from equipoise.engines import Loop, span_graphs
 from equipoise.engines.precision import FULL
 from equipoise.engines.span_graphs import SpanGraphs
 from equipoise.engines.workers import Worker
 from equipoise.task import Task
+from equipoise.train import set_up
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
@@ -134,7 +136,7 @@ def test_a_cohort_with_fewer_examples_leaves_nothing_of_the_last_one():
     graphs = graphs_of(data)
     alpha = torch.full((5,), 0.2, dtype=torch.float64)
     everyone = eq.sampling.Full()(0, alpha, clients_per_round=5, seed=0)
-    graphs._shape = lambda bundle, solver, found=graphs._shape: replace(found(bundle, solver), clients=5, rows=48)
+    graphs._shape = lambda *given, found=graphs._shape: replace(found(*given), clients=5, rows=48)
     for kept in ([0, 1], [2, 3, 4]):
         cohort = everyone.take(torch.tensor([i in kept for i in range(5)]))
         params, weights = 0.3 * torch.randn(65, generator=torch.Generator().manual_seed(1)), torch.ones(len(kept)).double()
@@ -169,3 +171,58 @@ def test_an_update_that_cannot_be_used_is_left_to_the_careful_path():
     assert graphs_of(data).sums([wild], SOLVERS["one epoch"], WeightedMean()) is None
     assert graphs_of(data).sums([job(data, 1, 5)], eq.solvers.SGD(steps=0), WeightedMean()) is None
     assert graphs_of(data).sums([job(data, 1, 5)], eq.solvers.MAML(), WeightedMean()) is None
+
+
+def rounds_in_a_row(data, solver, early, count=7, **parts):
+    algorithm = eq.Algorithm(solver=solver, **parts)
+    setting = set_up(
+        eq.models.Softmax(12, 5), data, algorithm, rounds=count, clients_per_round=4, seed=0, loss=None, error=None,
+        engine=eq.engines.Simulator(device=DEVICE.type),
+    )  # fmt: skip
+    setting.engine.spans.possible = True
+    rounds, state, reports = Rounds(setting, algorithm), setting.begin(algorithm), []
+    assert rounds.early
+    rounds.early = early
+    for _ in range(count):
+        state, report = rounds.following(state)
+        reports.append(replace(report, seconds=0.0))
+    return state, reports, setting.engine.spans
+
+
+@on_a_device
+@pytest.mark.parametrize("sizes", [SIZES, [8] * 6])
+@pytest.mark.parametrize("parts", [{}, {"risk": eq.risk.Superquantile(0.5), "server": eq.server_opt.SGD(lr=0.7)}])
+def test_rounds_begun_early_have_the_same_bits(sizes, parts):
+    found, wanted = (rounds_in_a_row(clients(sizes), SOLVERS["three epochs"], early, **parts) for early in (True, False))
+    assert torch.equal(found[0].params, wanted[0].params)
+    assert found[1] == wanted[1]
+    assert all(shape.server is not None for shape in found[2].graphs)
+
+
+@on_a_device
+def test_a_round_begun_early_that_has_to_be_done_with_care():
+    clean = clients()
+    x = clean.train.x.float()
+    x[: SIZES[0]] *= 1e30  # the first client's examples
+    data = eq.FederatedData(eq.ClientSet(x, clean.train.y, clean.train.offsets, clean.train.ids), classes=5)
+    found, wanted = (rounds_in_a_row(data, SOLVERS["one epoch"], early) for early in (True, False))
+    assert {report.rejected for report in found[1]} == {(), ("client 0",)}
+    assert torch.equal(found[0].params, wanted[0].params)
+    assert found[1] == wanted[1]
+
+
+@on_a_device
+def test_parameters_are_copied_only_if_they_are_not_there_yet():
+    data = clients()
+    graphs, asked, solver = graphs_of(data), job(data, 1, 5), SOLVERS["one epoch"]
+    start = asked.params.to(DEVICE)
+    first = graphs.begin([replace(asked, params=start)], solver, WeightedMean(), 1.0)
+    second = graphs.begin([replace(asked, params=first.params[0])], solver, WeightedMean(), 1.0)
+    again = graphs.begin([replace(asked, params=start)], solver, WeightedMean(), 1.0)
+    assert len({id(graph) for one in (first, second, again) for graph in one.graphs}) == 3  # nobody's results are lost
+    assert torch.equal(first.params[0], again.params[0])
+    assert not torch.equal(first.params[0], second.params[0])
+    (work,) = first.collected()
+    torch.testing.assert_close(first.params[0], start + work.update, rtol=0, atol=0)
+    del first, second, again, work
+    assert graphs.bytes_under_way == 0

@@ -24,13 +24,15 @@ from equipoise.engines.memory import ClientMemory
 from equipoise.engines.orders import Order, Sum, adapted_losses, each_update, summed_updates
 from equipoise.engines.precision import FULL, PRECISIONS, Precision
 from equipoise.engines.scoring import Scoring
-from equipoise.engines.span_graphs import SpanGraphs
+from equipoise.engines.span_graphs import SpanGraphs, Underway
 from equipoise.engines.stacked import Batch, stacked_gradients
 from equipoise.engines.step_graphs import StepGraphs
 from equipoise.engines.workers import Worker, Workers
 from equipoise.errors import EquipoiseNotice, is_whole, require
 from equipoise.task import Task
 from equipoise.types import Aggregator, Cohort, Job, LocalSolver, LocalWork, Pull
+
+_EARLY_BYTES = 2**30  # of a round under way, beside which another one is begun
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,24 @@ class SimulatorEngine:
                 work.update.add_(part.totals[i])
                 work.sq_norms[places], work.losses[places] = part.sq_norms[here], part.losses[here]
         return done
+
+    @property
+    def begins_early(self) -> bool:
+        """Whether the next round may be begun while one is under way: on a GPU, for work of one graph."""
+        return self.spans.possible
+
+    def has_room(self) -> bool:
+        """Whether memory allows another round beside those under way."""
+        return self.spans.bytes_under_way <= _EARLY_BYTES
+
+    def begin_round(
+        self, params: Tensor, cohort: Cohort, solver: LocalSolver, weights: Tensor, aggregator: Aggregator, server: float
+    ) -> Underway | None:
+        """Start `summed_update` and the server's step w + server · total, and go on; None if this work is not of the kind."""
+        started = self.spans.begin([Job(params, cohort, weights)], solver, aggregator, server)
+        if started is not None:
+            self._last = None
+        return started
 
     def own_steps(self, models: Tensor, cohort: Cohort, solver: LocalSolver, pull: Pull | None = None) -> Tensor:
         """Each client's own model after its local work, (K, D)."""

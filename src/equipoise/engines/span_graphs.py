@@ -10,6 +10,7 @@ exact as one of float32.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,6 +51,7 @@ class Shape:
     batch: int
     decay: float
     prox: float
+    server: float | None  # the rate of the server's step, if that is taken, too
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,6 +65,7 @@ class Part:
     steps: Numbers
     weights: Numbers
     stream: int
+    all_work: bool  # each of them takes a step
     layout: tuple[Any, ...] | None = None  # parts with the same one have the same sizes and steps
 
 
@@ -72,11 +75,12 @@ class SpanGraphs:
     def __init__(self, worker: Worker, precision: Precision) -> None:
         self.worker, self.precision = worker, precision
         self.graphs: dict[Shape, list[SpanGraph]] = {}
+        self.models: dict[int, Models] = {}
         self.sizes = worker.clients.host_sizes.numpy()
         self.grams, self.largest = 1, power_of_two(int(self.sizes.max(initial=1)), 16)  # room that every new graph has
         self.features = worker.clients.x.shape[1:].numel()
         self.alike = bool(self.sizes.min() == self.sizes.max())  # then what depends on sizes alone is found once
-        self._grouped: dict[tuple[Any, ...], tuple[Numbers, list[Numbers]]] = {}
+        self._grouped: dict[tuple[Any, ...], tuple[Numbers, bool, list[Numbers]]] = {}
         self._shapes: dict[tuple[Any, ...], Shape] = {}
         clients, task = worker.clients, worker.task
         self.possible = (
@@ -93,11 +97,18 @@ class SpanGraphs:
         self.computed = self.useful = 0  # rows of examples in the last call, with and without padding
 
     def sums(self, jobs: Sequence[Job], solver: LocalSolver, aggregator: Aggregator) -> list[LocalWork] | None:
-        """The summed updates of the jobs; None if this work is not of the kind."""
+        """The summed updates of the jobs; None if this work is not of the kind, or has to be looked at more closely."""
+        started = self.begin(jobs, solver, aggregator)
+        return None if started is None else started.collected()
+
+    def begin(
+        self, jobs: Sequence[Job], solver: LocalSolver, aggregator: Aggregator, server: float | None = None
+    ) -> Underway | None:
+        """Start the same, perhaps with the server's step w + server · total; None if this work is not of the kind."""
         if not self.possible or type(solver) is not SGD or solver.momentum or type(aggregator) is not WeightedMean:
             return None
         lr = solver.learning_rate(jobs[0].cohort.round)
-        sizes = [self.sizes[job.cohort.clients.numpy()] for job in jobs]
+        sizes = [self._sizes_of(job) for job in jobs]
         largest = int(self.sizes[0]) if self.alike else max(int(found.max(initial=1)) for found in sizes)
         if largest > _LARGEST or lr * (solver.weight_decay + solver.prox) >= 1:
             return None
@@ -108,15 +119,26 @@ class SpanGraphs:
         ]
         # Jobs of one part each are one graph, with a model each; otherwise every part has a graph of its own.
         bundles = [parts] if len(parts) == len(jobs) else [[part] for part in parts]
-        started: list[SpanGraph] = []
-        self.computed, self.useful = 0, sum(int(found.sum()) for found in sizes)
+        if server is not None and len(bundles) > 1:
+            return None
+        started = Underway([len(found) for found in sizes])
+        self.computed = 0
+        self.useful = sum(len(found) * largest if self.alike else int(found.sum()) for found in sizes)
         for bundle in bundles:
-            shape = self._shape(bundle, solver)
-            graph = self._graph(shape, taken=started)
-            graph.start([jobs[part.job].params for part in bundle], bundle, lr)
-            started.append(graph)
+            shape = self._shape(bundle, solver, server)
+            started.add(self._graph(shape), bundle, [jobs[part.job].params for part in bundle], lr)
             self.computed += shape.models * shape.rows
-        return self._collected(jobs, sizes, bundles, started)
+        return started
+
+    @property
+    def bytes_under_way(self) -> int:
+        """Memory of the graphs whose results somebody waits for."""
+        return sum(graph.bytes for graphs in self.graphs.values() for graph in graphs if graph.awaited)
+
+    def _sizes_of(self, job: Job) -> Numbers:
+        """How many examples the clients of a job have, (K,)."""
+        found: Numbers = self.sizes[: len(job.cohort)] if self.alike else self.sizes[job.cohort.clients.numpy()]
+        return found
 
     def _parts(self, index: int, job: Job, sizes: Numbers, solver: SGD) -> list[Part]:
         known = self.alike and job.cohort.effort is None
@@ -127,26 +149,28 @@ class SpanGraphs:
                 self._grouped[layout] = found
         else:
             found = self._grouped[layout]
-        steps, groups = found
+        steps, all_work, groups = found
         positions, weights = job.cohort.clients.numpy(), job.weights.numpy()
         stream = rng.signed(rng.stream_key(job.cohort.seed, "batches", job.cohort.round))
         if len(groups) == 1:
-            return [Part(index, slice(None), positions, sizes, steps, weights, stream, layout)]
+            return [Part(index, slice(None), positions, sizes, steps, weights, stream, all_work, layout)]
         return [
-            Part(index, places, positions[places], sizes[places], steps[places], weights[places], stream) for places in groups
+            Part(index, places, positions[places], sizes[places], steps[places], weights[places], stream, all_work)
+            for places in groups
         ]
 
-    def _grouping(self, job: Job, sizes: Numbers, solver: SGD) -> tuple[Numbers, list[Numbers]]:
-        """Steps of the clients, and which of them are trained in one graph: as many as memory allows."""
+    def _grouping(self, job: Job, sizes: Numbers, solver: SGD) -> tuple[Numbers, bool, list[Numbers]]:
+        """Steps of the clients, whether all take some, and who is trained in one graph: as many as memory allows."""
         steps = steps_of(solver, sizes, None if job.cohort.effort is None else job.cohort.effort.numpy())
         filled = np.cumsum(4 * sizes * (self.features + sizes)) // _BYTES
-        return steps, [np.flatnonzero(filled == number) for number in np.unique(filled)]
+        return steps, bool(steps.min(initial=1) > 0), [np.flatnonzero(filled == number) for number in np.unique(filled)]
 
-    def _shape(self, bundle: Sequence[Part], solver: SGD) -> Shape:
-        batch = min(solver.batch_size or _LARGEST, _LARGEST)
-        key = tuple((len(part.sizes), int(part.steps.max())) for part in bundle), batch, solver.weight_decay, solver.prox
-        if self.alike and key in self._shapes:
+    def _shape(self, bundle: Sequence[Part], solver: SGD, server: float | None = None) -> Shape:
+        layouts = tuple(part.layout for part in bundle)
+        key = layouts, solver.weight_decay, solver.prox, server
+        if None not in layouts and key in self._shapes:
             return self._shapes[key]
+        batch = min(solver.batch_size or _LARGEST, _LARGEST)
         clients, rows, grams, epochs = 1, 1, 0, 1
         for part in bundle:
             most = int(part.steps.max())
@@ -162,57 +186,108 @@ class SpanGraphs:
             self._shapes.clear()
         shape = Shape(
             len(bundle), padded(clients), padded(rows, power_of_two(rows, 256) // 16), self.grams, self.largest, epochs, batch,
-            solver.weight_decay, solver.prox,
+            solver.weight_decay, solver.prox, server,
         )  # fmt: skip
-        if self.alike:
+        if None not in layouts:
             self._shapes[key] = shape
         return shape
 
-    def _collected(
-        self, jobs: Sequence[Job], sizes: Sequence[Numbers], bundles: Sequence[Sequence[Part]], started: Sequence[SpanGraph]
-    ) -> list[LocalWork] | None:
-        """The results of all graphs, after one wait; None if some update has to be looked at more closely."""
-        totals: list[Tensor | None] = [None] * len(jobs)
-        for bundle, graph in zip(bundles, started, strict=True):
-            copied = graph.totals.clone()
-            for part, total in zip(bundle, copied, strict=True):
-                so_far = totals[part.job]
-                totals[part.job] = total if so_far is None else so_far + total
-        if started[0].on_gpu:
-            torch.cuda.current_stream().synchronize()
-        found = [np.empty((2, len(each))) for each in sizes]
-        for bundle, graph in zip(bundles, started, strict=True):
-            answers, models = graph.answer.numpy(), graph.shape.models
-            clients = answers[:-models].reshape(2, models, -1)
-            for model, part in enumerate(bundle):
-                sq_norms, losses = clients[:, model, : len(part.sizes)]
-                longest = (ABSURD * max(1.0, float(answers[model - models]))) ** 2
-                # NaN compares as False. To be left out, or a square that float32 does not hold: rare, and done with care.
-                if not (
-                    sq_norms.min() > 0 and sq_norms.max() <= longest and part.steps.min() > 0 and np.isfinite(losses.sum())
-                ):
-                    return None
-                mine = found[part.job]
-                mine[0, part.places], mine[1, part.places] = sq_norms, losses / part.steps
-        return [
-            LocalWork(total, torch.from_numpy(numbers[0]), torch.from_numpy(numbers[1]))
-            for total, numbers in zip(totals, found, strict=True)
-            if total is not None
-        ]
-
-    def _graph(self, shape: Shape, taken: Sequence[SpanGraph]) -> SpanGraph:
+    def _graph(self, shape: Shape) -> SpanGraph:
         """A graph for this shape whose results nobody waits for."""
         held = self.graphs.setdefault(shape, [])
         for graph in held:
-            if not any(graph is other for other in taken):
+            if not graph.awaited:
                 return graph
         everything = [graph for graphs in self.graphs.values() for graph in graphs]
         if len(everything) >= _GRAPHS or sum(graph.bytes for graph in everything) > _ALL_BYTES:  # memory is not for ever
             for other in [s for s in self.graphs if s != shape]:
-                if not any(graph is one for graph in self.graphs[other] for one in taken):
+                if not any(graph.awaited for graph in self.graphs[other]):
                     del self.graphs[other]
-        held.append(SpanGraph(self.worker, shape, self.precision))
+        models = Models(shape.models, self.worker)
+        if shape.server is not None:  # a step goes on from the last one, whichever graph took it
+            models = self.models.setdefault(shape.models, models)
+        held.append(SpanGraph(self.worker, shape, self.precision, models))
         return held[-1]
+
+
+class Models:
+    """The parameters of some models on the device, in the memory that graphs read, and write after a server's step."""
+
+    def __init__(self, count: int, worker: Worker) -> None:
+        self.params = torch.zeros(count, worker.task.layout.dimension, device=worker.clients.x.device)
+        self.rows = self.params.unbind()
+        self.handed_out: tuple[Tensor | None, ...] = (None,) * count
+
+    def take(self, given: Sequence[Tensor]) -> None:
+        """Have these parameters here; what was last handed out is here already."""
+        for row, params, known in zip(self.rows, given, self.handed_out, strict=True):
+            if params is not known:
+                row.copy_(params, non_blocking=True)
+        self.handed_out = (None,) * len(self.rows)
+
+    def hand_out(self) -> tuple[Tensor, ...]:
+        """A copy of the parameters, (D,) each."""
+        found: tuple[Tensor, ...] = (self.rows[0].clone(),) if len(self.rows) == 1 else self.params.clone().unbind()
+        self.handed_out = found
+        return found
+
+
+class Underway:
+    """The work of some jobs, started on the device.
+
+    With a server's step `params` are each job's next parameters (D,). They are good if every update can be used.
+    """
+
+    def __init__(self, counts: Sequence[int]) -> None:
+        self.counts = counts
+        self.graphs: list[SpanGraph] = []
+        self.bundles: list[Sequence[Part]] = []
+        self.totals: list[Tensor | None] = [None] * len(counts)
+        self.params: tuple[Tensor, ...] = ()
+
+    def add(self, graph: SpanGraph, bundle: Sequence[Part], params: Sequence[Tensor], lr: float) -> None:
+        """Start a graph, too."""
+        graph.awaited = True
+        self.graphs.append(graph)
+        self.bundles.append(bundle)
+        graph.start(params, bundle, lr)
+        if graph.shape.server is not None:
+            self.params = graph.models.hand_out()
+        for part, total in zip(bundle, graph.each_total, strict=True):
+            so_far = self.totals[part.job]
+            self.totals[part.job] = total if so_far is None else so_far + total
+
+    def __del__(self) -> None:
+        for graph in self.graphs:
+            graph.awaited = False
+
+    def collected(self) -> list[LocalWork] | None:
+        """The work, after a wait; None if some of it has to be looked at more closely."""
+        found: list[Numbers | None] = [None] * len(self.counts)
+        for bundle, graph in zip(self.bundles, self.graphs, strict=True):
+            clients, lengths, after = graph.answers()
+            if not math.isfinite(after.sum()):  # a model is lost
+                return None
+            for part, numbers, length in zip(bundle, clients, lengths, strict=True):
+                numbers = numbers[:, : len(part.sizes)].copy()  # the next start of the graph writes over them
+                sq_norms, losses = numbers
+                longest = (ABSURD * max(1.0, float(length))) ** 2
+                # NaN compares as False. To be left out, or a square that float32 does not hold: rare, and done with care.
+                if not (part.all_work and sq_norms.min() > 0 and sq_norms.max() <= longest and math.isfinite(losses.sum())):
+                    return None
+                losses /= part.steps
+                if isinstance(part.places, slice):
+                    found[part.job] = numbers
+                else:
+                    mine = found[part.job]
+                    if mine is None:
+                        mine = found[part.job] = np.empty((2, self.counts[part.job]))
+                    mine[:, part.places] = numbers
+        return [
+            LocalWork(total if self.params else total.clone(), torch.from_numpy(numbers[0]), torch.from_numpy(numbers[1]))
+            for total, numbers in zip(self.totals, found, strict=True)
+            if total is not None and numbers is not None
+        ]
 
 
 def steps_of(solver: SGD, sizes: Numbers, effort: Numbers | None) -> Numbers:
@@ -237,7 +312,7 @@ def power_of_two(count: int, least: int = 1) -> int:
 class SpanGraph:
     """One captured round for clients with so much room. Results are valid until the next start."""
 
-    def __init__(self, worker: Worker, shape: Shape, precision: Precision) -> None:
+    def __init__(self, worker: Worker, shape: Shape, precision: Precision, here: Models) -> None:
         self.worker, self.shape, self.precision, self.clients = worker, shape, precision, worker.clients
         task, device = worker.task, worker.clients.x.device
         self.classes, self.features = task.layout.shapes[task.layout.names.index("weight")]
@@ -255,7 +330,8 @@ class SpanGraph:
         self.host_rest: Numbers = self.host.numpy()[6 * k :]
         self.layout: tuple[Any, ...] | None = None
         self.asked = torch.zeros_like(self.host, device=device)
-        self.params, self.totals = (zeros(models, task.layout.dimension) for _ in range(2))
+        self.models, self.params, self.totals = here, here.params, torch.zeros_like(here.params)
+        self.each_total = self.totals.unbind()
         self.x, self.gram = zeros(rows, self.features), zeros(shape.grams)
         self.scores = power_of_two(self.classes, 16)  # rows of such a length are read and multiplied faster
         bytes_ = self.clients.x.dtype == torch.uint8 and self.clients.scale is not None and not self.clients.shift
@@ -267,25 +343,30 @@ class SpanGraph:
         self.weight = zeros(models, self.parts * self.scores, self.features)
         self.ones, self.summed = torch.ones(models, device=device), zeros(k, self.scores)
         self.orders = zeros(k, shape.epochs, shape.largest, dtype=torch.int32)
-        # Squared norms and summed losses of the clients, then the models' norms.
-        self.small = zeros(2 * k + models, dtype=torch.float64)
-        self.answer = torch.zeros(2 * k + models, dtype=torch.float64, pin_memory=pinned)
+        # Memory that is kept for the examples and what belongs to each of them.
+        held = (self.x, self.gram, self.outputs, self.weighted, self.coefficients, self.orders)
+        self.bytes = sum(tensor.nbytes for tensor in held)
+        # Squared norms and summed losses of the clients, then the models' norms before and after the server's step.
+        self.small = zeros(2 * k + 2 * models, dtype=torch.float64)
+        self.answer = torch.zeros_like(self.small, device="cpu", pin_memory=pinned)
+        numbers: Numbers = self.answer.numpy()
+        self.of_clients = numbers[: 2 * k].reshape(2, models, -1).swapaxes(0, 1)
+        self.before, self.after = numbers[2 * k :].reshape(2, models)
+        self.event = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
+        self.stream: torch.cuda.Stream | None = None
+        self.awaited = False  # whether somebody will ask for the results of the last start
         self.graph: torch.cuda.CUDAGraph | None = None
         self.uses, self.on_gpu = 0, device.type == "cuda"
         self.sides = [torch.cuda.Stream() for _ in range(2)] if self.on_gpu else []  # type: ignore[no-untyped-call]
-
-    @property
-    def bytes(self) -> int:
-        """Memory that is kept for the examples and what belongs to each of them."""
-        held = (self.x, self.gram, self.outputs, self.weighted, self.coefficients, self.orders)
-        return sum(tensor.nbytes for tensor in held)
 
     def _capture(self) -> None:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
+            before = self.params.clone()
             for _ in range(2):  # kernels are compiled and libraries ready before the capture
                 self._body()
+            self.params.copy_(before)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -293,7 +374,10 @@ class SpanGraph:
         self.graph = graph
 
     def start(self, params: Sequence[Tensor], parts: Sequence[Part], lr: float) -> None:
-        """Start a round of one part per model: `totals` (M, D) are the sums of updates; `answer` comes later."""
+        """Start a round of one part per model: `totals` (M, D) are the sums of updates; `answers` come later."""
+        if self.event is not None:
+            self.event.synchronize()  # a start before this one may not have read the host's numbers yet
+        self.models.take(params)
         layout = tuple(part.layout for part in parts)
         if layout != self.layout or None in layout:
             self._lay_out(parts)
@@ -303,7 +387,6 @@ class SpanGraph:
             self.host_clients[0, model, :count] = part.positions
             self.host_weights[model, :count] = part.weights
             self.host_rest[model] = part.stream
-            self.params[model].copy_(params[model], non_blocking=True)
         self.host_rest[-1:].view(np.float64)[0] = lr
         self.uses += 1
         if self.on_gpu and self.graph is None and self.uses > _BEFORE_CAPTURE:
@@ -312,6 +395,23 @@ class SpanGraph:
             self._body()
         else:
             self.graph.replay()
+        if self.event is not None:
+            self.event.record(self._stream())
+
+    def _stream(self) -> torch.cuda.Stream:
+        """The current stream. Its number is quickly found; the object is not, and seldom another one."""
+        number = torch._C._cuda_getCurrentRawStream(self.x.device.index or 0)
+        if self.stream is None or self.stream.cuda_stream != number:
+            self.stream = torch.cuda.current_stream(self.x.device)
+        return self.stream
+
+    def answers(self) -> tuple[Numbers, Numbers, Numbers]:
+        """After a wait: squared norms and summed losses of each model's clients, (M, 2, K), and the models' norms before and
+        after the server's step, (M,) each.
+        """
+        if self.event is not None:
+            self.event.synchronize()
+        return self.of_clients, self.before, self.after
 
     def _lay_out(self, parts: Sequence[Part]) -> None:
         """Tell the device where the clients lie in memory, and how many steps they take."""
@@ -349,7 +449,7 @@ class SpanGraph:
             self.weighted.zero_()  # of rows that belong to nobody
         with self._aside(1):
             kernels.split(named["weight"], self.ones, self.scale, halves)
-            torch.linalg.vector_norm(self.params, dim=1, dtype=torch.float64, out=self.small[2 * k :])
+            torch.linalg.vector_norm(self.params, dim=1, dtype=torch.float64, out=self.small[2 * k : -models])
         kernels.gather_examples(clients.x.view(len(clients.x), -1), here, clients.offsets, self.x, scale, shift)
         self._join(1)
         squares, losses = self.small[:k], self.small[k : 2 * k]
@@ -374,6 +474,9 @@ class SpanGraph:
                 squares += 2 * factors * crossed + factors.square() * lengths
             kernels.weigh(self.coefficients, weights, scales, here, self.scale, self.weighted)
             self._sum(weights, factors)
+        if shape.server is not None:
+            torch.add(self.params, self.totals, alpha=shape.server, out=self.params)
+            torch.linalg.vector_norm(self.params, dim=1, dtype=torch.float64, out=self.small[-models:])
         self.answer.copy_(self.small, non_blocking=True)
 
     @contextmanager

@@ -1,0 +1,208 @@
+"""Rounds that are begun before the last one is known end as rounds one after another do."""
+
+import math
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+import equipoise as eq
+from equipoise.ahead import Rounds, can_begin_early
+from equipoise.data.clients import FederatedData
+from equipoise.engines import Loop
+from equipoise.errors import Diverged
+from equipoise.train import set_up
+from equipoise.types import LocalWork
+from made_clients import make_clients
+
+WORK = eq.solvers.SGD(lr=0.2, batch_size=4)
+
+
+class Later:
+    """Work whose numbers are asked for later; `lost` where they would have to be looked at more closely."""
+
+    def __init__(self, engine, work, params):
+        self.engine, self.work, self.params = engine, work, (params,)
+
+    def collected(self):
+        self.engine.open -= 1
+        return [self.work] if bool(torch.isfinite(self.work.sq_norms).all()) else None
+
+
+class EarlyEngine:
+    """The loop engine, with rounds that can be begun early; it notes who asked for what."""
+
+    begins_early = True
+
+    def __init__(self, inner):
+        self.inner, self.begun, self.run, self.open, self.most_open, self.room = inner, [], [], 0, 0, True
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def has_room(self):
+        return self.room
+
+    def begin_round(self, params, cohort, solver, weights, aggregator, server):
+        self.begun.append(cohort.round)
+        self.open += 1
+        self.most_open = max(self.open, self.most_open)
+        work = self.inner.summed_update(params, cohort, solver, weights, aggregator)
+        return Later(self, work, torch.add(params, work.update, alpha=server))
+
+    def summed_update(self, params, cohort, solver, weights, aggregator):
+        self.run.append(cohort.round)
+        return self.inner.summed_update(params, cohort, solver, weights, aggregator)
+
+
+class Early:
+    """Starts an EarlyEngine, and keeps it."""
+
+    def start(self, task, data):
+        self.engine = EarlyEngine(Loop().start(task, data))
+        return self.engine
+
+
+def data_of(sizes=(5, 8, 3, 9, 6, 7)):
+    return FederatedData(make_clients(sizes), classes=3)
+
+
+def trained(engine, algorithm, data=None, **options):
+    given = {"rounds": 7, "clients_per_round": 3, "seed": 1, "engine": engine} | options
+    return eq.train(eq.models.Softmax(4, 3), data or data_of(), algorithm, **given)
+
+
+def without_time(history):
+    return [replace(report, seconds=0.0) for report in history.rounds]
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        eq.Algorithm(solver=WORK),
+        eq.Algorithm(solver=WORK, risk=eq.risk.Superquantile(0.5), server=eq.server_opt.SGD(lr=0.7)),
+        eq.Algorithm(solver=WORK, averaging=eq.averaging.Uniform(), sampler=eq.sampling.Poisson()),
+        eq.Algorithm(solver=replace(WORK, epochs=3, straggler_share=0.5)),
+    ],
+    ids=["FedAvg", "Δ-FL", "averaged, Poisson", "stragglers"],
+)
+def test_results_are_those_of_rounds_one_after_another(algorithm):
+    early = Early()
+    found, wanted = trained(early, algorithm, evaluate_every=2), trained("loop", algorithm, evaluate_every=2)
+    assert torch.equal(found.params, wanted.params)
+    assert without_time(found.history) == without_time(wanted.history)
+    assert found.history.points == wanted.history.points
+    assert early.engine.most_open == 2
+    assert max(early.engine.begun) == 6  # none beyond the last
+
+
+def test_reported_seconds_do_not_overlap():
+    found = trained(Early(), eq.Algorithm(solver=WORK))
+    assert sum(report.seconds for report in found.history.rounds) <= found.seconds
+
+
+def test_a_round_with_an_update_that_cannot_be_used_is_done_with_care():
+    clean = data_of()
+    x = clean.train.x.clone()
+    x[clean.train.offsets[2]] *= 1e30  # the third client's first example
+    data = FederatedData(replace(clean.train, x=x), classes=3)
+    early = Early()
+    with pytest.warns(eq.EquipoiseNotice, match="client-2"):
+        found = trained(early, eq.Algorithm(solver=WORK), data)
+    with pytest.warns(eq.EquipoiseNotice, match="client-2"):
+        wanted = trained("loop", eq.Algorithm(solver=WORK), data)
+    assert torch.equal(found.params, wanted.params)
+    assert without_time(found.history) == without_time(wanted.history)
+    careful = [report.round for report in found.history.rounds if report.rejected]
+    assert early.engine.run == careful
+    assert 0 < len(careful) < 7
+
+
+def test_an_error_comes_after_the_reports_of_the_rounds_before_it():
+    class Failing(EarlyEngine):
+        def losses(self, params, cohort, solver=None):
+            if cohort.round == 3:
+                raise RuntimeError("no more")
+            return self.inner.losses(params, cohort, solver)
+
+    class Start:
+        def start(self, task, data):
+            return Failing(Loop().start(task, data))
+
+    seen = eq.observers.History()
+    with pytest.raises(RuntimeError, match="no more"):
+        trained(Start(), eq.Algorithm(solver=WORK, risk=eq.risk.Superquantile(0.5)), observers=[seen])
+    assert [report.round for report in seen.rounds] == [0, 1, 2]
+
+
+def test_a_lost_model_is_an_error_of_its_own_round():
+    class Lost(EarlyEngine):
+        def begin_round(self, params, cohort, solver, weights, aggregator, server):
+            return self.spoilt(super().begin_round(params, cohort, solver, weights, aggregator, server), cohort)
+
+        def spoilt(self, later, cohort):
+            if cohort.round == 2:
+                later.collected = lambda: None
+            return later
+
+        def summed_update(self, params, cohort, solver, weights, aggregator):
+            work = super().summed_update(params, cohort, solver, weights, aggregator)
+            return LocalWork(work.update * math.inf, work.sq_norms, work.losses) if cohort.round == 2 else work
+
+    class Start:
+        def start(self, task, data):
+            return Lost(Loop().start(task, data))
+
+    with pytest.raises(Diverged) as failure:
+        trained(Start(), eq.Algorithm(solver=WORK))
+    assert failure.value.round == 2
+    assert len(failure.value.history.rounds) == 2
+
+
+@dataclass(frozen=True)
+class OwnRisk:
+    """A risk that somebody else wrote."""
+
+    needs_losses: bool = True
+
+    def __call__(self, losses, base_weights, *, clients=None, state=None):
+        return eq.risk.RiskValue((losses * base_weights).sum(), base_weights, state)
+
+
+def test_who_is_not_begun_early():
+    def early(**parts):
+        algorithm = eq.Algorithm(**({"solver": WORK} | parts))
+        setting = set_up(
+            eq.models.Softmax(4, 3), data_of(), algorithm, rounds=3, clients_per_round=3, seed=0, loss=None, error=None,
+            engine=Early(),
+        )  # fmt: skip
+        return can_begin_early(setting, algorithm)
+
+    assert early()
+    assert early(risk=eq.risk.Tilted(1.0))
+    assert not early(risk=OwnRisk())
+    assert not early(risk=eq.risk.QFair(1.0))  # the server's step depends on the work
+    assert not early(server=eq.server_opt.Adam())
+    assert not early(aggregator=eq.aggregators.Median())
+    assert not early(personal=eq.personal.Ditto(0.1))
+    assert not early(privacy=eq.privacy.SecureAggregation())
+
+
+def test_nothing_is_begun_without_room_and_a_state_from_elsewhere_is_begun_anew():
+    algorithm, early = eq.Algorithm(solver=WORK), Early()
+    setting = set_up(
+        eq.models.Softmax(4, 3), data_of(), algorithm, rounds=9, clients_per_round=3, seed=0, loss=None, error=None,
+        engine=early,
+    )  # fmt: skip
+    rounds, start = Rounds(setting, algorithm), setting.begin(algorithm)
+    first, _ = rounds.following(start)
+    again, _ = rounds.following(start)  # what was begun after `first` is of no use
+    assert torch.equal(first.params, again.params)
+    early.engine.room = False
+    begun = list(early.engine.begun)
+    second, _ = rounds.following(again)
+    third, report = rounds.following(second)
+    assert early.engine.begun == begun  # the one under way was used, and the next was run as a whole
+    assert early.engine.run == [2]
+    assert report.round == 2
+    assert third.round == 3
