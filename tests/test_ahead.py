@@ -10,7 +10,7 @@ import equipoise as eq
 from equipoise.ahead import Rounds, can_begin_early
 from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop
-from equipoise.errors import Diverged
+from equipoise.errors import Diverged, EquipoiseNotice
 from equipoise.train import set_up
 from equipoise.types import LocalWork
 from made_clients import make_clients
@@ -107,9 +107,9 @@ def test_a_round_with_an_update_that_cannot_be_used_is_done_with_care():
     x[clean.train.offsets[2]] *= 1e30  # the third client's first example
     data = FederatedData(replace(clean.train, x=x), classes=3)
     early = Early()
-    with pytest.warns(eq.EquipoiseNotice, match="client-2"):
+    with pytest.warns(EquipoiseNotice, match="client-2"):
         found = trained(early, eq.Algorithm(solver=WORK), data)
-    with pytest.warns(eq.EquipoiseNotice, match="client-2"):
+    with pytest.warns(EquipoiseNotice, match="client-2"):
         wanted = trained("loop", eq.Algorithm(solver=WORK), data)
     assert torch.equal(found.params, wanted.params)
     assert without_time(found.history) == without_time(wanted.history)
