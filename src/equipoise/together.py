@@ -94,7 +94,7 @@ def _round_together(turns: Sequence[Turn], engine: Engine, clients: ClientSet) -
 def losses_together(ready: Sequence[Prepared], engine: Engine) -> list[Tensor | None]:
     """The losses (K,) of each run's cohort at its model; None where nobody asks for them.
 
-    Runs with the same cohort are scored in one pass over its examples; each other cohort is a pass of its own.
+    Runs with the same cohort are scored in one pass over its examples.
     """
     losses: list[Tensor | None] = [None] * len(ready)
     asked = [i for i, one in enumerate(ready) if needs_losses(one.turn.algorithm)]
@@ -102,15 +102,25 @@ def losses_together(ready: Sequence[Prepared], engine: Engine) -> list[Tensor | 
     for i in adapting:
         losses[i] = engine.losses(ready[i].turn.state.params, ready[i].turn.cohort, ready[i].solver)
     cohorts = {i: ready[i].turn.cohort.clients for i in asked if i not in adapting}
+    alone = []
     for same in grouped(cohorts, lambda i, j: cohorts[i] is cohorts[j] or torch.equal(cohorts[i], cohorts[j])):
-        first = ready[same[0]].turn
         if len(same) == 1:
-            losses[same[0]] = engine.losses(first.state.params, first.cohort, ready[same[0]].solver)
+            alone.append(same[0])
             continue
         models = torch.stack([ready[i].turn.state.params for i in same])
-        for i, found in zip(same, engine.losses_of(models, first.cohort), strict=True):
+        for i, found in zip(same, engine.losses_of(models, ready[same[0]].turn.cohort), strict=True):
             losses[i] = found
+    for i, found in zip(alone, losses_each(engine, [ready[i].turn for i in alone]), strict=True):
+        losses[i] = found
     return losses
+
+
+def losses_each(engine: Engine, turns: Sequence[Turn]) -> list[Tensor]:
+    """The losses (K,) of cohorts that differ, each at its own model: in one call if the engine has one for that."""
+    if hasattr(engine, "losses_each") and turns:
+        found: list[Tensor] = engine.losses_each([Job(turn.state.params, turn.cohort, turn.cohort.weights) for turn in turns])
+        return found
+    return [engine.losses(turn.state.params, turn.cohort) for turn in turns]
 
 
 def work_together(planned: Sequence[tuple[Prepared, Plan]], engine: Engine) -> list[Done | None]:

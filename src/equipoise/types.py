@@ -277,8 +277,8 @@ class Engine(Protocol):
     `gone(cohort)`, which of its clients (K,) have failed in this round; `client_table(params, data)`, an evaluation of all
     clients that can be reached; `personal_run(…)`, a PersonalRun whose rows are elsewhere; and `protected(protection,
     algorithm)`, the same protection by sums of real clients (engines.flower). An engine may have `in_round()`, a context in
-    which it wants each round to run; and `begins_early`, with `has_room()` and `begin_round(…)`, if it can start the
-    next round while one is under way (ahead.py).
+    which it wants each round to run; `losses_each(jobs)`, the losses of several cohorts in one call; and `begins_early`, with
+    `has_room()` and `begin_round(…)`, if it can start the next round while one is under way (ahead.py).
     """
 
     def losses(self, params: Tensor, cohort: Cohort, solver: LocalSolver | None = None) -> Tensor:

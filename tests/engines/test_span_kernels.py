@@ -173,6 +173,45 @@ def test_an_update_that_cannot_be_used_is_left_to_the_careful_path():
     assert graphs_of(data).sums([job(data, 1, 5)], eq.solvers.MAML(), WeightedMean()) is None
 
 
+@on_a_device
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("sizes", [SIZES, [8] * 6, [130, 3, 70]])
+@pytest.mark.parametrize("kind", ["bytes", "numbers"])
+def test_losses(kind, sizes, bias):
+    data = clients(sizes)
+    if kind == "numbers":
+        given = data.train
+        data = eq.FederatedData(eq.ClientSet(given.x / 255, given.y, given.offsets, given.ids), classes=5)
+    graphs = graphs_of(data, bias)
+    jobs = [job(data, seed, 2 + seed % 2, bias) for seed in range(4)]
+    moved = [replace(j, params=j.params.to(DEVICE)) for j in jobs]
+    for _ in range(2):
+        found = [graphs.losses(moved[:1]) for _ in range(4)][-1] + graphs.losses(moved[1:])  # captured, and not yet
+    oracle = Loop().start(Task.of(eq.models.Softmax(12, 5, bias=bias).double()), data)
+    for one, asked in zip(found, jobs, strict=True):
+        wanted = oracle.losses(asked.params.double(), asked.cohort)
+        torch.testing.assert_close(one, wanted, rtol=1e-5, atol=1e-6)
+
+
+@on_a_device
+def test_losses_that_do_not_fit_are_left_to_others(monkeypatch):
+    data = clients()
+    monkeypatch.setattr(span_graphs, "_LOSS_BYTES", 1000)
+    assert graphs_of(data).losses([job(data, 1, 5)]) is None
+
+
+@on_a_device
+def test_parameters_that_were_changed_in_place_are_copied_again():
+    data = clients()
+    graphs, asked = graphs_of(data), job(data, 1, 5)
+    params = asked.params.to(DEVICE)
+    before = graphs.losses([replace(asked, params=params)])[0]
+    params.zero_()
+    after = graphs.losses([replace(asked, params=params)])[0]
+    assert not torch.equal(before, after)
+    torch.testing.assert_close(after, torch.full((5,), np.log(5.0), dtype=torch.float64), rtol=1e-6, atol=0)
+
+
 def rounds_in_a_row(data, solver, early, count=7, **parts):
     algorithm = eq.Algorithm(solver=solver, **parts)
     setting = set_up(

@@ -138,7 +138,8 @@ class SimulatorEngine:
     def losses(self, params: Tensor, cohort: Cohort, solver: LocalSolver | None = None) -> Tensor:
         """F_k(w) of each client of the cohort, (K,): one pass over all their examples, or the inner steps of a solver."""
         if solver is None or not getattr(solver, "adapts", False):
-            return self.losses_of(params.unsqueeze(0), cohort)[0]
+            graphed = self.spans.losses([Job(params, cohort, cohort.weights)])
+            return self.losses_of(params.unsqueeze(0), cohort)[0] if graphed is None else graphed[0]
         orders = self._orders([Job(params, cohort, cohort.weights)], solver)
         adapted = torch.empty(len(cohort), dtype=torch.float64)
         for order, losses in zip(orders, self.workers.share(adapted_losses, orders), strict=True):
@@ -147,8 +148,17 @@ class SimulatorEngine:
 
     def losses_of(self, models: Tensor, cohort: Cohort) -> Tensor:
         """The same for several models (M, D) at once: (M, K)."""
+        if len(models) > 1:
+            graphed = self.spans.losses([Job(params, cohort, cohort.weights) for params in models])
+            if graphed is not None:
+                return torch.stack(graphed)
         (losses,) = self.scoring.shared_means(self.workers, models, self.train, cohort.clients, with_errors=False)
         return losses
+
+    def losses_each(self, jobs: Sequence[Job]) -> list[Tensor]:
+        """The same for several models, each with a cohort of its own: (K,) each."""
+        graphed = self.spans.losses(jobs)
+        return graphed if graphed is not None else [self.losses_of(job.params.unsqueeze(0), job.cohort)[0] for job in jobs]
 
     def evaluate(self, params: Tensor, clients: ClientSet) -> tuple[Tensor, Tensor]:
         """Mean loss and mean error of every client of a set, (n,) and (n,)."""

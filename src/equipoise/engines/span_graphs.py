@@ -1,19 +1,9 @@
-"""A round of softmax regression on a GPU as one CUDA graph: examples gathered, all local steps, the sum of updates.
-
-The arithmetic is that of `span.py`; the local steps of a client are one Triton kernel. A graph is captured once for a number of
-clients and a largest number of examples, and then replayed: the host hands over one small block of numbers, and gets one back.
-
-Bytes (pixels) are multiplied as they are, which tensor cores do without rounding: a byte has 8 bits, and they keep 11. The
-other factor, of float32 with 24 bits, is split into two numbers that they keep whole, so that a product at the fast rate is as
-exact as one of float32.
-"""
+"""Rounds of softmax regression on a GPU: which CUDA graph (`span_graph.py`) does which work, and work that is under way."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +15,7 @@ from equipoise.aggregators import WeightedMean
 from equipoise.engines.arrivals import ABSURD
 from equipoise.engines.linear import is_plain_linear
 from equipoise.engines.precision import Precision, triton_works
+from equipoise.engines.span_graph import LossGraph, Models, Numbers, Part, Room, Shape, SpanGraph, padded, power_of_two
 from equipoise.engines.workers import Worker
 from equipoise.solvers import SGD
 from equipoise.task import cross_entropy
@@ -32,41 +23,9 @@ from equipoise.types import Aggregator, Job, LocalSolver, LocalWork
 
 _LARGEST = 2048  # examples of a client: beyond, Gram matrices cost more than the steps they save
 _BYTES = 4 * 2**30  # of one graph's examples and Gram matrices
+_LOSS_BYTES = 2**30  # the same of graphs for losses, of one and of all
 _GRAPHS = 256  # at most
 _ALL_BYTES = 2 * 2**30  # of the graphs that are kept for the next round
-_BEFORE_CAPTURE = 2  # uses: a shape that does not come again is not worth a graph
-Numbers = np.ndarray[Any, np.dtype[Any]]
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What a graph is captured for: room for so many clients and rows of examples of each model, of any sizes."""
-
-    models: int
-    clients: int
-    rows: int
-    grams: int  # numbers of all Gram matrices
-    largest: int  # examples of one client
-    epochs: int
-    batch: int
-    decay: float
-    prox: float
-    server: float | None  # the rate of the server's step, if that is taken, too
-
-
-@dataclass(frozen=True, eq=False)
-class Part:
-    """Clients of one job that are trained in one graph."""
-
-    job: int
-    places: Numbers | slice  # in the job's cohort
-    positions: Numbers  # in the training set
-    sizes: Numbers
-    steps: Numbers
-    weights: Numbers
-    stream: int
-    all_work: bool  # each of them takes a step
-    layout: tuple[Any, ...] | None = None  # parts with the same one have the same sizes and steps
 
 
 class SpanGraphs:
@@ -75,12 +34,14 @@ class SpanGraphs:
     def __init__(self, worker: Worker, precision: Precision) -> None:
         self.worker, self.precision = worker, precision
         self.graphs: dict[Shape, list[SpanGraph]] = {}
+        self.loss_graphs: dict[Room, LossGraph] = {}
         self.models: dict[int, Models] = {}
         self.sizes = worker.clients.host_sizes.numpy()
         self.grams, self.largest = 1, power_of_two(int(self.sizes.max(initial=1)), 16)  # room that every new graph has
         self.features = worker.clients.x.shape[1:].numel()
         self.alike = bool(self.sizes.min() == self.sizes.max())  # then what depends on sizes alone is found once
         self._grouped: dict[tuple[Any, ...], tuple[Numbers, bool, list[Numbers]]] = {}
+        self._rooms: dict[tuple[int, ...], Room] = {}
         self._shapes: dict[tuple[Any, ...], Shape] = {}
         clients, task = worker.clients, worker.task
         self.possible = (
@@ -130,10 +91,37 @@ class SpanGraphs:
             self.computed += shape.models * shape.rows
         return started
 
+    def losses(self, jobs: Sequence[Job]) -> list[Tensor] | None:
+        """The mean losses (K,) of each job's clients at its parameters; None if this work is not of the kind."""
+        if not self.possible or not all(len(job.cohort) for job in jobs):
+            return None
+        sizes = [self._sizes_of(job) for job in jobs]
+        layout = tuple(map(len, sizes)) if self.alike else None
+        room = self._rooms.get(layout) if layout is not None else None
+        if room is None:
+            rows = max(int(found.sum()) for found in sizes)
+            room = Room(len(jobs), padded(max(map(len, sizes))), _rows(rows), self.largest)
+            if layout is not None:
+                self._rooms[layout] = room
+        if 4 * room.all_rows * self.features > _LOSS_BYTES:
+            return None
+        if room not in self.loss_graphs:
+            if sum(graph.bytes for graph in self.loss_graphs.values()) > _LOSS_BYTES:
+                self.loss_graphs.clear()
+            self.loss_graphs[room] = LossGraph(self.worker, room, self.precision, self._models(len(jobs)))
+        positions = [job.cohort.clients.numpy() for job in jobs]
+        return self.loss_graphs[room].losses([job.params for job in jobs], positions, sizes, layout)
+
+    def _models(self, count: int) -> Models:
+        """Parameters of so many models: a loss, and a server's step, mostly are of what the last step has left there."""
+        if count not in self.models:
+            self.models[count] = Models(count, self.worker)
+        return self.models[count]
+
     @property
     def bytes_under_way(self) -> int:
         """Memory of the graphs whose results somebody waits for."""
-        return sum(graph.bytes for graphs in self.graphs.values() for graph in graphs if graph.awaited)
+        return sum(graph.held for graphs in self.graphs.values() for graph in graphs if graph.awaited)
 
     def _sizes_of(self, job: Job) -> Numbers:
         """How many examples the clients of a job have, (K,)."""
@@ -185,8 +173,8 @@ class SpanGraphs:
             self.graphs.clear()
             self._shapes.clear()
         shape = Shape(
-            len(bundle), padded(clients), padded(rows, power_of_two(rows, 256) // 16), self.grams, self.largest, epochs, batch,
-            solver.weight_decay, solver.prox, server,
+            len(bundle), padded(clients), _rows(rows), self.largest, self.grams, epochs, batch, solver.weight_decay,
+            solver.prox, server,
         )  # fmt: skip
         if None not in layouts:
             self._shapes[key] = shape
@@ -199,37 +187,12 @@ class SpanGraphs:
             if not graph.awaited:
                 return graph
         everything = [graph for graphs in self.graphs.values() for graph in graphs]
-        if len(everything) >= _GRAPHS or sum(graph.bytes for graph in everything) > _ALL_BYTES:  # memory is not for ever
+        if len(everything) >= _GRAPHS or sum(graph.held for graph in everything) > _ALL_BYTES:  # memory is not for ever
             for other in [s for s in self.graphs if s != shape]:
                 if not any(graph.awaited for graph in self.graphs[other]):
                     del self.graphs[other]
-        models = Models(shape.models, self.worker)
-        if shape.server is not None:  # a step goes on from the last one, whichever graph took it
-            models = self.models.setdefault(shape.models, models)
-        held.append(SpanGraph(self.worker, shape, self.precision, models))
+        held.append(SpanGraph(self.worker, shape, self.precision, self._models(shape.models)))
         return held[-1]
-
-
-class Models:
-    """The parameters of some models on the device, in the memory that graphs read, and write after a server's step."""
-
-    def __init__(self, count: int, worker: Worker) -> None:
-        self.params = torch.zeros(count, worker.task.layout.dimension, device=worker.clients.x.device)
-        self.rows = self.params.unbind()
-        self.handed_out: tuple[Tensor | None, ...] = (None,) * count
-
-    def take(self, given: Sequence[Tensor]) -> None:
-        """Have these parameters here; what was last handed out is here already."""
-        for row, params, known in zip(self.rows, given, self.handed_out, strict=True):
-            if params is not known:
-                row.copy_(params, non_blocking=True)
-        self.handed_out = (None,) * len(self.rows)
-
-    def hand_out(self) -> tuple[Tensor, ...]:
-        """A copy of the parameters, (D,) each."""
-        found: tuple[Tensor, ...] = (self.rows[0].clone(),) if len(self.rows) == 1 else self.params.clone().unbind()
-        self.handed_out = found
-        return found
 
 
 class Underway:
@@ -290,221 +253,14 @@ class Underway:
         ]
 
 
+def _rows(count: int) -> int:
+    """Rows of examples, rounded up so that few graphs serve all cohorts."""
+    return padded(count, power_of_two(count, 256) // 16)
+
+
 def steps_of(solver: SGD, sizes: Numbers, effort: Numbers | None) -> Numbers:
     """`solver.local_steps` of many clients at once."""
     if solver.steps is not None:
         return np.full(len(sizes), solver.steps) if effort is None else np.minimum(effort, solver.steps)
     epochs = np.full(len(sizes), solver.epochs) if effort is None else np.minimum(effort, solver.epochs)
     return epochs * (1 if solver.batch_size is None else -(-sizes // solver.batch_size))
-
-
-def padded(count: int, least: int = 1) -> int:
-    """A count rounded up by at most a sixteenth, so that few graphs serve all cohorts, and to a multiple of `least`."""
-    step = max(least, 1 << max(0, count.bit_length() - 5))
-    return -(-count // step) * step
-
-
-def power_of_two(count: int, least: int = 1) -> int:
-    """The smallest power of two that is at least `count` and `least`."""
-    return max(least, 1 << max(0, count - 1).bit_length())
-
-
-class SpanGraph:
-    """One captured round for clients with so much room. Results are valid until the next start."""
-
-    def __init__(self, worker: Worker, shape: Shape, precision: Precision, here: Models) -> None:
-        self.worker, self.shape, self.precision, self.clients = worker, shape, precision, worker.clients
-        task, device = worker.task, worker.clients.x.device
-        self.classes, self.features = task.layout.shapes[task.layout.names.index("weight")]
-        self.bias = "bias" in task.layout.names
-        models, rows = shape.models, shape.models * shape.rows
-        k, pinned = models * shape.clients, device.type == "cuda"
-
-        def zeros(*sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.zeros(*sizes, dtype=dtype, device=device)
-
-        # Six numbers of every client, then the streams' keys and the rate: one copy to the device.
-        self.host = torch.zeros(6 * k + models + 1, dtype=torch.int64, pin_memory=pinned)
-        self.host_clients: Numbers = self.host.numpy()[: 6 * k].reshape(6, models, -1)
-        self.host_weights: Numbers = self.host_clients[5].view(np.float64)
-        self.host_rest: Numbers = self.host.numpy()[6 * k :]
-        self.layout: tuple[Any, ...] | None = None
-        self.asked = torch.zeros_like(self.host, device=device)
-        self.models, self.params, self.totals = here, here.params, torch.zeros_like(here.params)
-        self.each_total = self.totals.unbind()
-        self.x, self.gram = zeros(rows, self.features), zeros(shape.grams)
-        self.scores = power_of_two(self.classes, 16)  # rows of such a length are read and multiplied faster
-        bytes_ = self.clients.x.dtype == torch.uint8 and self.clients.scale is not None and not self.clients.shift
-        self.scale = self.clients.scale if bytes_ and self.clients.scale is not None else 1.0  # of x, in its products
-        self.parts = 2 if bytes_ and not precision.reduced else 1
-        self.products = Precision("tf32") if self.parts == 2 else precision
-        self.outputs, self.weighted = (zeros(rows, self.parts * self.scores) for _ in range(2))
-        self.coefficients = zeros(rows, self.scores)
-        self.weight = zeros(models, self.parts * self.scores, self.features)
-        self.ones, self.summed = torch.ones(models, device=device), zeros(k, self.scores)
-        self.orders = zeros(k, shape.epochs, shape.largest, dtype=torch.int32)
-        # Memory that is kept for the examples and what belongs to each of them.
-        held = (self.x, self.gram, self.outputs, self.weighted, self.coefficients, self.orders)
-        self.bytes = sum(tensor.nbytes for tensor in held)
-        # Squared norms and summed losses of the clients, then the models' norms before and after the server's step.
-        self.small = zeros(2 * k + 2 * models, dtype=torch.float64)
-        self.answer = torch.zeros_like(self.small, device="cpu", pin_memory=pinned)
-        numbers: Numbers = self.answer.numpy()
-        self.of_clients = numbers[: 2 * k].reshape(2, models, -1).swapaxes(0, 1)
-        self.before, self.after = numbers[2 * k :].reshape(2, models)
-        self.event = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
-        self.stream: torch.cuda.Stream | None = None
-        self.awaited = False  # whether somebody will ask for the results of the last start
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.uses, self.on_gpu = 0, device.type == "cuda"
-        self.sides = [torch.cuda.Stream() for _ in range(2)] if self.on_gpu else []  # type: ignore[no-untyped-call]
-
-    def _capture(self) -> None:
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            before = self.params.clone()
-            for _ in range(2):  # kernels are compiled and libraries ready before the capture
-                self._body()
-            self.params.copy_(before)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            self._body()
-        self.graph = graph
-
-    def start(self, params: Sequence[Tensor], parts: Sequence[Part], lr: float) -> None:
-        """Start a round of one part per model: `totals` (M, D) are the sums of updates; `answers` come later."""
-        if self.event is not None:
-            self.event.synchronize()  # a start before this one may not have read the host's numbers yet
-        self.models.take(params)
-        layout = tuple(part.layout for part in parts)
-        if layout != self.layout or None in layout:
-            self._lay_out(parts)
-            self.layout = layout
-        for model, part in enumerate(parts):
-            count = len(part.positions)
-            self.host_clients[0, model, :count] = part.positions
-            self.host_weights[model, :count] = part.weights
-            self.host_rest[model] = part.stream
-        self.host_rest[-1:].view(np.float64)[0] = lr
-        self.uses += 1
-        if self.on_gpu and self.graph is None and self.uses > _BEFORE_CAPTURE:
-            self._capture()
-        if self.graph is None:
-            self._body()
-        else:
-            self.graph.replay()
-        if self.event is not None:
-            self.event.record(self._stream())
-
-    def _stream(self) -> torch.cuda.Stream:
-        """The current stream. Its number is quickly found; the object is not, and seldom another one."""
-        number = torch._C._cuda_getCurrentRawStream(self.x.device.index or 0)
-        if self.stream is None or self.stream.cuda_stream != number:
-            self.stream = torch.cuda.current_stream(self.x.device)
-        return self.stream
-
-    def answers(self) -> tuple[Numbers, Numbers, Numbers]:
-        """After a wait: squared norms and summed losses of each model's clients, (M, 2, K), and the models' norms before and
-        after the server's step, (M,) each.
-        """
-        if self.event is not None:
-            self.event.synchronize()
-        return self.of_clients, self.before, self.after
-
-    def _lay_out(self, parts: Sequence[Part]) -> None:
-        """Tell the device where the clients lie in memory, and how many steps they take."""
-        grams = 0
-        self.host_clients.fill(0)  # clients without examples or steps
-        for model, part in enumerate(parts):
-            _, counts, rows_at, grams_at, steps, _ = self.host_clients[:, model, : len(part.positions)]
-            counts[:], steps[:] = part.sizes, part.steps
-            squares = part.sizes * part.sizes
-            np.cumsum(part.sizes[:-1], out=rows_at[1:])
-            np.cumsum(squares[:-1], out=grams_at[1:])
-            rows_at += model * self.shape.rows
-            grams_at += grams
-            grams += int(squares.sum())
-
-    def _body(self) -> None:
-        from equipoise.engines.kernels import span as kernels
-
-        clients, shape, models = self.clients, self.shape, self.shape.models
-        k = models * shape.clients
-        self.asked.copy_(self.host, non_blocking=True)
-        which, counts, rows_at, grams_at, steps, weights = self.asked[: 6 * k].view(6, k)
-        here, streams, rate = (
-            kernels.Ragged(which, counts, rows_at, grams_at, shape.largest),
-            self.asked[6 * k : -1],
-            self.asked[-1:],
-        )
-        weights, rate = weights.view(torch.float64).float(), rate.view(torch.float64)
-        scale, shift = (1.0, 0.0) if clients.scale is None or self.scale != 1.0 else (clients.scale, clients.shift)
-        named = self.worker.task.layout.unflatten(self.params)
-        halves = [self.weight[:, part * self.scores :][:, : self.classes] for part in range(self.parts)]
-        with self._aside(0):
-            kernels.draw_orders(clients.keys, here, streams, self.orders, shape.batch)
-            self.coefficients.zero_()
-            self.weighted.zero_()  # of rows that belong to nobody
-        with self._aside(1):
-            kernels.split(named["weight"], self.ones, self.scale, halves)
-            torch.linalg.vector_norm(self.params, dim=1, dtype=torch.float64, out=self.small[2 * k : -models])
-        kernels.gather_examples(clients.x.view(len(clients.x), -1), here, clients.offsets, self.x, scale, shift)
-        self._join(1)
-        squares, losses = self.small[:k], self.small[k : 2 * k]
-        factors, scales = (torch.empty(k, device=self.x.device) for _ in range(2))
-        with self.products.products():
-            x, outputs = (v.view(models, shape.rows, -1) for v in (self.x, self.outputs))
-            torch.bmm(x, self.weight.transpose(1, 2), out=outputs)
-            precision = "tf32" if self.products.reduced else "tf32x3"  # the latter is as exact as float32
-            kernels.gram_matrices(self.x, here, self.gram, self.scale**2, precision)
-            self._join(0)
-            kernels.take_steps(
-                self.outputs, named.get("bias"), self.gram, clients.y, here, clients.offsets, steps, self.orders, rate,
-                self.coefficients, (self.summed, squares, losses, factors, scales), classes=self.classes, batch=shape.batch,
-                decay=shape.decay, prox=shape.prox, tf32=self.precision.reduced,
-            )  # fmt: skip
-            if shape.decay or shape.prox:  # ‖u‖² = ⟨A, G A⟩ + 2 (c−1) ⟨A, X W_0ᵀ⟩ + (c−1)² ‖W_0‖²
-                crossed = torch.empty_like(factors)
-                kernels.crossed_with_start(
-                    self.coefficients, self.outputs, named.get("bias"), scales, here, self.classes, crossed
-                )  # fmt: skip
-                lengths = self.params.square().sum(1).repeat_interleave(shape.clients, output_size=k)
-                squares += 2 * factors * crossed + factors.square() * lengths
-            kernels.weigh(self.coefficients, weights, scales, here, self.scale, self.weighted)
-            self._sum(weights, factors)
-        if shape.server is not None:
-            torch.add(self.params, self.totals, alpha=shape.server, out=self.params)
-            torch.linalg.vector_norm(self.params, dim=1, dtype=torch.float64, out=self.small[-models:])
-        self.answer.copy_(self.small, non_blocking=True)
-
-    @contextmanager
-    def _aside(self, side: int) -> Iterator[None]:
-        """Kernels inside run beside those that follow, until they are joined."""
-        if not self.on_gpu:
-            yield
-            return
-        self.sides[side].wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.sides[side]):
-            yield
-
-    def _join(self, side: int) -> None:
-        if self.on_gpu:
-            torch.cuda.current_stream().wait_stream(self.sides[side])
-
-    def _sum(self, weights: Tensor, factors: Tensor) -> None:
-        """The weighted sums of updates, into `totals`."""
-        models, classes, named = self.shape.models, self.classes, self.worker.task.layout.unflatten(self.totals)
-        x, weighted = (v.view(models, self.shape.rows, -1) for v in (self.x, self.weighted))
-        products = torch.bmm(weighted.transpose(1, 2), x) if models > 1 else torch.mm(weighted[0].t(), x[0]).unsqueeze(0)
-        if self.parts == 2:
-            torch.add(products[:, :classes], products[:, self.scores : self.scores + classes], out=named["weight"])
-        else:
-            named["weight"].copy_(products[:, :classes])
-        if self.bias:
-            totals = torch.bmm(weights.view(models, 1, -1), self.summed.view(models, -1, self.scores))
-            named["bias"].copy_(totals[:, 0, :classes])
-        if self.shape.decay or self.shape.prox:
-            shares = (weights * factors).view(models, -1).sum(1, keepdim=True)
-            self.totals.addcmul_(self.params, shares)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from equipoise.engines.precision import Precision
-from equipoise.engines.span_graphs import padded, power_of_two
+from equipoise.engines.span_graph import padded, power_of_two
 from equipoise.engines.stacked import Batch, Gradients, Starts
 from equipoise.engines.workers import Worker
 from equipoise.errors import EquipoiseNotice

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from equipoise.engines.span_graphs import power_of_two
+from equipoise.engines.span_graph import power_of_two
 from equipoise.rng import _FIRST, _GOLDEN, _SECOND, signed
 
 GOLDEN, FIRST, SECOND = (tl.constexpr(signed(value)) for value in (_GOLDEN, _FIRST, _SECOND))
@@ -252,6 +253,37 @@ def steps_kernel(  # type: ignore[no-untyped-def]
     tl.store(scales + client, scale)
 
 
+@triton.jit
+def losses_kernel(  # type: ignore[no-untyped-def]
+    outputs, biases, targets, which, offsets, counts, rows_at, losses, together, bias_stride, parts, SOME: tl.constexpr,
+    R: tl.constexpr, C: tl.constexpr, P: tl.constexpr, TWO: tl.constexpr, BIAS: tl.constexpr,
+):  # fmt: skip
+    """The summed losses of some examples of a client."""
+    client, part = tl.program_id(0), tl.program_id(1)
+    end = tl.minimum(tl.load(counts + client), (part + 1) * SOME)
+    offset, own, column = tl.load(offsets + tl.load(which + client)), tl.load(rows_at + client), tl.arange(0, P)
+    bias = tl.zeros((P,), dtype=tl.float32)
+    if BIAS:
+        bias += tl.load(biases + (client // together) * bias_stride + column, mask=column < C, other=0.0)
+    total = tl.zeros((R,), dtype=tl.float64)
+    for first in range(part * SOME, end, R):
+        row = first + tl.arange(0, R).to(tl.int64)
+        here = row < end
+        mask, place = here[:, None] & (column < C)[None, :], (own + row)[:, None]
+        if TWO:
+            z = tl.load(outputs + place * (2 * P) + column[None, :], mask=mask, other=0.0)
+            z += tl.load(outputs + place * (2 * P) + P + column[None, :], mask=mask, other=0.0)
+        else:
+            z = tl.load(outputs + place * P + column[None, :], mask=mask, other=0.0)
+        z = tl.where((column < C)[None, :], z + bias[None, :], float("-inf"))
+        top = tl.max(z, axis=1)
+        grown = tl.sum(tl.exp(z - top[:, None]), axis=1)
+        label = tl.load(targets + offset + row, mask=here, other=0)
+        own_output = tl.sum(tl.where(column[None, :] == label[:, None], z, 0.0), axis=1)
+        total += tl.where(here, top + tl.log(grown) - own_output, 0.0).to(tl.float64)
+    tl.store(losses + client * parts + part, tl.sum(total, axis=0))
+
+
 @dataclass(frozen=True, eq=False)
 class Ragged:
     """Where k clients lie in memory, one after the other: positions in the training set, numbers of examples, and the places
@@ -360,3 +392,21 @@ def take_steps(
         B=power_of_two(min(batch, n), 16), CP=power_of_two(classes, 16), PART=64 if n > 32 else 32,
         PRECISION="tf32" if tf32 else "ieee", num_warps=4,
     )  # fmt: skip
+
+
+def sum_losses(
+    outputs: Tensor, biases: Tensor | None, targets: Tensor, clients: Ragged, offsets: Tensor, losses: Tensor, classes: int,
+    width: int,
+) -> None:  # fmt: skip
+    """Each client's summed losses (k,) at `outputs` (R, P) without `biases` (M, C), or (R, 2 P), which are to be added up."""
+    count, some = len(losses), 64
+    parts = triton.cdiv(clients.largest, some)
+    together, bias_stride = (count, 0) if biases is None else (count // len(biases), biases.stride(0))
+    found = losses if parts == 1 else losses.new_empty(count, parts)
+    losses_kernel[(count, parts)](
+        outputs, outputs if biases is None else biases, targets, clients.which, offsets, clients.counts, clients.rows_at, found,
+        together, bias_stride, parts, SOME=some, R=16, C=classes, P=width, TWO=outputs.shape[1] > width,
+        BIAS=biases is not None, num_warps=4,
+    )  # fmt: skip
+    if parts > 1:
+        torch.sum(found, 1, out=losses)
