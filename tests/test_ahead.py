@@ -43,12 +43,13 @@ class EarlyEngine:
     def has_room(self):
         return self.room
 
-    def begin_round(self, params, cohort, solver, weights, aggregator, server):
-        self.begun.append(cohort.round)
+    def begin_round(self, jobs, solver, aggregator, server):
+        (job,) = jobs
+        self.begun.append(job.cohort.round)
         self.open += 1
         self.most_open = max(self.open, self.most_open)
-        work = self.inner.summed_update(params, cohort, solver, weights, aggregator)
-        return Later(self, work, torch.add(params, work.update, alpha=server))
+        work = self.inner.summed_update(job.params, job.cohort, solver, job.weights, aggregator)
+        return Later(self, work, torch.add(job.params, work.update, alpha=server))
 
     def summed_update(self, params, cohort, solver, weights, aggregator):
         self.run.append(cohort.round)
@@ -137,11 +138,9 @@ def test_an_error_comes_after_the_reports_of_the_rounds_before_it():
 
 def test_a_lost_model_is_an_error_of_its_own_round():
     class Lost(EarlyEngine):
-        def begin_round(self, params, cohort, solver, weights, aggregator, server):
-            return self.spoilt(super().begin_round(params, cohort, solver, weights, aggregator, server), cohort)
-
-        def spoilt(self, later, cohort):
-            if cohort.round == 2:
+        def begin_round(self, jobs, solver, aggregator, server):
+            later = super().begin_round(jobs, solver, aggregator, server)
+            if jobs[0].cohort.round == 2:
                 later.collected = lambda: None
             return later
 

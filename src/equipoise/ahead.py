@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from equipoise import server_opt
 from equipoise.algorithm import Algorithm
 from equipoise.round import Plan, losses_of, next_state, plan_round, report_of, run_round
-from equipoise.types import Cohort, RoundReport, ServerState
+from equipoise.types import Cohort, Job, RoundReport, ServerState
 
 if TYPE_CHECKING:
     from equipoise.train import Setting
@@ -79,9 +79,8 @@ class Rounds:
         plan = plan_round(state, algorithm, algorithm.solver, cohort, losses, setting.data.train)
         if not len(plan.workers):
             return None
-        work = engine.begin_round(
-            state.params, plan.workers, algorithm.solver, plan.weights, algorithm.aggregator, self._server_rate
-        )
+        job = Job(state.params, plan.workers, plan.weights)
+        work = engine.begin_round([job], algorithm.solver, algorithm.aggregator, self._server_rate)
         if work is None:  # not work of the kind
             self.early = False
             return None

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equipoise import server_opt
 from equipoise.algorithm import Algorithm
 from equipoise.alike import same_part
 from equipoise.data.clients import ClientSet
@@ -50,8 +51,17 @@ class Prepared:
     solver_state: Any
 
 
+@dataclass(frozen=True, eq=False)
+class Done:
+    """The local work of a run's round, and what came of it: a total (D,), or already the next parameters."""
+
+    work: LocalWork
+    total: Tensor
+    aggregator_state: Any
+    params: Tensor | None = None
+
+
 Outcome = tuple[ServerState, RoundReport] | Diverged
-Done = tuple[Tensor, Any, LocalWork]  # the total (D,), the aggregator's next state, and the work the total comes from
 
 
 def round_together(turns: Sequence[Turn], engine: Engine, clients: ClientSet) -> list[Outcome]:
@@ -134,14 +144,37 @@ def work_together(planned: Sequence[tuple[Prepared, Plan]], engine: Engine) -> l
         return aggregators[0].linear and same_part(*aggregators) and same_part(first.solver, second.solver)
 
     for group in grouped(busy, alike):
-        one, plan = planned[group[0]]
-        if len(group) == 1:
-            done[group[0]] = combine(one.turn.state, one.turn.algorithm, engine, one.solver, plan)
-            continue
-        jobs = [Job(planned[i][0].turn.state.params, planned[i][1].workers, planned[i][1].weights) for i in group]
-        for i, work in zip(group, engine.summed_updates(jobs, one.solver, one.turn.algorithm.aggregator), strict=True):
-            done[i] = work.update * left_out_factor(planned[i][1], work), planned[i][0].turn.state.aggregator, work
+        for i, found in zip(group, work_of_group([planned[i] for i in group], engine), strict=True):
+            done[i] = found
     return done
+
+
+def work_of_group(planned: Sequence[tuple[Prepared, Plan]], engine: Engine) -> list[Done]:
+    """The local work of runs with the same solver and aggregator; with the server's step, where the engine takes that, too."""
+    one, plan = planned[0]
+    algorithm = one.turn.algorithm
+    rate = server_rate([prepared.turn.algorithm for prepared, _ in planned])
+    jobs = [Job(prepared.turn.state.params, plan.workers, plan.weights) for prepared, plan in planned]
+    if rate is not None and getattr(engine, "begins_early", False):
+        started = engine.begin_round(jobs, one.solver, algorithm.aggregator, rate)  # type: ignore[attr-defined]
+        works = started.collected() if started is not None else None
+        if works is not None:
+            return [Done(work, work.update, None, params) for work, params in zip(works, started.params, strict=True)]
+    if len(planned) == 1:
+        total, aggregator_state, work = combine(one.turn.state, algorithm, engine, one.solver, plan)
+        return [Done(work, total, aggregator_state)]
+    works = engine.summed_updates(jobs, one.solver, algorithm.aggregator)
+    return [
+        Done(work, work.update * left_out_factor(plan, work), prepared.turn.state.aggregator)
+        for work, (prepared, plan) in zip(works, planned, strict=True)
+    ]
+
+
+def server_rate(algorithms: Sequence[Algorithm]) -> float | None:
+    """The rate γ of a server's step w + γ · total that all take; None if they do not, or it depends on what clients did."""
+    servers = {algorithm.server for algorithm in algorithms if type(algorithm.server) is server_opt.SGD}
+    plain = all(type(a.server) is server_opt.SGD and getattr(a.risk, "server_step", None) is None for a in algorithms)
+    return servers.pop().lr if plain and len(servers) == 1 and algorithms[0].aggregator.linear else None
 
 
 def ended(one: Prepared, plan: Plan, done: Done | None, clients: ClientSet, began: float) -> tuple[ServerState, RoundReport]:
@@ -150,11 +183,13 @@ def ended(one: Prepared, plan: Plan, done: Done | None, clients: ClientSet, bega
     changed: dict[str, Any] = {"risk": plan.risk.state, "solver": one.solver_state}
     if done is None:
         return next_state(state, algorithm, **changed), report_of(plan, began)
-    total, changed["aggregator"], work = done
-    stop_if_nothing_arrived(plan, work, clients)
-    total = total * step_factor(algorithm, one.solver, plan, work)
+    if done.params is not None:
+        return next_state(state, algorithm, params=done.params, **changed), report_of(plan, began, done.work)
+    stop_if_nothing_arrived(plan, done.work, clients)
+    total = done.total * step_factor(algorithm, one.solver, plan, done.work)
     changed["params"], changed["server"] = server_step(state, algorithm, total)
-    return next_state(state, algorithm, **changed), report_of(plan, began, work, clients)
+    changed["aggregator"] = done.aggregator_state
+    return next_state(state, algorithm, **changed), report_of(plan, began, done.work, clients)
 
 
 def grouped(numbers: Iterable[int], alike: Callable[[int, int], bool]) -> list[list[int]]:

@@ -265,3 +265,30 @@ def test_parameters_are_copied_only_if_they_are_not_there_yet():
     torch.testing.assert_close(first.params[0], start + work.update, rtol=0, atol=0)
     del first, second, again, work
     assert graphs.bytes_under_way == 0
+
+
+class ByGraphs:
+    """Starts the simulator with its graphs, in the interpreter, too."""
+
+    def start(self, task, data):
+        self.engine = eq.engines.Simulator(device=DEVICE.type).start(task, data)
+        self.engine.spans.possible = True
+        return self.engine
+
+
+@on_a_device
+@pytest.mark.parametrize("server", [eq.server_opt.SGD(lr=0.7), eq.server_opt.Momentum()])
+@pytest.mark.parametrize("risk", [eq.risk.Mean(), eq.risk.Superquantile(0.5), eq.risk.QFair(1.0)])
+def test_several_seeds_are_the_runs_one_by_one(risk, server):
+    data, algorithm = clients(), eq.Algorithm(risk=risk, solver=SOLVERS["one epoch"], server=server)
+    common = {"rounds": 4, "clients_per_round": 3, "progress": False}
+    engine = ByGraphs()
+    together = eq.train_many(eq.models.Softmax(12, 5), data, algorithm, seeds=3, engine=engine, **common).results["run"]
+    in_graphs = any(shape.server is not None for shape in engine.engine.spans.graphs)
+    assert in_graphs == (type(server) is eq.server_opt.SGD and not isinstance(risk, eq.risk.QFair))
+    for seed, found in enumerate(together):
+        wanted = eq.train(eq.models.Softmax(12, 5), data, algorithm, seed=seed, engine="loop", **common)
+        torch.testing.assert_close(found.params.cpu(), wanted.params, rtol=1e-4, atol=1e-5)
+        for mine, theirs in zip(found.history.rounds, wanted.history.rounds, strict=True):
+            assert mine.loss == pytest.approx(theirs.loss, rel=1e-4)
+            assert mine.tail_loss == pytest.approx(theirs.tail_loss, rel=1e-4)

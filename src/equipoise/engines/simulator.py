@@ -215,11 +215,9 @@ class SimulatorEngine:
         """Whether memory allows another round beside those under way."""
         return self.spans.bytes_under_way <= _EARLY_BYTES
 
-    def begin_round(
-        self, params: Tensor, cohort: Cohort, solver: LocalSolver, weights: Tensor, aggregator: Aggregator, server: float
-    ) -> Underway | None:
-        """Start `summed_update` and the server's step w + server · total, and go on; None if this work is not of the kind."""
-        started = self.spans.begin([Job(params, cohort, weights)], solver, aggregator, server)
+    def begin_round(self, jobs: Sequence[Job], solver: LocalSolver, aggregator: Aggregator, server: float) -> Underway | None:
+        """Start `summed_updates` and the server's steps w + server · total, and go on; None if this is not work of the kind."""
+        started = self.spans.begin(jobs, solver, aggregator, server)
         if started is not None:
             self._last = None
         return started

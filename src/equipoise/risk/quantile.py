@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from equipoise.errors import is_number, is_whole, require
 
 _RESCUES = 60
+Numbers = np.ndarray[Any, np.dtype[Any]]
+_EPSILON = float(np.finfo(np.float64).eps)
 ROUNDING = 1e-12  # relative error allowed to a mean of losses in float64
 
 
@@ -24,15 +27,26 @@ def tail_quantile(losses: Tensor, base_weights: Tensor, tail: float) -> Tensor:
     >>> tail_quantile(torch.tensor([1., 2., 3., 4.]), torch.full((4,), 0.25), 0.5)
     tensor(2.)
     """
-    ascending, order = torch.sort(losses)
-    alpha = base_weights[order].double()
-    alpha = alpha / alpha.sum()
-    mass_above = alpha.flip(0).cumsum(0).flip(0) - alpha  # of all later ones in the order
-    # Rounding of the weights themselves, and of adding them up in float64.
-    slack = tail * torch.finfo(base_weights.dtype).eps + 4 * len(losses) * torch.finfo(torch.float64).eps
+    values, alpha = numbers(losses), numbers(base_weights)
+    slack = tail * torch.finfo(base_weights.dtype).eps  # rounding of the weights themselves
+    return losses[int(tail_place(values, alpha / alpha.sum(), tail, slack))]
+
+
+def tail_place(losses: Numbers, alpha: Numbers, tail: float, slack: float = 0.0) -> np.intp:
+    """Where the weighted (1 − θ)-quantile stands among the losses; the weights α sum to 1."""
+    order = losses.argsort()
+    ordered = alpha[order]
+    mass_above = ordered[::-1].cumsum()[::-1] - ordered  # of all later ones in the order
     # Among equal losses the first in the order has the others' mass "above" it; taking the value makes that harmless,
-    # because a later equal one has less above it and the same value.
-    return ascending[int((mass_above <= tail + slack).nonzero()[0])]
+    # because a later equal one has less above it and the same value. Masses were added up in float64.
+    place: np.intp = order[(mass_above <= tail + slack + 4 * len(losses) * _EPSILON).argmax()]
+    return place
+
+
+def numbers(values: Tensor) -> Numbers:
+    """A cohort's numbers in float64, which NumPy handles faster than torch."""
+    found: Numbers = values.detach().cpu().numpy().astype(np.float64, copy=False)
+    return found
 
 
 def sum_over_clients(contributions: Tensor) -> Tensor:

@@ -10,11 +10,12 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from equipoise.errors import IncompatibleParts, is_number, is_whole, require
-from equipoise.risk.quantile import ROUNDING, Exact
+from equipoise.risk.quantile import ROUNDING, Exact, numbers, tail_place
 from equipoise.risk.quantile import tail_quantile as tail_quantile  # public here too
 from equipoise.risk.tilted import tilted
 from equipoise.types import QuantileSource, RiskValue
@@ -29,17 +30,19 @@ def exact_weights(losses: Tensor, base_weights: Tensor, tail: float) -> Tensor:
     >>> exact_weights(torch.tensor([3., 1., 2.]), torch.full((3,), 1 / 3), 0.5)
     tensor([0.6667, 0.0000, 0.3333])
     """
-    alpha = base_weights.double() / base_weights.double().sum()
-    quantile = tail_quantile(losses, base_weights, tail)
+    values, alpha = numbers(losses), numbers(base_weights)
+    alpha = alpha / alpha.sum()
+    slack = tail * torch.finfo(base_weights.dtype).eps  # rounding of the weights themselves
+    quantile = values[tail_place(values, alpha, tail, slack)]
     # Equal losses may differ in their last digits, by the order in which an engine adds examples up: that must not tell them
     # apart, or a run that starts from a model of zeros would depend on the engine.
-    slack = ROUNDING * quantile.abs()
-    above, level = losses > quantile + slack, (losses - quantile).abs() <= slack
-    weights = torch.where(above, alpha / tail, 0.0)
+    slack = ROUNDING * abs(quantile)
+    weights = np.where(values > quantile + slack, alpha / tail, 0.0)
     left = 1.0 - weights.sum()
-    left = torch.where(left > 1e-12, left, 0.0)  # or rounding would give one client more a weight of 1e-17, and work to do
-    weights = weights + torch.where(level, alpha / alpha[level].sum().clamp(min=1e-300) * left, 0.0)
-    return (weights / weights.sum()).to(base_weights.dtype)
+    if left > 1e-12:  # or rounding would give one client more a weight of 1e-17, and work to do
+        level = abs(values - quantile) <= slack
+        weights[level] = alpha[level] * (left / max(alpha[level].sum(), 1e-300))
+    return torch.from_numpy(weights / weights.sum()).to(base_weights)
 
 
 def kept_by(losses: Tensor, base_weights: Tensor, quantile: Tensor | float) -> Tensor:
