@@ -183,11 +183,11 @@ def plan_round(
     if cohort.effort is None and values.min(initial=1.0) > 0:  # the usual case: nobody to pick out
         kept, workers, worker_losses, dropped = values, cohort, losses, 0
     else:
-        chosen = risk.weights > 0  # the others are not trained: that is where the tail's speed comes from
-        lost = chosen & (cohort.effort == 0) if cohort.effort is not None else torch.zeros_like(chosen)
-        chosen = chosen & ~lost
-        kept, workers, dropped = _numbers(risk.weights[chosen]), cohort.take(chosen), int(lost.sum())
-        worker_losses = losses[chosen] if losses is not None else None
+        chosen = values > 0  # the others are not trained: that is where the tail's speed comes from
+        lost = chosen & (cohort.effort.numpy() == 0) if cohort.effort is not None else np.zeros_like(chosen)
+        places = torch.from_numpy(np.flatnonzero(chosen & ~lost))
+        kept, workers, dropped = values[places.numpy()], cohort.take(places), int(lost.sum())
+        worker_losses = losses[places.to(losses.device)] if losses is not None else None
     fixed = 1.0 if denominator is None else denominator
     weights = torch.from_numpy(kept / (kept.sum() if denominator is None else denominator))
     return Plan(cohort, losses, risk, workers, weights, worker_losses, dropped, fixed)
@@ -197,7 +197,7 @@ def weigh(algorithm: Algorithm, cohort: Cohort, losses: Tensor | None, clients: 
     """The risk of the cohort. A risk that needs no losses gets zeros, and its value is not reported."""
     if losses is None and type(algorithm.risk) is Mean:  # the usual one, and its answer is known
         return RiskValue(_UNKNOWN, cohort.weights, state)
-    ids = tuple(map(clients.ids.__getitem__, cohort.clients.tolist()))
+    ids = tuple(clients.id_array[cohort.clients.numpy()].tolist())
     given = losses if losses is not None else torch.zeros_like(cohort.weights)
     risk = algorithm.risk(given, cohort.weights, clients=ids, state=state)
     if risk.weights.shape != cohort.weights.shape or not _sane(_numbers(risk.weights)):
@@ -302,8 +302,7 @@ def next_state(state: ServerState, algorithm: Algorithm, **changed: Any) -> Serv
 
 def stop_unless_finite(values: Tensor, cohort: Cohort, clients: ClientSet, what: str) -> None:
     """Raise Diverged with the round and the clients whose number is not finite."""
-    bad = ~torch.isfinite(values)
-    if bool(bad.any()):
+    if not math.isfinite(_numbers(values).sum()) and (bad := ~torch.isfinite(values)).any():
         raise Diverged(cohort.round, (clients.ids[i] for i in cohort.clients[bad].tolist()), what)
 
 

@@ -33,7 +33,9 @@ def exact_weights(losses: Tensor, base_weights: Tensor, tail: float) -> Tensor:
     values, alpha = numbers(losses), numbers(base_weights)
     alpha = alpha / alpha.sum()
     slack = tail * torch.finfo(base_weights.dtype).eps  # rounding of the weights themselves
-    quantile = values[tail_place(values, alpha, tail, slack)]
+    quantile = float(values[tail_place(values, alpha, tail, slack)])
+    if not math.isfinite(quantile):  # of more losses than the tail holds, none is finite
+        return torch.full_like(base_weights, math.nan)
     # Equal losses may differ in their last digits, by the order in which an engine adds examples up: that must not tell them
     # apart, or a run that starts from a model of zeros would depend on the engine.
     slack = ROUNDING * abs(quantile)
