@@ -29,6 +29,19 @@ def test_tensor_and_integer_hashes_agree():
     numbers = [0, 1, -1, 2**62, -(2**63), 123456789]
     mixed = rng._mix_tensor(torch.tensor(numbers)).tolist()
     assert mixed == [rng.signed(rng._mix(n)) for n in numbers]
+    assert rng._mix_array(np.array(numbers).view(np.uint64)).tolist() == [rng._mix(n) for n in numbers]
+
+
+def test_keys_of_clients_are_the_hash_of_their_names_and_the_stream():
+    names, key = [0, 1, -1, 2**62, -(2**63), 123456789], 2**64 - 3
+    expected = [rng.signed(rng._mix(rng._mix(n) ^ key)) for n in names]
+    assert rng.client_keys(key, torch.tensor(names)).tolist() == expected
+    assert rng.client_keys(key, torch.tensor(names[3])).item() == expected[3]  # one client, without a dimension
+
+
+def test_a_generator_is_philox_under_the_stream_s_key():
+    expected = np.random.Generator(np.random.Philox(key=rng.stream_key(5, "cohort", 3)))
+    np.testing.assert_array_equal(rng.generator(5, "cohort", 3).random(20), expected.random(20))
 
 
 def test_streams_differ_by_every_coordinate_and_repeat():

@@ -10,7 +10,10 @@ ABSURD = 1e9  # an update this many times longer than the model (or than 1) is a
 
 def longest_square(params: Tensor) -> float:
     """The squared length beyond which an update of these parameters is absurd."""
-    return (ABSURD * max(1.0, float(params.double().norm()))) ** 2
+    square = float(torch.dot(params, params))
+    if not square < 1e30:  # of large numbers of float32 only float64 knows
+        square = float(params.double().square().sum())
+    return ABSURD**2 * max(1.0, square)
 
 
 def usable(sq_norms: Tensor, losses: Tensor, params: Tensor | float) -> Tensor:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +25,8 @@ from equipoise.solvers.batches import BatchCursor, cursor_of
 from equipoise.solvers.prepared import GRADIENT
 from equipoise.task import Task
 from equipoise.types import Cohort, Job, LocalSolver, Pull
+
+Numbers = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,23 +49,24 @@ class Queue:
     @classmethod
     def of(cls, jobs: Sequence[Job], solver: LocalSolver, clients: ClientSet, pull: Pull | None = None) -> Queue:
         """The parameters of a job are one model (D,), or one for each of its clients (K, D): then it is the only job."""
-        owners = torch.cat([torch.full((len(job.cohort),), i) for i, job in enumerate(jobs)])
-        places = torch.cat([torch.arange(len(job.cohort)) for job in jobs])
+        counts = [len(job.cohort) for job in jobs]
+        owners = np.repeat(np.arange(len(jobs)), counts)
+        places = np.concatenate([np.arange(count) for count in counts])
         positions = torch.cat([job.cohort.clients for job in jobs])
         keys = torch.cat([batch_keys(job.cohort, clients) for job in jobs])
-        sizes = clients.host_sizes[positions]
-        steps = torch.cat([local_steps(solver, job.cohort, clients) for job in jobs])
+        sizes = clients.host_sizes.numpy()[positions.numpy()]
+        steps = np.concatenate([local_steps(solver, job.cohort, clients) for job in jobs])
         # By steps; then by size, so that full batches of a chunk are padded least. Small batches need no padding: there each
         # model's clients stand together instead.
         second = sizes if solver.batch_size is None else owners
-        order = torch.argsort(steps * (int(second.max()) + 1) + second, descending=True, stable=True)
+        order = (-(steps * (int(second.max()) + 1) + second)).argsort(kind="stable")
+        owner, place, size, taken = (torch.from_numpy(values[order]) for values in (owners, places, sizes, steps))
+        picked = torch.from_numpy(order)
+        on_device = picked.to(keys.device)
         own = jobs[0].params.dim() == 2
         models = jobs[0].params if own else torch.stack([job.params for job in jobs])
-        on_device = order.to(keys.device)
-        return cls(
-            models, owners[order], places[order], positions[order], keys[on_device], sizes[order], steps[order], own,
-            None if pull is None else _pull_of(pull, on_device),
-        )  # fmt: skip
+        pull = None if pull is None else _pull_of(pull, on_device)
+        return cls(models, owner, place, positions[picked], keys[on_device], size, taken, own, pull)
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -235,12 +240,24 @@ def batch_keys(cohort: Cohort, clients: ClientSet) -> Tensor:
     return rng.client_keys(stream, clients.keys[cohort.clients.to(clients.keys.device)])
 
 
-def local_steps(solver: LocalSolver, cohort: Cohort, clients: ClientSet) -> Tensor:
+def local_steps(solver: LocalSolver, cohort: Cohort, clients: ClientSet) -> Numbers:
     """How many steps each client of a cohort takes, (K,)."""
-    sizes = clients.host_sizes[cohort.clients].tolist()
-    if cohort.effort is None:
-        return torch.tensor([solver.local_steps(size) for size in sizes], dtype=torch.int64)
-    return torch.tensor([solver.local_steps(s, e) for s, e in zip(sizes, cohort.effort.tolist(), strict=True)])
+    sizes = clients.host_sizes.numpy()[cohort.clients.numpy()]
+    if type(solver) is SGD:
+        return steps_of(solver, sizes, None if cohort.effort is None else cohort.effort.numpy())
+    efforts = [None] * len(sizes) if cohort.effort is None else cohort.effort.tolist()
+    each = [
+        solver.local_steps(s) if e is None else solver.local_steps(s, e) for s, e in zip(sizes.tolist(), efforts, strict=True)
+    ]
+    return np.array(each, dtype=np.int64)
+
+
+def steps_of(solver: SGD, sizes: Numbers, effort: Numbers | None) -> Numbers:
+    """`solver.local_steps` of many clients at once."""
+    if solver.steps is not None:
+        return np.full(len(sizes), solver.steps) if effort is None else np.minimum(effort, solver.steps)
+    epochs = np.full(len(sizes), solver.epochs) if effort is None else np.minimum(effort, solver.epochs)
+    return epochs * (1 if solver.batch_size is None else -(-sizes // solver.batch_size))
 
 
 def _pull_of(pull: Pull, here: Tensor | slice) -> Pull:

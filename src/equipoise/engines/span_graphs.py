@@ -13,6 +13,7 @@ from torch import Tensor
 from equipoise import rng
 from equipoise.aggregators import WeightedMean
 from equipoise.engines.arrivals import ABSURD
+from equipoise.engines.chunks import steps_of
 from equipoise.engines.linear import is_plain_linear
 from equipoise.engines.precision import Precision, triton_works
 from equipoise.engines.span_graph import LossGraph, Models, Numbers, Part, Room, Shape, SpanGraph, padded, power_of_two
@@ -256,11 +257,3 @@ class Underway:
 def _rows(count: int) -> int:
     """Rows of examples, rounded up so that few graphs serve all cohorts."""
     return padded(count, power_of_two(count, 256) // 16)
-
-
-def steps_of(solver: SGD, sizes: Numbers, effort: Numbers | None) -> Numbers:
-    """`solver.local_steps` of many clients at once."""
-    if solver.steps is not None:
-        return np.full(len(sizes), solver.steps) if effort is None else np.minimum(effort, solver.steps)
-    epochs = np.full(len(sizes), solver.epochs) if effort is None else np.minimum(effort, solver.epochs)
-    return epochs * (1 if solver.batch_size is None else -(-sizes // solver.batch_size))
