@@ -1,7 +1,7 @@
 """Processes that train clients side by side on a CPU, each with one torch thread, its own model and its own memory.
 
 They are forked, so that model and data are theirs without a copy; tensors of a round pass through shared memory, and only a
-few hundred bytes through a pipe. One torch thread each beats several threads inside every small product, which wait for each
+few kilobytes through a pipe. One torch thread each beats several threads inside every small product, which wait for each
 other at every step; and processes do not wait for each other's Python.
 """
 
@@ -240,6 +240,8 @@ class Shared:
         """Put a tensor into the memory; how it is found there."""
         if value.device.type != "cpu" or value.layout is not torch.strided:
             return value.__reduce_ex__(5)  # type: ignore[no-untyped-call]
+        if 0 < value.nbytes <= _SMALL and value.dtype in _PLAIN:
+            return _unpacked, (value.detach().numpy().tobytes(), tuple(value.shape), value.dtype)
         start, self._used = self._used, -(-(self._used + value.nbytes) // 64) * 64
         if self._used > len(self._bytes):
             raise MemoryError("more than the shared memory holds")
@@ -256,6 +258,14 @@ class _Reading:
     """The memory of the message that is being read."""
 
     memory: Shared
+
+
+_SMALL = 2**13  # bytes: such a tensor goes with the message, which takes less time
+_PLAIN = (torch.int64, torch.float64, torch.float32)
+
+
+def _unpacked(values: bytes, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.frombuffer(bytearray(values), dtype=dtype).view(shape)
 
 
 def _found(start: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
