@@ -14,9 +14,13 @@ import equipoise as eq
 from equipoise.aggregators import WeightedMean
 from equipoise.ahead import Rounds
 from equipoise.engines import Loop, span_graphs
+from equipoise.engines.chunks import Queue
 from equipoise.engines.precision import FULL
 from equipoise.engines.span_graphs import SpanGraphs
+from equipoise.engines.stacked import stacked_gradients
+from equipoise.engines.step_graphs import Buffers, Kind
 from equipoise.engines.workers import Worker
+from equipoise.solvers.batches import cursor_of
 from equipoise.task import Task
 from equipoise.train import set_up
 
@@ -265,6 +269,33 @@ def test_parameters_are_copied_only_if_they_are_not_there_yet():
     torch.testing.assert_close(first.params[0], start + work.update, rtol=0, atol=0)
     del first, second, again, work
     assert graphs.bytes_under_way == 0
+
+
+@on_a_device
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("solver", [eq.solvers.SGD(batch_size=4, epochs=3), eq.solvers.SGD(batch_size=5, steps=7),
+                                    eq.solvers.SGD(batch_size=None, epochs=2), eq.solvers.SGD(batch_size=100)])  # fmt: skip
+@pytest.mark.parametrize("sizes", [SIZES, [8] * 6, [150, 4, 1]])
+def test_tables_of_batches(sizes, solver, dtype):
+    data = clients(sizes)
+    task = Task.of(eq.models.Softmax(12, 5).to(dtype))
+    worker = Worker(task.to(DEVICE), data, data.train.to(DEVICE))
+    queue = Queue.of([job(data, 1, len(sizes))], solver, worker.clients)
+    cursor = cursor_of(solver, queue.keys, queue.sizes, queue.steps)
+    first = worker.clients.offsets[queue.clients.to(DEVICE)].unsqueeze(1)
+    kind = Kind(len(sizes) + 2, len(cursor.active) + 3, cursor.width, True, 0.0, 0.0, 0.0)
+    plain, by_kernels = (Buffers(worker, kind, stacked_gradients, FULL) for _ in range(2))
+    plain._tables(cursor, first, 0.3)
+    for table in (by_kernels.rows, by_kernels.shares, by_kernels.rates):
+        table.fill_(1)  # of an earlier round
+    by_kernels._tables_by_kernels(cursor, first, 0.3)
+    count = len(cursor.active)
+    torch.testing.assert_close(by_kernels.shares[:count], plain.shares[:count], rtol=1e-7, atol=0)
+    assert torch.equal(by_kernels.rates[:count], plain.rates[:count])
+    used = plain.shares[:count] > 0
+    assert torch.equal(by_kernels.rows[:count][used], plain.rows[:count][used])
+    assert int(by_kernels.rows[:count].min()) >= 0
+    assert int(by_kernels.rows[:count].max()) < sum(sizes)
 
 
 class ByGraphs:

@@ -137,7 +137,12 @@ class ClientSet:
     @cached_property
     def keys(self) -> Tensor:
         """A random-stream key per client, made from its id, (n,) int64: batches do not depend on the order of clients."""
-        return torch.tensor([signed(name_key(i)) for i in self.ids], device=self.offsets.device)
+        return self.host_keys.to(self.offsets.device)
+
+    @cached_property
+    def host_keys(self) -> Tensor:
+        """The same on the CPU."""
+        return torch.tensor([signed(name_key(i)) for i in self.ids])
 
     def rows(self, client: int) -> slice:
         """The rows of one client."""
@@ -185,7 +190,7 @@ class ClientSet:
             return self
         moved = object.__new__(ClientSet)  # the data were checked when `self` was made
         for name, value in vars(self).items():
-            stays = name == "host_sizes" or not isinstance(value, Tensor)
+            stays = name in ("host_sizes", "host_keys") or not isinstance(value, Tensor)
             object.__setattr__(moved, name, value if stays else value.to(device))
         return moved
 

@@ -62,11 +62,11 @@ class Queue:
         order = (-(steps * (int(second.max()) + 1) + second)).argsort(kind="stable")
         owner, place, size, taken = (torch.from_numpy(values[order]) for values in (owners, places, sizes, steps))
         picked = torch.from_numpy(order)
-        on_device = picked.to(keys.device)
+        device = clients.x.device
         own = jobs[0].params.dim() == 2
         models = jobs[0].params if own else torch.stack([job.params for job in jobs])
-        pull = None if pull is None else _pull_of(pull, on_device)
-        return cls(models, owner, place, positions[picked], keys[on_device], size, taken, own, pull)
+        pull = None if pull is None else _pull_of(pull, picked.to(device))
+        return cls(models, owner, place, positions[picked], keys[picked].to(device), size, taken, own, pull)
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -235,9 +235,9 @@ def padding_of(chunks: Iterable[Queue], solver: LocalSolver) -> float:
 
 
 def batch_keys(cohort: Cohort, clients: ClientSet) -> Tensor:
-    """The keys of the cohort's batches in its round, (K,)."""
+    """The keys of the cohort's batches in its round, (K,), on the CPU."""
     stream = rng.stream_key(cohort.seed, "batches", cohort.round)
-    return rng.client_keys(stream, clients.keys[cohort.clients.to(clients.keys.device)])
+    return rng.client_keys(stream, clients.host_keys[cohort.clients])
 
 
 def local_steps(solver: LocalSolver, cohort: Cohort, clients: ClientSet) -> Numbers:

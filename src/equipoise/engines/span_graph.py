@@ -335,6 +335,7 @@ class SpanGraph(ClientGraph):
 
     def _body(self) -> None:
         from equipoise.engines.kernels import span as kernels
+        from equipoise.engines.kernels.batches import draw_orders
 
         clients, shape, models = self.clients, self.shape, self.shape.models
         k = shape.all_clients
@@ -345,7 +346,7 @@ class SpanGraph(ClientGraph):
         weights = weights.view(torch.float64).float()
         bias = self.worker.task.layout.unflatten(self.params).get("bias")
         with self._aside(0):
-            kernels.draw_orders(clients.keys, here, streams, self.orders, shape.batch)
+            draw_orders(clients.keys, which, counts, streams, self.orders, shape.batch)
             self.coefficients.zero_()
             self.weighted.zero_()  # of rows that belong to nobody
         with self._aside(1):

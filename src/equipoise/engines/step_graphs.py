@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from equipoise.engines.precision import Precision
+from equipoise.engines.precision import Precision, triton_works
 from equipoise.engines.span_graph import padded, power_of_two
 from equipoise.engines.stacked import Batch, Gradients, Starts
 from equipoise.engines.workers import Worker
@@ -23,6 +23,7 @@ from equipoise.solvers.batches import BatchCursor
 from equipoise.types import LocalSolver
 
 _GRAPHS = 512  # at most; then all are captured anew
+_LARGEST_RANKED = 4096  # examples of a client: a kernel ranks them by comparing all pairs
 
 
 @dataclass(frozen=True)
@@ -122,20 +123,15 @@ class Buffers:
         self.weights: dict[str, Tensor] = {}
         self.velocity: dict[str, Tensor] = {}
         self.graphs: dict[tuple[int, int], Callable[[], None]] = {}
+        self.by_kernels = self.device.type == "cuda" and triton_works()
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
     def fill(self, starts: Starts, cursor: BatchCursor, first: Tensor, lr: float) -> None:
         """Put a chunk's starts and batches in place."""
-        places, inside = cursor.batches
-        steps, clients, width = places.shape
-        self.rates.zero_()
-        self.shares.zero_()
-        self.rows[:steps, :clients] = places + first
-        self.rows[:steps, clients:] = first[0]
-        counts = cursor.counts.unsqueeze(2).to(self.device, non_blocking=True)
-        working = _working(cursor).to(self.device, non_blocking=True)
-        self.shares[:steps, :clients, :width] = (inside & working.unsqueeze(2)).to(self.dtype) / counts
-        self.rates[:steps, :clients] = working.to(self.dtype) * lr
+        if self.by_kernels and int(cursor.sizes.max()) <= _LARGEST_RANKED:
+            self._tables_by_kernels(cursor, first, lr)
+        else:
+            self._tables(cursor, first, lr)
         self.number.zero_()
         self.seen.zero_()
         found = starts.rows()
@@ -147,6 +143,30 @@ class Buffers:
             self.weights[name].copy_(value.expand_as(self.weights[name]))
             if self.kind.momentum:
                 self.velocity[name].zero_()
+
+    def _tables(self, cursor: BatchCursor, first: Tensor, lr: float) -> None:
+        """Which rows each client's steps see, with which weights and rates."""
+        places, inside = cursor.batches
+        steps, clients, width = places.shape
+        self.rates.zero_()
+        self.shares.zero_()
+        self.rows[:steps, :clients] = places + first
+        self.rows[:steps, clients:] = first[0]
+        counts = cursor.counts.unsqueeze(2).to(self.device, non_blocking=True)
+        working = _working(cursor).to(self.device, non_blocking=True)
+        self.shares[:steps, :clients, :width] = (inside & working.unsqueeze(2)).to(self.dtype) / counts
+        self.rates[:steps, :clients] = working.to(self.dtype) * lr
+
+    def _tables_by_kernels(self, cursor: BatchCursor, first: Tensor, lr: float) -> None:
+        """The same in few operations, where starting some fifty takes a GPU's host longer than the GPU."""
+        from equipoise.engines.kernels.batches import draw_orders, fill_tables
+
+        largest, count = int(cursor.sizes.max()), len(cursor.active)
+        sizes, steps = torch.stack([cursor.sizes, cursor.steps]).to(self.device, non_blocking=True)
+        orders = torch.empty(len(sizes), cursor.drawn, largest, dtype=torch.int32, device=self.device)
+        draw_orders(cursor.keys, sizes, sizes, None, orders, cursor.width)
+        fill_tables(orders, first, sizes, steps, (self.rows, self.shares, self.rates), count, cursor.width)
+        self.rates[:count].mul_(lr)  # a number handed to a kernel would be rounded to float32
 
     def _make_weights(self) -> None:
         """Each parameter in the memory order in which its gradient comes: a step then streams through both."""

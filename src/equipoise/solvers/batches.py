@@ -52,12 +52,12 @@ class BatchCursor:
 
     def __init__(self, keys: Tensor, sizes: Tensor, batch_size: int | None, steps: Tensor, repeats: int = 1) -> None:
         self.keys, self.sizes, self.repeats = keys, sizes.cpu(), repeats
-        steps, largest = steps.cpu(), int(sizes.max())
+        self.steps, largest = steps.cpu(), int(sizes.max())
         self.width = largest if batch_size is None else min(batch_size, largest)
         whole = self.sizes <= self.width if batch_size is not None else torch.ones_like(self.sizes, dtype=torch.bool)
         self.shuffled, self.per_epoch = ~whole, torch.where(whole, 1, -(-self.sizes // max(self.width, 1)))
-        count = int(steps.max())
-        working = torch.arange(count).unsqueeze(1) < steps  # (T, K)
+        count = int(self.steps.max())
+        working = torch.arange(count).unsqueeze(1) < self.steps  # (T, K)
         self.active: list[int] = working.sum(1).tolist()
         numbers = (torch.arange(count) // repeats).unsqueeze(1)
         self.epochs = numbers // self.per_epoch  # (T, K)

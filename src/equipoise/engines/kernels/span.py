@@ -11,45 +11,6 @@ import triton.language as tl
 from torch import Tensor
 
 from equipoise.engines.span_graph import power_of_two
-from equipoise.rng import _FIRST, _GOLDEN, _SECOND, signed
-
-GOLDEN, FIRST, SECOND = (tl.constexpr(signed(value)) for value in (_GOLDEN, _FIRST, _SECOND))
-LARGEST = tl.constexpr((1 << 63) - 1)
-
-
-@triton.jit
-def mixed(z):  # type: ignore[no-untyped-def]
-    """The hash of rng.py; its shifts are unsigned."""
-    z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * FIRST
-    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * SECOND
-    return z ^ ((z >> 31) & ((1 << 33) - 1))
-
-
-@triton.jit
-def bits_of(key, epoch, places):  # type: ignore[no-untyped-def]
-    return mixed(key + (places.to(tl.int64) + (epoch.to(tl.int64) << 32)) * GOLDEN) & LARGEST
-
-
-@triton.jit
-def orders_kernel(names, which, counts, streams, orders, epochs, batch, together, N, MINE: tl.constexpr, PART: tl.constexpr):  # type: ignore[no-untyped-def]
-    """A client's order of examples in one epoch: the rank of some of them by random bits, as a stable sort gives it.
-
-    `together` clients in a row share a stream.
-    """
-    client, epoch, begin = tl.program_id(0), tl.program_id(1), tl.program_id(2) * MINE
-    count = tl.load(counts + client)
-    if begin < count:
-        key = mixed(mixed(tl.load(names + tl.load(which + client))) ^ tl.load(streams + client // together))
-        mine = begin + tl.arange(0, MINE)
-        bits = bits_of(key, epoch, mine)
-        rank = tl.zeros((MINE,), dtype=tl.int32)
-        for first in range(0, count, PART):
-            other = first + tl.arange(0, PART)
-            theirs = tl.where(other < count, bits_of(key, epoch, other), LARGEST)
-            tie = (theirs[None, :] == bits[:, None]) & (other[None, :] < mine[:, None])
-            rank += tl.sum(((theirs[None, :] < bits[:, None]) | tie).to(tl.int32), axis=1)
-        rank = tl.where(count > batch, rank, mine)  # a client whose batch is all its data keeps its order
-        tl.store(orders + (client * epochs + epoch) * N + rank, mine, mask=mine < count)
 
 
 @triton.jit
@@ -295,16 +256,6 @@ class Ragged:
     rows_at: Tensor
     grams_at: Tensor
     largest: int
-
-
-def draw_orders(names: Tensor, clients: Ragged, streams: Tensor, orders: Tensor, batch: int) -> None:
-    """Fill `orders` (k, E, n) of clients with up to n examples; every stream (M,) is that of k / M of them."""
-    count, epochs, n = orders.shape
-    mine = min(128, power_of_two(n, 16))
-    orders_kernel[(count, epochs, triton.cdiv(n, mine))](
-        names, clients.which, clients.counts, streams, orders, epochs, batch, count // len(streams), n, MINE=mine,
-        PART=min(32, mine), num_warps=4,
-    )  # fmt: skip
 
 
 def gather_examples(data: Tensor, clients: Ragged, offsets: Tensor, x: Tensor, scale: float, shift: float) -> None:
