@@ -48,10 +48,12 @@ def _mix_tensor(z: Tensor) -> Tensor:
 
 
 def _mix_array(z: Numbers) -> Numbers:
-    z = (z ^ (z >> _30)) * np.uint64(_FIRST)
-    z = (z ^ (z >> _27)) * np.uint64(_SECOND)
-    mixed: Numbers = z ^ (z >> _31)
-    return mixed
+    z = z ^ (z >> _30)
+    z *= np.uint64(_FIRST)
+    z ^= z >> _27
+    z *= np.uint64(_SECOND)
+    z ^= z >> _31
+    return z
 
 
 def name_key(name: str) -> int:
@@ -80,6 +82,12 @@ def client_keys(key: int, clients: Tensor) -> Tensor:
 
 def random_bits(keys: Tensor, first: int | Tensor, count: int) -> Tensor:
     """63 random bits for each counter first, first + 1, … of each key: (K,) keys give (K, count) int64, all ≥ 0."""
+    if keys.device.type == "cpu":
+        begin = first.numpy() if isinstance(first, Tensor) else np.array(first)
+        numbers = (begin[..., None] + np.arange(count)).view(np.uint64)
+        bits = _mix_array(keys.numpy()[..., None].view(np.uint64) + numbers * np.uint64(_GOLDEN))
+        bits &= np.uint64((1 << 63) - 1)
+        return torch.from_numpy(bits.view(np.int64))
     counters = torch.arange(count, device=keys.device)
     start = first.unsqueeze(-1) if isinstance(first, Tensor) else first
     return _mix_tensor(keys.unsqueeze(-1) + (counters + start) * signed(_GOLDEN)) & ((1 << 63) - 1)
