@@ -13,9 +13,9 @@ from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop
 from equipoise.engines.calibration import Choice
 from equipoise.engines.chunks import steps_of
+from equipoise.engines.client_graph import padded
 from equipoise.engines.precision import FULL
 from equipoise.engines.simulator import SimulatorEngine
-from equipoise.engines.span_graph import padded
 from equipoise.engines.stacked import stacked_gradients
 from equipoise.engines.step_graphs import StepGraphs
 from equipoise.task import Task

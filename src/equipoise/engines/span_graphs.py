@@ -14,9 +14,10 @@ from equipoise import rng
 from equipoise.aggregators import WeightedMean
 from equipoise.engines.arrivals import ABSURD
 from equipoise.engines.chunks import steps_of
+from equipoise.engines.client_graph import Models, Numbers, Room, padded, power_of_two
 from equipoise.engines.linear import is_plain_linear
 from equipoise.engines.precision import Precision, triton_works
-from equipoise.engines.span_graph import LossGraph, Models, Numbers, Part, Room, Shape, SpanGraph, padded, power_of_two
+from equipoise.engines.span_graph import LossGraph, Part, Shape, SpanGraph
 from equipoise.engines.workers import Worker
 from equipoise.solvers import SGD
 from equipoise.task import cross_entropy

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from equipoise.engines.client_graph import padded, power_of_two
 from equipoise.engines.precision import Precision, triton_works
-from equipoise.engines.span_graph import padded, power_of_two
 from equipoise.engines.stacked import Batch, Gradients, Starts
 from equipoise.engines.workers import Worker
 from equipoise.errors import EquipoiseNotice

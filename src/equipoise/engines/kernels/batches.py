@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from equipoise.engines.span_graph import power_of_two
+from equipoise.engines.client_graph import power_of_two
 from equipoise.rng import _FIRST, _GOLDEN, _SECOND, signed
 
 GOLDEN, FIRST, SECOND = (tl.constexpr(signed(value)) for value in (_GOLDEN, _FIRST, _SECOND))

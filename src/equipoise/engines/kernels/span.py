@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from equipoise.engines.span_graph import power_of_two
+from equipoise.engines.client_graph import power_of_two
 
 
 @triton.jit
