@@ -59,7 +59,7 @@ class Rounds:
             if report is not None:
                 self._free = time.perf_counter()
                 return begun.after, report
-            self._begun = None
+            self._begun = begun = None  # their memory is free for the round
         return next_round(self.setting, self.algorithm, state)
 
     def _begin(self, state: ServerState) -> Begun | None:

@@ -317,8 +317,13 @@ def worst_mean(values: Numbers, share: Numbers, tail: float) -> float:
     return (float(share[:last] @ values[:last]) + rest * float(values[last])) / tail
 
 
-def report_of(plan: Plan, began: float, work: LocalWork | None = None, clients: ClientSet | None = None) -> RoundReport:
-    """The report of a round: of the cohort's losses if the risk asked for them, else of those seen at work."""
+def report_of(
+    plan: Plan, began: float, work: LocalWork | None = None, clients: ClientSet | None = None, *, runs: int = 1
+) -> RoundReport:
+    """The report of a round: of the cohort's losses if the risk asked for them, else of those seen at work.
+
+    Where several runs share the round, each reports its part of the time so far.
+    """
     if plan.losses is not None:
         seen, weights = plan.losses, plan.cohort.weights
     else:
@@ -337,7 +342,7 @@ def report_of(plan: Plan, began: float, work: LocalWork | None = None, clients: 
         risk=float(plan.risk.value) if plan.losses is not None else None,
         cohort=len(plan.cohort),
         trained=len(plan.workers),
-        seconds=time.perf_counter() - began,
+        seconds=(time.perf_counter() - began) / runs,
         dropped=plan.dropped,
         rejected=rejected_clients(plan, work, clients),
     )

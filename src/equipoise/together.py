@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -83,7 +83,10 @@ def _round_together(turns: Sequence[Turn], engine: Engine, clients: ClientSet) -
                 turn, *prepare(turn.state, turn.algorithm, engine, turn.cohort, clients, turn.clients_per_round)
             )
         else:  # Poisson sampling may draw nobody
-            outcomes[number] = next_state(turn.state, turn.algorithm), report_of(Plan.nobody(turn.cohort), began)
+            outcomes[number] = (
+                next_state(turn.state, turn.algorithm),
+                report_of(Plan.nobody(turn.cohort), began, runs=len(turns)),
+            )
     plans: dict[int, Plan] = {}
     for (number, one), losses in zip(ready.items(), losses_together(list(ready.values()), engine), strict=True):
         try:
@@ -93,12 +96,10 @@ def _round_together(turns: Sequence[Turn], engine: Engine, clients: ClientSet) -
     works = work_together([(ready[number], plan) for number, plan in plans.items()], engine)
     for (number, plan), done in zip(plans.items(), works, strict=True):
         try:
-            outcomes[number] = ended(ready[number], plan, done, clients, began)
+            outcomes[number] = ended(ready[number], plan, done, clients, began, len(turns))
         except Diverged as failure:
             outcomes[number] = failure
-    share = (time.perf_counter() - began) / len(turns)
-    ordered = [outcomes[number] for number in range(len(turns))]
-    return [found if isinstance(found, Diverged) else (found[0], replace(found[1], seconds=share)) for found in ordered]
+    return [outcomes[number] for number in range(len(turns))]
 
 
 def losses_together(ready: Sequence[Prepared], engine: Engine) -> list[Tensor | None]:
@@ -177,19 +178,21 @@ def server_rate(algorithms: Sequence[Algorithm]) -> float | None:
     return servers.pop().lr if plain and len(servers) == 1 and algorithms[0].aggregator.linear else None
 
 
-def ended(one: Prepared, plan: Plan, done: Done | None, clients: ClientSet, began: float) -> tuple[ServerState, RoundReport]:
+def ended(
+    one: Prepared, plan: Plan, done: Done | None, clients: ClientSet, began: float, runs: int
+) -> tuple[ServerState, RoundReport]:
     """The server's part of a run's round: the next state, and the report."""
     state, algorithm = one.turn.state, one.turn.algorithm
     changed: dict[str, Any] = {"risk": plan.risk.state, "solver": one.solver_state}
     if done is None:
-        return next_state(state, algorithm, **changed), report_of(plan, began)
+        return next_state(state, algorithm, **changed), report_of(plan, began, runs=runs)
     if done.params is not None:
-        return next_state(state, algorithm, params=done.params, **changed), report_of(plan, began, done.work)
+        return next_state(state, algorithm, params=done.params, **changed), report_of(plan, began, done.work, runs=runs)
     stop_if_nothing_arrived(plan, done.work, clients)
     total = done.total * step_factor(algorithm, one.solver, plan, done.work)
     changed["params"], changed["server"] = server_step(state, algorithm, total)
     changed["aggregator"] = done.aggregator_state
-    return next_state(state, algorithm, **changed), report_of(plan, began, done.work, clients)
+    return next_state(state, algorithm, **changed), report_of(plan, began, done.work, clients, runs=runs)
 
 
 def grouped(numbers: Iterable[int], alike: Callable[[int, int], bool]) -> list[list[int]]:
