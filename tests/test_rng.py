@@ -39,6 +39,13 @@ def test_keys_of_clients_are_the_hash_of_their_names_and_the_stream():
     assert rng.client_keys(key, torch.tensor(names[3])).item() == expected[3]  # one client, without a dimension
 
 
+def test_bits_and_keys_of_a_gpu_are_those_of_the_cpu():
+    names = torch.tensor([0, 1, -1, 2**62, -(2**63), 123456789])
+    assert torch.equal(rng._keys_by_torch(2**64 - 3, names), rng.client_keys(2**64 - 3, names))
+    for first in (0, 7 << 32, torch.arange(6) << 32):
+        assert torch.equal(rng._bits_by_torch(names, first, 9), rng.random_bits(names, first, 9))
+
+
 def test_a_generator_is_philox_under_the_stream_s_key():
     expected = np.random.Generator(np.random.Philox(key=rng.stream_key(5, "cohort", 3)))
     np.testing.assert_array_equal(rng.generator(5, "cohort", 3).random(20), expected.random(20))

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from equipoise import server_opt
 from equipoise.algorithm import Algorithm
-from equipoise.round import Plan, losses_of, next_state, plan_round, report_of, run_round
+from equipoise.round import Plan, losses_of, next_state, plan_round, report_of, run_round, server_rate
 from equipoise.types import Cohort, Job, RoundReport, ServerState
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ class Rounds:
     def __init__(self, setting: Setting, algorithm: Algorithm) -> None:
         self.setting, self.algorithm, self.early = setting, algorithm, can_begin_early(setting, algorithm)
         self._engine: Any = setting.engine
-        self._server_rate = getattr(algorithm.server, "lr", 1.0)
+        self._server_rate = server_rate([algorithm])
         self._begun: Begun | None = None
         self._free = 0.0  # when the last report was written
 
@@ -99,9 +98,7 @@ def can_begin_early(setting: Setting, algorithm: Algorithm) -> bool:
         getattr(setting.engine, "begins_early", False)
         and setting.personal is None
         and setting.protection is None
-        and algorithm.aggregator.linear
-        and type(algorithm.server) is server_opt.SGD
-        and getattr(algorithm.risk, "server_step", None) is None
+        and server_rate([algorithm]) is not None
         and not hasattr(algorithm.solver, "prepare")
         and all(type(part).__module__.startswith("equipoise.") for part in parts)
     )

@@ -16,11 +16,12 @@ import torch
 from numpy.random.bit_generator import ISeedSequence
 from torch import Tensor
 
+from equipoise.arrays import Numbers
+
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _27, _30, _31 = np.uint64(27), np.uint64(30), np.uint64(31)
-Numbers = np.ndarray[Any, np.dtype[Any]]
 
 
 def signed(value: int) -> int:
@@ -73,21 +74,29 @@ def stream_key(seed: int, purpose: str, round_index: int = 0) -> int:
 
 def client_keys(key: int, clients: Tensor) -> Tensor:
     """One key per client: `clients` are int64 name keys (K,), the result is int64 (K,)."""
-    if clients.device.type == "cpu":  # NumPy takes a third of the time over a cohort, in every round
-        names = np.atleast_1d(clients.numpy()).view(np.uint64)
-        found = _mix_array(_mix_array(names) ^ np.uint64(key & _MASK)).view(np.int64)
-        return torch.from_numpy(found).view(clients.shape)
+    if clients.device.type != "cpu":
+        return _keys_by_torch(key, clients)
+    names = np.atleast_1d(clients.numpy()).view(np.uint64)
+    found = _mix_array(_mix_array(names) ^ np.uint64(key & _MASK)).view(np.int64)
+    return torch.from_numpy(found).view(clients.shape)
+
+
+def _keys_by_torch(key: int, clients: Tensor) -> Tensor:
     return _mix_tensor(_mix_tensor(clients) ^ signed(key))
 
 
 def random_bits(keys: Tensor, first: int | Tensor, count: int) -> Tensor:
     """63 random bits for each counter first, first + 1, … of each key: (K,) keys give (K, count) int64, all ≥ 0."""
-    if keys.device.type == "cpu":
-        begin = first.numpy() if isinstance(first, Tensor) else np.array(first)
-        numbers = (begin[..., None] + np.arange(count)).view(np.uint64)
-        bits = _mix_array(keys.numpy()[..., None].view(np.uint64) + numbers * np.uint64(_GOLDEN))
-        bits &= np.uint64((1 << 63) - 1)
-        return torch.from_numpy(bits.view(np.int64))
+    if keys.device.type != "cpu":
+        return _bits_by_torch(keys, first, count)
+    begin = first.numpy() if isinstance(first, Tensor) else np.array(first)
+    counters = (begin[..., None] + np.arange(count)).view(np.uint64)
+    bits = _mix_array(keys.numpy()[..., None].view(np.uint64) + counters * np.uint64(_GOLDEN))
+    bits &= np.uint64((1 << 63) - 1)
+    return torch.from_numpy(bits.view(np.int64))
+
+
+def _bits_by_torch(keys: Tensor, first: int | Tensor, count: int) -> Tensor:
     counters = torch.arange(count, device=keys.device)
     start = first.unsqueeze(-1) if isinstance(first, Tensor) else first
     return _mix_tensor(keys.unsqueeze(-1) + (counters + start) * signed(_GOLDEN)) & ((1 << 63) - 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise import rng
+from equipoise import rng, server_opt
 from equipoise.algorithm import Algorithm
+from equipoise.arrays import Numbers, numbers
 from equipoise.data.clients import ClientSet
 from equipoise.engines.arrivals import marked, usable
 from equipoise.errors import Diverged, InvalidParameter
@@ -24,7 +26,6 @@ from equipoise.risk.mean import Mean
 from equipoise.solvers.prepared import RoundContext
 from equipoise.types import Cohort, Engine, LocalSolver, LocalWork, RiskValue, RoundReport, ServerState
 
-Numbers = np.ndarray[Any, np.dtype[Any]]
 TAIL = 0.1  # the share of clients in a report's tail loss
 _UNKNOWN = torch.tensor(float("nan"))
 
@@ -179,7 +180,7 @@ def plan_round(
         risk, denominator = weigh(algorithm, cohort, losses, clients, state.risk), None
     else:
         risk, denominator = protection.weigh(cohort, losses, state.risk)
-    values = _numbers(risk.weights)
+    values = numbers(risk.weights)
     if cohort.effort is None and values.min(initial=1.0) > 0:  # the usual case: nobody to pick out
         kept, workers, worker_losses, dropped = values, cohort, losses, 0
     else:
@@ -200,7 +201,7 @@ def weigh(algorithm: Algorithm, cohort: Cohort, losses: Tensor | None, clients: 
     ids = tuple(clients.id_array[cohort.clients.numpy()].tolist())
     given = losses if losses is not None else torch.zeros_like(cohort.weights)
     risk = algorithm.risk(given, cohort.weights, clients=ids, state=state)
-    if risk.weights.shape != cohort.weights.shape or not _sane(_numbers(risk.weights)):
+    if risk.weights.shape != cohort.weights.shape or not _sane(numbers(risk.weights)):
         raise InvalidParameter(
             "risk",
             f"must give {len(cohort)} finite weights ≥ 0, one per client",
@@ -208,13 +209,6 @@ def weigh(algorithm: Algorithm, cohort: Cohort, losses: Tensor | None, clients: 
             "equipoise.testing.check_risk(risk) says which law it breaks.",
         )
     return risk
-
-
-def _numbers(values: Tensor) -> Numbers:
-    """A few hundred numbers in double precision, which NumPy handles faster than torch."""
-    on_host = values if values.device.type == "cpu" else values.cpu()
-    found: Numbers = on_host.detach().numpy().astype(np.float64, copy=False)
-    return found
 
 
 def _sane(weights: Numbers) -> bool:
@@ -294,6 +288,13 @@ def step_factor(algorithm: Algorithm, solver: LocalSolver, plan: Plan, work: Loc
     return float(rule(losses=losses, base_weights=base, weight_sum=weight_sum, sq_norms=sq_norms, lr=lr))
 
 
+def server_rate(algorithms: Sequence[Algorithm]) -> float | None:
+    """The rate γ of a server's step w + γ · total that all take; None if they do not, or it depends on what clients did."""
+    rates = {a.server.lr if type(a.server) is server_opt.SGD else None for a in algorithms}
+    plain = all(a.aggregator.linear and getattr(a.risk, "server_step", None) is None for a in algorithms)
+    return rates.pop() if plain and len(rates) == 1 else None
+
+
 def next_state(state: ServerState, algorithm: Algorithm, **changed: Any) -> ServerState:
     """The state after a round in which `changed` has changed."""
     averaging = algorithm.reported.update(changed.get("params", state.params), state.averaging)
@@ -302,7 +303,7 @@ def next_state(state: ServerState, algorithm: Algorithm, **changed: Any) -> Serv
 
 def stop_unless_finite(values: Tensor, cohort: Cohort, clients: ClientSet, what: str) -> None:
     """Raise Diverged with the round and the clients whose number is not finite."""
-    if not math.isfinite(_numbers(values).sum()) and (bad := ~torch.isfinite(values)).any():
+    if not math.isfinite(numbers(values).sum()) and (bad := ~torch.isfinite(values)).any():
         raise Diverged(cohort.round, (clients.ids[i] for i in cohort.clients[bad].tolist()), what)
 
 
@@ -328,7 +329,7 @@ def report_of(
         seen, weights = plan.losses, plan.cohort.weights
     else:
         seen, weights = (work.losses, plan.weights) if work is not None else (torch.zeros(0), torch.zeros(0))
-    shown, share = _numbers(seen), _numbers(weights)
+    shown, share = numbers(seen), numbers(weights)
     if not math.isfinite(shown.sum()):  # a client without a step saw no loss; one that is left out may have an infinite one
         known = np.isfinite(shown)
         shown, share = shown[known], share[known]

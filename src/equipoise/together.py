@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise import server_opt
 from equipoise.algorithm import Algorithm
 from equipoise.alike import same_part
 from equipoise.data.clients import ClientSet
@@ -25,6 +24,7 @@ from equipoise.round import (
     plan_round,
     prepare,
     report_of,
+    server_rate,
     server_step,
     step_factor,
     stop_if_nothing_arrived,
@@ -169,13 +169,6 @@ def work_of_group(planned: Sequence[tuple[Prepared, Plan]], engine: Engine) -> l
         Done(work, work.update * left_out_factor(plan, work), prepared.turn.state.aggregator)
         for work, (prepared, plan) in zip(works, planned, strict=True)
     ]
-
-
-def server_rate(algorithms: Sequence[Algorithm]) -> float | None:
-    """The rate γ of a server's step w + γ · total that all take; None if they do not, or it depends on what clients did."""
-    servers = {algorithm.server for algorithm in algorithms if type(algorithm.server) is server_opt.SGD}
-    plain = all(type(a.server) is server_opt.SGD and getattr(a.risk, "server_step", None) is None for a in algorithms)
-    return servers.pop().lr if plain and len(servers) == 1 and algorithms[0].aggregator.linear else None
 
 
 def ended(

@@ -126,6 +126,19 @@ def test_messages_keep_values_types_and_shapes():
     assert len(shared.dumps(torch.zeros(100_000))) < 200  # the numbers do not go through the pipe
 
 
+@pytest.mark.parametrize("count", [1, 1000, 5000])  # with the message, or through the shared memory
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float64, torch.float32, torch.float16, torch.uint8])
+def test_tensors_of_any_length_arrive_and_can_be_written_to(count, dtype):
+    shared = Shared()
+    sent = [(torch.arange(2 * count) % 251).to(dtype)[::2], torch.full((count, 2), 3, dtype=dtype)]
+    found = shared.loads(shared.dumps(sent))
+    for one, other in zip(found, sent, strict=True):
+        assert one.dtype == dtype
+        assert torch.equal(one, other)
+    found[0].zero_()
+    assert torch.equal(found[1], sent[1])
+
+
 SOLVERS = {
     "plain": eq.solvers.SGD(),
     "momentum": eq.solvers.SGD(batch_size=3, steps=7, momentum=0.9, weight_decay=0.01),

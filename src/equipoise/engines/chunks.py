@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from equipoise import rng
+from equipoise.arrays import Numbers
 from equipoise.data.clients import ClientSet
 from equipoise.engines.convnet import convnet_gradients, is_plain_convnet
 from equipoise.engines.gather import FlatBatches, batches_by_step
@@ -25,8 +25,6 @@ from equipoise.solvers.batches import BatchCursor, cursor_of
 from equipoise.solvers.prepared import GRADIENT
 from equipoise.task import Task
 from equipoise.types import Cohort, Job, LocalSolver, Pull
-
-Numbers = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, eq=False)

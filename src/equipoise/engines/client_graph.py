@@ -16,15 +16,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.arrays import Numbers
 from equipoise.engines.precision import Precision
 from equipoise.engines.workers import Worker
 
 _BEFORE_CAPTURE = 2  # uses: a shape that does not come again is not worth a graph
-Numbers = np.ndarray[Any, np.dtype[Any]]
 
 
 def padded(count: int, least: int = 1) -> int:

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.engines.client_graph import ClientGraph, Models, Numbers, Room
+from equipoise.arrays import Numbers
+from equipoise.engines.client_graph import ClientGraph, Models, Room
 from equipoise.engines.precision import Precision
 from equipoise.engines.workers import Worker
 

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from equipoise import rng
 from equipoise.aggregators import WeightedMean
+from equipoise.arrays import Numbers
 from equipoise.engines.arrivals import ABSURD
 from equipoise.engines.chunks import steps_of
-from equipoise.engines.client_graph import Models, Numbers, Room, padded, power_of_two
+from equipoise.engines.client_graph import Models, Room, padded, power_of_two
 from equipoise.engines.linear import is_plain_linear
 from equipoise.engines.precision import Precision, triton_works
 from equipoise.engines.span_graph import LossGraph, Part, Shape, SpanGraph

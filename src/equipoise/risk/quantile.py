@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.arrays import Numbers, numbers
 from equipoise.errors import is_number, is_whole, require
 
 _RESCUES = 60
-Numbers = np.ndarray[Any, np.dtype[Any]]
 _EPSILON = float(np.finfo(np.float64).eps)
 ROUNDING = 1e-12  # relative error allowed to a mean of losses in float64
 
@@ -28,25 +28,19 @@ def tail_quantile(losses: Tensor, base_weights: Tensor, tail: float) -> Tensor:
     tensor(2.)
     """
     values, alpha = numbers(losses), numbers(base_weights)
-    slack = tail * torch.finfo(base_weights.dtype).eps  # rounding of the weights themselves
-    return losses[int(tail_place(values, alpha / alpha.sum(), tail, slack))]
+    return losses[int(tail_place(values, alpha / alpha.sum(), tail, base_weights.dtype))]
 
 
-def tail_place(losses: Numbers, alpha: Numbers, tail: float, slack: float = 0.0) -> np.intp:
-    """Where the weighted (1 − θ)-quantile stands among the losses; the weights α sum to 1."""
+def tail_place(losses: Numbers, alpha: Numbers, tail: float, given: torch.dtype) -> np.intp:
+    """Where the weighted (1 − θ)-quantile stands among the losses; the weights α sum to 1, and were `given` in some type."""
     order = losses.argsort()
     ordered = alpha[order]
     mass_above = ordered[::-1].cumsum()[::-1] - ordered  # of all later ones in the order
     # Among equal losses the first in the order has the others' mass "above" it; taking the value makes that harmless,
-    # because a later equal one has less above it and the same value. Masses were added up in float64.
-    place: np.intp = order[(mass_above <= tail + slack + 4 * len(losses) * _EPSILON).argmax()]
+    # because a later equal one has less above it and the same value.
+    slack = tail * torch.finfo(given).eps + 4 * len(losses) * _EPSILON  # rounding of the weights, and of adding them up
+    place: np.intp = order[(mass_above <= tail + slack).argmax()]
     return place
-
-
-def numbers(values: Tensor) -> Numbers:
-    """A cohort's numbers in float64, which NumPy handles faster than torch."""
-    found: Numbers = values.detach().cpu().numpy().astype(np.float64, copy=False)
-    return found
 
 
 def sum_over_clients(contributions: Tensor) -> Tensor:

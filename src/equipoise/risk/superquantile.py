@@ -14,8 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.arrays import numbers
 from equipoise.errors import IncompatibleParts, is_number, is_whole, require
-from equipoise.risk.quantile import ROUNDING, Exact, numbers, tail_place
+from equipoise.risk.quantile import ROUNDING, Exact, tail_place
 from equipoise.risk.quantile import tail_quantile as tail_quantile  # public here too
 from equipoise.risk.tilted import tilted
 from equipoise.types import QuantileSource, RiskValue
@@ -32,8 +33,7 @@ def exact_weights(losses: Tensor, base_weights: Tensor, tail: float) -> Tensor:
     """
     values, alpha = numbers(losses), numbers(base_weights)
     alpha = alpha / alpha.sum()
-    slack = tail * torch.finfo(base_weights.dtype).eps  # rounding of the weights themselves
-    quantile = float(values[tail_place(values, alpha, tail, slack)])
+    quantile = float(values[tail_place(values, alpha, tail, base_weights.dtype)])
     if not math.isfinite(quantile):  # of more losses than the tail holds, none is finite
         return torch.full_like(base_weights, math.nan)
     # Equal losses may differ in their last digits, by the order in which an engine adds examples up: that must not tell them
