@@ -8,6 +8,12 @@ from pathlib import Path
 from equipoise.errors import NotWritten
 
 
+def cache_folder() -> Path:
+    """Where what can be made again is kept for the next run: $EQUIPOISE_CACHE, or the user's cache folder."""
+    folder = os.environ.get("EQUIPOISE_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(folder) / "equipoise"
+
+
 def write_atomically(path: Path, content: bytes) -> Path:
     """Write `content` to `path`, creating its folder. A reader sees the old file or the new one, never a half."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -100,7 +100,7 @@ def test_the_choice_is_kept_with_a_run(cache, ragged, tmp_path, monkeypatch):
     monkeypatch.setattr(calibration, "_measured", lambda *_: Choice(2, 1))
     whole = eq.train(eq.models.Softmax(4, 3), ragged, rounds=6, clients_per_round=5)
     eq.train(eq.models.Softmax(4, 3), ragged, rounds=3, **options)
-    assert read_checkpoint(options["checkpoint"]).choice == {"chunk_size": 2, "workers": 1, "clients": 5}
+    assert read_checkpoint(options["checkpoint"]).choice == {"chunk_size": 2, "workers": 1, "clients": 5, "compiled": False}
     calibration._known.clear()
     cache.unlink()
     monkeypatch.setattr(calibration, "_measured", lambda *_: Choice(5, 1))  # the machine is busier now

@@ -8,9 +8,9 @@ a small file for the next run on this machine.
 from __future__ import annotations
 
 import json
-import os
 import platform
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING
 import torch
 
 from equipoise.engines.workers import threads
-from equipoise.files import write_atomically
+from equipoise.files import cache_folder, write_atomically
 
 if TYPE_CHECKING:
     from equipoise.engines.chunks import Queue
     from equipoise.engines.simulator import SimulatorEngine
-    from equipoise.engines.workers import Workers
+    from equipoise.engines.workers import Worker, Workers
     from equipoise.types import LocalSolver
 
 _WORTH = 2e7  # examples × parameters of a round: below this, everything is one chunk and nothing is measured
-_SCHEME = "in turns, for so many clients"  # to be changed with what is measured: choices made for other code are not used
+_SCHEME = "in turns, with compiled code"  # to be changed with what is measured: choices made for other code are not used
 _SECONDS = 1.0  # after which no third or later turn begins
 _TURNS = 5
 _TURN = 0.25  # seconds that a turn of one choice may take, about
@@ -37,17 +37,22 @@ _known: dict[str, Choice] = {}
 
 @dataclass(frozen=True)
 class Choice:
-    """Clients per chunk and chunks at once, measured on so many clients; None is not decided."""
+    """Clients per chunk and chunks at once, measured on so many clients; None is not decided.
+
+    Compiled code does the work in one process with as many threads, and for it chunks are a matter of memory alone.
+    """
 
     chunk_size: int | None = None
     workers: int | None = None
     clients: int | None = None
+    compiled: bool = False
 
     def serves(self, clients: int) -> bool:
         """Whether it is good for so many clients: not if there were too few of them to try larger chunks."""
         if self.chunk_size is None or self.workers is None:
             return False
-        return self.clients is None or clients <= 2 * self.clients or self.chunk_size * self.workers < self.clients
+        too_few = self.clients is not None and clients > 2 * self.clients and self.chunk_size * self.workers >= self.clients
+        return self.compiled or not too_few
 
 
 def calibrated(engine: SimulatorEngine, queue: Queue, solver: LocalSolver, lr: float) -> Choice:
@@ -66,31 +71,24 @@ def calibrated(engine: SimulatorEngine, queue: Queue, solver: LocalSolver, lr: f
 
 
 def _measured(engine: SimulatorEngine, queue: Queue, solver: LocalSolver, lr: float) -> Choice:
-    """Chunks of several sizes on all cores, and one process with all threads: in turn, the slow ones only once or twice.
+    """All candidates in turn, the slow ones only once or twice.
 
     Other programs may be busy for a while, so every choice is judged by its best turn.
     """
-    from equipoise.engines.chunks import most_clients
     from equipoise.engines.workers import Workers, can_fork
 
     cores = engine.given.workers or (torch.get_num_threads() if can_fork() else 1)
-    limit = most_clients(queue.models[0].nbytes, int(queue.sizes.max()), engine.train, solver)
-    largest = engine.given.chunk_size or max(1, min(limit, -(-len(queue) // cores)))
-    sizes = [size for size in (1, 2, 4, 8, 16, 32, 64, 128) if size < largest and engine.given.chunk_size is None] + [largest]
     engine.workers.count, one_process = cores, Workers(engine.workers.own)
     began = time.perf_counter()
-    each = _seconds(engine.workers, queue, 1, cores, solver, lr)  # processes start, memory is taken
-    each = min(each, _seconds(engine.workers, queue, 1, 2 * cores, solver, lr))
+    each = _seconds(engine.workers, queue, Choice(1, cores), cores, solver, lr)  # processes start, memory is taken
+    each = min(each, _seconds(engine.workers, queue, Choice(1, cores), 2 * cores, solver, lr))
     tried = min(len(queue), max(4 * cores, int(_TURN / each)))  # clients, if they take as long as one by one
-    choices = {Choice(size, cores): float("inf") for size in sizes if size * cores < tried + cores}
-    if cores > 1 and engine.given.workers is None:
-        choices[Choice(engine.given.chunk_size or max(1, min(limit, tried)), 1)] = float("inf")
+    choices = dict.fromkeys(_candidates(engine, queue, solver, lr, cores, tried), float("inf"))
     for turn in range(_TURNS):
         for choice, best in choices.items():
             if best <= 1.3 * min(choices.values()) or best == float("inf"):
-                workers = engine.workers if choice.workers == cores else one_process
-                found = _seconds(workers, queue, choice.chunk_size or 1, tried, solver, lr)
-                choices[choice] = min(best, found)
+                workers = engine.workers if choice.workers == cores and not choice.compiled else one_process
+                choices[choice] = min(best, _seconds(workers, queue, choice, tried, solver, lr))
         if turn and time.perf_counter() - began > _SECONDS:  # one turn alone may be chance
             break
     # Small differences are chance: the largest chunk has the least overhead, and one process is the simplest.
@@ -98,14 +96,42 @@ def _measured(engine: SimulatorEngine, queue: Queue, solver: LocalSolver, lr: fl
     return max(good, key=lambda c: (c.chunk_size or 0) * (c.workers or 1) + (c.workers == 1))
 
 
-def _seconds(workers: Workers, queue: Queue, size: int, count: int, solver: LocalSolver, lr: float) -> float:
-    """Seconds per client with the middle `count` clients of a queue in chunks of `size`."""
+def _candidates(
+    engine: SimulatorEngine, queue: Queue, solver: LocalSolver, lr: float, cores: int, tried: int
+) -> Iterator[Choice]:
+    """Chunks of several sizes on all cores, one process with all threads, and compiled code."""
+    from equipoise.engines.chunks import most_clients
+
+    given, limit = engine.given, most_clients(queue.models[0].nbytes, int(queue.sizes.max()), engine.train, solver)
+    largest = given.chunk_size or max(1, min(limit, -(-len(queue) // cores)))
+    sizes = [size for size in (1, 2, 4, 8, 16, 32, 64, 128) if size < largest and given.chunk_size is None]
+    yield from (Choice(size, cores) for size in (*sizes, largest) if size * cores < tried + cores)
+    if cores > 1 and given.workers is None:
+        yield Choice(given.chunk_size or max(1, min(limit, tried)), 1)
+    compiled = engine.compiled
+    if compiled is not None and compiled.fits(solver, lr, queue.pull) and _agrees(engine.workers.own, queue, solver, lr):
+        yield Choice(given.chunk_size or limit, given.workers or torch.get_num_threads(), compiled=True)
+
+
+def _agrees(worker: Worker, queue: Queue, solver: LocalSolver, lr: float) -> bool:
+    """Whether compiled code does the work of two clients as it should: a compiler may be broken."""
+    from equipoise.engines.orders import Order, each_update
+
+    few = queue.take(slice(0, 2))
+    expected, _ = each_update(worker, Order(few, solver, lr, None))
+    found, _ = each_update(worker, Order(few, solver, lr, None, threads=2))
+    return bool((found - expected).norm() <= 1e-3 * expected.norm())
+
+
+def _seconds(workers: Workers, queue: Queue, choice: Choice, count: int, solver: LocalSolver, lr: float) -> float:
+    """Seconds per client with the middle `count` clients of a queue."""
     from equipoise.engines.orders import Order, tried_out
 
     first = max(0, (len(queue) - count) // 2)
     tried = queue.take(slice(first, first + count))
-    processes = min(workers.count, len(tried))
-    orders = [Order(tried.take(slice(i, None, processes)), solver, lr, size) for i in range(processes)]
+    processes, compiled = min(workers.count, len(tried)), (choice.workers or 1) if choice.compiled else 0
+    parts = [tried.take(slice(i, None, processes)) for i in range(processes)]
+    orders = [Order(part, solver, lr, choice.chunk_size or 1, threads=compiled) for part in parts]
     time.sleep(_PAUSE)  # threads of the last operation stop waiting for another
     with workers.alone():
         start = time.perf_counter()
@@ -118,16 +144,15 @@ def _name(engine: SimulatorEngine, queue: Queue, solver: LocalSolver) -> str:
     work = (
         type(engine.task.module).__qualname__, queue.models.shape[1], str(queue.models.dtype), tuple(engine.train.x.shape[1:]),
         type(solver).__qualname__, solver.batch_size, queue.own, min(1 << (len(queue) - 1).bit_length(), 1024),
-        (engine.given.chunk_size, engine.given.workers),
+        (engine.given.chunk_size, engine.given.workers, engine.compiled is not None),
     )  # fmt: skip
     machine = f"{platform.node()} {platform.machine()} torch {torch.__version__} threads {engine.threads}"
     return f"{_SCHEME} {machine} {work}"
 
 
 def _file() -> Path:
-    """Where choices are kept for the next run: $EQUIPOISE_CACHE, or the user's cache folder."""
-    folder = os.environ.get("EQUIPOISE_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(folder) / "equipoise" / "calibration.json"
+    """Where choices are kept for the next run."""
+    return cache_folder() / "calibration.json"
 
 
 def _stored() -> dict[str, Choice]:

@@ -13,9 +13,10 @@ from torch import Tensor
 from equipoise import rng
 from equipoise.arrays import Numbers
 from equipoise.data.clients import ClientSet
+from equipoise.engines.compiled.softmax import Asked, CompiledSoftmax
 from equipoise.engines.convnet import convnet_gradients, is_plain_convnet
 from equipoise.engines.gather import FlatBatches, batches_by_step
-from equipoise.engines.linear import LinearSums, LinearUpdates, LinearWork, fits_linear_steps
+from equipoise.engines.linear import LinearUpdates, LinearWork, Sums, fits_linear_steps
 from equipoise.engines.precision import FULL, Precision, triton_works
 from equipoise.engines.span import SpanUpdates, fits_span_steps, span_steps
 from equipoise.engines.stacked import Batch, Gradients, Starts, general_steps, stacked_gradients
@@ -87,14 +88,14 @@ class Trained:
     """What the clients of a chunk have done: updates, dense (k, D) or by coefficients, and mean batch losses (k,)."""
 
     chunk: Queue
-    updates: Tensor | LinearUpdates | SpanUpdates | LinearSums
+    updates: Tensor | LinearUpdates | SpanUpdates | Sums
     losses: Tensor
 
     def dense(self, space: Workspace) -> Tensor:
         """The updates (k, D)."""
         if isinstance(self.updates, Tensor):
             return self.updates
-        if isinstance(self.updates, LinearSums):
+        if isinstance(self.updates, Sums):
             raise TypeError("only sums of these updates were kept")
         models = self.chunk.models
         return self.updates.dense(space.empty("updates", (len(self.chunk), models.shape[1]), models.dtype, models.device))
@@ -103,7 +104,7 @@ class Trained:
         """Squared L2 norms of the updates, (k,) float64 on the CPU."""
         if isinstance(self.updates, Tensor):
             return squared_norms(self.updates)
-        if isinstance(self.updates, LinearSums):
+        if isinstance(self.updates, Sums):
             return self.updates.sq_norms
         squares = self.updates.squares()
         extreme = ~torch.isfinite(squares) | (squares == 0)
@@ -147,10 +148,13 @@ def chunks_of(queue: Queue, clients: ClientSet, solver: LocalSolver, chunk_size:
         start += size
 
 
-def train_chunk(worker: Worker, chunk: Queue, solver: LocalSolver, lr: float, weights: Tensor | None = None) -> Trained:
+def train_chunk(
+    worker: Worker, chunk: Queue, solver: LocalSolver, lr: float, weights: Tensor | None = None, threads: int = 0
+) -> Trained:
     """Local work of the clients of a chunk. Its updates are valid until the worker's next chunk.
 
-    With `weights` (k,), updates may be given as their weighted sums alone, where that is faster.
+    With `weights` (k,), updates may be given as their weighted sums alone, where that is faster. With `threads`,
+    compiled code may do the work by so many.
     """
     clients, device, models = worker.clients, chunk.models.device, chunk.models
     worker.task.scorer.train()
@@ -161,6 +165,16 @@ def train_chunk(worker: Worker, chunk: Queue, solver: LocalSolver, lr: float, we
     cursor = cursor_of(solver, chunk.keys, chunk.sizes, chunk.steps)
     count = 1 if hasattr(solver, "finish") else chunk.steps
     largest = int(chunk.sizes.max())
+    compiled: CompiledSoftmax | None = worker.compiled if threads else None
+    if (
+        compiled is not None
+        and isinstance(cursor, BatchCursor)
+        and cursor.at_once
+        and isinstance(solver, SGD)
+        and compiled.fits(solver, lr, starts.pull)
+    ):
+        done, seen = compiled.train(Asked(which, starts, solver, lr, cursor, threads), weights)
+        return Trained(chunk, done, seen / count)
     if (
         isinstance(cursor, BatchCursor)
         and isinstance(solver, SGD)

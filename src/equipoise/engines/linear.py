@@ -37,9 +37,14 @@ def is_plain_linear(task: Task) -> bool:
     return as_written and loss_of_outputs_alone and all_trained
 
 
+def weight_shape(task: Task) -> torch.Size:
+    """The shape of a linear model's weights: (C, F), or (F,)."""
+    return task.layout.shapes[task.layout.names.index("weight")]
+
+
 def has_one_score(task: Task) -> bool:
     """Whether the linear model has a single output per example, and a vector for its weights."""
-    return len(task.layout.shapes[task.layout.names.index("weight")]) == 1
+    return len(weight_shape(task)) == 1
 
 
 def fits_linear_steps(task: Task, solver: LocalSolver, lr: float, pull: Pull | None = None) -> bool:
@@ -97,16 +102,11 @@ class LinearUpdates:
 
 
 @dataclass(frozen=True, eq=False)
-class LinearSums:
-    """Σ_k π_k u_k of the clients of each start, (M, C, P), and of every client ‖u_k‖² (k,): no client's update is kept."""
+class Sums:
+    """Σ_k π_k u_k of the clients of each start, (M, D), and of every client ‖u_k‖² (k,): no client's update is kept."""
 
-    layout: ParameterLayout
     totals: Tensor
     sq_norms: Tensor
-
-    def dense(self) -> Tensor:
-        """The sums (M, D)."""
-        return LinearUpdates(self.layout, self.totals).dense(self.totals.new_empty(len(self.totals), self.layout.dimension))
 
 
 def _matrices(weight: Tensor, leading: int) -> Tensor:
@@ -153,7 +153,7 @@ class LinearWork:
             self._train(block, whole[block])
         return LinearUpdates(self.worker.task.layout, whole)
 
-    def sums(self, weights: Tensor) -> LinearSums | None:
+    def sums(self, weights: Tensor) -> Sums | None:
         """Weighted sums of the updates, for which the memory of one block is enough; None where there is no such way."""
         if not self.in_blocks:
             return None
@@ -169,7 +169,9 @@ class LinearWork:
         if bool(((squares == 0) | ~torch.isfinite(squares)).any()):  # beyond what squares of the type hold
             self.seen.zero_()
             return None
-        return LinearSums(self.worker.task.layout, totals, squares)
+        layout = self.worker.task.layout
+        dense = LinearUpdates(layout, totals).dense(totals.new_empty(len(totals), layout.dimension))
+        return Sums(dense, squares)
 
     def _softmax(self, batches: FlatBatches, whole: Tensor) -> SoftmaxSteps:
         """Steps on the memory `whole`, made ready once for blocks that use the same memory."""

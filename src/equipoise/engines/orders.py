@@ -12,7 +12,7 @@ from equipoise.aggregators import WeightedMean
 from equipoise.attacks import corrupted
 from equipoise.engines.arrivals import marked, usable
 from equipoise.engines.chunks import Queue, Trained, chunks_of, squared_norms, train_chunk
-from equipoise.engines.linear import LinearSums, LinearUpdates
+from equipoise.engines.linear import LinearUpdates, Sums
 from equipoise.engines.span import SpanUpdates
 from equipoise.engines.stacked import runs
 from equipoise.engines.workers import Worker, Workspace
@@ -28,19 +28,21 @@ class Order:
     lr: float
     chunk_size: int | None
     cohorts: tuple[int, ...] = ()  # how many clients each job has in all, for attacks
+    threads: int = 0  # of compiled code; 0: without it
 
     def trained(self, worker: Worker, weights: Tensor | None = None) -> Iterator[tuple[slice, Trained]]:
         """Every chunk, and which stretch of the queue it is; with `weights` (K,) perhaps as weighted sums alone."""
         start = 0
         for chunk in chunks_of(self.queue, worker.clients, self.solver, self.chunk_size):
             part = slice(start, start + len(chunk))
-            yield part, train_chunk(worker, chunk, self.solver, self.lr, None if weights is None else weights[part])
+            wanted = None if weights is None else weights[part]
+            yield part, train_chunk(worker, chunk, self.solver, self.lr, wanted, self.threads)
             start += len(chunk)
 
     def sent(self, worker: Worker, trained: Trained) -> Tensor:
         """The updates of a chunk as they arrive, (k, D): those of malicious clients as an attack makes them."""
-        if isinstance(trained.updates, LinearSums):  # rare: some of them cannot be used
-            trained = train_chunk(worker, trained.chunk, self.solver, self.lr)
+        if isinstance(trained.updates, Sums):  # rare: some of them cannot be used
+            trained = train_chunk(worker, trained.chunk, self.solver, self.lr, threads=self.threads)
         sent, chunk = trained.dense(worker.space), trained.chunk
         if worker.data.malicious and self.cohorts:
             for owner, rows in runs(chunk.owners):
@@ -102,8 +104,8 @@ def summed_updates(worker: Worker, asked: tuple[Order, Sum]) -> Summed:
                 if bool(good[rows].any()):
                     kept = arrived[rows][good[rows].to(arrived.device)]
                     done.totals[owner] += rule.aggregator(kept, weights[rows][good[rows]].to(arrived.device))[0]
-        elif isinstance(updates, LinearSums):
-            done.totals.add_(updates.dense())
+        elif isinstance(updates, Sums):
+            done.totals.add_(updates.totals)
         else:
             for owner, rows in owners:
                 done.totals[owner] += _total(updates, rows, weights[rows], rule.aggregator, worker.space)

@@ -19,6 +19,7 @@ from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines.arrivals import longest_square, marked, usable
 from equipoise.engines.calibration import Choice, calibrated
 from equipoise.engines.chunks import Queue, chunks_of, gradients_of, padding_of, squared_norms
+from equipoise.engines.compiled.softmax import CompiledSoftmax
 from equipoise.engines.loop import Loop, LoopEngine, ResidentSets, usable_device
 from equipoise.engines.memory import ClientMemory
 from equipoise.engines.orders import Order, Sum, adapted_losses, each_update, summed_updates
@@ -27,7 +28,7 @@ from equipoise.engines.scoring import Scoring
 from equipoise.engines.span_graphs import SpanGraphs, Underway
 from equipoise.engines.stacked import Batch, stacked_gradients
 from equipoise.engines.step_graphs import StepGraphs
-from equipoise.engines.workers import Worker, Workers
+from equipoise.engines.workers import Worker, Workers, can_fork
 from equipoise.errors import EquipoiseNotice, is_whole, require
 from equipoise.task import Task
 from equipoise.types import Aggregator, Cohort, Job, LocalSolver, LocalWork, Pull
@@ -43,6 +44,9 @@ class Simulator:
     with one torch thread. None measures what is fastest before the first round; the choice is kept with a checkpoint, and for
     the next run on this machine. Results depend on neither beyond rounding.
 
+    `compiled` says whether a CPU may train softmax regression by C code, which is compiled once where there is a C compiler; it
+    is measured beside the rest, and used if it is the fastest.
+
     `precision` is how exactly a GPU multiplies: "float32", or faster and rougher "tf32" (10 bits of each factor) and "bf16" (7
     bits in the forward pass, too); parameters, gradients and sums are float32 in any case.
 
@@ -55,6 +59,7 @@ class Simulator:
     device: str | None = None
     workers: int | None = None
     precision: str = "float32"
+    compiled: bool = True
 
     def __post_init__(self) -> None:
         for name in ("chunk_size", "workers"):
@@ -70,7 +75,7 @@ class Simulator:
 
     def start(self, task: Task, data: FederatedData) -> SimulatorEngine | LoopEngine:
         given = Choice(self.chunk_size, self.workers)
-        engine = SimulatorEngine(task, data, usable_device(self.device), given, Precision(self.precision))
+        engine = SimulatorEngine(task, data, usable_device(self.device), given, Precision(self.precision), self.compiled)
         reason = engine.why_not_vectorised()
         if reason is None:
             return engine
@@ -88,14 +93,21 @@ class SimulatorEngine:
     """The running simulator of one task on one data set, whose tensors live on the device."""
 
     def __init__(
-        self, task: Task, data: FederatedData, device: torch.device, given: Choice, precision: Precision = FULL
+        self,
+        task: Task,
+        data: FederatedData,
+        device: torch.device,
+        given: Choice,
+        precision: Precision = FULL,
+        compiled: bool = True,
     ) -> None:
         self.device, self.task, self.sets = device, task.to(device), ResidentSets(device)
         self.data, self.train = data, self.sets[data.train]
         self.given, self.choice = given, given  # what was asked for, and what is used
         self.threads = torch.get_num_threads()
         self._last: list[Order] | None = []  # None: graphs of their own
-        worker = Worker(self.task, data, self.train)
+        self.compiled = CompiledSoftmax(self.task, self.train) if compiled and device.type == "cpu" else None
+        worker = Worker(self.task, data, self.train, compiled=self.compiled)
         if device.type == "cuda":
             worker = replace(worker, gradients_of=gradients_of(self.task, device, precision))
             worker = replace(worker, graphs=StepGraphs(worker, worker.gradients_of, precision))
@@ -241,9 +253,11 @@ class SimulatorEngine:
         chunk_size = self.choice.chunk_size
         if self.device.type == "cuda" and chunk_size is None:
             chunk_size = self.memory.most_clients(queue, solver)
-        count = min(self.workers.count, len(queue))
+        in_c = self.choice.compiled and self.compiled is not None and self.compiled.fits(solver, lr, pull)
+        threads = (self.choice.workers or 1) if in_c else 0
+        count = 1 if threads else min(self.workers.count, len(queue))
         parts = [queue.take(slice(i, None, count)) for i in range(count)] if count > 1 else [queue]
-        self._last = [Order(part, solver, lr, chunk_size, cohorts) for part in parts]
+        self._last = [Order(part, solver, lr, chunk_size, cohorts, threads) for part in parts]
         return self._last
 
     def _each(self, orders: Sequence[Order], count: int) -> tuple[Tensor, Tensor]:
@@ -261,15 +275,17 @@ class SimulatorEngine:
         """The share of examples computed in the last call that were padding."""
         if self._last is None:
             return 1 - self.spans.useful / max(1, self.spans.computed)
+        if any(order.threads for order in self._last):  # one client at a time
+            return 0.0
         chunks = [c for o in self._last for c in chunks_of(o.queue, self.train, o.solver, o.chunk_size)]
         return padding_of(chunks, self._last[0].solver)
 
     def use(self, choice: Choice) -> None:
         """Go on with this chunk size and these workers, except where others were asked for."""
         self.choice = Choice(
-            self.given.chunk_size or choice.chunk_size, self.given.workers or choice.workers, choice.clients
+            self.given.chunk_size or choice.chunk_size, self.given.workers or choice.workers, choice.clients, choice.compiled
         )  # fmt: skip
-        self.workers.count = self.choice.workers or 1
+        self.workers.count = (self.choice.workers or 1) if can_fork() else 1
 
 
 def _nothing_yet(job: Job) -> LocalWork:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from equipoise.engines.gather import gathered
-from equipoise.engines.linear import fits_linear_steps
+from equipoise.engines.linear import fits_linear_steps, weight_shape
 from equipoise.engines.outputs import OutputGradients
 from equipoise.engines.stacked import Batch, Starts, runs
 from equipoise.engines.workers import Worker, Workspace
@@ -41,7 +41,7 @@ def fits_span_steps(task: Task, solver: LocalSolver, lr: float, starts: Starts, 
     if device.type != "cpu":
         return largest <= _WORTH_ON_GPU
     passes = solver.local_steps(largest) * min(solver.batch_size or largest, largest) / largest
-    scores = task.layout.shapes[task.layout.names.index("weight")][:-1].numel()
+    scores = weight_shape(task)[:-1].numel()
     # Products in units of n F: 4 C each pass and W itself (its copies cost like 25 examples) against 4 C and the Gram matrix in
     # all. Several threads share the large products of the latter much better, and need no more than its lower half.
     if torch.get_num_threads() > 1:

@@ -59,6 +59,7 @@ class Worker:
     space: Workspace = field(default_factory=Workspace)
     gradients_of: Any = None  # stacked.Gradients, if the usual ones are not wanted
     graphs: Any = None  # step_graphs.StepGraphs on a GPU
+    compiled: Any = None  # compiled.softmax.CompiledSoftmax on a CPU
 
 
 class Workers:

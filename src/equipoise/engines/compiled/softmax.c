@@ -1,0 +1,300 @@
+/* Local SGD of softmax regression, one client after the other: everything that a client touches stays in a core's own cache.
+
+   A step of a client with weights W (F, C) and a batch x (n, F) is: gather and scale the batch, outputs z = x W + bias, deltas
+   d = -lr/n (softmax(z) - one-hot), W += x' d. The two products hold a tile of rows x classes in registers and go through all
+   features; both then run at the rate of large matrix products, which a library does not reach for ten rows.
+
+   Memory: classes are padded with zeros to whole vectors, features to whole panels. A model is one tile of up to two vectors of
+   classes after the other, in each tile one line per feature and last the bias. A batch is one panel of features after the other,
+   in each panel one line per example. softmax.py makes and reads these layouts.
+
+   Threads take groups of clients, each with a total of its own, so that sums do not depend on who was faster. */
+
+#include <math.h>
+#include <pthread.h>
+#include <stdint.h>
+
+#if defined(__AVX512F__)
+#define LANES 16
+#define MOST_ROWS 12 /* two accumulators each, two vectors of weights and a factor: 27 of 32 registers */
+#elif defined(__AVX__)
+#define LANES 8
+#define MOST_ROWS 6
+#else
+#define LANES 4
+#define MOST_ROWS 12
+#endif
+#define TILE (2 * LANES)
+#define PANEL 16
+#define MOST_THREADS 256
+#define INLINE static inline __attribute__((always_inline))
+
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
+
+typedef struct { /* as in softmax.py */
+  int64_t clients, features, classes, batch_size, longest, epochs, bytes, has_bias, groups;
+  const void *x;         /* (N, F): bytes or floats */
+  const int64_t *y;      /* (N) */
+  const int64_t *first;  /* (K) row of each client's first example */
+  const int64_t *sizes;  /* (K) */
+  const int64_t *steps;  /* (K) */
+  const int64_t *orders; /* (K, epochs, longest): which example comes when, counted within the client */
+  const float *starts;   /* models */
+  const int64_t *owners; /* (K) which of them each client starts from */
+  const float *anchors;  /* models, or none */
+  const int64_t *towards; /* (K) which of them pulls each client */
+  const float *pulls;    /* (K) by how much of the way, at every step */
+  const float *weights;  /* (K) in the group's total */
+  const int64_t *edges;  /* (groups + 1) */
+  float *totals;         /* (groups) models */
+  double *squares;       /* (K) squared length of each update */
+  double *losses;        /* (K) summed batch losses */
+  float *memory;         /* (threads, memory_each) */
+  int64_t memory_each;
+  float lr, keep, scale, shift;
+  int64_t next; /* group that nobody has taken yet */
+} Work;
+
+typedef struct {
+  Work *work;
+  float *memory;
+} Helper;
+
+INLINE vec load(const float *p) { return *(const vec *)p; }
+INLINE void store(float *p, vec v) { *(vec *)p = v; }
+INLINE vec every(float value) { return value - (vec){0}; }
+INLINE vec choose(ivec where, vec a, vec b) { return (vec)(((ivec)a & where) | ((ivec)b & ~where)); }
+
+/* e^x for x <= 0 to the last bit or two: x = n ln 2 + r, the series of e^r, and n in the exponent. Not-a-numbers stay what they are;
+   below -87 the result is 1e-38. */
+INLINE vec exponential(vec x) {
+  const vec least = every(-87.33654f), to_integer = every(12582912.f);
+  x = choose(x < least, least, x);
+  vec shifted = x * 1.44269504f + to_integer, n = shifted - to_integer;
+  vec r = x - n * 0.693145751953125f;
+  r -= n * 1.428606765330187e-6f;
+  vec p = every(1.f / 720);
+  p = p * r + 1.f / 120;
+  p = p * r + 1.f / 24;
+  p = p * r + 1.f / 6;
+  p = p * r + 0.5f;
+  p = p * r + 1.f;
+  p = p * r + 1.f;
+  return p * (vec)(((ivec)shifted << 23) + (127 << 23));
+}
+
+/* Outputs of r examples for one tile of `vectors` x LANES classes; `panel` is how far apart two panels of the batch are. */
+INLINE void outputs(const int r, const int vectors, const Work *k, const float *w, const float *x, int64_t panel, float *z,
+                    int64_t columns) {
+  const int64_t panels = (k->features + PANEL - 1) / PANEL;
+  vec sum[MOST_ROWS][2];
+  for (int i = 0; i < r; i++)
+    for (int v = 0; v < vectors; v++) sum[i][v] = load(w + (panels * PANEL * vectors + v) * LANES); /* the bias */
+  for (int64_t p = 0; p < panels; p++, x += panel)
+    for (int j = 0; j < PANEL; j++, w += vectors * LANES) {
+      vec w0 = load(w), w1 = vectors > 1 ? load(w + LANES) : w0;
+      for (int i = 0; i < r; i++) {
+        float factor = x[i * PANEL + j];
+        sum[i][0] += factor * w0;
+        if (vectors > 1) sum[i][1] += factor * w1;
+      }
+    }
+  for (int i = 0; i < r; i++)
+    for (int v = 0; v < vectors; v++) store(z + i * columns + v * LANES, sum[i][v]);
+}
+
+/* The weights of a tile after a step: keep (w + pull (anchor - w)) + x' d. */
+INLINE void change(const int r, const int vectors, const Work *k, const float *from, float *to, const float *x, int64_t panel,
+                   const float *d, int64_t columns, float keep, const float *anchor, float pull) {
+  const int64_t panels = (k->features + PANEL - 1) / PANEL;
+  vec delta[MOST_ROWS][2];
+  for (int i = 0; i < r; i++)
+    for (int v = 0; v < vectors; v++) delta[i][v] = load(d + i * columns + v * LANES);
+  for (int64_t p = 0; p < panels; p++, x += panel)
+    for (int j = 0; j < PANEL; j++) {
+      vec w0 = load(from), w1 = vectors > 1 ? load(from + LANES) : w0;
+      if (anchor) {
+        w0 += pull * (load(anchor) - w0);
+        if (vectors > 1) w1 += pull * (load(anchor + LANES) - w1);
+        anchor += vectors * LANES;
+      }
+      w0 *= keep, w1 *= keep;
+      for (int i = 0; i < r; i++) {
+        float factor = x[i * PANEL + j];
+        w0 += factor * delta[i][0];
+        if (vectors > 1) w1 += factor * delta[i][1];
+      }
+      store(to, w0);
+      if (vectors > 1) store(to + LANES, w1);
+      from += vectors * LANES, to += vectors * LANES;
+    }
+  for (int v = 0; v < vectors; v++) {
+    vec bias = load(from + v * LANES);
+    if (anchor) bias += pull * (load(anchor + v * LANES) - bias);
+    bias *= keep;
+    for (int i = 0; k->has_bias && i < r; i++) bias += delta[i][v];
+    store(to + v * LANES, bias);
+  }
+}
+
+/* The number of rows must be a constant where they are held in registers: one copy of the code for each. */
+#define WITH(n, CALL) \
+  case n: { \
+    enum { ROWS = n }; \
+    CALL; \
+  } break;
+#define UP_TO_6(CALL) WITH(1, CALL) WITH(2, CALL) WITH(3, CALL) WITH(4, CALL) WITH(5, CALL) WITH(6, CALL)
+#if MOST_ROWS == 6
+#define UP_TO_MOST(CALL) UP_TO_6(CALL)
+#else
+#define UP_TO_MOST(CALL) \
+  UP_TO_6(CALL) WITH(7, CALL) WITH(8, CALL) WITH(9, CALL) WITH(10, CALL) WITH(11, CALL) WITH(12, CALL)
+#endif
+
+static void tile_outputs(int r, int vectors, const Work *k, const float *w, const float *x, int64_t panel, float *z,
+                         int64_t columns) {
+  if (vectors == 2)
+    switch (r) { UP_TO_MOST(outputs(ROWS, 2, k, w, x, panel, z, columns)) }
+  else
+    switch (r) { UP_TO_MOST(outputs(ROWS, 1, k, w, x, panel, z, columns)) }
+}
+
+static void tile_change(int r, int vectors, const Work *k, const float *from, float *to, const float *x, int64_t panel,
+                        const float *d, int64_t columns, float keep, const float *anchor, float pull) {
+  if (vectors == 2)
+    switch (r) { UP_TO_MOST(change(ROWS, 2, k, from, to, x, panel, d, columns, keep, anchor, pull)) }
+  else
+    switch (r) { UP_TO_MOST(change(ROWS, 1, k, from, to, x, panel, d, columns, keep, anchor, pull)) }
+}
+
+/* The examples of a batch in panels, scaled. Meanwhile those of the next one are asked for. */
+#define GATHER(TYPE) \
+  for (int64_t i = 0; i < n; i++) { \
+    const TYPE *in = (const TYPE *)k->x + (first + order[i]) * features; \
+    float *out = x + i * PANEL; \
+    if (i < soon) { \
+      const char *next = (const char *)((const TYPE *)k->x + (first + order[n + i]) * features); \
+      for (int64_t byte = 0; byte < features * (int64_t)sizeof(TYPE); byte += 64) __builtin_prefetch(next + byte, 0, 2); \
+    } \
+    int64_t f = 0; \
+    for (; f + PANEL <= features; f += PANEL, out += n * PANEL) \
+      for (int j = 0; j < PANEL; j++) out[j] = in[f + j] * scale + shift; \
+    if (f < features) \
+      for (int j = 0; j < PANEL; j++) out[j] = f + j < features ? in[f + j] * scale + shift : 0; \
+  }
+
+static void gather(const Work *k, int64_t first, const int64_t *order, int64_t n, int64_t soon, float *restrict x) {
+  const int64_t features = k->features;
+  const float scale = k->scale, shift = k->shift;
+  if (k->bytes)
+    GATHER(uint8_t)
+  else
+    GATHER(float)
+}
+
+/* Outputs (n, columns) become deltas; gives the mean loss. */
+static double deltas(const Work *k, int64_t first, const int64_t *order, int64_t n, float *z, int64_t columns) {
+  const int64_t classes = k->classes;
+  const float rate = k->lr / n;
+  double loss = 0;
+  for (int64_t i = 0; i < n; i++, z += columns) {
+    const int64_t y = k->y[first + order[i]];
+    for (int64_t c = classes; c < columns; c++) z[c] = -INFINITY;
+    vec largest = load(z), sums = every(0);
+    for (int64_t c = LANES; c < columns; c += LANES) largest = choose(largest > load(z + c), largest, load(z + c));
+    float most = largest[0], sum = 0;
+    for (int j = 1; j < LANES; j++) most = largest[j] > most ? largest[j] : most;
+    const float target = z[y] - most;
+    for (int64_t c = 0; c < columns; c += LANES) {
+      vec e = exponential(load(z + c) - most);
+      store(z + c, e);
+      sums += e;
+    }
+    for (int64_t c = classes; c < columns; c++) sums[c % LANES] -= z[c], z[c] = 0;
+    for (int j = 0; j < LANES; j++) sum += sums[j];
+    loss += log((double)sum) - target;
+    for (int64_t c = 0; c < columns; c += LANES) store(z + c, load(z + c) * (-rate / sum));
+    z[y] += rate;
+  }
+  return loss / n;
+}
+
+/* All steps of a client, and its part of the group's total. */
+static void train(Work *k, int64_t client, float *memory, float *total, int first_of_group) {
+  const int64_t panels = (k->features + PANEL - 1) / PANEL, lines = panels * PANEL + 1;
+  const int64_t columns = (k->classes + LANES - 1) / LANES * LANES, numbers = lines * columns;
+  const int64_t size = k->sizes[client], first = k->first[client];
+  const int64_t width = k->batch_size < size ? k->batch_size : size, per_epoch = (size + width - 1) / width;
+  float *own = memory, *x = own + numbers, *z = x + panels * PANEL * width;
+  const float *start = k->starts + k->owners[client] * numbers, *from = start;
+  const float *anchor = k->anchors ? k->anchors + k->towards[client] * numbers : 0;
+  const float pull = k->anchors ? k->pulls[client] : 0;
+  double loss = 0, square = 0;
+  for (int64_t step = 0; step < k->steps[client]; step++) {
+    const int64_t epoch = per_epoch > 1 ? step / per_epoch : 0, place = step % per_epoch * width;
+    const int64_t *order = k->orders + (client * k->epochs + epoch) * k->longest + place;
+    const int64_t n = size - place < width ? size - place : width, after = size - place - n;
+    const int64_t parts = (n + MOST_ROWS - 1) / MOST_ROWS;
+    gather(k, first, order, n, after < n ? after : n, x);
+    for (int64_t c = 0; c < columns; c += TILE) {
+      const int vectors = columns - c >= TILE ? 2 : 1;
+      for (int64_t part = 0; part < parts; part++) {
+        const int64_t i = n * part / parts, r = n * (part + 1) / parts - i;
+        tile_outputs(r, vectors, k, from + c * lines, x + i * PANEL, n * PANEL, z + i * columns + c, columns);
+      }
+    }
+    loss += deltas(k, first, order, n, z, columns);
+    for (int64_t c = 0; c < columns; c += TILE) {
+      const int vectors = columns - c >= TILE ? 2 : 1;
+      for (int64_t part = 0; part < parts; part++) {
+        const int64_t i = n * part / parts, r = n * (part + 1) / parts - i;
+        const float *held = (part ? own : from) + c * lines, *towards = anchor && !part ? anchor + c * lines : 0;
+        tile_change(r, vectors, k, held, own + c * lines, x + i * PANEL, n * PANEL, z + i * columns + c, columns,
+                    part ? 1.f : k->keep, towards, pull);
+      }
+    }
+    from = own;
+  }
+  const float weight = k->weights[client];
+  for (int64_t c = 0; c < numbers; c += lines * LANES) { /* numbers = lines x columns, and columns are whole vectors */
+    vec sum = every(0);
+    for (int64_t i = c; i < c + lines * LANES; i += LANES) {
+      vec d = load(from + i) - load(start + i);
+      sum += d * d;
+      store(total + i, first_of_group ? d * weight : load(total + i) + d * weight);
+    }
+    for (int j = 0; j < LANES; j++) square += sum[j];
+  }
+  k->losses[client] = loss, k->squares[client] = square;
+}
+
+static void *serve(void *argument) {
+  Helper *helper = argument;
+  Work *k = helper->work;
+  const int64_t lines = (k->features + PANEL - 1) / PANEL * PANEL + 1, columns = (k->classes + LANES - 1) / LANES * LANES;
+  for (;;) {
+    const int64_t group = __atomic_fetch_add(&k->next, 1, __ATOMIC_RELAXED);
+    if (group >= k->groups) return 0;
+    for (int64_t client = k->edges[group]; client < k->edges[group + 1]; client++)
+      train(k, client, helper->memory, k->totals + group * lines * columns, client == k->edges[group]);
+  }
+}
+
+int lanes(void) { return LANES; }
+
+int size_of_work(void) { return sizeof(Work); }
+
+/* The work of `threads` threads, or of as many as the system allows. */
+void run(Work *k, int threads) {
+  pthread_t others[MOST_THREADS];
+  Helper helpers[MOST_THREADS];
+  int started = 0;
+  if (threads > MOST_THREADS) threads = MOST_THREADS;
+  k->next = 0;
+  for (int i = 0; i < threads; i++) helpers[i] = (Helper){k, k->memory + i * k->memory_each};
+  for (int i = 1; i < threads; i++)
+    if (pthread_create(&others[started], 0, serve, &helpers[i]) == 0) started++;
+  serve(&helpers[0]);
+  for (int i = 0; i < started; i++) pthread_join(others[i], 0);
+}

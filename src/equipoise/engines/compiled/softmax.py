@@ -1,0 +1,237 @@
+"""Softmax regression in C (`softmax.c`): the local SGD of many clients by several threads, one client at a time each."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.data.clients import ClientSet
+from equipoise.engines.compiled.library import library
+from equipoise.engines.linear import Sums, fits_linear_steps, has_one_score, is_plain_linear, weight_shape
+from equipoise.engines.stacked import Starts
+from equipoise.engines.workers import Workspace
+from equipoise.solvers import SGD
+from equipoise.solvers.batches import BatchCursor
+from equipoise.task import Task, cross_entropy
+from equipoise.types import LocalSolver, Pull
+
+_PANEL = 16  # as in softmax.c
+_MOST_BYTES = 2**22  # of a model: larger ones do not stay in a core's cache
+
+
+def _of(kind: Any, names: str) -> list[tuple[str, Any]]:
+    return [(name, kind) for name in names.split()]
+
+
+class _Work(ctypes.Structure):
+    """As in softmax.c."""
+
+    _fields_ = (
+        *_of(ctypes.c_int64, "clients features classes batch_size longest epochs bytes has_bias groups"),
+        *_of(ctypes.c_void_p, "x y first sizes steps orders starts owners anchors towards pulls weights"),
+        *_of(ctypes.c_void_p, "edges totals squares losses memory"),
+        *_of(ctypes.c_int64, "memory_each"),
+        *_of(ctypes.c_float, "lr keep scale shift"),
+        *_of(ctypes.c_int64, "next"),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Packing:
+    """Models (…, D) in the memory order of softmax.c: tiles of classes, in each a line per feature, and the bias last."""
+
+    task: Task
+    lanes: int
+
+    @cached_property
+    def classes(self) -> int:
+        return weight_shape(self.task)[0]
+
+    @cached_property
+    def features(self) -> int:
+        return weight_shape(self.task)[1]
+
+    @cached_property
+    def lines(self) -> int:
+        """Features in whole panels, and the bias."""
+        return -(-self.features // _PANEL) * _PANEL + 1
+
+    @cached_property
+    def columns(self) -> int:
+        """Classes in whole vectors."""
+        return -(-self.classes // self.lanes) * self.lanes
+
+    @property
+    def numbers(self) -> int:
+        return self.lines * self.columns
+
+    def _tiles(self, packed: Tensor) -> list[tuple[slice, Tensor]]:
+        """Each tile's classes, and its part (n, lines, classes) of n packed models."""
+        cuts = [*range(0, self.columns, 2 * self.lanes), self.columns]
+        found = []
+        for begin, end in pairwise(cuts):
+            tile = packed[:, begin * self.lines : end * self.lines].view(len(packed), self.lines, end - begin)
+            real = slice(begin, min(end, self.classes))
+            found.append((real, tile[..., : real.stop - begin]))
+        return found
+
+    def packed(self, models: Tensor) -> Tensor:
+        """Models (n, D), packed (n, numbers)."""
+        out = torch.zeros(len(models), self.numbers)
+        named = self.task.layout.unflatten(models)
+        for classes, tile in self._tiles(out):
+            tile[:, : self.features] = named["weight"][:, classes].transpose(1, 2)
+            if "bias" in named:
+                tile[:, -1] = named["bias"][:, classes]
+        return out
+
+    def unpacked(self, packed: Tensor) -> Tensor:
+        """The reverse."""
+        models = packed.new_empty(len(packed), self.task.layout.dimension)
+        named = self.task.layout.unflatten(models)
+        for classes, tile in self._tiles(packed):
+            named["weight"][:, classes] = tile[:, : self.features].transpose(1, 2)
+            if "bias" in named:
+                named["bias"][:, classes] = tile[:, -1]
+        return models
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """Local work of the clients at some positions in the training set."""
+
+    which: Tensor  # (k,)
+    starts: Starts
+    solver: SGD
+    lr: float
+    cursor: BatchCursor
+    threads: int
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledSoftmax:
+    """The local work of softmax regression on one set of clients, in C."""
+
+    task: Task
+    clients: ClientSet
+    space: Workspace = field(default_factory=Workspace)
+
+    @cached_property
+    def possible(self) -> bool:
+        """Whether model, loss and data are of the kind, and this machine can compile."""
+        x, y, task = self.clients.x, self.clients.y, self.task
+        if not is_plain_linear(task) or task.loss is not cross_entropy or has_one_score(task) or x.device.type != "cpu":
+            return False
+        stored = x.dtype == torch.float32 or (x.dtype == torch.uint8 and self.clients.scale is not None)
+        if not (stored and x.is_contiguous() and y.dim() == 1 and not y.is_floating_point() and y.dtype != torch.bool):
+            return False
+        if task.layout.dtype != torch.float32 or task.layout.dimension * 4 > _MOST_BYTES:
+            return False
+        classes, features = weight_shape(task)
+        known = int(y.min()) >= 0 and int(y.max()) < classes and x[0].numel() == features
+        return known and self._library is not None
+
+    @cached_property
+    def _library(self) -> ctypes.CDLL | None:
+        found = library("softmax")
+        return found if found is not None and found.size_of_work() == ctypes.sizeof(_Work) else None
+
+    @cached_property
+    def _targets(self) -> Tensor:
+        return self.clients.y.long().contiguous()
+
+    @cached_property
+    def _packing(self) -> Packing:
+        return Packing(self.task, self._library.lanes() if self._library is not None else 1)
+
+    def fits(self, solver: LocalSolver, lr: float, pull: Pull | None = None) -> bool:
+        """Whether it does this work."""
+        return self.possible and fits_linear_steps(self.task, solver, lr, pull)
+
+    def train(self, asked: Asked, weights: Tensor | None) -> tuple[Sums | Tensor, Tensor]:
+        """Weighted sums of the updates, or the updates (k, D) themselves; and summed batch losses (k,).
+
+        Updates without `weights` (k,), or where one is beyond what squares of its numbers hold.
+        """
+        if weights is not None:
+            sums, losses = self._sums(asked, weights)
+            if sums is not None:
+                return sums, losses
+        count = len(asked.which)
+        totals, _, losses = self._run(asked, torch.ones(count), torch.arange(count + 1))
+        return self._packing.unpacked(totals), losses
+
+    def _sums(self, asked: Asked, weights: Tensor) -> tuple[Sums | None, Tensor]:
+        starts, steps = asked.starts, asked.cursor.steps
+        edges = groups(steps.tolist(), starts.owners.tolist(), asked.threads)
+        totals, squares, losses = self._run(asked, weights, edges)
+        if bool((~torch.isfinite(squares) | ((squares == 0) & (steps > 0))).any()):
+            return None, losses
+        if starts.shared:
+            summed = totals.sum(0, keepdim=True)
+        else:
+            summed = totals.new_zeros(len(starts.models), self._packing.numbers)
+            summed.index_add_(0, starts.owners[edges[:-1]], totals)
+        return Sums(self._packing.unpacked(summed), squares), losses
+
+    def _run(self, asked: Asked, weights: Tensor, edges: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Totals of each group of clients (groups, numbers), and of every client its squared length and its losses (k,)."""
+        if self._library is None:
+            raise RuntimeError("There is no compiled code on this machine.")  # `possible` says so before
+        packing, clients, cursor, count = self._packing, self.clients, asked.cursor, len(asked.which)
+        starts, solver, keep = asked.starts, asked.solver, 1 - asked.lr * asked.solver.weight_decay
+        each_own = torch.arange(count)
+        owners = each_own if starts.each_its_own else starts.owners.contiguous()
+        models = packing.packed(starts.rows() if starts.each_its_own else starts.models)
+        anchors = towards = strength = None
+        if (pull := starts.pull) is not None:
+            anchors = packing.packed(pull.anchor if pull.anchor.dim() == 2 else pull.anchor.unsqueeze(0))
+            towards = each_own if len(anchors) > 1 else torch.zeros_like(each_own)
+            strength = (asked.lr / keep * pull.strength).float().contiguous()
+        elif solver.prox:  # towards the start
+            anchors, towards, strength = models, owners, torch.full((count,), asked.lr / keep * solver.prox)
+        memory_each = -(-(packing.numbers + (packing.lines + packing.columns) * cursor.width) // 64) * 64
+        memory, totals = (
+            self.space.empty(name, shape, torch.float32, asked.which.device)
+            for name, shape in (("memory", (asked.threads, memory_each)), ("totals", (len(edges) - 1, packing.numbers)))
+        )
+        squares, losses = torch.empty(count, dtype=torch.float64), torch.empty(count, dtype=torch.float64)
+        orders = cursor.all_orders.contiguous()
+        tensors = {
+            "x": clients.x, "y": self._targets, "first": clients.offsets[asked.which], "sizes": cursor.sizes.contiguous(),
+            "steps": cursor.steps.contiguous(), "orders": orders, "starts": models, "owners": owners, "anchors": anchors,
+            "towards": towards, "pulls": strength, "weights": weights.float().contiguous(), "edges": edges, "totals": totals,
+            "squares": squares, "losses": losses, "memory": memory,
+        }  # fmt: skip
+        work = _Work(
+            clients=count, features=packing.features, classes=packing.classes, batch_size=cursor.width,
+            longest=orders.shape[2], epochs=orders.shape[1], bytes=clients.x.dtype == torch.uint8,
+            has_bias="bias" in self.task.layout.names, groups=len(edges) - 1, memory_each=memory_each, lr=asked.lr, keep=keep,
+            scale=1.0 if clients.scale is None else clients.scale, shift=0.0 if clients.scale is None else clients.shift,
+            **{name: None if tensor is None else tensor.data_ptr() for name, tensor in tensors.items()},
+        )  # fmt: skip
+        self._library.run(ctypes.byref(work), asked.threads)
+        return totals, squares, losses
+
+
+def groups(steps: list[int], owners: list[int], threads: int) -> Tensor:
+    """Where groups of clients begin and end: large ones first, so that few totals are kept, and small ones last, so that no
+    thread waits long for another. Clients of a group start from one model.
+
+    >>> groups([2] * 16, [0] * 16, 2).tolist()
+    [0, 4, 7, 10, 12, 13, 14, 15, 16]
+    """
+    edges, left, taken = [0], sum(steps), 0
+    for i, work in enumerate(steps):
+        taken += work
+        if i + 1 == len(steps) or owners[i + 1] != owners[i] or taken * 2 * threads >= left:
+            edges.append(i + 1)
+            left, taken = left - taken, 0
+    return torch.from_numpy(np.array(edges))
