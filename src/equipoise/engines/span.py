@@ -120,7 +120,8 @@ class _Span:
         self.weight = self.named["weight"].unsqueeze(1) if self.one_score else self.named["weight"]  # (M, C, F)
         self.scores = self.weight.shape[1]
         self.bias = self.named["bias"].view(len(self.weight), -1) if "bias" in self.named else None  # (M, C)
-        if self.task.loss is cross_entropy and not self.one_score:
+        classes = self.clients.y.dim() == 1 and not self.clients.y.is_floating_point()  # not a share of each class
+        if self.task.loss is cross_entropy and not self.one_score and classes:
             self._round_up()
 
     def _round_up(self) -> None:

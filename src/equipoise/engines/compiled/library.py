@@ -30,7 +30,9 @@ def library(name: str) -> ctypes.CDLL | None:
     try:
         made = hashlib.sha256("\n".join((source.read_text(), compiler, *_FLAGS, _processor())).encode()).hexdigest()[:16]
         kept = cache_folder() / f"{name}-{made}.so"
-        return ctypes.CDLL(str(kept)) if kept.exists() else _compiled(compiler, source, kept)
+        with suppress(OSError):  # there is none yet, or it is damaged
+            return ctypes.CDLL(str(kept))
+        return _compiled(compiler, source, kept)
     except (OSError, subprocess.SubprocessError):
         return None
 
