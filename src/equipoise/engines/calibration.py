@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from equipoise.engines.workers import threads
+from equipoise.engines.workers import one_thread, threads
 from equipoise.files import cache_folder, write_atomically
 
 if TYPE_CHECKING:
@@ -84,6 +84,9 @@ def _measured(engine: SimulatorEngine, queue: Queue, solver: LocalSolver, lr: fl
     each = min(each, _seconds(engine.workers, queue, Choice(1, cores), 2 * cores, solver, lr))
     tried = min(len(queue), max(4 * cores, int(_TURN / each)))  # clients, if they take as long as one by one
     choices = dict.fromkeys(_candidates(engine, queue, solver, lr, cores, tried), float("inf"))
+    for choice in choices:
+        if choice.compiled:
+            _seconds(one_process, queue, choice, tried, solver, lr)  # memory is taken
     for turn in range(_TURNS):
         for choice, best in choices.items():
             if best <= 1.3 * min(choices.values()) or best == float("inf"):
@@ -99,18 +102,18 @@ def _measured(engine: SimulatorEngine, queue: Queue, solver: LocalSolver, lr: fl
 def _candidates(
     engine: SimulatorEngine, queue: Queue, solver: LocalSolver, lr: float, cores: int, tried: int
 ) -> Iterator[Choice]:
-    """Chunks of several sizes on all cores, one process with all threads, and compiled code."""
+    """Compiled code, chunks of several sizes on all cores, and one process with all threads."""
     from equipoise.engines.chunks import most_clients
 
     given, limit = engine.given, most_clients(queue.models[0].nbytes, int(queue.sizes.max()), engine.train, solver)
+    compiled = engine.compiled
+    if compiled is not None and compiled.fits(solver, lr, queue.pull) and _agrees(engine.workers.own, queue, solver, lr):
+        yield Choice(given.chunk_size or limit, given.workers or torch.get_num_threads(), compiled=True)
     largest = given.chunk_size or max(1, min(limit, -(-len(queue) // cores)))
     sizes = [size for size in (1, 2, 4, 8, 16, 32, 64, 128) if size < largest and given.chunk_size is None]
     yield from (Choice(size, cores) for size in (*sizes, largest) if size * cores < tried + cores)
     if cores > 1 and given.workers is None:
         yield Choice(given.chunk_size or max(1, min(limit, tried)), 1)
-    compiled = engine.compiled
-    if compiled is not None and compiled.fits(solver, lr, queue.pull) and _agrees(engine.workers.own, queue, solver, lr):
-        yield Choice(given.chunk_size or limit, given.workers or torch.get_num_threads(), compiled=True)
 
 
 def _agrees(worker: Worker, queue: Queue, solver: LocalSolver, lr: float) -> bool:
@@ -133,7 +136,7 @@ def _seconds(workers: Workers, queue: Queue, choice: Choice, count: int, solver:
     parts = [tried.take(slice(i, None, processes)) for i in range(processes)]
     orders = [Order(part, solver, lr, choice.chunk_size or 1, threads=compiled) for part in parts]
     time.sleep(_PAUSE)  # threads of the last operation stop waiting for another
-    with workers.alone():
+    with one_thread() if choice.compiled else workers.alone():
         start = time.perf_counter()
         workers.share(tried_out, orders)
         return (time.perf_counter() - start) / len(tried)

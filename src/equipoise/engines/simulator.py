@@ -28,7 +28,7 @@ from equipoise.engines.scoring import Scoring
 from equipoise.engines.span_graphs import SpanGraphs, Underway
 from equipoise.engines.stacked import Batch, stacked_gradients
 from equipoise.engines.step_graphs import StepGraphs
-from equipoise.engines.workers import Worker, Workers, can_fork
+from equipoise.engines.workers import Worker, Workers, can_fork, one_thread
 from equipoise.errors import EquipoiseNotice, is_whole, require
 from equipoise.task import Task
 from equipoise.types import Aggregator, Cohort, Job, LocalSolver, LocalWork, Pull
@@ -117,8 +117,8 @@ class SimulatorEngine:
         self.memory = ClientMemory(worker)
 
     def in_round(self) -> AbstractContextManager[None]:
-        """What a round of this engine is done in."""
-        return self.workers.alone()
+        """What a round of this engine is done in: threads of torch that wait for work would take a core from compiled code."""
+        return one_thread() if self.choice.compiled else self.workers.alone()
 
     def why_not_vectorised(self) -> str | None:
         """Try two clients with two examples each against one at a time; the reason if that fails or differs."""
