@@ -460,3 +460,42 @@ def test_frozen_parameters_and_buffers_stay(ragged):
 def test_on_a_gpu():
     for solver in (SGD(), SGD(batch_size=3, momentum=0.9, weight_decay=0.01, steps=4)):
         check_engine(Simulator(device="cuda"), solver=solver, tolerance=1e-7)
+
+
+@pytest.mark.parametrize("model", ["softmax", "network", "no batch"])
+def test_losses_of_cohorts_at_their_own_models_in_one_batch(model, monkeypatch):
+    class ReadsANumber(nn.Linear):
+        def forward(self, x):
+            return super().forward(x) * float(x.sum() > -1e9)
+
+    data = FederatedData(make_clients([5, 1, 12, 4, 7]))
+    made = {"softmax": eq.models.Softmax(4, 3), "network": two_layers(), "no batch": ReadsANumber(4, 3)}[model]
+    engine = Simulator().start(Task.of(eq.models.Softmax(4, 3)), data)
+    task = Task.of(made)
+    engine.scoring.task = task
+    generator = torch.Generator().manual_seed(0)
+    models = torch.randn(3, task.layout.dimension, generator=generator)
+    cohorts = [torch.tensor([4, 0, 2]), torch.tensor([1]), torch.tensor([3, 4, 1, 0])]
+    found = engine.scoring.means_each(models, data.train, cohorts)
+    assert (found is None) == (model == "no batch")
+    assert engine.scoring.models_together == (model != "no batch")
+    for one, params, which in zip(found or [], models, cohorts, strict=model != "no batch"):
+        (expected,) = engine.scoring.means(params.unsqueeze(0), data.train, which, with_errors=False)
+        torch.testing.assert_close(one, expected[0], rtol=1e-6, atol=1e-7)
+
+
+def test_losses_of_several_runs_are_batched_where_that_is_worth_it(monkeypatch):
+    data = FederatedData(make_clients([5, 1, 12, 4, 7]))
+    task = Task.of(two_layers())
+    engine = Simulator().start(task, data)
+    cohorts = [replace(_cohort_of(5), clients=torch.tensor(which)) for which in ([0, 1, 2, 3, 4], [4, 3, 2, 1, 0])]
+    jobs = [eq.types.Job((1 + i) * task.layout.read(task.module), cohort, cohort.weights) for i, cohort in enumerate(cohorts)]
+    alone = engine.losses_each(jobs)
+    monkeypatch.setattr(type(engine.scoring), "can_batch", lambda *_: True)
+    monkeypatch.setattr(engine, "losses_of", lambda *_: pytest.fail("one by one"))
+    for one, other in zip(engine.losses_each(jobs), alone, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+
+
+def _cohort_of(count):
+    return eq.sampling.Full()(0, torch.full((count,), 1 / count, dtype=torch.float64), clients_per_round=count, seed=0)

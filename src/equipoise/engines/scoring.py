@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import vmap
 
 from equipoise.data.clients import ClientSet
@@ -18,6 +19,8 @@ from equipoise.task import Task
 
 _ROWS = {"cpu": 192, "cuda": 8192}  # per batch of a network: its activations stay in a cache, or fill a GPU
 _LINEAR_NUMBERS = 2**19  # input numbers per batch of a linear model
+_WORTH_BATCHING = 2e9  # parameters of all models × examples of a cohort
+_BATCHED_NUMBERS = 2**28  # input numbers of all cohorts
 _OWN_NUMBERS = 2**21  # the same where every client has its own model
 _OWN_BYTES = {"cpu": 64 * 2**20, "cuda": 2 * 2**30}
 
@@ -74,6 +77,33 @@ class Scoring:
                 for place, found in enumerate(self._scores(models, x, y, with_errors)):
                     scores[place, :, part] = found
         return tuple(torch.segment_reduce(v.t().contiguous(), "mean", lengths=lengths, unsafe=True).t().cpu() for v in scores)
+
+    def can_batch(self, models: Tensor, clients: ClientSet, cohorts: Sequence[Tensor]) -> bool:
+        """Whether `means_each` is worth it: on a GPU, for little work, which takes its host longer than itself."""
+        rows, inputs = max(int(clients.host_sizes[which].sum()) for which in cohorts), clients.x.shape[1:].numel()
+        little = models.numel() * rows <= _WORTH_BATCHING and len(models) * rows * inputs <= _BATCHED_NUMBERS
+        return self.device.type == "cuda" and self.models_together and little
+
+    def means_each(self, models: Tensor, clients: ClientSet, cohorts: Sequence[Tensor]) -> list[Tensor] | None:
+        """Mean losses (K,) of several cohorts, each at its own of the models (M, D), in one batch; None if it cannot be."""
+        counts = [clients.host_sizes[which] for which in cohorts]
+        sizes, ends = torch.cat(counts), torch.tensor([int(count.sum()) for count in counts]).cumsum(0)
+        begins = clients.offsets[torch.cat(list(cohorts)).to(self.device)] - (sizes.cumsum(0) - sizes).to(self.device)
+        lengths, count = sizes.to(self.device, non_blocking=True), int(ends[-1])
+        rows = torch.arange(count, device=self.device) + begins.repeat_interleave(lengths, output_size=count)
+        padded = nn.utils.rnn.pad_sequence(list(rows.tensor_split(ends[:-1])), batch_first=True)  # (M, n)
+        inside = [slice(0, int(count.sum())) for count in counts]
+        self.task.scorer.eval()
+        with torch.no_grad(), self.precision.products():
+            x, y = clients.inputs(padded, models.dtype), clients.targets(padded, models.dtype)
+            try:
+                each = vmap(self.task.losses)(models, x, y).double()
+            except RuntimeError:
+                self.models_together = False
+                return None
+        flat = torch.cat([losses[part] for losses, part in zip(each, inside, strict=True)])
+        means = torch.segment_reduce(flat, "mean", lengths=lengths, unsafe=True).cpu()
+        return list(torch.split(means, [len(which) for which in cohorts]))
 
     def shared_means(
         self, workers: Workers, models: Tensor, clients: ClientSet, which: Tensor | None, *, with_errors: bool

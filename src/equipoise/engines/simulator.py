@@ -169,8 +169,12 @@ class SimulatorEngine:
 
     def losses_each(self, jobs: Sequence[Job]) -> list[Tensor]:
         """The same for several models, each with a cohort of its own: (K,) each."""
-        graphed = self.spans.losses(jobs)
-        return graphed if graphed is not None else [self.losses_of(job.params.unsqueeze(0), job.cohort)[0] for job in jobs]
+        found, cohorts = self.spans.losses(jobs), [job.cohort.clients for job in jobs]
+        if found is None and len(jobs) > 1:
+            models = torch.stack([job.params for job in jobs])
+            if self.scoring.can_batch(models, self.train, cohorts):
+                found = self.scoring.means_each(models, self.train, cohorts)
+        return found if found is not None else [self.losses_of(job.params.unsqueeze(0), job.cohort)[0] for job in jobs]
 
     def evaluate(self, params: Tensor, clients: ClientSet) -> tuple[Tensor, Tensor]:
         """Mean loss and mean error of every client of a set, (n,) and (n,)."""

@@ -23,6 +23,8 @@ from equipoise.solvers.batches import BatchCursor
 from equipoise.types import LocalSolver
 
 _GRAPHS = 512  # at most; then all are captured anew
+_SMALL = 2**20  # parameters of all clients of a chunk: neither memory nor padding matters, but every graph does
+_TABLE = 2**23  # numbers in the tables of all steps, of steps that only the largest client takes
 _LARGEST_RANKED = 4096  # examples of a client: a kernel ranks them by comparing all pairs
 
 
@@ -62,8 +64,8 @@ class StepGraphs:
             buffers.fill(starts, cursor, first, lr)
             computed = 0
             for active, widest in zip(cursor.active, cursor.widest, strict=True):
-                clients = min(padded(active, power_of_two(active, 16) // 16), buffers.kind.clients)  # by an eighth at most
-                batch = _narrowed(widest, cursor.width)
+                clients = min(buffers.rounded(active), buffers.kind.clients)
+                batch = buffers.kind.batch if solver.batch_size else min(_rounded(widest), buffers.kind.batch)
                 buffers.step(clients, batch)
                 computed += clients * batch
         except RuntimeError as failure:  # a forward pass that asks the device, say
@@ -81,23 +83,30 @@ class StepGraphs:
         return buffers.finish(update)
 
     def _buffers(self, solver: SGD, cursor: BatchCursor, clients: int, *, alone: bool) -> Buffers:
-        steps = 1 << (len(cursor.active) - 1).bit_length()
-        kind = Kind(padded(clients), steps, cursor.width, alone, solver.momentum, solver.weight_decay, solver.prox)
+        """Buffers with room for this work, and for larger work that is to be expected: other buffers need other graphs."""
+        batch, steps = _rounded(cursor.width), len(cursor.active)
+        if solver.batch_size is not None:
+            largest = int(self.worker.clients.host_sizes.max())
+            batch, most = min(solver.batch_size, largest), max(steps, solver.local_steps(largest))
+            steps = most if most * clients * batch <= _TABLE else steps
+        room = 2 * power_of_two(clients)
+        if room * self.worker.task.layout.dimension > _SMALL:
+            room = padded(clients)
+        kind = Kind(room, power_of_two(steps), batch, alone, solver.momentum, solver.weight_decay, solver.prox)
         held = self.buffers
         if held is not None:
-            larger = replace(kind, clients=max(kind.clients, held.kind.clients), steps=max(kind.steps, held.kind.steps))
-            if held.kind == larger and len(held.graphs) < _GRAPHS:
+            most_of_both = {name: max(getattr(kind, name), getattr(held.kind, name)) for name in ("clients", "steps", "batch")}
+            kind = replace(kind, **most_of_both)
+            if held.kind == kind and len(held.graphs) < _GRAPHS:
                 return held
-            kind = larger if larger.batch == held.kind.batch else kind
         self.buffers = None  # its memory goes first
         self.buffers = Buffers(self.worker, kind, self.gradients_of, self.precision)
         return self.buffers
 
 
-def _narrowed(widest: int, width: int) -> int:
-    """A batch of at least `widest`: the whole width or one of its eighths."""
-    eighth = max(1, -(-width // 8))
-    return min(width, -(-widest // eighth) * eighth)
+def _rounded(batch: int) -> int:
+    """A batch of all examples, rounded up by an eighth at most, so that few graphs serve all cohorts."""
+    return padded(batch, power_of_two(batch, 16) // 16)
 
 
 def _working(cursor: BatchCursor) -> Tensor:
@@ -126,6 +135,11 @@ class Buffers:
         self.by_kernels = self.device.type == "cuda" and triton_works()
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
+    def rounded(self, active: int) -> int:
+        """A number of clients rounded up by an eighth at most, or by a quarter where they are few and small."""
+        small = self.kind.clients * self.worker.task.layout.dimension <= _SMALL
+        return padded(active, power_of_two(active, 16) // (8 if small else 16))
+
     def fill(self, starts: Starts, cursor: BatchCursor, first: Tensor, lr: float) -> None:
         """Put a chunk's starts and batches in place."""
         if self.by_kernels and int(cursor.sizes.max()) <= _LARGEST_RANKED:
@@ -150,7 +164,7 @@ class Buffers:
         steps, clients, width = places.shape
         self.rates.zero_()
         self.shares.zero_()
-        self.rows[:steps, :clients] = places + first
+        self.rows[:steps, :clients, :width] = places + first
         self.rows[:steps, clients:] = first[0]
         counts = cursor.counts.unsqueeze(2).to(self.device, non_blocking=True)
         working = _working(cursor).to(self.device, non_blocking=True)
@@ -200,7 +214,7 @@ class Buffers:
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
-            for _ in range(2):
+            for _ in range(1 if self.graphs else 2):  # the first time libraries take their memory
                 self.number.copy_(number)
                 self._body(clients, batch)
         torch.cuda.current_stream().wait_stream(side)
