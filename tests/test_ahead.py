@@ -21,12 +21,12 @@ WORK = eq.solvers.SGD(lr=0.2, batch_size=4)
 class Later:
     """Work whose numbers are asked for later; `lost` where they would have to be looked at more closely."""
 
-    def __init__(self, engine, work, params):
-        self.engine, self.work, self.params = engine, work, (params,)
+    def __init__(self, engine, works, params):
+        self.engine, self.works, self.params = engine, works, params
 
     def collected(self):
         self.engine.open -= 1
-        return [self.work] if bool(torch.isfinite(self.work.sq_norms).all()) else None
+        return self.works if all(bool(torch.isfinite(work.sq_norms).all()) for work in self.works) else None
 
 
 class EarlyEngine:
@@ -44,12 +44,12 @@ class EarlyEngine:
         return self.room
 
     def begin_round(self, jobs, solver, aggregator, server):
-        (job,) = jobs
-        self.begun.append(job.cohort.round)
+        self.begun.append(jobs[0].cohort.round)
         self.open += 1
         self.most_open = max(self.open, self.most_open)
-        work = self.inner.summed_update(job.params, job.cohort, solver, job.weights, aggregator)
-        return Later(self, work, torch.add(job.params, work.update, alpha=server))
+        works = self.inner.summed_updates(jobs, solver, aggregator)
+        params = [torch.add(job.params, work.update, alpha=server) for job, work in zip(jobs, works, strict=True)]
+        return Later(self, works, params)
 
     def summed_update(self, params, cohort, solver, weights, aggregator):
         self.run.append(cohort.round)
@@ -205,3 +205,50 @@ def test_nothing_is_begun_without_room_and_a_state_from_elsewhere_is_begun_anew(
     assert early.engine.run == [2]
     assert report.round == 2
     assert third.round == 3
+
+
+@pytest.mark.parametrize(
+    "algorithms",
+    [
+        eq.Algorithm(solver=WORK),
+        {"FedAvg": eq.Algorithm(solver=WORK), "Δ-FL": eq.Algorithm(solver=WORK, risk=eq.risk.Superquantile(0.5))},
+        eq.Algorithm(solver=WORK, sampler=eq.sampling.Poisson()),
+    ],
+    ids=["FedAvg", "two", "Poisson"],
+)
+def test_runs_that_share_their_rounds_begin_them_early_too(algorithms):
+    early, options = Early(), {"rounds": 7, "clients_per_round": 3}
+    together = eq.train_many(eq.models.Softmax(4, 3), data_of(), algorithms, seeds=[1, 5], engine=early, **options)
+    named = algorithms if isinstance(algorithms, dict) else {"run": algorithms}
+    for name, algorithm in named.items():
+        for seed, found in zip((1, 5), together.results[name], strict=True):
+            wanted = eq.train(eq.models.Softmax(4, 3), data_of(), algorithm, seed=seed, engine="loop", **options)
+            assert torch.equal(found.params, wanted.params)
+            assert without_time(found.history) == without_time(wanted.history)
+    assert early.engine.most_open == 2
+    assert max(early.engine.begun) == 6
+
+
+def test_a_run_that_diverges_leaves_the_others_as_they_are():
+    # Seed 1 loses its model in round 2; the rounds of the others go on, begun anew without it.
+    class Losing(EarlyEngine):
+        def losses(self, params, cohort, solver=None):
+            found = self.inner.losses(params, cohort, solver)
+            return found * math.nan if cohort.seed == 1 and cohort.round == 2 else found
+
+        def losses_each(self, jobs):
+            return [self.losses(job.params, job.cohort) for job in jobs]
+
+    class Start:
+        def start(self, task, data):
+            self.engine = Losing(Loop().start(task, data))
+            return self.engine
+
+    algorithm, start = eq.Algorithm(solver=WORK, risk=eq.risk.Superquantile(0.5)), Start()
+    options = {"rounds": 7, "clients_per_round": 3}
+    with pytest.raises(Diverged) as failure:
+        eq.train_many(eq.models.Softmax(4, 3), data_of(), algorithm, seeds=3, engine=start, **options)
+    finished = failure.value.finished.results["run"]
+    wanted = [trained("loop", algorithm, seed=seed) for seed in (0, 2)]
+    assert [torch.equal(a.params, b.params) for a, b in zip(finished, wanted, strict=True)] == [True, True]
+    assert start.engine.most_open == 2

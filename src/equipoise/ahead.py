@@ -9,12 +9,15 @@ no round changes, and cohorts depend on seed and round alone. Results are those 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from equipoise.algorithm import Algorithm
-from equipoise.round import Plan, losses_of, next_state, plan_round, report_of, run_round, server_rate
+from equipoise.errors import Diverged
+from equipoise.round import Plan, next_state, plan_round, report_of, run_round, server_rate
+from equipoise.together import Outcome, Prepared, Turn, losses_together
 from equipoise.types import Cohort, Job, RoundReport, ServerState
 
 if TYPE_CHECKING:
@@ -23,68 +26,110 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Begun:
-    """A round whose work is under way, and the state after it if all updates can be used."""
+    """A round of some runs whose work is under way, and the states after it if all updates can be used."""
 
-    before: ServerState
-    after: ServerState
-    plan: Plan
+    before: Sequence[ServerState]
+    after: Sequence[ServerState]
+    plans: Sequence[Plan]
     work: Any  # what the engine's `begin_round` gave
     began: float
 
-    def report(self, free: float) -> RoundReport | None:
-        """What the round did, after a wait; None if it has to be done with care. Its time begins when the host was free."""
-        found = self.work.collected()
-        return None if found is None else report_of(self.plan, max(self.began, free), found[0])
+    def outcomes(self, free: float) -> list[Outcome] | None:
+        """What became of the runs, after a wait; None if the round has to be done with care. Its time begins when the host was
+        free.
+        """
+        found, began, runs = self.work.collected(), max(self.began, free), len(self.plans)
+        if found is None:
+            return None
+        reports = [report_of(plan, began, work, runs=runs) for plan, work in zip(self.plans, found, strict=True)]
+        return list(zip(self.after, reports, strict=True))
 
 
-class Rounds:
-    """The rounds of a run, one after another: `following(state)` is the next one."""
+class SharedRounds:
+    """The rounds of runs that share them, one after another: `following(states)` are the next ones.
 
-    def __init__(self, setting: Setting, algorithm: Algorithm) -> None:
-        self.setting, self.algorithm, self.early = setting, algorithm, can_begin_early(setting, algorithm)
-        self._engine: Any = setting.engine
-        self._server_rate = server_rate([algorithm])
+    `turns` says what each run brings to the round after its state, and `whole` runs such a round from end to end.
+    """
+
+    def __init__(
+        self,
+        runs: Sequence[tuple[Setting, Algorithm]],
+        turns: Callable[[Sequence[ServerState]], list[Turn]],
+        whole: Callable[[Sequence[ServerState]], list[Outcome]],
+    ) -> None:
+        self.setting, self.algorithms = runs[0][0], [algorithm for _, algorithm in runs]
+        self.early = all(can_begin_early(*run) for run in runs) and server_rate(self.algorithms) is not None
+        self._engine: Any = self.setting.engine
+        self._server_rate = server_rate(self.algorithms)
+        self._turns, self._whole = turns, whole
         self._begun: Begun | None = None
-        self._free = 0.0  # when the last report was written
+        self._free = 0.0  # when the last reports were written
 
-    def following(self, state: ServerState) -> tuple[ServerState, RoundReport]:
-        """The state after one more round, and what that round did."""
+    def following(self, states: Sequence[ServerState]) -> list[Outcome]:
+        """Of every run the state after one more round and what that round did, or the error that stops it."""
         begun, self._begun = self._begun, None
-        if begun is None or begun.before is not state:
-            begun = self._begin(state)
+        if begun is None or any(before is not state for before, state in zip(begun.before, states, strict=True)):
+            begun = self._begin(states)
         if begun is not None:
             self._begun = self._begin(begun.after)
-            report = begun.report(self._free)
-            if report is not None:
+            outcomes = begun.outcomes(self._free)
+            if outcomes is not None:
                 self._free = time.perf_counter()
-                return begun.after, report
+                return outcomes
             self._begun = begun = None  # their memory is free for the round
-        return next_round(self.setting, self.algorithm, state)
+        return self._whole(states)
 
-    def _begin(self, state: ServerState) -> Begun | None:
-        """Begin the round after a state; None where it is to be run as a whole."""
-        if not self.early or state.round >= self.setting.rounds_allowed or not self._engine.has_room():
+    def _begin(self, states: Sequence[ServerState]) -> Begun | None:
+        """Begin the round after these states; None where it is to be run as a whole."""
+        if not self.early or states[0].round >= self.setting.rounds_allowed or not self._engine.has_room():
             return None
         try:
-            return self._started(state)
+            return self._started(states)
         except Exception:  # raised again when the round is run as a whole, after those before it have been reported
             return None
 
-    def _started(self, state: ServerState) -> Begun | None:
-        began = time.perf_counter()
-        setting, algorithm, engine = self.setting, self.algorithm, self._engine
-        cohort = setting.cohort(state.round)
-        losses = losses_of(state, algorithm, engine, algorithm.solver, cohort)
-        plan = plan_round(state, algorithm, algorithm.solver, cohort, losses, setting.data.train)
-        if not len(plan.workers):
+    def _started(self, states: Sequence[ServerState]) -> Begun | None:
+        began, engine, clients = time.perf_counter(), self._engine, self.setting.data.train
+        ready = [Prepared(turn, turn.algorithm.solver, turn.state.solver) for turn in self._turns(states)]
+        if not all(len(one.turn.cohort) for one in ready):
             return None
-        job = Job(state.params, plan.workers, plan.weights)
-        work = engine.begin_round([job], algorithm.solver, algorithm.aggregator, self._server_rate)
+        plans = [
+            plan_round(one.turn.state, one.turn.algorithm, one.solver, one.turn.cohort, losses, clients)
+            for one, losses in zip(ready, losses_together(ready, engine), strict=True)
+        ]
+        if not all(len(plan.workers) for plan in plans):
+            return None
+        jobs = [Job(state.params, plan.workers, plan.weights) for state, plan in zip(states, plans, strict=True)]
+        work = engine.begin_round(jobs, ready[0].solver, self.algorithms[0].aggregator, self._server_rate)
         if work is None:  # not work of the kind
             self.early = False
             return None
-        after = next_state(state, algorithm, params=work.params[0], risk=plan.risk.state)
-        return Begun(state, after, plan, work, began)
+        after = [
+            next_state(state, algorithm, params=params, risk=plan.risk.state)
+            for state, algorithm, params, plan in zip(states, self.algorithms, work.params, plans, strict=True)
+        ]
+        return Begun(states, after, plans, work, began)
+
+
+class Rounds:
+    """The rounds of one run: `following(state)` is the next one."""
+
+    def __init__(self, setting: Setting, algorithm: Algorithm) -> None:
+        self.setting, self.algorithm = setting, algorithm
+        self._rounds = SharedRounds([(setting, algorithm)], self._turns, self._whole)
+
+    def following(self, state: ServerState) -> tuple[ServerState, RoundReport]:
+        """The state after one more round, and what that round did."""
+        (outcome,) = self._rounds.following([state])
+        if isinstance(outcome, Diverged):
+            raise outcome
+        return outcome
+
+    def _turns(self, states: Sequence[ServerState]) -> list[Turn]:
+        return [Turn(state, self.algorithm, self.setting.cohort(state.round)) for state in states]
+
+    def _whole(self, states: Sequence[ServerState]) -> list[Outcome]:
+        return [next_round(self.setting, self.algorithm, state) for state in states]
 
 
 def can_begin_early(setting: Setting, algorithm: Algorithm) -> bool:

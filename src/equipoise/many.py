@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from equipoise.ahead import SharedRounds
 from equipoise.algorithm import Algorithm
 from equipoise.alike import same_but_for_training, same_part
 from equipoise.compare import Comparison, listed
@@ -140,14 +141,24 @@ class Going:
         return self.setting.result(self.wanted.name, self.wanted.algorithm, self.state, last, self.history, seconds)
 
 
-def turns_of(going: Sequence[Going], index: int) -> list[Turn]:
-    """What each run brings to a round; algorithms with one seed mostly have one cohort, which is drawn once."""
-    turns: dict[int, Turn] = {}
-    for same in grouped(range(len(going)), lambda i, j: going[i].draws_as(going[j])):
-        cohort = going[same[0]].setting.cohort(index)
-        for i in same:
-            turns[i] = Turn(going[i].state, going[i].wanted.algorithm, cohort, going[i].setting.clients_per_round)
-    return [turns[i] for i in range(len(going))]
+def rounds_of(going: Sequence[Going]) -> SharedRounds:
+    """The rounds that runs share."""
+    setting = going[0].setting
+    # Algorithms with one seed mostly have one cohort, which is drawn once.
+    same_cohorts = grouped(range(len(going)), lambda i, j: going[i].draws_as(going[j]))
+
+    def turns(states: Sequence[ServerState]) -> list[Turn]:
+        found: dict[int, Turn] = {}
+        for same in same_cohorts:
+            cohort = going[same[0]].setting.cohort(states[same[0]].round)
+            for i in same:
+                found[i] = Turn(states[i], going[i].wanted.algorithm, cohort, going[i].setting.clients_per_round)
+        return [found[i] for i in range(len(going))]
+
+    def whole(states: Sequence[ServerState]) -> list[Outcome]:
+        return round_together(turns(states), setting.engine, setting.data.train)
+
+    return SharedRounds([(run.setting, run.wanted.algorithm) for run in going], turns, whole)
 
 
 def train_together(runs: Sequence[Going], evaluate_every: int | None, progress: bool | None) -> list[Ended]:
@@ -157,16 +168,16 @@ def train_together(runs: Sequence[Going], evaluate_every: int | None, progress: 
     began = time.perf_counter()
     try:
         watching.on_start(Run(f"{len(runs)} runs", setting.rounds, setting.seed, setting=setting))
+        going, rounds = list(runs), rounds_of(runs)
         for index in range(setting.rounds):
-            going = [run for run in runs if run.failure is None]
-            if not going:
-                break
-            outcomes = round_together(turns_of(going, index), setting.engine, setting.data.train)
-            for run, outcome in zip(going, outcomes, strict=True):
+            for run, outcome in zip(going, rounds.following([run.state for run in going]), strict=True):
                 run.take(outcome)
-            going = [run for run in going if run.failure is None]
-            if going:
-                watching.on_round(going[0].history.rounds[-1])
+            if any(run.failure is not None for run in going):
+                going = [run for run in going if run.failure is None]
+                if not going:
+                    break
+                rounds = rounds_of(going)
+            watching.on_round(going[0].history.rounds[-1])
             if evaluate_every and (index + 1) % evaluate_every == 0 and index + 1 < setting.rounds:
                 for run in going:
                     run.evaluate()
