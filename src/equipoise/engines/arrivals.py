@@ -16,12 +16,13 @@ def longest_square(params: Tensor) -> float:
     return ABSURD**2 * max(1.0, square)
 
 
-def usable(sq_norms: Tensor, losses: Tensor, params: Tensor | float) -> Tensor:
-    """Which updates, by squared norm (K,), may be aggregated: finite, of sane length, made at a finite loss (or by no step).
+def usable(sq_norms: Tensor, losses: Tensor, params: Tensor) -> Tensor:
+    """Which updates, by squared norm (K,), may be aggregated: finite, of sane length, made at a finite loss (or by no step)."""
+    return usable_within(sq_norms, losses, longest_square(params))
 
-    Instead of the parameters their `longest_square` may be given.
-    """
-    longest = longest_square(params) if isinstance(params, Tensor) else params
+
+def usable_within(sq_norms: Tensor, losses: Tensor, longest: Tensor | float) -> Tensor:
+    """The same with the squared length beyond which an update is absurd, or that of each one (K,)."""
     return (sq_norms <= longest) & (torch.isfinite(losses) | (sq_norms == 0))  # NaN compares as False
 
 

@@ -10,12 +10,11 @@ from torch import Tensor
 
 from equipoise.aggregators import WeightedMean
 from equipoise.attacks import corrupted
-from equipoise.engines.arrivals import marked, usable
+from equipoise.engines.arrivals import marked, usable_within
 from equipoise.engines.chunks import Queue, Trained, chunks_of, squared_norms, train_chunk
-from equipoise.engines.linear import LinearUpdates, Sums
-from equipoise.engines.span import SpanUpdates
-from equipoise.engines.stacked import runs
-from equipoise.engines.workers import Worker, Workspace
+from equipoise.engines.linear import Sums
+from equipoise.engines.stacked import by_owner, runs
+from equipoise.engines.workers import Worker
 from equipoise.types import Aggregator, LocalSolver
 
 
@@ -95,8 +94,9 @@ def summed_updates(worker: Worker, asked: tuple[Order, Sum]) -> Summed:
     for part, trained in order.trained(worker, rule.weights if plain else None):
         updates = trained.updates if plain else order.sent(worker, trained)
         sq_norms = squared_norms(updates) if isinstance(updates, Tensor) else trained.squared_norms(worker.space)
-        weights, done.losses[part], owners = rule.weights[part], trained.losses, runs(trained.chunk.owners)
-        good = torch.cat([usable(sq_norms[rows], trained.losses[rows], rule.longest[owner]) for owner, rows in owners])
+        weights, done.losses[part], owners = rule.weights[part], trained.losses, by_owner(trained.chunk.owners)
+        longest = torch.tensor(rule.longest, dtype=torch.float64)[trained.chunk.owners]
+        good = usable_within(sq_norms, trained.losses, longest)
         done.sq_norms[part] = marked(sq_norms, good)
         if not bool(good.all()):  # rare, so that the good ones are not copied in every round
             arrived = order.sent(worker, trained)
@@ -106,9 +106,12 @@ def summed_updates(worker: Worker, asked: tuple[Order, Sum]) -> Summed:
                     done.totals[owner] += rule.aggregator(kept, weights[rows][good[rows]].to(arrived.device))[0]
         elif isinstance(updates, Sums):
             done.totals.add_(updates.totals)
-        else:
+        elif isinstance(updates, Tensor):
             for owner, rows in owners:
-                done.totals[owner] += _total(updates, rows, weights[rows], rule.aggregator, worker.space)
+                done.totals[owner] += rule.aggregator(updates[rows], weights[rows].to(updates.device))[0]
+        else:
+            for owner, stretch in runs(trained.chunk.owners):
+                done.totals[owner] += updates.weighted_sum(stretch, weights[stretch], worker.space)
     return done
 
 
@@ -119,12 +122,3 @@ def tried_out(worker: Worker, order: Order) -> None:
     else:
         weights = torch.ones(len(order.queue), dtype=torch.float64)
         summed_updates(worker, (order, Sum(WeightedMean(), weights, (float("inf"),) * len(order.queue.models))))
-
-
-def _total(
-    updates: Tensor | LinearUpdates | SpanUpdates, rows: slice, weights: Tensor, aggregator: Aggregator, space: Workspace
-) -> Tensor:
-    """The aggregate (D,) of some of the updates."""
-    if isinstance(updates, Tensor):
-        return aggregator(updates[rows], weights.to(updates.device))[0]
-    return updates.weighted_sum(rows, weights, space)

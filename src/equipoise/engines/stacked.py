@@ -79,6 +79,21 @@ def runs(owners: Tensor) -> list[tuple[int, slice]]:
     return [(v, slice(e - c, e)) for v, c, e in zip(values.tolist(), counts.tolist(), ends.tolist(), strict=True)]
 
 
+def by_owner(owners: Tensor) -> list[tuple[int, slice | Tensor]]:
+    """The rows of each owner: a stretch, or where they are not one their numbers.
+
+    >>> by_owner(torch.tensor([0, 0, 2, 1, 2]))
+    [(0, slice(0, 2, None)), (1, slice(3, 4, None)), (2, tensor([2, 4]))]
+    """
+    stretches: dict[int, list[slice]] = {}
+    for owner, rows in runs(owners):
+        stretches.setdefault(owner, []).append(rows)
+    return [
+        (owner, found[0] if len(found) == 1 else (owners == owner).nonzero().flatten())
+        for owner, found in sorted(stretches.items())
+    ]
+
+
 def general_steps(
     worker: Worker,
     starts: Starts,

@@ -129,6 +129,7 @@ class Buffers:
         self.seen = torch.zeros(kind.clients, dtype=torch.float64, device=self.device)
         rows = 1 if kind.one_model else kind.clients
         self.start = torch.zeros(rows, worker.task.layout.dimension, dtype=self.dtype, device=self.device)
+        self.finest = 8 if kind.clients * worker.task.layout.dimension <= _SMALL else 16
         self.weights: dict[str, Tensor] = {}
         self.velocity: dict[str, Tensor] = {}
         self.graphs: dict[tuple[int, int], Callable[[], None]] = {}
@@ -137,8 +138,7 @@ class Buffers:
 
     def rounded(self, active: int) -> int:
         """A number of clients rounded up by an eighth at most, or by a quarter where they are few and small."""
-        small = self.kind.clients * self.worker.task.layout.dimension <= _SMALL
-        return padded(active, power_of_two(active, 16) // (8 if small else 16))
+        return padded(active, power_of_two(active, 16) // self.finest)
 
     def fill(self, starts: Starts, cursor: BatchCursor, first: Tensor, lr: float) -> None:
         """Put a chunk's starts and batches in place."""
