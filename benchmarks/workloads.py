@@ -12,12 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import equipoise as eq
-from equipoise.ahead import Rounds
+from equipoise.ahead import Rounds, SharedRounds
 from equipoise.family import family_round
-from equipoise.round import run_round
-from equipoise.task import Task
 from equipoise.train import set_up
-from equipoise.types import Cohort, ServerState
+from equipoise.types import Cohort
 
 Round = Callable[[int], None]
 Inputs = Literal["images", "characters", "words"]
@@ -208,23 +206,26 @@ def tails_round(workload: Workload, together: bool, device: str | None = None) -
     """One round of Δ-FL with each of four tails: as a family in one batch, or as four runs of their own."""
     data, solver = workload.data(), eq.solvers.SGD(lr=LEARNING_RATE, batch_size=workload.batch_size)
     algorithms = [eq.Algorithm(risk=eq.risk.Superquantile(tail), solver=solver) for tail in TAILS]
-    task = Task.of(workload.model())
-    running, alpha, sampler = (
-        eq.engines.Simulator(device=device).start(task, data),
-        algorithms[0].base_weights(data.train),
-        eq.sampling.Uniform(),
-    )
-    start = 0.01 * torch.randn(task.layout.dimension, generator=torch.Generator().manual_seed(0)).to(device or "cpu")
-    states = [ServerState(0, start) for _ in TAILS]
+    torch.manual_seed(0)
+    model = workload.model()
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.01)
+    setting = set_up(
+        model, data, algorithms[0], rounds=10**9, clients_per_round=workload.clients_per_round, seed=0, loss=None, error=None,
+        engine=eq.engines.Simulator(device=device),
+    )  # fmt: skip
+    states = [setting.begin(algorithm) for algorithm in algorithms]
+    shared = SharedRounds([(setting, algorithm) for algorithm in algorithms], [range(len(TAILS))])
+    alone = [Rounds(setting, algorithm) for algorithm in algorithms]
 
     def one(index: int) -> None:
         nonlocal states
-        cohort = sampler(index, alpha, clients_per_round=workload.clients_per_round, seed=0)
+        if states[0].round != index:
+            states = [replace(state, round=index) for state in states]
         if together:
-            states, _ = family_round(states, algorithms, running, cohort, data.train)
+            states, _ = family_round(shared, states)
         else:
-            pairs = zip(states, algorithms, strict=True)
-            states = [run_round(state, algorithm, running, cohort, data.train)[0] for state, algorithm in pairs]
+            states = [rounds.following(state)[0] for rounds, state in zip(alone, states, strict=True)]
 
     return one
 

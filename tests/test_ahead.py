@@ -252,3 +252,16 @@ def test_a_run_that_diverges_leaves_the_others_as_they_are():
     wanted = [trained("loop", algorithm, seed=seed) for seed in (0, 2)]
     assert [torch.equal(a.params, b.params) for a, b in zip(finished, wanted, strict=True)] == [True, True]
     assert start.engine.most_open == 2
+
+
+def test_families_begin_their_rounds_early_too():
+    early, options = Early(), {"rounds": 6, "clients_per_round": 4, "seed": 3}
+    family = eq.train_family(
+        eq.models.Softmax(4, 3), data_of(), tails=[1.0, 0.5], algorithm=eq.Algorithm(solver=WORK), engine=early, **options
+    )
+    for tail in (1.0, 0.5):
+        algorithm = eq.Algorithm(solver=WORK, risk=eq.risk.Superquantile(tail))
+        wanted = eq.train(eq.models.Softmax(4, 3), data_of(), algorithm, engine="loop", **options)
+        assert torch.equal(family.results[tail].params, wanted.params)
+        assert without_time(family.results[tail].history) == without_time(wanted.history)
+    assert early.engine.most_open == 2

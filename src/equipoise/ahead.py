@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from equipoise.algorithm import Algorithm
 from equipoise.errors import Diverged
 from equipoise.round import Plan, next_state, plan_round, report_of, run_round, server_rate
-from equipoise.together import Outcome, Prepared, Turn, losses_together
+from equipoise.together import Outcome, Prepared, Turn, losses_together, round_together
 from equipoise.types import Cohort, Job, RoundReport, ServerState
 
 if TYPE_CHECKING:
@@ -46,22 +46,23 @@ class Begun:
 
 
 class SharedRounds:
-    """The rounds of runs that share them, one after another: `following(states)` are the next ones.
+    """The rounds of runs that share an engine, one after another: `following(states)` are the next ones.
 
-    `turns` says what each run brings to the round after its state, and `whole` runs such a round from end to end.
+    The runs in a group of `same_cohorts` draw the same clients. `whole` runs a round from end to end, if that is not done by
+    `round_together`.
     """
 
     def __init__(
         self,
         runs: Sequence[tuple[Setting, Algorithm]],
-        turns: Callable[[Sequence[ServerState]], list[Turn]],
-        whole: Callable[[Sequence[ServerState]], list[Outcome]],
+        same_cohorts: Sequence[Sequence[int]],
+        whole: Callable[[Sequence[ServerState]], list[Outcome]] | None = None,
     ) -> None:
-        self.setting, self.algorithms = runs[0][0], [algorithm for _, algorithm in runs]
+        self.setting, self.algorithms, self._settings = runs[0][0], [a for _, a in runs], [s for s, _ in runs]
         self.early = all(can_begin_early(*run) for run in runs) and server_rate(self.algorithms) is not None
         self._engine: Any = self.setting.engine
         self._server_rate = server_rate(self.algorithms)
-        self._turns, self._whole = turns, whole
+        self._same_cohorts, self._whole = same_cohorts, whole or self._together
         self._begun: Begun | None = None
         self._free = 0.0  # when the last reports were written
 
@@ -78,6 +79,18 @@ class SharedRounds:
                 return outcomes
             self._begun = begun = None  # their memory is free for the round
         return self._whole(states)
+
+    def _turns(self, states: Sequence[ServerState]) -> list[Turn]:
+        """What each run brings to the round after its state."""
+        turns: dict[int, Turn] = {}
+        for same in self._same_cohorts:
+            cohort = self._settings[same[0]].cohort(states[same[0]].round)
+            for i in same:
+                turns[i] = Turn(states[i], self.algorithms[i], cohort, self._settings[i].clients_per_round)
+        return [turns[i] for i in range(len(states))]
+
+    def _together(self, states: Sequence[ServerState]) -> list[Outcome]:
+        return round_together(self._turns(states), self._engine, self.setting.data.train)
 
     def _begin(self, states: Sequence[ServerState]) -> Begun | None:
         """Begin the round after these states; None where it is to be run as a whole."""
@@ -116,7 +129,7 @@ class Rounds:
 
     def __init__(self, setting: Setting, algorithm: Algorithm) -> None:
         self.setting, self.algorithm = setting, algorithm
-        self._rounds = SharedRounds([(setting, algorithm)], self._turns, self._whole)
+        self._rounds = SharedRounds([(setting, algorithm)], [[0]], self._whole)
 
     def following(self, state: ServerState) -> tuple[ServerState, RoundReport]:
         """The state after one more round, and what that round did."""
@@ -124,9 +137,6 @@ class Rounds:
         if isinstance(outcome, Diverged):
             raise outcome
         return outcome
-
-    def _turns(self, states: Sequence[ServerState]) -> list[Turn]:
-        return [Turn(state, self.algorithm, self.setting.cohort(state.round)) for state in states]
 
     def _whole(self, states: Sequence[ServerState]) -> list[Outcome]:
         return [next_round(self.setting, self.algorithm, state) for state in states]

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from equipoise.ahead import SharedRounds
 from equipoise.algorithm import Algorithm
 from equipoise.compare import Comparison
 from equipoise.data.clients import ClientSet
@@ -27,7 +28,6 @@ from equipoise.observers import History, Observers, Progress, Run, show_progress
 from equipoise.result import ClientTable, Result
 from equipoise.risk import QFair, Superquantile, Tilted
 from equipoise.task import PerExample
-from equipoise.together import Turn, round_together
 from equipoise.train import (
     DataOrMaker,
     EngineChoice,
@@ -38,7 +38,7 @@ from equipoise.train import (
     warn_if_lost,
     warn_if_rejected,
 )
-from equipoise.types import Cohort, Engine, RiskValue, RoundReport, ServerState
+from equipoise.types import RiskValue, RoundReport, ServerState
 
 KNOBS: dict[str, type] = {"tail": Superquantile, "q": QFair, "tilt": Tilted}
 
@@ -255,11 +255,9 @@ def train_family(
     began = time.perf_counter()
     try:
         watching.on_start(Run(f"family of {len(members)}", setting.rounds, setting.seed, setting=setting))
-        for index in range(setting.rounds):
-            states, reports = family_round(
-                states, algorithms, setting.engine, setting.cohort(index), setting.data.train,
-                clients_per_round=setting.clients_per_round,
-            )  # fmt: skip
+        rounds_of_all = SharedRounds([(setting, member) for member in algorithms], [range(len(algorithms))])
+        for _ in range(setting.rounds):
+            states, reports = family_round(rounds_of_all, states)
             for history, report in zip(histories, reports, strict=True):
                 history.on_round(report)
             watching.on_round(reports[0])
@@ -324,21 +322,11 @@ def _numbers(parameter: str, values: object) -> list[float]:
     return numbers
 
 
-def family_round(
-    states: Sequence[ServerState],
-    algorithms: Sequence[Algorithm],
-    engine: Engine,
-    cohort: Cohort,
-    clients: ClientSet,
-    *,
-    clients_per_round: int | None = None,
-) -> tuple[list[ServerState], list[RoundReport]]:
-    """One round of every member: as `run_round`, with the members' losses and local work computed together."""
-    pairs = zip(states, algorithms, strict=True)
-    turns = [Turn(state, algorithm, cohort, clients_per_round) for state, algorithm in pairs]
+def family_round(rounds: SharedRounds, states: Sequence[ServerState]) -> tuple[list[ServerState], list[RoundReport]]:
+    """One round of every member, with the members' losses and local work computed together."""
     after: list[ServerState] = []
     reports: list[RoundReport] = []
-    for number, outcome in enumerate(round_together(turns, engine, clients)):
+    for number, outcome in enumerate(rounds.following(states)):
         with _of_member(number):
             if isinstance(outcome, Diverged):
                 raise outcome

@@ -25,7 +25,7 @@ from equipoise.errors import Diverged, EquipoiseError, EquipoiseNotice, InvalidP
 from equipoise.observers import History, Observers, Progress, Run, show_progress
 from equipoise.result import Result
 from equipoise.task import PerExample, Task
-from equipoise.together import Outcome, Turn, grouped, round_together
+from equipoise.together import Outcome, grouped
 from equipoise.train import (
     DataOrMaker,
     EngineChoice,
@@ -142,23 +142,9 @@ class Going:
 
 
 def rounds_of(going: Sequence[Going]) -> SharedRounds:
-    """The rounds that runs share."""
-    setting = going[0].setting
-    # Algorithms with one seed mostly have one cohort, which is drawn once.
+    """The rounds that runs share; algorithms with one seed mostly have one cohort, which is drawn once."""
     same_cohorts = grouped(range(len(going)), lambda i, j: going[i].draws_as(going[j]))
-
-    def turns(states: Sequence[ServerState]) -> list[Turn]:
-        found: dict[int, Turn] = {}
-        for same in same_cohorts:
-            cohort = going[same[0]].setting.cohort(states[same[0]].round)
-            for i in same:
-                found[i] = Turn(states[i], going[i].wanted.algorithm, cohort, going[i].setting.clients_per_round)
-        return [found[i] for i in range(len(going))]
-
-    def whole(states: Sequence[ServerState]) -> list[Outcome]:
-        return round_together(turns(states), setting.engine, setting.data.train)
-
-    return SharedRounds([(run.setting, run.wanted.algorithm) for run in going], turns, whole)
+    return SharedRounds([(run.setting, run.wanted.algorithm) for run in going], same_cohorts)
 
 
 def train_together(runs: Sequence[Going], evaluate_every: int | None, progress: bool | None) -> list[Ended]:

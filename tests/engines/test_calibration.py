@@ -114,6 +114,7 @@ def test_the_choice_is_kept_with_a_run(cache, ragged, tmp_path, monkeypatch):
         ({"workers": 0}, "workers must be a whole number of at least 1"),
         ({"workers": 2, "device": "cuda"}, "workers must be left alone on a GPU"),
         ({"precision": "half"}, "precision must be one of"),
+        ({"compiled": "yes"}, "compiled must be True or False"),
         ({"precision": "tf32"}, "precision is for a GPU"),
     ],
 )

@@ -139,6 +139,7 @@ def test_bad_terms_are_named(terms, words):
         ("train.clients_per_round=0", "train.clients_per_round must be at least 1, but is 0."),
         ("train.clients_per_round=13", "train.clients_per_round must be a whole number between 1 and the number of"),
         ("train.chunk_size=0", "train.chunk_size must be a whole number of at least 1"),
+        ("train.compiled=1", 'train.compiled must be true or false or "none", but is 1.'),
         ("train.device=abacus", "train.device must be a device of this machine, but is 'abacus'"),
         ("data.train_clients=0", "data.train_clients must be a finite number, at least 1, but is 0."),
         ("train=3", "train must be a section, [train], but is 3."),
@@ -156,6 +157,12 @@ def test_what_is_wrong_is_named_with_its_key_rule_and_value(setting, words):
 
 def test_options_that_the_engine_does_not_use_are_refused():
     assert "train.chunk_size is not used by the engine 'loop', but is 3." in refusal("train.engine=loop", "train.chunk_size=3")
+
+
+def test_compiled_code_can_be_forbidden():
+    assert small().train.chosen_engine().compiled is True
+    assert small("train.compiled=false").train.chosen_engine().compiled is False
+    assert "train.compiled is not used by the engine 'loop'" in refusal("train.engine=loop", "train.compiled=false")
 
 
 def test_incompatible_parts_name_the_place():

@@ -66,6 +66,7 @@ class Simulator:
             value = getattr(self, name)
             good = value is None or (is_whole(value) and value >= 1)
             require(good, name, "must be a whole number of at least 1, or None", value)
+        require(isinstance(self.compiled, bool), "compiled", "must be True or False", self.compiled)
         on_cpu = self.device is None or str(self.device).startswith("cpu")
         require(self.workers is None or on_cpu, "workers", "must be left alone on a GPU", self.workers)
         known = self.precision in PRECISIONS

@@ -81,6 +81,7 @@ class TrainOptions:
     chunk_size: int | None = None
     workers: int | None = None
     precision: str | None = None
+    compiled: bool | None = None
     threads: int | None = None
 
     def __post_init__(self) -> None:
@@ -97,7 +98,7 @@ class TrainOptions:
             value = getattr(self, name)
             require(value is None or value >= 1, name, 'must be at least 1, or "none"', value)
         known = catalog.part("engine", self.engine, where="train.engine").parameters
-        for name in ("device", "chunk_size", "workers", "precision"):
+        for name in ("device", "chunk_size", "workers", "precision", "compiled"):
             value = getattr(self, name)
             require(value is None or name in known, name, f"is not used by the engine {self.engine!r}", value, "Leave it out.")
 

@@ -33,7 +33,7 @@ WHAT = {
     "privacy": "what protects clients: [algorithm.privacy]; without it nothing does",
     "clip_rule": "how a clip bound moves over the rounds: clip_rule of a privacy part",
     "attack": "what malicious training clients do: [attack]; without it there are none",
-    "engine": "where clients' work is computed: engine, device, chunk_size, workers and precision in [train]",
+    "engine": "where clients' work is computed: engine, device, chunk_size, workers, precision and compiled in [train]",
     "model": "what is trained: [model]; features, classes and vocabulary come from the data unless given",
     "data": "whom it is trained on: [data]",
 }
