@@ -1,13 +1,15 @@
 """Rounds that are begun before the last one is known end as rounds one after another do."""
 
+import gc
 import math
+import weakref
 from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
 import equipoise as eq
-from equipoise.ahead import Rounds, can_begin_early
+from equipoise.ahead import Rounds, SharedRounds, can_begin_early
 from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop
 from equipoise.errors import Diverged, EquipoiseNotice
@@ -252,6 +254,31 @@ def test_a_run_that_diverges_leaves_the_others_as_they_are():
     wanted = [trained("loop", algorithm, seed=seed) for seed in (0, 2)]
     assert [torch.equal(a.params, b.params) for a, b in zip(finished, wanted, strict=True)] == [True, True]
     assert start.engine.most_open == 2
+
+
+@pytest.mark.parametrize("kind", ["one run", "many"])
+def test_rounds_go_with_their_last_user(kind):
+    # An engine's memory on a GPU must not wait for the garbage collector.
+    algorithm = eq.Algorithm(solver=WORK)
+    setting = set_up(
+        eq.models.Softmax(4, 3), data_of(), algorithm, rounds=9, clients_per_round=3, seed=0, loss=None, error=None,
+        engine=Early(),
+    )  # fmt: skip
+    shared = SharedRounds([(setting, algorithm)] * 2, [[0, 1]])
+    rounds, state = Rounds(setting, algorithm), setting.begin(algorithm)
+    gc.collect()
+    gc.disable()
+    try:
+        if kind == "one run":
+            rounds.following(state)
+            known = weakref.ref(rounds._rounds)
+        else:
+            shared.following([state, state])
+            known = weakref.ref(shared)
+        del rounds, shared
+        assert known() is None
+    finally:
+        gc.enable()
 
 
 def test_families_begin_their_rounds_early_too():

@@ -9,7 +9,7 @@ no round changes, and cohorts depend on seed and round alone. Results are those 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -48,21 +48,19 @@ class Begun:
 class SharedRounds:
     """The rounds of runs that share an engine, one after another: `following(states)` are the next ones.
 
-    The runs in a group of `same_cohorts` draw the same clients. `whole` runs a round from end to end, if that is not done by
-    `round_together`.
+    The runs in a group of `same_cohorts` draw the same clients.
     """
 
     def __init__(
         self,
         runs: Sequence[tuple[Setting, Algorithm]],
         same_cohorts: Sequence[Sequence[int]],
-        whole: Callable[[Sequence[ServerState]], list[Outcome]] | None = None,
     ) -> None:
         self.setting, self.algorithms, self._settings = runs[0][0], [a for _, a in runs], [s for s, _ in runs]
         self.early = all(can_begin_early(*run) for run in runs) and server_rate(self.algorithms) is not None
         self._engine: Any = self.setting.engine
         self._server_rate = server_rate(self.algorithms)
-        self._same_cohorts, self._whole = same_cohorts, whole or self._together
+        self._same_cohorts = same_cohorts
         self._begun: Begun | None = None
         self._free = 0.0  # when the last reports were written
 
@@ -78,7 +76,7 @@ class SharedRounds:
                 self._free = time.perf_counter()
                 return outcomes
             self._begun = begun = None  # their memory is free for the round
-        return self._whole(states)
+        return self.whole(states)
 
     def _turns(self, states: Sequence[ServerState]) -> list[Turn]:
         """What each run brings to the round after its state."""
@@ -89,7 +87,8 @@ class SharedRounds:
                 turns[i] = Turn(states[i], self.algorithms[i], cohort, self._settings[i].clients_per_round)
         return [turns[i] for i in range(len(states))]
 
-    def _together(self, states: Sequence[ServerState]) -> list[Outcome]:
+    def whole(self, states: Sequence[ServerState]) -> list[Outcome]:
+        """The next round, run from end to end."""
         return round_together(self._turns(states), self._engine, self.setting.data.train)
 
     def _begin(self, states: Sequence[ServerState]) -> Begun | None:
@@ -124,12 +123,18 @@ class SharedRounds:
         return Begun(states, after, plans, work, began)
 
 
+class _OwnRounds(SharedRounds):
+    """Rounds of one run, which may be more than those that can be shared: with personal models, privacy, or over a network."""
+
+    def whole(self, states: Sequence[ServerState]) -> list[Outcome]:
+        return [next_round(self.setting, self.algorithms[0], state) for state in states]
+
+
 class Rounds:
     """The rounds of one run: `following(state)` is the next one."""
 
     def __init__(self, setting: Setting, algorithm: Algorithm) -> None:
-        self.setting, self.algorithm = setting, algorithm
-        self._rounds = SharedRounds([(setting, algorithm)], [[0]], self._whole)
+        self._rounds = _OwnRounds([(setting, algorithm)], [[0]])
 
     def following(self, state: ServerState) -> tuple[ServerState, RoundReport]:
         """The state after one more round, and what that round did."""
@@ -137,9 +142,6 @@ class Rounds:
         if isinstance(outcome, Diverged):
             raise outcome
         return outcome
-
-    def _whole(self, states: Sequence[ServerState]) -> list[Outcome]:
-        return [next_round(self.setting, self.algorithm, state) for state in states]
 
 
 def can_begin_early(setting: Setting, algorithm: Algorithm) -> bool:

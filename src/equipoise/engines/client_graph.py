@@ -10,6 +10,7 @@ exact as one of float32.
 
 from __future__ import annotations
 
+import gc
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -35,6 +36,19 @@ def padded(count: int, least: int = 1) -> int:
 def power_of_two(count: int, least: int = 1) -> int:
     """The smallest power of two that is at least `count` and `least`."""
     return max(least, 1 << max(0, count - 1).bit_length())
+
+
+@contextmanager
+def capturing(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
+    """What is done inside becomes the graph. No garbage is collected: the memory of another engine, let go, would end it."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph, pool=pool):
+            yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @dataclass(frozen=True)
@@ -162,7 +176,7 @@ class ClientGraph(ABC):
             self.params.copy_(before)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        with capturing(graph):
             self._body()
         self.graph = graph
 

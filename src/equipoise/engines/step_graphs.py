@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from equipoise.engines.client_graph import padded, power_of_two
+from equipoise.engines.client_graph import capturing, padded, power_of_two
 from equipoise.engines.precision import Precision, triton_works
 from equipoise.engines.stacked import Batch, Gradients, Starts
 from equipoise.engines.workers import Worker
@@ -219,7 +219,7 @@ class Buffers:
                 self._body(clients, batch)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.pool):
+        with capturing(graph, self.pool):
             self._body(clients, batch)
         self.number.copy_(number)
         self.rates.copy_(rates)
