@@ -12,7 +12,7 @@ import torch
 
 import equipoise as eq
 from equipoise.aggregators import WeightedMean
-from equipoise.ahead import Rounds
+from equipoise.ahead import SharedRounds
 from equipoise.engines import Loop, span_graphs
 from equipoise.engines.chunks import Queue
 from equipoise.engines.precision import FULL
@@ -216,28 +216,42 @@ def test_parameters_that_were_changed_in_place_are_copied_again():
     torch.testing.assert_close(after, torch.full((5,), np.log(5.0), dtype=torch.float64), rtol=1e-6, atol=0)
 
 
-def rounds_in_a_row(data, solver, early, count=7, **parts):
+DELTA = {"risk": eq.risk.Superquantile(0.5), "server": eq.server_opt.SGD(lr=0.7)}
+
+
+def rounds_in_a_row(data, solver, early, count=7, seeds=(0,), **parts):
     algorithm = eq.Algorithm(solver=solver, **parts)
     setting = set_up(
         eq.models.Softmax(12, 5), data, algorithm, rounds=count, clients_per_round=4, seed=0, loss=None, error=None,
         engine=eq.engines.Simulator(device=DEVICE.type),
     )  # fmt: skip
     setting.engine.spans.possible = True
-    rounds, state, reports = Rounds(setting, algorithm), setting.begin(algorithm), []
+    rounds = SharedRounds([(replace(setting, seed=seed), algorithm) for seed in seeds], [[i] for i in range(len(seeds))])
+    states, reports = [setting.begin(algorithm) for _ in seeds], []
     assert rounds.early
     rounds.early = early
     for _ in range(count):
-        state, report = rounds.following(state)
-        reports.append(replace(report, seconds=0.0))
-    return state, reports, setting.engine.spans
+        states, found = zip(*rounds.following(states), strict=True)
+        reports.append([replace(report, seconds=0.0) for report in found])
+    return states, reports, setting.engine.spans
 
 
 @on_a_device
-@pytest.mark.parametrize("sizes", [SIZES, [8] * 6])
-@pytest.mark.parametrize("parts", [{}, {"risk": eq.risk.Superquantile(0.5), "server": eq.server_opt.SGD(lr=0.7)}])
-def test_rounds_begun_early_have_the_same_bits(sizes, parts):
-    found, wanted = (rounds_in_a_row(clients(sizes), SOLVERS["three epochs"], early, **parts) for early in (True, False))
-    assert torch.equal(found[0].params, wanted[0].params)
+@pytest.mark.parametrize(
+    ("sizes", "solver", "options"),
+    [
+        (SIZES, "three epochs", {}),
+        ([8] * 6, "three epochs", {}),
+        (SIZES, "three epochs", DELTA),
+        ([8] * 6, "three epochs", DELTA),
+        ([8] * 6, "one epoch", {"seeds": (0, 3), "count": 3}),
+        ([5] * 6, "one epoch", {"seeds": (0, 3), "count": 3} | DELTA),
+    ],
+)
+def test_rounds_begun_early_have_the_same_bits(sizes, solver, options):
+    found, wanted = (rounds_in_a_row(clients(sizes), SOLVERS[solver], early, **options) for early in (True, False))
+    for one, other in zip(found[0], wanted[0], strict=True):
+        assert torch.equal(one.params, other.params)
     assert found[1] == wanted[1]
     assert all(shape.server is not None for shape in found[2].graphs)
 
@@ -249,8 +263,8 @@ def test_a_round_begun_early_that_has_to_be_done_with_care():
     x[: SIZES[0]] *= 1e30  # the first client's examples
     data = eq.FederatedData(eq.ClientSet(x, clean.train.y, clean.train.offsets, clean.train.ids), classes=5)
     found, wanted = (rounds_in_a_row(data, SOLVERS["one epoch"], early) for early in (True, False))
-    assert {report.rejected for report in found[1]} == {(), ("client 0",)}
-    assert torch.equal(found[0].params, wanted[0].params)
+    assert {report.rejected for (report,) in found[1]} == {(), ("client 0",)}
+    assert torch.equal(found[0][0].params, wanted[0][0].params)
     assert found[1] == wanted[1]
 
 
