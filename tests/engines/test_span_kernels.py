@@ -219,7 +219,7 @@ def test_parameters_that_were_changed_in_place_are_copied_again():
 DELTA = {"risk": eq.risk.Superquantile(0.5), "server": eq.server_opt.SGD(lr=0.7)}
 
 
-def rounds_in_a_row(data, solver, early, count=7, seeds=(0,), **parts):
+def rounds_in_a_row(data, solver, early, count=5, seeds=(0,), **parts):
     algorithm = eq.Algorithm(solver=solver, **parts)
     setting = set_up(
         eq.models.Softmax(12, 5), data, algorithm, rounds=count, clients_per_round=4, seed=0, loss=None, error=None,
