@@ -16,12 +16,12 @@ import equipoise as eq
 from equipoise.aggregators import WeightedMean
 from equipoise.checkpoint import read_checkpoint
 from equipoise.data.clients import ClientSet, FederatedData
-from equipoise.engines import Loop, Simulator, calibration
+from equipoise.engines import Loop, Simulator, calibration, chunks
 from equipoise.engines.calibration import Choice
 from equipoise.engines.compiled import library as compiling
 from equipoise.engines.compiled.softmax import CompiledSoftmax, groups
 from equipoise.engines.compiled.softmax import library as compiled_library
-from equipoise.solvers import SGD
+from equipoise.solvers import SGD, batches
 from equipoise.task import Task
 from equipoise.testing import check_engine
 from equipoise.types import Job, Pull
@@ -384,3 +384,16 @@ def test_a_run_is_resumed_with_it(fresh, ragged, tmp_path, monkeypatch):
     calibration._known.clear()
     resumed = eq.train(eq.models.Softmax(4, 3), ragged, rounds=6, **options)
     assert torch.equal(resumed.params, whole.params)
+
+
+def test_a_chunk_is_no_larger_than_its_batches_can_be_made_at_once(monkeypatch):
+    monkeypatch.setattr(batches, "TABLE", 100)
+    monkeypatch.setattr(chunks, "TABLE", 100)
+    used = []
+    right = CompiledSoftmax.train
+    monkeypatch.setattr(CompiledSoftmax, "train", lambda self, *a: used.append(len(a[0].which)) or right(self, *a))
+    data = FederatedData(make_clients([120, 90, 30, 30, 20, 10, 9, 8, 7, 6]))
+    task = Task.of(eq.models.Softmax(4, 3))
+    check_engine(Compiled(), task=task, data=data, solver=SGD(lr=0.05, batch_size=5), tolerance=2e-5)
+    assert max(used) > 2
+    assert 1 in used

@@ -38,7 +38,7 @@ def test_the_cursor_gives_the_same_batches(sizes, batch, steps, at_once):
     keys = rng.client_keys(KEY, torch.arange(len(sizes)))
     plain = [list(client_batches(keys[k], int(sizes[k]), batch, int(steps[k]))) for k in range(len(sizes))]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("equipoise.solvers.batches._TABLE", 2**22 if at_once else 0)
+        patched.setattr("equipoise.solvers.batches.TABLE", 2**22 if at_once else 0)
         cursor = BatchCursor(keys, sizes, batch, steps)
     assert cursor.at_once is at_once
     assert len(cursor.active) == int(steps.max())

@@ -22,7 +22,7 @@ from equipoise.engines.span import SpanUpdates, fits_span_steps, span_steps
 from equipoise.engines.stacked import Batch, Gradients, Starts, general_steps, stacked_gradients
 from equipoise.engines.workers import Worker, Workspace
 from equipoise.solvers import SGD
-from equipoise.solvers.batches import BatchCursor, cursor_of
+from equipoise.solvers.batches import TABLE, BatchCursor, cursor_of
 from equipoise.solvers.prepared import GRADIENT
 from equipoise.task import Task
 from equipoise.types import Cohort, Job, LocalSolver, Pull
@@ -136,13 +136,21 @@ def most_clients(parameter_bytes: int, largest: int, clients: ClientSet, solver:
     return max(1, _CHUNK_BYTES.get(clients.x.device.type, 2**26) // each)
 
 
-def chunks_of(queue: Queue, clients: ClientSet, solver: LocalSolver, chunk_size: int | None) -> Iterator[Queue]:
-    """The queue in chunks of at most `chunk_size`, as equal as can be; None: as large as memory allows."""
+def chunks_of(
+    queue: Queue, clients: ClientSet, solver: LocalSolver, chunk_size: int | None, *, at_once: bool = False
+) -> Iterator[Queue]:
+    """The queue in chunks of at most `chunk_size`, as equal as can be; None: as large as memory allows.
+
+    With `at_once`, a chunk of several clients has few enough examples for all its batches to be made at once.
+    """
     start = 0
     while start < len(queue):
         left = len(queue) - start
         largest = int(queue.sizes[start:].max())  # of all that are left: stragglers may be large and have few steps
         most = chunk_size or most_clients(queue.models[0].nbytes, largest, clients, solver)
+        if at_once:  # clients come by falling number of steps
+            seen = int(queue.steps[start]) * min(solver.batch_size or largest, largest)
+            most = max(1, min(most, TABLE // max(1, largest, seen)))
         size = -(-left // -(-left // most))
         yield queue.take(slice(start, start + size))
         start += size

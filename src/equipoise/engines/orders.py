@@ -32,7 +32,7 @@ class Order:
     def trained(self, worker: Worker, weights: Tensor | None = None) -> Iterator[tuple[slice, Trained]]:
         """Every chunk, and which stretch of the queue it is; with `weights` (K,) perhaps as weighted sums alone."""
         start = 0
-        for chunk in chunks_of(self.queue, worker.clients, self.solver, self.chunk_size):
+        for chunk in chunks_of(self.queue, worker.clients, self.solver, self.chunk_size, at_once=self.threads > 0):
             part = slice(start, start + len(chunk))
             wanted = None if weights is None else weights[part]
             yield part, train_chunk(worker, chunk, self.solver, self.lr, wanted, self.threads)

@@ -40,7 +40,7 @@ def client_batches(key: Tensor, size: int, batch_size: int | None, steps: int, r
         yield order[position * batch_size : (position + 1) * batch_size]
 
 
-_TABLE = 2**22  # numbers: beyond this, batches are made step by step
+TABLE = 2**22  # numbers: beyond this, batches are made step by step
 
 
 class BatchCursor:
@@ -70,7 +70,7 @@ class BatchCursor:
         self.drawn = max(1, int(drawn.max(initial=-1)) + 1)  # epochs that need an order
         self.shuffled, self.per_epoch = torch.from_numpy(~whole), torch.from_numpy(per_epoch)
         self.epochs, self.starts, self.counts = (torch.from_numpy(table) for table in (epochs, starts, counts))
-        self.at_once = len(keys) * max(self.drawn * largest, count * self.width) <= _TABLE
+        self.at_once = len(keys) * max(self.drawn * largest, count * self.width) <= TABLE
         if not self.at_once:  # clients whose batch is all their data keep this natural order for ever
             self.orders = torch.arange(largest, device=keys.device).expand(len(keys), largest).clone()
 
