@@ -397,3 +397,43 @@ def test_a_chunk_is_no_larger_than_its_batches_can_be_made_at_once(monkeypatch):
     check_engine(Compiled(), task=task, data=data, solver=SGD(lr=0.05, batch_size=5), tolerance=2e-5)
     assert max(used) > 2
     assert 1 in used
+
+
+# Losses and errors
+
+
+def test_losses_and_errors_of_all_splits_are_those_of_the_loop(ragged, monkeypatch):
+    data = replace(ragged, validation=make_clients([100, 3, 49, 48, 47], seed=5, prefix="later"))
+    task = Task.of(eq.models.Softmax(4, 3))
+    engine, loop = Compiled().start(task, data), Loop().start(task, data)
+    params = torch.randn(task.layout.dimension, generator=torch.Generator().manual_seed(3))
+    monkeypatch.setattr(type(engine.scoring), "shared_means", lambda *_, **__: pytest.fail("by torch"))
+    for clients in data.splits.values():
+        for found, expected in zip(engine.evaluate(params, clients), loop.evaluate(params, clients), strict=True):
+            torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+    cohort = replace(everyone(8), clients=torch.tensor([3, 3, 0, 7, 1, 2, 6, 5]))
+    models = torch.stack([params, -params, torch.zeros_like(params)])
+    torch.testing.assert_close(engine.losses_of(models, cohort), loop.losses_of(models, cohort), rtol=1e-6, atol=1e-7)
+
+
+def test_equal_outputs_are_the_first_class_and_a_lost_model_has_no_loss():
+    task, data = Task.of(eq.models.Softmax(4, 3)), FederatedData(make_clients([30, 20]))
+    engine = Compiled().start(task, data)
+    losses, errors = engine.evaluate(torch.zeros(task.layout.dimension), data.train)
+    torch.testing.assert_close(losses, torch.full((2,), 3.0, dtype=torch.float64).log())
+    wrong = [float((data.train.y[rows] != 0).double().mean()) for rows in (slice(0, 30), slice(30, 50))]
+    torch.testing.assert_close(errors, torch.tensor(wrong, dtype=torch.float64))
+    assert bool(torch.isnan(engine.evaluate(torch.full((task.layout.dimension,), torch.nan), data.train)[0]).all())
+    assert not bool(torch.isfinite(engine.evaluate(torch.full((task.layout.dimension,), torch.inf), data.train)[0]).any())
+
+
+def test_an_error_of_ones_own_and_data_from_elsewhere_are_left_to_torch():
+    def half_an_error(outputs, y):
+        return 0.5 * (outputs.argmax(1) != y).float()
+
+    data, other = FederatedData(make_clients([30, 20])), make_clients([7, 9], seed=4)
+    for error, clients in ((half_an_error, data.train), (None, other)):
+        task = Task.of(eq.models.Softmax(4, 3), error=error)
+        params = torch.randn(task.layout.dimension, generator=torch.Generator().manual_seed(3))
+        found, expected = (e.start(task, data).evaluate(params, clients) for e in (Compiled(), Loop()))
+        torch.testing.assert_close(torch.stack(found), torch.stack(expected), rtol=1e-6, atol=1e-7)

@@ -30,7 +30,7 @@ from equipoise.engines.stacked import Batch, stacked_gradients
 from equipoise.engines.step_graphs import StepGraphs
 from equipoise.engines.workers import Worker, Workers, can_fork, one_thread
 from equipoise.errors import EquipoiseNotice, is_whole, require
-from equipoise.task import Task
+from equipoise.task import Task, misclassified
 from equipoise.types import Aggregator, Cohort, Job, LocalSolver, LocalWork, Pull
 
 _EARLY_BYTES = 2**30  # of a round under way, beside which another one is begun
@@ -108,6 +108,7 @@ class SimulatorEngine:
         self.threads = torch.get_num_threads()
         self._last: list[Order] | None = []  # None: graphs of their own
         self.compiled = CompiledSoftmax(self.task, self.train) if compiled and device.type == "cpu" else None
+        self._compiled: dict[str, CompiledSoftmax] = {}  # by split
         worker = Worker(self.task, data, self.train, compiled=self.compiled)
         if device.type == "cuda":
             worker = replace(worker, gradients_of=gradients_of(self.task, device, precision))
@@ -165,7 +166,7 @@ class SimulatorEngine:
             graphed = self.spans.losses([Job(params, cohort, cohort.weights) for params in models])
             if graphed is not None:
                 return torch.stack(graphed)
-        (losses,) = self.scoring.shared_means(self.workers, models, self.train, cohort.clients, with_errors=False)
+        (losses,) = self._means(models, self.train, cohort.clients, with_errors=False)
         return losses
 
     def losses_each(self, jobs: Sequence[Job]) -> list[Tensor]:
@@ -179,9 +180,24 @@ class SimulatorEngine:
 
     def evaluate(self, params: Tensor, clients: ClientSet) -> tuple[Tensor, Tensor]:
         """Mean loss and mean error of every client of a set, (n,) and (n,)."""
-        models = params.unsqueeze(0)
-        loss, error = self.scoring.shared_means(self.workers, models, self.sets[clients], None, with_errors=True)
+        loss, error = self._means(params.unsqueeze(0), self.sets[clients], None, with_errors=True)
         return loss[0], error[0]
+
+    def _means(self, models: Tensor, clients: ClientSet, which: Tensor | None, *, with_errors: bool) -> tuple[Tensor, ...]:
+        """Mean loss (and error) per model (M, D) and client, (M, n) each: by compiled code if that trains, too."""
+        compiled = self._compiled_for(clients) if self.choice.compiled else None
+        if compiled is None or not (compiled.possible and (not with_errors or self.task.error is misclassified)):
+            return self.scoring.shared_means(self.workers, models, clients, which, with_errors=with_errors)
+        return compiled.scores(models, which, self.choice.workers or 1)[: 1 + with_errors]
+
+    def _compiled_for(self, clients: ClientSet) -> CompiledSoftmax | None:
+        """Compiled code for one of the splits; None for data from elsewhere, which are not kept."""
+        split = next((name for name, held in self.data.splits.items() if self.sets[held] is clients), None)
+        if self.compiled is None or split is None:
+            return None
+        if split not in self._compiled:
+            self._compiled[split] = self.compiled if clients is self.train else CompiledSoftmax(self.task, clients)
+        return self._compiled[split]
 
     def evaluate_own(self, models: Tensor, clients: ClientSet, which: Tensor) -> tuple[Tensor, Tensor]:
         """Mean loss and mean error of clients at their own models, (K,) and (K,)."""

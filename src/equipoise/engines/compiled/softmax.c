@@ -8,7 +8,9 @@
    classes after the other, in each tile one line per feature and last the bias. A batch is one panel of features after the other,
    in each panel one line per example. softmax.py makes and reads these layouts.
 
-   Threads take groups of clients, each with a total of its own, so that sums do not depend on who was faster. */
+   Threads take groups of clients, each with a total of its own, so that sums do not depend on who was faster.
+
+   The same outputs give losses and errors of clients' examples at given models. */
 
 #include <math.h>
 #include <pthread.h>
@@ -26,6 +28,7 @@
 #endif
 #define TILE (2 * LANES)
 #define PANEL 16
+#define BLOCK 48 /* examples that are scored together */
 #define MOST_THREADS 256
 #define INLINE static inline __attribute__((always_inline))
 
@@ -33,9 +36,15 @@ typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
 
 typedef struct { /* as in softmax.py */
-  int64_t clients, features, classes, batch_size, longest, epochs, bytes, has_bias, groups;
-  const void *x;         /* (N, F): bytes or floats */
-  const int64_t *y;      /* (N) */
+  const void *x;    /* (N, F): bytes or floats */
+  const int64_t *y; /* (N) */
+  int64_t features, classes, bytes, has_bias;
+  float scale, shift; /* of x */
+} Data;
+
+typedef struct { /* as in softmax.py */
+  Data data;
+  int64_t clients, batch_size, longest, epochs, groups;
   const int64_t *first;  /* (K) row of each client's first example */
   const int64_t *sizes;  /* (K) */
   const int64_t *steps;  /* (K) */
@@ -52,12 +61,25 @@ typedef struct { /* as in softmax.py */
   double *losses;        /* (K) summed batch losses */
   float *memory;         /* (threads, memory_each) */
   int64_t memory_each;
-  float lr, keep, scale, shift;
+  float lr, keep;
   int64_t next; /* group that nobody has taken yet */
 } Work;
 
+typedef struct { /* as in softmax.py */
+  Data data;
+  int64_t clients, models;
+  const int64_t *first;  /* (K) */
+  const int64_t *sizes;  /* (K) */
+  const float *weights;  /* models */
+  double *losses;        /* (models, K): means over each client's examples */
+  double *errors;        /* (models, K): shares whose largest output is another class */
+  float *memory;         /* (threads, memory_each) */
+  int64_t memory_each;
+  int64_t next; /* client that nobody has taken yet */
+} Scores;
+
 typedef struct {
-  Work *work;
+  void *work;
   float *memory;
 } Helper;
 
@@ -85,7 +107,7 @@ INLINE vec exponential(vec x) {
 }
 
 /* Outputs of r examples for one tile of `vectors` x LANES classes; `panel` is how far apart two panels of the batch are. */
-INLINE void outputs(const int r, const int vectors, const Work *k, const float *w, const float *x, int64_t panel, float *z,
+INLINE void outputs(const int r, const int vectors, const Data *k, const float *w, const float *x, int64_t panel, float *z,
                     int64_t columns) {
   const int64_t panels = (k->features + PANEL - 1) / PANEL;
   vec sum[MOST_ROWS][2];
@@ -105,7 +127,7 @@ INLINE void outputs(const int r, const int vectors, const Work *k, const float *
 }
 
 /* The weights of a tile after a step: keep (w + pull (anchor - w)) + x' d. */
-INLINE void change(const int r, const int vectors, const Work *k, const float *from, float *to, const float *x, int64_t panel,
+INLINE void change(const int r, const int vectors, const Data *k, const float *from, float *to, const float *x, int64_t panel,
                    const float *d, int64_t columns, float keep, const float *anchor, float pull) {
   const int64_t panels = (k->features + PANEL - 1) / PANEL;
   vec delta[MOST_ROWS][2];
@@ -152,7 +174,7 @@ INLINE void change(const int r, const int vectors, const Work *k, const float *f
   UP_TO_6(CALL) WITH(7, CALL) WITH(8, CALL) WITH(9, CALL) WITH(10, CALL) WITH(11, CALL) WITH(12, CALL)
 #endif
 
-static void tile_outputs(int r, int vectors, const Work *k, const float *w, const float *x, int64_t panel, float *z,
+static void tile_outputs(int r, int vectors, const Data *k, const float *w, const float *x, int64_t panel, float *z,
                          int64_t columns) {
   if (vectors == 2)
     switch (r) { UP_TO_MOST(outputs(ROWS, 2, k, w, x, panel, z, columns)) }
@@ -160,7 +182,7 @@ static void tile_outputs(int r, int vectors, const Work *k, const float *w, cons
     switch (r) { UP_TO_MOST(outputs(ROWS, 1, k, w, x, panel, z, columns)) }
 }
 
-static void tile_change(int r, int vectors, const Work *k, const float *from, float *to, const float *x, int64_t panel,
+static void tile_change(int r, int vectors, const Data *k, const float *from, float *to, const float *x, int64_t panel,
                         const float *d, int64_t columns, float keep, const float *anchor, float pull) {
   if (vectors == 2)
     switch (r) { UP_TO_MOST(change(ROWS, 2, k, from, to, x, panel, d, columns, keep, anchor, pull)) }
@@ -184,7 +206,7 @@ static void tile_change(int r, int vectors, const Work *k, const float *from, fl
       for (int j = 0; j < PANEL; j++) out[j] = f + j < features ? in[f + j] * scale + shift : 0; \
   }
 
-static void gather(const Work *k, int64_t first, const int64_t *order, int64_t n, int64_t soon, float *restrict x) {
+static void gather(const Data *k, int64_t first, const int64_t *order, int64_t n, int64_t soon, float *restrict x) {
   const int64_t features = k->features;
   const float scale = k->scale, shift = k->shift;
   if (k->bytes)
@@ -193,26 +215,38 @@ static void gather(const Work *k, int64_t first, const int64_t *order, int64_t n
     GATHER(float)
 }
 
+/* The largest of the outputs of an example; padding becomes -infinity. */
+INLINE float largest_output(float *z, int64_t classes, int64_t columns) {
+  for (int64_t c = classes; c < columns; c++) z[c] = -INFINITY;
+  vec largest = load(z);
+  for (int64_t c = LANES; c < columns; c += LANES) largest = choose(largest > load(z + c), largest, load(z + c));
+  float most = largest[0];
+  for (int j = 1; j < LANES; j++) most = largest[j] > most ? largest[j] : most;
+  return most;
+}
+
+/* Outputs of an example become e^(output - most), and 0 for padding; gives their sum. */
+INLINE float exponentials(float *z, float most, int64_t classes, int64_t columns) {
+  vec sums = every(0);
+  for (int64_t c = 0; c < columns; c += LANES) {
+    vec e = exponential(load(z + c) - most);
+    store(z + c, e);
+    sums += e;
+  }
+  for (int64_t c = classes; c < columns; c++) sums[c % LANES] -= z[c], z[c] = 0;
+  float sum = 0;
+  for (int j = 0; j < LANES; j++) sum += sums[j];
+  return sum;
+}
+
 /* Outputs (n, columns) become deltas; gives the mean loss. */
-static double deltas(const Work *k, int64_t first, const int64_t *order, int64_t n, float *z, int64_t columns) {
-  const int64_t classes = k->classes;
-  const float rate = k->lr / n;
+static double deltas(const Data *k, float lr, int64_t first, const int64_t *order, int64_t n, float *z, int64_t columns) {
+  const float rate = lr / n;
   double loss = 0;
   for (int64_t i = 0; i < n; i++, z += columns) {
     const int64_t y = k->y[first + order[i]];
-    for (int64_t c = classes; c < columns; c++) z[c] = -INFINITY;
-    vec largest = load(z), sums = every(0);
-    for (int64_t c = LANES; c < columns; c += LANES) largest = choose(largest > load(z + c), largest, load(z + c));
-    float most = largest[0], sum = 0;
-    for (int j = 1; j < LANES; j++) most = largest[j] > most ? largest[j] : most;
-    const float target = z[y] - most;
-    for (int64_t c = 0; c < columns; c += LANES) {
-      vec e = exponential(load(z + c) - most);
-      store(z + c, e);
-      sums += e;
-    }
-    for (int64_t c = classes; c < columns; c++) sums[c % LANES] -= z[c], z[c] = 0;
-    for (int j = 0; j < LANES; j++) sum += sums[j];
+    const float most = largest_output(z, k->classes, columns), target = z[y] - most;
+    const float sum = exponentials(z, most, k->classes, columns);
     loss += log((double)sum) - target;
     for (int64_t c = 0; c < columns; c += LANES) store(z + c, load(z + c) * (-rate / sum));
     z[y] += rate;
@@ -220,10 +254,23 @@ static double deltas(const Work *k, int64_t first, const int64_t *order, int64_t
   return loss / n;
 }
 
+/* Outputs (n, columns) of a batch x. */
+static void batch_outputs(const Data *k, const float *w, const float *x, int64_t n, float *z, int64_t columns) {
+  const int64_t lines = (k->features + PANEL - 1) / PANEL * PANEL + 1, parts = (n + MOST_ROWS - 1) / MOST_ROWS;
+  for (int64_t c = 0; c < columns; c += TILE) {
+    const int vectors = columns - c >= TILE ? 2 : 1;
+    for (int64_t part = 0; part < parts; part++) {
+      const int64_t i = n * part / parts, r = n * (part + 1) / parts - i;
+      tile_outputs(r, vectors, k, w + c * lines, x + i * PANEL, n * PANEL, z + i * columns + c, columns);
+    }
+  }
+}
+
 /* All steps of a client, and its part of the group's total. */
 static void train(Work *k, int64_t client, float *memory, float *total, int first_of_group) {
-  const int64_t panels = (k->features + PANEL - 1) / PANEL, lines = panels * PANEL + 1;
-  const int64_t columns = (k->classes + LANES - 1) / LANES * LANES, numbers = lines * columns;
+  const Data *data = &k->data;
+  const int64_t panels = (data->features + PANEL - 1) / PANEL, lines = panels * PANEL + 1;
+  const int64_t columns = (data->classes + LANES - 1) / LANES * LANES, numbers = lines * columns;
   const int64_t size = k->sizes[client], first = k->first[client];
   const int64_t width = k->batch_size < size ? k->batch_size : size, per_epoch = (size + width - 1) / width;
   float *own = memory, *x = own + numbers, *z = x + panels * PANEL * width;
@@ -236,21 +283,15 @@ static void train(Work *k, int64_t client, float *memory, float *total, int firs
     const int64_t *order = k->orders + (client * k->epochs + epoch) * k->longest + place;
     const int64_t n = size - place < width ? size - place : width, after = size - place - n;
     const int64_t parts = (n + MOST_ROWS - 1) / MOST_ROWS;
-    gather(k, first, order, n, after < n ? after : n, x);
-    for (int64_t c = 0; c < columns; c += TILE) {
-      const int vectors = columns - c >= TILE ? 2 : 1;
-      for (int64_t part = 0; part < parts; part++) {
-        const int64_t i = n * part / parts, r = n * (part + 1) / parts - i;
-        tile_outputs(r, vectors, k, from + c * lines, x + i * PANEL, n * PANEL, z + i * columns + c, columns);
-      }
-    }
-    loss += deltas(k, first, order, n, z, columns);
+    gather(data, first, order, n, after < n ? after : n, x);
+    batch_outputs(data, from, x, n, z, columns);
+    loss += deltas(data, k->lr, first, order, n, z, columns);
     for (int64_t c = 0; c < columns; c += TILE) {
       const int vectors = columns - c >= TILE ? 2 : 1;
       for (int64_t part = 0; part < parts; part++) {
         const int64_t i = n * part / parts, r = n * (part + 1) / parts - i;
         const float *held = (part ? own : from) + c * lines, *towards = anchor && !part ? anchor + c * lines : 0;
-        tile_change(r, vectors, k, held, own + c * lines, x + i * PANEL, n * PANEL, z + i * columns + c, columns,
+        tile_change(r, vectors, data, held, own + c * lines, x + i * PANEL, n * PANEL, z + i * columns + c, columns,
                     part ? 1.f : k->keep, towards, pull);
       }
     }
@@ -269,10 +310,40 @@ static void train(Work *k, int64_t client, float *memory, float *total, int firs
   k->losses[client] = loss, k->squares[client] = square;
 }
 
-static void *serve(void *argument) {
+/* Mean loss and share of errors of a client's examples at each of the models. */
+static void score(Scores *k, int64_t client, float *memory) {
+  const Data *data = &k->data;
+  const int64_t panels = (data->features + PANEL - 1) / PANEL, lines = panels * PANEL + 1;
+  const int64_t columns = (data->classes + LANES - 1) / LANES * LANES, size = k->sizes[client];
+  float *x = memory, *z = x + panels * PANEL * BLOCK;
+  int64_t order[BLOCK];
+  for (int64_t i = 0; i < BLOCK; i++) order[i] = i;
+  for (int64_t m = 0; m < k->models; m++) k->losses[m * k->clients + client] = k->errors[m * k->clients + client] = 0;
+  for (int64_t begin = 0; begin < size; begin += BLOCK) {
+    const int64_t n = size - begin < BLOCK ? size - begin : BLOCK, first = k->first[client] + begin;
+    gather(data, first, order, n, 0, x);
+    for (int64_t m = 0; m < k->models; m++) {
+      double loss = 0, errors = 0;
+      batch_outputs(data, k->weights + m * lines * columns, x, n, z, columns);
+      for (int64_t i = 0; i < n; i++) {
+        float *row = z + i * columns;
+        const int64_t y = data->y[first + i];
+        const float most = largest_output(row, data->classes, columns), target = row[y] - most;
+        int64_t found = 0;
+        while (found < data->classes - 1 && row[found] != most) found++; /* the first of the largest */
+        errors += found != y;
+        loss += log((double)exponentials(row, most, data->classes, columns)) - target;
+      }
+      k->losses[m * k->clients + client] += loss / size, k->errors[m * k->clients + client] += errors / size;
+    }
+  }
+}
+
+static void *work_on(void *argument) {
   Helper *helper = argument;
   Work *k = helper->work;
-  const int64_t lines = (k->features + PANEL - 1) / PANEL * PANEL + 1, columns = (k->classes + LANES - 1) / LANES * LANES;
+  const int64_t lines = (k->data.features + PANEL - 1) / PANEL * PANEL + 1;
+  const int64_t columns = (k->data.classes + LANES - 1) / LANES * LANES;
   for (;;) {
     const int64_t group = __atomic_fetch_add(&k->next, 1, __ATOMIC_RELAXED);
     if (group >= k->groups) return 0;
@@ -281,20 +352,43 @@ static void *serve(void *argument) {
   }
 }
 
-int lanes(void) { return LANES; }
-
-int size_of_work(void) { return sizeof(Work); }
+static void *score_on(void *argument) {
+  Helper *helper = argument;
+  Scores *k = helper->work;
+  for (;;) {
+    const int64_t client = __atomic_fetch_add(&k->next, 1, __ATOMIC_RELAXED);
+    if (client >= k->clients) return 0;
+    score(k, client, helper->memory);
+  }
+}
 
 /* The work of `threads` threads, or of as many as the system allows. */
-void run(Work *k, int threads) {
+static void with_threads(void *(*serve)(void *), void *work, float *memory, int64_t memory_each, int threads) {
   pthread_t others[MOST_THREADS];
   Helper helpers[MOST_THREADS];
   int started = 0;
   if (threads > MOST_THREADS) threads = MOST_THREADS;
-  k->next = 0;
-  for (int i = 0; i < threads; i++) helpers[i] = (Helper){k, k->memory + i * k->memory_each};
+  for (int i = 0; i < threads; i++) helpers[i] = (Helper){work, memory + i * memory_each};
   for (int i = 1; i < threads; i++)
     if (pthread_create(&others[started], 0, serve, &helpers[i]) == 0) started++;
   serve(&helpers[0]);
   for (int i = 0; i < started; i++) pthread_join(others[i], 0);
+}
+
+int lanes(void) { return LANES; }
+
+int block(void) { return BLOCK; }
+
+int size_of_work(void) { return sizeof(Work); }
+
+int size_of_scores(void) { return sizeof(Scores); }
+
+void run_work(Work *k, int threads) {
+  k->next = 0;
+  with_threads(work_on, k, k->memory, k->memory_each, threads);
+}
+
+void run_scores(Scores *k, int threads) {
+  k->next = 0;
+  with_threads(score_on, k, k->memory, k->memory_each, threads);
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -30,16 +31,38 @@ def _of(kind: Any, names: str) -> list[tuple[str, Any]]:
     return [(name, kind) for name in names.split()]
 
 
+class _Data(ctypes.Structure):
+    """As in softmax.c."""
+
+    _fields_ = (
+        *_of(ctypes.c_void_p, "x y"),
+        *_of(ctypes.c_int64, "features classes bytes has_bias"),
+        *_of(ctypes.c_float, "scale shift"),
+    )
+
+
 class _Work(ctypes.Structure):
     """As in softmax.c."""
 
     _fields_ = (
-        *_of(ctypes.c_int64, "clients features classes batch_size longest epochs bytes has_bias groups"),
-        *_of(ctypes.c_void_p, "x y first sizes steps orders starts owners anchors towards pulls weights"),
+        ("data", _Data),
+        *_of(ctypes.c_int64, "clients batch_size longest epochs groups"),
+        *_of(ctypes.c_void_p, "first sizes steps orders starts owners anchors towards pulls weights"),
         *_of(ctypes.c_void_p, "edges totals squares losses memory"),
         *_of(ctypes.c_int64, "memory_each"),
-        *_of(ctypes.c_float, "lr keep scale shift"),
+        *_of(ctypes.c_float, "lr keep"),
         *_of(ctypes.c_int64, "next"),
+    )
+
+
+class _Scores(ctypes.Structure):
+    """As in softmax.c."""
+
+    _fields_ = (
+        ("data", _Data),
+        *_of(ctypes.c_int64, "clients models"),
+        *_of(ctypes.c_void_p, "first sizes weights losses errors memory"),
+        *_of(ctypes.c_int64, "memory_each next"),
     )
 
 
@@ -141,7 +164,9 @@ class CompiledSoftmax:
     @cached_property
     def _library(self) -> ctypes.CDLL | None:
         found = library("softmax")
-        return found if found is not None and found.size_of_work() == ctypes.sizeof(_Work) else None
+        if found is None or (found.size_of_work(), found.size_of_scores()) != (ctypes.sizeof(_Work), ctypes.sizeof(_Scores)):
+            return None
+        return found
 
     @cached_property
     def _targets(self) -> Tensor:
@@ -150,6 +175,15 @@ class CompiledSoftmax:
     @cached_property
     def _packing(self) -> Packing:
         return Packing(self.task, self._library.lanes() if self._library is not None else 1)
+
+    @property
+    def _data(self) -> _Data:
+        clients, packing = self.clients, self._packing
+        return _Data(
+            x=clients.x.data_ptr(), y=self._targets.data_ptr(), features=packing.features, classes=packing.classes,
+            bytes=clients.x.dtype == torch.uint8, has_bias="bias" in self.task.layout.names,
+            scale=1.0 if clients.scale is None else clients.scale, shift=0.0 if clients.scale is None else clients.shift,
+        )  # fmt: skip
 
     def fits(self, solver: LocalSolver, lr: float, pull: Pull | None = None) -> bool:
         """Whether it does this work."""
@@ -205,20 +239,40 @@ class CompiledSoftmax:
         squares, losses = torch.empty(count, dtype=torch.float64), torch.empty(count, dtype=torch.float64)
         orders = cursor.all_orders.contiguous()
         tensors = {
-            "x": clients.x, "y": self._targets, "first": clients.offsets[asked.which], "sizes": cursor.sizes.contiguous(),
+            "first": clients.offsets[asked.which], "sizes": cursor.sizes.contiguous(),
             "steps": cursor.steps.contiguous(), "orders": orders, "starts": models, "owners": owners, "anchors": anchors,
             "towards": towards, "pulls": strength, "weights": weights.float().contiguous(), "edges": edges, "totals": totals,
             "squares": squares, "losses": losses, "memory": memory,
         }  # fmt: skip
         work = _Work(
-            clients=count, features=packing.features, classes=packing.classes, batch_size=cursor.width,
-            longest=orders.shape[2], epochs=orders.shape[1], bytes=clients.x.dtype == torch.uint8,
-            has_bias="bias" in self.task.layout.names, groups=len(edges) - 1, memory_each=memory_each, lr=asked.lr, keep=keep,
-            scale=1.0 if clients.scale is None else clients.scale, shift=0.0 if clients.scale is None else clients.shift,
-            **{name: None if tensor is None else tensor.data_ptr() for name, tensor in tensors.items()},
+            data=self._data, clients=count, batch_size=cursor.width, longest=orders.shape[2], epochs=orders.shape[1],
+            groups=len(edges) - 1, memory_each=memory_each, lr=asked.lr, keep=keep, **_addresses(tensors),
         )  # fmt: skip
-        self._library.run(ctypes.byref(work), asked.threads)
+        self._library.run_work(ctypes.byref(work), asked.threads)
         return totals, squares, losses
+
+    def scores(self, models: Tensor, which: Tensor | None, threads: int) -> tuple[Tensor, Tensor]:
+        """Mean loss and share of errors per model (M, D) and client, (M, n) each; `which` (n,) are clients' positions."""
+        if self._library is None:
+            raise RuntimeError("There is no compiled code on this machine.")  # `possible` says so before
+        packing, clients = self._packing, self.clients
+        first, sizes = clients.offsets[:-1], clients.sizes
+        if which is not None:
+            first, sizes = first[which], sizes[which]
+        losses, errors = torch.empty(2, len(models), len(sizes), dtype=torch.float64).unbind()
+        memory_each = -(-(packing.lines + packing.columns) * self._library.block() // 64) * 64
+        memory = self.space.empty("scores", (threads, memory_each), torch.float32, clients.x.device)
+        tensors = {
+            "first": first.contiguous(), "sizes": sizes.contiguous(), "weights": packing.packed(models), "losses": losses,
+            "errors": errors, "memory": memory,
+        }  # fmt: skip
+        work = _Scores(data=self._data, clients=len(sizes), models=len(models), memory_each=memory_each, **_addresses(tensors))
+        self._library.run_scores(ctypes.byref(work), threads)
+        return losses, errors
+
+
+def _addresses(tensors: Mapping[str, Tensor | None]) -> dict[str, int | None]:
+    return {name: None if tensor is None else tensor.data_ptr() for name, tensor in tensors.items()}
 
 
 def groups(steps: list[int], owners: list[int], threads: int) -> Tensor:
