@@ -17,6 +17,8 @@ from equipoise.engines.stacked import by_owner, runs
 from equipoise.engines.workers import Worker
 from equipoise.types import Aggregator, LocalSolver
 
+_EACH_BYTES = 2**23  # of models of a chunk whose updates compiled code gives one by one
+
 
 @dataclass(frozen=True, eq=False)
 class Order:
@@ -31,8 +33,10 @@ class Order:
 
     def trained(self, worker: Worker, weights: Tensor | None = None) -> Iterator[tuple[slice, Trained]]:
         """Every chunk, and which stretch of the queue it is; with `weights` (K,) perhaps as weighted sums alone."""
-        start = 0
-        for chunk in chunks_of(self.queue, worker.clients, self.solver, self.chunk_size, at_once=self.threads > 0):
+        start, size, compiled = 0, self.chunk_size, self.threads > 0
+        if compiled and (weights is None or self.queue.own):  # then it holds a model or two for each client
+            size = min(size or len(self.queue), max(1, _EACH_BYTES // worker.compiled.model_bytes))
+        for chunk in chunks_of(self.queue, worker.clients, self.solver, size, at_once=compiled):
             part = slice(start, start + len(chunk))
             wanted = None if weights is None else weights[part]
             yield part, train_chunk(worker, chunk, self.solver, self.lr, wanted, self.threads)

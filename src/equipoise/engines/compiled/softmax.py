@@ -155,11 +155,11 @@ class CompiledSoftmax:
         stored = x.dtype == torch.float32 or (x.dtype == torch.uint8 and self.clients.scale is not None)
         if not (stored and x.is_contiguous() and y.dim() == 1 and not y.is_floating_point() and y.dtype != torch.bool):
             return False
-        if task.layout.dtype != torch.float32 or task.layout.dimension * 4 > _MOST_BYTES:
-            return False
         classes, features = weight_shape(task)
         known = int(y.min()) >= 0 and int(y.max()) < classes and x[0].numel() == features
-        return known and self._library is not None
+        if not known or task.layout.dtype != torch.float32 or self._library is None:
+            return False
+        return self.model_bytes <= _MOST_BYTES
 
     @cached_property
     def _library(self) -> ctypes.CDLL | None:
@@ -175,6 +175,11 @@ class CompiledSoftmax:
     @cached_property
     def _packing(self) -> Packing:
         return Packing(self.task, self._library.lanes() if self._library is not None else 1)
+
+    @property
+    def model_bytes(self) -> int:
+        """What a model takes with its padding."""
+        return 4 * self._packing.numbers
 
     @property
     def _data(self) -> _Data:
