@@ -437,3 +437,12 @@ def test_an_error_of_ones_own_and_data_from_elsewhere_are_left_to_torch():
         params = torch.randn(task.layout.dimension, generator=torch.Generator().manual_seed(3))
         found, expected = (e.start(task, data).evaluate(params, clients) for e in (Compiled(), Loop()))
         torch.testing.assert_close(torch.stack(found), torch.stack(expected), rtol=1e-6, atol=1e-7)
+
+
+def test_torchs_default_type_does_not_matter():
+    task, data = Task.of(eq.models.Softmax(4, 3)), FederatedData(make_clients([9, 5, 7]))
+    try:
+        torch.set_default_dtype(torch.float64)
+        check_engine(Compiled(), task=task, data=data, solver=SGD(lr=0.05, batch_size=4, prox=0.5), tolerance=2e-5)
+    finally:
+        torch.set_default_dtype(torch.float32)

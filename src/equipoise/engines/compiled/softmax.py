@@ -107,7 +107,7 @@ class Packing:
 
     def packed(self, models: Tensor) -> Tensor:
         """Models (n, D), packed (n, numbers)."""
-        out = torch.zeros(len(models), self.numbers)
+        out = torch.zeros(len(models), self.numbers, dtype=torch.float32)
         named = self.task.layout.unflatten(models)
         for classes, tile in self._tiles(out):
             tile[:, : self.features] = named["weight"][:, classes].transpose(1, 2)
@@ -235,7 +235,8 @@ class CompiledSoftmax:
             towards = each_own if len(anchors) > 1 else torch.zeros_like(each_own)
             strength = (asked.lr / keep * pull.strength).float().contiguous()
         elif solver.prox:  # towards the start
-            anchors, towards, strength = models, owners, torch.full((count,), asked.lr / keep * solver.prox)
+            anchors, towards = models, owners
+            strength = torch.full((count,), asked.lr / keep * solver.prox, dtype=torch.float32)
         memory_each = -(-(packing.numbers + (packing.lines + packing.columns) * cursor.width) // 64) * 64
         memory, totals = (
             self.space.empty(name, shape, torch.float32, asked.which.device)
