@@ -57,9 +57,9 @@ class SharedRounds:
         same_cohorts: Sequence[Sequence[int]],
     ) -> None:
         self.setting, self.algorithms, self._settings = runs[0][0], [a for _, a in runs], [s for s, _ in runs]
-        self.early = all(can_begin_early(*run) for run in runs) and server_rate(self.algorithms) is not None
         self._engine: Any = self.setting.engine
         self._server_rate = server_rate(self.algorithms)
+        self.early = self._server_rate is not None and all(can_begin_early(*run) for run in runs)
         self._same_cohorts = same_cohorts
         self._begun: Begun | None = None
         self._free = 0.0  # when the last reports were written

@@ -43,7 +43,7 @@ class Checkpoint:
     history: History
     seconds: float
     identity: dict[str, str]  # what must be the same to go on
-    choice: dict[str, Any] = field(default_factory=dict)  # what the engine chose by measuring: chunk size and workers
+    choice: dict[str, Any] = field(default_factory=dict)  # what the engine chose by measuring
 
     def bytes(self) -> bytes:
         """The file's content."""

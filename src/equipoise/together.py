@@ -24,7 +24,6 @@ from equipoise.round import (
     plan_round,
     prepare,
     report_of,
-    server_rate,
     server_step,
     step_factor,
     stop_if_nothing_arrived,
@@ -53,12 +52,11 @@ class Prepared:
 
 @dataclass(frozen=True, eq=False)
 class Done:
-    """The local work of a run's round, and what came of it: a total (D,), or already the next parameters."""
+    """The local work of a run's round, and its total (D,)."""
 
     work: LocalWork
     total: Tensor
     aggregator_state: Any
-    params: Tensor | None = None
 
 
 Outcome = tuple[ServerState, RoundReport] | Diverged
@@ -151,19 +149,13 @@ def work_together(planned: Sequence[tuple[Prepared, Plan]], engine: Engine) -> l
 
 
 def work_of_group(planned: Sequence[tuple[Prepared, Plan]], engine: Engine) -> list[Done]:
-    """The local work of runs with the same solver and aggregator; with the server's step, where the engine takes that, too."""
+    """The local work of runs with the same solver and aggregator."""
     one, plan = planned[0]
     algorithm = one.turn.algorithm
-    rate = server_rate([prepared.turn.algorithm for prepared, _ in planned])
-    jobs = [Job(prepared.turn.state.params, plan.workers, plan.weights) for prepared, plan in planned]
-    if rate is not None and getattr(engine, "begins_early", False):
-        started = engine.begin_round(jobs, one.solver, algorithm.aggregator, rate)  # type: ignore[attr-defined]
-        works = started.collected() if started is not None else None
-        if works is not None:
-            return [Done(work, work.update, None, params) for work, params in zip(works, started.params, strict=True)]
     if len(planned) == 1:
         total, aggregator_state, work = combine(one.turn.state, algorithm, engine, one.solver, plan)
         return [Done(work, total, aggregator_state)]
+    jobs = [Job(prepared.turn.state.params, plan.workers, plan.weights) for prepared, plan in planned]
     works = engine.summed_updates(jobs, one.solver, algorithm.aggregator)
     return [
         Done(work, work.update * left_out_factor(plan, work), prepared.turn.state.aggregator)
@@ -179,8 +171,6 @@ def ended(
     changed: dict[str, Any] = {"risk": plan.risk.state, "solver": one.solver_state}
     if done is None:
         return next_state(state, algorithm, **changed), report_of(plan, began, runs=runs)
-    if done.params is not None:
-        return next_state(state, algorithm, params=done.params, **changed), report_of(plan, began, done.work, runs=runs)
     stop_if_nothing_arrived(plan, done.work, clients)
     total = done.total * step_factor(algorithm, one.solver, plan, done.work)
     changed["params"], changed["server"] = server_step(state, algorithm, total)

@@ -118,7 +118,7 @@ class FakeGrid(Grid):
         return None
 
     def create_message(self, *_: Any, **__: Any) -> Message:
-        raise NotImplementedError
+        raise AssertionError("The server is not meant to use this call of Flower's.")
 
     def get_node_ids(self) -> Iterable[int]:
         return [node for node, name in self.names.items() if name not in self.offline]
@@ -137,7 +137,7 @@ class FakeGrid(Grid):
             return [self._waiting.pop(i) for i in list(message_ids) if i in self._waiting]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        raise NotImplementedError
+        raise AssertionError("The server is not meant to use this call of Flower's.")
 
     # what happens on the way
 

@@ -47,6 +47,11 @@ class Choice:
     clients: int | None = None
     compiled: bool = False
 
+    @property
+    def threads(self) -> int:
+        """Of compiled code; 0: it is not used."""
+        return (self.workers or 1) if self.compiled else 0
+
     def serves(self, clients: int) -> bool:
         """Whether it is good for so many clients: not if there were too few of them to try larger chunks."""
         if self.chunk_size is None or self.workers is None:
@@ -132,9 +137,9 @@ def _seconds(workers: Workers, queue: Queue, choice: Choice, count: int, solver:
 
     first = max(0, (len(queue) - count) // 2)
     tried = queue.take(slice(first, first + count))
-    processes, compiled = min(workers.count, len(tried)), (choice.workers or 1) if choice.compiled else 0
+    processes = min(workers.count, len(tried))
     parts = [tried.take(slice(i, None, processes)) for i in range(processes)]
-    orders = [Order(part, solver, lr, choice.chunk_size or 1, threads=compiled) for part in parts]
+    orders = [Order(part, solver, lr, choice.chunk_size or 1, threads=choice.threads) for part in parts]
     time.sleep(_PAUSE)  # threads of the last operation stop waiting for another
     with one_thread() if choice.compiled else workers.alone():
         start = time.perf_counter()

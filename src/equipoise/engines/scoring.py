@@ -61,8 +61,7 @@ class Scoring:
         if which is not None and _in_a_row(which):
             first = int(clients.host_sizes[: which[0]].sum())
         elif which is not None:
-            begins = clients.offsets[which.to(self.device)] - lengths.cumsum(0) + lengths
-            rows = torch.arange(count, device=self.device) + begins.repeat_interleave(lengths, output_size=count)
+            rows = _rows_of(clients, which, lengths, count)
         width = _ROWS.get(self.device.type, 1024)
         if is_plain_linear(self.task):
             width = max(width, _LINEAR_NUMBERS // max(1, clients.x.shape[1:].numel()))
@@ -88,9 +87,8 @@ class Scoring:
         """Mean losses (K,) of several cohorts, each at its own of the models (M, D), in one batch; None if it cannot be."""
         counts = [clients.host_sizes[which] for which in cohorts]
         sizes, ends = torch.cat(counts), torch.tensor([int(count.sum()) for count in counts]).cumsum(0)
-        begins = clients.offsets[torch.cat(list(cohorts)).to(self.device)] - (sizes.cumsum(0) - sizes).to(self.device)
-        lengths, count = sizes.to(self.device, non_blocking=True), int(ends[-1])
-        rows = torch.arange(count, device=self.device) + begins.repeat_interleave(lengths, output_size=count)
+        lengths = sizes.to(self.device, non_blocking=True)
+        rows = _rows_of(clients, torch.cat(list(cohorts)), lengths, int(ends[-1]))
         padded = nn.utils.rnn.pad_sequence(list(rows.tensor_split(ends[:-1])), batch_first=True)  # (M, n)
         inside = [slice(0, int(count.sum())) for count in counts]
         self.task.scorer.eval()
@@ -180,6 +178,12 @@ class Scoring:
                 self.models_together = False
         alone = [self.task.scores(*one) for one in zip(models, x, y, strict=True)]
         return torch.stack([loss for loss, _ in alone]), torch.stack([error for _, error in alone])
+
+
+def _rows_of(clients: ClientSet, which: Tensor, lengths: Tensor, count: int) -> Tensor:
+    """The rows of clients one after another: of each as many as `lengths` (n,) says, `count` in all."""
+    begins = clients.offsets[which.to(lengths.device)] - lengths.cumsum(0) + lengths
+    return torch.arange(count, device=lengths.device) + begins.repeat_interleave(lengths, output_size=count)
 
 
 def _in_a_row(which: Tensor) -> bool:

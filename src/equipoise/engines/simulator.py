@@ -188,7 +188,7 @@ class SimulatorEngine:
         compiled = self._compiled_for(clients) if self.choice.compiled else None
         if compiled is None or not (compiled.possible and (not with_errors or self.task.error is misclassified)):
             return self.scoring.shared_means(self.workers, models, clients, which, with_errors=with_errors)
-        return compiled.scores(models, which, self.choice.workers or 1)[: 1 + with_errors]
+        return compiled.scores(models, which, self.choice.threads)[: 1 + with_errors]
 
     def _compiled_for(self, clients: ClientSet) -> CompiledSoftmax | None:
         """Compiled code for one of the splits; None for data from elsewhere, which are not kept."""
@@ -274,8 +274,7 @@ class SimulatorEngine:
         chunk_size = self.choice.chunk_size
         if self.device.type == "cuda" and chunk_size is None:
             chunk_size = self.memory.most_clients(queue, solver)
-        in_c = self.choice.compiled and self.compiled is not None and self.compiled.fits(solver, lr, pull)
-        threads = (self.choice.workers or 1) if in_c else 0
+        threads = self.choice.threads if self.compiled is not None and self.compiled.fits(solver, lr, pull) else 0
         count = 1 if threads else min(self.workers.count, len(queue))
         parts = [queue.take(slice(i, None, count)) for i in range(count)] if count > 1 else [queue]
         self._last = [Order(part, solver, lr, chunk_size, cohorts, threads) for part in parts]

@@ -16,7 +16,7 @@ from equipoise.arrays import Numbers
 from equipoise.engines.arrivals import ABSURD
 from equipoise.engines.chunks import steps_of
 from equipoise.engines.client_graph import Models, Room, padded, power_of_two
-from equipoise.engines.linear import is_plain_linear
+from equipoise.engines.linear import has_one_score, is_plain_linear
 from equipoise.engines.precision import Precision, triton_works
 from equipoise.engines.span_graph import LossGraph, Part, Shape, SpanGraph
 from equipoise.engines.workers import Worker
@@ -54,7 +54,7 @@ class SpanGraphs:
             and clients.y.dim() == 1
             and (clients.scale is not None or clients.x.is_floating_point())
             and is_plain_linear(task)
-            and len(task.layout.shapes[task.layout.names.index("weight")]) == 2
+            and not has_one_score(task)
             and not worker.data.malicious
             and triton_works()
         )
