@@ -12,6 +12,7 @@ import equipoise as eq
 from equipoise.ahead import Rounds, SharedRounds, can_begin_early
 from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop
+from equipoise.engines.loop import LoopEngine
 from equipoise.errors import Diverged, EquipoiseNotice
 from equipoise.train import set_up
 from equipoise.types import LocalWork
@@ -292,3 +293,24 @@ def test_families_begin_their_rounds_early_too():
         assert torch.equal(family.results[tail].params, wanted.params)
         assert without_time(family.results[tail].history) == without_time(wanted.history)
     assert early.engine.most_open == 2
+
+
+def test_losses_are_asked_at_the_tensors_that_work_starts_from(monkeypatch):
+    # A GPU has these in place after the last server's step; a copy of them would have to be brought there again.
+    scored, started = [], []
+    losses_of, begin_round = LoopEngine.losses_of, EarlyEngine.begin_round
+
+    def noted_losses(self, models, cohort):
+        scored.append(list(models))
+        return losses_of(self, models, cohort)
+
+    def noted_round(self, jobs, *options):
+        started.append([job.params for job in jobs])
+        return begin_round(self, jobs, *options)
+
+    monkeypatch.setattr(LoopEngine, "losses_of", noted_losses)
+    monkeypatch.setattr(EarlyEngine, "begin_round", noted_round)
+    algorithm, options = eq.Algorithm(solver=WORK), {"rounds": 3, "clients_per_round": 4}
+    eq.train_family(eq.models.Softmax(4, 3), data_of(), algorithm, tails=[1.0, 0.5], engine=Early(), **options)
+    assert len(scored) == len(started) == 3
+    assert all(a is b for there, here in zip(scored, started, strict=True) for a, b in zip(there, here, strict=True))

@@ -116,7 +116,7 @@ def losses_together(ready: Sequence[Prepared], engine: Engine) -> list[Tensor | 
         if len(same) == 1:
             alone.append(same[0])
             continue
-        models = torch.stack([ready[i].turn.state.params for i in same])
+        models = [ready[i].turn.state.params for i in same]
         for i, found in zip(same, engine.losses_of(models, ready[same[0]].turn.cohort), strict=True):
             losses[i] = found
     for i, found in zip(alone, losses_each(engine, [ready[i].turn for i in alone]), strict=True):

@@ -295,8 +295,8 @@ class Engine(Protocol):
     ) -> LocalWork:
         """The same work, streamed through a linear aggregator; its `update` is the sum of the chunks' totals, (D,)."""
 
-    def losses_of(self, models: Tensor, cohort: Cohort) -> Tensor:
-        """`losses` of several models (M, D) at once: (M, K)."""
+    def losses_of(self, models: Sequence[Tensor], cohort: Cohort) -> Tensor:
+        """`losses` of several models, (D,) each, at once: (M, K)."""
 
     def summed_updates(self, jobs: Sequence[Job], solver: LocalSolver, aggregator: Aggregator) -> list[LocalWork]:
         """`summed_update` of several models at once, one per job; the jobs' cohorts are of one round."""

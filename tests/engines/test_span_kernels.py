@@ -13,7 +13,7 @@ import torch
 import equipoise as eq
 from equipoise.aggregators import WeightedMean
 from equipoise.ahead import SharedRounds
-from equipoise.engines import Loop, span_graphs
+from equipoise.engines import Loop, span_graph, span_graphs
 from equipoise.engines.chunks import Queue
 from equipoise.engines.precision import FULL
 from equipoise.engines.span_graphs import SpanGraphs
@@ -118,6 +118,14 @@ def test_several_models_are_one_graph_where_clients_are_alike():
     graphs = compare(data, [job(data, seed, 2 + seed) for seed in range(3)], SOLVERS["three epochs"])
     (shape,) = graphs.graphs
     assert shape.models == 3
+
+
+@pytest.mark.parametrize("models", [2, 3, 5, 17])
+@on_a_device
+def test_long_sums_are_made_of_several_products(models, monkeypatch):
+    monkeypatch.setattr(span_graph, "_LONG_SUM", 1)
+    data = clients([8] * 6)
+    compare(data, [job(data, seed, 2 + seed % 4) for seed in range(models)], SOLVERS["one epoch"])
 
 
 @on_a_device

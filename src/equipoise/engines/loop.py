@@ -102,8 +102,8 @@ class LoopEngine:
             losses.append(loss)
         return LocalWork(total, torch.stack(sq_norms), torch.stack(losses))
 
-    def losses_of(self, models: Tensor, cohort: Cohort) -> Tensor:
-        """The losses of several models (M, D), one after another: (M, K)."""
+    def losses_of(self, models: Sequence[Tensor], cohort: Cohort) -> Tensor:
+        """The losses of several models, one after another: (M, K)."""
         return torch.stack([self.losses(params, cohort) for params in models])
 
     def summed_updates(self, jobs: Sequence[Job], solver: LocalSolver, aggregator: Aggregator) -> list[LocalWork]:

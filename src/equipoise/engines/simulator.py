@@ -153,20 +153,20 @@ class SimulatorEngine:
         """F_k(w) of each client of the cohort, (K,): one pass over all their examples, or the inner steps of a solver."""
         if solver is None or not getattr(solver, "adapts", False):
             graphed = self.spans.losses([Job(params, cohort, cohort.weights)])
-            return self.losses_of(params.unsqueeze(0), cohort)[0] if graphed is None else graphed[0]
+            return self.losses_of([params], cohort)[0] if graphed is None else graphed[0]
         orders = self._orders([Job(params, cohort, cohort.weights)], solver)
         adapted = torch.empty(len(cohort), dtype=torch.float64)
         for order, losses in zip(orders, self.workers.share(adapted_losses, orders), strict=True):
             adapted[order.queue.places] = losses
         return adapted
 
-    def losses_of(self, models: Tensor, cohort: Cohort) -> Tensor:
-        """The same for several models (M, D) at once: (M, K)."""
+    def losses_of(self, models: Sequence[Tensor], cohort: Cohort) -> Tensor:
+        """The same for several models, (D,) each, at once: (M, K)."""
         if len(models) > 1:
             graphed = self.spans.losses([Job(params, cohort, cohort.weights) for params in models])
             if graphed is not None:
                 return torch.stack(graphed)
-        (losses,) = self._means(models, self.train, cohort.clients, with_errors=False)
+        (losses,) = self._means(torch.stack(tuple(models)), self.train, cohort.clients, with_errors=False)
         return losses
 
     def losses_each(self, jobs: Sequence[Job]) -> list[Tensor]:
@@ -176,7 +176,7 @@ class SimulatorEngine:
             models = torch.stack([job.params for job in jobs])
             if self.scoring.can_batch(models, self.train, cohorts):
                 found = self.scoring.means_each(models, self.train, cohorts)
-        return found if found is not None else [self.losses_of(job.params.unsqueeze(0), job.cohort)[0] for job in jobs]
+        return found if found is not None else [self.losses_of([job.params], job.cohort)[0] for job in jobs]
 
     def evaluate(self, params: Tensor, clients: ClientSet) -> tuple[Tensor, Tensor]:
         """Mean loss and mean error of every client of a set, (n,) and (n,)."""

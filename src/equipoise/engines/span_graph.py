@@ -14,9 +14,11 @@ import torch
 from torch import Tensor
 
 from equipoise.arrays import Numbers
-from equipoise.engines.client_graph import ClientGraph, Models, Room
+from equipoise.engines.client_graph import ClientGraph, Models, Room, power_of_two
 from equipoise.engines.precision import Precision
 from equipoise.engines.workers import Worker
+
+_LONG_SUM, _PRODUCTS = 2048, 16  # rows of a model; products at once that keep a large card busy
 
 
 @dataclass(frozen=True)
@@ -200,8 +202,7 @@ class SpanGraph(ClientGraph):
     def _sum(self, weights: Tensor, factors: Tensor) -> None:
         """The weighted sums of updates, into `totals`."""
         models, classes, named = self.shape.models, self.classes, self.worker.task.layout.unflatten(self.totals)
-        x, weighted = (v.view(models, self.shape.rows, -1) for v in (self.x, self.weighted))
-        products = torch.bmm(weighted.transpose(1, 2), x) if models > 1 else torch.mm(weighted[0].t(), x[0]).unsqueeze(0)
+        products = _summed(self.weighted, self.x, models)
         if self.parts == 2:
             torch.add(products[:, :classes], products[:, self.scores : self.scores + classes], out=named["weight"])
         else:
@@ -212,3 +213,17 @@ class SpanGraph(ClientGraph):
         if self.shape.decay or self.shape.prox:
             shares = (weights * factors).view(models, -1).sum(1, keepdim=True)
             self.totals.addcmul_(self.params, shares)
+
+
+def _summed(weighted: Tensor, x: Tensor, models: int) -> Tensor:
+    """Σ_r weighted_r x_rᵀ over the rows of each model: (models · R, C) and (models · R, F) to (models, C, F).
+
+    A few products over many rows leave a large card idle, so each is made of several.
+    """
+    if models == 1:
+        return torch.mm(weighted.t(), x).unsqueeze(0)
+    rows = len(x) // models
+    pieces = power_of_two(_PRODUCTS // models + 1) // 2 if rows >= _LONG_SUM and models <= _PRODUCTS else 1
+    w, x = (v.view(models * pieces, rows // pieces, -1) for v in (weighted, x))  # rows are a multiple of 16
+    products = torch.bmm(w.transpose(1, 2), x)
+    return products if pieces == 1 else products.view(models, pieces, *products.shape[1:]).sum(1)

@@ -132,7 +132,7 @@ def check_engine(
     plain, solver = _prepared(solver, oracle, params, cohort), _prepared(solver, tried, here, cohort)
     if hasattr(solver, "efforts"):
         cohort = replace(cohort, effort=solver.efforts(cohort, data.train.keys))
-    models = torch.stack([params, 0.5 * params])
+    models = [params, 0.5 * params]
     half = cohort.take(torch.arange(0, len(cohort), 2))
     jobs = [Job(models[0], cohort, cohort.weights), Job(models[1], half, half.weights)]
     moved = [Job(job.params.to(device), job.cohort, job.weights) for job in jobs]
@@ -146,7 +146,10 @@ def check_engine(
             oracle.summed_update(params, cohort, plain, cohort.weights, WeightedMean()).update,
         ),
         "losses for a solver": lambda: (tried.losses(here, cohort, solver), oracle.losses(params, cohort, plain)),
-        "losses of several models": lambda: (tried.losses_of(models.to(device), cohort), oracle.losses_of(models, cohort)),
+        "losses of several models": lambda: (
+            tried.losses_of([job.params for job in moved], cohort),
+            oracle.losses_of(models, cohort),
+        ),
         "summed updates of several models": lambda: (
             torch.stack([work.update for work in tried.summed_updates(moved, solver, WeightedMean())]),
             torch.stack([work.update for work in oracle.summed_updates(jobs, plain, WeightedMean())]),

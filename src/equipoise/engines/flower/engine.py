@@ -226,8 +226,8 @@ class FlowerEngine:
                 total += aggregator(update.unsqueeze(0), weight.reshape(1))[0]
         return LocalWork(total, work.sq_norms, work.losses)
 
-    def losses_of(self, models: Tensor, cohort: Cohort) -> Tensor:
-        """The losses of several models (M, D), one after another: (M, K)."""
+    def losses_of(self, models: Sequence[Tensor], cohort: Cohort) -> Tensor:
+        """The losses of several models, one after another: (M, K)."""
         return torch.stack([self.losses(params, cohort) for params in models])
 
     def summed_updates(self, jobs: Sequence[Job], solver: LocalSolver, aggregator: Aggregator) -> list[LocalWork]:
