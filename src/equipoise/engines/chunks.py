@@ -70,6 +70,10 @@ class Queue:
     def __len__(self) -> int:
         return len(self.clients)
 
+    def rows_of(self, job: int) -> Tensor | slice:
+        """Where the clients of a job stand, (K,)."""
+        return slice(None) if self.own or len(self.models) == 1 else self.owners == job
+
     def take(self, part: slice) -> Queue:
         """A stretch of the clients."""
         pull = None if self.pull is None else _pull_of(self.pull, part)
@@ -165,7 +169,6 @@ def train_chunk(
     compiled code may do the work by so many.
     """
     clients, device, models = worker.clients, chunk.models.device, chunk.models
-    worker.task.scorer.train()
     starts, which = chunk.starts(), chunk.clients.to(device)
     if int(chunk.steps[0]) == 0:
         nothing = torch.zeros(len(chunk), models.shape[1], dtype=models.dtype, device=device)
@@ -183,6 +186,7 @@ def train_chunk(
     ):
         done, seen = compiled.train(Asked(which, starts, solver, lr, cursor, threads), weights)
         return Trained(chunk, done, seen / count)
+    worker.task.scorer.train()
     if (
         isinstance(cursor, BatchCursor)
         and isinstance(solver, SGD)

@@ -48,10 +48,15 @@ def has_one_score(task: Task) -> bool:
 
 
 def fits_linear_steps(task: Task, solver: LocalSolver, lr: float, pull: Pull | None = None) -> bool:
-    """Whether the direct path does this work: a linear model, plain SGD, perhaps with one pull by a number per client."""
+    """Whether the direct path does this work: plain SGD of a linear model."""
+    return is_plain_sgd(solver, lr, pull) and is_plain_linear(task)
+
+
+def is_plain_sgd(solver: LocalSolver, lr: float, pull: Pull | None = None) -> bool:
+    """Whether a step is that of SGD without momentum, perhaps with one pull by a number per client."""
     if type(solver) is not SGD or solver.momentum or lr * solver.weight_decay >= 1:
         return False
-    return (pull is None or (pull.strength.dim() == 1 and not solver.prox)) and is_plain_linear(task)
+    return pull is None or (pull.strength.dim() == 1 and not solver.prox)
 
 
 def linear_losses(task: Task, models: Tensor, x: Tensor, y: Tensor) -> Tensor:

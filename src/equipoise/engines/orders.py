@@ -78,6 +78,10 @@ class Sum:
     weights: Tensor  # (K,) in the order of the queue
     longest: tuple[float, ...]  # squared length beyond which an update of a job is absurd
 
+    def longest_of(self, owners: Tensor) -> Tensor | float:
+        """The same for each client, (k,); one number if there is one job."""
+        return self.longest[0] if len(self.longest) == 1 else torch.tensor(self.longest, dtype=torch.float64)[owners]
+
 
 @dataclass(frozen=True, eq=False)
 class Summed:
@@ -98,20 +102,19 @@ def summed_updates(worker: Worker, asked: tuple[Order, Sum]) -> Summed:
     for part, trained in order.trained(worker, rule.weights if plain else None):
         updates = trained.updates if plain else order.sent(worker, trained)
         sq_norms = squared_norms(updates) if isinstance(updates, Tensor) else trained.squared_norms(worker.space)
-        weights, done.losses[part], owners = rule.weights[part], trained.losses, by_owner(trained.chunk.owners)
-        longest = torch.tensor(rule.longest, dtype=torch.float64)[trained.chunk.owners]
-        good = usable_within(sq_norms, trained.losses, longest)
+        weights, done.losses[part] = rule.weights[part], trained.losses
+        good = usable_within(sq_norms, trained.losses, rule.longest_of(trained.chunk.owners))
         done.sq_norms[part] = marked(sq_norms, good)
         if not bool(good.all()):  # rare, so that the good ones are not copied in every round
             arrived = order.sent(worker, trained)
-            for owner, rows in owners:
+            for owner, rows in by_owner(trained.chunk.owners):
                 if bool(good[rows].any()):
                     kept = arrived[rows][good[rows].to(arrived.device)]
                     done.totals[owner] += rule.aggregator(kept, weights[rows][good[rows]].to(arrived.device))[0]
         elif isinstance(updates, Sums):
             done.totals.add_(updates.totals)
         elif isinstance(updates, Tensor):
-            for owner, rows in owners:
+            for owner, rows in by_owner(trained.chunk.owners):
                 done.totals[owner] += rule.aggregator(updates[rows], weights[rows].to(updates.device))[0]
         else:
             for owner, stretch in runs(trained.chunk.owners):

@@ -228,12 +228,12 @@ class SimulatorEngine:
         for order in orders:
             weights = torch.empty(len(order.queue), dtype=torch.float64)
             for i, job in enumerate(jobs):
-                here = order.queue.owners == i
+                here = order.queue.rows_of(i)
                 weights[here] = job.weights[order.queue.places[here]].double().cpu()
             asked.append((order, Sum(aggregator, weights, longest)))
         for order, part in zip(orders, self.workers.share(summed_updates, asked), strict=True):
             for i, work in enumerate(done):
-                here = order.queue.owners == i
+                here = order.queue.rows_of(i)
                 places = order.queue.places[here]
                 work.update.add_(part.totals[i])
                 work.sq_norms[places], work.losses[places] = part.sq_norms[here], part.losses[here]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -43,6 +44,16 @@ def client_batches(key: Tensor, size: int, batch_size: int | None, steps: int, r
 TABLE = 2**22  # numbers: beyond this, batches are made step by step
 
 
+class _Table(NamedTuple):
+    """What a step is about, for each of T steps or of T steps and K clients."""
+
+    active: list[int]
+    widest: list[int]
+    epochs: Tensor  # (T, K) in which epoch a client is
+    starts: Tensor  # (T, K) where in its order the batch begins
+    counts: Tensor  # (T, K)
+
+
 class BatchCursor:
     """Steps through the batches of K clients together: `batch(step)` gives rows (k, b) and their weights (k, b).
 
@@ -58,21 +69,40 @@ class BatchCursor:
         self.width = largest if batch_size is None else min(batch_size, largest)
         whole = size <= self.width if batch_size is not None else np.ones(len(size), dtype=bool)
         per_epoch = np.where(whole, 1, -(-size // max(self.width, 1)))
-        count = int(taken.max())
-        working = np.arange(count)[:, None] < taken  # (T, K)
-        self.active: list[int] = working.sum(1).tolist()
-        numbers = (np.arange(count) // repeats)[:, None]
-        epochs = numbers // per_epoch  # (T, K)
-        starts = (numbers - epochs * per_epoch) * self.width
-        counts = np.minimum(size - starts, self.width)
-        self.widest: list[int] = np.where(working, counts, 0).max(1, initial=0).tolist()
-        drawn = np.where(working & ~whole, epochs, -1)
-        self.drawn = max(1, int(drawn.max(initial=-1)) + 1)  # epochs that need an order
+        begun = -(-taken // (per_epoch * repeats))  # epochs
+        self.drawn = max(1, int(begun.max(initial=1, where=~whole)))  # that need an order
         self.shuffled, self.per_epoch = torch.from_numpy(~whole), torch.from_numpy(per_epoch)
-        self.epochs, self.starts, self.counts = (torch.from_numpy(table) for table in (epochs, starts, counts))
-        self.at_once = len(keys) * max(self.drawn * largest, count * self.width) <= TABLE
+        self.at_once = len(keys) * max(self.drawn * largest, int(taken.max()) * self.width) <= TABLE
         if not self.at_once:  # clients whose batch is all their data keep this natural order for ever
             self.orders = torch.arange(largest, device=keys.device).expand(len(keys), largest).clone()
+
+    @cached_property
+    def _table(self) -> _Table:
+        size, taken, per_epoch = self.sizes.numpy(), self.steps.numpy(), self.per_epoch.numpy()
+        count = int(taken.max())
+        working = np.arange(count)[:, None] < taken  # (T, K)
+        numbers = (np.arange(count) // self.repeats)[:, None]
+        epochs = numbers // per_epoch
+        starts = (numbers - epochs * per_epoch) * self.width
+        counts = np.minimum(size - starts, self.width)
+        widest = np.where(working, counts, 0).max(1, initial=0)
+        tables = (torch.from_numpy(table) for table in (epochs, starts, counts))
+        return _Table(working.sum(1).tolist(), widest.tolist(), *tables)
+
+    @property
+    def active(self) -> list[int]:
+        """How many clients are at work at each step."""
+        return self._table.active
+
+    @property
+    def widest(self) -> list[int]:
+        """The size of the largest of their batches."""
+        return self._table.widest
+
+    @property
+    def counts(self) -> Tensor:
+        """The size of every client's batch at each step, (T, K)."""
+        return self._table.counts
 
     def _orders(self, which: Tensor, epochs: Tensor, width: int) -> Tensor:
         """The orders (m, width) of m pairs of a client and an epoch; places beyond a client's size come last."""
@@ -89,15 +119,15 @@ class BatchCursor:
     @cached_property
     def all_orders(self) -> Tensor:
         """The orders of all clients in all epochs, (K, E, n)."""
-        clients, epochs, largest = torch.arange(len(self.keys)), self.drawn, int(self.sizes.max())
-        natural = torch.arange(largest, device=self.keys.device).expand(len(clients) * epochs, largest)
+        count, epochs, largest = len(self.keys), self.drawn, int(self.sizes.max())
+        natural = torch.arange(largest, device=self.keys.device).expand(count, epochs, largest)
         if not bool(self.shuffled.any()):
-            return natural.view(len(clients), epochs, largest)
-        drawn = self._orders(clients.repeat_interleave(epochs), torch.arange(epochs).repeat(len(clients)), largest)
-        if not bool(self.shuffled.all()):
-            fixed = (~self.shuffled).repeat_interleave(epochs).unsqueeze(1).to(self.keys.device)
-            drawn = torch.where(fixed, natural, drawn)
-        return drawn.view(len(clients), epochs, largest)
+            return natural
+        which, when = np.repeat(np.arange(count), epochs), np.tile(np.arange(epochs), count)
+        drawn = self._orders(torch.from_numpy(which), torch.from_numpy(when), largest).view(count, epochs, largest)
+        if bool(self.shuffled.all()):
+            return drawn
+        return torch.where(self.shuffled.view(-1, 1, 1).to(self.keys.device), drawn, natural)
 
     @cached_property
     def batches(self) -> tuple[Tensor, Tensor]:
@@ -107,8 +137,8 @@ class BatchCursor:
         inside = offsets < self.counts.unsqueeze(2).to(device)
         clients, epochs, largest = self.all_orders.shape
         # A client that has done all its steps keeps its last epoch: nobody asks for those batches.
-        which = torch.arange(clients) * epochs + torch.where(self.shuffled, self.epochs, 0).clamp(max=epochs - 1)
-        first = (which * largest + self.starts).unsqueeze(2).to(device)  # (T, K, 1)
+        which = torch.arange(clients) * epochs + torch.where(self.shuffled, self._table.epochs, 0).clamp(max=epochs - 1)
+        first = (which * largest + self._table.starts).unsqueeze(2).to(device)  # (T, K, 1)
         return self.all_orders.reshape(-1)[first + torch.where(inside, offsets, 0)], inside
 
     @property
@@ -123,11 +153,11 @@ class BatchCursor:
         if self.at_once:
             places, inside = (part[step, :k, :widest] for part in self.batches)
             return places, inside.to(dtype) / counts
-        starts = self.starts[step, :k]
+        starts = self._table.starts[step, :k]
         fresh = ((starts == 0) & self.shuffled[:k]).nonzero().flatten()
         if len(fresh) and step % self.repeats == 0:  # their next epoch begins
             width = int(self.sizes[fresh].max())
-            self.orders[fresh.to(self.keys.device), :width] = self._orders(fresh, self.epochs[step][fresh], width)
+            self.orders[fresh.to(self.keys.device), :width] = self._orders(fresh, self._table.epochs[step][fresh], width)
         offsets = torch.arange(widest, device=self.keys.device)
         inside = offsets < counts
         places = torch.where(inside, starts.unsqueeze(1).to(self.keys.device) + offsets, 0)

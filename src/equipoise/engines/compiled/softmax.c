@@ -6,7 +6,7 @@
 
    Memory: classes are padded with zeros to whole vectors, features to whole panels. A model is one tile of up to two vectors of
    classes after the other, in each tile one line per feature and last the bias. A batch is one panel of features after the other,
-   in each panel one line per example. softmax.py makes and reads these layouts.
+   in each panel one line per example. `pack` and `unpack` go between these models and vectors.
 
    Threads take groups of clients, each with a total of its own, so that sums do not depend on who was faster.
 
@@ -39,6 +39,7 @@ typedef struct { /* as in softmax.py */
   const void *x;    /* (N, F): bytes or floats */
   const int64_t *y; /* (N) */
   int64_t features, classes, bytes, has_bias;
+  int64_t dimension, weight, bias; /* of a model as a vector, and where in it the parameters begin */
   float scale, shift; /* of x */
 } Data;
 
@@ -266,6 +267,11 @@ static void batch_outputs(const Data *k, const float *w, const float *x, int64_t
   }
 }
 
+/* Numbers of a packed model. */
+static int64_t numbers_of(const Data *k) {
+  return ((k->features + PANEL - 1) / PANEL * PANEL + 1) * ((k->classes + LANES - 1) / LANES * LANES);
+}
+
 /* All steps of a client, and its part of the group's total. */
 static void train(Work *k, int64_t client, float *memory, float *total, int first_of_group) {
   const Data *data = &k->data;
@@ -342,13 +348,12 @@ static void score(Scores *k, int64_t client, float *memory) {
 static void *work_on(void *argument) {
   Helper *helper = argument;
   Work *k = helper->work;
-  const int64_t lines = (k->data.features + PANEL - 1) / PANEL * PANEL + 1;
-  const int64_t columns = (k->data.classes + LANES - 1) / LANES * LANES;
+  const int64_t numbers = numbers_of(&k->data);
   for (;;) {
     const int64_t group = __atomic_fetch_add(&k->next, 1, __ATOMIC_RELAXED);
     if (group >= k->groups) return 0;
     for (int64_t client = k->edges[group]; client < k->edges[group + 1]; client++)
-      train(k, client, helper->memory, k->totals + group * lines * columns, client == k->edges[group]);
+      train(k, client, helper->memory, k->totals + group * numbers, client == k->edges[group]);
   }
 }
 
@@ -360,6 +365,58 @@ static void *score_on(void *argument) {
     if (client >= k->clients) return 0;
     score(k, client, helper->memory);
   }
+}
+
+/* Weights (C, F) of one tile, of which `real` classes are no padding, into their lines. */
+static void pack_tile(const Data *k, const float *weight, const float *bias, float *tile, int width, int real) {
+  const int64_t features = k->features, lines = (features + PANEL - 1) / PANEL * PANEL + 1;
+  for (int64_t f = 0; f < lines - 1; f += PANEL)
+    for (int c = 0; c < width; c++)
+      for (int64_t i = f; i < f + PANEL; i++) tile[i * width + c] = c < real && i < features ? weight[c * features + i] : 0;
+  for (int c = 0; c < width; c++) tile[(lines - 1) * width + c] = c < real && bias ? bias[c] : 0;
+}
+
+/* The reverse, of the sum of `each` tiles that are `apart`. */
+static void unpack_tile(const Data *k, const float *tile, int64_t each, int64_t apart, float *weight, float *bias, int width,
+                        int real) {
+  const int64_t features = k->features, lines = (features + PANEL - 1) / PANEL * PANEL + 1;
+  _Alignas(64) float sums[PANEL * TILE];
+  for (int64_t f = 0; f < lines; f += PANEL) {
+    const int rows = f + 1 < lines ? PANEL : 1; /* the last line is the bias */
+    for (int j = 0; j < rows * width; j += LANES) {
+      const float *from = tile + f * width + j;
+      vec sum = load(from);
+      for (int64_t i = 1; i < each; i++) sum += load(from + i * apart);
+      store(sums + j, sum);
+    }
+    if (rows == 1)
+      for (int c = 0; bias && c < real; c++) bias[c] = sums[c];
+    else
+      for (int c = 0; c < real; c++)
+        for (int64_t i = f; i < f + PANEL && i < features; i++) weight[c * features + i] = sums[(i - f) * width + c];
+  }
+}
+
+/* Models (count, D), packed. */
+void pack(const Data *k, const float *models, int64_t count, float *packed) {
+  const int64_t columns = (k->classes + LANES - 1) / LANES * LANES, numbers = numbers_of(k);
+  for (int64_t i = 0; i < count; i++, models += k->dimension, packed += numbers)
+    for (int64_t c = 0; c < columns; c += TILE) {
+      const int width = columns - c < TILE ? LANES : TILE, real = k->classes - c < width ? k->classes - c : width;
+      pack_tile(k, models + k->weight + c * k->features, k->has_bias ? models + k->bias + c : 0, packed + c * (numbers / columns),
+                width, real);
+    }
+}
+
+/* Models (count, D), each the sum of the next `each` packed ones. */
+void unpack(const Data *k, const float *packed, int64_t each, int64_t count, float *models) {
+  const int64_t columns = (k->classes + LANES - 1) / LANES * LANES, numbers = numbers_of(k);
+  for (int64_t i = 0; i < count; i++, models += k->dimension, packed += each * numbers)
+    for (int64_t c = 0; c < columns; c += TILE) {
+      const int width = columns - c < TILE ? LANES : TILE, real = k->classes - c < width ? k->classes - c : width;
+      unpack_tile(k, packed + c * (numbers / columns), each, numbers, models + k->weight + c * k->features,
+                  k->has_bias ? models + k->bias + c : 0, width, real);
+    }
 }
 
 /* The work of `threads` threads, or of as many as the system allows. */

@@ -6,7 +6,7 @@ import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from equipoise.data.clients import ClientSet
 from equipoise.engines.compiled.library import library
-from equipoise.engines.linear import Sums, fits_linear_steps, has_one_score, is_plain_linear, weight_shape
+from equipoise.engines.linear import Sums, has_one_score, is_plain_linear, is_plain_sgd, weight_shape
 from equipoise.engines.stacked import Starts
 from equipoise.engines.workers import Workspace
 from equipoise.solvers import SGD
@@ -36,7 +36,7 @@ class _Data(ctypes.Structure):
 
     _fields_ = (
         *_of(ctypes.c_void_p, "x y"),
-        *_of(ctypes.c_int64, "features classes bytes has_bias"),
+        *_of(ctypes.c_int64, "features classes bytes has_bias dimension weight bias"),
         *_of(ctypes.c_float, "scale shift"),
     )
 
@@ -66,20 +66,13 @@ class _Scores(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Packing:
-    """Models (…, D) in the memory order of softmax.c: tiles of classes, in each a line per feature, and the bias last."""
+    """How softmax.c holds a model: tiles of classes, in each a line per feature, and the bias last."""
 
-    task: Task
+    classes: int
+    features: int
     lanes: int
-
-    @cached_property
-    def classes(self) -> int:
-        return weight_shape(self.task)[0]
-
-    @cached_property
-    def features(self) -> int:
-        return weight_shape(self.task)[1]
 
     @cached_property
     def lines(self) -> int:
@@ -91,39 +84,9 @@ class Packing:
         """Classes in whole vectors."""
         return -(-self.classes // self.lanes) * self.lanes
 
-    @property
+    @cached_property
     def numbers(self) -> int:
         return self.lines * self.columns
-
-    def _tiles(self, packed: Tensor) -> list[tuple[slice, Tensor]]:
-        """Each tile's classes, and its part (n, lines, classes) of n packed models."""
-        cuts = [*range(0, self.columns, 2 * self.lanes), self.columns]
-        found = []
-        for begin, end in pairwise(cuts):
-            tile = packed[:, begin * self.lines : end * self.lines].view(len(packed), self.lines, end - begin)
-            real = slice(begin, min(end, self.classes))
-            found.append((real, tile[..., : real.stop - begin]))
-        return found
-
-    def packed(self, models: Tensor) -> Tensor:
-        """Models (n, D), packed (n, numbers)."""
-        out = torch.zeros(len(models), self.numbers, dtype=torch.float32)
-        named = self.task.layout.unflatten(models)
-        for classes, tile in self._tiles(out):
-            tile[:, : self.features] = named["weight"][:, classes].transpose(1, 2)
-            if "bias" in named:
-                tile[:, -1] = named["bias"][:, classes]
-        return out
-
-    def unpacked(self, packed: Tensor) -> Tensor:
-        """The reverse."""
-        models = packed.new_empty(len(packed), self.task.layout.dimension)
-        named = self.task.layout.unflatten(models)
-        for classes, tile in self._tiles(packed):
-            named["weight"][:, classes] = tile[:, : self.features].transpose(1, 2)
-            if "bias" in named:
-                named["bias"][:, classes] = tile[:, -1]
-        return models
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,25 +137,45 @@ class CompiledSoftmax:
 
     @cached_property
     def _packing(self) -> Packing:
-        return Packing(self.task, self._library.lanes() if self._library is not None else 1)
+        classes, features = weight_shape(self.task)
+        return Packing(classes, features, self._library.lanes() if self._library is not None else 1)
 
     @property
     def model_bytes(self) -> int:
         """What a model takes with its padding."""
         return 4 * self._packing.numbers
 
-    @property
+    @cached_property
     def _data(self) -> _Data:
-        clients, packing = self.clients, self._packing
+        clients, packing, layout = self.clients, self._packing, self.task.layout
+        begins = dict(zip(layout.names, accumulate(layout.sizes, initial=0), strict=False))
         return _Data(
             x=clients.x.data_ptr(), y=self._targets.data_ptr(), features=packing.features, classes=packing.classes,
-            bytes=clients.x.dtype == torch.uint8, has_bias="bias" in self.task.layout.names,
+            bytes=clients.x.dtype == torch.uint8, has_bias="bias" in begins, dimension=layout.dimension,
+            weight=begins["weight"], bias=begins.get("bias", 0),
             scale=1.0 if clients.scale is None else clients.scale, shift=0.0 if clients.scale is None else clients.shift,
         )  # fmt: skip
 
+    def _packed(self, models: Tensor) -> Tensor:
+        """Models (n, D) as the code holds them, (n, numbers)."""
+        packed = torch.empty(len(models), self._packing.numbers, dtype=torch.float32)
+        self._call("pack", models.contiguous().data_ptr(), len(models), packed.data_ptr())
+        return packed
+
+    def _unpacked(self, packed: Tensor, each: int = 1) -> Tensor:
+        """The sums (n, D) of `each` models after the other."""
+        models = torch.empty(len(packed) // each, self._data.dimension, dtype=torch.float32)
+        self._call("unpack", packed.data_ptr(), each, len(models), models.data_ptr())
+        return models
+
+    def _call(self, name: str, *numbers: int) -> None:
+        if self._library is None:
+            raise RuntimeError("There is no compiled code on this machine.")  # `possible` says so before
+        getattr(self._library, name)(ctypes.byref(self._data), *map(ctypes.c_int64, numbers))
+
     def fits(self, solver: LocalSolver, lr: float, pull: Pull | None = None) -> bool:
         """Whether it does this work."""
-        return self.possible and fits_linear_steps(self.task, solver, lr, pull)
+        return self.possible and is_plain_sgd(solver, lr, pull)
 
     def train(self, asked: Asked, weights: Tensor | None) -> tuple[Sums | Tensor, Tensor]:
         """Weighted sums of the updates, or the updates (k, D) themselves; and summed batch losses (k,).
@@ -205,7 +188,7 @@ class CompiledSoftmax:
                 return sums, losses
         count = len(asked.which)
         totals, _, losses = self._run(asked, torch.ones(count), torch.arange(count + 1))
-        return self._packing.unpacked(totals), losses
+        return self._unpacked(totals), losses
 
     def _sums(self, asked: Asked, weights: Tensor) -> tuple[Sums | None, Tensor]:
         starts, steps = asked.starts, asked.cursor.steps
@@ -214,11 +197,10 @@ class CompiledSoftmax:
         if bool((~torch.isfinite(squares) | ((squares == 0) & (steps > 0))).any()):
             return None, losses
         if starts.shared:
-            summed = totals.sum(0, keepdim=True)
-        else:
-            summed = totals.new_zeros(len(starts.models), self._packing.numbers)
-            summed.index_add_(0, starts.owners[edges[:-1]], totals)
-        return Sums(self._packing.unpacked(summed), squares), losses
+            return Sums(self._unpacked(totals, each=len(totals)), squares), losses
+        summed = totals.new_zeros(len(starts.models), self._packing.numbers)
+        summed.index_add_(0, starts.owners[edges[:-1]], totals)
+        return Sums(self._unpacked(summed), squares), losses
 
     def _run(self, asked: Asked, weights: Tensor, edges: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Totals of each group of clients (groups, numbers), and of every client its squared length and its losses (k,)."""
@@ -228,10 +210,10 @@ class CompiledSoftmax:
         starts, solver, keep = asked.starts, asked.solver, 1 - asked.lr * asked.solver.weight_decay
         each_own = torch.arange(count)
         owners = each_own if starts.each_its_own else starts.owners.contiguous()
-        models = packing.packed(starts.rows() if starts.each_its_own else starts.models)
+        models = self._packed(starts.rows() if starts.each_its_own else starts.models)
         anchors = towards = strength = None
         if (pull := starts.pull) is not None:
-            anchors = packing.packed(pull.anchor if pull.anchor.dim() == 2 else pull.anchor.unsqueeze(0))
+            anchors = self._packed(pull.anchor if pull.anchor.dim() == 2 else pull.anchor.unsqueeze(0))
             towards = each_own if len(anchors) > 1 else torch.zeros_like(each_own)
             strength = (asked.lr / keep * pull.strength).float().contiguous()
         elif solver.prox:  # towards the start
@@ -269,7 +251,7 @@ class CompiledSoftmax:
         memory_each = -(-(packing.lines + packing.columns) * self._library.block() // 64) * 64
         memory = self.space.empty("scores", (threads, memory_each), torch.float32, clients.x.device)
         tensors = {
-            "first": first.contiguous(), "sizes": sizes.contiguous(), "weights": packing.packed(models), "losses": losses,
+            "first": first.contiguous(), "sizes": sizes.contiguous(), "weights": self._packed(models), "losses": losses,
             "errors": errors, "memory": memory,
         }  # fmt: skip
         work = _Scores(data=self._data, clients=len(sizes), models=len(models), memory_each=memory_each, **_addresses(tensors))
