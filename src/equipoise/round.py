@@ -82,8 +82,7 @@ def _run_round(
     if protection is None:
         total, aggregator_state, work = combine(state, algorithm, engine, solver, plan, sent)  # (D,)
         stop_if_nothing_arrived(plan, work, clients)
-        factor = step_factor(algorithm, solver, plan, work)
-        total = total if factor == 1.0 else total * factor
+        total = times(total, step_factor(algorithm, solver, plan, work))
     elif isinstance(protection, PrivateRun):
         total, private_state, work = protection.combine(state.privacy, state.params, engine, solver, plan, sent)
     else:
@@ -231,8 +230,7 @@ def combine(
     """
     if algorithm.aggregator.linear and sent is None:
         work = engine.summed_update(state.params, plan.workers, solver, plan.weights, algorithm.aggregator)
-        factor = left_out_factor(plan, work)
-        return work.update if factor == 1.0 else work.update * factor, state.aggregator, work
+        return times(work.update, left_out_factor(plan, work)), state.aggregator, work
     work = engine.updates(state.params, plan.workers, solver) if sent is None else work_of(sent, state.params, plan)
     updates, arrived = work.update, torch.isfinite(work.sq_norms)
     if not bool(arrived.all()):  # robust aggregators know NaN for what cannot be used
@@ -249,6 +247,11 @@ def work_of(updates: Tensor, params: Tensor, plan: Plan) -> LocalWork:
     sq_norms = updates.double().square().sum(1).cpu()
     losses = plan.worker_losses if plan.worker_losses is not None else torch.zeros_like(sq_norms)
     return LocalWork(updates, marked(sq_norms, usable(sq_norms, losses, params)), losses)
+
+
+def times(total: Tensor, factor: float) -> Tensor:
+    """A total (D,) by a factor, which mostly is 1."""
+    return total if factor == 1.0 else total * factor
 
 
 def left_out_factor(plan: Plan, work: LocalWork) -> float:

@@ -27,6 +27,7 @@ from equipoise.round import (
     server_step,
     step_factor,
     stop_if_nothing_arrived,
+    times,
 )
 from equipoise.types import Cohort, Engine, Job, LocalSolver, LocalWork, RoundReport, ServerState
 
@@ -158,7 +159,7 @@ def work_of_group(planned: Sequence[tuple[Prepared, Plan]], engine: Engine) -> l
     jobs = [Job(prepared.turn.state.params, plan.workers, plan.weights) for prepared, plan in planned]
     works = engine.summed_updates(jobs, one.solver, algorithm.aggregator)
     return [
-        Done(work, work.update * left_out_factor(plan, work), prepared.turn.state.aggregator)
+        Done(work, times(work.update, left_out_factor(plan, work)), prepared.turn.state.aggregator)
         for work, (prepared, plan) in zip(works, planned, strict=True)
     ]
 
@@ -172,7 +173,7 @@ def ended(
     if done is None:
         return next_state(state, algorithm, **changed), report_of(plan, began, runs=runs)
     stop_if_nothing_arrived(plan, done.work, clients)
-    total = done.total * step_factor(algorithm, one.solver, plan, done.work)
+    total = times(done.total, step_factor(algorithm, one.solver, plan, done.work))
     changed["params"], changed["server"] = server_step(state, algorithm, total)
     changed["aggregator"] = done.aggregator_state
     return next_state(state, algorithm, **changed), report_of(plan, began, done.work, clients, runs=runs)

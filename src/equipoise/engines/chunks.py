@@ -70,10 +70,6 @@ class Queue:
     def __len__(self) -> int:
         return len(self.clients)
 
-    def rows_of(self, job: int) -> Tensor | slice:
-        """Where the clients of a job stand, (K,)."""
-        return slice(None) if self.own or len(self.models) == 1 else self.owners == job
-
     def take(self, part: slice) -> Queue:
         """A stretch of the clients."""
         pull = None if self.pull is None else _pull_of(self.pull, part)

@@ -11,6 +11,8 @@ import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -223,21 +225,17 @@ class SimulatorEngine:
             return graphed
         orders = self._orders(jobs, solver, attacked=True)
         longest = tuple(longest_square(job.params) for job in jobs)
-        done = [_nothing_yet(job) for job in jobs]
-        asked = []
-        for order in orders:
-            weights = torch.empty(len(order.queue), dtype=torch.float64)
-            for i, job in enumerate(jobs):
-                here = order.queue.rows_of(i)
-                weights[here] = job.weights[order.queue.places[here]].double().cpu()
-            asked.append((order, Sum(aggregator, weights, longest)))
-        for order, part in zip(orders, self.workers.share(summed_updates, asked), strict=True):
-            for i, work in enumerate(done):
-                here = order.queue.rows_of(i)
-                places = order.queue.places[here]
-                work.update.add_(part.totals[i])
-                work.sq_norms[places], work.losses[places] = part.sq_norms[here], part.losses[here]
-        return done
+        counts = [len(job.cohort) for job in jobs]
+        first = torch.tensor([0, *accumulate(counts[:-1])])  # the jobs' clients stand one after the other
+        places = [first[order.queue.owners] + order.queue.places for order in orders]
+        weights = torch.cat([job.weights.double().cpu() for job in jobs])
+        asked = [(order, Sum(aggregator, weights[here], longest)) for order, here in zip(orders, places, strict=True)]
+        parts = self.workers.share(summed_updates, asked)
+        sq_norms, losses = torch.empty(2, sum(counts), dtype=torch.float64)
+        for part, here in zip(parts, places, strict=True):
+            sq_norms[here], losses[here] = part.sq_norms, part.losses
+        totals = reduce(torch.add, [part.totals for part in parts])
+        return [LocalWork(*work) for work in zip(totals, sq_norms.split(counts), losses.split(counts), strict=True)]
 
     @property
     def begins_early(self) -> bool:
@@ -306,8 +304,3 @@ class SimulatorEngine:
             self.given.chunk_size or choice.chunk_size, self.given.workers or choice.workers, choice.clients, choice.compiled
         )  # fmt: skip
         self.workers.count = (self.choice.workers or 1) if can_fork() else 1
-
-
-def _nothing_yet(job: Job) -> LocalWork:
-    empty = torch.empty(len(job.cohort), dtype=torch.float64)
-    return LocalWork(torch.zeros_like(job.params), empty, empty.clone())

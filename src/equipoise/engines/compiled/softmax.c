@@ -376,17 +376,17 @@ static void pack_tile(const Data *k, const float *weight, const float *bias, flo
   for (int c = 0; c < width; c++) tile[(lines - 1) * width + c] = c < real && bias ? bias[c] : 0;
 }
 
-/* The reverse, of the sum of `each` tiles that are `apart`. */
-static void unpack_tile(const Data *k, const float *tile, int64_t each, int64_t apart, float *weight, float *bias, int width,
-                        int real) {
+/* The reverse, of the sum of the tiles of some models, which are `apart`. */
+static void unpack_tile(const Data *k, const float *tile, int64_t apart, const int64_t *which, int64_t count, float *weight,
+                        float *bias, int width, int real) {
   const int64_t features = k->features, lines = (features + PANEL - 1) / PANEL * PANEL + 1;
   _Alignas(64) float sums[PANEL * TILE];
   for (int64_t f = 0; f < lines; f += PANEL) {
     const int rows = f + 1 < lines ? PANEL : 1; /* the last line is the bias */
     for (int j = 0; j < rows * width; j += LANES) {
       const float *from = tile + f * width + j;
-      vec sum = load(from);
-      for (int64_t i = 1; i < each; i++) sum += load(from + i * apart);
+      vec sum = count ? load(from + which[0] * apart) : every(0);
+      for (int64_t i = 1; i < count; i++) sum += load(from + which[i] * apart);
       store(sums + j, sum);
     }
     if (rows == 1)
@@ -408,14 +408,14 @@ void pack(const Data *k, const float *models, int64_t count, float *packed) {
     }
 }
 
-/* Models (count, D), each the sum of the next `each` packed ones. */
-void unpack(const Data *k, const float *packed, int64_t each, int64_t count, float *models) {
+/* Models (count, D), each the sum of some packed ones: those that `which` has between two of the edges (count + 1). */
+void unpack(const Data *k, const float *packed, const int64_t *which, const int64_t *edges, int64_t count, float *models) {
   const int64_t columns = (k->classes + LANES - 1) / LANES * LANES, numbers = numbers_of(k);
-  for (int64_t i = 0; i < count; i++, models += k->dimension, packed += each * numbers)
+  for (int64_t i = 0; i < count; i++, models += k->dimension)
     for (int64_t c = 0; c < columns; c += TILE) {
       const int width = columns - c < TILE ? LANES : TILE, real = k->classes - c < width ? k->classes - c : width;
-      unpack_tile(k, packed + c * (numbers / columns), each, numbers, models + k->weight + c * k->features,
-                  k->has_bias ? models + k->bias + c : 0, width, real);
+      unpack_tile(k, packed + c * (numbers / columns), numbers, which + edges[i], edges[i + 1] - edges[i],
+                  models + k->weight + c * k->features, k->has_bias ? models + k->bias + c : 0, width, real);
     }
 }
 

@@ -156,16 +156,18 @@ class CompiledSoftmax:
             scale=1.0 if clients.scale is None else clients.scale, shift=0.0 if clients.scale is None else clients.shift,
         )  # fmt: skip
 
-    def _packed(self, models: Tensor) -> Tensor:
-        """Models (n, D) as the code holds them, (n, numbers)."""
-        packed = torch.empty(len(models), self._packing.numbers, dtype=torch.float32)
+    def _packed(self, name: str, models: Tensor) -> Tensor:
+        """Models (n, D) as the code holds them, (n, numbers), until the same name is used again."""
+        packed = self.space.empty(name, (len(models), self._packing.numbers), torch.float32, models.device)
         self._call("pack", models.contiguous().data_ptr(), len(models), packed.data_ptr())
         return packed
 
-    def _unpacked(self, packed: Tensor, each: int = 1) -> Tensor:
-        """The sums (n, D) of `each` models after the other."""
-        models = torch.empty(len(packed) // each, self._data.dimension, dtype=torch.float32)
-        self._call("unpack", packed.data_ptr(), each, len(models), models.data_ptr())
+    def _unpacked(self, packed: Tensor, owners: Tensor, count: int) -> Tensor:
+        """The sums (count, D) of packed models by their owners."""
+        which = owners.argsort(stable=True)
+        edges = torch.searchsorted(owners[which], torch.arange(count + 1))
+        models = torch.empty(count, self._data.dimension, dtype=torch.float32)
+        self._call("unpack", packed.data_ptr(), which.data_ptr(), edges.data_ptr(), count, models.data_ptr())
         return models
 
     def _call(self, name: str, *numbers: int) -> None:
@@ -188,7 +190,7 @@ class CompiledSoftmax:
                 return sums, losses
         count = len(asked.which)
         totals, _, losses = self._run(asked, torch.ones(count), torch.arange(count + 1))
-        return self._unpacked(totals), losses
+        return self._unpacked(totals, torch.arange(count), count), losses
 
     def _sums(self, asked: Asked, weights: Tensor) -> tuple[Sums | None, Tensor]:
         starts, steps = asked.starts, asked.cursor.steps
@@ -196,11 +198,7 @@ class CompiledSoftmax:
         totals, squares, losses = self._run(asked, weights, edges)
         if bool((~torch.isfinite(squares) | ((squares == 0) & (steps > 0))).any()):
             return None, losses
-        if starts.shared:
-            return Sums(self._unpacked(totals, each=len(totals)), squares), losses
-        summed = totals.new_zeros(len(starts.models), self._packing.numbers)
-        summed.index_add_(0, starts.owners[edges[:-1]], totals)
-        return Sums(self._unpacked(summed), squares), losses
+        return Sums(self._unpacked(totals, starts.owners[edges[:-1]], len(starts.models)), squares), losses
 
     def _run(self, asked: Asked, weights: Tensor, edges: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Totals of each group of clients (groups, numbers), and of every client its squared length and its losses (k,)."""
@@ -210,10 +208,10 @@ class CompiledSoftmax:
         starts, solver, keep = asked.starts, asked.solver, 1 - asked.lr * asked.solver.weight_decay
         each_own = torch.arange(count)
         owners = each_own if starts.each_its_own else starts.owners.contiguous()
-        models = self._packed(starts.rows() if starts.each_its_own else starts.models)
+        models = self._packed("models", starts.rows() if starts.each_its_own else starts.models)
         anchors = towards = strength = None
         if (pull := starts.pull) is not None:
-            anchors = self._packed(pull.anchor if pull.anchor.dim() == 2 else pull.anchor.unsqueeze(0))
+            anchors = self._packed("anchors", pull.anchor if pull.anchor.dim() == 2 else pull.anchor.unsqueeze(0))
             towards = each_own if len(anchors) > 1 else torch.zeros_like(each_own)
             strength = (asked.lr / keep * pull.strength).float().contiguous()
         elif solver.prox:  # towards the start
@@ -251,8 +249,8 @@ class CompiledSoftmax:
         memory_each = -(-(packing.lines + packing.columns) * self._library.block() // 64) * 64
         memory = self.space.empty("scores", (threads, memory_each), torch.float32, clients.x.device)
         tensors = {
-            "first": first.contiguous(), "sizes": sizes.contiguous(), "weights": self._packed(models), "losses": losses,
-            "errors": errors, "memory": memory,
+            "first": first.contiguous(), "sizes": sizes.contiguous(), "weights": self._packed("models", models),
+            "losses": losses, "errors": errors, "memory": memory,
         }  # fmt: skip
         work = _Scores(data=self._data, clients=len(sizes), models=len(models), memory_each=memory_each, **_addresses(tensors))
         self._library.run_scores(ctypes.byref(work), threads)
