@@ -61,6 +61,7 @@ def test_a_folder_that_cannot_be_written_does_not_matter(cache):
 
 def test_what_is_asked_for_is_used(cache):
     assert worked(Simulator(chunk_size=2))[0].choice.chunk_size == 2
+    assert worked(Simulator(chunk_size=64, compiled=False), sizes=[6] * 150)[0].choice.chunk_size == 64
     assert worked(Simulator(workers=2))[0].choice.workers == 2
     assert worked(Simulator(chunk_size=3, workers=1))[0].choice == Choice(3, 1)
 
@@ -121,3 +122,44 @@ def test_the_choice_is_kept_with_a_run(cache, ragged, tmp_path, monkeypatch):
 def test_what_makes_no_sense_is_refused(options, rule):
     with pytest.raises(eq.errors.InvalidParameter, match=rule):
         Simulator(**options)
+
+
+def test_a_choice_that_is_slow_once_is_not_given_up():
+    # Of three choices the best was disturbed in its first turn, and an equally good one in all but its third.
+    fast, second, slow = Choice(8, 1), Choice(4, 1), Choice(1, 1)
+    best = {fast: 2.5, second: 1.1, slow: 4.0}
+    times = {fast: [0.9, 1.0, 1.0, 1.0], second: [1.1, 0.95, 1.1, 1.1], slow: []}
+    calibration.more_turns(best, lambda choice: times[choice].pop(0), clients=1)
+    assert best == {fast: 0.9, second: 0.95, slow: 4.0}
+
+
+@pytest.mark.parametrize(("seconds", "clients", "turns"), [(0.01, 10, 4), (0.3, 10, 1), (0.3, 1000, 4), (0.5, 1000, 3)])
+def test_turns_end_after_a_while_or_a_round(seconds, clients, turns, monkeypatch):
+    now, asked = [0.0], []
+    monkeypatch.setattr(calibration.time, "perf_counter", lambda: now[0])
+
+    def measure(choice):
+        asked.append(choice)
+        now[0] += seconds
+        return seconds / 10  # of ten clients
+
+    calibration.more_turns({Choice(1, 1): seconds / 10, Choice(2, 1): seconds / 10}, measure, clients)
+    assert len(asked) == 2 * turns
+
+
+@pytest.mark.parametrize("slow", [1, 5, 20])
+def test_chunks_grow_while_a_turn_is_short(cache, monkeypatch, slow):
+    # A call has an overhead of ten clients: larger chunks are faster, up to what may be tried.
+    tried = {}
+
+    def seconds(workers, queue, choice, count, *_):
+        tried[choice.chunk_size, choice.workers] = count
+        each = 1e-3 * slow * (1 + 10 / choice.chunk_size)
+        return each if choice.workers == 2 else 3 * each
+
+    monkeypatch.setattr(calibration, "_seconds", seconds)
+    with threads(2):
+        engine, _ = worked(Simulator(compiled=False), sizes=[6] * 150)
+    assert engine.choice.chunk_size == {1: 75, 5: 32, 20: 4}[slow]
+    assert engine.choice.workers == 2
+    assert all(count >= chunk * workers for (chunk, workers), count in tried.items())

@@ -8,9 +8,10 @@ a small file for the next run on this machine.
 from __future__ import annotations
 
 import json
+import math
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,10 +28,10 @@ if TYPE_CHECKING:
     from equipoise.types import LocalSolver
 
 _WORTH = 2e7  # examples × parameters of a round: below this, everything is one chunk and nothing is measured
-_SCHEME = "in turns, with compiled code"  # to be changed with what is measured: choices made for other code are not used
-_SECONDS = 1.0  # after which no third or later turn begins
-_TURNS = 5
-_TURN = 0.25  # seconds that a turn of one choice may take, about
+_SCHEME = "two turns or more, whole chunks"  # to be changed with what is measured: choices made for other code are not used
+_SECONDS, _MOST_SECONDS = 0.5, 2.5  # or a round, if that is between them: after this no third or later turn begins
+_TURNS = (3.0, 1.3, 1.3, 1.3)  # how much slower than the best a choice may be so far to get another turn
+_TURN, _SHORTEST, _LONGEST = 0.25, 0.02, 0.6  # seconds that a turn of one choice takes, about
 _PAUSE = 0.005
 _known: dict[str, Choice] = {}
 
@@ -76,49 +77,59 @@ def calibrated(engine: SimulatorEngine, queue: Queue, solver: LocalSolver, lr: f
 
 
 def _measured(engine: SimulatorEngine, queue: Queue, solver: LocalSolver, lr: float) -> Choice:
-    """All candidates in turn, the slow ones only once or twice.
-
-    Other programs may be busy for a while, so every choice is judged by its best turn.
-    """
+    """The fastest of compiled code, chunks of several sizes on all cores, and one process with all threads."""
+    from equipoise.engines.chunks import most_clients
     from equipoise.engines.workers import Workers, can_fork
 
-    cores = engine.given.workers or (torch.get_num_threads() if can_fork() else 1)
+    given, limit = engine.given, most_clients(queue.models[0].nbytes, int(queue.sizes.max()), engine.train, solver)
+    cores = given.workers or (torch.get_num_threads() if can_fork() else 1)
     engine.workers.count, one_process = cores, Workers(engine.workers.own)
-    began = time.perf_counter()
     each = _seconds(engine.workers, queue, Choice(1, cores), cores, solver, lr)  # processes start, memory is taken
     each = min(each, _seconds(engine.workers, queue, Choice(1, cores), 2 * cores, solver, lr))
-    tried = min(len(queue), max(4 * cores, int(_TURN / each)))  # clients, if they take as long as one by one
-    choices = dict.fromkeys(_candidates(engine, queue, solver, lr, cores, tried), float("inf"))
-    for choice in choices:
-        if choice.compiled:
-            _seconds(one_process, queue, choice, tried, solver, lr)  # memory is taken
-    for turn in range(_TURNS):
-        for choice, best in choices.items():
-            if best <= 1.3 * min(choices.values()) or best == float("inf"):
-                workers = engine.workers if choice.workers == cores and not choice.compiled else one_process
-                choices[choice] = min(best, _seconds(workers, queue, choice, tried, solver, lr))
-        if turn and time.perf_counter() - began > _SECONDS:  # one turn alone may be chance
+    least = min(len(queue), max(4 * cores, int(_TURN / each)))  # clients, if they take as long as one by one
+    best: dict[Choice, float] = {}
+    counts: dict[Choice, int] = {}  # clients that a choice is tried with
+
+    def measure(choice: Choice) -> float:
+        workers = engine.workers if choice.workers == cores and not choice.compiled else one_process
+        return _seconds(workers, queue, choice, counts[choice], solver, lr)
+
+    def first_turn(choice: Choice, count: int) -> None:
+        counts[choice] = count
+        best[choice] = measure(choice)
+
+    compiled = engine.compiled
+    if compiled is not None and compiled.fits(solver, lr, queue.pull) and _agrees(engine.workers.own, queue, solver, lr):
+        first_turn(Choice(given.chunk_size or limit, given.workers or torch.get_num_threads(), compiled=True), least)
+    largest = max(1, min(limit, -(-len(queue) // cores)))
+    sizes = [given.chunk_size] if given.chunk_size else [*(2**i for i in range(8) if 2**i < largest), largest]
+    for size in sizes:
+        count = min(len(queue), max(least, size * cores))  # all processes have a whole chunk
+        if best and count > least and count * min(best.values()) > _LONGEST:
             break
+        first_turn(Choice(size, cores), count)
+    if cores > 1 and given.workers is None:
+        most = max(counts.values())
+        first_turn(Choice(given.chunk_size or min(limit, most), 1), most)
+    more_turns(best, measure, len(queue))
     # Small differences are chance: the largest chunk has the least overhead, and one process is the simplest.
-    good = [choice for choice in choices if choices[choice] <= 1.05 * min(choices.values())]
+    good = [choice for choice in best if best[choice] <= 1.05 * min(best.values())]
     return max(good, key=lambda c: (c.chunk_size or 0) * (c.workers or 1) + (c.workers == 1))
 
 
-def _candidates(
-    engine: SimulatorEngine, queue: Queue, solver: LocalSolver, lr: float, cores: int, tried: int
-) -> Iterator[Choice]:
-    """Compiled code, chunks of several sizes on all cores, and one process with all threads."""
-    from equipoise.engines.chunks import most_clients
+def more_turns(best: dict[Choice, float], measure: Callable[[Choice], float], clients: int) -> None:
+    """Lower the seconds per client of choices that had one turn: other programs may be busy for a while, or for a moment.
 
-    given, limit = engine.given, most_clients(queue.models[0].nbytes, int(queue.sizes.max()), engine.train, solver)
-    compiled = engine.compiled
-    if compiled is not None and compiled.fits(solver, lr, queue.pull) and _agrees(engine.workers.own, queue, solver, lr):
-        yield Choice(given.chunk_size or limit, given.workers or torch.get_num_threads(), compiled=True)
-    largest = given.chunk_size or max(1, min(limit, -(-len(queue) // cores)))
-    sizes = [size for size in (1, 2, 4, 8, 16, 32, 64, 128) if size < largest and given.chunk_size is None]
-    yield from (Choice(size, cores) for size in (*sizes, largest) if size * cores < tried + cores)
-    if cores > 1 and given.workers is None:
-        yield Choice(given.chunk_size or max(1, min(limit, tried)), 1)
+    All but the slow ones have a second turn, and the fast ones some more.
+    """
+    began = time.perf_counter()
+    for slack in _TURNS:
+        for choice in best:
+            if best[choice] <= slack * min(best.values()):
+                best[choice] = min(best[choice], measure(choice))
+        worth = max(_SECONDS, clients * min(best.values()))
+        if time.perf_counter() - began > min(_MOST_SECONDS, worth):
+            break
 
 
 def _agrees(worker: Worker, queue: Queue, solver: LocalSolver, lr: float) -> bool:
@@ -132,7 +143,7 @@ def _agrees(worker: Worker, queue: Queue, solver: LocalSolver, lr: float) -> boo
 
 
 def _seconds(workers: Workers, queue: Queue, choice: Choice, count: int, solver: LocalSolver, lr: float) -> float:
-    """Seconds per client with the middle `count` clients of a queue."""
+    """Seconds per client with the middle `count` clients of a queue; the best of some calls where they are short."""
     from equipoise.engines.orders import Order, tried_out
 
     first = max(0, (len(queue) - count) // 2)
@@ -140,11 +151,14 @@ def _seconds(workers: Workers, queue: Queue, choice: Choice, count: int, solver:
     processes = min(workers.count, len(tried))
     parts = [tried.take(slice(i, None, processes)) for i in range(processes)]
     orders = [Order(part, solver, lr, choice.chunk_size or 1, threads=choice.threads) for part in parts]
-    time.sleep(_PAUSE)  # threads of the last operation stop waiting for another
-    with one_thread() if choice.compiled else workers.alone():
-        start = time.perf_counter()
-        workers.share(tried_out, orders)
-        return (time.perf_counter() - start) / len(tried)
+    best, began = math.inf, time.perf_counter()
+    while best == math.inf or time.perf_counter() - began < _SHORTEST:
+        time.sleep(_PAUSE)  # threads of the last operation stop waiting for another
+        with one_thread() if choice.compiled else workers.alone():
+            start = time.perf_counter()
+            workers.share(tried_out, orders)
+            best = min(best, (time.perf_counter() - start) / len(tried))
+    return best
 
 
 def _name(engine: SimulatorEngine, queue: Queue, solver: LocalSolver) -> str:
