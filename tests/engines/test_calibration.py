@@ -153,13 +153,10 @@ def test_chunks_grow_while_a_turn_is_short(cache, monkeypatch, slow):
     tried = {}
 
     def seconds(workers, queue, choice, count, *_):
-        tried[choice.chunk_size, choice.workers] = count
-        each = 1e-3 * slow * (1 + 10 / choice.chunk_size)
-        return each if choice.workers == 2 else 3 * each
+        tried[choice.chunk_size] = count
+        return 1e-3 * slow * (1 + 10 / choice.chunk_size)
 
     monkeypatch.setattr(calibration, "_seconds", seconds)
-    with threads(2):
-        engine, _ = worked(Simulator(compiled=False), sizes=[6] * 150)
+    engine, _ = worked(Simulator(compiled=False, workers=2), sizes=[6] * 150)
     assert engine.choice.chunk_size == {1: 75, 5: 32, 20: 4}[slow]
-    assert engine.choice.workers == 2
-    assert all(count >= chunk * workers for (chunk, workers), count in tried.items())
+    assert all(count >= 2 * chunk for chunk, count in tried.items())
