@@ -446,3 +446,14 @@ def test_torchs_default_type_does_not_matter():
         check_engine(Compiled(), task=task, data=data, solver=SGD(lr=0.05, batch_size=4, prox=0.5), tolerance=2e-5)
     finally:
         torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("kind", ["every second number", "float64"])
+def test_parameters_that_are_not_as_c_wants_them(kind):
+    task, data = Task.of(eq.models.Softmax(784, 62)), emnist_like()
+    engine = Compiled().start(task, data)
+    params = torch.randn(task.layout.dimension, generator=torch.Generator().manual_seed(3))
+    other = params.double() if kind == "float64" else torch.stack([params, torch.full_like(params, 9.0)], 1)[:, 0]
+    assert other.dtype != params.dtype or not other.is_contiguous()
+    for found, expected in zip(engine.evaluate(other, data.train), engine.evaluate(params, data.train), strict=True):
+        assert torch.equal(found, expected)

@@ -159,7 +159,8 @@ class CompiledSoftmax:
     def _packed(self, name: str, models: Tensor) -> Tensor:
         """Models (n, D) as the code holds them, (n, numbers), until the same name is used again."""
         packed = self.space.empty(name, (len(models), self._packing.numbers), torch.float32, models.device)
-        self._call("pack", models.contiguous().data_ptr(), len(models), packed.data_ptr())
+        given = models.float().contiguous()  # by a name of its own, so that it is there until the call has ended
+        self._call("pack", given.data_ptr(), len(given), packed.data_ptr())
         return packed
 
     def _unpacked(self, packed: Tensor, owners: Tensor, count: int) -> Tensor:
