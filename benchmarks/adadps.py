@@ -31,9 +31,9 @@ from torch import Tensor
 
 import equipoise as eq
 from equipoise import optim
+from equipoise.core.rng import generator, torch_generator
 from equipoise.models import LinearRegression, Logistic
 from equipoise.privacy.accounting import epsilon_of
-from equipoise.rng import generator, torch_generator
 
 CHOOSING_SEED = 100  # of the split, batches and noise on which settings are chosen; none of the reported seeds
 Settings = Mapping[str, float]

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import equipoise as eq
 from equipoise.aggregators import WeightedMean
-from equipoise.task import Task
+from equipoise.core.task import Task
 from equipoise.testing import check_engine
 
 SIZES = [5, 17, 37, 60, 23, 41, 8, 12, 30, 30]
@@ -66,7 +66,7 @@ def in_double(device: str) -> None:
 
 def in_single(device: str) -> None:
     """The paths written for float32: graphs of softmax regression, the ConvNet's kernels; at every precision, twice."""
-    from equipoise.engines.precision import PRECISIONS
+    from equipoise.engines.simulator.precision import PRECISIONS
 
     solvers = {
         "one step": eq.solvers.SGD(lr=0.1, steps=1),

@@ -17,9 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from workloads import WORKLOADS, Workload, plain_round
 
-from equipoise.engines.convnet import convnet_gradients
-from equipoise.engines.stacked import Batch
-from equipoise.task import Task
+from equipoise.core.task import Task
+from equipoise.engines.simulator.batched_steps import Batch
+from equipoise.engines.simulator.cpu.convnet_gradients import convnet_gradients
 
 FLOP_PER_EXAMPLE = 3 * 2 * (64 * 800 * 64 + 1024 * 62) + 2 * 2 * 576 * 25 * 32  # the first layer has no input gradient
 

@@ -15,7 +15,7 @@ from fractions import Fraction
 import torch
 
 from equipoise.privacy.discrete_gaussian import sample_discrete_gaussian
-from equipoise.privacy.quantile import private_quantile
+from equipoise.privacy.private_quantile import private_quantile
 from equipoise.privacy.random_source import RandomSource, Seeded, SystemSource
 
 VARIANCES: tuple[int | float | Fraction, ...] = (0.25, 1, 5, 100, 12.3456, 10**4, 10**6, 10**9)

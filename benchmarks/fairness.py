@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 import equipoise as eq
 from equipoise.compare import Spread
-from equipoise.reproduce.sources import synthetic_with_sizes_of_table_4_4
+from equipoise.core.rng import generator
+from equipoise.reproduce.data_sets import synthetic_with_sizes_of_table_4_4
 from equipoise.result import ClientTable, Result
-from equipoise.rng import generator
 from equipoise.types import ClientRisk
 
 Row = Mapping[str, Spread]

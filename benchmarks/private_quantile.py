@@ -26,11 +26,11 @@ import torch
 from torch import Tensor
 
 from equipoise.compare import Spread
+from equipoise.core.rng import torch_generator
 from equipoise.privacy.discrete_gaussian import concentrated_epsilon
-from equipoise.privacy.quantile import bin_edges, client_contributions, histogram_sensitivity, quantile_of_sum
+from equipoise.privacy.private_quantile import bin_edges, client_contributions, histogram_sensitivity, quantile_of_sum
 from equipoise.privacy.random_source import Seeded
 from equipoise.privacy.secure_sum import SimulatedSecureSum
-from equipoise.rng import torch_generator
 
 CLIENTS, BOUND, SIGMA, DELTA, BINS = 256, 10.0, 2.0, 1e-5, 64
 TAILS = tuple(k / 10 for k in range(1, 10))

@@ -20,10 +20,10 @@ import torch
 from workloads import WORKLOADS
 
 import equipoise as eq
+from equipoise.core.task import Task
 from equipoise.privacy import DifferentialPrivacy, PrivateQuantile
-from equipoise.privacy.run import PrivateRun
+from equipoise.privacy.private_run import PrivateRun
 from equipoise.round import run_round
-from equipoise.task import Task
 from equipoise.types import RoundReport, ServerState
 
 WORKLOAD = WORKLOADS["linear"]

@@ -33,11 +33,11 @@ import torch
 from torch import Tensor, nn
 
 import equipoise as eq
+from equipoise.core.rng import generator
 from equipoise.data.partition import by_classes, to_clients
 from equipoise.errors import Diverged, EquipoiseNotice
 from equipoise.personal.ditto import STRONG_ATTACK, USUAL
 from equipoise.result import ClientTable, Result
-from equipoise.rng import generator
 from equipoise.types import Aggregator, Attack
 
 TILT = 1.0  # of "fair"

@@ -21,10 +21,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from equipoise.engines.kernels import convnet as kernels
-from equipoise.engines.stacked import Batch, stacked_gradients
+from equipoise.core.task import Task
+from equipoise.engines.simulator.batched_steps import Batch, stacked_gradients
+from equipoise.engines.simulator.cuda.kernels import convnet_gradients as kernels
 from equipoise.models import ConvNet
-from equipoise.task import Task
 
 TASK = Task.of(ConvNet(classes=62))
 SECONDS = float(sys.argv[1]) if len(sys.argv) > 1 else 80.0  # no variant is begun after so many

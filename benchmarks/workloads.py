@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import equipoise as eq
-from equipoise.ahead import Rounds, SharedRounds
-from equipoise.family import family_round
+from equipoise.runs.family import family_round
+from equipoise.runs.look_ahead import Rounds, SharedRounds
 from equipoise.train import set_up
 from equipoise.types import Cohort
 

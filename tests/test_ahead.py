@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import equipoise as eq
-from equipoise.ahead import Rounds, SharedRounds, can_begin_early
 from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop
 from equipoise.engines.loop import LoopEngine
 from equipoise.errors import Diverged, EquipoiseNotice
+from equipoise.runs.look_ahead import Rounds, SharedRounds, can_begin_early
 from equipoise.train import set_up
 from equipoise.types import LocalWork
 from made_clients import make_clients

@@ -11,13 +11,13 @@ from scipy import stats
 
 import equipoise as eq
 from equipoise import attacks
-from equipoise.checkpoint import CheckpointError
+from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.errors import InvalidData, InvalidParameter
 from equipoise.result import ClientTable
+from equipoise.runs.checkpoint import CheckpointError
 from equipoise.solvers import SGD
-from equipoise.task import Task
 from made_clients import make_clients
 
 SIZES = [1, 2, 3, 7, 10, 11, 20, 25]

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 
 import equipoise as eq
-from equipoise.checkpoint import CheckpointError, Checkpoints, packed, read_checkpoint, unpacked
 from equipoise.errors import InvalidParameter, NotWritten, ObserverFailed
+from equipoise.runs.checkpoint import CheckpointError, Checkpoints, packed, read_checkpoint, unpacked
 from equipoise.types import Observer
 
 CPU = torch.device("cpu")

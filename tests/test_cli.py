@@ -12,14 +12,14 @@ import pytest
 from rich.cells import cell_len
 
 import equipoise
-from equipoise import demo as demo_module
+from equipoise.cli import demo as demo_module
 from equipoise.experiment import catalog, folder
 
 with warnings.catch_warnings():  # typer 0.20 imports names that click 8.5 deprecates; only that import is excused
     warnings.filterwarnings("ignore", message="'click", category=DeprecationWarning)
     from typer.testing import CliRunner
 
-    from equipoise.cli import app
+    from equipoise.cli.commands import app
 
 ROOT = Path(__file__).parents[1]
 TAIL = str(ROOT / "examples" / "tail.toml")
@@ -154,7 +154,7 @@ def test_ctrl_c_ends_with_one_line(tmp_path, monkeypatch):
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("equipoise.engines.simulator.SimulatorEngine.summed_update", interrupted)
+    monkeypatch.setattr("equipoise.engines.simulator.engine.SimulatorEngine.summed_update", interrupted)
     result = call("run", TAIL, *SMALL, "--out", "out")
     assert result.exit_code == 130
     assert result.stderr == (
@@ -170,7 +170,7 @@ def test_ctrl_c_ends_with_one_line(tmp_path, monkeypatch):
 
 
 def test_notices_are_plain_lines(tmp_path, monkeypatch):
-    monkeypatch.setattr("equipoise.engines.simulator.SimulatorEngine.why_not_vectorised", lambda self: "it is special")
+    monkeypatch.setattr("equipoise.engines.simulator.engine.SimulatorEngine.why_not_vectorised", lambda self: "it is special")
     result = call("run", TAIL, *SMALL, "--out", "out")
     assert result.exit_code == 0
     assert result.stderr.startswith("Note: Softmax cannot be vectorised over clients (it is special)")
@@ -245,7 +245,7 @@ def test_the_command_line_itself_needs_neither_torch_nor_pydantic():
     # The package's __init__ is left out, so that only what cli.py asks for is imported.
     code = (
         "import sys, types; package = types.ModuleType('equipoise'); package.__path__ = [sys.argv[1]];"
-        "sys.modules['equipoise'] = package; import equipoise.cli;"
+        "sys.modules['equipoise'] = package; import equipoise.cli.commands;"
         "print(sorted({'torch', 'numpy', 'pydantic', 'matplotlib'} & sys.modules.keys()))"
     )
     found = subprocess.run(

@@ -3,7 +3,7 @@
 import pytest
 
 import equipoise as eq
-from equipoise.demo import CLIENTS_PER_ROUND, ROUNDS, demo_methods
+from equipoise.cli.demo import CLIENTS_PER_ROUND, ROUNDS, demo_methods
 
 
 @pytest.mark.slow

@@ -2,8 +2,8 @@ import os
 
 import pytest
 
+from equipoise.core.files import write_atomically
 from equipoise.errors import NotWritten
-from equipoise.files import write_atomically
 
 
 def test_a_file_is_replaced_whole_and_its_folder_made(tmp_path):

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import equipoise as eq
+from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.heterogeneity import Dissimilarity, Heterogeneity, dissimilarity, inexactness
 from equipoise.sampling import Full
 from equipoise.solvers import SGD
-from equipoise.task import Task
 
 
 def points(*centres):

@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise.alike import same_but_for_training
+from equipoise.core.equality import same_but_for_training
+from equipoise.core.task import Task
 from equipoise.data.clients import FederatedData
 from equipoise.engines.loop import LoopEngine
-from equipoise.engines.simulator import SimulatorEngine
+from equipoise.engines.simulator.engine import SimulatorEngine
 from equipoise.errors import Diverged, EquipoiseNotice, IncompatibleParts, InvalidParameter
 from equipoise.round import run_round
-from equipoise.task import Task
-from equipoise.together import Turn, round_together
+from equipoise.runs.together import Turn, round_together
 from equipoise.types import ServerState
 from made_clients import make_clients
 

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 
 import equipoise as eq
 from equipoise import aggregators as agg
+from equipoise.core.task import Task
+from equipoise.core.update_checks import ABSURD, usable
 from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop, Simulator
-from equipoise.engines.arrivals import ABSURD, usable
 from equipoise.errors import Diverged, EquipoiseNotice
 from equipoise.round import run_round
 from equipoise.solvers import SGD
-from equipoise.task import Task
 from equipoise.types import ServerState
 from made_clients import make_clients
 

@@ -2,7 +2,7 @@ import numpy as np
 import torch
 from scipy import stats
 
-from equipoise import rng
+from equipoise.core import rng
 
 
 def splitmix64(state: int, count: int) -> list[int]:

@@ -6,12 +6,12 @@ import pytest
 import torch
 
 import equipoise as eq
+from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import Diverged, InvalidParameter
 from equipoise.risk import RiskValue
 from equipoise.round import run_round, worst_mean
 from equipoise.solvers import SGD
-from equipoise.task import Task
 from equipoise.types import ServerState
 
 

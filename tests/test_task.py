@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 import equipoise as eq
+from equipoise.core.task import Task, misclassified
 from equipoise.data.clients import FederatedData
 from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter
-from equipoise.task import Task, misclassified
 from made_clients import make_clients
 
 

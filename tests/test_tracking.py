@@ -68,7 +68,7 @@ class StopAt(Observer):
 
 @pytest.mark.usefixtures("tensorboard")
 def test_a_run_that_goes_on_has_one_curve(ragged, tmp_path):
-    from equipoise.checkpoint import Checkpoints
+    from equipoise.runs.checkpoint import Checkpoints
 
     whole = trained(ragged, rounds=6)
     with pytest.raises(ObserverFailed):

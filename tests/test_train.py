@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 import equipoise as eq
+from equipoise.core.params import ParameterLayout
 from equipoise.data.clients import FederatedData
 from equipoise.errors import IncompatibleParts, InvalidParameter, ObserverFailed
-from equipoise.params import ParameterLayout
 from made_clients import make_clients
 
 

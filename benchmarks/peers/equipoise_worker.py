@@ -9,7 +9,7 @@ from turns import Turns, options
 from workloads import EquipoiseRounds
 
 import equipoise as eq
-from equipoise.params import ParameterLayout
+from equipoise.core.params import ParameterLayout
 
 
 def main() -> None:

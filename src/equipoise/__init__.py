@@ -24,9 +24,9 @@ from equipoise import (
 from equipoise.algorithm import Algorithm
 from equipoise.compare import Comparison, compare
 from equipoise.data import ClientSet, FederatedData
-from equipoise.family import Family, train_family
-from equipoise.many import train_many
 from equipoise.result import Result
+from equipoise.runs.family import Family, train_family
+from equipoise.runs.many import train_many
 from equipoise.train import train
 
 __version__ = "0.1.0"

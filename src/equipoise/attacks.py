@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from equipoise import rng
+from equipoise.core import rng
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import InvalidData, InvalidParameter, is_number, is_whole, require
 from equipoise.types import Attack

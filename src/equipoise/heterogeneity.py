@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from equipoise.aggregators import WeightedMean
 from equipoise.algorithm import Algorithm
+from equipoise.core.task import PerExample
 from equipoise.data.clients import FederatedData
 from equipoise.errors import require
 from equipoise.observers import Evaluation, Run
 from equipoise.solvers.prepared import GRADIENT
-from equipoise.task import PerExample
 from equipoise.train import EngineChoice, set_up
 from equipoise.types import Cohort, Engine, Job, LocalSolver, Observer
 

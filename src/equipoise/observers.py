@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from equipoise.core.files import write_atomically
 from equipoise.errors import ObserverFailed
-from equipoise.files import write_atomically
 from equipoise.types import Observer, RoundReport, ServerState
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.algorithm import Algorithm
+from equipoise.core.files import write_atomically
 from equipoise.data.clients import FederatedData
 from equipoise.errors import InvalidParameter
-from equipoise.files import write_atomically
 from equipoise.metrics import Summary, summarise
 from equipoise.observers import History
 from equipoise.types import Engine, ServerState

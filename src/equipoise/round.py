@@ -13,14 +13,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise import rng, server_opt
+from equipoise import server_opt
 from equipoise.algorithm import Algorithm
-from equipoise.arrays import Numbers, numbers
+from equipoise.core import rng
+from equipoise.core.numbers import Numbers, numbers
+from equipoise.core.update_checks import marked, usable
 from equipoise.data.clients import ClientSet
-from equipoise.engines.arrivals import marked, usable
 from equipoise.errors import Diverged, InvalidParameter
-from equipoise.personal.run import PersonalRun
-from equipoise.privacy.run import PrivateRun
+from equipoise.personal.personal_run import PersonalRun
+from equipoise.privacy.private_run import PrivateRun
 from equipoise.privacy.secure_run import SecureRun
 from equipoise.risk.mean import Mean
 from equipoise.solvers.prepared import RoundContext

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.core.rng import generator
 from equipoise.errors import is_number, is_whole, require
-from equipoise.rng import generator
 from equipoise.types import Cohort
 
 

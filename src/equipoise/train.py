@@ -15,24 +15,24 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from equipoise import rng
-from equipoise.ahead import Rounds
 from equipoise.algorithm import Algorithm
-from equipoise.checkpoint import Checkpoint, CheckpointError, Checkpoints, identity_of, read_checkpoint, refuse_strangers
+from equipoise.core import rng
+from equipoise.core.task import PerExample, Task
 from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop, Simulator
-from equipoise.engines.calibration import Choice
+from equipoise.engines.simulator.calibration import Choice
 from equipoise.errors import Diverged, EquipoiseNotice, InvalidParameter, ObserverFailed, is_whole, require
 from equipoise.metrics import mean
 from equipoise.observers import Evaluation, History, Observers, Progress, Run, show_progress
 from equipoise.personal.context import PersonalContext
-from equipoise.personal.run import PersonalRun
+from equipoise.personal.personal_run import PersonalRun
 from equipoise.privacy.mechanism import DifferentialPrivacy, GaussianMechanism, SecureAggregation
-from equipoise.privacy.run import PrivateRun
+from equipoise.privacy.private_run import PrivateRun
 from equipoise.privacy.secure_run import SecureRun
 from equipoise.result import ClientTable, PersonalModels, Result
+from equipoise.runs.checkpoint import Checkpoint, CheckpointError, Checkpoints, identity_of, read_checkpoint, refuse_strangers
+from equipoise.runs.look_ahead import Rounds
 from equipoise.sampling import Full
-from equipoise.task import PerExample, Task
 from equipoise.types import Cohort, Engine, Observer, Sampler, ServerState
 
 T = TypeVar("T")

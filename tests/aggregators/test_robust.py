@@ -10,10 +10,10 @@ from hypothesis import given, settings
 
 import equipoise as eq
 from equipoise import aggregators as agg
+from equipoise.core.task import Task
 from equipoise.data.clients import FederatedData
 from equipoise.errors import InvalidParameter
 from equipoise.round import run_round
-from equipoise.task import Task
 from equipoise.testing import check_aggregator
 from equipoise.types import ServerState
 

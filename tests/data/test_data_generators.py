@@ -11,11 +11,11 @@ import pytest
 import torch
 from scipy import stats
 
+from equipoise.core.rng import generator
 from equipoise.data import digits, gaussian_means, label_shift, synthetic
 from equipoise.data.class_law import CLASSES, FEATURES, FLIPPED, published_law, random_law
 from equipoise.data.partition import by_classes
 from equipoise.errors import InvalidParameter
-from equipoise.rng import generator
 
 small = partial(label_shift, train_clients=40, validation_clients=10, test_clients=10, examples=30)
 

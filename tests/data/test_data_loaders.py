@@ -23,7 +23,7 @@ from equipoise.data import (
     texts,
     vehicle,
 )
-from equipoise.data.files import FOLDER_VARIABLE
+from equipoise.data.file_access import FOLDER_VARIABLE
 from equipoise.data.text import LETTERS, encode_characters, words
 from equipoise.errors import InvalidData, InvalidParameter
 

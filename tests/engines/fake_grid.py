@@ -22,7 +22,9 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.task_identity import TaskIdentity
 
 from equipoise.data.clients import FederatedData
-from equipoise.engines.flower import client_app, engine, remote, server
+from equipoise.engines.flower import client_app, engine
+from equipoise.engines.flower.apps import server
+from equipoise.engines.flower.transport import nodes as remote
 
 Fault = Callable[["Delivery"], Any]
 

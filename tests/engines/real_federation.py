@@ -142,7 +142,7 @@ class Federation(Processes):
             for i, (node_port, config) in enumerate(zip(node_ports, self.node_configs, strict=True)):
                 self.start(
                     f"node-{i}",
-                    [sys.executable, "-c", "from equipoise.experiment.flower_commands import app; app()", "node",
+                    [sys.executable, "-c", "from equipoise.cli.flower_commands import app; app()", "node",
                      "--preload", "sklearn.datasets", "--insecure", "--superlink", address, "--port", str(node_port),
                      "--node-config", config],
                 )  # fmt: skip

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from torch import nn
 
 import equipoise as eq
+from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop, Simulator
-from equipoise.engines.chunks import most_clients, squared_norms
+from equipoise.engines.simulator.chunks import most_clients, squared_norms
 from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter
 from equipoise.solvers import SGD
-from equipoise.task import Task
 from equipoise.testing import check_engine
 from made_clients import make_clients
 

@@ -7,12 +7,13 @@ import torch
 
 import equipoise as eq
 from equipoise.aggregators import WeightedMean
-from equipoise.checkpoint import read_checkpoint
+from equipoise.core.task import Task
 from equipoise.data.clients import FederatedData
-from equipoise.engines import Simulator, calibration
-from equipoise.engines.calibration import Choice
-from equipoise.engines.workers import threads
-from equipoise.task import Task
+from equipoise.engines import Simulator
+from equipoise.engines.simulator import calibration
+from equipoise.engines.simulator.calibration import Choice
+from equipoise.engines.simulator.workers import threads
+from equipoise.runs.checkpoint import read_checkpoint
 from made_clients import make_clients
 
 

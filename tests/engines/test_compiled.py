@@ -14,15 +14,16 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.aggregators import WeightedMean
-from equipoise.checkpoint import read_checkpoint
+from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet, FederatedData
-from equipoise.engines import Loop, Simulator, calibration, chunks
-from equipoise.engines.calibration import Choice
-from equipoise.engines.compiled import library as compiling
-from equipoise.engines.compiled.softmax import CompiledSoftmax, groups
-from equipoise.engines.compiled.softmax import library as compiled_library
+from equipoise.engines import Loop, Simulator
+from equipoise.engines.simulator import calibration, chunks
+from equipoise.engines.simulator.calibration import Choice
+from equipoise.engines.simulator.cpu import c_library as compiling
+from equipoise.engines.simulator.cpu.compiled_softmax import CompiledSoftmax, groups
+from equipoise.engines.simulator.cpu.compiled_softmax import library as compiled_library
+from equipoise.runs.checkpoint import read_checkpoint
 from equipoise.solvers import SGD, batches
-from equipoise.task import Task
 from equipoise.testing import check_engine
 from equipoise.types import Job, Pull
 from made_clients import make_clients

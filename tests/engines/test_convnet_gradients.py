@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from torch import nn
 
 import equipoise as eq
-from equipoise.engines.convnet import convnet_gradients, convnet_scores, is_plain_convnet
-from equipoise.engines.stacked import Batch, stacked_gradients
+from equipoise.core.task import Task
+from equipoise.engines.simulator.batched_steps import Batch, stacked_gradients
+from equipoise.engines.simulator.cpu.convnet_gradients import convnet_gradients, convnet_scores, is_plain_convnet
 from equipoise.errors import InvalidParameter
-from equipoise.task import Task
 
 SHAPES = ((784,), (28, 28), (1, 28, 28))
 

@@ -13,9 +13,9 @@ import torch
 from torch.nn import functional
 
 import equipoise as eq
-from equipoise.engines.stacked import Batch, stacked_gradients
+from equipoise.core.task import Task
+from equipoise.engines.simulator.batched_steps import Batch, stacked_gradients
 from equipoise.errors import InvalidParameter
-from equipoise.task import Task
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
@@ -47,7 +47,7 @@ def test_interpreted():
 def _fewer_steps(monkeypatch):
     """The interpreter's time goes by the number of operations, whatever their size."""
     if INTERPRETED:
-        from equipoise.engines.kernels.convnet import SETTINGS
+        from equipoise.engines.simulator.cuda.kernels.convnet_gradients import SETTINGS
 
         for precision, settings in SETTINGS.items():
             monkeypatch.setitem(SETTINGS, precision, replace(settings, first_map_gradient={"CHANNELS": 32}))
@@ -91,7 +91,7 @@ def on_device(params, batch):
 
 
 def gradients_of(task, params, batch, **options):
-    from equipoise.engines.kernels.convnet import convnet_gradients
+    from equipoise.engines.simulator.cuda.kernels.convnet_gradients import convnet_gradients
 
     params, batch = on_device(params, batch)
     return convnet_gradients(task, params, batch, **options)
@@ -138,7 +138,7 @@ def test_parameters_in_any_memory_order_and_shared_ones():
     expected, expected_losses = stacked_gradients(task, shared, batch)
     vectors = task.layout.flatten({name: value[:1].float().to(DEVICE) for name, value in params.items()})
     named = task.layout.unflatten(vectors)
-    from equipoise.engines.kernels.convnet import convnet_gradients
+    from equipoise.engines.simulator.cuda.kernels.convnet_gradients import convnet_gradients
 
     _, moved = on_device(params, batch)
     found, losses = convnet_gradients(task, {name: v.expand(2, *v.shape[1:]) for name, v in named.items()}, moved)
@@ -185,7 +185,7 @@ def test_pixels_as_bytes_with_a_scale_and_targets_to_ignore():
     batch.y[0, 1] = -100
     seen = Batch(pixels.double() / 255, batch.y, batch.shares, last=False)
     expected, expected_losses = stacked_gradients(task, params, seen)
-    from equipoise.engines.kernels.convnet import convnet_gradients
+    from equipoise.engines.simulator.cuda.kernels.convnet_gradients import convnet_gradients
 
     moved, plain = on_device(params, batch)
     bytes_ = Batch(pixels.to(DEVICE), plain.y, plain.shares, last=False, scale=1 / 255)
@@ -207,7 +207,7 @@ def test_what_it_cannot_do_is_refused():
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
 def test_a_cuda_graph_holds_it_and_repeats_its_bits(precision):
-    from equipoise.engines.kernels.convnet import convnet_gradients
+    from equipoise.engines.simulator.cuda.kernels.convnet_gradients import convnet_gradients
 
     task, params, batch = problem(2, 16, 62, seed=6)
     params, batch = on_device(params, batch)

@@ -17,12 +17,14 @@ from hypothesis import strategies as st
 
 import equipoise as eq
 from equipoise.data.clients import FederatedData
-from equipoise.engines.flower import client_app, messages, parts, server_app
-from equipoise.engines.flower.keep import RECORD
-from equipoise.engines.flower.messages import BadMessage
-from equipoise.engines.flower.node_data import node_data
-from equipoise.engines.flower.record import FederatedConfig, is_federated
-from equipoise.engines.flower.remote import Member, TooFewClients, make_model, stand_in
+from equipoise.engines.flower import client_app, server_app
+from equipoise.engines.flower.apps.node_data import node_data
+from equipoise.engines.flower.apps.run_record import FederatedConfig, is_federated
+from equipoise.engines.flower.personal.kept_rows import RECORD
+from equipoise.engines.flower.transport import messages
+from equipoise.engines.flower.transport import part_messages as parts
+from equipoise.engines.flower.transport.messages import BadMessage
+from equipoise.engines.flower.transport.nodes import Member, TooFewClients, make_model, stand_in
 from equipoise.errors import ConfigError, EquipoiseNotice, IncompatibleParts, InvalidData, InvalidParameter
 from equipoise.experiment.folder import RunFolder
 from equipoise.solvers.prepared import Corrected

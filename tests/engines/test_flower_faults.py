@@ -10,14 +10,15 @@ from fake_grid import federation, run_app
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 
 import equipoise as eq
-from equipoise.checkpoint import read_checkpoint
+from equipoise.core.task import Task
 from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop
-from equipoise.engines.flower import messages, server_app
-from equipoise.engines.flower.remote import TooFewClients
+from equipoise.engines.flower import server_app
+from equipoise.engines.flower.transport import messages
+from equipoise.engines.flower.transport.nodes import TooFewClients
 from equipoise.errors import EquipoiseNotice
 from equipoise.experiment.folder import RunFolder
-from equipoise.task import Task
+from equipoise.runs.checkpoint import read_checkpoint
 from equipoise.types import Cohort
 from made_clients import make_clients
 

@@ -20,10 +20,10 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipo
 from fake_grid import FakeGrid, run_app
 from real_federation import Federation, Processes, free_ports
 
-from equipoise.engines.flower import warm_node
-from equipoise.engines.flower.template import project_name, rendered, write_app
+from equipoise.cli.flower_commands import app as flower_commands
+from equipoise.engines.flower.apps import warm_node
+from equipoise.engines.flower.apps.template import project_name, rendered, write_app
 from equipoise.errors import ConfigError, InvalidParameter
-from equipoise.experiment.flower_commands import app as flower_commands
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
 CLIENTS = [f"client-{i}" for i in range(4)]

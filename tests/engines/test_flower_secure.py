@@ -14,8 +14,10 @@ from flwr.supercore.task_identity import TaskIdentity
 
 import equipoise as eq
 from equipoise.data.clients import FederatedData
-from equipoise.engines.flower import messages, secure_node, server_app
-from equipoise.engines.flower.remote import TooFewClients
+from equipoise.engines.flower import server_app
+from equipoise.engines.flower.secure import secure_node
+from equipoise.engines.flower.transport import messages
+from equipoise.engines.flower.transport.nodes import TooFewClients
 from equipoise.errors import IncompatibleParts
 from made_clients import make_clients
 

@@ -7,10 +7,12 @@ from hypothesis import given
 
 import equipoise as eq
 from equipoise.aggregators import WeightedMean
+from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet, FederatedData
-from equipoise.engines import Loop, Simulator, chunks, linear
-from equipoise.engines.linear import LinearWork, _Block
-from equipoise.task import Task
+from equipoise.engines import Loop, Simulator
+from equipoise.engines.simulator import chunks
+from equipoise.engines.simulator import linear_blocks as linear
+from equipoise.engines.simulator.linear_blocks import LinearWork, _Block
 from equipoise.testing import check_engine
 from equipoise.types import Job
 from made_clients import make_clients

@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("flwr")
-from equipoise.engines.flower import masks, shares
-from equipoise.engines.flower.masking import (
+from equipoise.engines.flower.secure import masks, shares
+from equipoise.engines.flower.secure.masking import (
     BadMessage,
     DuplicateMessage,
     Kind,
@@ -39,7 +39,16 @@ from equipoise.engines.flower.masking import (
     WrongSum,
     kind_of,
 )
-from equipoise.engines.flower.terms import connected, pack, pack_names, pack_table, read, unpack, unpack_table, write
+from equipoise.engines.flower.secure.sum_terms import (
+    connected,
+    pack,
+    pack_names,
+    pack_table,
+    read,
+    unpack,
+    unpack_table,
+    write,
+)
 from equipoise.errors import EquipoiseError, InvalidParameter
 from equipoise.privacy.secure_sum import SimulatedSecureSum
 

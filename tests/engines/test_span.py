@@ -7,11 +7,12 @@ from hypothesis import given
 
 import equipoise as eq
 from equipoise.aggregators import WeightedMean
+from equipoise.core.task import Task
 from equipoise.data.clients import FederatedData
-from equipoise.engines import Loop, Simulator, chunks
-from equipoise.engines.linear import fits_linear_steps
-from equipoise.engines.span import SpanUpdates
-from equipoise.task import Task
+from equipoise.engines import Loop, Simulator
+from equipoise.engines.simulator import chunks
+from equipoise.engines.simulator.linear_blocks import fits_linear_steps
+from equipoise.engines.simulator.linear_span import SpanUpdates
 from equipoise.testing import check_engine
 from made_clients import make_clients
 

@@ -12,16 +12,18 @@ import torch
 
 import equipoise as eq
 from equipoise.aggregators import WeightedMean
-from equipoise.ahead import SharedRounds
-from equipoise.engines import Loop, span_graph, span_graphs
-from equipoise.engines.chunks import Queue
-from equipoise.engines.precision import FULL
-from equipoise.engines.span_graphs import SpanGraphs
-from equipoise.engines.stacked import stacked_gradients
-from equipoise.engines.step_graphs import Buffers, Kind
-from equipoise.engines.workers import Worker
+from equipoise.core.task import Task
+from equipoise.engines import Loop
+from equipoise.engines.simulator.batched_steps import stacked_gradients
+from equipoise.engines.simulator.chunks import Queue
+from equipoise.engines.simulator.cuda import linear_round_graph as span_graph
+from equipoise.engines.simulator.cuda import linear_round_graphs as span_graphs
+from equipoise.engines.simulator.cuda.linear_round_graphs import SpanGraphs
+from equipoise.engines.simulator.cuda.step_graphs import Buffers, Kind
+from equipoise.engines.simulator.precision import FULL
+from equipoise.engines.simulator.workers import Worker
+from equipoise.runs.look_ahead import SharedRounds
 from equipoise.solvers.batches import cursor_of
-from equipoise.task import Task
 from equipoise.train import set_up
 
 if importlib.util.find_spec("triton") is None:

@@ -9,16 +9,16 @@ import torch
 from hypothesis import given
 
 import equipoise as eq
+from equipoise.core.task import Task
 from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop
-from equipoise.engines.calibration import Choice
-from equipoise.engines.chunks import steps_of
-from equipoise.engines.client_graph import padded
-from equipoise.engines.precision import FULL
-from equipoise.engines.simulator import SimulatorEngine
-from equipoise.engines.stacked import stacked_gradients
-from equipoise.engines.step_graphs import StepGraphs
-from equipoise.task import Task
+from equipoise.engines.simulator.batched_steps import stacked_gradients
+from equipoise.engines.simulator.calibration import Choice
+from equipoise.engines.simulator.chunks import steps_of
+from equipoise.engines.simulator.cuda.client_graph import padded
+from equipoise.engines.simulator.cuda.step_graphs import StepGraphs
+from equipoise.engines.simulator.engine import SimulatorEngine
+from equipoise.engines.simulator.precision import FULL
 from made_clients import make_clients
 
 SOLVERS = {

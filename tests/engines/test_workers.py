@@ -12,10 +12,11 @@ import pytest
 import torch
 
 import equipoise as eq
+from equipoise.core.task import Task
 from equipoise.data.clients import FederatedData
-from equipoise.engines import Simulator, scoring
-from equipoise.engines.workers import Shared, Worker, Workers, can_fork, one_thread
-from equipoise.task import Task
+from equipoise.engines import Simulator
+from equipoise.engines.simulator import scoring
+from equipoise.engines.simulator.workers import Shared, Worker, Workers, can_fork, one_thread
 from equipoise.testing import check_engine
 from made_clients import make_clients
 

@@ -12,12 +12,12 @@ import time
 import pytest
 from rich.console import Console
 
-from equipoise.checkpoint import CheckpointError
+from equipoise.core.files import write_atomically
 from equipoise.errors import ConfigError
 from equipoise.experiment import folder, scheduler, study
 from equipoise.experiment.build import build
 from equipoise.experiment.config import RunConfig
-from equipoise.files import write_atomically
+from equipoise.runs.checkpoint import CheckpointError
 
 TABLE = {
     "data": {"name": "label_shift", "train_clients": 300, "validation_clients": 5, "test_clients": 20, "examples": 60},

@@ -26,7 +26,7 @@ with warnings.catch_warnings():  # typer 0.20 imports names that click 8.5 depre
     warnings.filterwarnings("ignore", message="'click", category=DeprecationWarning)
     from typer.testing import CliRunner
 
-    from equipoise.cli import app
+    from equipoise.cli.commands import app
 
 RUN = """
 [data]
@@ -317,7 +317,7 @@ def test_a_worker_waits_for_another_in_its_folder(tmp_path):
 
 def command(file, out):
     environment = os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "COLUMNS": "200"}
-    words = [sys.executable, "-c", "from equipoise.cli import main; main()", "tune", str(file), "--out", str(out)]
+    words = [sys.executable, "-c", "from equipoise.cli.commands import main; main()", "tune", str(file), "--out", str(out)]
     return subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 

@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from equipoise.core.task import Task, cross_entropy, misclassified
 from equipoise.errors import InvalidParameter
 from equipoise.models import LinearRegression, LinearSVM, Logistic, MeanEstimator, Softmax
 from equipoise.models.linear import hinge_loss, logistic_loss, squared_distance, squared_error, wrong_sign
-from equipoise.task import Task, cross_entropy, misclassified
 
 DOUBLE = torch.float64
 

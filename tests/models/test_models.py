@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 
 from equipoise import models
+from equipoise.core.task import Task
 from equipoise.errors import InvalidParameter
 from equipoise.models import (
     CharGRU,
@@ -24,7 +25,6 @@ from equipoise.models import (
     MeanEstimator,
     Softmax,
 )
-from equipoise.task import Task
 
 CLIENTS, BATCH = 3, 4
 

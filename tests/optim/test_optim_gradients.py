@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from equipoise.core.task import cross_entropy
 from equipoise.errors import IncompatibleParts, InvalidParameter
 from equipoise.models import ConvNet, LinearSVM, Logistic, Softmax
 from equipoise.optim.gradients import ExampleGradients, OuterGradients, Query, RowGradients, clipped_sum
-from equipoise.task import cross_entropy
 
 
 class Bag(nn.Module):

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from equipoise.core.task import cross_entropy
 from equipoise.models import LinearRegression, Logistic
 from equipoise.optim import DP2, DPSGD, PDADPMD, AdaDPS, DPAdaGrad, DPAdam, DPRMSProp, DPRPub, cosine_share
-from equipoise.optim.rules import adagrad, rmsprop, yogi
-from equipoise.task import cross_entropy
+from equipoise.optim.second_moments import adagrad, rmsprop, yogi
 
 FREE = {"clip": math.inf, "noise_multiplier": 0.0, "sample_rate": 0.1}
 

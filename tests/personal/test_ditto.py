@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from torch import nn
 
 import equipoise as eq
+from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter
 from equipoise.personal import L2SGD, Ditto, Finetuning, Local
 from equipoise.personal.ditto import STRONG_ATTACK, USUAL, chosen_by_validation
 from equipoise.solvers import SGD
-from equipoise.task import Task
 from equipoise.types import Pull
 from made_clients import make_clients
 

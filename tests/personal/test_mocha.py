@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from scipy import linalg
 
 import equipoise as eq
+from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.errors import Diverged, IncompatibleParts, InvalidParameter
@@ -19,7 +20,6 @@ from equipoise.personal.context import PersonalContext
 from equipoise.personal.mocha import Mocha, pull_of, raised, relationship
 from equipoise.sampling import Full
 from equipoise.solvers import SGD
-from equipoise.task import Task
 from made_clients import make_clients
 
 ENGINES = pytest.mark.parametrize("engine", [Loop(), Simulator()], ids=["loop", "simulator"])

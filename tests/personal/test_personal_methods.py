@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 import equipoise as eq
+from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.errors import IncompatibleParts, InvalidParameter
@@ -17,7 +18,6 @@ from equipoise.personal.interpolate import APFL, Mapper, Pair, mixed_models, pai
 from equipoise.personal.regularise import EWC, SymmetrisedKL, _NearPredictions, diagonal_fisher, symmetrised_kl
 from equipoise.sampling import Full
 from equipoise.solvers import SGD
-from equipoise.task import Task
 from made_clients import make_clients
 
 ENGINES = pytest.mark.parametrize("engine", [Loop(), Simulator()], ids=["loop", "simulator"])

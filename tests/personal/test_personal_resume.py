@@ -14,9 +14,9 @@ import pytest
 import torch
 
 import equipoise as eq
-from equipoise.checkpoint import CheckpointError, Checkpoints, read_checkpoint
 from equipoise.errors import EquipoiseError, ObserverFailed
 from equipoise.personal import L2SGD, Ditto, Finetuning, Local
+from equipoise.runs.checkpoint import CheckpointError, Checkpoints, read_checkpoint
 from equipoise.solvers import SGD
 from equipoise.types import Observer
 from made_clients import make_clients

@@ -11,8 +11,8 @@ with warnings.catch_warnings():  # typer 0.20 imports names that click 8.5 depre
     import typer
     from typer.testing import CliRunner
 
-    from equipoise.cli import ClearErrors
-    from equipoise.experiment.privacy_commands import app
+    from equipoise.cli.commands import ClearErrors
+    from equipoise.cli.privacy_commands import app
 
 root = typer.Typer(cls=ClearErrors)  # errors are shown as the whole command line shows them
 root.add_typer(app, name="privacy")

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 
 from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter
-from equipoise.privacy.quantile import (
+from equipoise.privacy.private_quantile import (
     PrivateQuantile,
     bin_edges,
     client_contributions,

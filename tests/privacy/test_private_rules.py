@@ -20,7 +20,7 @@ from equipoise.privacy import (
     SecureAggregation,
     SecureSums,
 )
-from equipoise.privacy.run import PrivateRun
+from equipoise.privacy.private_run import PrivateRun
 from made_clients import make_clients
 
 BUDGET = DifferentialPrivacy(5.0, 1e-3, 1.0, loss_bound=3.0)

@@ -15,25 +15,19 @@ from scipy.stats import kstest
 import equipoise as eq
 from equipoise import risk, sampling
 from equipoise.aggregators import NormClip, WeightedMean
-from equipoise.checkpoint import CheckpointError, Checkpoints
 from equipoise.data.clients import FederatedData
 from equipoise.errors import EquipoiseNotice, ObserverFailed
 from equipoise.experiment import folder
 from equipoise.experiment.build import build
 from equipoise.experiment.config import RunConfig
-from equipoise.privacy import (
-    AdaptiveClip,
-    DifferentialPrivacy,
-    GaussianMechanism,
-    PrivateQuantile,
-    epsilon_of,
-    quantile,
-)
+from equipoise.privacy import AdaptiveClip, DifferentialPrivacy, GaussianMechanism, PrivateQuantile, epsilon_of
+from equipoise.privacy import private_quantile as quantile
 from equipoise.privacy.accounting import gaussian_epsilon
 from equipoise.privacy.audit import audit, one_by_one
+from equipoise.privacy.private_run import PrivateRun
 from equipoise.privacy.releases import CohortEvent, FixedSampling, NoSampling, PoissonSampling, Release
-from equipoise.privacy.run import PrivateRun
 from equipoise.round import run_round
+from equipoise.runs.checkpoint import CheckpointError, Checkpoints
 from equipoise.solvers import SGD
 from equipoise.train import set_up
 from equipoise.types import Cohort, Observer, ServerState

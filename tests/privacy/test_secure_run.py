@@ -9,12 +9,12 @@ import torch
 
 import equipoise as eq
 from equipoise import aggregators, risk, sampling
-from equipoise.checkpoint import Checkpoints
 from equipoise.data.clients import FederatedData
 from equipoise.errors import EquipoiseNotice, ObserverFailed
 from equipoise.privacy import SecureAggregation, SecureSums, secure_run
 from equipoise.privacy.secure_sum import SimulatedSecureSum
 from equipoise.round import run_round
+from equipoise.runs.checkpoint import Checkpoints
 from equipoise.solvers import SGD
 from equipoise.train import set_up
 from equipoise.types import Cohort, Observer

@@ -10,9 +10,11 @@ from report_cases import EVIL, clients, federated, regressed, softmax
 
 import equipoise as eq
 from equipoise import metrics
-from equipoise.report import interactive, series, theme
-from equipoise.report.study import GRID, Study
-from equipoise.report.style import COLOURS, DARK_COLOURS, short
+from equipoise.report.data import series
+from equipoise.report.data.results_by_method import GRID, Study
+from equipoise.report.interactive import figures as interactive
+from equipoise.report.interactive import theme
+from equipoise.report.palette import COLOURS, DARK_COLOURS, short
 
 
 @pytest.fixture(scope="module")

@@ -18,10 +18,12 @@ from report_cases import (
 
 import equipoise as eq
 from equipoise.compare import Comparison, count_words, listed, malicious_clients
-from equipoise.report import interactive, series, write_report
-from equipoise.report.notes import NOT_COVERED
-from equipoise.report.study import Study
-from equipoise.report.tables import rounds_words
+from equipoise.report import write_report
+from equipoise.report.data import series
+from equipoise.report.data.results_by_method import Study
+from equipoise.report.interactive import figures as interactive
+from equipoise.report.text.notes import NOT_COVERED
+from equipoise.report.text.tables import rounds_words
 
 # -------------------------------------------------------------------------------------------------------------- left out
 

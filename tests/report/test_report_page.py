@@ -13,7 +13,7 @@ import equipoise as eq
 from equipoise import metrics
 from equipoise.errors import EquipoiseError, InvalidParameter, NotWritten
 from equipoise.report import write_report
-from equipoise.report.script import embedded, plotly_js
+from equipoise.report.interactive.script import embedded, plotly_js
 
 
 def test_comparison_page_shows_everything(comparison, tmp_path):
@@ -290,5 +290,5 @@ def test_a_report_is_replaced_and_leaves_nothing_beside_it(run, tmp_path):
 
 
 def test_matplotlib_and_plotly_are_imported_only_to_draw():
-    code = "import sys, equipoise, equipoise.report.page; sys.exit('matplotlib' in sys.modules or 'plotly' in sys.modules)"
+    code = "import sys, equipoise, equipoise.report.interactive.page; sys.exit('matplotlib' in sys.modules or 'plotly' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -28,11 +28,14 @@ from rich.console import Console
 from torch import nn
 
 import equipoise as eq
+from equipoise.cli.listing import comparison_table
 from equipoise.compare import Comparison, figures_of
-from equipoise.experiment.show import comparison_table
 from equipoise.observers import EvaluationPoint, JsonLines
-from equipoise.report import export_figures, interactive, series, static, write_report
-from equipoise.report.study import Study
+from equipoise.report import export_figures, write_report
+from equipoise.report.data import series
+from equipoise.report.data.results_by_method import Study
+from equipoise.report.interactive import figures as interactive
+from equipoise.report.static import figures as static
 from equipoise.result import ClientTable
 
 COLUMNS = ("mean", "90th percentile", "worst 10 %", "standard deviation")

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from equipoise.compare import Spread
-from equipoise.report.words import Crowd, Scale, alone, compared
+from equipoise.report.text.sentences import Crowd, Scale, alone, compared
 
 PERCENT = Scale(percent=True, decimals=1)
 CROWD = Crowd((500, 500), "test", unseen=True, weighted=False)

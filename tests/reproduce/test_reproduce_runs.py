@@ -16,15 +16,17 @@ import torch
 import equipoise as eq
 from equipoise.data.clients import FederatedData
 from equipoise.errors import ConfigError, InvalidData, InvalidParameter
-from equipoise.reproduce import EXPERIMENTS, Scale, measures, reproduce, runner, sources
+from equipoise.reproduce import EXPERIMENTS, Scale, reproduce, runner
+from equipoise.reproduce import data_sets as sources
+from equipoise.reproduce import scores as measures
 from equipoise.reproduce.__main__ import main
-from equipoise.reproduce.tables import slug
+from equipoise.reproduce.side_by_side import slug
 
 with warnings.catch_warnings():  # typer 0.20 imports names that click 8.5 deprecates; only that import is excused
     warnings.filterwarnings("ignore", message="'click", category=DeprecationWarning)
     from typer.testing import CliRunner
 
-    from equipoise.cli import app
+    from equipoise.cli.commands import app
 
 WORDS = ["good", "bad", "dress", "fits", "tweet", "sun", "rain", "code", "error", "fine"]
 

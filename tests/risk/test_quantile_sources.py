@@ -9,7 +9,7 @@ from equipoise import privacy
 from equipoise.errors import InvalidParameter
 from equipoise.privacy import Exact, SecureSums
 from equipoise.risk import Superquantile
-from equipoise.risk.quantile import quantile_by_sums, sum_over_clients, tail_quantile
+from equipoise.risk.quantile_sources import quantile_by_sums, sum_over_clients, tail_quantile
 
 
 def tensor(values, dtype=torch.float64):

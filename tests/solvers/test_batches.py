@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from scipy import stats
 
-from equipoise import rng
+from equipoise.core import rng
 from equipoise.solvers.batches import BatchCursor, client_batches, epoch_order
 
 KEY = rng.stream_key(0, "batches")

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given, settings
 
 import equipoise as eq
-from equipoise import rng
+from equipoise.core import rng
+from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.errors import InvalidParameter
@@ -14,7 +15,6 @@ from equipoise.sampling import Full
 from equipoise.solvers import SGD
 from equipoise.solvers.batches import BatchCursor, batches_of, client_batches, cursor_of
 from equipoise.solvers.per_fedavg import PerFedAvg
-from equipoise.task import Task
 from equipoise.testing import check_engine, check_solver
 from made_clients import make_clients
 

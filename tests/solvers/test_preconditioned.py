@@ -4,12 +4,12 @@ import pytest
 import torch
 
 import equipoise as eq
+from equipoise.core.task import Task
 from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.errors import IncompatibleParts, InvalidParameter
 from equipoise.solvers import SGD, AdaDPS
 from equipoise.solvers.prepared import RoundContext
-from equipoise.task import Task
 from made_clients import make_clients
 
 

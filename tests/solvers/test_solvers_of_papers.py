@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 
 import equipoise as eq
-from equipoise import rng
+from equipoise.core import rng
+from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import InvalidParameter
 from equipoise.round import run_round
@@ -15,7 +16,6 @@ from equipoise.solvers import MAML, SGD, AdaptiveProx, FedDane
 from equipoise.solvers.batches import SplitCursor, first_part, split_batches
 from equipoise.solvers.prepared import ProxState, adapted
 from equipoise.solvers.sgd import stragglers
-from equipoise.task import Task
 from equipoise.types import ServerState
 
 ENGINES = pytest.mark.parametrize("engine", ["loop", "simulator"])

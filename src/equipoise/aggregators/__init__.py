@@ -1,6 +1,5 @@
 """Aggregators: how the clients' updates become one."""
 
-from equipoise.aggregators.mean import WeightedMean
 from equipoise.aggregators.robust import (
     FedMGDA,
     GeometricMedian,
@@ -12,6 +11,7 @@ from equipoise.aggregators.robust import (
     NormClip,
     TrimmedMean,
 )
+from equipoise.aggregators.weighted_mean import WeightedMean
 
 __all__ = [
     "FedMGDA",

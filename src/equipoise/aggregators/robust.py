@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from equipoise.aggregators.by_coordinate import coordinate_median, trimmed_mean
-from equipoise.aggregators.mean import weighted_mean
+from equipoise.aggregators.weighted_mean import weighted_mean
 from equipoise.errors import InvalidParameter, is_number, is_whole, require
 
 _BLOCK = 2**19  # numbers looked at together

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from equipoise.data import partition, tabular
-from equipoise.data.arrays import from_arrays, from_datasets, from_dict
 from equipoise.data.clients import ClientSet, FederatedData
-from equipoise.data.files import npz
+from equipoise.data.convert import from_arrays, from_datasets, from_dict
+from equipoise.data.file_access import npz
 from equipoise.data.generators import digits, gaussian_means, label_shift, synthetic
 from equipoise.data.leaf import leaf
 from equipoise.data.loaders import adult, fashion_mnist, femnist, imdb, mocha, omniglot, shakespeare, texts, vehicle

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.core.rng import name_key, signed
 from equipoise.errors import InvalidData, InvalidParameter
-from equipoise.rng import name_key, signed
 from equipoise.types import Attack
 
 _ROWS_PER_CHECK = 65_536

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.core.rng import generator
 from equipoise.data.class_law import CLASSES, FLIPPED, INFORMATIVE, NOISE, published_law, random_law
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.data.partition import Partitioner, partitioner, to_clients
 from equipoise.data.splits import How, split, split_examples
 from equipoise.errors import InvalidData, require
-from equipoise.rng import generator
 
 
 def _require_fits(values: dict[str, float], least: float) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from equipoise.data.clients import ClientSet, FederatedData
-from equipoise.data.files import PathLike, load_json, targets
+from equipoise.data.file_access import PathLike, load_json, targets
 from equipoise.data.text import WordVectors, encode_characters
 from equipoise.data.text import alphabet as alphabet_of
 from equipoise.errors import InvalidData, require

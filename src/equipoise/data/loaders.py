@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.data.clients import ClientSet, FederatedData
-from equipoise.data.files import PathLike, data_file, load_arrays, load_json, npz
+from equipoise.data.file_access import PathLike, data_file, load_arrays, load_json, npz
 from equipoise.data.partition import Partitioner, by_id, partitioner, to_clients
 from equipoise.data.splits import How, split, split_clients
 from equipoise.data.text import Features, WordVectors, alphabet, encode_characters, from_texts, glove

@@ -19,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from equipoise.core.rng import generator
 from equipoise.data.clients import ClientSet
 from equipoise.errors import InvalidData, InvalidParameter, require, unknown_name
-from equipoise.rng import generator
 
 Partitioner = Callable[..., list[Tensor]]
 _Indices = NDArray[np.int64]

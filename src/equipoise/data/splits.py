@@ -11,9 +11,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from equipoise.core.rng import generator
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import InvalidParameter, require
-from equipoise.rng import generator
 
 How = Literal["clients", "examples"]
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.data.files import PathLike, as_tensor, data_file, load_arrays, targets
+from equipoise.data.file_access import PathLike, as_tensor, data_file, load_arrays, targets
 from equipoise.errors import InvalidData
 
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWY"

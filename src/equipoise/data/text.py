@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from equipoise.data.clients import ClientSet
-from equipoise.data.files import PathLike, data_file, load_arrays
+from equipoise.data.file_access import PathLike, data_file, load_arrays
 from equipoise.errors import InvalidData, InvalidParameter, require
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"

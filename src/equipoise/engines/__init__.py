@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import Any
 
 from equipoise.engines.loop import Loop
-from equipoise.engines.simulator import Simulator
+from equipoise.engines.simulator.engine import Simulator
 
 __all__ = ["Loop", "Simulator", "flower"]
 

@@ -9,13 +9,13 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from equipoise import rng
 from equipoise.attacks import corrupted
+from equipoise.core import rng
+from equipoise.core.task import Task
+from equipoise.core.update_checks import marked, usable
 from equipoise.data.clients import ClientSet, FederatedData
-from equipoise.engines.arrivals import marked, usable
 from equipoise.errors import InvalidParameter
 from equipoise.solvers.batches import batches_of
-from equipoise.task import Task
 from equipoise.types import Aggregator, Cohort, Job, LocalSolver, LocalWork, Pull
 
 

@@ -41,7 +41,7 @@ class Experiment:
         checkpoint: Path | None = None,
     ) -> Result:
         """Train as the configuration says; from a checkpoint, if one is named and there."""
-        from equipoise.checkpoint import Checkpoints
+        from equipoise.runs.checkpoint import Checkpoints
         from equipoise.train import train
 
         options = self.config.train
@@ -150,7 +150,7 @@ def word_vectors(config: RunConfig) -> dict[str, Any]:
 
 def check_fit(config: RunConfig, model: nn.Module, data: FederatedData) -> None:
     """Try the model on the data, so that a wrong shape, type or number of classes is refused before anything is written."""
-    from equipoise.task import Task
+    from equipoise.core.task import Task
 
     try:
         Task.of(model).fitted(data)

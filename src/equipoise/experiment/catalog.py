@@ -125,7 +125,7 @@ CATALOG: dict[str, dict[str, str | Entry]] = {
         "synthetic": "equipoise.data:synthetic",
         "gaussian_means": "equipoise.data:gaussian_means",
         "digits": "equipoise.data:digits",
-        "npz": "equipoise.experiment.sources:npz",
+        "npz": "equipoise.experiment.data_recipes:npz",
         "leaf": Entry("equipoise.data:leaf", renamed={"path": "folder"}),
         "femnist": "equipoise.data:femnist",
         "fashion_mnist": "equipoise.data:fashion_mnist",

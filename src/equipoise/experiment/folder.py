@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from equipoise.core.files import write_atomically
 from equipoise.errors import ConfigError, EquipoiseError
-from equipoise.files import write_atomically
 
 if TYPE_CHECKING:
     from equipoise.experiment.build import Experiment
@@ -232,7 +232,7 @@ def model_bytes(result: Result) -> bytes:
 
 def read_record(path: str | Path) -> RunRecord:
     """What a finished run left, without its model."""
-    from equipoise.engines.flower.record import FederatedConfig, is_federated
+    from equipoise.engines.flower.apps.run_record import FederatedConfig, is_federated
     from equipoise.experiment.config import RunConfig
     from equipoise.observers import EvaluationPoint, History
     from equipoise.privacy.accounting import Spent

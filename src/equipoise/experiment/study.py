@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from equipoise.core.files import write_atomically
 from equipoise.errors import ConfigError
 from equipoise.experiment.config import RunConfig, override, read_toml, refuse_unknown, section
 from equipoise.experiment.folder import ORDER, RunFolder
 from equipoise.experiment.values import NONE, check_value, toml_text, value_text
-from equipoise.files import write_atomically
 
 SECTIONS = ("study", "data", "model", "attack", "algorithm", "train", "methods", "sweep")
 

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from equipoise.core.files import write_atomically
 from equipoise.errors import ConfigError
 from equipoise.experiment import scheduler, toml
 from equipoise.experiment.folder import RunFolder
@@ -35,7 +36,6 @@ from equipoise.experiment.search import (
 )
 from equipoise.experiment.study import PlannedRun, prepare
 from equipoise.experiment.values import value_text
-from equipoise.files import write_atomically
 
 if TYPE_CHECKING:
     from equipoise.compare import Spread
@@ -181,7 +181,7 @@ def search_by_optuna(optuna: Any, trials: Trials) -> list[Outcome]:
 
 def sampler(optuna: Any, seed: int, position: int) -> Any:
     """The sampler of the trial at a position: the same whichever process asks for it."""
-    from equipoise.rng import stream_key
+    from equipoise.core.rng import stream_key
 
     return optuna.samplers.TPESampler(seed=stream_key(seed, "search", position) >> 32)
 

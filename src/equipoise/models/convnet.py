@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
+from equipoise.core.rng import torch_generator
 from equipoise.errors import InvalidParameter
-from equipoise.models._build import checked_seed, positive, seeded
-from equipoise.rng import torch_generator
+from equipoise.models.layers import checked_seed, positive, seeded
 
 _SHAPES = ((28, 28), (1, 28, 28), (784,))
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from equipoise.errors import InvalidParameter, require
-from equipoise.models._build import positive
+from equipoise.models.layers import positive
 
 
 def logistic_loss(outputs: Tensor, targets: Tensor) -> Tensor:

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from equipoise.core.rng import torch_generator
 from equipoise.errors import InvalidParameter, require
-from equipoise.models._build import checked_seed, positive, seeded, uniform
-from equipoise.rng import torch_generator
+from equipoise.models.layers import checked_seed, positive, seeded, uniform
 
 Scan = Callable[[Tensor, Tensor, Tensor, Tensor | None], list[Tensor]]
 

@@ -21,8 +21,8 @@ divided by the expected batch size.
 """
 
 from equipoise.optim.adaptive import DPSGD, DPAdaGrad, DPAdam, DPRMSProp
-from equipoise.optim.batches import poisson_batches, set_aside
 from equipoise.optim.delayed import DP2
+from equipoise.optim.poisson_batches import poisson_batches, set_aside
 from equipoise.optim.private import PrivateOptimizer
 from equipoise.optim.public import PDADPMD, AdaDPS, DPRPub, cosine_share
 from equipoise.optim.side_information import inverse_tfidf, token_frequency

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from equipoise.errors import is_number, require
 from equipoise.optim.gradients import Query
 from equipoise.optim.private import Privacy, PrivateOptimizer, Rate, check_lr, rate_at
-from equipoise.optim.rules import adagrad, check_adaptive, preconditioner, rmsprop
+from equipoise.optim.second_moments import adagrad, check_adaptive, preconditioner, rmsprop
 
 
 class DPSGD(PrivateOptimizer):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from equipoise.errors import IncompatibleParts, InvalidParameter
 from equipoise.optim.gradients import Query
 from equipoise.optim.private import Privacy, PrivateOptimizer, Rate, check_clip, check_lr, check_whole, rate_at
-from equipoise.optim.rules import Rule, adagrad, check_adaptive, preconditioner, rmsprop, rule_named, yogi
+from equipoise.optim.second_moments import Rule, adagrad, check_adaptive, preconditioner, rmsprop, rule_named, yogi
 
 Variant = Literal["delayed", "extra_query", "noise_first"]
 

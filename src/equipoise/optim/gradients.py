@@ -18,10 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from equipoise.core.params import ParameterLayout
+from equipoise.core.task import PerExample, cross_entropy, per_example
 from equipoise.errors import IncompatibleParts, InvalidParameter, require
 from equipoise.models.linear import LinearModel, hinge_loss, logistic_loss, squared_error
-from equipoise.params import ParameterLayout
-from equipoise.task import PerExample, cross_entropy, per_example
 
 ELEMENTS = 2**25  # entries of the (B, D) matrix held at once: 128 MiB of float32
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NotRequired, TypedDict
 import torch
 from torch import Tensor, nn
 
+from equipoise.core.rng import stream_key
+from equipoise.core.task import PerExample
 from equipoise.errors import InvalidParameter, is_number, is_whole, require
-from equipoise.optim.batches import Examples, check_rate, fresh_seed, poisson_batches
 from equipoise.optim.gradients import ExampleGradients, Query, check_examples
-from equipoise.rng import stream_key
-from equipoise.task import PerExample
+from equipoise.optim.poisson_batches import Examples, check_rate, fresh_seed, poisson_batches
 
 if TYPE_CHECKING:
     from equipoise.privacy.releases import CohortEvent

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.errors import IncompatibleParts, InvalidParameter, is_number, is_whole, require
-from equipoise.optim.batches import Examples
 from equipoise.optim.gradients import ExampleGradients, Query, check_examples
+from equipoise.optim.poisson_batches import Examples
 from equipoise.optim.private import Privacy, PrivateOptimizer, Rate, check_lr, rate_at
-from equipoise.optim.rules import Rule, adagrad, check_adaptive, preconditioner, rmsprop, rule_named
+from equipoise.optim.second_moments import Rule, adagrad, check_adaptive, preconditioner, rmsprop, rule_named
 
 
 class PublicGradient:

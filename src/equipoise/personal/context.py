@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from equipoise import rng
+from equipoise.core import rng
+from equipoise.core.task import Task
 from equipoise.data.clients import FederatedData
-from equipoise.task import Task
 from equipoise.types import Cohort, Engine
 
 

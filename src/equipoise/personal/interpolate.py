@@ -16,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from equipoise.core.task import Task
 from equipoise.errors import IncompatibleParts, is_number, require
 from equipoise.personal.context import PersonalContext
 from equipoise.personal.ditto import check_solver, own_solver
 from equipoise.solvers.prepared import GRADIENT
 from equipoise.solvers.sgd import SGD
-from equipoise.task import Task
 from equipoise.types import Cohort, Engine, LocalSolver, Pull
 
 if TYPE_CHECKING:

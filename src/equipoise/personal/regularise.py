@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
+from equipoise.core.task import Task, cross_entropy
 from equipoise.data.clients import ClientSet
 from equipoise.errors import InvalidParameter, is_number, require
 from equipoise.personal.context import PersonalContext
 from equipoise.personal.ditto import check_solver, own_solver, refuse_unfit_solver
 from equipoise.personal.finetune import check_epochs, for_epochs
 from equipoise.personal.interpolate import Pair, constant, pair_steps, refuse_all_but_sgd
-from equipoise.task import Task, cross_entropy
 from equipoise.types import Cohort, LocalSolver, Pull
 
 if TYPE_CHECKING:

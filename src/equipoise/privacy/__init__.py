@@ -3,9 +3,9 @@
 from equipoise.privacy.accounting import epsilon_of, noise_for
 from equipoise.privacy.discrete_gaussian import sample_discrete_gaussian
 from equipoise.privacy.mechanism import AdaptiveClip, DifferentialPrivacy, GaussianMechanism, SecureAggregation
-from equipoise.privacy.quantile import PrivateQuantile
+from equipoise.privacy.private_quantile import PrivateQuantile
 from equipoise.privacy.random_source import Seeded, SystemSource
-from equipoise.risk.quantile import Exact, SecureSums
+from equipoise.risk.quantile_sources import Exact, SecureSums
 
 __all__ = [
     "AdaptiveClip",

@@ -26,9 +26,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise.core.rng import generator, stream_key
 from equipoise.errors import InvalidData, is_number, is_whole, require
 from equipoise.privacy.accounting import gaussian_epsilon
-from equipoise.rng import generator, stream_key
 
 Array = NDArray[np.float64]
 Scores = Callable[[bool, int, int], Array]  # scores(present, runs, seed) -> (runs,): one score per independent run

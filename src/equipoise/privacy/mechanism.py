@@ -111,7 +111,7 @@ class DifferentialPrivacy:
 
     def check(self, algorithm: Algorithm) -> None:
         """Refuse what would release more than is accounted for."""
-        from equipoise.privacy.rules import refuse_unprotected
+        from equipoise.privacy.compatibility import refuse_unprotected
 
         refuse_unprotected(algorithm, self)
 
@@ -173,7 +173,7 @@ class SecureAggregation:
         require(good, "loss_bound", "must be a positive number, or None", self.loss_bound)
 
     def check(self, algorithm: Algorithm) -> None:
-        from equipoise.privacy.rules import refuse_visible
+        from equipoise.privacy.compatibility import refuse_visible
 
         refuse_visible(algorithm, self)
 

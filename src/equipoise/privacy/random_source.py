@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise import rng
+from equipoise.core import rng
 from equipoise.errors import is_whole, require
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from equipoise.errors import require
 from equipoise.privacy.mechanism import SecureAggregation
+from equipoise.privacy.private_run import as_work, client_weights, mean_of
 from equipoise.privacy.random_source import Seeded
-from equipoise.privacy.run import as_work, client_weights, mean_of
 from equipoise.privacy.secure_sum import EXACT, SimulatedSecureSum, quantise
 from equipoise.risk import Mean, Superquantile
 from equipoise.types import Aggregator, Cohort, Engine, LocalSolver, LocalWork, RiskValue

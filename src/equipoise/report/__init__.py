@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from equipoise.core.files import write_atomically
 from equipoise.errors import InvalidParameter, require
-from equipoise.files import write_atomically
 from equipoise.result import RunRecord
 
 __all__ = ["export_figures", "histogram_picture", "write_report"]
@@ -22,8 +22,8 @@ def write_report(results: Sequence[RunRecord], path: str | Path) -> Path:
 
     The first method is the baseline of the headline. The page asks for nothing from the network.
     """
-    from equipoise.report.page import page
-    from equipoise.report.study import Study
+    from equipoise.report.data.results_by_method import Study
+    from equipoise.report.interactive.page import page
 
     return write_atomically(Path(path), page(Study.of(results)).encode())
 
@@ -33,8 +33,8 @@ def export_figures(results: Sequence[RunRecord], folder: str | Path, formats: Se
 
     Figures that the results have nothing for (the trade-off of a single method) are left out.
     """
-    from equipoise.report import static
-    from equipoise.report.study import Study
+    from equipoise.report.data.results_by_method import Study
+    from equipoise.report.static import figures as static
 
     kinds = [formats] if isinstance(formats, str) else list(dict.fromkeys(formats))
     good = len(kinds) > 0 and set(kinds) <= set(FORMATS)
@@ -50,8 +50,8 @@ def export_figures(results: Sequence[RunRecord], folder: str | Path, formats: Se
 
 def histogram_picture(results: Sequence[RunRecord], path: str | Path) -> Path:
     """Write the histogram of per-client errors as a picture of about 1200 × 500 pixels: .png or .svg, by the suffix."""
-    from equipoise.report import static
-    from equipoise.report.study import Study
+    from equipoise.report.data.results_by_method import Study
+    from equipoise.report.static import figures as static
 
     target = Path(path)
     kind = target.suffix.lower()

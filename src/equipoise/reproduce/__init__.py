@@ -3,7 +3,7 @@
 An entry is an `Experiment`; its published numbers are data with their source (`published/*.toml`).
 """
 
-from equipoise.reproduce.describe import Claim, Experiment, Figure, Method, Need, Scale
+from equipoise.reproduce.entry import Claim, Experiment, Figure, Method, Need, Scale
 from equipoise.reproduce.runner import EXPERIMENTS, listing, reproduce
 
 __all__ = ["EXPERIMENTS", "Claim", "Experiment", "Figure", "Method", "Need", "Scale", "listing", "reproduce"]

@@ -11,8 +11,9 @@ from torch import nn
 from equipoise.data.clients import FederatedData
 from equipoise.data.text import PADDING
 from equipoise.models import CharGRU, ConvNet, EmbeddingLSTM, Logistic, Softmax
-from equipoise.reproduce import measures, sources
-from equipoise.reproduce.describe import Claim, Experiment, Method, Need, Scale
+from equipoise.reproduce import data_sets as sources
+from equipoise.reproduce import scores as measures
+from equipoise.reproduce.entry import Claim, Experiment, Method, Need, Scale
 from equipoise.risk import QFair, Superquantile, Tilted
 from equipoise.sampling import Uniform
 from equipoise.solvers import SGD

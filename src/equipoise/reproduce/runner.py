@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 
+from equipoise.core.files import write_atomically
 from equipoise.data.clients import FederatedData
 from equipoise.engines import Simulator
 from equipoise.engines.loop import usable_device
 from equipoise.errors import ConfigError, Diverged, InvalidParameter, require, unknown_name
-from equipoise.files import write_atomically
 from equipoise.metrics import mean
 from equipoise.reproduce import journal, thesis
-from equipoise.reproduce.describe import Experiment, Method, Scale, Trained
-from equipoise.reproduce.sources import at_most, data_folder, require_files
-from equipoise.reproduce.tables import Outcome, machine, markdown, record, slug, versions
+from equipoise.reproduce.data_sets import at_most, data_folder, require_files
+from equipoise.reproduce.entry import Experiment, Method, Scale, Trained
+from equipoise.reproduce.side_by_side import Outcome, machine, markdown, record, slug, versions
 from equipoise.result import Result
 from equipoise.train import train
 

@@ -13,8 +13,9 @@ from torch import nn
 from equipoise.data import synthetic
 from equipoise.data.clients import FederatedData
 from equipoise.models import Softmax
-from equipoise.reproduce import measures, sources
-from equipoise.reproduce.describe import Claim, Experiment, Method, Scale
+from equipoise.reproduce import data_sets as sources
+from equipoise.reproduce import scores as measures
+from equipoise.reproduce.entry import Claim, Experiment, Method, Scale
 from equipoise.risk import QFair
 from equipoise.sampling import Proportional
 from equipoise.solvers import SGD

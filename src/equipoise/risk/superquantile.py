@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.arrays import numbers
+from equipoise.core.numbers import numbers
 from equipoise.errors import IncompatibleParts, is_number, is_whole, require
-from equipoise.risk.quantile import ROUNDING, Exact, tail_place
-from equipoise.risk.quantile import tail_quantile as tail_quantile  # public here too
+from equipoise.risk.quantile_sources import ROUNDING, Exact, tail_place
+from equipoise.risk.quantile_sources import tail_quantile as tail_quantile  # public here too
 from equipoise.risk.tilted import tilted
 from equipoise.types import QuantileSource, RiskValue
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.rng import random_bits
+from equipoise.core.rng import random_bits
 from equipoise.types import LocalSolver
 
 

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from equipoise.core.params import ParameterLayout
 from equipoise.errors import InvalidParameter, require
-from equipoise.params import ParameterLayout
 from equipoise.solvers.prepared import RoundContext
 from equipoise.solvers.sgd import SGD
 from equipoise.types import Cohort, LocalSolver

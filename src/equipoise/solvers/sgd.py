@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from equipoise import rng
+from equipoise.core import rng
 from equipoise.errors import is_number, is_whole, require
 from equipoise.types import Cohort
 

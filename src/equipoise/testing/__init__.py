@@ -4,10 +4,10 @@ Each check raises LawBroken with the law and the numbers that break it, and retu
 random cases and the awkward ones: one client, ties, zero losses, huge losses, zero updates.
 """
 
-from equipoise.testing.clients import check_engine, check_observer, check_solver
+from equipoise.testing.client_parts import check_engine, check_observer, check_solver
 from equipoise.testing.laws import LawBroken
 from equipoise.testing.risks import check_risk
-from equipoise.testing.server import check_aggregator, check_averaging, check_sampler, check_server_optimizer
+from equipoise.testing.server_parts import check_aggregator, check_averaging, check_sampler, check_server_optimizer
 
 __all__ = [
     "LawBroken",

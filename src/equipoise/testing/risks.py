@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.rng import torch_generator
+from equipoise.core.rng import torch_generator
 from equipoise.testing.laws import close, hold
 from equipoise.types import (
     ClientRisk,

@@ -15,7 +15,7 @@ import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
-from equipoise.risk.quantile import tail_quantile
+from equipoise.risk.quantile_sources import tail_quantile
 from equipoise.risk.tilted import tilted
 from equipoise.tilted.hierarchy import Hierarchy
 from equipoise.tilted.links import Link

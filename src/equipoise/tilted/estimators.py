@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from equipoise.errors import InvalidParameter, is_number, is_whole, require
-from equipoise.risk.quantile import tail_quantile
+from equipoise.risk.quantile_sources import tail_quantile
 from equipoise.tilted import links
 from equipoise.tilted.convex import Fit, Objective, Settings, fit_linear
 from equipoise.tilted.hierarchy import hierarchy, level_tilts

@@ -4,7 +4,7 @@
 itself is imported when they are called, and is the extra `equipoise[flower]`.
 """
 
-from equipoise.engines.flower.client import client_app
-from equipoise.engines.flower.server import server_app
+from equipoise.engines.flower.apps.client import client_app
+from equipoise.engines.flower.apps.server import server_app
 
 __all__ = ["client_app", "server_app"]

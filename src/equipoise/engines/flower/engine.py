@@ -16,23 +16,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
+from equipoise.core.task import Task
+from equipoise.core.update_checks import marked, usable
 from equipoise.data.clients import ClientSet, FederatedData
-from equipoise.engines.arrivals import marked, usable
-from equipoise.engines.flower import parts
-from equipoise.engines.flower.messages import BadMessage, Parcel
-from equipoise.engines.flower.remote import Member, Request, TooFewClients, Wire
+from equipoise.engines.flower.transport import part_messages as parts
+from equipoise.engines.flower.transport.messages import BadMessage, Parcel
+from equipoise.engines.flower.transport.nodes import Member, Request, TooFewClients, Wire
 from equipoise.errors import EquipoiseError, EquipoiseNotice
 from equipoise.personal.context import PersonalContext
-from equipoise.personal.run import PersonalRun
+from equipoise.personal.personal_run import PersonalRun
 from equipoise.result import ClientTable
 from equipoise.solvers.prepared import GRADIENT
-from equipoise.task import Task
 from equipoise.types import Aggregator, Cohort, Job, LocalSolver, LocalWork, Pull, RoundReport, ServerState
 
 if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
-    from equipoise.engines.flower.secure import SecureEvaluation
-    from equipoise.privacy.run import PrivateRun
+    from equipoise.engines.flower.secure.protections import SecureEvaluation
+    from equipoise.privacy.private_run import PrivateRun
     from equipoise.privacy.secure_run import SecureRun
 
 T = TypeVar("T")
@@ -319,14 +319,14 @@ class FlowerEngine:
 
     def personal_run(self, method: Any, context: PersonalContext, solver: LocalSolver, seed: int) -> PersonalRun:
         """Personalisation whose models stay on the nodes."""
-        from equipoise.engines.flower.own_models import RemotePersonalRun
+        from equipoise.engines.flower.personal.own_models import RemotePersonalRun
 
         return RemotePersonalRun(self, method, context, solver, seed)
 
     def protected(self, protection: Any, algorithm: Algorithm) -> PrivateRun | SecureRun | None:
         """Privacy that goes over the network: the same rules with the sums of real clients."""
-        from equipoise.engines.flower.secure import over_network
-        from equipoise.privacy.run import PrivateRun as Central
+        from equipoise.engines.flower.secure.protections import over_network
+        from equipoise.privacy.private_run import PrivateRun as Central
 
         found: PrivateRun | SecureRun | None = over_network(self, protection, algorithm)
         if type(found) is Central:  # another try would release a quantile about another cohort, which nobody accounts for

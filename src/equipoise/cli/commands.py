@@ -1,0 +1,315 @@
+"""The command line: `equipoise demo`, `run`, `compare`, `tune`, `report`, `reproduce`, `methods`, `data`, `privacy`, `flower`.
+
+Whatever needs torch is imported inside the commands, so that help comes at once. What a user can get wrong ends in one message
+on stderr and exit code 2, never in a stack trace; Ctrl-C exits with 130.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+from typer.core import TyperGroup
+
+from equipoise.cli.flower_commands import app as flower_app
+from equipoise.cli.privacy_commands import app as privacy_app
+from equipoise.errors import ConfigError, EquipoiseError, EquipoiseNotice, unknown_name
+from equipoise.experiment import catalog
+
+
+def _complain(message: str, style: str = "red") -> None:
+    Console(stderr=True).print(Text(message, style=style), soft_wrap=True)
+
+
+@contextmanager
+def _notices() -> Iterator[None]:
+    """Notices of the library appear as one plain line, not with a line of its code."""
+    shown = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *rest: Any, **options: Any) -> None:
+        if issubclass(category, EquipoiseNotice):
+            _complain(f"Note: {message}", "yellow")
+        else:
+            shown(message, category, *rest, **options)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", EquipoiseNotice)
+        warnings.showwarning = show
+        yield
+
+
+class ClearErrors(TyperGroup):
+    """A group of commands whose expected failures are one message and an exit code."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            with _notices():
+                return super().invoke(ctx)
+        except BrokenPipeError:  # `equipoise methods | head`: click ends quietly
+            raise
+        except (EquipoiseError, OSError) as failure:
+            _complain(" ".join([f"Error: {failure}", *getattr(failure, "__notes__", ())]))
+            raise typer.Exit(2) from failure
+        except KeyboardInterrupt as failure:
+            _complain(" ".join(["Stopped by Ctrl-C.", *getattr(failure, "__notes__", ())]), "yellow")
+            raise typer.Exit(130) from failure
+
+
+app = typer.Typer(
+    cls=ClearErrors,
+    help="Federated learning for clients that are not average.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+)
+data_app = typer.Typer(help="Data sets that a configuration can name.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+app.add_typer(privacy_app, name="privacy")
+app.add_typer(flower_app, name="flower")
+
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one value; may be given several times.")
+]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"equipoise {version('equipoise')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Where the page, the picture and the table go.")] = Path("demo"),
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds; each draws its own data.")] = 5,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of training; the default is the demo's own.")] = None,
+) -> None:
+    """Train FedAvg and Δ-FL on clients that differ, and show who is left behind."""
+    from equipoise.cli.demo import run_demo
+
+    run_demo(out, seeds=seeds, rounds=rounds, console=Console())
+
+
+@app.command()
+def run(
+    config: Annotated[
+        Path | None, typer.Argument(metavar="CONFIG.toml", help="The run to do, e.g. examples/tail.toml.")
+    ] = None,
+    settings: Settings = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder for the run, new or empty. Default: runs/<config>-<seed>.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Go on with the run in this folder, from its checkpoint.")
+    ] = None,
+    tensorboard: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Also write event files for TensorBoard here.")
+    ] = None,
+    mlflow: Annotated[str | None, typer.Option(metavar="URI", help="Also log to MLflow, e.g. sqlite:///mlflow.db.")] = None,
+) -> None:
+    """Train what a TOML file describes; leave config, log, checkpoint, clients, model and report in a folder."""
+    from equipoise.experiment import folder
+    from equipoise.experiment.config import RunConfig
+
+    if resume is not None:
+        if config is not None or settings or out is not None:
+            raise ConfigError("--resume takes all it needs from its folder: leave CONFIG, --set and --out away.")
+        place = folder.to_resume(resume)
+        checked = RunConfig.read(place.config)
+    elif config is None:
+        raise ConfigError("Name a configuration, e.g. equipoise run examples/tail.toml, or a folder: --resume DIR.")
+    else:
+        checked = RunConfig.read(config, settings or ())
+        path = out or folder.free_folder(config, checked.train.seed)
+        folder.refuse_taken(path)  # before data are read, which may take long
+
+    observers: list[Any] = []  # made before data are read, so that an absent library is refused at once
+    if tensorboard is not None or mlflow is not None:
+        from equipoise import tracking
+
+        observers += [tracking.TensorBoard(tensorboard)] if tensorboard is not None else []
+        observers += [tracking.MLflow(tracking_uri=mlflow)] if mlflow is not None else []
+
+    from equipoise.experiment.build import build
+
+    experiment = build(checked)
+    if resume is None:
+        place = folder.claim(path)
+    console = Console()
+    result = folder.run(experiment, place, observers=observers)
+    console.print(Text(str(result.summary())), soft_wrap=True)
+    if result.epsilon is not None:
+        console.print(Text(str(result.epsilon)), soft_wrap=True)
+    console.print()
+    for file in (place.report, place.clients, place.model, place.personal, place.rounds, place.config):
+        if file.exists():
+            console.print(Text(f"{file}"), soft_wrap=True)
+
+
+@app.command()
+def compare(
+    config: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="Methods × seeds, e.g. examples/study.toml.")],
+    settings: Settings = None,
+    workers: Annotated[int, typer.Option(min=1, help="How many runs at once, one torch thread each.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="The folder for all runs. Default: runs/<study>.")] = None,
+) -> None:
+    """Run every method with every seed, as far as runs are missing; print the table and write the report."""
+    from equipoise.cli.listing import comparison_table
+    from equipoise.experiment.folder import read_record
+    from equipoise.experiment.scheduler import run_all
+    from equipoise.experiment.study import prepare, read_study
+
+    place = out or Path("runs") / config.stem
+    runs = read_study(config, settings or (), out=place)
+    prepare(runs)
+    console = Console()
+    try:
+        jobs = run_all(runs, workers=workers, console=console)
+    except KeyboardInterrupt as failure:
+        failure.add_note("The same command goes on where it stopped.")
+        raise
+    records = [read_record(job.folder.path) for job in jobs if job.folder.finished]
+    if records:
+        from equipoise.report import write_report
+
+        console.print(comparison_table(records))
+        console.print(Text(str(write_report(records, place / "report.html"))), soft_wrap=True)
+    failed = [job for job in jobs if job.status == "failed"]
+    for job in failed:
+        _complain(f"Failed: {job.run.method}, seed {job.run.seed}: {job.message} See {job.folder.path / 'run.log'}.")
+    if failed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def tune(
+    config: Annotated[Path, typer.Argument(metavar="SEARCH.toml", help="A run and values to try, e.g. examples/tune.toml.")],
+    settings: Settings = None,
+    workers: Annotated[int, typer.Option(min=1, help="How many runs at once, one torch thread each.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="The folder for all trials. Default: runs/<search>.")] = None,
+) -> None:
+    """Try values by training loss or validation clients, never test clients; write the best configuration."""
+    from equipoise.experiment import tune as searching
+    from equipoise.experiment.search import read_search, trial_name
+
+    search = read_search(config, settings or ())
+    try:
+        outcomes = searching.tune(search, out or Path("runs") / config.stem, workers=workers, console=Console())
+    except KeyboardInterrupt as failure:
+        failure.add_note("The same command goes on where it stopped.")
+        raise
+    for outcome in outcomes:
+        if outcome.criterion is None:
+            _complain(f"Failed: {trial_name(outcome.values)}: {outcome.message}")
+    if outcomes[0].criterion is None:
+        raise typer.Exit(1)
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Folders of finished runs, or of studies.")],
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
+    figures: Annotated[Path | None, typer.Option(metavar="DIR", help="Also write each figure as SVG and PNG here.")] = None,
+) -> None:
+    """Write one page about runs beside each other; it opens offline."""
+    from equipoise.experiment.folder import finished_runs, read_record
+    from equipoise.report import export_figures, write_report
+
+    console = Console()
+    records = [read_record(path) for path in finished_runs(folders)]
+    console.print(Text(str(write_report(records, out))), soft_wrap=True)
+    if figures is not None:
+        for file in export_figures(records, figures):
+            console.print(Text(str(file)), soft_wrap=True)
+
+
+@app.command()
+def reproduce(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="An entry of --list, e.g. emnist-linear.")] = None,
+    list_entries: Annotated[bool, typer.Option("--list", help="List the entries.")] = False,
+    data: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The folder of the data files. Default: EQUIPOISE_DATA.")
+    ] = None,
+    scale: Annotated[str, typer.Option(help="small (minutes on two cores) or paper (the full setting, for a GPU).")] = "small",
+    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds; the default is the scale's own.")] = None,
+    out: Annotated[Path, typer.Option(help="Where runs and tables go; runs that are there are kept.")] = Path("reproduce"),
+    device: Annotated[str | None, typer.Option(help="A torch device, e.g. cuda.")] = None,
+    methods: Annotated[str | None, typer.Option(help="Only these rows, e.g. fedavg,delta-fl-0.5.")] = None,
+    tune: Annotated[bool, typer.Option("--tune", help="First choose the learning rate on FedAvg's training loss.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Run nothing: print what the folder holds.")] = False,
+) -> None:
+    """Run a published experiment again, and print published and measured numbers side by side."""
+    from equipoise import reproduce as published
+
+    if list_entries or name is None:
+        typer.echo(published.listing())
+        return
+    try:
+        published.reproduce(
+            name, data=data, scale=scale, seeds=seeds, out=out, device=device, methods=methods, tune=tune, show=show,
+            say=typer.echo,
+        )  # fmt: skip
+    except KeyboardInterrupt as failure:
+        failure.add_note("The same command goes on where it stopped.")
+        raise
+
+
+@app.command()
+def methods(
+    kind: Annotated[str | None, typer.Argument(help=f"One of {', '.join(catalog.kinds())}; all if left out.")] = None,
+) -> None:
+    """List every part: what it does, its parameters with defaults, its source."""
+    from equipoise.cli.listing import show_functions, show_methods
+
+    if kind is not None and kind not in catalog.kinds():
+        raise ConfigError(unknown_name("kind", kind, catalog.kinds()))
+    console = Console()
+    show_methods(console, catalog.kinds() if kind is None else (kind,))
+    if kind is None:
+        show_functions(console)
+
+
+@data_app.command("list")
+def data_list() -> None:
+    """List the data sets, and which of them need files."""
+    from equipoise.cli.listing import show_data_list
+
+    show_data_list(Console())
+
+
+@data_app.command("show")
+def data_show(
+    name: Annotated[str, typer.Argument(help="A name of `equipoise data list`.")],
+    settings: Settings = None,
+    folder: Annotated[Path | None, typer.Option(help="The folder that holds the files of a data set that needs some.")] = None,
+) -> None:
+    """Show a data set: clients per split, examples, sizes, classes, shape."""
+    from equipoise.cli.listing import show_data
+    from equipoise.experiment.config import check_part, override
+
+    table = override({}, settings or ())
+    if folder is not None:
+        table["folder"] = str(folder)
+    show_data(Console(), check_part("data", {**table, "name": name}, "data").make("data"))
+
+
+def main() -> None:
+    """The entry point of the `equipoise` command."""
+    app()

@@ -1,0 +1,285 @@
+"""The learning task: a model, its per-example loss and its per-example error, as pure functions of a flat vector."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from equipoise.core.params import ParameterLayout
+from equipoise.errors import EquipoiseError, IncompatibleParts, InvalidParameter, is_whole, require
+
+if TYPE_CHECKING:
+    from equipoise.data.clients import FederatedData
+
+PerExample = Callable[[Tensor, Tensor], Tensor]
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of logits (B, C, …) against classes (B, …): one number per example, (B,)."""
+    losses = functional.cross_entropy(outputs, targets, reduction="none")
+    return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
+
+
+def misclassified(outputs: Tensor, targets: Tensor) -> Tensor:
+    """1 where the largest of the logits (B, C, …) is not the target class, else 0: (B,)."""
+    wrong = (outputs.argmax(1) != targets).to(outputs.dtype)
+    return wrong.flatten(1).mean(1) if wrong.dim() > 1 else wrong
+
+
+class _Scorer(nn.Module):
+    """Model and loss as one module, so that parameters which a model uses in its own loss are trained too."""
+
+    def __init__(self, module: nn.Module, loss: PerExample | None, error: PerExample | None) -> None:
+        super().__init__()
+        self.module, self._given_loss, self._given_error = module, loss, error
+
+    # A model's own methods are looked up when they are used: a copy of this module then uses the copied model's.
+    @property
+    def loss(self) -> PerExample:
+        found: PerExample = self._given_loss or getattr(self.module, "loss", None) or cross_entropy
+        return found
+
+    @property
+    def error(self) -> PerExample:
+        found: PerExample = self._given_error or getattr(self.module, "error", None) or self._usual_error
+        return found
+
+    @property
+    def error_is_open(self) -> bool:
+        """Whether neither the user nor the model says what an error is."""
+        return self._given_error is None and getattr(self.module, "error", None) is None
+
+    @property
+    def is_cross_entropy(self) -> bool:
+        return self.loss is cross_entropy or isinstance(self.loss, nn.CrossEntropyLoss | nn.NLLLoss | nn.MultiMarginLoss)
+
+    @property
+    def _usual_error(self) -> PerExample:
+        return misclassified if self.is_cross_entropy else self.loss
+
+    def forward(self, x: Tensor, y: Tensor, with_error: bool) -> tuple[Tensor, Tensor | None]:
+        outputs = self.module(x)
+        return per_example("loss", self.loss(outputs, y), x), (
+            per_example("error", self.error(outputs, y), x) if with_error else None
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """What is learned, on a copy of the user's module. Parameters are a vector (D,) or named tensors."""
+
+    scorer: _Scorer
+    layout: ParameterLayout
+
+    @classmethod
+    def of(cls, model: nn.Module, loss: PerExample | None = None, error: PerExample | None = None) -> Task:
+        """The task of a module. `loss` and `error` take (outputs, targets) and give one number per example.
+
+        Without them the model's own `loss` and `error` methods are used where it has them. Else the loss is cross-entropy, and
+        the error is misclassification for classes (see `fitted`) and the loss itself otherwise.
+        """
+        if not isinstance(model, nn.Module):
+            raise InvalidParameter("model", "must be a torch.nn.Module", type(model).__name__)
+        for name, given in (("loss", loss), ("error", error)):
+            require(given is None or callable(given), name, "must be a function of (outputs, targets)", given)
+        refuse_batch_normalisation(model)
+        layout = ParameterLayout.of(model)
+        own = {id(parameter) for parameter in model.parameters()}
+        strangers = (
+            [p for p in loss.parameters() if p.requires_grad and id(p) not in own] if isinstance(loss, nn.Module) else []
+        )
+        require(
+            not strangers, "loss", "must not have trainable parameters outside the model", type(loss).__name__,
+            "Make the loss part of the model (a method `loss`), or freeze it by requires_grad_(False).",
+        )  # fmt: skip
+        return cls(_Scorer(*_copied(model, loss, error)), layout)
+
+    @property
+    def module(self) -> nn.Module:
+        return self.scorer.module
+
+    @property
+    def loss(self) -> PerExample:
+        return self.scorer.loss
+
+    @property
+    def error(self) -> PerExample:
+        return self.scorer.error
+
+    @property
+    def error_is_loss(self) -> bool:
+        return self.scorer.error == self.scorer.loss
+
+    def to(self, device: torch.device) -> Task:
+        """The same task with the module's constants on a device."""
+        return Task(_Scorer(*_copied(self.module, self.scorer._given_loss, self.scorer._given_error)).to(device), self.layout)
+
+    def outputs(self, params: Tensor | dict[str, Tensor], x: Tensor) -> Tensor:
+        """The model's outputs on inputs (B, …)."""
+        named = self.layout.unflatten(params) if isinstance(params, Tensor) else params
+        outputs: Tensor = functional_call(self.module, named, (x,))
+        return outputs
+
+    def losses(self, params: Tensor | dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        """Per-example losses (B,)."""
+        losses: Tensor = functional_call(self.scorer, self._named(params), (x, y, False))[0]
+        return losses
+
+    def scores(self, params: Tensor | dict[str, Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Per-example losses and errors, (B,) and (B,)."""
+        losses, errors = functional_call(self.scorer, self._named(params), (x, y, True))
+        return losses, errors
+
+    def _named(self, params: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
+        named = self.layout.unflatten(params) if isinstance(params, Tensor) else params
+        return {f"module.{name}": value for name, value in named.items()}
+
+    def fitted(self, data: FederatedData) -> Task:
+        """The task for these data, tried on their first examples so that what cannot work is refused before any work.
+
+        Refused are wrong shapes and types, too few classes, a loss or error that is not one number per example or has no
+        gradient, and models whose output for one example depends on its batch or that change buffers when they run. If the
+        data have classes and the outputs are scores of classes, an error that nobody defined is misclassification.
+        """
+        trial = self.to(torch.device("cpu"))
+        rows = slice(0, min(3, len(data.train.x)))
+        dtype = self.layout.dtype
+        x, y = data.train.inputs(rows, dtype).cpu(), data.train.targets(rows, dtype).cpu()
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            trial.scorer.eval()
+            outputs = trial._tried("model", data, lambda: trial._outputs(x))
+            trial._refuse_too_few_classes(data, outputs)
+            trial._tried("model", data, lambda: trial._refuse_mixing(x))
+            trial.scorer.train()
+            params = self.layout.read(trial.module).requires_grad_()
+            with torch.enable_grad():
+                losses = trial._tried("loss", data, lambda: trial.losses(params, x.clone(), y))
+            require(losses.requires_grad, "loss", "must depend on the model's parameters", "detached from them")
+            places = outputs.shape[:1] + outputs.shape[2:]
+            scores_of_classes = outputs.dim() == 2 and y.shape == places and 1 < data.classes <= outputs.shape[1]
+            fit = self
+            if self.scorer.error_is_open and (scores_of_classes or self.scorer.is_cross_entropy):
+                fit = Task(_Scorer(self.module, self.scorer._given_loss, misclassified), self.layout)
+                trial = Task(_Scorer(trial.module, trial.scorer._given_loss, misclassified), self.layout)
+            trial.scorer.eval()
+            several = trial._tried("error", data, lambda: trial.scores(params, x.clone(), y))
+            alone = [trial.scores(params, x[i : i + 1].clone(), y[i : i + 1]) for i in range(len(x))]
+            for place, what in enumerate(("loss", "error")):
+                if not _alike(several[place], torch.cat([scores[place] for scores in alone])):
+                    raise IncompatibleParts(
+                        f"The {what} of an example depends on the other examples in its batch, which padding and averaging "
+                        "over clients both break.",
+                        "Compute it from the example's own outputs and target.",
+                    )
+        return fit
+
+    def _outputs(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.module(x.clone())
+        require(isinstance(outputs, Tensor), "model", "must return one tensor of outputs", type(outputs).__name__)
+        return outputs
+
+    def _tried(self, what: str, data: FederatedData, run: Callable[[], Any]) -> Any:
+        """The result of `run`; whatever it raises is said to be about the model, the loss or the error."""
+        try:
+            return run()
+        except EquipoiseError:
+            raise
+        except Exception as failure:  # a user's function may raise anything when it is given what it does not expect
+            x, y = data.train.inputs(slice(0, 1), self.layout.dtype), data.train.targets(slice(0, 1), self.layout.dtype)
+            rule = f"must fit the data {data.name!r}: inputs of shape {tuple(x.shape[1:])} and type {_plain(x)}"
+            rule += f", targets of shape {tuple(y.shape[1:])} and type {_plain(y)}" if what != "model" else ""
+            reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0]
+            hint = (
+                " If the inputs are pixels, give the data scale=1/255." if what == "model" and not x.is_floating_point() else ""
+            )
+            name = type(self.module).__name__ if what == "model" else getattr(self.scorer, what)
+            raise InvalidParameter(what, rule, name, f"It said: {reason}.{hint}") from failure
+
+    def _refuse_too_few_classes(self, data: FederatedData, outputs: Tensor) -> None:
+        known, name = getattr(self.module, "classes", None), type(self.module).__name__
+        if not is_whole(known):
+            known = outputs.shape[1] if self.scorer.is_cross_entropy and outputs.dim() > 1 else data.classes
+        if known is not None and data.classes > known:
+            rule = (
+                f"must tell the {data.classes} classes of {data.name!r} (0 to {data.classes - 1}) apart; {name} knows {known}"
+            )
+            raise InvalidParameter("model", rule, name, "Give it more classes, or use models.Softmax.")
+
+    def _refuse_mixing(self, x: Tensor) -> None:
+        """An example's output must not depend on its batch, and a forward pass must not change the module."""
+        self.module(x.clone())  # buffers that are made on first use are there now
+        before = {name: value.clone() for name, value in self.module.named_buffers()}
+        for training in (False, True):
+            self.scorer.train(training)
+            several, again = self.module(x.clone()), self.module(x.clone())
+            alone = [self.module(x[i : i + 1].clone()) for i in range(len(x))]
+            if alone[0].shape != several[:1].shape:
+                rule = f"must give a batch of one an output of shape {tuple(several[:1].shape)}"
+                raise InvalidParameter("model", rule, tuple(alone[0].shape), "Squeeze only the last dimension: squeeze(-1).")
+            random = not _alike(several, again)  # dropout: nothing to compare
+            if not random and not _alike(several, torch.cat(alone)):
+                raise IncompatibleParts(
+                    f"{type(self.module).__name__} gives an example another output when other examples are in its batch: a "
+                    "layer mixes them, which padding and averaging over clients both break.",
+                    "Normalise within each example, e.g. by torch.nn.GroupNorm or LayerNorm.",
+                )
+        now = dict(self.module.named_buffers())
+        changed = [name for name, value in before.items() if not torch.equal(now[name].nan_to_num(), value.nan_to_num())]
+        if changed:
+            raise IncompatibleParts(
+                f"{type(self.module).__name__} changes its buffer {changed[0]!r} when it runs, and such a state is not "
+                "averaged over clients.",
+                "Make it a parameter, or keep it fixed.",
+            )
+
+
+def _copied(
+    model: nn.Module, loss: PerExample | None, error: PerExample | None
+) -> tuple[nn.Module, PerExample | None, PerExample | None]:
+    """A copy of the model, with loss and error copied along: what they share with the model they share with the copy."""
+    try:
+        copied: tuple[nn.Module, PerExample | None, PerExample | None] = copy.deepcopy((model, loss, error))
+    except Exception:  # a loss may hold what cannot be copied (a lock, a tensor of a graph): then it is used as it is
+        return copy.deepcopy(model), loss, error
+    return copied
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    """Equal up to the rounding of another batch size."""
+    rough = 8 * torch.finfo(a.dtype).eps if a.is_floating_point() else 0.0
+    return a.shape == b.shape and torch.allclose(a, b, rtol=max(1e-3, rough), atol=max(1e-4, rough), equal_nan=True)
+
+
+def _plain(values: Tensor) -> str:
+    return str(values.dtype).removeprefix("torch.")
+
+
+def per_example(name: str, values: Tensor, x: Tensor) -> Tensor:
+    """Refuse a loss that was already averaged: clients need one number per example."""
+    if values.shape != x.shape[:1]:
+        raise InvalidParameter(
+            name,
+            f"must give one number per example, shape ({x.shape[0]},)",
+            tuple(values.shape),
+            'With a torch loss use reduction="none", and average over all but the first dimension.',
+        )
+    return values
+
+
+def refuse_batch_normalisation(model: nn.Module) -> None:
+    """Batch normalisation is not a function of one example, so padding and averaging over clients both break it."""
+    for name, layer in model.named_modules():
+        keeps_statistics = isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) or keeps_statistics:
+            raise IncompatibleParts(
+                f"model.{name} is a {type(layer).__name__}: its statistics mix the examples of a batch and, once averaged, the "
+                "data of different clients.",
+                f"Replace it, e.g. by torch.nn.GroupNorm(groups, {getattr(layer, 'num_features', 'channels')}).",
+            )

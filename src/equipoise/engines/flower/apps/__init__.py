@@ -1,0 +1,1 @@
+"""The Flower apps: the server, a node, and the project that `equipoise flower init` writes."""

@@ -1,0 +1,110 @@
+"""What a federated run's config.toml says, and how it is read back for reports.
+
+A run of a configuration names its data and model by the catalogue. A federation's data are with its nodes, and its model is a
+class of the user's: the file says what they were called, and everything else as any run's does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from platform import python_version
+from typing import Any
+
+from equipoise.algorithm import Algorithm
+from equipoise.errors import ConfigError
+
+SECTION = "federation"
+
+
+@dataclass(frozen=True)
+class TrainRecord:
+    """The section [train] of a federated run."""
+
+    rounds: int
+    clients_per_round: int
+    seed: int = 0
+    name: str | None = None
+    evaluate_every: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class FederatedConfig:
+    """A federated run as its folder describes it. `algorithm()` and `train` are what a report asks for."""
+
+    made: Algorithm
+    train: TrainRecord
+    federation: Mapping[str, Any] = field(default_factory=dict)
+
+    def algorithm(self) -> Algorithm:
+        return self.made
+
+    def text(self) -> str:
+        """The complete TOML."""
+        from equipoise.experiment import toml
+
+        return toml.dumps(
+            {
+                SECTION: dict(self.federation),
+                "algorithm": algorithm_table(self.made),
+                "train": {key: "none" if value is None else value for key, value in asdict(self.train).items()},
+                "versions": {name: version(name) for name in ("equipoise", "torch", "numpy", "flwr")}
+                | {"python": python_version()},
+            }
+        )
+
+    @classmethod
+    def read(cls, path: str | Path) -> FederatedConfig:
+        """From the config.toml of a federated run."""
+        from equipoise.experiment.config import read_toml
+
+        table = read_toml(path)
+        if SECTION not in table:
+            raise ConfigError(f"{path} is not the configuration of a federated run: it has no [{SECTION}].")
+        try:
+            options: dict[str, Any] = {key: None if value == "none" else value for key, value in table["train"].items()}
+            return cls(read_algorithm(table["algorithm"]), TrainRecord(**options), table[SECTION])
+        except (KeyError, TypeError) as failure:
+            raise ConfigError(f"{path} is damaged: {failure}.") from failure
+
+
+def is_federated(path: str | Path) -> bool:
+    """Whether a config.toml is that of a federated run."""
+    from equipoise.experiment.config import read_toml
+
+    return SECTION in read_toml(path)
+
+
+def algorithm_table(algorithm: Algorithm) -> dict[str, Any]:
+    """An algorithm as TOML tables; a part of the user's own by its class and how it shows itself."""
+    from equipoise.engines.flower.transport.part_messages import table_of
+    from equipoise.experiment import catalog
+
+    table: dict[str, Any] = {"weights": algorithm.weights or "none"}
+    for kind in (*catalog.ALGORITHM_PARTS, *catalog.OPTIONAL_PARTS):
+        part = getattr(algorithm, kind)
+        if part is None:
+            table[kind] = "none"
+            continue
+        try:
+            table[kind] = table_of(kind, part)
+        except (ConfigError, AttributeError):
+            table[kind] = {"class": f"{type(part).__module__}:{type(part).__qualname__}", "shown": repr(part)}
+    return table
+
+
+def read_algorithm(table: Mapping[str, Any]) -> Algorithm:
+    """The algorithm that `algorithm_table` wrote; one with parts of the user's own cannot be made again from a file."""
+    from equipoise.experiment.config import check_part
+
+    parts: dict[str, Any] = {}
+    for kind, value in table.items():
+        if kind == "weights" or value == "none":
+            continue
+        if "class" in value:
+            raise ConfigError(f"algorithm.{kind} was {value['shown']}, a part of your own, which a file cannot bring back.")
+        parts[kind] = check_part(kind, value, f"algorithm.{kind}").make(f"algorithm.{kind}")
+    weights = table.get("weights")
+    return Algorithm(**parts, weights=None if weights == "none" else weights)

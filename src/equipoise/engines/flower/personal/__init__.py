@@ -1,0 +1,1 @@
+"""Personal models over a network: they are trained and kept on the nodes."""

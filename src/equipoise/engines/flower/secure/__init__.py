@@ -1,0 +1,1 @@
+"""Secure sums over a network, and the protections that are built on them."""

@@ -1,0 +1,1 @@
+"""The simulator: local work of many clients as one batched computation, by one of several paths."""

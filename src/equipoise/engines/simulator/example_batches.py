@@ -1,0 +1,159 @@
+"""Examples gathered into memory that is used again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from equipoise.data.clients import ClientSet
+from equipoise.engines.simulator.batched_steps import Batch
+from equipoise.engines.simulator.workers import Workspace
+from equipoise.solvers.batches import BatchCursor, SplitCursor
+
+_AT_ONCE = 2**24  # numbers: up to so many are gathered for all steps together
+
+
+def gathered(
+    clients: ClientSet,
+    rows: Tensor,
+    dtype: torch.dtype,
+    space: Workspace,
+    *,
+    scaled: bool = True,
+    out: Tensor | None = None,
+) -> Tensor:
+    """What `clients.inputs(rows, dtype)` gives, in `out` or in memory that is valid until the next call with the same space.
+
+    Without `scaled` the numbers are as they are stored, but for their type and a shift.
+    """
+    shape, device = (rows.numel(), *clients.x.shape[1:]), clients.x.device
+    raw = torch.index_select(clients.x, 0, rows.flatten(), out=space.empty("raw inputs", shape, clients.x.dtype, device))
+    wanted = dtype if clients.scale is not None or raw.is_floating_point() else torch.int64
+    if out is not None:
+        x = out.copy_(raw.view(out.shape))
+    else:
+        x = raw if raw.dtype == wanted else space.empty("inputs", shape, wanted, device).copy_(raw)
+    if clients.scale is not None:
+        if scaled:
+            x.mul_(clients.scale)
+        if clients.shift:
+            x.add_(clients.shift if scaled else clients.shift / clients.scale)
+    return x if out is not None else x.view(*rows.shape, *shape[1:])
+
+
+def batches_by_step(
+    clients: ClientSet, cursor: BatchCursor | SplitCursor, first: Tensor, dtype: torch.dtype, space: Workspace
+) -> Iterator[Batch]:
+    """The batches of clients whose examples begin at the rows `first` (k, 1), each gathered when its step comes."""
+    for step, k in enumerate(cursor.active):
+        places, shares = cursor.batch(step, dtype)  # (k, b)
+        rows = first[:k] + places
+        last = step + 1 == len(cursor.active)
+        yield Batch(gathered(clients, rows, dtype, space), clients.targets(rows, dtype), shares, last)
+
+
+class FlatBatches:
+    """The same as flat rows of features (k, b, P), not yet scaled, for a few clients at a time: `of(block)`.
+
+    With a `constant`, feature F is 1 after scaling, and P is the next multiple of 16. On a CPU examples are gathered when their
+    step comes, so that it finds them in a core's own cache; on a GPU for all steps together, in fewer and larger operations.
+    """
+
+    def __init__(
+        self,
+        clients: ClientSet,
+        cursor: BatchCursor,
+        first: Tensor,
+        dtype: torch.dtype,
+        space: Workspace,
+        *,
+        constant: bool = False,
+    ) -> None:
+        self.clients, self.cursor, self.dtype, self.space = clients, cursor, dtype, space
+        places, inside = cursor.batches
+        self.rows, self.features = places + first, max(1, clients.x.shape[1:].numel())  # (T, K, b)
+        self.scale, self.width = 1.0 if clients.scale is None else clients.scale, wider(self.features, constant)
+        self.shift = clients.shift / clients.scale if clients.scale is not None and clients.shift else 0.0
+        self._rooms: dict[torch.Size, Room] = {}
+        working = torch.arange(len(self.rows[0])) < torch.tensor(cursor.active).unsqueeze(1)
+        self._full = (cursor.counts == cursor.width) & working  # (T, K)
+        self._all_full = bool(self._full.all())
+        self.y = clients.targets(self.rows, dtype)
+        self.shares = inside.to(dtype) / cursor.counts.unsqueeze(2).to(inside.device)
+        alike = (cursor.counts == cursor.counts[:, :1]).all(1).tolist()
+        self.even = [1 / count if same else None for same, count in zip(alike, cursor.widest, strict=True)]
+
+    @staticmethod
+    def fit(clients: ClientSet, cursor: BatchCursor) -> bool:
+        """Whether the batches are not too much memory at once."""
+        if clients.x.device.type == "cpu":
+            return cursor.at_once
+        count = len(cursor.active) * len(cursor.sizes) * cursor.width
+        return cursor.at_once and count * clients.x.shape[1:].numel() <= _AT_ONCE
+
+    def stretches(self, block: slice) -> list[tuple[slice, bool]]:
+        """All steps of a stretch of the clients, as those in a row in which each of them has a full batch, and the others."""
+        if self._all_full:
+            return [(slice(0, len(self._full)), True)]
+        full = self._full[:, block].all(1).tolist()
+        edges = [0, *(i for i in range(1, len(full)) if full[i] != full[i - 1]), len(full)]
+        return [(slice(begin, end), full[begin]) for begin, end in pairwise(edges)]
+
+    def of(self, block: slice, steps: slice | None = None) -> Iterator[Batch]:
+        """The batches of a stretch of the clients; each is valid until the next one."""
+        steps = steps or slice(0, len(self.cursor.active))
+        count, last = block.stop - block.start, len(self.cursor.active) - 1
+        parts = zip(*(part[steps, block].unbind(0) for part in (self.rows, self.y, self.shares)), strict=True)
+        together = None if self.rows.device.type == "cpu" else self._gathered(self.rows[steps, block])
+        for step, (rows, y, shares) in enumerate(parts, steps.start):
+            k, b = min(max(self.cursor.active[step] - block.start, 0), count), self.cursor.widest[step]
+            if k == 0:
+                return
+            if k < count or b < rows.shape[1]:
+                rows, y, shares = rows[:k, :b], y[:k, :b], shares[:k, :b]
+            x = self._gathered(rows) if together is None else together[step - steps.start, :k, :b]
+            yield Batch(x, y, shares, step == last, self.scale, self.even[step])
+
+    def _gathered(self, rows: Tensor) -> Tensor:
+        """The examples (…, P) of the rows (…)."""
+        room = self.room(rows.shape)
+        torch.index_select(self.clients.x, 0, rows.reshape(-1), out=room.raw)
+        room.features.copy_(room.raw_rows)
+        if self.shift:
+            room.features.add_(self.shift)
+        return room.whole
+
+    def room(self, shape: torch.Size) -> Room:
+        """Memory for examples of this shape (…), with the constant features in place."""
+        if shape not in self._rooms:  # views are made once, not at every step: they cost as much as a small product
+            clients, count = self.clients, shape.numel()
+            raw = self.space.empty("raw inputs", (count, *clients.x.shape[1:]), clients.x.dtype, clients.x.device)
+            flat = self.space.empty("rows of features", (count, self.width), self.dtype, clients.x.device)
+            self._rooms[shape] = Room(raw, raw.view(count, -1), flat[:, : self.features], flat.view(*shape, self.width))
+            fill_constant(flat, self.features, self.scale)
+        return self._rooms[shape]
+
+
+class Room(NamedTuple):
+    """Memory for n examples, in four views."""
+
+    raw: Tensor  # as they are stored (n, …)
+    raw_rows: Tensor  # (n, F)
+    features: Tensor  # as numbers of the model's type (n, F)
+    whole: Tensor  # (…, P), with constant features
+
+
+def wider(features: int, constant: bool) -> int:
+    """How long a row of so many features is with room for a constant one: rows of 16 numbers are multiplied faster."""
+    return -(-(features + 1) // 16) * 16 if constant else features
+
+
+def fill_constant(x: Tensor, features: int, scale: float) -> None:
+    """Make feature number `features` of x (…, P) one after scaling, and those after it 0."""
+    if x.shape[-1] > features:
+        x[..., features] = 1 / scale
+        x[..., features + 1 :] = 0

@@ -1,0 +1,297 @@
+"""The direct path for linear models under plain SGD: outputs W x + b, and the gradient of the weights is never formed.
+
+With δ = ∂loss/∂outputs (b, C) of a batch x (b, F), the gradient in W is δᵀ x, of rank b: it is applied to W in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equipoise.core.params import ParameterLayout
+from equipoise.core.task import Task, cross_entropy, per_example
+from equipoise.engines.simulator.batched_steps import Batch, Starts, runs
+from equipoise.engines.simulator.cpu.softmax_steps import SoftmaxSteps
+from equipoise.engines.simulator.example_batches import FlatBatches, fill_constant, wider
+from equipoise.engines.simulator.output_gradients import OutputGradients
+from equipoise.engines.simulator.workers import Worker, Workspace
+from equipoise.models.linear import LinearModel
+from equipoise.solvers import SGD
+from equipoise.types import LocalSolver, Pull
+
+
+def is_plain_linear(task: Task) -> bool:
+    """Whether outputs are W x + b with all of W and b trained, and the loss is a function of outputs and targets alone.
+
+    A subclass with a forward pass of its own, a hook, or a loss that uses the model's parameters takes the general path.
+    """
+    module = task.module
+    if not isinstance(module, LinearModel):
+        return False
+    as_written = type(module).forward is LinearModel.forward and not (module._forward_hooks or module._forward_pre_hooks)
+    loss_of_outputs_alone = getattr(task.loss, "__self__", None) is not module
+    all_trained = set(task.layout.names) == {name for name, _ in module.named_parameters()} <= {"weight", "bias"}
+    return as_written and loss_of_outputs_alone and all_trained
+
+
+def weight_shape(task: Task) -> torch.Size:
+    """The shape of a linear model's weights: (C, F), or (F,)."""
+    return task.layout.shapes[task.layout.names.index("weight")]
+
+
+def has_one_score(task: Task) -> bool:
+    """Whether the linear model has a single output per example, and a vector for its weights."""
+    return len(weight_shape(task)) == 1
+
+
+def fits_linear_steps(task: Task, solver: LocalSolver, lr: float, pull: Pull | None = None) -> bool:
+    """Whether the direct path does this work: plain SGD of a linear model."""
+    return is_plain_sgd(solver, lr, pull) and is_plain_linear(task)
+
+
+def is_plain_sgd(solver: LocalSolver, lr: float, pull: Pull | None = None) -> bool:
+    """Whether a step is that of SGD without momentum, perhaps with one pull by a number per client."""
+    if type(solver) is not SGD or solver.momentum or lr * solver.weight_decay >= 1:
+        return False
+    return pull is None or (pull.strength.dim() == 1 and not solver.prox)
+
+
+def linear_losses(task: Task, models: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """Losses (M, B) of shared examples under several linear models (M, D): their weights side by side are one product."""
+    named = task.layout.unflatten(models)
+    one_score = named["weight"].dim() == 2
+    weight = named["weight"].flatten(0, -2)  # (M · C, F)
+    z = torch.mm(x.reshape(len(x), -1), weight.t()).view(len(x), len(models), -1).transpose(0, 1)  # (M, B, C)
+    if "bias" in named:
+        z = z + named["bias"].reshape(len(models), 1, -1)
+    outputs = z.reshape(-1) if one_score else z.reshape(len(models) * len(x), -1)
+    targets = y.repeat(len(models), *(1,) * (y.dim() - 1))
+    return per_example("loss", task.loss(outputs, targets), outputs).view(len(models), len(x))
+
+
+_BLOCK_BYTES = 2**20  # of weights: together with a batch they stay in a core's own cache
+
+
+@dataclass(frozen=True, eq=False)
+class LinearUpdates:
+    """Updates of k linear models (k, C, P): of the weights of F features, of a bias after them, and zeros."""
+
+    layout: ParameterLayout
+    whole: Tensor
+
+    def dense(self, update: Tensor) -> Tensor:
+        """The updates (k, D), written to `update`."""
+        named = self.layout.unflatten(update)
+        features = named["weight"].shape[-1]
+        _matrices(named["weight"], 1).copy_(self.whole[..., :features])
+        if "bias" in named:
+            named["bias"].view(len(update), -1).copy_(self.whole[..., features])
+        return update
+
+    def weighted_sum(self, rows: slice, weights: Tensor, space: Workspace) -> Tensor:
+        """Σ_k π_k u_k over some of the clients, (D,)."""
+        summed = torch.mv(self.whole[rows].flatten(1).t(), weights.to(self.whole)).view(self.whole.shape[1:])
+        return self.dense_one(summed)
+
+    def dense_one(self, one: Tensor) -> Tensor:
+        """A model (C, P) as a vector (D,)."""
+        return LinearUpdates(self.layout, one.unsqueeze(0)).dense(one.new_empty(1, self.layout.dimension))[0]
+
+    def squares(self) -> Tensor:
+        """Squared norms, (k,)."""
+        norms: Tensor = torch.linalg.vector_norm(self.whole.flatten(1), dim=1)
+        return norms.double().square_()
+
+
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """Σ_k π_k u_k of the clients of each start, (M, D), and of every client ‖u_k‖² (k,): no client's update is kept."""
+
+    totals: Tensor
+    sq_norms: Tensor
+
+
+def _matrices(weight: Tensor, leading: int) -> Tensor:
+    """Weights (…, C, F), also of models with one score, whose weights are (…, F)."""
+    return weight if weight.dim() == leading + 2 else weight.unsqueeze(leading)
+
+
+def augmented(task: Task, models: Tensor) -> Tensor:
+    """Linear models (M, D) as matrices (M, C, P): a bias is the weight of one more feature that is always 1."""
+    named = task.layout.unflatten(models)
+    weight = _matrices(named["weight"], 1)
+    if "bias" not in named:
+        return weight.contiguous()
+    whole = weight.new_zeros(*weight.shape[:2], wider(weight.shape[2], True))
+    whole[..., : weight.shape[2]] = weight
+    whole[..., weight.shape[2]] = named["bias"].view(weight.shape[:2])
+    return whole
+
+
+class LinearWork:
+    """Local work of k clients with linear models, a few at a time on a CPU, so that their weights stay in a core's own cache.
+
+    `seen` (k,) are their summed batch losses, once the work is done.
+    """
+
+    def __init__(
+        self, worker: Worker, starts: Starts, solver: LocalSolver, lr: float, batches: FlatBatches | Iterable[Batch], count: int
+    ) -> None:
+        self.worker, self.starts, self.lr, self.batches, self.count = worker, starts, lr, batches, count
+        self.start = augmented(worker.task, starts.models)  # (M, C, P)
+        self.seen = torch.zeros(count, dtype=torch.float64, device=self.start.device)
+        self.keep = 1 - lr * solver.weight_decay if isinstance(solver, SGD) else 1.0
+        self.pull = LinearPull.of(worker.task, pull_of(solver, starts, count), lr / self.keep)
+        self.in_blocks = isinstance(batches, FlatBatches) and self.start.device.type == "cpu"
+        self.size = min(count, max(1, _BLOCK_BYTES // self.start[0].nbytes)) if self.in_blocks else count
+        one_target = isinstance(batches, FlatBatches) and batches.y.dim() == 3
+        self._ready: SoftmaxSteps | None = None
+        self.by_softmax = self.in_blocks and one_target and worker.task.loss is cross_entropy and not has_one_score(worker.task)
+
+    def updates(self) -> LinearUpdates:
+        """What every client has done."""
+        whole = self._empty(self.count)
+        for block in self._blocks():
+            self._train(block, whole[block])
+        return LinearUpdates(self.worker.task.layout, whole)
+
+    def sums(self, weights: Tensor) -> Sums | None:
+        """Weighted sums of the updates, for which the memory of one block is enough; None where there is no such way."""
+        if not self.in_blocks:
+            return None
+        whole, totals, norms, weights = self._empty(self.size), torch.zeros_like(self.start), [], weights.to(self.start)
+        for block in self._blocks():
+            here = whole[: block.stop - block.start]
+            owners = self._train(block, here)
+            flat = here.view(len(here), -1)
+            norms.append(torch.linalg.vector_norm(flat, dim=1))
+            for owner, rows in owners:
+                totals[owner].view(-1).addmv_(flat[rows].t(), weights[block][rows])
+        squares = torch.cat(norms).double().square_()
+        if bool(((squares == 0) | ~torch.isfinite(squares)).any()):  # beyond what squares of the type hold
+            self.seen.zero_()
+            return None
+        layout = self.worker.task.layout
+        dense = LinearUpdates(layout, totals).dense(totals.new_empty(len(totals), layout.dimension))
+        return Sums(dense, squares)
+
+    def _softmax(self, batches: FlatBatches, whole: Tensor) -> SoftmaxSteps:
+        """Steps on the memory `whole`, made ready once for blocks that use the same memory."""
+        if self._ready is None or self._ready.whole.data_ptr() != whole.data_ptr() or len(self._ready.whole) != len(whole):
+            self._ready = SoftmaxSteps(batches, whole, self.lr, self.keep)
+        return self._ready
+
+    def _empty(self, count: int) -> Tensor:
+        return self.worker.space.empty("weights", (count, *self.start.shape[1:]), self.start.dtype, self.start.device)
+
+    def _blocks(self) -> list[slice]:
+        return [slice(begin, min(begin + self.size, self.count)) for begin in range(0, self.count, self.size)]
+
+    def _train(self, block: slice, whole: Tensor) -> list[tuple[int, slice]]:
+        """Write the updates (k, C, P) of a block to `whole`; gives the stretches of its clients by their start."""
+        own_copies(self.start, self.starts, block, whole)
+        pull = None if self.pull is None else self.pull.of_clients(block)
+        work = _Block(self.worker.task, self.lr, self.keep, whole, pull, self.seen[block])
+        if not isinstance(self.batches, FlatBatches):
+            work.steps(self.batches, self.worker.space)
+        elif not self.by_softmax:
+            work.steps(self.batches.of(block), self.worker.space)
+        else:
+            for steps, full in self.batches.stretches(block):
+                if full:
+                    self._softmax(self.batches, whole).take(block, steps, self.seen, None if pull is None else pull.apply)
+                else:
+                    work.steps(self.batches.of(block, steps), self.worker.space)
+        owners = [(0, slice(None))] if self.starts.shared else runs(self.starts.owners[block])
+        for owner, rows in owners:
+            whole[rows].sub_(self.start[owner])
+        return owners
+
+
+@dataclass(frozen=True, eq=False)
+class _Block:
+    """Clients whose weights stay in a cache while all their steps are taken."""
+
+    task: Task
+    lr: float
+    keep: float
+    whole: Tensor  # (k, C, P)
+    pull: LinearPull | None
+    seen: Tensor  # (k,)
+
+    def steps(self, batches: Iterable[Batch], space: Workspace) -> None:
+        """Local steps; of each the first clients, as many as the batch has."""
+        shape, scores, width = None, *self.whole.shape[1:]
+        gradient_at = OutputGradients(self.task, self.seen, one_score=has_one_score(self.task))
+        for batch in batches:
+            if batch.shares.shape != shape:  # views are made once, not at every step: they cost as much as a small product
+                k, b = shape = batch.shares.shape
+                weight = self.whole[:k]
+                turned = weight.transpose(1, 2)
+                outputs = space.empty("outputs", (k * b, scores), weight.dtype, weight.device)
+                z = outputs.view(k, b, scores)
+            x = batch.x
+            if x.dim() != 3 or x.shape[2] != width:
+                x = self._flat(batch, space)
+            torch.baddbmm(z, x, turned, beta=0, alpha=batch.scale, out=z)  # with β = 0 what was in z does not matter
+            delta = gradient_at(outputs, batch).view(k, b, scores)
+            rate = self.lr if batch.even is None else self.lr * batch.even  # even shares are not yet in delta
+            if self.pull is not None:
+                self.pull.apply(weight)
+            weight.baddbmm_(delta.transpose(1, 2), x, beta=self.keep, alpha=-rate * batch.scale)
+        gradient_at.finish()
+
+    def _flat(self, batch: Batch, space: Workspace) -> Tensor:
+        """Inputs (k, b, …) as rows of features, with the constant one that belongs to a bias."""
+        k, b = batch.shares.shape
+        flat = batch.x.reshape(k, b, -1)
+        x = space.empty("wider inputs", (k, b, self.whole.shape[2]), flat.dtype, flat.device)
+        x[..., : flat.shape[2]] = flat
+        fill_constant(x, flat.shape[2], batch.scale)
+        return x
+
+
+def pull_of(solver: LocalSolver, starts: Starts, count: int) -> Pull | None:
+    """What pulls the clients' models: the given pull, or FedProx's towards their start."""
+    if starts.pull is not None or not (isinstance(solver, SGD) and solver.prox):
+        return starts.pull
+    anchor = starts.models[0] if starts.shared else starts.rows()
+    return Pull(anchor, torch.full((count,), solver.prox, dtype=anchor.dtype, device=anchor.device))
+
+
+@dataclass(frozen=True, eq=False)
+class LinearPull:
+    """Moves linear models by rate · strength · (anchor − v), before the step of the gradient at v is taken.
+
+    A step that keeps a share κ = 1 − lr · weight decay of the model then scales this, too: the rate is lr / κ.
+    """
+
+    anchor: Tensor  # (1 or k, C, P)
+    share: Tensor  # (k, 1, 1): rate · strength
+
+    @classmethod
+    def of(cls, task: Task, pull: Pull | None, rate: float) -> LinearPull | None:
+        if pull is None:
+            return None
+        anchor = augmented(task, pull.anchor if pull.anchor.dim() == 2 else pull.anchor.unsqueeze(0))
+        return cls(anchor, (rate * pull.strength).view(-1, 1, 1).to(anchor))
+
+    def of_clients(self, block: slice) -> LinearPull:
+        """The pull on a stretch of the clients."""
+        return LinearPull(self.anchor if len(self.anchor) == 1 else self.anchor[block], self.share[block])
+
+    def apply(self, whole: Tensor) -> None:
+        """In place: v ← v + rate · strength · (anchor − v)."""
+        k = len(whole)
+        whole.lerp_(self.anchor[:k].expand_as(whole), self.share[:k])
+
+
+def own_copies(values: Tensor, starts: Starts, block: slice, out: Tensor) -> None:
+    """Each client's own start, of values (M, …), in `out` (k, …)."""
+    if starts.shared:
+        out.copy_(values.expand_as(out))
+    else:
+        torch.index_select(values, 0, starts.owners[block].to(values.device), out=out)

@@ -1,0 +1,199 @@
+"""Losses and errors of many clients' examples at given models: large batches over clients' borders, then means by client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from equipoise.core.task import Task
+from equipoise.data.clients import ClientSet
+from equipoise.engines.simulator.cpu.convnet_gradients import convnet_scores, is_plain_convnet
+from equipoise.engines.simulator.linear_blocks import is_plain_linear, linear_losses
+from equipoise.engines.simulator.precision import FULL, Precision
+from equipoise.engines.simulator.workers import Worker, Workers
+
+_ROWS = {"cpu": 192, "cuda": 8192}  # per batch of a network: its activations stay in a cache, or fill a GPU
+_LINEAR_NUMBERS = 2**19  # input numbers per batch of a linear model
+_WORTH_BATCHING = 2e9  # parameters of all models × examples of a cohort
+_BATCHED_NUMBERS = 2**28  # input numbers of all cohorts
+_OWN_NUMBERS = 2**21  # the same where every client has its own model
+_OWN_BYTES = {"cpu": 64 * 2**20, "cuda": 2 * 2**30}
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """Which clients of which split to score at which models (M, D)."""
+
+    models: Tensor
+    split: str
+    which: Tensor  # (n,) positions
+    with_errors: bool
+
+
+def means_of(worker: Worker, asked: Asked) -> tuple[Tensor, ...]:
+    """What `Scoring.means` gives, by one of several processes."""
+    scoring = Scoring(worker.task, torch.device("cpu"))
+    return scoring.means(asked.models, worker.data.splits[asked.split], asked.which, with_errors=asked.with_errors)
+
+
+_WORTH_SHARING = 5e7  # examples × parameters: below this it is done before other processes are asked
+
+
+class Scoring:
+    """Scores examples of a task on one device."""
+
+    def __init__(self, task: Task, device: torch.device, precision: Precision = FULL) -> None:
+        self.task, self.device, self.precision = task, device, precision
+        self.by_hand = device.type == "cpu" and is_plain_convnet(task)
+        self.models_together = True  # whether several models can score shared examples in one call
+
+    def means(self, models: Tensor, clients: ClientSet, which: Tensor | None, *, with_errors: bool) -> tuple[Tensor, ...]:
+        """Mean loss (and error) per model (M, D) and client, (M, n) each; `which` (n,) are clients' positions, on the CPU."""
+        sizes = clients.host_sizes if which is None else clients.host_sizes[which]
+        lengths = sizes.to(self.device, non_blocking=True)
+        count = int(sizes.sum())  # not asked of a GPU, as that would wait for it
+        rows, first = None, 0
+        if which is not None and _in_a_row(which):
+            first = int(clients.host_sizes[: which[0]].sum())
+        elif which is not None:
+            rows = _rows_of(clients, which, lengths, count)
+        width = _ROWS.get(self.device.type, 1024)
+        if is_plain_linear(self.task):
+            width = max(width, _LINEAR_NUMBERS // max(1, clients.x.shape[1:].numel()))
+        scores = torch.empty(1 + with_errors, len(models), count, dtype=torch.float64, device=self.device)
+
+        self.task.scorer.eval()
+        with torch.no_grad(), self.precision.products():
+            for start in range(0, count, width):
+                part = slice(start, min(start + width, count))
+                here = slice(first + part.start, first + part.stop) if rows is None else rows[part]
+                x, y = clients.inputs(here, models.dtype), clients.targets(here, models.dtype)
+                for place, found in enumerate(self._scores(models, x, y, with_errors)):
+                    scores[place, :, part] = found
+        return tuple(torch.segment_reduce(v.t().contiguous(), "mean", lengths=lengths, unsafe=True).t().cpu() for v in scores)
+
+    def can_batch(self, models: Tensor, clients: ClientSet, cohorts: Sequence[Tensor]) -> bool:
+        """Whether `means_each` is worth it: on a GPU, for little work, which takes its host longer than itself."""
+        rows, inputs = max(int(clients.host_sizes[which].sum()) for which in cohorts), clients.x.shape[1:].numel()
+        little = models.numel() * rows <= _WORTH_BATCHING and len(models) * rows * inputs <= _BATCHED_NUMBERS
+        return self.device.type == "cuda" and self.models_together and little
+
+    def means_each(self, models: Tensor, clients: ClientSet, cohorts: Sequence[Tensor]) -> list[Tensor] | None:
+        """Mean losses (K,) of several cohorts, each at its own of the models (M, D), in one batch; None if it cannot be."""
+        counts = [clients.host_sizes[which] for which in cohorts]
+        sizes, ends = torch.cat(counts), torch.tensor([int(count.sum()) for count in counts]).cumsum(0)
+        lengths = sizes.to(self.device, non_blocking=True)
+        rows = _rows_of(clients, torch.cat(list(cohorts)), lengths, int(ends[-1]))
+        padded = nn.utils.rnn.pad_sequence(list(rows.tensor_split(ends[:-1])), batch_first=True)  # (M, n)
+        inside = [slice(0, int(count.sum())) for count in counts]
+        self.task.scorer.eval()
+        with torch.no_grad(), self.precision.products():
+            x, y = clients.inputs(padded, models.dtype), clients.targets(padded, models.dtype)
+            try:
+                each = vmap(self.task.losses)(models, x, y).double()
+            except RuntimeError:
+                self.models_together = False
+                return None
+        flat = torch.cat([losses[part] for losses, part in zip(each, inside, strict=True)])
+        means = torch.segment_reduce(flat, "mean", lengths=lengths, unsafe=True).cpu()
+        return list(torch.split(means, [len(which) for which in cohorts]))
+
+    def shared_means(
+        self, workers: Workers, models: Tensor, clients: ClientSet, which: Tensor | None, *, with_errors: bool
+    ) -> tuple[Tensor, ...]:
+        """The same by several processes, if that is worth it: each has about as many examples."""
+        split = next((name for name, held in workers.own.data.splits.items() if held is clients), None)
+        if workers.count == 1 or split is None:
+            return self.means(models, clients, which, with_errors=with_errors)
+        positions = torch.arange(len(clients)) if which is None else which
+        ends = clients.host_sizes[positions].cumsum(0)
+        if int(ends[-1]) * models.numel() < _WORTH_SHARING:
+            return self.means(models, clients, which, with_errors=with_errors)
+        cuts = torch.searchsorted(ends, ends[-1] * torch.arange(1, workers.count) / workers.count)
+        parts = [Asked(models, split, part, with_errors) for part in positions.tensor_split(cuts) if len(part)]
+        found = workers.share(means_of, parts)
+        return tuple(torch.cat(values, 1) for values in zip(*found, strict=True))
+
+    def _scores(self, models: Tensor, x: Tensor, y: Tensor, with_errors: bool) -> tuple[Tensor, ...]:
+        """Losses (and errors) of shared examples under several models, (M, B) each; one model needs no batching."""
+        score = partial(_score, self.task, y=y, with_errors=with_errors)
+        if self.by_hand:
+            score = partial(_by_hand, self.task, y=y, with_errors=with_errors)
+            return tuple(torch.stack(values) for values in zip(*(score(params, x) for params in models), strict=True))
+        if len(models) == 1:
+            return tuple(values.unsqueeze(0) for values in score(models[0], x))
+        if not with_errors and is_plain_linear(self.task):
+            return (linear_losses(self.task, models, x, y),)
+        if self.models_together:
+            try:
+                scores: tuple[Tensor, ...] = vmap(score, in_dims=(0, None))(models, x.clone())
+                return scores
+            except RuntimeError:  # a forward pass that writes to the inputs, which models share, or reads a number off a tensor
+                self.models_together = False
+        alone = [score(params, x.clone()) for params in models]
+        return tuple(torch.stack(values) for values in zip(*alone, strict=True))
+
+    def own_means(self, models: Tensor, clients: ClientSet, which: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean loss and mean error of clients at their own models (K, D), (K,) and (K,)."""
+        sizes = clients.sizes.cpu()[which]
+        totals = torch.zeros(2, len(which), dtype=torch.float64)
+        order = sizes.argsort(descending=True, stable=True)
+        numbers = max(1, clients.x.shape[1:].numel())
+        together = max(1, _OWN_BYTES.get(self.device.type, 2**26) // (models[0].nbytes + 4 * numbers))
+
+        self.task.scorer.eval()
+        for first in range(0, len(order), together):
+            places = order[first : first + together]  # of similar size
+            width = max(1, _OWN_NUMBERS // (len(places) * numbers))
+            for start in range(0, int(sizes[places[0]]), width):
+                here = places[sizes[places] > start]
+                totals[:, here] += self._own_totals(models, clients, which, here, slice(start, start + width))
+        return totals[0] / sizes, totals[1] / sizes
+
+    def _own_totals(self, models: Tensor, clients: ClientSet, which: Tensor, here: Tensor, part: slice) -> Tensor:
+        """Summed losses and errors of a part of the examples of the clients `here`, padded to one length: (2, k)."""
+        positions = which[here].to(self.device)
+        sizes, first = clients.sizes[positions], clients.offsets[positions]
+        end = min(part.stop, int(sizes.max()))
+        numbers = torch.arange(part.start, end, device=self.device)
+        inside = numbers < sizes.unsqueeze(1)  # (k, b)
+        rows = first.unsqueeze(1) + torch.where(inside, numbers, 0)
+        x, y = clients.inputs(rows, models.dtype), clients.targets(rows, models.dtype)
+        with torch.no_grad():
+            scores = self._own_scores(models[here.to(self.device)], x, y)
+        return torch.stack([torch.where(inside, values.double(), 0.0).sum(1).cpu() for values in scores])
+
+    def _own_scores(self, models: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Losses and errors (k, b) of examples (k, b, …) under clients' own models (k, D)."""
+        if self.models_together:
+            try:
+                scores: tuple[Tensor, Tensor] = vmap(self.task.scores)(models, x, y)
+                return scores
+            except RuntimeError:  # an error, say, that reads a number off a tensor
+                self.models_together = False
+        alone = [self.task.scores(*one) for one in zip(models, x, y, strict=True)]
+        return torch.stack([loss for loss, _ in alone]), torch.stack([error for _, error in alone])
+
+
+def _rows_of(clients: ClientSet, which: Tensor, lengths: Tensor, count: int) -> Tensor:
+    """The rows of clients one after another: of each as many as `lengths` (n,) says, `count` in all."""
+    begins = clients.offsets[which.to(lengths.device)] - lengths.cumsum(0) + lengths
+    return torch.arange(count, device=lengths.device) + begins.repeat_interleave(lengths, output_size=count)
+
+
+def _in_a_row(which: Tensor) -> bool:
+    """Whether positions follow on each other."""
+    return len(which) > 0 and torch.equal(which, torch.arange(len(which)) + which[0])
+
+
+def _score(task: Task, params: Tensor, x: Tensor, *, y: Tensor, with_errors: bool) -> tuple[Tensor, ...]:
+    return task.scores(params, x, y) if with_errors else (task.losses(params, x, y),)
+
+
+def _by_hand(task: Task, params: Tensor, x: Tensor, *, y: Tensor, with_errors: bool) -> tuple[Tensor, ...]:
+    return convnet_scores(task, params, x, y)[: 1 + with_errors]

@@ -1,0 +1,76 @@
+"""Poisson batches: each example enters each batch by its own coin, which is the sampling that the accountant assumes."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from equipoise.core.rng import generator
+from equipoise.errors import is_number, is_whole, require
+from equipoise.optim.gradients import check_examples
+
+Examples = tuple[Tensor, Tensor]
+
+
+def check_rate(sample_rate: float) -> None:
+    """Refuse what is no probability of entering a batch."""
+    require(is_number(sample_rate) and 0 < sample_rate <= 1, "sample_rate", "must lie in (0, 1]", sample_rate)
+
+
+def fresh_seed(seed: int | None) -> int:
+    """The seed given, or one from the operating system."""
+    require(seed is None or is_whole(seed), "seed", "must be a whole number, or None for one that nobody knows", seed)
+    return secrets.randbits(62) if seed is None else int(seed)
+
+
+def poisson_rows(examples: int, sample_rate: float, *, seed: int, step: int) -> Tensor:
+    """The rows of the batch of one step, each of 0 … examples − 1 with probability `sample_rate`: a function of (seed, step).
+
+    The size is drawn first, binomial, and then that many different rows: the same law as one coin per example.
+    """
+    source = generator(seed, "poisson batch", step)
+    size = int(source.binomial(examples, sample_rate))
+    return torch.from_numpy(source.choice(examples, size, replace=False, shuffle=False))
+
+
+def poisson_batches(
+    x: Tensor, y: Tensor, *, sample_rate: float, steps: int, seed: int | None = None, start: int = 0
+) -> Iterator[Examples]:
+    """`steps` batches of (x (B, …), y (B, …)), from step `start` on; a batch may be empty and its noise must still be released.
+
+    The batch of a step is a function of (seed, step); without a seed the batches are secret and cannot be drawn again.
+
+    >>> x, y = torch.zeros(10, 2), torch.zeros(10)
+    >>> [len(rows) for rows, _ in poisson_batches(x, y, sample_rate=1.0, steps=3)]
+    [10, 10, 10]
+    """
+    check_examples(x, y)
+    check_rate(sample_rate)
+    require(len(x) > 0, "x", "must hold at least one example", len(x))
+    require(is_whole(steps) and steps >= 0, "steps", "must be a whole number ≥ 0", steps)
+    require(is_whole(start) and start >= 0, "start", "must be a whole number ≥ 0", start)
+    chosen = fresh_seed(seed)
+
+    def draw() -> Iterator[Examples]:
+        for step in range(start, start + steps):
+            rows = poisson_rows(len(x), sample_rate, seed=chosen, step=step)
+            yield x.index_select(0, rows.to(x.device)), y.index_select(0, rows.to(y.device))
+
+    return draw()
+
+
+def set_aside(x: Tensor, y: Tensor, *, examples: int, seed: int) -> tuple[Examples, Examples]:
+    """(public, private): `examples` of them drawn at random become public and leave the private set.
+
+    Whoever is public gets no protection: take examples whose owners agreed to that. Drawing them from the training set is
+    the experiment of Li 2023 (thesis), 6.4.1.1, where 1 % of it stands for public data.
+    """
+    check_examples(x, y)
+    rule = f"must be a whole number between 1 and {len(x) - 1}"
+    require(is_whole(examples) and 1 <= examples < len(x), "examples", rule, examples)
+    order = torch.from_numpy(generator(fresh_seed(seed), "public examples").permutation(len(x)))
+    public, private = order[:examples].sort().values, order[examples:].sort().values
+    return (x[public.to(x.device)], y[public.to(y.device)]), (x[private.to(x.device)], y[private.to(y.device)])

@@ -1,0 +1,120 @@
+"""Personalisation in a run: who keeps what between rounds, and every client's own model at the end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise.attacks import corrupted
+from equipoise.core import rng
+from equipoise.errors import InvalidParameter
+from equipoise.personal.context import PersonalContext
+from equipoise.personal.store import ClientRows
+from equipoise.types import Cohort, LocalSolver, Personalisation
+
+_MODELS_BYTES = 256 * 2**20  # of clients' models at once, when all are looked at
+
+
+@dataclass(frozen=True, eq=False)
+class PersonalState:
+    """Where the rows of clients are (see personal.store), and what their work adds up to."""
+
+    places: Tensor  # (n,) uint8
+    shared: Any = None
+
+
+class PersonalRun:
+    """A personalisation method at work in one run. The rows of clients are in a file, all else in the state."""
+
+    def __init__(self, method: Personalisation, context: PersonalContext, solver: LocalSolver, seed: int) -> None:
+        self.method, self.context, self.solver, self.seed = method, context, solver, seed
+        self.clients = context.data.train
+        self._rows: ClientRows | None = None
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether clients keep anything between rounds; else all personal work is done after training."""
+        return self.method.width(self.context.task.layout.dimension) > 0
+
+    def begin(self, params: Tensor, path: Path | None = None) -> PersonalState:
+        """The state before the first round at w^0; rows go to a new file at `path`, or a temporary one."""
+        first, shared = self.method.begin(self.context, params)
+        if self.keeps_rows:
+            self._rows = ClientRows(first, len(self.clients), path)
+        return PersonalState(torch.zeros(len(self.clients), dtype=torch.uint8), shared)
+
+    def resume(self, params: Tensor, state: PersonalState, path: Path | None) -> None:
+        """Open the rows of a run that goes on from a checkpoint; `params` is w^0."""
+        if self.keeps_rows:
+            first, _ = self.method.begin(self.context, params)
+            self._rows = ClientRows(first, len(self.clients), path, places=state.places)
+
+    @property
+    def rows(self) -> ClientRows:
+        if self._rows is None:
+            raise InvalidParameter("personal", "must have begun", type(self.method).__name__)
+        return self._rows
+
+    def work(self, state: PersonalState, params: Tensor, cohort: Cohort, solver: LocalSolver) -> PersonalState:
+        """A round's personal work of the whole cohort, also of clients that have no weight in the shared model."""
+        if not self.keeps_rows or len(cohort) == 0:
+            return state
+        rows = self.rows.read(state.places, cohort.clients).to(params)
+        after, shared = self.method.work(self.context, params, cohort, rows, solver, state.shared)
+        return PersonalState(self.rows.write(state.places, cohort.clients, after), shared)
+
+    def updates(self, state: PersonalState, params: Tensor, cohort: Cohort, solver: LocalSolver) -> Tensor | None:
+        """What clients send (K, D), if the method has them send anything but the update of the solver's work."""
+        if not hasattr(self.method, "updates") or len(cohort) == 0:
+            return None
+        rows = self.rows.read(state.places, cohort.clients).to(params)
+        sent: Tensor = self.method.updates(self.context, params, cohort, rows, solver)
+        stream = rng.stream_key(cohort.seed, "batches", cohort.round)
+        keys = rng.client_keys(stream, self.clients.keys.cpu()[cohort.clients]).to(sent.device)
+        return corrupted(self.context.data, sent, cohort.clients, keys, len(cohort))
+
+    def models(self, state: PersonalState, params: Tensor, clients: Tensor, round_index: int) -> Tensor:
+        """The models (K, D) of training clients at positions (K,), when the shared model is `params`.
+
+        A client that has never taken part in a round is served the shared model.
+        """
+        even = torch.full((len(clients),), 1 / max(1, len(clients)), dtype=torch.float64)
+        cohort = Cohort(round_index, self.seed, clients, even, torch.ones_like(even))
+        none = torch.empty(len(clients), 0, dtype=params.dtype, device=params.device)
+        rows = self.rows.read(state.places, clients).to(params) if self.keeps_rows else none
+        with torch.enable_grad():  # finetuning takes gradients, also inside a user's no_grad
+            models = self.method.models(self.context, params, cohort, rows, self.solver, state.shared)
+        if self.keeps_rows:
+            never = (state.places[clients] == 0).to(models.device)
+            models = torch.where(never.unsqueeze(1), params, models)
+        return models
+
+    def all_models(self, state: PersonalState, params: Tensor, round_index: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Positions (k,) and models (k, D) of all training clients, a few at a time."""
+        together = max(1, _MODELS_BYTES // (8 * params.nbytes))
+        for first in range(0, len(self.clients), together):
+            clients = torch.arange(first, min(first + together, len(self.clients)))
+            yield clients, self.models(state, params, clients, round_index)
+
+    def scores(self, state: PersonalState, params: Tensor, round_index: int) -> dict[str, tuple[Tensor, Tensor]]:
+        """Per split, the mean loss and error of every client at its own model; NaN for clients without one (unseen ones)."""
+        number = {name: k for k, name in enumerate(self.clients.ids)}
+        splits = self.context.data.splits
+        owners = {split: torch.tensor([number.get(i, -1) for i in clients.ids]) for split, clients in splits.items()}
+        found = {split: torch.full((2, len(clients)), float("nan"), dtype=torch.float64) for split, clients in splits.items()}
+        if not any(bool((who >= 0).any()) for split, who in owners.items() if split != "train") and len(splits) > 1:
+            owners = {"train": owners["train"]}  # no further examples of these clients: judged on what they trained on
+        for clients, models in self.all_models(state, params, round_index):
+            for split, who in owners.items():
+                here = ((who >= clients[0]) & (who <= clients[-1])).nonzero().flatten()
+                if len(here):
+                    own = models[(who[here] - clients[0]).to(models.device)]
+                    scores = torch.stack(self.context.engine.evaluate_own(own, splits[split], here))
+                    found[split][:, here] = scores.nan_to_num(nan=math.inf, posinf=math.inf)  # diverged; not without a model
+        return {split: (values[0], values[1]) for split, values in found.items()}

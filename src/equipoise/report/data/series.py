@@ -1,0 +1,233 @@
+"""The numbers that figures draw, as pure functions of a study; both the page and the exported pictures use them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from equipoise.report.data.results_by_method import GRID, Method, Numbers, Study
+
+MOST_POINTS = 1000  # of a scatter, per method; more would only be a large file and a blot
+MOST_ROUNDS = 400  # of a curve
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """A curve: the mean over seeds, and the lowest and the highest seed."""
+
+    x: Numbers
+    middle: Numbers
+    low: Numbers
+    high: Numbers
+    seeds: int
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    @classmethod
+    def of(cls, x: Numbers, curves: Numbers) -> Line:
+        """Of curves (seeds, len(x)), where any seed is finite."""
+        curves = np.where(np.isfinite(curves), curves, np.nan)
+        known = ~np.isnan(curves).all(axis=0)
+        x, some = np.asarray(x, dtype=np.float64)[known], curves[:, known]
+        if not len(x):
+            return cls(x, x, x, x, len(curves))
+        return cls(x, np.nanmean(some, axis=0), np.nanmin(some, axis=0), np.nanmax(some, axis=0), len(curves))
+
+
+@dataclass(frozen=True, eq=False)
+class Shares:
+    """A histogram: the edges of the bins, and per method the share of its clients in each."""
+
+    edges: Numbers  # (B + 1,)
+    shares: tuple[Numbers, ...]  # (B,) each, with sum 1 (0 if nothing is finite)
+    logarithmic: bool
+
+
+def shares(study: Study) -> Shares:
+    """All methods over the same bins."""
+    pooled = [method.pooled("error") for method in study.methods]
+    everything = np.concatenate(pooled)
+    logarithmic = study.spans_decades()
+    known = everything if len(everything) else np.r_[0, 1.0]
+    edges = bins(known, percent=study.scale.percent, logarithmic=logarithmic)
+    counted = zip(pooled, study.methods, strict=True)
+    return Shares(edges, tuple(np.histogram(v, edges, weights=m.weights)[0] for v, m in counted), logarithmic)
+
+
+def bins(values: Numbers, *, percent: bool, logarithmic: bool) -> Numbers:
+    """Edges of at most about 33 bins with round numbers; a value at an edge belongs to the bin above, the last to the last."""
+    low, high = float(values.min()), float(values.max())
+    if logarithmic:
+        return np.geomspace(low * (1 - 1e-9), high * (1 + 1e-9), 31)
+    if low >= 0 and low < high / 2:
+        low = 0.0
+    span = high - low or (0.1 if percent else abs(high) or 1.0)
+    step = _round_step(span / 33)
+    first = math.floor(low / step + 1e-6)
+    last = max(first + 1, math.ceil(high / step - 1e-6))
+    if last - first < 5:  # all values alike: leave room around the bar
+        first, last = (max(0, first - 5) if low >= 0 else first - 5), last + 5
+    edges: Numbers = np.arange(first, last + 1, dtype=np.float64) * step
+    edges[:-1] -= 1e-6 * step
+    edges[-1] += 1e-6 * step
+    return edges
+
+
+def _round_step(least: float) -> float:
+    power = float(10.0 ** math.floor(math.log10(least)))
+    return next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= least * (1 - 1e-9))
+
+
+def percentiles(method: Method) -> Line:
+    """The error at each percent of `GRID`; the mean at 90 is the table's. Only where every seed is finite."""
+    curves = method.percentile_curves()
+    known = np.isfinite(curves).all(axis=0)
+    return Line.of(GRID[known], curves[:, known])
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Clients of similar size: the mean size and error of each group, its smallest and largest size, and how many they are."""
+
+    size: Numbers
+    error: Numbers
+    least: Numbers
+    most: Numbers
+    count: Numbers
+
+
+def by_size(method: Method, most: int = 8) -> Groups:
+    """Up to `most` groups of about as many clients each, never parting clients of equal size; all seeds together."""
+    size, error = method.pooled("size"), method.pooled("error")
+    if len(size) == 0:
+        return Groups(size, error, size, size, size)
+    cuts = np.unique(np.quantile(size, np.linspace(0, 1, most + 1)[1:-1]))
+    group = np.searchsorted(cuts, size)
+    parts = [(size[group == g], error[group == g]) for g in np.unique(group)]
+    rows = [(s.mean(), e.mean(), s.min(), s.max(), len(s)) for s, e in parts]
+    return Groups(*np.array(rows, dtype=np.float64).T)
+
+
+def sizes_differ(study: Study) -> bool:
+    every = np.concatenate([method.pooled("size") for method in study.methods])
+    return len(every) > 0 and bool(every.min() < every.max())
+
+
+def some_clients(method: Method) -> list[int]:
+    """Positions of clients of the first seed with a finite error: all, or evenly `MOST_POINTS` at most."""
+    finite = np.flatnonzero(np.isfinite(method.rows[0].error.double().numpy()))
+    return [int(k) for k in finite[:: -(-len(finite) // MOST_POINTS) or 1]]
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """Errors of clients at the shared model and at their own; clients with the same two errors are together."""
+
+    shared: Numbers  # (P,)
+    own: Numbers  # (P,)
+    clients: tuple[tuple[str, ...], ...]  # the ids of each pair's clients
+
+
+def pairs(method: Method, *, malicious: bool = False) -> Pairs:
+    """The benign, or the malicious, clients of the first seed that have a model of their own, where both errors are finite."""
+    rows = method.everyone[0]
+    if rows.personal_error is None:
+        return Pairs(np.zeros(0), np.zeros(0), ())
+    shared, own = rows.error.double().numpy(), rows.personal_error.double().numpy()
+    bad = np.zeros(len(rows), dtype=bool) if rows.malicious is None else rows.malicious.numpy()
+    some = np.flatnonzero(np.isfinite(shared) & np.isfinite(own) & (bad == malicious))
+    together: dict[tuple[float, float], list[str]] = {}
+    for k in some[:: -(-len(some) // MOST_POINTS) or 1]:
+        together.setdefault((float(shared[k]), float(own[k])), []).append(rows.client[k])
+    points = np.array(list(together), dtype=np.float64).reshape(-1, 2)
+    return Pairs(points[:, 0], points[:, 1], tuple(map(tuple, together.values())))
+
+
+def far_apart(study: Study, values: Numbers) -> bool:
+    """Whether losses are so different that only logarithmic axes show all of them."""
+    return not study.scale.percent and len(values) > 0 and bool(values.min() > 0 and values.max() > 100 * values.min())
+
+
+def better_with_own(method: Method) -> tuple[int, int, int]:
+    """How many benign clients of the first seed fare better, alike and worse with their own model than with the shared one.
+
+    An error that is not finite is worse than any other.
+    """
+    rows = method.everyone[0].benign
+    if rows.personal_error is None:
+        return 0, 0, 0
+    has = ~rows.personal_error.isnan().numpy()
+    shared, own = (np.nan_to_num(v.double().numpy()[has], nan=np.inf) for v in (rows.error, rows.served_error))
+    return int((own < shared).sum()), int((own == shared).sum()), int((own > shared).sum())
+
+
+@dataclass(frozen=True, eq=False)
+class Panel:
+    """Curves of one number over rounds, one per method (of no length if nothing is known)."""
+
+    title: str
+    lines: tuple[Line, ...]
+    of_error: bool  # in the unit of the error; else a loss
+
+    @property
+    def logarithmic(self) -> bool:
+        known = np.concatenate([line.middle for line in self.lines])
+        return len(known) > 0 and bool(known.min() > 0 and known.max() > 30 * known.min())
+
+
+def curves(study: Study) -> tuple[Panel, ...]:
+    """Mean and tail over rounds: of the error at evaluations if there are several, else of the rounds' training losses.
+
+    Empty if nothing was recorded.
+    """
+    if study.evaluated:
+        titles = {"error": f"mean {study.scale.noun}", "error_90": "90th percentile"}
+        return tuple(
+            Panel(title, tuple(Line.of(*method.evaluations(key)) for method in study.methods), of_error=True)
+            for key, title in titles.items()
+        )
+    titles = {"loss": "mean of the round's clients", "tail_loss": "worst 10 % of the round's clients"}
+    panels = tuple(
+        Panel(title, tuple(over_rounds(method, field) for method in study.methods), of_error=False)
+        for field, title in titles.items()
+    )
+    return panels if any(len(line) for line in panels[0].lines) else ()
+
+
+def over_rounds(method: Method, field: str, *, smoothed: bool = True) -> Line:
+    """A number of the rounds' reports, thinned out in long runs, and smoothed unless it must be as reported."""
+    values = method.over_rounds(field)
+    if values.shape[1] == 0:
+        return Line.of(np.zeros(0), values)
+    window = smoothing(values.shape[1]) if smoothed else 1
+    line = Line.of(np.arange(1, values.shape[1] + 1), smooth(values, window))
+    keep = np.unique(np.linspace(0, max(0, len(line) - 1), min(len(line), MOST_ROUNDS)).astype(int))
+    return Line(line.x[keep], line.middle[keep], line.low[keep], line.high[keep], line.seeds)
+
+
+def widths(lines: Sequence[Line], thin: float, most: float) -> list[float]:
+    """How wide each curve is drawn: curves that coincide lie inside each other, so that none disappears."""
+    later = [sum(np.array_equal(line.middle, other.middle) for other in lines[k + 1 :]) for k, line in enumerate(lines)]
+    return [thin + count * min(0.7 * thin, (most - thin) / max(1, *later)) for count in later]
+
+
+def smoothing(rounds: int) -> int:
+    """Over how many rounds a curve is averaged: an odd number, about a fortieth of them; short runs stay as they are."""
+    return 2 * (rounds // 80) + 1
+
+
+def smooth(curves: Numbers, window: int) -> Numbers:
+    """The moving average of each row over the finite values within ± window/2; NaN where there is none."""
+    finite = np.isfinite(curves)
+    kernel = np.ones(window)
+    clean = np.where(finite, curves, 0.0)
+    sums = np.stack([np.convolve(row, kernel, mode="full") for row in clean])
+    counts = np.stack([np.convolve(row.astype(np.float64), kernel, mode="full") for row in finite])
+    begin = window // 2
+    part = slice(begin, begin + curves.shape[1])
+    means: Numbers = np.divide(sums[:, part], counts[:, part], out=np.full_like(clean, np.nan), where=counts[:, part] > 0.5)
+    return means

@@ -1,0 +1,149 @@
+"""What the printed figures share: matplotlib's style, axes, curves, and turning a figure into bytes."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from equipoise.report.data.results_by_method import Study
+from equipoise.report.data.series import Line
+from equipoise.report.palette import FAINT, INK, colour, short, turn
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DASHES = ("-", "--", "-.", ":")
+MARKS = "osD^v"
+_STYLE: dict[str, Any] = {
+    "font.size": 9.5,
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "sans-serif"],
+    "text.parse_math": False,  # a method may be called "$"
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": FAINT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.titlesize": 9.5,
+    "axes.titlelocation": "left",
+    "grid.color": "#e6e9ee",
+    "grid.linewidth": 0.8,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "svg.fonttype": "none",  # text stays text: small, selectable, in a font the reader has
+    "svg.hashsalt": "equipoise",  # the same results give the same bytes
+}
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """Matplotlib as shipped plus our style, whatever the user's own settings are; theirs come back afterwards."""
+    import matplotlib.style
+
+    with matplotlib.style.context(["default", _STYLE]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"Glyph .* missing from")  # the reader's fonts will have it
+        yield
+
+
+def blank(width: float, height: float) -> Figure:
+    """A white figure of `width` × `height` inches that belongs to no window."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained", facecolor="white")
+
+
+@style()
+def render(figure: Figure, kind: str, dpi: int = 150) -> bytes:
+    """The figure as "png" or "svg"."""
+    file = io.BytesIO()
+    metadata: dict[str, None] = {"Software": None} if kind == "png" else dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(file, format=kind, dpi=dpi, metadata=metadata)
+    return file.getvalue()
+
+
+def dash(index: int) -> str:
+    return DASHES[turn(index) % len(DASHES)]
+
+
+def label(name: str, most: int = 28) -> str:
+    """A short name; matplotlib hides labels that begin with an underscore."""
+    return f"\u200b{text}" if (text := short(name, most)).startswith("_") else text
+
+
+def plain_logarithm(axes: Any, which: str) -> None:
+    """A logarithmic axis with numbers such as 20 and 500 instead of powers."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    getattr(axes, f"set_{which}scale")("log")
+    low, high = getattr(axes, f"get_{which}lim")()
+    axis = getattr(axes, f"{which}axis")
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 200 * low else (1,)))
+    axis.set_major_formatter(lambda value, _: f"{value:,.10g}" if 1e-4 <= value < 1e5 else f"{value:.0e}")
+    axis.set_minor_formatter(NullFormatter())
+
+
+def whole_numbers(axes: Any) -> None:
+    """An axis of rounds."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+
+
+def value_axis(axes: Any, study: Study, which: str, *, scaled: bool = False) -> None:
+    """An axis of errors: logarithmic if they span decades; percentages as such; from 0 where nothing is below."""
+    if study.spans_decades():
+        plain_logarithm(axes, which)
+    elif scaled:
+        low, high = getattr(axes, f"get_{which}lim")()
+        smallest = min((method.pooled("error").min(initial=np.inf) for method in study.methods), default=0.0)
+        if smallest >= 0:
+            getattr(axes, f"set_{which}lim")(0 if low < high / 3 else low, high)
+    elif study.scale.percent:
+        getattr(axes, f"{which}axis").set_major_formatter(lambda value, _: f"{100 * value:.10g}")
+
+
+def draw_line(axes: Any, line: Line, name: str, index: int, *, width: float = 1.8, factor: float = 1.0) -> None:
+    """The mean over seeds, and a band from the lowest seed to the highest."""
+    if not len(line):
+        return
+    axes.plot(
+        line.x, factor * line.middle, color=colour(index), linestyle=dash(index), linewidth=width,
+        marker="o" if len(line) == 1 else None, label=label(name),
+    )  # fmt: skip
+    if line.seeds > 1:
+        axes.fill_between(line.x, factor * line.low, factor * line.high, color=colour(index), alpha=0.18, linewidth=0)
+
+
+def halo() -> list[Any]:
+    from matplotlib import patheffects
+
+    return [patheffects.Stroke(linewidth=4, foreground="white"), patheffects.Normal()]
+
+
+def legend_columns(study: Study, width: float) -> int:
+    """As many columns of names as fit beside each other, at most three."""
+    longest = max(len(short(method.name)) for method in study.methods)
+    return max(1, min(3, len(study.methods), int(10.5 * width) // (longest + 5)))
+
+
+def legend_height(study: Study, width: float) -> float:
+    """The inches that the names take above a figure."""
+    return 0.17 * -(-len(study.methods) // legend_columns(study, width)) if len(study.methods) > 1 else 0.0
+
+
+def legend(axes: Any, study: Study, width: float, *, always: bool = False) -> None:
+    """Names of the methods, where there is more than one (or always); outside the axes, where they cover nothing."""
+    if len(study.methods) > 1 or always:
+        axes.figure.legend(
+            *axes.get_legend_handles_labels(), loc="outside upper left", ncols=legend_columns(study, width), handlelength=1.5,
+            columnspacing=1.2, labelspacing=0.3,
+        )  # fmt: skip

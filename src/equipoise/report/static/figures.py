@@ -1,0 +1,260 @@
+"""The figures for papers: pure functions from a study to a matplotlib Figure. Methods keep their colour throughout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from equipoise.report.data import series
+from equipoise.report.data.results_by_method import Method, Study
+from equipoise.report.palette import FAINT, INK, colour
+from equipoise.report.static.drawing import (
+    MARKS,
+    blank,
+    dash,
+    draw_line,
+    halo,
+    label,
+    legend,
+    legend_height,
+    plain_logarithm,
+    render,
+    style,
+    value_axis,
+    whole_numbers,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["DRAWN", "curves", "histogram", "own", "percentiles", "privacy", "render", "selected", "sizes", "tradeoff"]
+
+WIDTH, HEIGHT = 4.5, 2.9  # inches: about a column of a paper, in the size of its text
+
+
+@style()
+def histogram(study: Study, *, width: float = WIDTH, least_height: float = HEIGHT) -> Figure:
+    """One panel per method above each other, on the same axes, so that the lines at mean and 90th percentile compare."""
+    methods, counted = study.methods, series.shares(study)
+    figure = blank(width, max(least_height, 0.85 + 1.15 * len(methods)))
+    panels = figure.subplots(len(methods), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+    for index, (axes, method, share) in enumerate(zip(panels, methods, counted.shares, strict=True)):
+        axes.stairs(100 * share, counted.edges, fill=True, color=colour(index), alpha=0.55)
+        if index:
+            axes.stairs(100 * counted.shares[0], counted.edges, color=colour(0), linewidth=1.1)
+        mean, tail = method.figures["mean"].mean, method.figures["percentile_90"].mean
+        for value, line in ((mean, "-"), (tail, "--")):
+            if np.isfinite(value):
+                axes.axvline(value, color=INK, linewidth=1.6, linestyle=line)
+        axes.set_title(label(method.name, int(4.4 * width)), color=colour(index), fontweight="bold")
+        axes.set_title(f"mean {study.scale.value(mean)} · 90th pct. {study.scale.value(tail)}", loc="right", fontsize=9)
+        axes.margins(x=0)
+        axes.tick_params(axis="x", length=3)
+    value_axis(panels[-1], study, "x")
+    panels[-1].set_xlabel(f"{study.scale.noun} of a client{study.unit}")
+    figure.supylabel("share of clients (%)", fontsize=9.5)
+    _key(figure, methods, int(3.2 * width))
+    return figure
+
+
+def _key(figure: Figure, methods: tuple[Method, ...], letters: int) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], color=INK, linewidth=1.6, label="mean"),
+        Line2D([], [], color=INK, linewidth=1.6, linestyle="--", label="90th percentile"),
+    ]
+    if len(methods) > 1:
+        handles.append(Line2D([], [], color=colour(0), linewidth=1.1, label=f"outline: {label(methods[0].name, letters)}"))
+    figure.legend(handles=handles, loc="outside upper left", ncols=3, handlelength=1.8, columnspacing=1.2)
+
+
+@style()
+def percentiles(study: Study) -> Figure:
+    """The error at each percentile of the clients: mean over seeds, and the band of the seeds."""
+    figure = blank(WIDTH, HEIGHT + legend_height(study, WIDTH))
+    axes = figure.subplots()
+    for index, method in enumerate(study.methods):
+        draw_line(axes, series.percentiles(method), method.name, index, width=2, factor=_factor(study))
+    axes.axvline(90, color=FAINT, linewidth=1, linestyle="--")
+    axes.set_xlim(0, 100)
+    axes.set_xticks([0, 25, 50, 75, 90, 100])
+    axes.set_xlabel("percentile of the clients, best to worst")
+    axes.set_ylabel(f"{study.scale.noun}{study.unit}")
+    value_axis(axes, study, "y", scaled=True)
+    legend(axes, study, WIDTH)
+    return figure
+
+
+@style()
+def tradeoff(study: Study) -> Figure | None:
+    """Mean against 90th percentile: one point per method with ± standard deviation over seeds, a small point per seed.
+
+    None for one method.
+    """
+    if len(study.methods) < 2:
+        return None
+    figure = blank(WIDTH, HEIGHT + legend_height(study, WIDTH))
+    axes = figure.subplots()
+    for index, method in enumerate(study.methods):
+        x, y = (study.shown(values) for values in method.mean_and_tail())
+        if len(x) > 1:
+            axes.plot(x, y, "o", color=colour(index), markersize=4, alpha=0.45, linewidth=0, markeredgewidth=0)
+            across, up = (study.shown(np.array(method.figures[key].deviation)) for key in ("mean", "percentile_90"))
+            axes.errorbar(x.mean(), y.mean(), xerr=across, yerr=up, color=colour(index), linewidth=1, fmt="none")
+        axes.plot(
+            x.mean(), y.mean(), MARKS[index % len(MARKS)], color=colour(index), markersize=9, markeredgecolor="white",
+            linewidth=0, label=label(method.name),
+        )  # fmt: skip
+    axes.margins(0.12)
+    axes.set_xlabel(f"mean {study.scale.noun}{study.unit}")
+    axes.set_ylabel(f"90th percentile{study.unit}")
+    legend(axes, study, WIDTH)
+    return figure
+
+
+@style()
+def own(study: Study) -> Figure | None:
+    """The error at a client's own model over that at the shared one; crosses are malicious clients, larger marks several.
+
+    None if no client has a model of its own.
+    """
+    if not study.own:
+        return None
+    figure = blank(WIDTH, HEIGHT + 0.4 + legend_height(study, WIDTH))
+    axes = figure.subplots()
+    drawn = [
+        (index, method, malicious, found) for index, method in enumerate(study.methods) if method.has_own
+        for malicious in (False, True) if len((found := series.pairs(method, malicious=malicious)).own)
+    ]  # fmt: skip
+    for index, method, malicious, found in drawn:
+        axes.scatter(
+            study.shown(found.shared), study.shown(found.own), s=[12.0 * min(12, len(ids)) for ids in found.clients],
+            marker="x" if malicious else "o", linewidths=1.2 if malicious else 0, color=colour(index), alpha=0.6,
+            label=None if malicious else label(method.name),
+        )  # fmt: skip
+    crosses = any(malicious for _, _, malicious, _ in drawn)
+    if crosses:
+        axes.scatter([], [], marker="x", linewidths=1.2, color=FAINT, label="malicious client")
+    if series.far_apart(study, np.concatenate([np.zeros(0), *(v for *_, found in drawn for v in (found.shared, found.own))])):
+        plain_logarithm(axes, "x")
+        plain_logarithm(axes, "y")
+    low, high = min(axes.get_xlim()[0], axes.get_ylim()[0]), max(axes.get_xlim()[1], axes.get_ylim()[1])
+    axes.plot([low, high], [low, high], color=FAINT, linewidth=1, linestyle="--")
+    axes.set_xlim(low, high)
+    axes.set_ylim(low, high)
+    axes.set_xlabel(f"shared model: {study.scale.noun}{study.unit}")
+    axes.set_ylabel(f"own model: {study.scale.noun}{study.unit}")
+    legend(axes, study, WIDTH, always=crosses)
+    return figure
+
+
+@style()
+def sizes(study: Study) -> Figure | None:
+    """Error against the clients' examples, with the mean in groups of clients of similar size. None if all sizes agree.
+
+    Points of many methods would hide each other, so with more than two only those of the first are drawn, in grey.
+    """
+    if not series.sizes_differ(study):
+        return None
+    figure = blank(WIDTH, HEIGHT + legend_height(study, WIDTH))
+    axes = figure.subplots()
+    crowded = len(study.methods) > 2
+    for index, method in enumerate(study.methods):
+        if index == 0 or not crowded:
+            rows, some = method.rows[0], series.some_clients(method)
+            axes.plot(
+                rows.size[some].numpy(), study.shown(rows.error[some].double().numpy()), "o",
+                color=FAINT if crowded else colour(index), alpha=0.35, linewidth=0,
+                markersize=3.5 if len(some) < 400 else 2.5, markeredgewidth=0,
+            )  # fmt: skip
+        groups = series.by_size(method)
+        axes.plot(
+            groups.size, study.shown(groups.error), color=colour(index), linestyle=dash(index), linewidth=2,
+            marker="o" if len(groups.size) == 1 else None, label=label(method.name), path_effects=halo(),
+        )  # fmt: skip
+    every = np.concatenate([method.pooled("size") for method in study.methods])
+    if every.max() > 8 * every.min():
+        plain_logarithm(axes, "x")
+    axes.set_xlabel("examples of the client")
+    axes.set_ylabel(f"{study.scale.noun}{study.unit}")
+    value_axis(axes, study, "y", scaled=True)
+    legend(axes, study, WIDTH)
+    return figure
+
+
+@style()
+def curves(study: Study) -> Figure | None:
+    """Mean and tail over rounds, of the error if it was evaluated on the way, else of the training loss. None without any."""
+    drawn = series.curves(study)
+    if not drawn:
+        return None
+    figure = blank(WIDTH, 4.1 + legend_height(study, WIDTH))
+    panels = figure.subplots(2, 1, sharex=True)
+    for axes, panel in zip(panels, drawn, strict=True):
+        for index, (method, line) in enumerate(zip(study.methods, panel.lines, strict=True)):
+            draw_line(axes, line, method.name, index, width=1.6, factor=_factor(study) if panel.of_error else 1.0)
+        axes.set_title(panel.title)
+        axes.set_ylabel(f"{study.scale.noun}{study.unit}" if panel.of_error else "loss")
+        if panel.logarithmic:
+            plain_logarithm(axes, "y")
+    whole_numbers(panels[1])
+    panels[1].set_xlabel("round")
+    legend(panels[0], study, WIDTH)
+    return figure
+
+
+@style()
+def selected(study: Study) -> Figure | None:
+    """How many clients were trained in each round. None if nothing was recorded."""
+    lines = [series.over_rounds(method, "trained") for method in study.methods]
+    if not any(len(line) for line in lines):
+        return None
+    figure = blank(WIDTH, HEIGHT + legend_height(study, WIDTH))
+    axes = figure.subplots()
+    widths = series.widths(lines, 1.6, 7.0)
+    for index, (method, line) in enumerate(zip(study.methods, lines, strict=True)):
+        draw_line(axes, line, method.name, index, width=widths[index])
+    axes.set_ylim(0, 1.15 * max(1.0, *(float(np.max(line.high, initial=0.0)) for line in lines)))
+    whole_numbers(axes)
+    axes.set_xlabel("round")
+    axes.set_ylabel("clients trained")
+    legend(axes, study, WIDTH)
+    return figure
+
+
+@style()
+def privacy(study: Study) -> Figure | None:
+    """ε spent after each round. None if no round reports it."""
+    lines = [series.over_rounds(method, "epsilon", smoothed=False) for method in study.methods]
+    if not any(len(line) for line in lines):
+        return None
+    figure = blank(WIDTH, HEIGHT + legend_height(study, WIDTH))
+    axes = figure.subplots()
+    widths = series.widths(lines, 1.6, 7.0)
+    for index, (method, line) in enumerate(zip(study.methods, lines, strict=True)):
+        draw_line(axes, line, method.name, index, width=widths[index])
+    axes.set_ylim(bottom=0)
+    whole_numbers(axes)
+    axes.set_xlabel("round")
+    axes.set_ylabel("ε spent")
+    legend(axes, study, WIDTH)
+    return figure
+
+
+DRAWN: dict[str, Callable[[Study], Figure | None]] = {
+    "histogram": histogram,
+    "percentiles": percentiles,
+    "tradeoff": tradeoff,
+    "own": own,
+    "curves": curves,
+    "sizes": sizes,
+    "selected": selected,
+    "privacy": privacy,
+}
+
+
+def _factor(study: Study) -> float:
+    return 100.0 if study.scale.percent else 1.0

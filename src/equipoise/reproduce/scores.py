@@ -1,0 +1,112 @@
+"""Figures of a finished run, in % as the documents print them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from equipoise import metrics
+from equipoise.algorithm import Algorithm
+from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.data.splits import split_examples
+from equipoise.engines import Simulator
+from equipoise.errors import InvalidData
+from equipoise.reproduce.entry import Figure, Trained
+from equipoise.sampling import Full
+from equipoise.solvers import SGD
+from equipoise.train import set_up
+from equipoise.types import Cohort
+
+ERRORS = {"mean": Figure("mean error"), "percentile_90": Figure("90th percentile")}
+FINETUNED = {
+    "mean_before": Figure("mean before"),
+    "mean_after": Figure("mean after"),
+    "percentile_90_before": Figure("90th percentile before"),
+    "percentile_90_after": Figure("90th percentile after"),
+}
+ACCURACIES = {
+    "example": Figure("accuracy", 1),
+    "client": Figure("accuracy by client", 1),
+    "worst": Figure("worst 10 %", 1),
+    "best": Figure("best 10 %", 1),
+    "variance": Figure("variance", 0),
+}
+CONVERGENCE = {
+    "loss": Figure("training loss", 3),
+    "change": Figure("change of the loss", 3),
+    "accuracy": Figure("test accuracy", 1),
+}
+_CLIENTS_AT_ONCE = 50  # when finetuning: their models are in memory together
+
+
+def errors(trained: Trained) -> dict[str, float]:
+    """Mean and 90th percentile of the error over test clients, unweighted."""
+    error = trained.result.clients.where("test").error
+    return {"mean": 100 * metrics.mean(error), "percentile_90": 100 * metrics.percentile(error, 90)}
+
+
+def accuracies(trained: Trained) -> dict[str, float]:
+    """Accuracy over all test examples and over clients, its extremes and its variance over clients."""
+    rows = trained.result.clients.where("test")
+    accuracy = 100 * (1 - rows.error)
+    return {
+        "example": metrics.mean(accuracy, rows.size),
+        "client": metrics.mean(accuracy),
+        "worst": metrics.best(accuracy, 0.1),  # the smallest accuracies
+        "best": metrics.worst(accuracy, 0.1),
+        "variance": metrics.standard_deviation(accuracy) ** 2,
+    }
+
+
+def convergence(trained: Trained) -> dict[str, float]:
+    """The training loss at the end, its mean absolute change between evaluations in the second half, and the test accuracy."""
+    rows = trained.result.clients.where("test")
+    losses = [point.splits["train"]["loss"] for point in trained.result.history.points]
+    half = losses[len(losses) // 2 :] if len(losses) > 2 else losses
+    changes = [abs(b - a) for a, b in pairwise(half)]
+    return {
+        "loss": losses[-1],
+        "change": sum(changes) / max(1, len(changes)),
+        "accuracy": 100 * (1 - metrics.mean(rows.error, rows.size)),
+    }
+
+
+def finetuned(trained: Trained, epochs: int = 10) -> dict[str, float]:
+    """Errors on one half of each test client's examples, before and after finetuning on the other half.
+
+    The learning rate is that of the last round. Source: Pillutla et al. 2023, section 7.5 (the share of examples is ours).
+    """
+    result, solver = trained.result, trained.solver
+    if trained.data.test is None:
+        raise InvalidData("There is no test client to finetune on.")
+    halves = split_examples(trained.data.test, test=0.5, seed=result.seed)
+    if halves.test is None or halves.test.ids != halves.train.ids:
+        raise InvalidData("A test client has too few examples to finetune and to be judged by.")
+    local = SGD(
+        lr=solver.learning_rate(max(0, result.rounds - 1)), batch_size=solver.batch_size, epochs=epochs,
+        weight_decay=solver.weight_decay,
+    )  # fmt: skip
+    before, after = finetuning(result.model, halves.train, halves.test, local, seed=result.seed, device=trained.device)
+    found = {"mean_before": metrics.mean(before), "mean_after": metrics.mean(after)}
+    found |= {"percentile_90_before": metrics.percentile(before, 90), "percentile_90_after": metrics.percentile(after, 90)}
+    return {name: 100 * value for name, value in found.items()}
+
+
+def finetuning(
+    model: torch.nn.Module, own: ClientSet, judging: ClientSet, solver: SGD, *, seed: int, device: str | None
+) -> tuple[Tensor, Tensor]:
+    """Errors (n,) and (n,) of clients before and after each trains the model alone on its own examples."""
+    setting = set_up(
+        model, FederatedData(own, test=judging), Algorithm(solver=solver, sampler=Full()), rounds=0, clients_per_round=None,
+        seed=seed, loss=None, error=None, engine=Simulator(device=device),
+    )  # fmt: skip
+    start = setting.begin(Algorithm(solver=solver)).params
+    _, before = setting.engine.evaluate(start, judging)
+    after = []
+    for part in torch.split(torch.arange(len(own)), _CLIENTS_AT_ONCE):
+        ones = torch.ones(len(part), dtype=torch.float64)
+        updates = setting.engine.updates(start, Cohort(0, seed, part, ones / len(part), ones), solver).update
+        after += [setting.engine.evaluate(start + u, judging.take([int(k)]))[1] for k, u in zip(part, updates, strict=True)]
+    return before, torch.cat(after)

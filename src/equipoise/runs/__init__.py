@@ -1,0 +1,1 @@
+"""Runs: set-up, checkpoints, health checks, families, and several runs in one."""

@@ -1,0 +1,335 @@
+"""A family of models behind a knob: several tails, q's or tilts trained in one run on the same cohorts and batches.
+
+Each test client then takes the member that serves it best by its own validation loss, or turns the knob itself.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.algorithm import Algorithm
+from equipoise.compare import Comparison
+from equipoise.core.task import PerExample
+from equipoise.data.clients import ClientSet
+from equipoise.data.splits import split_examples
+from equipoise.errors import Diverged, EquipoiseNotice, InvalidData, InvalidParameter, is_number, require
+from equipoise.observers import History, Observers, Progress, Run, show_progress
+from equipoise.result import ClientTable, Result
+from equipoise.risk import QFair, Superquantile, Tilted
+from equipoise.runs.look_ahead import SharedRounds
+from equipoise.train import (
+    DataOrMaker,
+    EngineChoice,
+    ModelOrMaker,
+    Setting,
+    set_up,
+    stop_if_lost,
+    warn_if_lost,
+    warn_if_rejected,
+)
+from equipoise.types import RiskValue, RoundReport, ServerState
+
+KNOBS: dict[str, type] = {"tail": Superquantile, "q": QFair, "tilt": Tilted}
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """Models along a knob. `at(value)` is the nearest, `select(client)` the best for a client, `comparison()` judges them."""
+
+    knob: str  # "tail", "q" or "tilt"
+    results: dict[float, Result]
+    setting: Setting
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        return tuple(self.results)
+
+    @property
+    def models(self) -> dict[float, nn.Module]:
+        return {value: result.model for value, result in self.results.items()}
+
+    def __repr__(self) -> str:
+        return f"Family({self.knob}s {list(self.values)}, {self.setting.rounds} rounds on {self.setting.data.name!r})"
+
+    def at(self, value: float, *, interpolate: bool = False) -> nn.Module:
+        """The model trained for `value`, or the nearest one.
+
+        `interpolate=True` gives a point on the line between the two neighbours' parameters instead. Nobody trained that model:
+        between members of a convex task it is a fair guess, between networks it may be worse than either.
+        """
+        require(is_number(value) and math.isfinite(value), self.knob, "must be a number", value)
+        if value in self.results or not interpolate:
+            return self.results[min(self.values, key=lambda v: abs(v - value))].model
+        below, above = [v for v in self.values if v < value], [v for v in self.values if v > value]
+        if not below or not above:
+            raise InvalidParameter(
+                self.knob, f"must lie between {min(self.values):g} and {max(self.values):g} to be interpolated", value
+            )
+        low, high = max(below), min(above)
+        share = (value - low) / (high - low)
+        return self.setting.model_at(torch.lerp(self.results[low].params, self.results[high].params, share))
+
+    def losses(self, client_data: ClientSet | tuple[Any, Any]) -> dict[float, float]:
+        """Each member's mean loss on the examples of one client: an (x, y) pair, or a ClientSet with one client."""
+        clients = self._one_client(client_data)
+        refuse_other_labels(clients, self.setting)
+        return {value: float(self.setting.engine.evaluate(r.params, clients)[0]) for value, r in self.results.items()}
+
+    def choose(self, client_data: ClientSet | tuple[Any, Any]) -> float:
+        """The value of the member with the lowest loss on a client's own examples; the first of the family if several tie."""
+        losses = self.losses(client_data)
+        return min(losses, key=losses.__getitem__)
+
+    def select(self, client_data: ClientSet | tuple[Any, Any]) -> nn.Module:
+        """The model that serves a client best by the loss on its own examples (which should not be those it is judged by)."""
+        return self.results[self.choose(client_data)].model
+
+    def comparison(self) -> Comparison:
+        """The members and "family", where each client uses the member that it chose, judged on the same examples.
+
+        Clients choose by their validation examples and are judged on their test examples. Where some test client has no
+        validation examples of its own, one half of all clients' test examples, by chance, is for choosing and the other for
+        judging; clients with a single example are then left out, with a notice. Without test clients the validation clients
+        are judged so, and without either the training clients, who choose and are judged on the same examples.
+        """
+        return self._comparison
+
+    @cached_property
+    def _comparison(self) -> Comparison:
+        judged_on, choosing, judging = choosing_and_judging(self.setting)
+        engine = self.setting.engine
+        chosen = torch.stack([engine.evaluate(r.params, choosing)[0] for r in self.results.values()]).argmin(0)  # (n,)
+        judged = [engine.evaluate(r.params, judging) for r in self.results.values()]
+        loss, error = torch.stack([s[0] for s in judged]), torch.stack([s[1] for s in judged])  # (M, n)
+        training = set(self.setting.data.train.ids)
+        seen = torch.tensor([i in training for i in judging.ids])
+        data = self.setting.data
+        malicious = torch.tensor([i in data.malicious for i in judging.ids]) if data.attack is not None else None
+
+        def table(own: Tensor) -> ClientTable:
+            losses, errors = (v.gather(0, own.unsqueeze(0))[0] for v in (loss, error))
+            splits = (judged_on,) * len(judging)
+            return ClientTable(judging.ids, splits, seen, judging.sizes.cpu(), losses, errors, malicious)
+
+        rows = {r.name: [replace(r, clients=table(torch.full_like(chosen, i)))] for i, r in enumerate(self.results.values())}
+        first = next(iter(self.results.values()))
+        everyone = replace(
+            first,
+            name="family",
+            algorithm=replace(first.algorithm, risk=EachClientsChoice(self.knob, self.values)),
+            clients=table(chosen),
+            model=nn.ModuleList(self.models.values()),
+            params=torch.stack([r.params for r in self.results.values()]),
+            history=_together([r.history for r in self.results.values()]),
+            seconds=sum(r.seconds for r in self.results.values()),
+        )
+        return Comparison({**rows, "family": [everyone]})
+
+    def report(self, path: str | Path) -> Path:
+        """Write one HTML page that opens offline."""
+        return self.comparison().report(path)
+
+    def _one_client(self, client_data: ClientSet | tuple[Any, Any]) -> ClientSet:
+        if isinstance(client_data, ClientSet):
+            require(len(client_data) == 1, "client_data", "must hold one client", len(client_data), "Use clients.take([k]).")
+            return client_data
+        if not (isinstance(client_data, Sequence) and len(client_data) == 2):
+            raise InvalidParameter("client_data", "must be a pair (x, y) or a ClientSet", type(client_data).__name__)
+        x, y = (torch.as_tensor(part) for part in client_data)
+        like = self.setting.data.train
+        if x.dim() == like.x.dim() - 1:
+            raise InvalidData("client_data: x must hold one row per example, as (examples, …); found a single example.")
+        raw = not x.is_floating_point()  # floating numbers are taken as a model sees them, as clients.client(…) gives them
+        return ClientSet.pack(
+            [("client", x, y)], scale=like.scale if raw else None, shift=like.shift if raw else 0.0, source="client_data"
+        )
+
+
+def choosing_and_judging(setting: Setting) -> tuple[str, ClientSet, ClientSet]:
+    """The split that is judged, and the same clients' examples to choose by and to be judged by, in one order of clients."""
+    data = setting.data
+    judged_on = next(name for name in ("test", "validation", "train") if name in data.splits)
+    judging = data.splits[judged_on]
+    if judged_on == "train":
+        return judged_on, judging, judging
+    if judged_on == "test" and data.validation is not None:
+        places = {client: k for k, client in enumerate(data.validation.ids)}
+        if all(client in places for client in judging.ids):
+            return judged_on, data.validation.take([places[client] for client in judging.ids]), judging
+    single = int((judging.sizes < 2).sum())
+    if single == len(judging):
+        raise InvalidData(f"All {judged_on} clients have a single example: none can choose by one and be judged by another.")
+    if single:
+        text = f"{single} of {len(judging)} {judged_on} clients have a single example, cannot choose by it, and are left out."
+        warnings.warn(EquipoiseNotice(text), stacklevel=4)
+    parts = split_examples(judging, test=0.5, seed=setting.seed)
+    if parts.test is None:  # excluded above; said for the type checker
+        raise InvalidData("The clients have too few examples.")
+    places = {client: k for k, client in enumerate(parts.train.ids)}
+    return judged_on, parts.train.take([places[client] for client in parts.test.ids]), parts.test
+
+
+@dataclass(frozen=True)
+class EachClientsChoice:
+    """Stands for the risk in a family's own row: each client uses the member that it chose."""
+
+    knob: str
+    values: tuple[float, ...]
+
+    def __call__(self, losses: Tensor, base_weights: Tensor, *, clients: Any = None, state: Any = None) -> RiskValue:
+        raise InvalidParameter("risk", "is not one risk but a choice among several", self, "Train with one of its members.")
+
+
+def refuse_other_labels(clients: ClientSet, setting: Setting) -> None:
+    """Refuse targets that the family's task does not know: other classes, or numbers where there are classes."""
+    classes, y = setting.data.classes, clients.y
+    if not classes or setting.data.train.y.is_floating_point():
+        return
+    good = not y.is_floating_point() and int(y.min()) >= 0 and int(y.max()) < classes
+    require(good, "client_data", f"must have whole targets from 0 to {classes - 1}", sorted(set(y.flatten().tolist()))[:5])
+
+
+def _together(histories: Sequence[History]) -> History:
+    """The history of a family: mean losses over its members, and the work of all of them."""
+    rounds = []
+    for reports in zip(*(h.rounds for h in histories), strict=True):
+        mean = {name: sum(getattr(r, name) for r in reports) / len(reports) for name in ("loss", "tail_loss")}
+        total = {name: sum(getattr(r, name) for r in reports) for name in ("trained", "seconds", "dropped")}
+        rejected = tuple(dict.fromkeys(client for r in reports for client in r.rejected))
+        rounds.append(replace(reports[0], risk=None, rejected=rejected, **mean, **total))
+    return History(rounds)
+
+
+def train_family(
+    model: ModelOrMaker,
+    data: DataOrMaker,
+    algorithm: Algorithm | None = None,
+    *,
+    tails: Iterable[float] | None = None,
+    qs: Iterable[float] | None = None,
+    tilts: Iterable[float] | None = None,
+    rounds: int,
+    clients_per_round: int | None = None,
+    seed: int = 0,
+    loss: PerExample | None = None,
+    error: PerExample | None = None,
+    engine: EngineChoice | str = "simulator",
+    progress: bool | None = None,
+) -> Family:
+    """Train one model for each of several `tails` (Superquantile), `qs` (QFair) or `tilts` (Tilted), together.
+
+    All members start from `model` and see the same cohorts and batches, so each equals the run that `train` would make of it
+    alone; the simulator trains them as one batch, which costs less than separate runs. `algorithm` gives the other parts (and
+    the risk's other options, if its risk is of the family's kind); the other options are those of `train`.
+
+    Source: Pillutla et al. 2023, section 4.1 and Figure 1; Li 2023 (thesis), Table 4.12.
+    """
+    knob, members = _members(algorithm or Algorithm(), {"tail": tails, "q": qs, "tilt": tilts})
+    algorithms = list(members.values())
+    for part in ("personal", "privacy"):
+        if (given := getattr(algorithms[0], part)) is not None:
+            raise InvalidParameter(
+                "algorithm", f"must not have {part}=… in a family, whose members share their rounds", given,
+                "Train each member by itself: equipoise.train or compare.",
+            )  # fmt: skip
+    short = {f"{value:g}" for value in members}
+    names = [f"{knob} {value:g}" if len(short) == len(members) else f"{knob} {value!r}" for value in members]
+    setting = set_up(
+        model, data, algorithms[0], rounds=rounds, clients_per_round=clients_per_round, seed=seed, loss=loss, error=error,
+        engine=engine,
+    )  # fmt: skip
+    states = [setting.begin(member) for member in algorithms]
+    histories = [History() for _ in members]
+    watching = Observers([Progress()] if show_progress(progress) else [])
+    began = time.perf_counter()
+    try:
+        watching.on_start(Run(f"family of {len(members)}", setting.rounds, setting.seed, setting=setting))
+        rounds_of_all = SharedRounds([(setting, member) for member in algorithms], [range(len(algorithms))])
+        for _ in range(setting.rounds):
+            states, reports = family_round(rounds_of_all, states)
+            for history, report in zip(histories, reports, strict=True):
+                history.on_round(report)
+            watching.on_round(reports[0])
+        watching.on_evaluating(setting.rounds)
+        finals = [setting.evaluation(member, state) for member, state in zip(algorithms, states, strict=True)]
+        for number, final in enumerate(finals):
+            with _of_member(number):
+                stop_if_lost(final)
+    except Diverged as failure:
+        number = getattr(failure, "member", 0)
+        failure.history = histories[number]
+        failure.add_note(f"This was the member with {names[number]}.")
+        raise
+    finally:
+        watching.on_end()
+    seconds = (time.perf_counter() - began) / len(members)
+    results = {
+        value: setting.result(name, member, state, final.clients, history, seconds)
+        for name, (value, member), state, final, history in zip(names, members.items(), states, finals, histories, strict=True)
+    }
+    for name, final, history in zip(names, finals, histories, strict=True):
+        warn_if_lost(history, final.clients, classes=setting.data.classes > 0, who=f"the member with {name}")
+    warn_if_rejected(History([report for history in histories for report in history.rounds]))
+    return Family(knob, results, setting)
+
+
+@contextmanager
+def _of_member(number: int) -> Iterator[None]:
+    """Within it, a divergence says which member it was."""
+    try:
+        yield
+    except Diverged as failure:
+        failure.member = number  # type: ignore[attr-defined]
+        raise
+
+
+def _members(algorithm: Algorithm, given: dict[str, Iterable[float] | None]) -> tuple[str, dict[float, Algorithm]]:
+    """The knob and an algorithm for each of its values."""
+    named = {knob: _numbers(f"{knob}s", values) for knob, values in given.items() if values is not None}
+    if len(named) != 1:
+        raise InvalidParameter(
+            "tails, qs, tilts", "must be given one at a time", ", ".join(f"{k}s" for k in named) or "none",
+            "E.g. train_family(model, data, tails=[1.0, 0.8, 0.5, 0.1], …).",
+        )  # fmt: skip
+    ((knob, values),) = named.items()
+    require(len(values) > 0 and len(set(values)) == len(values), f"{knob}s", "must be one or more different numbers", values)
+    kind, risk = KNOBS[knob], algorithm.risk
+    if risk != Algorithm().risk and not isinstance(risk, kind):
+        raise InvalidParameter(
+            "algorithm", f"must have a {kind.__name__} risk, or none of its own, in a family of {knob}s", risk
+        )
+    base: Any = risk if isinstance(risk, kind) else kind()
+    return knob, {value: replace(algorithm, risk=replace(base, **{knob: value})) for value in values}
+
+
+def _numbers(parameter: str, values: object) -> list[float]:
+    """The values of a knob as a list of numbers."""
+    found: Any = values.tolist() if hasattr(values, "tolist") else values
+    numbers: list[Any] = list(found) if isinstance(found, Iterable) else [None]
+    good = all(is_number(number) for number in numbers)
+    require(good, parameter, "must be a list of numbers", values, f"E.g. {parameter}=[1.0, 0.5].")
+    return numbers
+
+
+def family_round(rounds: SharedRounds, states: Sequence[ServerState]) -> tuple[list[ServerState], list[RoundReport]]:
+    """One round of every member, with the members' losses and local work computed together."""
+    after: list[ServerState] = []
+    reports: list[RoundReport] = []
+    for number, outcome in enumerate(rounds.following(states)):
+        with _of_member(number):
+            if isinstance(outcome, Diverged):
+                raise outcome
+        after.append(outcome[0])
+        reports.append(outcome[1])
+    return after, reports

@@ -1,0 +1,135 @@
+"""The laws of what the server does: aggregators, optimisers, samplers, averaging."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from equipoise.core.rng import torch_generator
+from equipoise.testing.laws import close, hold
+from equipoise.types import (
+    Aggregator,
+    Averaging,
+    Cohort,
+    Sampler,
+    ServerOptimizer,
+)
+
+
+def check_aggregator(aggregator: Aggregator, *, seed: int = 0, clients: int = 12) -> None:
+    """Permutation-invariant; zero updates give zero; a linear one's total is additive over chunks and linear in the weights."""
+    gen = torch_generator(seed, "check_aggregator")
+    updates = torch.randn(clients, 6, generator=gen, dtype=torch.float64)
+    weights = torch.rand(clients, generator=gen, dtype=torch.float64) + 0.1
+    weights, losses = weights / weights.sum(), torch.rand(clients, generator=gen, dtype=torch.float64)
+    total, _ = aggregator(updates, weights, losses=losses)
+    hold(total.shape == updates.shape[1:], aggregator, "the total has the shape of one update", tuple(total.shape))
+    order = torch.randperm(clients, generator=gen)
+    moved, _ = aggregator(updates[order], weights[order], losses=losses[order])
+    hold(close(moved, total, 1e-9), aggregator, "the order of clients does not matter")
+    zero, _ = aggregator(torch.zeros_like(updates), weights, losses=losses)
+    hold(bool((zero == 0).all()), aggregator, "zero updates give a zero total", zero)
+    if aggregator.linear:
+        parts = [aggregator(updates[i : i + 5], weights[i : i + 5], losses=losses[i : i + 5])[0] for i in range(0, clients, 5)]
+        hold(close(torch.stack(parts).sum(0), total, 1e-9), aggregator, "a linear total is the sum of its chunks' totals")
+        double, _ = aggregator(updates, 2 * weights, losses=losses)
+        hold(close(double, 2 * total, 1e-9), aggregator, "a linear total doubles with the weights")
+
+
+def check_server_optimizer(server: ServerOptimizer, *, seed: int = 0) -> None:
+    """A zero update from a fresh state changes nothing; inputs are not written to; the first step follows the update."""
+    gen = torch_generator(seed, "check_server_optimizer")
+    params, total = torch.randn(7, generator=gen), torch.randn(7, generator=gen)
+    kept, state = params.clone(), server.begin(params)
+    still, _ = server.step(params, torch.zeros_like(params), state)
+    hold(torch.equal(still, params), server, "a zero update from a fresh state changes nothing", still - params)
+    first, _ = server.step(params, total, state)
+    _, later = server.step(params, total, state)
+    second, _ = server.step(params, total, later)
+    again, _ = server.step(params, total, later)
+    hold(torch.equal(second, again), server, "a step does not write to the state it is given")
+    hold(torch.equal(params, kept), server, "a step does not write to the parameters it is given")
+    hold(float((first - params) @ total) > 0, server, "the first step goes along the update")
+
+
+def check_sampler(sampler: Sampler, *, clients: int = 20, clients_per_round: int = 6, draws: int = 1000, seed: int = 0) -> None:
+    """Distinct clients with positive weights that sum to 1; a pure function of seed and round; stated inclusion is true.
+
+    Inclusion may change from round to round, so it is held against `draws` seeds at each of a few rounds; a client that no
+    cohort of a round holds has inclusion 0 in it. Over `draws` rounds, one seed must choose a client as often as another.
+    """
+    alpha = torch.rand(clients, generator=torch_generator(seed, "check_sampler"), dtype=torch.float64) + 0.1
+    alpha = alpha / alpha.sum()
+
+    def draw(round_index: int, own_seed: int) -> Cohort:
+        cohort = sampler(round_index, alpha, clients_per_round=clients_per_round, seed=own_seed)
+        _check_cohort(sampler, cohort, round_index, own_seed, clients)
+        return cohort
+
+    for index in (0, 1, 9, 1000):
+        seen, stated = torch.zeros(clients), torch.zeros(clients, dtype=torch.float64)
+        for own_seed in range(seed, seed + draws):
+            cohort = draw(index, own_seed)
+            seen[cohort.clients] += 1
+            stated[cohort.clients] = cohort.inclusion
+        error = 5 * (stated * (1 - stated) / draws).sqrt() + 1e-9  # five standard deviations
+        hold(
+            bool(((seen / draws - stated).abs() <= error).all()),
+            sampler,
+            "clients take part as often as their inclusion says",
+            f"round {index}: {(seen / draws).tolist()}, stated {stated.tolist()}",
+        )
+    same = torch.equal(draw(1, seed).clients, draw(1, seed).clients)
+    hold(same, sampler, "a cohort is a function of seed and round alone")
+    first, second = torch.zeros(clients), torch.zeros(clients)
+    for index in range(draws):
+        first[draw(index, seed).clients] += 1
+        second[draw(index, seed + 1).clients] += 1
+    # A count has a variance of at most draws/4, so five standard deviations of the difference of two are at most this.
+    hold(
+        bool(((first - second).abs() <= 5 * math.sqrt(draws / 2)).all()),
+        sampler,
+        "over many rounds clients take part as often as at another seed",
+        (first.tolist(), second.tolist()),
+    )
+
+
+def _check_cohort(sampler: Sampler, cohort: Cohort, round_index: int, seed: int, clients: int) -> None:
+    carried = (cohort.round, cohort.seed)
+    hold(carried == (round_index, seed), sampler, "a cohort carries its round and seed", carried)
+    if len(cohort) == 0:
+        return
+    hold(len(set(cohort.clients.tolist())) == len(cohort), sampler, "clients of a cohort are distinct", cohort.clients)
+    in_range = int(cohort.clients.min()) >= 0 and int(cohort.clients.max()) < clients
+    hold(in_range, sampler, "positions are in range", cohort.clients)
+    good = bool((cohort.weights > 0).all()) and abs(float(cohort.weights.sum()) - 1) < 1e-9
+    hold(good, sampler, "weights are positive and sum to 1", cohort.weights)
+
+
+def check_averaging(averaging: Averaging, *, rounds: int = 50, seed: int = 0) -> None:
+    """A constant sequence is reported as it is; the point lies in the iterates' hull; nothing given is written to."""
+    gen = torch_generator(seed, "check_averaging")
+    for dtype in (torch.float32, torch.float64):
+        still = torch.randn(5, generator=gen, dtype=torch.float64).to(dtype)
+        path = [torch.randn(5, generator=gen, dtype=torch.float64).to(dtype) for _ in range(rounds + 1)]
+        for iterates in ([still] * (rounds + 1), path):
+            kept = [point.clone() for point in iterates]
+            state = averaging.begin(iterates[0])
+            for count, point in enumerate(iterates):
+                before, state = state, averaging.update(point, state) if count else state
+                found = averaging.iterate(point, state)
+                again = averaging.iterate(point, averaging.update(point, before) if count else before)
+                hold(torch.equal(point, kept[count]), averaging, "averaging does not write to the parameters it is given")
+                hold(torch.equal(found, again), averaging, "an update does not write to the state it is given")
+                _check_hull(averaging, found, torch.stack(kept[: count + 1]))
+
+
+def _check_hull(averaging: Averaging, found: Tensor, iterates: Tensor) -> None:
+    same_form = found.shape == iterates[0].shape and found.dtype == iterates.dtype
+    hold(same_form, averaging, "the reported point has the form of the parameters", (tuple(found.shape), found.dtype))
+    low, high = iterates.min(0).values, iterates.max(0).values
+    slack = 1e-12 * iterates.abs().max()  # far below float32, whose rounding therefore shows
+    inside = bool(((found >= low - slack) & (found <= high + slack)).all())
+    hold(inside, averaging, "the reported point lies between the smallest and the largest iterate", found)
