@@ -1,4 +1,4 @@
-"""The documents run: every Python block of the README and of docs/, in order, in a folder of its own."""
+"""The documents: Python blocks of the README and of docs/ run, links lead somewhere, lines wrap at 120 columns."""
 
 import re
 from pathlib import Path
@@ -23,8 +23,21 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
         assert "Superquantile" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda p: p.name)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=lambda p: p.name)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         if not target.startswith("http"):
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which does not exist"
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=lambda p: p.name)
+def test_lines_wrap_at_120_columns(page):
+    """Prose wraps. Tables, code fences, HTML and single words, such as a URL, need not."""
+    in_fence, too_long = False, []
+    for number, line in enumerate(page.read_text(encoding="utf-8").splitlines(), 1):
+        text = line.strip()
+        if text.startswith("```"):
+            in_fence = not in_fence
+        elif not in_fence and len(line) > 120 and " " in text and not text.startswith(("|", "<")):
+            too_long.append(number)
+    assert not too_long, f"{page.name} has lines of more than 120 columns: {too_long}"
