@@ -23,13 +23,12 @@ from equipoise import (
 )
 from equipoise.algorithm import Algorithm
 from equipoise.compare import Comparison, compare
+from equipoise.core.version import VERSION as __version__
 from equipoise.data import ClientSet, FederatedData
 from equipoise.result import Result
 from equipoise.runs.family import Family, train_family
 from equipoise.runs.many import train_many
 from equipoise.train import train
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Algorithm",

@@ -19,6 +19,7 @@ from equipoise.data.clients import FederatedData
 from equipoise.errors import InvalidParameter
 from equipoise.metrics import Summary, summarise
 from equipoise.observers import History
+from equipoise.report import write_report
 from equipoise.types import Engine, ServerState
 
 if TYPE_CHECKING:
@@ -271,8 +272,6 @@ class RunRecord:
 
     def report(self, path: str | Path) -> Path:
         """Write one HTML page that opens offline."""
-        from equipoise.report import write_report
-
         return write_report([self], path)
 
 

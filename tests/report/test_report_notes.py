@@ -17,12 +17,14 @@ from report_cases import (
 )  # fmt: skip
 
 import equipoise as eq
-from equipoise.compare import Comparison, count_words, listed, malicious_clients
+from equipoise.compare import Comparison
 from equipoise.report import write_report
 from equipoise.report.data import series
+from equipoise.report.data.over_seeds import malicious_clients
 from equipoise.report.data.results_by_method import Study
 from equipoise.report.interactive import figures as interactive
 from equipoise.report.text.notes import NOT_COVERED
+from equipoise.report.text.phrases import count_words, listed
 from equipoise.report.text.tables import rounds_words
 
 # -------------------------------------------------------------------------------------------------------------- left out

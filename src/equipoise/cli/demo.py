@@ -20,10 +20,11 @@ from rich.table import Table
 from rich.text import Text
 
 import equipoise as eq
-from equipoise.compare import FIGURES, Comparison, Spread
+from equipoise.compare import Comparison
 from equipoise.core.files import write_atomically
 from equipoise.engines.simulator.workers import one_thread
 from equipoise.observers import Evaluation, Run
+from equipoise.report.data.over_seeds import FIGURES, Spread
 from equipoise.types import RoundReport
 
 ROUNDS = 100

@@ -72,7 +72,8 @@ def show_functions(console: Console) -> None:
 
 def comparison_table(records: Sequence[RunRecord]) -> Table:
     """Per method: the error over clients in figures, ± over seeds, clients trained per round and seconds; lowest in bold."""
-    from equipoise.compare import FIGURES, SHARED, Spread, figures_of, remarks
+    from equipoise.report.data.over_seeds import FIGURES, Spread, figures_of
+    from equipoise.report.text.phrases import SHARED, remarks
 
     by_name: dict[str, list[RunRecord]] = {}
     for record in records:

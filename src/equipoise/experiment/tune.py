@@ -38,7 +38,7 @@ from equipoise.experiment.study import PlannedRun, prepare
 from equipoise.experiment.values import value_text
 
 if TYPE_CHECKING:
-    from equipoise.compare import Spread
+    from equipoise.report.data.over_seeds import Spread
 
 NOTE = "# A trial of equipoise tune: trained and judged without the test clients.\n"
 
@@ -101,7 +101,7 @@ class Trials:
 
     def outcome(self, values: Values, messages: Mapping[Path, str]) -> Outcome:
         """How a trial ended, by its folders; `messages` are of runs that have just failed."""
-        from equipoise.compare import Spread
+        from equipoise.report.data.over_seeds import Spread
 
         try:
             plan = self.search.plan(values, self.out)

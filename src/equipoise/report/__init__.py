@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from equipoise.core.files import write_atomically
 from equipoise.errors import InvalidParameter, require
-from equipoise.result import RunRecord
+
+if TYPE_CHECKING:
+    from equipoise.result import RunRecord
 
 __all__ = ["export_figures", "histogram_picture", "write_report"]
 

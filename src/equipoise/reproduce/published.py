@@ -9,7 +9,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from equipoise.compare import Spread
+from equipoise.report.data.over_seeds import Spread
 
 ON_TEST = "test clients"
 _WORDS = ("parameter", "chosen_on")

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from equipoise.compare import Spread
+from equipoise.core.version import VERSION
+from equipoise.report.data.over_seeds import Spread
 from equipoise.reproduce.entry import Claim, Experiment, Scale
 from equipoise.reproduce.published import Table, table
 
@@ -98,10 +99,8 @@ def processor() -> str:
 
 
 def versions() -> dict[str, str]:
-    from equipoise import __version__
-
     return {
-        "equipoise": __version__, "torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version(),
+        "equipoise": VERSION, "torch": torch.__version__, "numpy": np.__version__, "python": platform.python_version(),
     }  # fmt: skip
 
 

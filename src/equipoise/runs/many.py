@@ -17,12 +17,13 @@ import torch
 from torch import nn
 
 from equipoise.algorithm import Algorithm
-from equipoise.compare import Comparison, listed
+from equipoise.compare import Comparison
 from equipoise.core.equality import same_but_for_training, same_part
 from equipoise.core.task import PerExample, Task
 from equipoise.data.clients import FederatedData
 from equipoise.errors import Diverged, EquipoiseError, EquipoiseNotice, InvalidParameter, is_whole, require
 from equipoise.observers import History, Observers, Progress, Run, show_progress
+from equipoise.report.text.phrases import listed
 from equipoise.result import Result
 from equipoise.runs.look_ahead import SharedRounds
 from equipoise.runs.together import Outcome, grouped

@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from equipoise import metrics
-from equipoise.compare import Spread, figures_of, malicious_clients
 from equipoise.errors import InvalidParameter, require
+from equipoise.report.data.over_seeds import Spread, figures_of, malicious_clients
 from equipoise.report.text.sentences import Crowd, Row, Scale, alone, compared
-from equipoise.result import ClientTable, RunRecord
+
+if TYPE_CHECKING:
+    from equipoise.result import ClientTable, RunRecord
 
 Numbers = NDArray[np.float64]
 GRID = np.arange(0.5, 100.25, 0.5)  # the percents at which percentile curves are drawn; 50 and 90 are among them

@@ -6,11 +6,11 @@ import math
 
 import numpy as np
 
-from equipoise.compare import listed
 from equipoise.report.data import series
 from equipoise.report.data.results_by_method import Method, Numbers, Study
 from equipoise.report.interactive.theme import FULL, HALF, Json, figure, label, logarithm, method_line, numbers, plain
 from equipoise.report.palette import FAINT, colour, short
+from equipoise.report.text.phrases import listed
 
 MALICIOUS = "x"  # the mark of malicious clients; benign ones are discs
 _NAMED = 5  # of the clients at one point

@@ -7,6 +7,7 @@ from html import escape
 
 import torch
 
+from equipoise.core.version import VERSION
 from equipoise.report.data.results_by_method import Method, Study
 from equipoise.report.interactive import figures as interactive
 from equipoise.report.interactive import theme
@@ -102,8 +103,6 @@ def _figures(study: Study, names: list[str]) -> Iterator[str]:
 
 
 def _settings(study: Study) -> Iterator[str]:
-    import equipoise
-
     yield '<section aria-labelledby="settings"><h2 id="settings">Settings</h2><dl class="settings">'
     for index, method in enumerate(study.methods):
         yield f"<dt>{swatch(index)}{escape(method.name)}</dt><dd><code>{escape(repr(method.runs[0].algorithm))}</code></dd>"
@@ -111,7 +110,7 @@ def _settings(study: Study) -> Iterator[str]:
     yield f"<dt>data</dt><dd>{_by_method(study, {m.name: m.runs[0].data for m in study.methods})}</dd>"
     yield f"<dt>rounds</dt><dd>{_by_method(study, {m.name: _rounds(m) for m in study.methods})}</dd>"
     yield f"<dt>clients per round</dt><dd>{_by_method(study, {m.name: _cohort(m) for m in study.methods})}</dd>"
-    yield f"<dt>versions</dt><dd>equipoise {escape(equipoise.__version__)}, torch {escape(str(torch.__version__))}</dd>"
+    yield f"<dt>versions</dt><dd>equipoise {VERSION}, torch {escape(str(torch.__version__))}</dd>"
     yield "</dl></section>"
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from equipoise.compare import listed
 from equipoise.report.data import series
 from equipoise.report.data.results_by_method import Method, Study
+from equipoise.report.text.phrases import listed
 from equipoise.report.text.sentences import with_article
 
 Caption = tuple[str, str]

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from html import escape
 from typing import TYPE_CHECKING
 
-from equipoise.compare import attack_words, listed, malicious_clients, without_own_models
+from equipoise.report.data.over_seeds import malicious_clients, without_own_models
 from equipoise.report.data.results_by_method import Method, Study
+from equipoise.report.text.phrases import attack_words, listed
 from equipoise.report.text.tables import bound, malicious_table, rejected_table, swatch
 
 if TYPE_CHECKING:

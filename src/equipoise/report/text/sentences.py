@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from equipoise.compare import Spread, count_words
+from equipoise.report.data.over_seeds import Spread
+from equipoise.report.text.phrases import count_words
 
 # mean, percentile_90, worst_10, standard_deviation (with shared_ before where clients have their own models), trained, seconds
 Row = Mapping[str, Spread]

@@ -9,10 +9,11 @@ from html import escape
 
 import torch
 
-from equipoise.compare import FIGURES, Spread, listed, malicious_clients
+from equipoise.report.data.over_seeds import FIGURES, Spread, malicious_clients
 from equipoise.report.data.results_by_method import Method, Study
 from equipoise.report.palette import COLOURS
 from equipoise.report.text.captions import left_out, served, whose_model
+from equipoise.report.text.phrases import listed
 
 WORST = 10
 NAMED = 5  # of the clients whose updates were left out

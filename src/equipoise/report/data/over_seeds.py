@@ -1,0 +1,92 @@
+"""The figures of a method over its seeds, and the malicious clients that these leave out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from equipoise.metrics import Summary, mean
+
+if TYPE_CHECKING:
+    from equipoise.result import ClientTable, RunRecord
+
+FIGURES = {
+    "mean": "mean",
+    "percentile_90": "90th percentile",
+    "worst_10": "worst 10 %",
+    "standard_deviation": "standard deviation",
+}
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation of a figure over n seeds (divided by n − 1; 0 for one seed)."""
+
+    mean: float
+    deviation: float
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> Spread:
+        """Mean and standard deviation of one value per seed."""
+        numbers = list(values)
+        mean = math.fsum(numbers) / len(numbers)
+        squares = math.fsum((v - mean) ** 2 for v in numbers)
+        return cls(mean, math.sqrt(squares / (len(numbers) - 1)) if len(numbers) > 1 else 0.0)
+
+
+def figures_of(runs: Sequence[RunRecord]) -> dict[str, Spread]:
+    """The figures of one method over its seeds: of the error, as a fraction, trained clients per round, and seconds.
+
+    The error is that of the model each client is served, over benign clients. Where that is a model of the client's own,
+    `shared_mean` and so on are the figures of the shared model; where malicious clients are left out, `malicious_mean` is
+    their mean error.
+    """
+    summaries = [run.summary() for run in runs]
+    trained = [sum(r.trained for r in run.history.rounds) / max(1, len(run.history.rounds)) for run in runs]
+    row = _error_figures([summary.error for summary in summaries])
+    row |= {"trained": Spread.of(trained), "seconds": Spread.of(run.seconds for run in runs)}
+    shared = [summary.shared_error for summary in summaries if summary.shared_error is not None]
+    if len(shared) == len(runs):
+        row |= {f"shared_{key}": spread for key, spread in _error_figures(shared).items()}
+    malicious = [rows for run in runs if (rows := malicious_rows(run.clients.where(run.judged_on))) is not None]
+    if len(malicious) == len(runs):
+        weighed = runs[0].judged_on == "train"
+        row["malicious_mean"] = Spread.of(mean(rows.served_error, rows.size if weighed else None) for rows in malicious)
+    return row
+
+
+def _error_figures(errors: Sequence[Summary]) -> dict[str, Spread]:
+    """Each of `FIGURES` over seeds, from one summary of the errors per seed."""
+    return {
+        "mean": Spread.of(e.mean for e in errors),
+        "percentile_90": Spread.of(e.percentiles[90] for e in errors),
+        "worst_10": Spread.of(e.worst_10 for e in errors),
+        "standard_deviation": Spread.of(e.standard_deviation for e in errors),
+    }
+
+
+def malicious_rows(rows: ClientTable) -> ClientTable | None:
+    """The rows of malicious clients; None if there are none, or no benign ones."""
+    if rows.malicious is None or len(rows.benign) == len(rows):
+        return None
+    return rows.take(rows.malicious.nonzero().flatten())
+
+
+def malicious_clients(run: RunRecord) -> tuple[str, ...]:
+    """The ids of the malicious clients of a run, in order; none without an attack."""
+    flags = run.clients.malicious
+    if flags is None:
+        return ()
+    return tuple(dict.fromkeys(name for name, bad in zip(run.clients.client, flags.tolist(), strict=True) if bad))
+
+
+def training_clients(run: RunRecord) -> int:
+    """The number of training clients in the run's table of clients."""
+    return len({name for name, seen in zip(run.clients.client, run.clients.seen.tolist(), strict=True) if seen})
+
+
+def without_own_models(runs: Sequence[RunRecord]) -> bool:
+    """Whether the algorithm trains personal models, but none of the clients that the runs are judged on has one."""
+    return runs[0].algorithm.personal is not None and not any(run.clients.where(run.judged_on).has_own for run in runs)

@@ -1,0 +1,65 @@
+"""Phrases that the report, tables on the console and error messages share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from equipoise.report.data.over_seeds import Spread, malicious_clients, training_clients, without_own_models
+
+if TYPE_CHECKING:
+    from equipoise.result import RunRecord
+
+SHARED = "  shared model"  # the row below a method whose clients are served their own models
+
+
+def count_words(numbers: Iterable[int]) -> str:
+    """A number, or the range of numbers that differ from run to run.
+
+    >>> count_words([8, 8]), count_words([7, 1000, 8])
+    ('8', '7 to 1,000')
+    """
+    ordered = sorted(numbers)
+    return f"{ordered[0]:,}" if ordered[0] == ordered[-1] else f"{ordered[0]:,} to {ordered[-1]:,}"
+
+
+def listed(names: Sequence[str], most: int | None = None) -> str:
+    """Names in a sentence; of many, the first ones.
+
+    >>> listed(["a"]), listed(["a", "b", "c"]), listed(["a", "b", "c", "d"], most=2)
+    ('a', 'a, b and c', 'a, b and 2 others')
+    """
+    if most is not None and len(names) > most + 1:
+        names = [*names[:most], f"{len(names) - most:,} others"]
+    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def attack_words(runs: Sequence[RunRecord]) -> str:
+    """A clause that says how many training clients are malicious; empty if none is."""
+    bad = [len(malicious_clients(run)) for run in runs]
+    if not any(bad):
+        return ""
+    total = count_words(training_clients(run) for run in runs)
+    return f"{count_words(bad)} of {total} training clients {'are' if max(bad) > 1 else 'is'} malicious"
+
+
+def remarks(
+    methods: Mapping[str, Sequence[RunRecord]], table: Mapping[str, Mapping[str, Spread]], write: Callable[[float], str]
+) -> str:
+    """One line under a table of methods: whose models it judges, which clients it leaves out; empty if nothing is special."""
+    own = [name for name, row in table.items() if "shared_mean" in row]
+    sentences = []
+    if own:
+        below = "the row below it is" if len(own) == 1 else "the rows below them are"
+        sentences.append(f"Under {listed(own)}, clients are served their own models; {below} of the shared model.")
+    if lacking := [name for name, runs in methods.items() if without_own_models(runs)]:
+        sentences.append(f"Under {listed(lacking)}, these clients have no models of their own, and are served the shared one.")
+    if attack := attack_words([run for runs in methods.values() for run in runs]):
+        theirs = [f"{name} {write(row['malicious_mean'].mean)}" for name, row in table.items() if "malicious_mean" in row]
+        left_out = f", and left out above; their mean: {', '.join(theirs)}" if theirs else ""
+        sentences.append(f"{attack}{left_out}.")
+    rejected = {name: sum(len(r.rejected) for run in runs for r in run.history.rounds) for name, runs in methods.items()}
+    if any(rejected.values()):
+        each = ", ".join(f"{name} {count:,}" for name, count in rejected.items() if count)
+        sentences.append(f"Updates left out because they were not finite or absurdly large: {each}.")
+    return " ".join(sentences)
