@@ -30,7 +30,7 @@ def public_classes(module):
 @pytest.mark.parametrize(("kind", "home"), HOMES.items())
 def test_every_public_part_is_in_the_catalogue(kind, home):
     listed = {part.target for part in catalog.parts(kind)}
-    listed |= {catalog.Part("function", name, catalog.Entry(name)).target for name in catalog.FUNCTIONS}  # Python only
+    listed |= {catalog.CatalogPart("function", name, catalog.Entry(name)).target for name in catalog.FUNCTIONS}  # Python only
     missing = [c.__name__ for c in public_classes(importlib.import_module(home)) if c not in listed]
     assert not missing, f"add a line to CATALOG[{kind!r}] for {missing}"
 
@@ -55,7 +55,7 @@ class Described:
 
 
 def test_a_source_ends_with_its_paragraph_and_a_first_line_is_the_summary():
-    described = catalog.Part("risk", "described", catalog.Entry(f"{__name__}:Described"))
+    described = catalog.CatalogPart("risk", "described", catalog.Entry(f"{__name__}:Described"))
     assert (described.summary, described.source) == ("What it is.", "Someone 2020, over two lines.")
     part = catalog.part("risk", "superquantile")
     assert part.source.startswith("Pillutla et al. 2023, (5)–(7)")
@@ -94,7 +94,7 @@ def test_every_part_says_what_it_is_and_where_it_comes_from(part):
 
 @pytest.mark.parametrize("function", catalog.FUNCTIONS)
 def test_every_listed_function_is_described_with_its_source(function):
-    part = catalog.Part("function", function, catalog.Entry(function))
+    part = catalog.CatalogPart("function", function, catalog.Entry(function))
     assert callable(part.target)
     assert part.summary
     assert part.source

@@ -226,7 +226,7 @@ def test_a_folder_of_another_configuration_is_refused(tmp_path):
 def test_the_live_table_shows_every_run_with_progress_and_time_left(tmp_path):
     file = tmp_path / "study.toml"
     file.write_text(STUDY)
-    jobs = [scheduler.Job(run) for run in study.read_study(file, out=tmp_path / "out")]
+    jobs = [scheduler.ScheduledRun(run) for run in study.read_study(file, out=tmp_path / "out")]
     jobs[0].status, jobs[0].began = "running", time.monotonic() - 10
     jobs[0].folder.path.mkdir(parents=True)
     jobs[0].folder.rounds.write_text('{"event": "start"}\n{"event": "round", "round": 4}\n{"event": "rou')  # being written

@@ -74,7 +74,7 @@ def here(monkeypatch):
     started = []
 
     def run_all(runs, *, workers, console, options=()):
-        jobs = [scheduler.Job(run, "there already" if run.folder.finished else "waiting") for run in runs]
+        jobs = [scheduler.ScheduledRun(run, "there already" if run.folder.finished else "waiting") for run in runs]
         for job in jobs:
             if job.status == "waiting":
                 started.append(job.folder.path.name)

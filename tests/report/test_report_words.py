@@ -5,10 +5,10 @@ import math
 import pytest
 
 from equipoise.compare import Spread
-from equipoise.report.text.sentences import Crowd, Scale, alone, compared
+from equipoise.report.text.sentences import JudgedClients, ValueFormat, alone, compared
 
-PERCENT = Scale(percent=True, decimals=1)
-CROWD = Crowd((500, 500), "test", unseen=True, weighted=False)
+PERCENT = ValueFormat(percent=True, decimals=1)
+CROWD = JudgedClients((500, 500), "test", unseen=True, weighted=False)
 
 
 def row(mean, tail, worst=0.5):
@@ -62,7 +62,7 @@ def test_one_method_says_who_is_left_behind():
     assert alone(row(0.2, 0.4, 0.41), 0.123, CROWD, PERCENT) == (
         "Half of the 500 unseen test clients see an error of 12.3 % or less; the worst 10 % see 41.0 % on average."
     )
-    training = Crowd((20, 20), "train", unseen=False, weighted=True)
+    training = JudgedClients((20, 20), "train", unseen=False, weighted=True)
     assert alone(row(0.2, 0.4), 0.1, training, PERCENT, seeds=3).startswith(
         "Half of the 20 training clients, weighted by their examples, see"
     )
@@ -70,17 +70,17 @@ def test_one_method_says_who_is_left_behind():
 
 
 def test_one_client_and_no_finite_number():
-    one = Crowd((1, 1), "test", unseen=True, weighted=False)
+    one = JudgedClients((1, 1), "test", unseen=True, weighted=False)
     assert alone(row(0.25, 0.25), 0.25, one, PERCENT) == "The one unseen test client sees an error of 25.0 %."
     assert "not finite" in alone(row(math.nan, 0.25), 0.25, one, PERCENT)
 
 
 def test_plain_numbers_have_three_digits_and_no_percent():
-    scale = Scale.fitting(12.3, percent=False, noun="loss")
+    scale = ValueFormat.fitting(12.3, percent=False, noun="loss")
     text = compared({"a": row(4.0, 12.34), "b": row(4.5, 9.87)}, CROWD, scale)
     assert "of the loss over" in text
     assert "from 12.3 to 9.9 at +0.5 of mean loss" in text
-    assert Scale.fitting(0.01234, percent=False).number(0.01234) == "0.0123"
-    assert Scale.fitting(1e12, percent=False).number(1e12) == "1e+12"
-    assert Scale.fitting(0.0, percent=False).number(0.0) == "0.00"
-    assert Scale.fitting(0.004, percent=True).value(0.0041) == "0.41 %"
+    assert ValueFormat.fitting(0.01234, percent=False).number(0.01234) == "0.0123"
+    assert ValueFormat.fitting(1e12, percent=False).number(1e12) == "1e+12"
+    assert ValueFormat.fitting(0.0, percent=False).number(0.0) == "0.00"
+    assert ValueFormat.fitting(0.004, percent=True).value(0.0041) == "0.41 %"

@@ -63,7 +63,7 @@ def show_functions(console: Console) -> None:
     console.print()
     console.print(Text.assemble(("functions", "bold underline"), "  in Python only"))
     for function in catalog.FUNCTIONS:
-        part = catalog.Part("function", function, catalog.Entry(function))
+        part = catalog.CatalogPart("function", function, catalog.Entry(function))
         console.print()
         console.print(Padding(Text.assemble((part.python_path, "bold cyan"), f"  {part.summary}"), (0, 0, 0, 2), expand=False))
         if part.source:

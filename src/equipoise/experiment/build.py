@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, eq=False)
-class Experiment:
+class PreparedRun:
     """A run ready to start. `config` is complete: what the model reads from the data is filled in."""
 
     config: RunConfig
@@ -75,7 +75,7 @@ def threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def build(config: RunConfig) -> Experiment:
+def build(config: RunConfig) -> PreparedRun:
     """Make every part, and refuse what cannot run together before anything is trained or written."""
     import torch
 
@@ -92,7 +92,7 @@ def build(config: RunConfig) -> Experiment:
     config = replace(config, train=replace(config.train, threads=config.train.threads or torch.get_num_threads()))
     model = config.model.make("model", **word_vectors(config))
     check_fit(config, model, data)
-    return Experiment(config, data, model, algorithm)
+    return PreparedRun(config, data, model, algorithm)
 
 
 def check_device(device: str | None) -> None:

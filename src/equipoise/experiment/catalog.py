@@ -229,7 +229,7 @@ class Parameter:
 
 
 @dataclass(frozen=True)
-class Part:
+class CatalogPart:
     """A part by its configuration name; `parameters`, `summary` and `source` are read from the code."""
 
     kind: str
@@ -328,12 +328,12 @@ def names(kind: str) -> tuple[str, ...]:
     return tuple(CATALOG[kind])
 
 
-def part(kind: str, name: str, *, where: str = "") -> Part:
+def part(kind: str, name: str, *, where: str = "") -> CatalogPart:
     """The part of a kind by name; `where` is the dotted key to name in the error."""
     if name not in CATALOG[kind]:
         raise ConfigError((f"{where}: " if where else "") + unknown_name(kind, name, CATALOG[kind]))
     found = CATALOG[kind][name]
-    return Part(kind, name, found if isinstance(found, Entry) else Entry(found))
+    return CatalogPart(kind, name, found if isinstance(found, Entry) else Entry(found))
 
 
 def name_of(kind: str, made: object) -> str:
@@ -344,6 +344,6 @@ def name_of(kind: str, made: object) -> str:
     raise ConfigError(f"{type(made).__name__} is no {kind} of the catalogue. Allowed: {', '.join(sorted(names(kind)))}.")
 
 
-def parts(kind: str) -> Iterator[Part]:
+def parts(kind: str) -> Iterator[CatalogPart]:
     """Every part of a kind, in the order of the table."""
     return (part(kind, name) for name in CATALOG[kind])

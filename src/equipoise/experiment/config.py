@@ -32,7 +32,7 @@ class PartConfig:
     parameters: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def part(self) -> catalog.Part:
+    def part(self) -> catalog.CatalogPart:
         return catalog.part(self.kind, self.name)
 
     def make(self, where: str, **objects: Any) -> Any:

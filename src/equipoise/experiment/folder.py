@@ -22,7 +22,7 @@ from equipoise.core.files import write_atomically
 from equipoise.errors import ConfigError, EquipoiseError
 
 if TYPE_CHECKING:
-    from equipoise.experiment.build import Experiment
+    from equipoise.experiment.build import PreparedRun
     from equipoise.result import Result, RunRecord
     from equipoise.types import Observer
 
@@ -114,7 +114,7 @@ def claim(path: str | Path) -> RunFolder:
     return RunFolder(path)
 
 
-def refuse_full(folder: RunFolder, experiment: Experiment) -> None:
+def refuse_full(folder: RunFolder, experiment: PreparedRun) -> None:
     """Refuse a disk without room for what a run leaves: the model, a checkpoint with optimiser state twice, and the report."""
     parameters = sum(p.nbytes for p in experiment.model.parameters())
     clients = sum(len(clients) for clients in experiment.data.splits.values())
@@ -151,7 +151,7 @@ def to_resume(path: Path) -> RunFolder:
 
 
 def run(
-    experiment: Experiment,
+    experiment: PreparedRun,
     folder: RunFolder,
     *,
     observers: Sequence[Observer] = (),
@@ -193,7 +193,7 @@ def alone(folder: RunFolder) -> Iterator[None]:
 
 
 def _run(
-    experiment: Experiment, folder: RunFolder, watching: Sequence[Observer], progress: bool | None, report: bool
+    experiment: PreparedRun, folder: RunFolder, watching: Sequence[Observer], progress: bool | None, report: bool
 ) -> Result:
     try:
         name = folder.path.resolve().name

@@ -24,7 +24,7 @@ POLL_SECONDS = 0.25
 
 
 @dataclass
-class Job:
+class ScheduledRun:
     """A run and how far it is."""
 
     run: PlannedRun
@@ -56,9 +56,9 @@ class Job:
         return (time.monotonic() - self.began) / done * (self.run.config.train.rounds - self.rounds_done())
 
 
-def run_all(runs: Sequence[PlannedRun], *, workers: int, console: Console, options: Sequence[str] = ()) -> list[Job]:
+def run_all(runs: Sequence[PlannedRun], *, workers: int, console: Console, options: Sequence[str] = ()) -> list[ScheduledRun]:
     """Run what is missing, at most `workers` at a time; returns every run with how it ended. `options` are the worker's."""
-    jobs = [Job(run, "there already" if run.folder.finished else "waiting", options=tuple(options)) for run in runs]
+    jobs = [ScheduledRun(run, "there already" if run.folder.finished else "waiting", options=tuple(options)) for run in runs]
     try:
         if console.is_terminal:
             with Live(console=console, refresh_per_second=4, get_renderable=lambda: live_table(jobs)):
@@ -71,7 +71,7 @@ def run_all(runs: Sequence[PlannedRun], *, workers: int, console: Console, optio
     return jobs
 
 
-def _work_through(jobs: list[Job], workers: int, console: Console | None) -> None:
+def _work_through(jobs: list[ScheduledRun], workers: int, console: Console | None) -> None:
     while True:
         for job in jobs:
             if job.status == "running" and _ended(job) and console is not None:
@@ -87,7 +87,7 @@ def _work_through(jobs: list[Job], workers: int, console: Console | None) -> Non
         time.sleep(POLL_SECONDS)
 
 
-def _start(job: Job) -> None:
+def _start(job: ScheduledRun) -> None:
     """Start the run's process; its folder keeps what it prints."""
     job.log = (job.folder.path / "run.log").open("ab")
     job.log_start = job.log.tell()
@@ -99,7 +99,7 @@ def _start(job: Job) -> None:
     )  # fmt: skip
 
 
-def _ended(job: Job) -> bool:
+def _ended(job: ScheduledRun) -> bool:
     """Whether the process has ended; if so, how."""
     if job.process is None or (code := job.process.poll()) is None:
         return False
@@ -119,7 +119,7 @@ def _exit(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
-def _stop(job: Job) -> None:
+def _stop(job: ScheduledRun) -> None:
     if job.process is not None and job.process.poll() is None:
         job.process.terminate()
         try:
@@ -130,7 +130,7 @@ def _stop(job: Job) -> None:
     _close(job)
 
 
-def _close(job: Job) -> None:
+def _close(job: ScheduledRun) -> None:
     if job.log is not None:
         job.log.close()
         job.log = None
@@ -139,7 +139,7 @@ def _close(job: Job) -> None:
 _COLOURS = {"waiting": "dim", "running": "cyan", "done": "green", "failed": "red", "there already": "green"}
 
 
-def live_table(jobs: Sequence[Job]) -> Table:
+def live_table(jobs: Sequence[ScheduledRun]) -> Table:
     """Every run with its status, progress and time left."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in ("method", "seed", "status", "", "rounds", "time left"):

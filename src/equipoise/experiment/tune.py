@@ -44,7 +44,7 @@ NOTE = "# A trial of equipoise tune: trained and judged without the test clients
 
 
 @dataclass(frozen=True)
-class Outcome:
+class TrialResult:
     """How a trial ended: its criterion over seeds, or None if one of its runs failed, and why."""
 
     values: Values
@@ -84,7 +84,7 @@ class Trials:
     workers: int
     console: Console
 
-    def run(self, points: Sequence[Values]) -> list[Outcome]:
+    def run(self, points: Sequence[Values]) -> list[TrialResult]:
         """Run what is missing of these trials; one that fails does not stop the others."""
         runs: dict[Path, PlannedRun] = {}  # by folder, because Optuna may ask for the same values again
         for values in points:
@@ -99,25 +99,25 @@ class Trials:
         messages = {job.folder.path: job.message for job in jobs if job.status == "failed"}
         return [self.outcome(values, messages) for values in points]
 
-    def outcome(self, values: Values, messages: Mapping[Path, str]) -> Outcome:
+    def outcome(self, values: Values, messages: Mapping[Path, str]) -> TrialResult:
         """How a trial ended, by its folders; `messages` are of runs that have just failed."""
         from equipoise.report.data.over_seeds import Spread
 
         try:
             plan = self.search.plan(values, self.out)
         except ConfigError as failure:
-            return Outcome(values, None, str(failure))
+            return TrialResult(values, None, str(failure))
         for run in plan:
             if not run.folder.finished:
                 message = messages.get(run.folder.path, "failed before.")
-                return Outcome(values, None, f"seed {run.seed}: {message} See {run.folder.path / 'run.log'}.")
+                return TrialResult(values, None, f"seed {run.seed}: {message} See {run.folder.path / 'run.log'}.")
         found = Spread.of(judge(run.folder, self.search.criterion) for run in plan)
         if not math.isfinite(found.mean):
-            return Outcome(values, None, f"the {CRITERIA[self.search.criterion]} is not finite.")
-        return Outcome(values, found)
+            return TrialResult(values, None, f"the {CRITERIA[self.search.criterion]} is not finite.")
+        return TrialResult(values, found)
 
 
-def run_search(search: Search, out: Path, *, workers: int, console: Console) -> list[Outcome]:
+def run_search(search: Search, out: Path, *, workers: int, console: Console) -> list[TrialResult]:
     """Run what is missing of a search; every trial, best first."""
     optuna = imported_optuna() if search.strategy == "optuna" else None
     refuse_unjudgeable(search)
@@ -143,7 +143,7 @@ def imported_optuna() -> Any:
     return optuna
 
 
-def search_by_optuna(optuna: Any, trials: Trials) -> list[Outcome]:
+def search_by_optuna(optuna: Any, trials: Trials) -> list[TrialResult]:
     """Ask for values, run them, tell the criterion, until `trials` are done; the study is kept in study.db.
 
     Values are asked for in batches that fill the workers. The sampler of each trial is seeded by its position and knows the
@@ -155,7 +155,7 @@ def search_by_optuna(optuna: Any, trials: Trials) -> list[Outcome]:
     size = math.ceil(trials.workers / search.seeds)
     space = {key: distribution(optuna, axis) for key, axis in search.space.items()}
     seed = search.config(search.first).train.seed
-    outcomes: dict[str, Outcome] = {}
+    outcomes: dict[str, TrialResult] = {}
     while True:
         for trial in study.get_trials(deepcopy=False, states=(running,)):
             if trial.params.keys() != space.keys():  # killed while it was asked for
@@ -225,7 +225,7 @@ def open_study(optuna: Any, search: Search, path: Path) -> Any:
 # ----------------------------------------------------------------------------------------------------------- the result
 
 
-def search_table(search: Search, outcomes: Sequence[Outcome]) -> Table:
+def search_table(search: Search, outcomes: Sequence[TrialResult]) -> Table:
     """Every trial with its values, the criterion over seeds, and how it ended, best first."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     last = [key.rpartition(".")[2] for key in search.space]
@@ -253,14 +253,14 @@ def spread_text(spread: Spread | None, seeds: int) -> str:
     return f"{spread.mean:.5g}" + (f" ± {spread.deviation:.2g}" if seeds > 1 else "")
 
 
-def write_best(search: Search, best: Outcome, out: Path) -> Path:
+def write_best(search: Search, best: TrialResult, out: Path) -> Path:
     """The best trial as a complete configuration of a run: with the test clients, the name and the seed of the file."""
     said = f"{CRITERIA[search.criterion]} {spread_text(best.criterion, search.seeds)}"
     note = f"# The best of a search by equipoise tune: {trial_name(best.values)} ({said}).\n"
     return write_atomically(out / "best.toml", (note + search.config(best.values).text()).encode())
 
 
-def tune(search: Search, out: Path, *, workers: int, console: Console) -> list[Outcome]:
+def tune(search: Search, out: Path, *, workers: int, console: Console) -> list[TrialResult]:
     """Run a search, print its table, write best.toml and say how to run it; returns the trials, best first."""
     outcomes = run_search(search, out, workers=workers, console=console)
     over = f", mean ± standard deviation over {search.seeds} seeds" if search.seeds > 1 else ""

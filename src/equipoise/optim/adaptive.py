@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from equipoise.errors import is_number, require
 from equipoise.optim.gradients import Query
-from equipoise.optim.private import Privacy, PrivateOptimizer, Rate, check_lr, rate_at
+from equipoise.optim.private import PrivacyOptions, PrivateOptimizer, Rate, check_lr, rate_at
 from equipoise.optim.second_moments import adagrad, check_adaptive, preconditioner, rmsprop
 
 
@@ -33,7 +33,7 @@ class DPSGD(PrivateOptimizer):
     tensor([-0.2500,  0.2500], requires_grad=True)
     """
 
-    def __init__(self, model: nn.Module, *, lr: Rate, **privacy: Unpack[Privacy]) -> None:
+    def __init__(self, model: nn.Module, *, lr: Rate, **privacy: Unpack[PrivacyOptions]) -> None:
         super().__init__(model, **privacy)
         check_lr("lr", lr)
         self.lr = lr
@@ -58,7 +58,7 @@ class DPAdam(PrivateOptimizer):
         lr: Rate,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
-        **privacy: Unpack[Privacy],
+        **privacy: Unpack[PrivacyOptions],
     ) -> None:
         super().__init__(model, **privacy)
         check_lr("lr", lr)
@@ -86,7 +86,9 @@ class DPRMSProp(PrivateOptimizer):
     Source: Li 2023 (thesis), 6.4.1 and 6.10.1; ε near the size of √v decides how adaptive it is (6.13.2).
     """
 
-    def __init__(self, model: nn.Module, *, lr: Rate, beta: float = 0.9, eps: float = 1e-3, **privacy: Unpack[Privacy]) -> None:
+    def __init__(
+        self, model: nn.Module, *, lr: Rate, beta: float = 0.9, eps: float = 1e-3, **privacy: Unpack[PrivacyOptions]
+    ) -> None:
         super().__init__(model, **privacy)
         check_lr("lr", lr)
         check_adaptive(beta, eps)
@@ -108,7 +110,7 @@ class DPAdaGrad(PrivateOptimizer):
     Source: Li 2023 (thesis), 6.7.1 and 6.13.3.
     """
 
-    def __init__(self, model: nn.Module, *, lr: Rate, eps: float = 1e-3, **privacy: Unpack[Privacy]) -> None:
+    def __init__(self, model: nn.Module, *, lr: Rate, eps: float = 1e-3, **privacy: Unpack[PrivacyOptions]) -> None:
         super().__init__(model, **privacy)
         check_lr("lr", lr)
         check_adaptive(0.0, eps)

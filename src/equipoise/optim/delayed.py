@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from equipoise.errors import IncompatibleParts, InvalidParameter
 from equipoise.optim.gradients import Query
-from equipoise.optim.private import Privacy, PrivateOptimizer, Rate, check_clip, check_lr, check_whole, rate_at
+from equipoise.optim.private import PrivacyOptions, PrivateOptimizer, Rate, check_clip, check_lr, check_whole, rate_at
 from equipoise.optim.second_moments import Rule, adagrad, check_adaptive, preconditioner, rmsprop, rule_named, yogi
 
 Variant = Literal["delayed", "extra_query", "noise_first"]
@@ -57,7 +57,7 @@ class DP2(PrivateOptimizer):
         beta: float = 0.9,
         eps: float = 1e-7,
         variant: Variant = "delayed",
-        **privacy: Unpack[Privacy],
+        **privacy: Unpack[PrivacyOptions],
     ) -> None:
         super().__init__(model, **privacy)
         self.lr, self.lr_adaptive = lr, lr if lr_adaptive is None else lr_adaptive

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Rate = float | Callable[[int], float]  # a learning rate, or a function of the step
 
 
-class Privacy(TypedDict):
+class PrivacyOptions(TypedDict):
     """What every private optimiser is told besides its own parameters."""
 
     clip: float  # C, the largest norm of one example's contribution; math.inf only without noise

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from equipoise.errors import IncompatibleParts, InvalidParameter, is_number, is_whole, require
 from equipoise.optim.gradients import ExampleGradients, Query, check_examples
 from equipoise.optim.poisson_batches import Examples
-from equipoise.optim.private import Privacy, PrivateOptimizer, Rate, check_lr, rate_at
+from equipoise.optim.private import PrivacyOptions, PrivateOptimizer, Rate, check_lr, rate_at
 from equipoise.optim.second_moments import Rule, adagrad, check_adaptive, preconditioner, rmsprop, rule_named
 
 
@@ -74,7 +74,7 @@ class AdaDPS(PrivateOptimizer):
         beta_mean: float = 0.9,
         private_share: float = 0.9,
         eps: float = 1e-3,
-        **privacy: Unpack[Privacy],
+        **privacy: Unpack[PrivacyOptions],
     ) -> None:
         super().__init__(model, **privacy)
         check_lr("lr", lr)
@@ -147,7 +147,7 @@ class DPRPub(PrivateOptimizer):
         public_batch_size: int | None = None,
         beta: float = 0.9,
         eps: float = 1e-3,
-        **privacy: Unpack[Privacy],
+        **privacy: Unpack[PrivacyOptions],
     ) -> None:
         super().__init__(model, **privacy)
         check_lr("lr", lr)
@@ -182,7 +182,7 @@ class PDADPMD(PrivateOptimizer):
         public: Examples,
         private_share: float | Callable[[int], float],
         public_batch_size: int | None = None,
-        **privacy: Unpack[Privacy],
+        **privacy: Unpack[PrivacyOptions],
     ) -> None:
         super().__init__(model, **privacy)
         check_lr("lr", lr)

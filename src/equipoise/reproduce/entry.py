@@ -69,7 +69,7 @@ class Claim:
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
+class FinishedRun:
     """What a measure may look at when a run has ended."""
 
     result: Result
@@ -79,7 +79,7 @@ class Trained:
 
 
 DataMaker = Callable[..., FederatedData]  # (folder, seed, **options)
-Measure = Callable[[Trained], dict[str, float]]
+Measure = Callable[[FinishedRun], dict[str, float]]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ _WORDS = ("parameter", "chosen_on")
 
 
 @dataclass(frozen=True)
-class Row:
+class PublishedRow:
     """One method's published figures, its parameter, and what that was chosen on ("" where nothing was chosen)."""
 
     figures: Mapping[str, Spread]
@@ -30,12 +30,12 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
+class PublishedTable:
     """A published table: rows by the names that the methods have here."""
 
     document: str
     source: str
-    rows: Mapping[str, Row]
+    rows: Mapping[str, PublishedRow]
     notes: tuple[str, ...] = ()
 
 
@@ -45,15 +45,15 @@ def _document(name: str) -> dict[str, Any]:
 
 
 @cache
-def table(place: str) -> Table:
+def table(place: str) -> PublishedTable:
     """The table at "document/table", for instance "journal/emnist-linear"."""
     document, name = place.split("/")
     content = _document(document)[name]
     rows = {
-        method: Row(
+        method: PublishedRow(
             {figure: Spread(*map(float, pair)) for figure, pair in row.items() if figure not in _WORDS},
             *(row.get(word, "") for word in _WORDS),
         )
         for method, row in content["rows"].items()
     }
-    return Table(_document(document)["document"], content["source"], rows, tuple(content.get("notes", ())))
+    return PublishedTable(_document(document)["document"], content["source"], rows, tuple(content.get("notes", ())))

@@ -21,8 +21,8 @@ from equipoise.errors import ConfigError, Diverged, InvalidParameter, require, u
 from equipoise.metrics import mean
 from equipoise.reproduce import journal, thesis
 from equipoise.reproduce.data_sets import at_most, data_folder, require_files
-from equipoise.reproduce.entry import Experiment, Method, Scale, Trained
-from equipoise.reproduce.side_by_side import Outcome, machine, markdown, record, slug, versions
+from equipoise.reproduce.entry import Experiment, FinishedRun, Method, Scale
+from equipoise.reproduce.side_by_side import Reproduction, machine, markdown, record, slug, versions
 from equipoise.result import Result
 from equipoise.train import train
 
@@ -141,7 +141,7 @@ class Runs:
         if not rows:
             raise ConfigError(f"{self.out / 'runs'} holds no run with these settings.")
         rate, tuned = lr or self.entry.solver.lr, lr is not None
-        outcome = Outcome(self.entry, self.scale_name, self.scale, tuple(self.seeds), rate, tuned, rows, seconds)
+        outcome = Reproduction(self.entry, self.scale_name, self.scale, tuple(self.seeds), rate, tuned, rows, seconds)
         text = markdown(outcome)
         write_atomically(self.out / "result.json", (json.dumps(record(outcome), indent=1, ensure_ascii=False) + "\n").encode())
         write_atomically(self.out / "result.md", (text + "\n").encode())
@@ -215,7 +215,7 @@ class Runs:
         try:
             result = self.train(method, seed, data, lr, self.scale.rounds)
             solver = self.entry.local_work(method, self.scale, lr)
-            found["figures"] = self.entry.measure(Trained(result, data, solver, self.device))
+            found["figures"] = self.entry.measure(FinishedRun(result, data, solver, self.device))
             found |= more_about(result)
         except Diverged as failure:
             found["failed"] = f"diverged in round {failure.round}"

@@ -13,7 +13,7 @@ from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.data.splits import split_examples
 from equipoise.engines import Simulator
 from equipoise.errors import InvalidData
-from equipoise.reproduce.entry import Figure, Trained
+from equipoise.reproduce.entry import Figure, FinishedRun
 from equipoise.sampling import Full
 from equipoise.solvers import SGD
 from equipoise.train import set_up
@@ -41,13 +41,13 @@ CONVERGENCE = {
 _CLIENTS_AT_ONCE = 50  # when finetuning: their models are in memory together
 
 
-def errors(trained: Trained) -> dict[str, float]:
+def errors(trained: FinishedRun) -> dict[str, float]:
     """Mean and 90th percentile of the error over test clients, unweighted."""
     error = trained.result.clients.where("test").error
     return {"mean": 100 * metrics.mean(error), "percentile_90": 100 * metrics.percentile(error, 90)}
 
 
-def accuracies(trained: Trained) -> dict[str, float]:
+def accuracies(trained: FinishedRun) -> dict[str, float]:
     """Accuracy over all test examples and over clients, its extremes and its variance over clients."""
     rows = trained.result.clients.where("test")
     accuracy = 100 * (1 - rows.error)
@@ -60,7 +60,7 @@ def accuracies(trained: Trained) -> dict[str, float]:
     }
 
 
-def convergence(trained: Trained) -> dict[str, float]:
+def convergence(trained: FinishedRun) -> dict[str, float]:
     """The training loss at the end, its mean absolute change between evaluations in the second half, and the test accuracy."""
     rows = trained.result.clients.where("test")
     losses = [point.splits["train"]["loss"] for point in trained.result.history.points]
@@ -73,7 +73,7 @@ def convergence(trained: Trained) -> dict[str, float]:
     }
 
 
-def finetuned(trained: Trained, epochs: int = 10) -> dict[str, float]:
+def finetuned(trained: FinishedRun, epochs: int = 10) -> dict[str, float]:
     """Errors on one half of each test client's examples, before and after finetuning on the other half.
 
     The learning rate is that of the last round. Source: Pillutla et al. 2023, section 7.5 (the share of examples is ours).

@@ -15,7 +15,7 @@ import torch
 from equipoise.core.version import VERSION
 from equipoise.report.data.over_seeds import Spread
 from equipoise.reproduce.entry import Claim, Experiment, Scale
-from equipoise.reproduce.published import Table, table
+from equipoise.reproduce.published import PublishedTable, table
 
 MARK = "\\*"
 ON_TEST = "The paper chose this parameter on the test clients that it reports, so the published numbers are somewhat too good."
@@ -27,7 +27,7 @@ def slug(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Reproduction:
     """All runs of a reproduction."""
 
     entry: Experiment
@@ -110,7 +110,7 @@ def shown(value: Spread | None, digits: int, seeds: int) -> str:
     return f"{value.mean:.{digits}f}" + (f" ± {value.deviation:.{digits}f}" if seeds > 1 else "")
 
 
-def side_by_side(outcome: Outcome, published: Table | None) -> list[str]:
+def side_by_side(outcome: Reproduction, published: PublishedTable | None) -> list[str]:
     """One table: the published rows beside the measured ones, or the measured ones alone."""
     entry, digits = outcome.entry, {name: figure.digits for name, figure in outcome.entry.figures.items()}
     rows = {m.name: published.rows.get(m.name) if published else None for m in entry.methods}
@@ -134,7 +134,7 @@ def side_by_side(outcome: Outcome, published: Table | None) -> list[str]:
     return lines
 
 
-def verdict(outcome: Outcome, claim: Claim) -> str:
+def verdict(outcome: Reproduction, claim: Claim) -> str:
     """Whether a published direction holds, over seeds."""
     title = outcome.entry.figures[claim.figure].title
     lower, higher = (outcome.values(method, claim.figure) for method in (claim.lower, claim.higher))
@@ -149,12 +149,12 @@ def verdict(outcome: Outcome, claim: Claim) -> str:
     return f"{text}: {word}, by {shown(gap, digits, len(pairs))}, in {holding} of {len(pairs)} seeds."
 
 
-def claims(outcome: Outcome) -> list[Claim]:
+def claims(outcome: Reproduction) -> list[Claim]:
     """The claims whose methods were run."""
     return [claim for claim in outcome.entry.claims if {claim.lower, claim.higher} <= outcome.rows.keys()]
 
 
-def differences(outcome: Outcome) -> list[str]:
+def differences(outcome: Reproduction) -> list[str]:
     """What differs from the paper, in plain words."""
     entry, scale, paper = outcome.entry, outcome.scale, outcome.entry.scales["paper"]
     train, test = outcome.clients
@@ -186,7 +186,7 @@ def differences(outcome: Outcome) -> list[str]:
     return [*found, *entry.differences]
 
 
-def markdown(outcome: Outcome) -> str:
+def markdown(outcome: Reproduction) -> str:
     """The whole report."""
     entry = outcome.entry
     train = outcome.clients[0]
@@ -217,7 +217,7 @@ def markdown(outcome: Outcome) -> str:
     return "\n".join(lines)
 
 
-def counted(outcome: Outcome, split: str) -> str:
+def counted(outcome: Reproduction, split: str) -> str:
     """The number of clients, or the numbers where rows have different data."""
     return " or ".join(str(count) for count in dict.fromkeys(run["clients"][split] for run in outcome.runs))
 
@@ -226,7 +226,7 @@ def wall(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def record(outcome: Outcome) -> dict[str, Any]:
+def record(outcome: Reproduction) -> dict[str, Any]:
     """The same as JSON."""
     entry = outcome.entry
     published = [table(place) for place in entry.tables]

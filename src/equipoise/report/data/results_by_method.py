@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from equipoise import metrics
 from equipoise.errors import InvalidParameter, require
 from equipoise.report.data.over_seeds import Spread, figures_of, malicious_clients
-from equipoise.report.text.sentences import Crowd, Row, Scale, alone, compared
+from equipoise.report.text.sentences import JudgedClients, Row, ValueFormat, alone, compared
 
 if TYPE_CHECKING:
     from equipoise.result import ClientTable, RunRecord
@@ -24,7 +24,7 @@ GRID = np.arange(0.5, 100.25, 0.5)  # the percents at which percentile curves ar
 
 
 @dataclass(frozen=True, eq=False)
-class Method:
+class MethodResults:
     """The runs of one method, one per seed, and the clients they are judged on.
 
     `rows` are the benign clients, with the loss and error of the model that each is served: all that figures and tables show
@@ -138,9 +138,9 @@ class Method:
 class Study:
     """One or more methods with the scale their errors are written in."""
 
-    methods: tuple[Method, ...]
-    crowd: Crowd
-    scale: Scale
+    methods: tuple[MethodResults, ...]
+    crowd: JudgedClients
+    scale: ValueFormat
 
     @classmethod
     def of(cls, results: Sequence[RunRecord]) -> Study:
@@ -165,16 +165,16 @@ class Study:
         for name, runs in by_name.items():
             everyone = tuple(run.clients.where(split) for run in runs)
             served = tuple(_served(rows.benign) for rows in everyone)
-            methods.append(Method(name, tuple(runs), served, everyone, table[name], weighted))
+            methods.append(MethodResults(name, tuple(runs), served, everyone, table[name], weighted))
         tables = [rows for method in methods for rows in method.rows]
         counts = [len(rows) for rows in tables]
         unseen = not any(bool(rows.seen.any()) for rows in tables)
         benign = sum(counts) < sum(len(rows) for method in methods for rows in method.everyone)
-        crowd = Crowd((min(counts), max(counts)), split, unseen, weighted, benign)
+        crowd = JudgedClients((min(counts), max(counts)), split, unseen, weighted, benign)
         return cls(tuple(methods), crowd, _scale(results, methods))
 
     @property
-    def own(self) -> tuple[Method, ...]:
+    def own(self) -> tuple[MethodResults, ...]:
         """The methods under which clients are served models of their own."""
         return tuple(method for method in self.methods if method.has_own)
 
@@ -205,7 +205,7 @@ class Study:
         return compared(self.table, self.crowd, self.scale, _wins(first, self.best))
 
     @property
-    def best(self) -> Method:
+    def best(self) -> MethodResults:
         """Of the methods after the first that with the lowest 90th percentile, of which the headline speaks."""
         others = self.methods[1:] or self.methods
         return min(others, key=lambda m: (math.isnan(v := m.figures["percentile_90"].mean), v))
@@ -263,7 +263,7 @@ def _refuse_strangers(name: str, runs: list[RunRecord]) -> None:
         raise InvalidParameter("results", "with the same name must have different seeds", (name, seeds), fix)
 
 
-def _scale(results: list[RunRecord], methods: Sequence[Method]) -> Scale:
+def _scale(results: list[RunRecord], methods: Sequence[MethodResults]) -> ValueFormat:
     """Percentages, unless errors leave [0, 1] or are the losses themselves (a task that is not classification)."""
     tables = [result.clients for result in results]
     columns = [column for table in tables for column in (table.error, table.personal_error) if column is not None]
@@ -273,13 +273,13 @@ def _scale(results: list[RunRecord], methods: Sequence[Method]) -> Scale:
     percent = not same and bool(((finite >= 0) & (finite <= 1)).all())
     shown = [abs(m.figures[key].mean) for m in methods for key in ("percentile_90", "mean")]
     largest = max((v for v in shown if math.isfinite(v)), default=1.0)
-    return Scale.fitting(largest, percent=percent, noun="loss" if same else "error")
+    return ValueFormat.fitting(largest, percent=percent, noun="loss" if same else "error")
 
 
-def _wins(first: Method, best: Method) -> tuple[int, int]:
+def _wins(first: MethodResults, best: MethodResults) -> tuple[int, int]:
     """In how many of the seeds they share `best` has the lower 90th percentile, and how many they share."""
 
-    def by_seed(method: Method) -> dict[int, float]:
+    def by_seed(method: MethodResults) -> dict[int, float]:
         return {run.seed: run.summary().error.percentiles[90] for run in method.runs}
 
     before, after = by_seed(first), by_seed(best)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.report.data.results_by_method import GRID, Method, Numbers, Study
+from equipoise.report.data.results_by_method import GRID, MethodResults, Numbers, Study
 
 MOST_POINTS = 1000  # of a scatter, per method; more would only be a large file and a blot
 MOST_ROUNDS = 400  # of a curve
@@ -82,7 +82,7 @@ def _round_step(least: float) -> float:
     return next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= least * (1 - 1e-9))
 
 
-def percentiles(method: Method) -> Line:
+def percentiles(method: MethodResults) -> Line:
     """The error at each percent of `GRID`; the mean at 90 is the table's. Only where every seed is finite."""
     curves = method.percentile_curves()
     known = np.isfinite(curves).all(axis=0)
@@ -100,7 +100,7 @@ class Groups:
     count: Numbers
 
 
-def by_size(method: Method, most: int = 8) -> Groups:
+def by_size(method: MethodResults, most: int = 8) -> Groups:
     """Up to `most` groups of about as many clients each, never parting clients of equal size; all seeds together."""
     size, error = method.pooled("size"), method.pooled("error")
     if len(size) == 0:
@@ -117,7 +117,7 @@ def sizes_differ(study: Study) -> bool:
     return len(every) > 0 and bool(every.min() < every.max())
 
 
-def some_clients(method: Method) -> list[int]:
+def some_clients(method: MethodResults) -> list[int]:
     """Positions of clients of the first seed with a finite error: all, or evenly `MOST_POINTS` at most."""
     finite = np.flatnonzero(np.isfinite(method.rows[0].error.double().numpy()))
     return [int(k) for k in finite[:: -(-len(finite) // MOST_POINTS) or 1]]
@@ -132,7 +132,7 @@ class Pairs:
     clients: tuple[tuple[str, ...], ...]  # the ids of each pair's clients
 
 
-def pairs(method: Method, *, malicious: bool = False) -> Pairs:
+def pairs(method: MethodResults, *, malicious: bool = False) -> Pairs:
     """The benign, or the malicious, clients of the first seed that have a model of their own, where both errors are finite."""
     rows = method.everyone[0]
     if rows.personal_error is None:
@@ -152,7 +152,7 @@ def far_apart(study: Study, values: Numbers) -> bool:
     return not study.scale.percent and len(values) > 0 and bool(values.min() > 0 and values.max() > 100 * values.min())
 
 
-def better_with_own(method: Method) -> tuple[int, int, int]:
+def better_with_own(method: MethodResults) -> tuple[int, int, int]:
     """How many benign clients of the first seed fare better, alike and worse with their own model than with the shared one.
 
     An error that is not finite is worse than any other.
@@ -198,7 +198,7 @@ def curves(study: Study) -> tuple[Panel, ...]:
     return panels if any(len(line) for line in panels[0].lines) else ()
 
 
-def over_rounds(method: Method, field: str, *, smoothed: bool = True) -> Line:
+def over_rounds(method: MethodResults, field: str, *, smoothed: bool = True) -> Line:
     """A number of the rounds' reports, thinned out in long runs, and smoothed unless it must be as reported."""
     values = method.over_rounds(field)
     if values.shape[1] == 0:

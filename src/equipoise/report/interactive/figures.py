@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from equipoise.report.data import series
-from equipoise.report.data.results_by_method import Method, Numbers, Study
+from equipoise.report.data.results_by_method import MethodResults, Numbers, Study
 from equipoise.report.interactive import optional_figures as special
 from equipoise.report.interactive.theme import (
     BAR,
@@ -115,7 +115,7 @@ def _panels(study: Study, axes: Json, panel: int, gap: int, *, wrap: bool) -> Js
     return {**placed, "annotations": notes, "height": height}
 
 
-def _bars(study: Study, method: Method, counted: series.Shares, share: Numbers) -> list[str]:
+def _bars(study: Study, method: MethodResults, counted: series.Shares, share: Numbers) -> list[str]:
     """What each bar says: its span, and the share of clients in it."""
     whose = "of the examples" if method.weighted else "of the clients"
     span = [study.scale.number(edge) for edge in counted.edges]
@@ -241,7 +241,7 @@ def sizes(study: Study) -> Json | None:
     return figure(points + lines, layout, plot=270, width=HALF)
 
 
-def _clients(study: Study, method: Method, index: int, *, crowded: bool) -> Json:
+def _clients(study: Study, method: MethodResults, index: int, *, crowded: bool) -> Json:
     """A point per client of the first seed."""
     rows, some = method.rows[0], series.some_clients(method)
     digits = f"%{{y:.{study.scale.decimals}f}}" + (" %" if study.scale.percent else "")

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from equipoise.report.data import series
-from equipoise.report.data.results_by_method import Method, Numbers, Study
+from equipoise.report.data.results_by_method import MethodResults, Numbers, Study
 from equipoise.report.interactive.theme import FULL, HALF, Json, figure, label, logarithm, method_line, numbers, plain
 from equipoise.report.palette import FAINT, colour, short
 from equipoise.report.text.phrases import listed
@@ -48,7 +48,7 @@ def own(study: Study) -> Json | None:
     return figure(data, layout, plot=270, width=HALF)
 
 
-def _points(study: Study, method: Method, index: int, found: series.Pairs, *, malicious: bool) -> Json:
+def _points(study: Study, method: MethodResults, index: int, found: series.Pairs, *, malicious: bool) -> Json:
     scale, kind = study.scale, "malicious client" if malicious else "client"
     words = [
         f"{kind}{'s' if len(ids) > 1 else ''} {plain(listed([short(name, 24) for name in ids], _NAMED))}<br>"

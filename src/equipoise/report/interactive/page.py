@@ -8,7 +8,7 @@ from html import escape
 import torch
 
 from equipoise.core.version import VERSION
-from equipoise.report.data.results_by_method import Method, Study
+from equipoise.report.data.results_by_method import MethodResults, Study
 from equipoise.report.interactive import figures as interactive
 from equipoise.report.interactive import theme
 from equipoise.report.interactive.script import SCRIPT, embedded, fingerprint, plotly_js
@@ -121,11 +121,11 @@ def _by_method(study: Study, values: dict[str, str]) -> str:
     return escape("; ".join(f"{name}: {value}" for name, value in values.items()))
 
 
-def _rounds(method: Method) -> str:
+def _rounds(method: MethodResults) -> str:
     return _range([len(run.history.rounds) for run in method.runs])
 
 
-def _cohort(method: Method) -> str:
+def _cohort(method: MethodResults) -> str:
     return _range([report.cohort for run in method.runs for report in run.history.rounds])
 
 

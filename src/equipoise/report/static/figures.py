@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from equipoise.report.data import series
-from equipoise.report.data.results_by_method import Method, Study
+from equipoise.report.data.results_by_method import MethodResults, Study
 from equipoise.report.palette import FAINT, INK, colour
 from equipoise.report.static.drawing import (
     MARKS,
@@ -59,7 +59,7 @@ def histogram(study: Study, *, width: float = WIDTH, least_height: float = HEIGH
     return figure
 
 
-def _key(figure: Figure, methods: tuple[Method, ...], letters: int) -> None:
+def _key(figure: Figure, methods: tuple[MethodResults, ...], letters: int) -> None:
     from matplotlib.lines import Line2D
 
     handles = [

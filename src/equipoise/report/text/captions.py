@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from equipoise.report.data import series
-from equipoise.report.data.results_by_method import Method, Study
+from equipoise.report.data.results_by_method import MethodResults, Study
 from equipoise.report.text.phrases import listed
 from equipoise.report.text.sentences import with_article
 
@@ -98,7 +98,7 @@ def _own(study: Study) -> Caption:
     return "Shared and own model, client by client: below the dashed line, the own model is better", text
 
 
-def _brought(study: Study, method: Method) -> str:
+def _brought(study: Study, method: MethodResults) -> str:
     better, alike, worse = series.better_with_own(method)
     under = f" under {method.name}" if len(study.methods) > 1 else ""
     return (

@@ -8,7 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from equipoise.report.data.over_seeds import malicious_clients, without_own_models
-from equipoise.report.data.results_by_method import Method, Study
+from equipoise.report.data.results_by_method import MethodResults, Study
 from equipoise.report.text.phrases import attack_words, listed
 from equipoise.report.text.tables import bound, malicious_table, rejected_table, swatch
 
@@ -152,13 +152,13 @@ def privacy_section(study: Study, curve: Iterator[str]) -> Iterator[str]:
     yield "</section>"
 
 
-def _spent(method: Method) -> list[object]:
+def _spent(method: MethodResults) -> list[object]:
     """What each run has spent; empty unless all of them say so."""
     found = [getattr(run, "epsilon", None) for run in method.runs]
     return found if all(spent is not None for spent in found) else []
 
 
-def privacy_words(method: Method) -> str:
+def privacy_words(method: MethodResults) -> str:
     """What a method has spent; of seeds that differ, the most."""
     spent = _spent(method)
     if not spent:

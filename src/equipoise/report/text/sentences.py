@@ -14,7 +14,7 @@ Row = Mapping[str, Spread]
 
 
 @dataclass(frozen=True)
-class Scale:
+class ValueFormat:
     """How values are written: as percentages or as plain numbers, and with how many decimals."""
 
     percent: bool
@@ -22,7 +22,7 @@ class Scale:
     noun: str = "error"
 
     @classmethod
-    def fitting(cls, largest: float, *, percent: bool, noun: str = "error") -> Scale:
+    def fitting(cls, largest: float, *, percent: bool, noun: str = "error") -> ValueFormat:
         """The decimals that suit values up to `largest`: percentages have one (two if all are small), others three digits."""
         if percent:
             return cls(True, 1 if largest >= 0.02 else 2, noun)
@@ -32,7 +32,7 @@ class Scale:
     def number(self, value: float) -> str:
         """The value without its unit; a dash if it is not finite.
 
-        >>> Scale(percent=True, decimals=1).number(0.3124)
+        >>> ValueFormat(percent=True, decimals=1).number(0.3124)
         '31.2'
         """
         if not math.isfinite(value):
@@ -60,7 +60,7 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Crowd:
+class JudgedClients:
     """The clients a report speaks of."""
 
     count: tuple[int, int]  # fewest and most over the runs
@@ -80,7 +80,7 @@ class Crowd:
         return "benign " if self.benign else ""
 
 
-def compared(table: Mapping[str, Row], crowd: Crowd, scale: Scale, wins: tuple[int, int] | None = None) -> str:
+def compared(table: Mapping[str, Row], crowd: JudgedClients, scale: ValueFormat, wins: tuple[int, int] | None = None) -> str:
     """What the best method does against the first, in one sentence. `wins`: in how many of the common seeds it is lower."""
     baseline, *others = table
     best = min(others, key=lambda name: _order(table[name]["percentile_90"].mean))
@@ -113,7 +113,9 @@ def compared(table: Mapping[str, Row], crowd: Crowd, scale: Scale, wins: tuple[i
     return f"{best} lowers {over} from {scale.value(before)} to {scale.value(after)}{price}, against {baseline}{seeds}.{own}"
 
 
-def alone(row: Row, median: float, crowd: Crowd, scale: Scale, seeds: int = 1, shared_median: float | None = None) -> str:
+def alone(
+    row: Row, median: float, crowd: JudgedClients, scale: ValueFormat, seeds: int = 1, shared_median: float | None = None
+) -> str:
     """Who one method leaves behind, in one sentence; where clients have their own models, how it is without them."""
     mean, worst = row["mean"].mean, row["worst_10"].mean
     if not math.isfinite(mean):

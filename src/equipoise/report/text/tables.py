@@ -10,7 +10,7 @@ from html import escape
 import torch
 
 from equipoise.report.data.over_seeds import FIGURES, Spread, malicious_clients
-from equipoise.report.data.results_by_method import Method, Study
+from equipoise.report.data.results_by_method import MethodResults, Study
 from equipoise.report.palette import COLOURS
 from equipoise.report.text.captions import left_out, served, whose_model
 from equipoise.report.text.phrases import listed
@@ -125,7 +125,7 @@ def worst_clients(study: Study) -> Iterator[str]:
     yield "</section>"
 
 
-def _worst_alone(study: Study, method: Method) -> Iterator[str]:
+def _worst_alone(study: Study, method: MethodResults) -> Iterator[str]:
     rows, same = method.rows[0], study.scale.noun == "loss"
     worst = method.worst(WORST)
     seed = f", seed {method.runs[0].seed}" if len(method.runs) > 1 else ""
@@ -146,7 +146,7 @@ def _worst_alone(study: Study, method: Method) -> Iterator[str]:
     yield _END
 
 
-def _before_and_after(study: Study, chosen: Method, name: str) -> Iterator[str]:
+def _before_and_after(study: Study, chosen: MethodResults, name: str) -> Iterator[str]:
     """The clients that fare worst under `chosen`, with their error under every method that has the same seed."""
     scale, rows, seed = study.scale, chosen.rows[0], chosen.runs[0].seed
     worst = chosen.worst(WORST)
