@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from equipoise import aggregators, averaging, risk, sampling, server_opt, solvers
+from equipoise.core.abilities import AlgorithmTraits, algorithm_traits, is_part, read
 from equipoise.data.clients import ClientSet
 from equipoise.errors import IncompatibleParts, InvalidParameter, require
-from equipoise.types import Aggregator, Averaging, ClientRisk, LocalSolver, Personalisation, Privacy, Sampler, ServerOptimizer
+from equipoise.types import (
+    Aggregator,
+    Averaging,
+    ClientRisk,
+    LocalSolver,
+    Personalisation,
+    Privacy,
+    PrivacyTraits,
+    RiskTraits,
+    Sampler,
+    ServerOptimizer,
+)
 
 # What each part must offer; enough to tell a part from a class, a name or a part in the wrong place.
 _CONTRACTS: dict[str, tuple[str, ...]] = {
@@ -57,54 +70,60 @@ class Algorithm:
                 raise InvalidParameter(
                     part.name, "must be an object", value.__name__, f"Write {value.__name__}(…), with its parameters."
                 )
-            missing = [name for name in _CONTRACTS[part.name] if not hasattr(value, name)]
-            if missing and not (part.name == "solver" and hasattr(value, "prepare")):
+            missing = [name for name in _CONTRACTS[part.name] if not is_part(value, name)]
+            if missing and not (part.name == "solver" and is_part(value, "prepare")):
                 raise InvalidParameter(
                     part.name, f"must offer {', '.join(missing)}", value, f"See equipoise.{_home(part.name)}."
                 )
         require(self.weights in (None, "examples", "uniform"), "weights", 'must be "examples", "uniform" or None', self.weights)
-        if isinstance(self.sampler, sampling.Proportional) and self.weights == "uniform":
+        traits = self.traits
+        if traits.sampler.by_weight and self.weights == "uniform":
             raise IncompatibleParts(
                 "sampling.Proportional() draws clients by their base weights, which weights='uniform' makes equal.",
                 "Use sampling.Uniform() with weights='uniform', or weights='examples'.",
             )
-        if getattr(self.risk, "full_participation", False) and not isinstance(self.sampler, sampling.Full):
+        if traits.risk.full_participation and not traits.sampler.everyone:
             raise IncompatibleParts(
                 f"{self.risk!r} keeps a mixture over all clients and moves it by everyone's loss in every round, but "
                 f"{self.sampler or sampling.Uniform()!r} leaves clients out.",
                 "Add sampler=sampling.Full(); with many clients use risk.QFair(q=10) or a Superquantile with a small tail.",
             )
 
-        if isinstance(self.solver, solvers.FedDane) and getattr(self.risk, "needs_losses", True):
+        if isinstance(self.solver, solvers.FedDane) and traits.risk.needs_losses:
             raise IncompatibleParts(
                 "FedDane moves every client along the mean gradient g of a cohort: at w^t each corrected gradient is g, and "
                 f"the weights of {self.risk!r} cancel out.",
                 "Use risk.Mean() with FedDane, or FedProx (solvers.SGD(prox=…)) with this risk.",
             )
-        if (check := getattr(self.personal, "check", None)) is not None:
-            check(self)
+        if traits.personal.check is not None:
+            traits.personal.check(self)
         if self.privacy is not None:
             self.privacy.check(self)
-        if self.privacy is None and hasattr(getattr(self.risk, "quantile", None), "calibrated"):
+        if self.privacy is None and traits.quantile.calibrated is not None:
             raise IncompatibleParts(
                 f"{self.risk!r} sets the noise of its quantile by a privacy budget, and there is none.",
                 "Add privacy=privacy.DifferentialPrivacy(epsilon, delta, clip), or use quantile=Exact().",
             )
 
-    @property
+    @cached_property
+    def traits(self) -> AlgorithmTraits:
+        """What the parts offer, read once."""
+        return algorithm_traits(self)
+
+    @cached_property
     def private(self) -> bool:
         """Whether the run is differentially private: cohorts and base weights then follow from that."""
-        return self.privacy is not None and hasattr(self.privacy, "clip")
+        return read(PrivacyTraits, self.privacy).clip is not None
 
-    @property
+    @cached_property
     def drawn_by(self) -> Sampler:
         """Who draws the cohorts: `sampler`, or what is usual without one."""
         return self.sampler or (sampling.Poisson() if self.private else sampling.Uniform())
 
-    @property
+    @cached_property
     def reported(self) -> Averaging:
         """Which iterate a run reports."""
-        return self.averaging or (averaging.Uniform() if getattr(self.risk, "averaged", False) else averaging.Last())
+        return self.averaging or (averaging.Uniform() if read(RiskTraits, self.risk).averaged else averaging.Last())
 
     def base_weights(self, clients: ClientSet) -> Tensor:
         """α (n,): the clients' base weights, float64, summing to 1."""

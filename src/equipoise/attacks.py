@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core import rng
+from equipoise.core.abilities import attack_traits, is_part
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import InvalidData, InvalidParameter, is_number, is_whole, require
 from equipoise.types import Attack
@@ -44,7 +45,7 @@ def apply(data: FederatedData, attack: Attack) -> FederatedData:
 
     Source: Li 2023 (thesis), section 5.2, Definition 2.
     """
-    if isinstance(attack, type) or not (hasattr(attack, "share") and hasattr(attack, "seed")):
+    if not is_part(attack, "share", "seed"):
         raise InvalidParameter("attack", "must be an attack with a share and a seed", attack, "E.g. attacks.LabelPoisoning().")
     require(isinstance(data, FederatedData), "data", "must be FederatedData", type(data).__name__, "Write apply(data, attack).")
     _check(attack)
@@ -52,8 +53,9 @@ def apply(data: FederatedData, attack: Attack) -> FederatedData:
         raise InvalidParameter("data", "must not be under attack already", data.attack, "Apply the attack to the clean data.")
     chosen = malicious_clients(data.train, attack.share, attack.seed)
     train = data.train
-    if chosen and hasattr(attack, "poison"):
-        train = attack.poison(train, chosen, data.classes)
+    poison = attack_traits(attack).poison
+    if chosen and poison is not None:
+        train = poison(train, chosen, data.classes)
         if not isinstance(train, ClientSet) or train.ids != data.train.ids:
             raise InvalidData(f"{attack!r} must keep the clients and their order: poison(…) gives them as a ClientSet.")
     return replace(data, train=train, malicious=frozenset(chosen), attack=attack, name=f"{data.name} under {attack!r}")
@@ -64,8 +66,8 @@ def corrupted(data: FederatedData, updates: Tensor, clients: Tensor, keys: Tenso
 
     What arrives in another length or shape is no update: it becomes NaN, which the round rejects and names.
     """
-    corrupt = getattr(data.attack, "corrupt", None)
-    if not data.malicious or corrupt is None:
+    corrupt = attack_traits(data.attack).corrupt if data.malicious else None
+    if corrupt is None:
         return updates
     bad = torch.tensor([data.train.ids[i] in data.malicious for i in clients.tolist()], device=updates.device)
     if not bool(bad.any()):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -44,13 +45,16 @@ class Last:
     Source: McMahan et al. 2017, and nearly all federated learning since.
     """
 
+    pure: ClassVar[bool] = True
+
     def begin(self, params: Tensor) -> None:
-        return None
+        """There is no state."""
 
     def update(self, params: Tensor, state: None) -> None:
-        return None
+        """There is no state."""
 
     def iterate(self, params: Tensor, state: None) -> Tensor:
+        """The parameters themselves."""
         return params
 
 
@@ -61,13 +65,18 @@ class Uniform:
     Source: agnostic federated learning (Mohri, Sivek, Suresh 2019), which reports it.
     """
 
+    pure: ClassVar[bool] = True
+
     def begin(self, params: Tensor) -> State:
+        """The mean of no iterates."""
         return _begin(params, 0)
 
     def update(self, params: Tensor, state: State) -> State:
+        """The mean with one more iterate."""
         return _moved(state, params, 0.0)
 
     def iterate(self, params: Tensor, state: State) -> Tensor:
+        """The mean, in the type of the parameters."""
         return state[0].to(params.dtype)
 
 
@@ -83,6 +92,8 @@ class Geometric:
 
     rate: float
 
+    pure: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         require(
             is_number(self.rate) and 0 <= self.rate < 1,
@@ -93,10 +104,13 @@ class Geometric:
         )
 
     def begin(self, params: Tensor) -> State:
+        """The mean of w^0 alone."""
         return _begin(params, 1)
 
     def update(self, params: Tensor, state: State) -> State:
+        """The mean with one more iterate."""
         return _moved(state, params, self.rate)
 
     def iterate(self, params: Tensor, state: State) -> Tensor:
+        """The mean, in the type of the parameters."""
         return state[0].to(params.dtype)

@@ -16,7 +16,8 @@ from equipoise.report import write_report
 from equipoise.report.data.over_seeds import FIGURES, Spread, figures_of
 from equipoise.report.text.phrases import SHARED, remarks
 from equipoise.result import Result
-from equipoise.train import DataOrMaker, ModelOrMaker, made, train
+from equipoise.runs.setup import DataOrMaker, ModelOrMaker, build
+from equipoise.train import train
 
 __all__ = ["FIGURES", "Comparison", "Spread", "compare", "figures_of"]
 
@@ -93,7 +94,7 @@ def compare(
     results: dict[str, list[Result]] = {name: [] for name in methods}
     for seed in chosen:
         # Once per seed, so that all methods start from the same model on the same data.
-        start, seeded = made(model, seed, nn.Module, "model"), made(data, seed, FederatedData, "data")
+        start, seeded = build(model, seed, nn.Module, "model"), build(data, seed, FederatedData, "data")
         for name, algorithm in methods.items():
             try:
                 run = train(

@@ -42,8 +42,9 @@ class Diverged(EquipoiseError, RuntimeError):
     """Training produced a number that is not finite. What was logged before is kept in `history`."""
 
     def __init__(self, round_index: int, clients: Iterable[str], what: str) -> None:
-        self.round, self.clients = round_index, tuple(clients)
-        self.history: Any = None  # filled by `train`
+        self.round, self.clients, self.what = round_index, tuple(clients), what
+        self.history: Any = None  # filled by `train`, as is the run's name
+        self.run = ""
         shown = ", ".join(self.clients[:5]) + (f" and {len(self.clients) - 5} more" if len(self.clients) > 5 else "")
         where = f" of client {shown}" if self.clients else ""
         super().__init__(

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from equipoise.aggregators import WeightedMean
 from equipoise.algorithm import Algorithm
+from equipoise.core.abilities import is_part, solver_traits
 from equipoise.core.task import PerExample
 from equipoise.data.clients import FederatedData
 from equipoise.errors import require
 from equipoise.observers import Evaluation, Run
+from equipoise.runs.setup import EngineChoice, set_up
 from equipoise.solvers.prepared import GRADIENT
-from equipoise.train import EngineChoice, set_up
 from equipoise.types import Cohort, Engine, Job, LocalSolver, Observer
 
 
@@ -54,9 +55,7 @@ def dissimilarity(
     setting = set_up(
         model, data, algorithm or Algorithm(), rounds=0, clients_per_round=1, seed=0, loss=loss, error=None, engine=engine
     )
-    return dissimilarity_of(
-        setting.engine, setting.task.layout.read(setting.task.module).to(_device(setting.engine)), setting.alpha
-    )
+    return dissimilarity_of(setting.engine, setting.first_params, setting.alpha)
 
 
 def inexactness(engine: Engine, params: Tensor, cohort: Cohort, solver: LocalSolver) -> Tensor:
@@ -66,7 +65,7 @@ def inexactness(engine: Engine, params: Tensor, cohort: Cohort, solver: LocalSol
     Source: Li 2023 (thesis), Definition 6.
     """
     require(
-        hasattr(solver, "local_steps"), "solver", "must be one whose work does not change from round to round", solver,
+        is_part(solver, "local_steps"), "solver", "must be one whose work does not change from round to round", solver,
         "Give the solver that it wraps.",
     )  # fmt: skip
     moved = engine.updates(params, cohort, solver).update  # (K, D)
@@ -74,7 +73,7 @@ def inexactness(engine: Engine, params: Tensor, cohort: Cohort, solver: LocalSol
     one = torch.ones(1, dtype=torch.float64)
     jobs = [Job(params + moved[k], cohort.take(torch.tensor([k])), one) for k in range(len(cohort))]
     gradients = torch.stack([-work.update for work in engine.summed_updates(jobs, GRADIENT, WeightedMean())])
-    after = (gradients + float(getattr(solver, "prox", 0.0)) * moved).double().norm(dim=1).cpu()
+    after = (gradients + solver_traits(solver).prox * moved).double().norm(dim=1).cpu()
     return torch.where(before > 0, after / before, torch.where(after > 0, math.inf, 0.0))
 
 
@@ -99,7 +98,3 @@ class Heterogeneity(Observer):
 
 def _everyone(alpha: Tensor) -> Cohort:
     return Cohort(0, 0, torch.arange(len(alpha)), alpha, torch.ones_like(alpha))
-
-
-def _device(engine: Engine) -> torch.device | str:
-    return getattr(engine, "device", "cpu")

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from equipoise.result import ClientTable
-    from equipoise.train import Setting
+    from equipoise.runs.setup import Setting
+    from equipoise.train import RunUnderWay
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Evaluation:
     round: int
     clients: ClientTable
     params: Tensor | None = None  # (D,); not kept in the history
+    run: str = ""  # the run's name
 
 
 @dataclass(frozen=True)
@@ -205,6 +207,10 @@ class Observers:
 
     def on_state(self, state: ServerState) -> None:
         self._tell("on_state", state)
+
+    def on_states(self, runs: Sequence[RunUnderWay]) -> None:
+        """All runs of a group between two rounds."""
+        self._tell("on_states", runs)
 
     def on_evaluating(self, round_index: int) -> None:
         self._tell("on_evaluating", round_index)

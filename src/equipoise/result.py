@@ -24,7 +24,7 @@ from equipoise.types import Engine, ServerState
 
 if TYPE_CHECKING:
     from equipoise.privacy.accounting import Spent
-    from equipoise.train import Setting
+    from equipoise.runs.setup import Setting
 
 COLUMNS = ("client", "split", "seen", "size", "loss", "error")
 OPTIONAL = ("malicious", "personal_loss", "personal_error")  # columns of runs under attack, or with personal models
@@ -52,10 +52,7 @@ class ClientTable:
 
     @classmethod
     def evaluate(cls, engine: Engine, params: Tensor, data: FederatedData) -> ClientTable:
-        """Every client of every split at `params`; over a network every client that answers."""
-        if (over_network := getattr(engine, "client_table", None)) is not None:
-            reached: ClientTable = over_network(params, data)
-            return reached
+        """Every client of every split at `params`."""
         seen_ids = set(data.train.ids)
         ids: list[str] = []
         splits: list[str] = []

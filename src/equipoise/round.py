@@ -1,118 +1,69 @@
-"""One federated round, from the cohort to the next parameters."""
+"""One federated round of some runs, of which one is the usual case: prepare → losses → plan → local work → finish.
+
+Runs that share their rounds (a family, several seeds) have their losses and their local work computed in one call where they
+can be. A run that diverges has the error as its outcome; the others are not touched by it.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise import server_opt
 from equipoise.algorithm import Algorithm
 from equipoise.core import rng
+from equipoise.core.abilities import solver_traits
+from equipoise.core.equality import same_part
 from equipoise.core.numbers import Numbers, numbers
-from equipoise.core.update_checks import marked, usable
+from equipoise.core.update_checks import as_local_work
 from equipoise.data.clients import ClientSet
 from equipoise.errors import Diverged, InvalidParameter
-from equipoise.personal.personal_run import PersonalRun
-from equipoise.privacy.private_run import PrivateRun
-from equipoise.privacy.secure_run import SecureRun
-from equipoise.risk.mean import Mean
 from equipoise.solvers.prepared import RoundContext
-from equipoise.types import Cohort, Engine, LocalSolver, LocalWork, RiskValue, RoundReport, ServerState
+from equipoise.types import (
+    Cohort,
+    Combined,
+    Engine,
+    Job,
+    LocalSolver,
+    LocalWork,
+    RiskValue,
+    RoundReport,
+    ServerState,
+    SolverTraits,
+)
+
+if TYPE_CHECKING:
+    from equipoise.runs.setup import Setting
 
 TAIL = 0.1  # the share of clients in a report's tail loss
 _UNKNOWN = torch.tensor(float("nan"))
+Outcome = tuple[ServerState, RoundReport] | Diverged
 
 
-def run_round(
-    state: ServerState,
-    algorithm: Algorithm,
-    engine: Engine,
-    cohort: Cohort,
-    clients: ClientSet,
-    *,
-    clients_per_round: int | None = None,
-    personal: PersonalRun | None = None,
-    protection: PrivateRun | SecureRun | None = None,
-) -> tuple[ServerState, RoundReport]:
-    """Losses → risk and its weights → local work of the clients with weight → aggregate → server step.
-
-    `clients_per_round` is what the sampler was asked for, for solvers that draw a cohort of their own (None: as many as came).
-    `personal` lets every client of the cohort train a model of its own, too; only the state of it changes. `protection` finds
-    weights and sums in its own way (differential privacy, secure aggregation).
-    """
-    with getattr(engine, "in_round", nullcontext)():
-        return _run_round(state, algorithm, engine, cohort, clients, clients_per_round, personal, protection)
+# ----------------------------------------------------------------------------------------------------- what a round consists of
 
 
-def _run_round(
-    state: ServerState,
-    algorithm: Algorithm,
-    engine: Engine,
-    cohort: Cohort,
-    clients: ClientSet,
-    clients_per_round: int | None,
-    personal: PersonalRun | None,
-    protection: PrivateRun | SecureRun | None,
-) -> tuple[ServerState, RoundReport]:
-    began = time.perf_counter()
-    if len(cohort) == 0 and not isinstance(protection, PrivateRun):  # Poisson sampling may draw nobody; noise is released still
-        return next_state(state, algorithm), report_of(Plan.nobody(cohort), began)
+@dataclass(frozen=True, eq=False)
+class RunInRound:
+    """A run in one round: its state before the round, its cohort, and the solver of this round with the solver's next state."""
 
-    solver, solver_state = prepare(state, algorithm, engine, cohort, clients, clients_per_round)
-    losses = losses_of(state, algorithm, engine, solver, cohort)  # (K,)
-    cohort, losses = still_there(engine, cohort, losses)
-    plan = plan_round(state, algorithm, solver, cohort, losses, clients, protection)
-    sent, own = None, None
-    if personal is not None:
-        own = personal.work(state.personal, state.params, cohort, solver)
-        sent = personal.updates(own, state.params, plan.workers, solver)
-    if len(plan.workers) == 0 and not isinstance(protection, PrivateRun):  # a risk flat at these losses, or all work lost
-        changed = next_state(state, algorithm, risk=plan.risk.state, solver=solver_state, personal=own)
-        return changed, report_of(plan, began)
+    setting: Setting
+    state: ServerState
+    cohort: Cohort
+    solver: LocalSolver
+    solver_traits: SolverTraits
+    solver_state: Any = None
 
-    work: LocalWork | None
-    aggregator_state, private_state = state.aggregator, state.privacy
-    if protection is None:
-        total, aggregator_state, work = combine(state, algorithm, engine, solver, plan, sent)  # (D,)
-        stop_if_nothing_arrived(plan, work, clients)
-        total = times(total, step_factor(algorithm, solver, plan, work))
-    elif isinstance(protection, PrivateRun):
-        total, private_state, work = protection.combine(state.privacy, state.params, engine, solver, plan, sent)
-    else:
-        total, work = protection.combine(state.params, engine, solver, plan, sent)
-    params, server_state = server_step(state, algorithm, total)
-    changed = next_state(
-        state, algorithm, params=params, risk=plan.risk.state, aggregator=aggregator_state, server=server_state,
-        solver=solver_state, personal=own, privacy=private_state,
-    )  # fmt: skip
-    report = report_of(plan, began, work, clients if protection is None else None)
-    return changed, replace(report, epsilon=protection.epsilon_after(changed.round)) if isinstance(
-        protection, PrivateRun
-    ) else report
-
-
-def losses_of(state: ServerState, algorithm: Algorithm, engine: Engine, solver: LocalSolver, cohort: Cohort) -> Tensor | None:
-    """The cohort's losses (K,), if the risk or the aggregator asks for them."""
-    if not needs_losses(algorithm):
-        return None
-    return engine.losses(state.params, cohort, solver) if len(cohort) else torch.zeros(0, dtype=torch.float64)
-
-
-def still_there(engine: Engine, cohort: Cohort, losses: Tensor | None) -> tuple[Cohort, Tensor | None]:
-    """The cohort without clients that a network has lost so far, their base weights shared out among the others."""
-    if not hasattr(engine, "gone") or not bool((gone := engine.gone(cohort)).any()):
-        return cohort, losses
-    left = cohort.take(~gone)
-    left = replace(left, weights=left.weights / left.weights.sum())
-    return left, losses[~gone] if losses is not None else None
+    @property
+    def algorithm(self) -> Algorithm:
+        """The run's algorithm."""
+        return self.setting.algorithm
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,52 +85,148 @@ class Plan:
         return cls(cohort, None, RiskValue(_UNKNOWN, cohort.weights), cohort, cohort.weights, None, 0)
 
 
-def needs_losses(algorithm: Algorithm) -> bool:
-    """Whether the risk's weights depend on the losses, or the aggregator goes by them."""
-    return bool(getattr(algorithm.risk, "needs_losses", True) or getattr(algorithm.aggregator, "needs_losses", False))
+Planned = tuple[RunInRound, Plan]
 
 
-def prepare(
-    state: ServerState,
-    algorithm: Algorithm,
-    engine: Engine,
-    cohort: Cohort,
-    clients: ClientSet,
-    clients_per_round: int | None = None,
-) -> tuple[LocalSolver, Any]:
-    """The solver of this round and its next state: the algorithm's own, unless it looks around first."""
-    if not hasattr(algorithm.solver, "prepare"):
-        return algorithm.solver, state.solver
-    alpha, sampler = algorithm.base_weights(clients), algorithm.drawn_by
+class Rounds:
+    """The rounds of runs that share an engine, one after another: called with the runs' states, it gives the next outcomes.
+
+    `same_cohorts` groups the runs (by position) that draw the same clients.
+    """
+
+    def __init__(self, settings: Sequence[Setting], same_cohorts: Sequence[Sequence[int]] = ((0,),)) -> None:
+        self.settings, self.same_cohorts = settings, same_cohorts
+        self.engine = settings[0].engine
+
+    def __call__(self, states: Sequence[ServerState]) -> list[Outcome]:
+        """Of each run the state after one more round and what that round did, or the error that stops it."""
+        with self.settings[0].engine_traits.round_context():
+            return run_round(self.settings, states, self.cohorts(states), self.engine)
+
+    def cohorts(self, states: Sequence[ServerState]) -> list[Cohort]:
+        """The cohort of each run; those that draw the same clients share one."""
+        drawn: dict[int, Cohort] = {}
+        for same in self.same_cohorts:
+            drawn |= dict.fromkeys(same, draw_cohort(self.settings[same[0]], states[same[0]].round))
+        return [drawn[number] for number in range(len(states))]
+
+
+def draw_cohort(setting: Setting, round_index: int, attempt: int = 0) -> Cohort:
+    """Who takes part in a round; other clients are drawn for a further attempt at it."""
+    seed = rng.stream_key(setting.seed, f"cohort, try {attempt}") >> 1 if attempt else setting.seed
+    drawn = setting.sampler(round_index, setting.alpha, clients_per_round=setting.clients_per_round, seed=seed)
+    return replace(drawn, seed=setting.seed) if attempt else drawn
+
+
+# -------------------------------------------------------------------------------------------------------------------- the round
+
+
+def run_round(
+    settings: Sequence[Setting], states: Sequence[ServerState], cohorts: Sequence[Cohort], engine: Engine
+) -> list[Outcome]:
+    """One round of each run: prepare → losses → plan → local work → finish."""
+    began = time.perf_counter()
+    outcomes: list[Outcome | None] = [None] * len(settings)
+    planned: dict[int, Planned] = {}
+    for number, each in enumerate(plan_rounds(settings, states, cohorts, engine)):
+        if isinstance(each, Diverged):
+            outcomes[number] = each
+        else:
+            planned[number] = each
+    works = local_work(list(planned.values()), engine)
+    for (number, (run, plan)), (combined, own) in zip(planned.items(), works, strict=True):
+        try:
+            outcomes[number] = finish(run, plan, combined, own, began, len(settings))
+        except Diverged as failure:
+            outcomes[number] = failure
+    return [outcome for outcome in outcomes if outcome is not None]
+
+
+def plan_rounds(
+    settings: Sequence[Setting], states: Sequence[ServerState], cohorts: Sequence[Cohort], engine: Engine
+) -> list[Planned | Diverged]:
+    """The first half of a round: the solver of each run, the losses of its cohort, and who works with which weight."""
+    runs = [prepare(*given, engine) for given in zip(settings, states, cohorts, strict=True)]
+    plans: list[Planned | Diverged] = []
+    for run, losses in zip(runs, cohort_losses(runs, engine), strict=True):
+        try:
+            plans.append((run, make_plan(run, *without_lost_clients(run, losses))))
+        except Diverged as failure:
+            plans.append(failure)
+    return plans
+
+
+def prepare(setting: Setting, state: ServerState, cohort: Cohort, engine: Engine) -> RunInRound:
+    """The run with the solver of this round: the algorithm's own, unless that prepares each round."""
+    algorithm, traits = setting.algorithm, setting.algorithm.traits.solver
+    if traits.prepare is None or not has_work(setting, cohort):
+        return RunInRound(setting, state, cohort, algorithm.solver, traits, state.solver)
 
     def draw(purpose: str) -> Cohort:
         seed = rng.stream_key(cohort.seed, purpose) >> 1
-        return sampler(cohort.round, alpha, clients_per_round=clients_per_round or len(cohort), seed=seed)
+        return setting.sampler(cohort.round, setting.alpha, clients_per_round=setting.clients_per_round, seed=seed)
 
-    prepared: tuple[LocalSolver, Any] = algorithm.solver.prepare(
-        RoundContext(engine, state.params, cohort, alpha, draw), state.solver
-    )
-    return prepared
+    context = RoundContext(engine, state.params, cohort, setting.alpha, draw, setting.task.layout)
+    solver, solver_state = traits.prepare(context, state.solver)
+    return RunInRound(setting, state, cohort, solver, solver_traits(solver), solver_state)
 
 
-def plan_round(
-    state: ServerState,
-    algorithm: Algorithm,
-    solver: LocalSolver,
-    cohort: Cohort,
-    losses: Tensor | None,
-    clients: ClientSet,
-    protection: PrivateRun | SecureRun | None = None,
-) -> Plan:
+def has_work(setting: Setting, cohort: Cohort) -> bool:
+    """Whether the round does anything: Poisson sampling may draw nobody, but noise is released still."""
+    return len(cohort) > 0 or setting.protection.without_clients
+
+
+def cohort_losses(runs: Sequence[RunInRound], engine: Engine) -> list[Tensor | None]:
+    """The losses (K,) of each run's cohort at its model; None where neither risk nor aggregator asks for them.
+
+    Runs with one cohort are scored in one pass over its examples.
+    """
+    losses: list[Tensor | None] = [None] * len(runs)
+    asked = [i for i, run in enumerate(runs) if run.algorithm.traits.needs_losses and has_work(run.setting, run.cohort)]
+    shared = [i for i in asked if len(runs[i].cohort) and not runs[i].solver_traits.adapts]
+    for i in asked:
+        if len(runs[i].cohort) == 0:
+            losses[i] = torch.zeros(0, dtype=torch.float64)
+        elif len(shared) < 2 or i not in shared:
+            losses[i] = engine.losses(runs[i].state.params, runs[i].cohort, runs[i].solver)
+    if len(shared) < 2:
+        return losses
+    cohorts = {i: runs[i].cohort.clients for i in shared}
+    groups = grouped(shared, lambda i, j: cohorts[i] is cohorts[j] or torch.equal(cohorts[i], cohorts[j]))
+    for same in groups:
+        if len(same) > 1:
+            for i, values in zip(
+                same, engine.losses_of([runs[i].state.params for i in same], runs[same[0]].cohort), strict=True
+            ):
+                losses[i] = values
+    alone = [same[0] for same in groups if len(same) == 1]
+    jobs = [Job(runs[i].state.params, runs[i].cohort, runs[i].cohort.weights) for i in alone]
+    for i, values in zip(alone, engine.losses_each(jobs) if jobs else [], strict=True):
+        losses[i] = values
+    return losses
+
+
+def without_lost_clients(run: RunInRound, losses: Tensor | None) -> tuple[Cohort, Tensor | None]:
+    """The cohort without clients that a network has lost so far, their base weights shared out among the others."""
+    network, cohort = run.setting.engine_traits.network, run.cohort
+    if network is None or not bool((gone := network.gone(cohort)).any()):
+        return cohort, losses
+    left = cohort.take(~gone)
+    left = replace(left, weights=left.weights / left.weights.sum())
+    return left, losses[~gone] if losses is not None else None
+
+
+def make_plan(run: RunInRound, cohort: Cohort, losses: Tensor | None) -> Plan:
     """The risk of the cohort, and the clients that work for it: those with a weight whose work arrives."""
-    if losses is not None and protection is None:  # a protected client is not named, nor does the run stop because of it
+    clients, protection = run.setting.data.train, run.setting.protection
+    if not has_work(run.setting, run.cohort):
+        return Plan.nobody(cohort)
+    if losses is not None and protection.in_the_open:  # a protected client is not named, nor does the run stop because of it
         stop_unless_finite(losses, cohort, clients, "loss")
-    if hasattr(solver, "efforts") and getattr(solver, "straggler_share", 1) > 0:
-        cohort = replace(cohort, effort=solver.efforts(cohort, clients.keys[cohort.clients].cpu()))
-    if protection is None:
-        risk, denominator = weigh(algorithm, cohort, losses, clients, state.risk), None
-    else:
-        risk, denominator = protection.weigh(cohort, losses, state.risk)
+    traits = run.solver_traits
+    if traits.efforts is not None and traits.straggler_share > 0:
+        cohort = replace(cohort, effort=traits.efforts(cohort, clients.keys[cohort.clients].cpu()))
+    risk, denominator = protection.weigh(cohort, losses, run.state.risk)
     values = numbers(risk.weights)
     if cohort.effort is None and values.min(initial=1.0) > 0:  # the usual case: nobody to pick out
         kept, workers, worker_losses, dropped = values, cohort, losses, 0
@@ -194,64 +241,150 @@ def plan_round(
     return Plan(cohort, losses, risk, workers, weights, worker_losses, dropped, fixed)
 
 
-def weigh(algorithm: Algorithm, cohort: Cohort, losses: Tensor | None, clients: ClientSet, state: Any) -> RiskValue:
-    """The risk of the cohort. A risk that needs no losses gets zeros, and its value is not reported."""
-    if losses is None and type(algorithm.risk) is Mean:  # the usual one, and its answer is known
-        return RiskValue(_UNKNOWN, cohort.weights, state)
-    ids = tuple(clients.id_array[cohort.clients.numpy()].tolist())
-    given = losses if losses is not None else torch.zeros_like(cohort.weights)
-    risk = algorithm.risk(given, cohort.weights, clients=ids, state=state)
-    if risk.weights.shape != cohort.weights.shape or not _sane(numbers(risk.weights)):
-        raise InvalidParameter(
-            "risk",
-            f"must give {len(cohort)} finite weights ≥ 0, one per client",
-            algorithm.risk,
-            "equipoise.testing.check_risk(risk) says which law it breaks.",
+def local_work(planned: Sequence[Planned], engine: Engine) -> list[tuple[Combined | None, Any]]:
+    """The combined local work of each run, and its personal state; None for both where there is nothing to do.
+
+    Runs with one solver and one linear aggregator work in one call.
+    """
+    works: list[tuple[Combined | None, Any]] = [(None, run.state.personal) for run, _ in planned]
+    together: list[int] = []
+    for i, (run, plan) in enumerate(planned):
+        setting, state, sent = run.setting, run.state, None
+        if setting.personal is not None and len(plan.cohort):
+            whole = replace(plan.cohort, effort=None)  # stragglers are slow at the shared model's work alone
+            own = setting.personal.work(state.personal, state.params, whole, run.solver)
+            sent = setting.personal.updates(own, state.params, plan.workers, run.solver)
+            works[i] = None, own
+        if len(plan.workers) == 0 and not setting.protection.without_clients:
+            continue  # an empty cohort, a risk flat at these losses, or all work lost
+        if len(planned) > 1 and setting.protection.in_the_open and run.algorithm.aggregator.linear and sent is None:
+            together.append(i)
+        else:
+            works[i] = setting.protection.combine(state, engine, run.solver, plan, sent), works[i][1]
+
+    def alike(i: int, j: int) -> bool:
+        first, second = planned[i][0], planned[j][0]
+        return same_part(first.algorithm.aggregator, second.algorithm.aggregator) and same_part(first.solver, second.solver)
+
+    for group in grouped(together, alike):
+        run, plan = planned[group[0]]
+        if len(group) == 1:
+            works[group[0]] = run.setting.protection.combine(run.state, engine, run.solver, plan, None), works[group[0]][1]
+            continue
+        jobs = [Job(planned[i][0].state.params, planned[i][1].workers, planned[i][1].weights) for i in group]
+        for i, work in zip(group, engine.summed_updates(jobs, run.solver, run.algorithm.aggregator), strict=True):
+            works[i] = combined_sum(planned[i][0].state, planned[i][1], work), works[i][1]
+    return works
+
+
+def finish(
+    run: RunInRound, plan: Plan, combined: Combined | None, own: Any, began: float, runs: int
+) -> tuple[ServerState, RoundReport]:
+    """The server's part of a run's round: the next state, and the report. The round began at `began` for all `runs`."""
+    setting, state = run.setting, run.state
+    if not has_work(setting, run.cohort):
+        return next_state(setting, state), report_of(setting, plan, began, runs=runs)
+    changed: dict[str, Any] = {"risk": plan.risk.state, "solver": run.solver_state, "personal": own}
+    if combined is None:
+        return next_state(setting, state, **changed), report_of(setting, plan, began, runs=runs)
+    total, work = combined.total, combined.work
+    if setting.protection.in_the_open and work is not None:
+        if not work.arrived.any():
+            stop_unless_finite(work.sq_norms, plan.workers, setting.data.train, "update")
+        total = scaled(total, step_factor(run, plan, work))
+    changed["params"], changed["server"] = server_step(state, run.algorithm, total)
+    changed |= {"aggregator": combined.aggregator, "privacy": combined.privacy}
+    after = next_state(setting, state, **changed)
+    report = report_of(setting, plan, began, work, runs=runs)
+    epsilon = setting.protection.epsilon_after(after.round)
+    return after, report if epsilon is None else replace(report, epsilon=epsilon)
+
+
+# ------------------------------------------------------------------------------------------------------------ weights and sums
+
+
+@dataclass(frozen=True, eq=False)
+class Unprotected:
+    """The protection of a run without privacy: the server sees every loss and every client update."""
+
+    algorithm: Algorithm
+    clients: ClientSet
+    rounds_allowed: int
+
+    @property
+    def in_the_open(self) -> bool:
+        """Single clients may be named."""
+        return True
+
+    @property
+    def without_clients(self) -> bool:
+        """A round without clients releases nothing."""
+        return False
+
+    def begin(self) -> None:
+        """There is no state."""
+
+    def weigh(self, cohort: Cohort, losses: Tensor | None, state: Any) -> tuple[RiskValue, None]:
+        """The risk of the cohort. A risk that needs no losses gets zeros, and its value is not reported."""
+        if losses is None and self.algorithm.traits.risk.keeps_base_weights:  # the usual risk, and its answer is known
+            return RiskValue(_UNKNOWN, cohort.weights, state), None
+        ids = tuple(self.clients.id_array[cohort.clients.numpy()].tolist())
+        given = losses if losses is not None else torch.zeros_like(cohort.weights)
+        risk = self.algorithm.risk(given, cohort.weights, clients=ids, state=state)
+        if risk.weights.shape != cohort.weights.shape or not _are_weights(numbers(risk.weights)):
+            raise InvalidParameter(
+                "risk",
+                f"must give {len(cohort)} finite weights ≥ 0, one per client",
+                self.algorithm.risk,
+                "equipoise.testing.check_risk(risk) says which law it breaks.",
+            )
+        return risk, None
+
+    def combine(self, state: ServerState, engine: Engine, solver: LocalSolver, plan: Plan, sent: Tensor | None) -> Combined:
+        """Local work and its total (D,). A linear aggregator's sum is streamed; others see every update.
+
+        Updates that are not finite, or absurdly long, are left out: their weight goes to the others.
+        """
+        aggregator = self.algorithm.aggregator
+        if aggregator.linear and sent is None:
+            work = engine.summed_update(state.params, plan.workers, solver, plan.weights, aggregator)
+            return combined_sum(state, plan, work)
+        work = (
+            engine.updates(state.params, plan.workers, solver)
+            if sent is None
+            else as_local_work(sent, state.params, plan.worker_losses)
         )
-    return risk
+        updates, arrived = work.update, torch.isfinite(work.sq_norms)
+        if not bool(arrived.all()):  # robust aggregators know NaN for what cannot be used
+            updates = torch.where(arrived.to(updates.device).unsqueeze(1), updates, float("nan"))
+        if aggregator.linear:
+            weights = plan.weights * left_out_factor(plan, work)
+            return Combined(aggregator(updates.nan_to_num(0.0), weights)[0], work, state.aggregator)
+        total, aggregator_state = aggregator(updates, plan.weights, losses=plan.worker_losses, state=state.aggregator)
+        return Combined(total, work, aggregator_state)
+
+    def epsilon_after(self, rounds: int) -> None:
+        """There is no ε."""
+
+    def spent(self, state: Any, rounds: int) -> None:
+        """Nothing was spent."""
+
+    def describe(self) -> None:
+        """There is no noise."""
 
 
-def _sane(weights: Numbers) -> bool:
+def _are_weights(weights: Numbers) -> bool:
     """Whether all weights are finite and none is negative."""
     return bool(weights.min(initial=0.0) >= 0 and (math.isfinite(weights.sum()) or np.isfinite(weights).all()))
 
 
-def combine(
-    state: ServerState,
-    algorithm: Algorithm,
-    engine: Engine,
-    solver: LocalSolver,
-    plan: Plan,
-    sent: Tensor | None = None,
-) -> tuple[Tensor, Any, LocalWork]:
-    """Local work and its aggregate (D,). A linear aggregator's sum is streamed; others see every update.
-
-    Updates that are not finite, or absurdly long, are left out: their weight goes to the others. `sent` (K, D) are updates
-    that clients have made in another way than by the solver's work.
-    """
-    if algorithm.aggregator.linear and sent is None:
-        work = engine.summed_update(state.params, plan.workers, solver, plan.weights, algorithm.aggregator)
-        return times(work.update, left_out_factor(plan, work)), state.aggregator, work
-    work = engine.updates(state.params, plan.workers, solver) if sent is None else work_of(sent, state.params, plan)
-    updates, arrived = work.update, torch.isfinite(work.sq_norms)
-    if not bool(arrived.all()):  # robust aggregators know NaN for what cannot be used
-        updates = torch.where(arrived.to(updates.device).unsqueeze(1), updates, float("nan"))
-    if algorithm.aggregator.linear:
-        factor = left_out_factor(plan, work)
-        return algorithm.aggregator(updates.nan_to_num(0.0), plan.weights * factor)[0], state.aggregator, work
-    total, aggregator_state = algorithm.aggregator(updates, plan.weights, losses=plan.worker_losses, state=state.aggregator)
-    return total, aggregator_state, work
+def combined_sum(state: ServerState, plan: Plan, work: LocalWork) -> Combined:
+    """A sum (D,) of client updates under the plan's weights as the total of a linear aggregator."""
+    return Combined(scaled(work.update, left_out_factor(plan, work)), work, state.aggregator)
 
 
-def work_of(updates: Tensor, params: Tensor, plan: Plan) -> LocalWork:
-    """Updates (K, D) that were made elsewhere, as local work; the losses are those at the start of the round, if known."""
-    sq_norms = updates.double().square().sum(1).cpu()
-    losses = plan.worker_losses if plan.worker_losses is not None else torch.zeros_like(sq_norms)
-    return LocalWork(updates, marked(sq_norms, usable(sq_norms, losses, params)), losses)
-
-
-def times(total: Tensor, factor: float) -> Tensor:
-    """A total (D,) by a factor, which mostly is 1."""
+def scaled(total: Tensor, factor: float) -> Tensor:
+    """Factor · total, (D,). The factor is 1 in most rounds, and then nothing is computed."""
     return total if factor == 1.0 else total * factor
 
 
@@ -263,12 +396,6 @@ def left_out_factor(plan: Plan, work: LocalWork) -> float:
     return 1.0 / float(plan.weights[torch.from_numpy(arrived)].sum())
 
 
-def stop_if_nothing_arrived(plan: Plan, work: LocalWork, clients: ClientSet) -> None:
-    """Stop the run if no update of the round could be used."""
-    if not work.arrived.any():
-        stop_unless_finite(work.sq_norms, plan.workers, clients, "update")
-
-
 def server_step(state: ServerState, algorithm: Algorithm, total: Tensor) -> tuple[Tensor, Any]:
     """The next parameters and the server's state."""
     params, server_state = algorithm.server.step(state.params, total, state.server)
@@ -278,30 +405,23 @@ def server_step(state: ServerState, algorithm: Algorithm, total: Tensor) -> tupl
     return params, server_state
 
 
-def step_factor(algorithm: Algorithm, solver: LocalSolver, plan: Plan, work: LocalWork) -> float:
+def step_factor(run: RunInRound, plan: Plan, work: LocalWork) -> float:
     """The factor by which a risk scales the server's step: 1, unless it has a `server_step` of its own."""
-    rule = getattr(algorithm.risk, "server_step", None)
+    rule = run.algorithm.traits.risk.server_step
     if rule is None:
         return 1.0
     arrived = torch.isfinite(work.sq_norms)  # the others are left out of the step as they are of the total
     sq_norms, base = work.sq_norms[arrived], plan.workers.weights[arrived]
     losses = plan.worker_losses[arrived] if plan.worker_losses is not None else None
-    if not algorithm.aggregator.linear:  # or one huge update stalls the run
+    if not run.algorithm.aggregator.linear:  # or one huge update stalls the run
         sq_norms = sq_norms.clamp(max=float(sq_norms.median()))
-    lr, weight_sum = solver.learning_rate(plan.cohort.round), plan.risk.weights.sum()
+    lr, weight_sum = run.solver.learning_rate(plan.cohort.round), plan.risk.weights.sum()
     return float(rule(losses=losses, base_weights=base, weight_sum=weight_sum, sq_norms=sq_norms, lr=lr))
 
 
-def server_rate(algorithms: Sequence[Algorithm]) -> float | None:
-    """The rate γ of a server's step w + γ · total that all take; None if they do not, or it depends on what clients did."""
-    rates = {a.server.lr if type(a.server) is server_opt.SGD else None for a in algorithms}
-    plain = all(a.aggregator.linear and getattr(a.risk, "server_step", None) is None for a in algorithms)
-    return rates.pop() if plain and len(rates) == 1 else None
-
-
-def next_state(state: ServerState, algorithm: Algorithm, **changed: Any) -> ServerState:
-    """The state after a round in which `changed` has changed."""
-    averaging = algorithm.reported.update(changed.get("params", state.params), state.averaging)
+def next_state(setting: Setting, state: ServerState, **changed: Any) -> ServerState:
+    """The state after a round in which the parts named by `changed` have new states."""
+    averaging = setting.algorithm.reported.update(changed.get("params", state.params), state.averaging)
     return ServerState(**(vars(state) | changed | {"round": state.round + 1, "averaging": averaging}))
 
 
@@ -322,9 +442,10 @@ def worst_mean(values: Numbers, share: Numbers, tail: float) -> float:
     return (float(share[:last] @ values[:last]) + rest * float(values[last])) / tail
 
 
-def report_of(
-    plan: Plan, began: float, work: LocalWork | None = None, clients: ClientSet | None = None, *, runs: int = 1
-) -> RoundReport:
+# ---------------------------------------------------------------------------------------------------------------------- reports
+
+
+def report_of(setting: Setting, plan: Plan, began: float, work: LocalWork | None = None, *, runs: int = 1) -> RoundReport:
     """The report of a round: of the cohort's losses if the risk asked for them, else of those seen at work.
 
     Where several runs share the round, each reports its part of the time so far.
@@ -349,12 +470,32 @@ def report_of(
         trained=len(plan.workers),
         seconds=(time.perf_counter() - began) / runs,
         dropped=plan.dropped,
-        rejected=rejected_clients(plan, work, clients),
+        rejected=rejected_clients(plan, work, setting.data.train) if setting.protection.in_the_open else (),
+        run=setting.name,
     )
 
 
-def rejected_clients(plan: Plan, work: LocalWork | None, clients: ClientSet | None) -> tuple[str, ...]:
+def rejected_clients(plan: Plan, work: LocalWork | None, clients: ClientSet) -> tuple[str, ...]:
     """The ids of the clients whose update was left out."""
-    if work is None or clients is None or work.arrived.all():
+    if work is None or work.arrived.all():
         return ()
     return tuple(clients.ids[i] for i in plan.workers.clients[torch.from_numpy(~work.arrived)].tolist())
+
+
+def grouped(numbers: Iterable[int], alike: Callable[[int, int], bool]) -> list[list[int]]:
+    """Numbers in groups whose members are alike, in the order of their first members.
+
+    >>> grouped([4, 7, 1, 10], lambda i, j: i % 3 == j % 3)
+    [[4, 7, 1, 10]]
+    >>> grouped([4, 5, 1], lambda i, j: i % 3 == j % 3)
+    [[4, 1], [5]]
+    """
+    groups: list[list[int]] = []
+    for number in numbers:
+        for group in groups:
+            if alike(group[0], number):
+                group.append(number)
+                break
+        else:
+            groups.append([number])
+    return groups

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -51,6 +52,9 @@ class Uniform:
 
     share: float = 1.0
 
+    pure: ClassVar[bool] = True
+    accounted: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         _check_share(self.share)
 
@@ -72,6 +76,9 @@ class Proportional:
     Source: Li 2023 (thesis), Algorithm 1.
     """
 
+    pure: ClassVar[bool] = True
+    by_weight: ClassVar[bool] = True
+
     def __call__(self, round_index: int, alpha: Tensor, *, clients_per_round: int, seed: int) -> Cohort:
         good = is_whole(clients_per_round) and clients_per_round >= 1
         require(good, "clients_per_round", "must be a whole number of at least 1", clients_per_round)
@@ -90,6 +97,10 @@ class Poisson:
     Source: the sampling that differential privacy accounts for (Mironov, Talwar, Zhang 2019).
     """
 
+    pure: ClassVar[bool] = True
+    accounted: ClassVar[bool] = True
+    independent: ClassVar[bool] = True
+
     def __call__(self, round_index: int, alpha: Tensor, *, clients_per_round: int, seed: int) -> Cohort:
         n = len(alpha)
         _check_size(clients_per_round, n)
@@ -105,6 +116,10 @@ class Full:
 
     Source: the setting of agnostic federated learning (Mohri, Sivek, Suresh 2019).
     """
+
+    pure: ClassVar[bool] = True
+    accounted: ClassVar[bool] = True
+    everyone: ClassVar[bool] = True
 
     def __call__(self, round_index: int, alpha: Tensor, *, clients_per_round: int, seed: int) -> Cohort:
         return _cohort(round_index, seed, torch.arange(len(alpha)), alpha, torch.ones(len(alpha), dtype=torch.float64))
@@ -128,6 +143,8 @@ class Availability:
     share: float = 0.5
     aligned: float = 0.5
     schedule: int = 0
+
+    pure: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require(is_whole(self.day) and self.day >= 1, "day", "must be a whole number of rounds, at least 1", self.day)

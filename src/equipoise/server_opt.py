@@ -36,8 +36,13 @@ class SGD:
     def __post_init__(self) -> None:
         _check_lr(self.lr)
 
+    @property
+    def linear_rate(self) -> float:
+        """γ of the step w + γ · total."""
+        return self.lr
+
     def begin(self, params: Tensor) -> None:
-        return None
+        """There is no state."""
 
     def step(self, params: Tensor, total: Tensor, state: None) -> tuple[Tensor, None]:
         return torch.add(params, total, alpha=self.lr), None

@@ -1,21 +1,38 @@
-"""The values that pass between the parts, and the contracts (protocols) the parts fulfil.
+"""The values that pass between the parts, and the contracts of the parts: what each must offer, and what it may offer.
+
+What a part must offer is a protocol. What it may offer is a frozen description (`RiskTraits`, `SolverTraits`, …): each field is
+an attribute of that name on the part, and the field's default holds for a part without it. `equipoise.core.abilities` reads the
+descriptions, once, at set-up; nothing else asks a part what it is. A field marked `OWN` is a claim of a class about its own
+methods: it does not hold for subclasses, which may override them.
 
 Shapes: K clients in a cohort, D parameters, n clients in all. The law of each contract is checked by `equipoise.testing`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from equipoise.data.clients import ClientSet
+    from equipoise.algorithm import Algorithm
+    from equipoise.data.clients import ClientSet, FederatedData
     from equipoise.personal.context import PersonalContext
+    from equipoise.privacy.accounting import Spent
+    from equipoise.privacy.private_quantile import PrivateQuantile
+    from equipoise.result import ClientTable
+    from equipoise.round import Plan
+
+OWN: Mapping[str, bool] = {"own": True}  # metadata of a field that subclasses do not inherit
+
+# ------------------------------------------------------------------------------------------------ values that parts exchange
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,6 +134,7 @@ class RoundReport:
     bytes_sent: int = 0  # over a network: by the server, to all clients
     bytes_received: int = 0
     bytes_by_client: dict[str, tuple[int, int]] = field(default_factory=dict)  # sent to and received from each
+    run: str = ""  # the run's name
 
     def __post_init__(self) -> None:
         if type(self.rejected) is not tuple or self.bytes_by_client:  # lists where they were read from a file
@@ -124,10 +142,43 @@ class RoundReport:
             object.__setattr__(self, "bytes_by_client", {c: tuple(pair) for c, pair in self.bytes_by_client.items()})
 
 
+# ------------------------------------------------------------------------------------------------------------------------ risk
+
+
 class ClientRisk(Protocol):
     """Law: weights are the (sub)gradient of the value; permutation-equivariant; finite for any finite losses."""
 
-    def __call__(self, losses: Tensor, base_weights: Tensor, *, clients: Any = None, state: Any = None) -> RiskValue: ...
+    def __call__(self, losses: Tensor, base_weights: Tensor, *, clients: Any = None, state: Any = None) -> RiskValue:
+        """The risk of losses (K,) under base weights (K,), of clients with these ids, given the state of the round before."""
+
+
+@dataclass(frozen=True, eq=False)
+class RiskTraits:
+    """What a risk may offer."""
+
+    needs_losses: bool = True  # whether the weights depend on the losses
+    keeps_base_weights: bool = field(default=False, metadata=OWN)  # the weights are the base weights, the state never changes
+    full_participation: bool = False  # whether every client must take part in every round
+    averaged: bool = False  # whether a run should report the mean of its iterates
+    pure: bool = field(default=False, metadata=OWN)  # calls may come early or twice: nothing is noted outside the state
+    server_step: Callable[..., float] | None = (
+        None  # (*, losses, base_weights, weight_sum, sq_norms, lr): scales the server's step
+    )
+    client_weight: Callable[[Tensor, Tensor, Any], Tensor] | None = (
+        None  # (loss, base_weight, public): what a client finds alone
+    )
+    client_form: Literal["base", "filter", "loss"] | None = (
+        None  # what `client_weight` needs: nothing, a quantile, a loss bound
+    )
+    tracked: bool = False  # whether the server follows the risk's value from the losses
+    tail: float = 1.0  # the share of clients that a filter keeps
+    filters: bool = False  # whether clients are kept whole or not at all
+    eta_every: int = 1  # rounds in which a filter uses one quantile
+    quantile: QuantileSource | None = None
+    groups: Mapping[str, str] | Callable[[str], str] | None = None  # the group of each client
+    group_of: Callable[[str], str] | None = None
+    step: float | None = None  # of a mixture over clients
+    terms: Sequence[tuple[float, ClientRisk]] = ()  # of a sum of risks
 
 
 class QuantileSource(Protocol):
@@ -143,22 +194,35 @@ class QuantileSource(Protocol):
         """The weighted (1 − tail)-quantile, or what is released in its place: ()."""
 
 
+@dataclass(frozen=True, eq=False)
+class QuantileTraits:
+    """What a source of quantiles may offer."""
+
+    reads_losses: bool = True
+    exact: bool = field(default=False, metadata=OWN)  # the quantile is read off the losses
+    calibrated: Callable[..., PrivateQuantile] | None = None  # its noise is set by a privacy budget
+    iterations: int | None = None  # of secure sums that find the quantile
+    tolerance: float = 0.0
+
+
+# --------------------------------------------------------------------------------------------------------------------- solvers
+
+
 class LocalSolver(Protocol):
     """A description of local work. Law: zero steps give a zero update.
 
-    Besides these a solver may have `efforts(cohort, keys)`, how much each client gets done; `finish(…)`, taken instead of the
-    last `step`; `split` and `adapts` (solvers.MAML); `shared_gradient`, a g (D,) such that the engine adds g − ∇F_k(w^t) to
-    every gradient of client k (FedDane); `preconditioner`, an A (D,) by which the engine divides every gradient; `repeats`, for
-    how many steps in a row a batch is used; or only `prepare(context, state)`, which gives a round's solver and the next state.
+    A solver that only has `prepare` (see SolverTraits) makes a round's solver when the round begins.
     """
 
     @property
-    def batch_size(self) -> int | None: ...
+    def batch_size(self) -> int | None:
+        """Examples of a batch; None for all examples of the client."""
 
     def local_steps(self, size: int, effort: int | None = None) -> int:
         """How many steps a client with `size` examples takes; `effort` is what it gets done of the epochs (or steps)."""
 
-    def learning_rate(self, round_index: int) -> float: ...
+    def learning_rate(self, round_index: int) -> float:
+        """The rate of a round."""
 
     def begin(self, weights: Tensor) -> tuple[Tensor, ...]:
         """Zeroed memory (e.g. momentum), each tensor shaped like `weights`."""
@@ -170,6 +234,40 @@ class LocalSolver(Protocol):
         """
 
 
+@dataclass(frozen=True)
+class SgdRule:
+    """w ← w − γ (∇F(w) + λw + μ(w − w^t)), or with momentum v ← βv + g and w ← w − γv: what fast paths write out again."""
+
+    momentum: float  # β
+    weight_decay: float  # λ
+    prox: float  # μ
+
+
+@dataclass(frozen=True, eq=False)
+class SolverTraits:
+    """What a solver may offer."""
+
+    prepare: Callable[[Any, Any], tuple[LocalSolver, Any]] | None = None  # (context, state): a round's solver, the next state
+    public_only: bool = False  # whether what it prepares a round by is public
+    efforts: Callable[[Cohort, Tensor], Tensor | None] | None = None  # (cohort, keys): how much each client gets done, (K,)
+    straggler_share: float = 1.0  # 0: all clients get everything done, and `efforts` need not be asked
+    sgd: SgdRule | None = field(default=None, metadata=OWN)  # if `step` is the step of SGD
+    local_steps_each: Callable[..., Any] | None = field(default=None, metadata=OWN)  # `local_steps` of many clients, as arrays
+    prox: float = 0.0  # μ of a proximal term
+    with_prox: Callable[[float], LocalSolver] | None = None  # the solver with another μ
+    for_own_model: Callable[[], LocalSolver] | None = None  # the solver for a client's own model
+    repeats: int = 1  # for how many steps in a row a batch is used
+    split: float | None = None  # the share of a client's examples that all steps but the last see
+    adapts: bool = False  # whether risks see the loss after the steps before the last
+    finish: Callable[..., None] | None = None  # taken instead of the last `step`
+    shared_gradient: Tensor | None = None  # g (D,): the engine adds g − ∇F_k(w^t) to every gradient of client k (FedDane)
+    preconditioner: Tensor | None = None  # A (D,): the engine divides every gradient by it
+    solver: LocalSolver | None = None  # the solver that this one wraps
+
+
+# ----------------------------------------------------------------------------------------------- aggregators and the server
+
+
 class Aggregator(Protocol):
     """Law: permutation-invariant; if linear, the total is the sum of the totals over chunks under the same weights.
 
@@ -177,19 +275,39 @@ class Aggregator(Protocol):
     """
 
     @property
-    def linear(self) -> bool: ...
+    def linear(self) -> bool:
+        """Whether totals over chunks of a cohort add up to the total over the cohort."""
 
     def __call__(
         self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
-    ) -> tuple[Tensor, Any]: ...
+    ) -> tuple[Tensor, Any]:
+        """The total (D,) of updates (K, D) under weights (K,) that sum to 1, and the next state."""
+
+
+@dataclass(frozen=True, eq=False)
+class AggregatorTraits:
+    """What an aggregator may offer."""
+
+    linear: bool = False
+    needs_losses: bool = False
+    weighted_sum: bool = field(default=False, metadata=OWN)  # the total is Σ weights · updates and nothing else
 
 
 class ServerOptimizer(Protocol):
     """Turns the aggregated update into the next parameters. Law: a zero update from a fresh state changes nothing."""
 
-    def begin(self, params: Tensor) -> Any: ...
+    def begin(self, params: Tensor) -> Any:
+        """The state before the first round, at w^0."""
 
-    def step(self, params: Tensor, total: Tensor, state: Any) -> tuple[Tensor, Any]: ...
+    def step(self, params: Tensor, total: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """The next parameters (D,) and the next state."""
+
+
+@dataclass(frozen=True, eq=False)
+class ServerTraits:
+    """What a server optimiser may offer."""
+
+    linear_rate: float | None = field(default=None, metadata=OWN)  # γ, if the step is w + γ · total
 
 
 class Averaging(Protocol):
@@ -205,14 +323,34 @@ class Averaging(Protocol):
         """The point to report after that round."""
 
 
+class Sampler(Protocol):
+    """Law: positions are distinct and in range, weights positive and summing to 1; a pure function of (seed, round)."""
+
+    def __call__(self, round_index: int, alpha: Tensor, *, clients_per_round: int, seed: int) -> Cohort:
+        """The cohort of a round, of clients with base weights `alpha` (n,)."""
+
+
+@dataclass(frozen=True, eq=False)
+class SamplerTraits:
+    """What a sampler, or an averaging rule, may offer."""
+
+    everyone: bool = False  # whether all clients take part in every round
+    independent: bool = False  # whether each client takes part by a coin of its own (Poisson)
+    by_weight: bool = False  # whether clients are drawn by their base weights
+    accounted: bool = field(default=False, metadata=OWN)  # whether the privacy accountant knows these cohorts
+    share: float = 1.0  # of clients_per_round that is drawn
+    pure: bool = field(default=False, metadata=OWN)  # calls may come early or twice
+
+
+# ------------------------------------------------------------------------------------------------------------- personalisation
+
+
 class Personalisation(Protocol):
     """A model for every client besides the shared one. Law: the shared model is that of the same run without it, unless the
     method has `updates`.
 
     What a client keeps between rounds is one row of `width(D)` numbers, such as its model; 0 for methods that do all their
-    work after training. `shared` is what all clients' work adds up to (a mean of their models, say), or None. Two things are
-    optional: `check(algorithm)`, which refuses what does not go with the method, and `updates(context, params, cohort, rows,
-    solver)`, for a method whose clients send other updates (K, D) than the solver's, after their personal work of the round.
+    work after training. `shared` is what all clients' work adds up to (a mean of their models, say), or None.
     """
 
     def width(self, dimension: int) -> int:
@@ -232,11 +370,135 @@ class Personalisation(Protocol):
         """The models (K, D) of some clients, given the shared model that they have now; may train (finetuning)."""
 
 
+@dataclass(frozen=True, eq=False)
+class PersonalTraits:
+    """What a personalisation method may offer."""
+
+    check: Callable[[Algorithm], None] | None = None  # refuses what does not go with the method
+    updates: Callable[..., Tensor] | None = None  # (context, params, cohort, rows, solver): what clients send instead, (K, D)
+    sums_models: bool = False  # whether the server sees clients' models, or what they add up to
+    solver: LocalSolver | None = None  # of the personal work, if it is not the algorithm's
+
+
+class PersonalWork(Protocol):
+    """Personalisation in one run: `personal.personal_run` on this machine, or with the models on the nodes of a network."""
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether clients keep anything between rounds."""
+
+    def begin(self, params: Tensor, path: Path | None = None) -> Any:
+        """The state before the first round at w^0; rows go to a new file at `path`, or a temporary one."""
+
+    def resume(self, params: Tensor, state: Any, path: Path | None) -> None:
+        """Go on from a state that a checkpoint holds; `params` is w^0."""
+
+    def work(self, state: Any, params: Tensor, cohort: Cohort, solver: LocalSolver) -> Any:
+        """The state after a round's personal work of the whole cohort."""
+
+    def updates(self, state: Any, params: Tensor, cohort: Cohort, solver: LocalSolver) -> Tensor | None:
+        """What clients send (K, D), if the method has them send anything but the update of the solver's work."""
+
+    def models(self, state: Any, params: Tensor, clients: Tensor, round_index: int) -> Tensor:
+        """The models (K, D) of training clients at positions (K,), when the shared model is `params`."""
+
+    def all_models(self, state: Any, params: Tensor, round_index: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Positions (k,) and models (k, D) of all training clients, a few at a time."""
+
+    def scores(self, state: Any, params: Tensor, round_index: int) -> dict[str, tuple[Tensor, Tensor]]:
+        """By split, the mean loss and error of every client at its own model; NaN for clients without one."""
+
+    def flush(self) -> None:
+        """Write the rows to disk, before a checkpoint is written."""
+
+    def on_saved(self, state: Any) -> None:
+        """A checkpoint with this state was written: rows that only older ones need may be written over."""
+
+
+# -------------------------------------------------------------------------------------------------------------------- privacy
+
+
+@dataclass(frozen=True)
+class RunSize:
+    """What the amount of noise of a run depends on."""
+
+    clients: int
+    clients_per_round: int
+    rounds: int
+    dimension: int  # of the model
+    seed: int
+
+
 class Privacy(Protocol):
     """A description of protection: differential privacy or secure aggregation (equipoise.privacy)."""
 
-    def check(self, algorithm: Any) -> None:
+    def check(self, algorithm: Algorithm) -> None:
         """Refuse an algorithm that the protection does not go with."""
+
+    def protect(self, algorithm: Algorithm, size: RunSize) -> Protection:
+        """The protection of one run."""
+
+
+@dataclass(frozen=True, eq=False)
+class PrivacyTraits:
+    """What a description of protection may offer."""
+
+    protect: Callable[[Algorithm, RunSize], Protection] | None = None
+    clip: float | None = None  # the bound on updates; None without differential privacy
+    noise: Literal["central", "distributed"] = "central"
+    only_sums: bool = False  # whether the server sees secure sums alone
+
+    @property
+    def sums_alone(self) -> bool:
+        """Whether clients are asked for secure sums, and for nothing of one client."""
+        return self.only_sums or self.noise == "distributed"
+
+
+@dataclass(frozen=True, eq=False)
+class Combined:
+    """The local work of a round, aggregated: the total (D,), and the next states of the aggregator and the protection."""
+
+    total: Tensor
+    work: LocalWork | None  # None where the server does not see it
+    aggregator: Any = None
+    privacy: Any = None
+
+
+class Protection(Protocol):
+    """How a run finds weights and sums: in the open (`round.Unprotected`), by secure sums, or with noise.
+
+    Law: infinite clip and zero noise equal the plain run with the same weights and denominator, bit for bit (central noise).
+    """
+
+    @property
+    def in_the_open(self) -> bool:
+        """Whether the server sees single clients, and so may name them in errors and reports."""
+
+    @property
+    def without_clients(self) -> bool:
+        """Whether a round without any client still releases something (noise)."""
+
+    @property
+    def rounds_allowed(self) -> int:
+        """How many rounds the run may have: all, or as many as a privacy budget allows."""
+
+    def begin(self) -> Any:
+        """The state before the first round."""
+
+    def weigh(self, cohort: Cohort, losses: Tensor | None, state: Any) -> tuple[RiskValue, float | None]:
+        """The cohort's risk, and the number that weights are divided by (None: their sum). `state` is the risk's."""
+
+    def combine(self, state: ServerState, engine: Engine, solver: LocalSolver, plan: Plan, sent: Tensor | None) -> Combined:
+        """The local work of a round and its total. `sent` (K, D) are updates that clients made without the solver."""
+
+    def epsilon_after(self, rounds: int) -> float | None:
+        """ε for whoever receives the models of the first `rounds` rounds; None without differential privacy."""
+
+    def spent(self, state: Any, rounds: int) -> Spent | None:
+        """What the run has spent of its privacy budget; None without differential privacy."""
+
+    def describe(self) -> str | None:
+        """The noise of the run as text, for its checkpoints: a run goes on with the noise that it began with."""
 
 
 class ClipRule(Protocol):
@@ -250,42 +512,51 @@ class ClipRule(Protocol):
         """The bound after a round in which a noisy `share` of the updates were within `bound`."""
 
 
+# -------------------------------------------------------------------------------------------------------------------- attacks
+
+
 class Attack(Protocol):
     """What malicious clients do. Law: the same clients and the same noise on every engine.
 
-    `share` of the training clients (to the nearest) are malicious, drawn by `seed`. An attack may poison their training data
-    (`poison`), or what they send (`corrupt`), or both; what it does not do it need not have.
+    `share` of the training clients (to the nearest) are malicious, drawn by `seed`.
     """
 
     @property
-    def share(self) -> float: ...
+    def share(self) -> float:
+        """The share of malicious clients."""
 
     @property
-    def seed(self) -> int: ...
+    def seed(self) -> int:
+        """What decides which clients are malicious, and the noise of their attack."""
 
 
-class Sampler(Protocol):
-    """Law: positions are distinct and in range, weights positive and summing to 1; a pure function of (seed, round)."""
+@dataclass(frozen=True, eq=False)
+class AttackTraits:
+    """What an attack may offer: it poisons training data, or what clients send, or both."""
 
-    def __call__(self, round_index: int, alpha: Tensor, *, clients_per_round: int, seed: int) -> Cohort: ...
+    share: float | None = None
+    seed: int | None = None
+    poison: Callable[..., Any] | None = None
+    corrupt: Callable[..., Any] | None = None
+
+
+# -------------------------------------------------------------------------------------------------------------------- engines
 
 
 class Engine(Protocol):
-    """Runs clients. Law: agrees with the loop engine within float tolerance, whatever chunk size, workers or device.
-
-    An engine whose clients are elsewhere may also have `attempt(run, draw)`, which runs a round, perhaps several times;
-    `gone(cohort)`, which of its clients (K,) have failed in this round; `client_table(params, data)`, an evaluation of all
-    clients that can be reached; `personal_run(…)`, a PersonalRun whose rows are elsewhere; and `protected(protection,
-    algorithm)`, the same protection by sums of real clients (engines.flower). An engine may have `in_round()`, a context in
-    which it wants each round to run; `losses_each(jobs)`, the losses of several cohorts in one call; and `begins_early`, with
-    `has_room()` and `begin_round(…)`, if it can start the next round while one is under way (ahead.py).
-    """
+    """Runs clients. Law: agrees with the loop engine within float tolerance, whatever chunk size, workers or device."""
 
     def losses(self, params: Tensor, cohort: Cohort, solver: LocalSolver | None = None) -> Tensor:
         """Mean loss of each cohort client on its training data at `params`: (K,) float64.
 
-        For a solver that adapts (`solver.adapts`) the loss after its inner steps, on the examples these did not see.
+        For a solver that adapts (`SolverTraits.adapts`) the loss after its inner steps, on the examples these did not see.
         """
+
+    def losses_of(self, models: Sequence[Tensor], cohort: Cohort) -> Tensor:
+        """`losses` of several models, (D,) each, at once: (M, K)."""
+
+    def losses_each(self, jobs: Sequence[Job]) -> list[Tensor]:
+        """`losses` of several models, each on a cohort of its own: (K,) each."""
 
     def updates(self, params: Tensor, cohort: Cohort, solver: LocalSolver) -> LocalWork:
         """Local work of each client; its `update` is (K, D)."""
@@ -293,10 +564,7 @@ class Engine(Protocol):
     def summed_update(
         self, params: Tensor, cohort: Cohort, solver: LocalSolver, weights: Tensor, aggregator: Aggregator
     ) -> LocalWork:
-        """The same work, streamed through a linear aggregator; its `update` is the sum of the chunks' totals, (D,)."""
-
-    def losses_of(self, models: Sequence[Tensor], cohort: Cohort) -> Tensor:
-        """`losses` of several models, (D,) each, at once: (M, K)."""
+        """Local work, streamed through a linear aggregator; its `update` is the sum of the chunks' totals, (D,)."""
 
     def summed_updates(self, jobs: Sequence[Job], solver: LocalSolver, aggregator: Aggregator) -> list[LocalWork]:
         """`summed_update` of several models at once, one per job; the jobs' cohorts are of one round."""
@@ -308,7 +576,76 @@ class Engine(Protocol):
         """Mean loss and mean error of `params` on every client of a set: (n,) and (n,) float64."""
 
     def evaluate_own(self, models: Tensor, clients: ClientSet, which: Tensor) -> tuple[Tensor, Tensor]:
-        """The same for the clients at the positions `which` (K,) of a set, each at its own model (K, D): (K,) and (K,)."""
+        """Mean loss and error of the clients at positions `which` (K,), each at its own model (K, D): (K,) and (K,)."""
+
+
+@dataclass(frozen=True, eq=False)
+class EngineTraits:
+    """What an engine may offer."""
+
+    device: torch.device | str = "cpu"
+    round_context: Callable[[], AbstractContextManager[None]] = nullcontext  # in which the engine wants each round to run
+    look_ahead: LookAheadEngine | None = None  # if the next round can begin while one is under way
+    network: Network | None = None  # if clients are on other machines
+    measured: MeasuredChoice | None = None  # if the engine measures what is fastest
+    explain: Callable[..., str] | None = None  # how local work is done, and why
+
+
+class LookAheadEngine(Protocol):
+    """Starts a round and goes on, so that the host prepares the next one while a device works."""
+
+    def has_capacity(self) -> bool:
+        """Whether memory allows another round beside those under way."""
+
+    def begin_round(
+        self, jobs: Sequence[Job], solver: LocalSolver, aggregator: Aggregator, server_rate: float
+    ) -> RoundUnderWay | None:
+        """Start `summed_updates` and the server's steps w + rate · total; None if this work cannot be started so."""
+
+
+class RoundUnderWay(Protocol):
+    """Rounds of some jobs that a device works on."""
+
+    @property
+    def params(self) -> Sequence[Tensor]:
+        """The next parameters (D,) of each job, if every client update can be used."""
+
+    def collected(self) -> list[LocalWork] | None:
+        """Wait for the work of each job; None if some client update cannot be used, and the round must be run again."""
+
+
+class MeasuredChoice(Protocol):
+    """A choice that was made by measuring. It changes the last bits of a result, so a checkpoint keeps it."""
+
+    def read(self) -> dict[str, Any]:
+        """The choice as plain values."""
+
+    def use(self, values: Mapping[str, Any]) -> None:
+        """Go on with a choice that `read` gave."""
+
+
+class Network(Protocol):
+    """What changes where clients are on other machines."""
+
+    def attempt(
+        self, run: Callable[[Cohort], tuple[ServerState, RoundReport]], draw: Callable[[int], Cohort]
+    ) -> tuple[ServerState, RoundReport]:
+        """A round, run again with another cohort while too few clients do their part; `draw(n)` is the cohort of attempt n."""
+
+    def gone(self, cohort: Cohort) -> Tensor:
+        """Which clients (K,) of a cohort have failed in this round."""
+
+    def client_table(self, params: Tensor, data: FederatedData) -> ClientTable:
+        """Every client of every split that answers, at `params`."""
+
+    def personal_work(self, method: Personalisation, context: PersonalContext, solver: LocalSolver, seed: int) -> PersonalWork:
+        """Personalisation whose models stay on the nodes."""
+
+    def protect(self, protection: Protection, algorithm: Algorithm) -> Protection:
+        """The protection of a run, with its sums over the network."""
+
+
+# ------------------------------------------------------------------------------------------------------------------ observers
 
 
 class Observer:

@@ -23,6 +23,7 @@ class WeightedMean:
     """
 
     linear: ClassVar[bool] = True
+    weighted_sum: ClassVar[bool] = True
 
     def __call__(
         self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None

@@ -12,5 +12,10 @@ Numbers = np.ndarray[Any, np.dtype[Any]]
 
 def numbers(values: Tensor) -> Numbers:
     """The values in float64 on the CPU; a view where they are that already."""
-    found: Numbers = values.detach().cpu().numpy().astype(np.float64, copy=False)
-    return found
+    array: Numbers = values.detach().cpu().numpy().astype(np.float64, copy=False)
+    return array
+
+
+def plain_values(values: Any) -> Any:
+    """A number, or a list of numbers, of plain Python types: what `tolist` gives for an array, a tensor or a column."""
+    return values.tolist() if hasattr(values, "tolist") else values

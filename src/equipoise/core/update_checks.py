@@ -1,9 +1,11 @@
-"""What arrives from clients: updates as attacks make them, and which of them can be used at all."""
+"""Which client updates can be used: those that are finite, of a sane length, and made at a finite loss."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from equipoise.types import LocalWork
 
 ABSURD = 1e9  # an update this many times longer than the model (or than 1) is a fault, not a step
 
@@ -16,16 +18,21 @@ def longest_square(params: Tensor) -> float:
     return ABSURD**2 * max(1.0, square)
 
 
-def usable(sq_norms: Tensor, losses: Tensor, params: Tensor) -> Tensor:
-    """Which updates, by squared norm (K,), may be aggregated: finite, of sane length, made at a finite loss (or by no step)."""
-    return usable_within(sq_norms, losses, longest_square(params))
+def usable(sq_norms: Tensor, losses: Tensor, longest: Tensor | float) -> Tensor:
+    """Which updates, by squared norm (K,), may be aggregated: finite, of sane length, made at a finite loss (or by no step).
 
-
-def usable_within(sq_norms: Tensor, losses: Tensor, longest: Tensor | float) -> Tensor:
-    """The same with the squared length beyond which an update is absurd, or that of each one (K,)."""
+    `longest` is the squared length beyond which an update is absurd: of all of them, or of each (K,).
+    """
     return (sq_norms <= longest) & (torch.isfinite(losses) | (sq_norms == 0))  # NaN compares as False
 
 
-def marked(sq_norms: Tensor, good: Tensor) -> Tensor:
-    """Squared norms with infinity for the updates that cannot be used, so that the round knows them."""
-    return torch.where(good, sq_norms, torch.inf)
+def checked_norms(sq_norms: Tensor, losses: Tensor, longest: Tensor | float) -> Tensor:
+    """The squared norms (K,), with infinity for the updates that cannot be used: so the round knows them."""
+    return torch.where(usable(sq_norms, losses, longest), sq_norms, torch.inf)
+
+
+def as_local_work(updates: Tensor, params: Tensor, losses: Tensor | None = None) -> LocalWork:
+    """Client updates (K, D) that the solver did not make, as local work from `params`; losses (K,) are those at the start."""
+    sq_norms = updates.double().square().sum(1).cpu()
+    losses = torch.zeros_like(sq_norms) if losses is None else losses
+    return LocalWork(updates, checked_norms(sq_norms, losses, longest_square(params)), losses)

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from equipoise.attacks import corrupted
 from equipoise.core import rng
+from equipoise.core.abilities import solver_traits
 from equipoise.core.task import Task
-from equipoise.core.update_checks import marked, usable
+from equipoise.core.update_checks import as_local_work, checked_norms, longest_square
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import InvalidParameter
 from equipoise.solvers.batches import batches_of
@@ -76,7 +77,7 @@ class LoopEngine:
 
     def losses(self, params: Tensor, cohort: Cohort, solver: LocalSolver | None = None) -> Tensor:
         """F_k(w) of each client of the cohort, (K,); after its inner steps for a solver that adapts."""
-        if solver is not None and getattr(solver, "adapts", False):
+        if solver is not None and solver_traits(solver).adapts:
             return torch.stack([self._train_client(params, cohort, place, solver)[1] for place in range(len(cohort))])
         return torch.stack([self._score(params, self.train, k)[0] for k in cohort.clients.tolist()])
 
@@ -84,8 +85,7 @@ class LoopEngine:
         """Local work of each client: updates (K, D)."""
         work = [self._sent(params, cohort, place, solver) for place in range(len(cohort))]
         updates, losses = torch.stack([update for update, _ in work]), torch.stack([loss for _, loss in work])
-        sq_norms = updates.double().square().sum(1).cpu()
-        return LocalWork(updates, marked(sq_norms, usable(sq_norms, losses, params)), losses)
+        return as_local_work(updates, params, losses)
 
     def summed_update(
         self, params: Tensor, cohort: Cohort, solver: LocalSolver, weights: Tensor, aggregator: Aggregator
@@ -94,17 +94,19 @@ class LoopEngine:
         total, sq_norms, losses = torch.zeros_like(params), [], []
         for place, weight in enumerate(weights):
             update, loss = self._sent(params, cohort, place, solver)
-            sq_norm = update.double().square().sum().cpu()
-            good = usable(sq_norm, loss, params)
-            if good:
+            sq_norms.append(checked_norms(update.double().square().sum().cpu(), loss, longest_square(params)))
+            if bool(torch.isfinite(sq_norms[-1])):
                 total += aggregator(update.unsqueeze(0), weight.reshape(1).to(self.device))[0]
-            sq_norms.append(marked(sq_norm, good))
             losses.append(loss)
         return LocalWork(total, torch.stack(sq_norms), torch.stack(losses))
 
     def losses_of(self, models: Sequence[Tensor], cohort: Cohort) -> Tensor:
         """The losses of several models, one after another: (M, K)."""
         return torch.stack([self.losses(params, cohort) for params in models])
+
+    def losses_each(self, jobs: Sequence[Job]) -> list[Tensor]:
+        """The losses (K,) of several models, each on its own cohort, one after another."""
+        return [self.losses(job.params, job.cohort) for job in jobs]
 
     def summed_updates(self, jobs: Sequence[Job], solver: LocalSolver, aggregator: Aggregator) -> list[LocalWork]:
         """The summed updates of several models, one after another."""
@@ -156,6 +158,7 @@ class LoopEngine:
         `pull` (anchor, strength) adds strength · (weights − anchor) to every gradient.
         """
         self.task.scorer.train()
+        traits = solver_traits(solver)
         k = int(cohort.clients[place])
         first, size = int(self.train.offsets[k]), int(self.train.sizes[k])
         key = self._key(cohort, k)
@@ -167,20 +170,20 @@ class LoopEngine:
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):  # dropout and the like draw from the client's own stream
             seed_generators(int(key) & (2**63 - 1), self.device)
-            shared = getattr(solver, "shared_gradient", None)
+            shared = traits.shared_gradient
             correction = shared - self._gradient(params, self.train.rows(k))[0] if shared is not None and steps else 0.0
             for number, batch in enumerate(batches_of(solver, key, size, steps), start=1):
                 gradient, loss = self._gradient(weights, batch + first)
-                if (scale := getattr(solver, "preconditioner", None)) is not None:
-                    gradient = gradient / scale
+                if traits.preconditioner is not None:
+                    gradient = gradient / traits.preconditioner
                 if pull is not None:
                     gradient = gradient + pull[1] * (weights - pull[0])
-                take = getattr(solver, "finish", solver.step) if number == steps else solver.step
-                take(weights, gradient + correction, memory, anchor=params, lr=lr)
+                take_step = traits.finish if traits.finish is not None and number == steps else solver.step
+                take_step(weights, gradient + correction, memory, anchor=params, lr=lr)
                 seen.append(loss)
         if not seen:
             return weights - params, torch.tensor(float("nan"), dtype=torch.float64)
-        return weights - params, seen[-1] if hasattr(solver, "finish") else torch.stack(seen).mean()
+        return weights - params, seen[-1] if traits.finish is not None else torch.stack(seen).mean()
 
     def _gradient(self, weights: Tensor, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
         """Gradient (D,) and value of the mean loss over some examples."""

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from equipoise.core.abilities import is_part, solver_traits
 from equipoise.errors import IncompatibleParts, InvalidParameter, is_number, require
 from equipoise.personal.context import PersonalContext
-from equipoise.solvers.sgd import SGD
 from equipoise.types import Cohort, LocalSolver, Pull
 
 if TYPE_CHECKING:
@@ -26,19 +26,21 @@ ENOUGH = 4  # validation examples to choose a strength by
 def own_solver(given: LocalSolver | None, of_algorithm: LocalSolver) -> LocalSolver:
     """How a client trains its own model: as `given`, else as it trains the shared one, without stragglers or FedProx's term."""
     solver = given if given is not None else of_algorithm
-    return replace(solver, straggler_share=0.0, prox=0.0) if isinstance(solver, SGD) else solver
+    for_own_model = solver_traits(solver).for_own_model
+    return solver if for_own_model is None else for_own_model()
 
 
 def check_solver(solver: LocalSolver | None) -> None:
     """Refuse what is no local solver that can train a model of a client's own."""
-    good = solver is None or (hasattr(solver, "local_steps") and not hasattr(solver, "finish") and not isinstance(solver, type))
+    good = solver is None or (is_part(solver, "local_steps") and solver_traits(solver).finish is None)
     require(good, "solver", "must be a local solver, or None for the algorithm's", solver, "E.g. solvers.SGD(lr=0.05).")
 
 
 def refuse_unfit_solver(method: object, algorithm: Algorithm) -> None:
     """Refuse to train personal models by a solver that only makes sense for the shared one."""
-    solver = getattr(method, "solver", None) or algorithm.solver
-    if hasattr(solver, "prepare") or hasattr(solver, "finish") or getattr(solver, "repeats", 1) > 1:
+    solver = algorithm.traits.personal.solver or algorithm.solver
+    traits = solver_traits(solver)
+    if traits.prepare is not None or traits.finish is not None or traits.repeats > 1:
         raise IncompatibleParts(
             f"{method!r} would train clients' own models by {type(solver).__name__}, which is made for the shared model.",
             "Give it a solver of its own, e.g. solver=solvers.SGD(lr=0.1).",
@@ -84,11 +86,12 @@ class Ditto:
         """Refuse a solver that makes no personal model, or steps that leap over the shared model."""
         refuse_unfit_solver(self, algorithm)
         solver = own_solver(self.solver, algorithm.solver)
-        if isinstance(solver, SGD):
-            fast = max(self.strengths) * solver.lr
+        if solver_traits(solver).for_own_model is not None:
+            lr = solver.learning_rate(0)
+            fast = max(self.strengths) * lr
             require(
                 fast <= 1, "strength", "times the learning rate must not exceed 1, or personal models leap over the shared one",
-                f"{max(self.strengths):g} · {solver.lr:g} = {fast:g}", "Lower strength, or give solver=SGD(…) a smaller lr.",
+                f"{max(self.strengths):g} · {lr:g} = {fast:g}", "Lower strength, or give solver=SGD(…) a smaller lr.",
             )  # fmt: skip
 
     def width(self, dimension: int) -> int:

@@ -9,19 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from equipoise.core.abilities import solver_traits
 from equipoise.core.task import Task
 from equipoise.errors import IncompatibleParts, is_number, require
 from equipoise.personal.context import PersonalContext
 from equipoise.personal.ditto import check_solver, own_solver
 from equipoise.solvers.prepared import GRADIENT
-from equipoise.solvers.sgd import SGD
 from equipoise.types import Cohort, Engine, LocalSolver, Pull
 
 if TYPE_CHECKING:
@@ -119,9 +119,10 @@ def pair_steps(
     models = torch.cat([rows[:, :1], params.expand(len(rows), -1), rows[:, 1:]], 1)  # (K, 1 + 2D)
     shared, own = slice(1, 1 + len(params)), slice(1 + len(params), None)
     pull = None
-    if isinstance(solver, SGD):
-        decay, prox = solver.weight_decay, solver.prox
-        solver = replace(solver, weight_decay=0.0, prox=0.0, straggler_share=0.0)
+    sgd = solver_traits(solver).sgd
+    if sgd is not None:
+        decay, prox = sgd.weight_decay, sgd.prox
+        solver = replace(cast(Any, solver), weight_decay=0.0, prox=0.0, straggler_share=0.0)
         if decay or prox:
             strength, anchor = torch.zeros_like(models), torch.zeros_like(models)
             if moves != "shared":
@@ -140,9 +141,9 @@ def mixed_models(rows: Tensor, params: Tensor) -> Tensor:
     return mix * rows[:, 1:] + (1 - mix) * params
 
 
-def refuse_all_but_sgd(method: object, solver: object) -> None:
+def refuse_all_but_sgd(method: object, solver: LocalSolver) -> None:
     """Refuse a solver that does more than take steps by gradients: it would not know one half of a pair from the other."""
-    if type(solver) is not SGD:
+    if solver_traits(solver).sgd is None:
         raise IncompatibleParts(
             f"{method!r} trains two models as one, by steps of solvers.SGD; {type(solver).__name__} is made for one model.",
             "Use solver=solvers.SGD(…).",

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from equipoise.attacks import corrupted
 from equipoise.core import rng
+from equipoise.core.abilities import read
 from equipoise.errors import InvalidParameter
 from equipoise.personal.context import PersonalContext
 from equipoise.personal.store import ClientRows
-from equipoise.types import Cohort, LocalSolver, Personalisation
+from equipoise.types import Cohort, LocalSolver, Personalisation, PersonalTraits
 
 _MODELS_BYTES = 256 * 2**20  # of clients' models at once, when all are looked at
 
@@ -35,6 +36,7 @@ class PersonalRun:
     def __init__(self, method: Personalisation, context: PersonalContext, solver: LocalSolver, seed: int) -> None:
         self.method, self.context, self.solver, self.seed = method, context, solver, seed
         self.clients = context.data.train
+        self._traits = read(PersonalTraits, method)
         self._rows: ClientRows | None = None
 
     @property
@@ -55,8 +57,19 @@ class PersonalRun:
             first, _ = self.method.begin(self.context, params)
             self._rows = ClientRows(first, len(self.clients), path, places=state.places)
 
+    def flush(self) -> None:
+        """Write the rows to disk, before a checkpoint is written."""
+        if self._rows is not None:
+            self._rows.flush()
+
+    def on_saved(self, state: PersonalState) -> None:
+        """A checkpoint with this state was written: rows that only older ones need may be written over."""
+        if self._rows is not None:
+            self._rows.on_saved(state.places)
+
     @property
     def rows(self) -> ClientRows:
+        """The rows of all clients."""
         if self._rows is None:
             raise InvalidParameter("personal", "must have begun", type(self.method).__name__)
         return self._rows
@@ -71,10 +84,11 @@ class PersonalRun:
 
     def updates(self, state: PersonalState, params: Tensor, cohort: Cohort, solver: LocalSolver) -> Tensor | None:
         """What clients send (K, D), if the method has them send anything but the update of the solver's work."""
-        if not hasattr(self.method, "updates") or len(cohort) == 0:
+        updates = self._traits.updates
+        if updates is None or len(cohort) == 0:
             return None
         rows = self.rows.read(state.places, cohort.clients).to(params)
-        sent: Tensor = self.method.updates(self.context, params, cohort, rows, solver)
+        sent = updates(self.context, params, cohort, rows, solver)
         stream = rng.stream_key(cohort.seed, "batches", cohort.round)
         keys = rng.client_keys(stream, self.clients.keys.cpu()[cohort.clients]).to(sent.device)
         return corrupted(self.context.data, sent, cohort.clients, keys, len(cohort))
@@ -107,7 +121,7 @@ class PersonalRun:
         number = {name: k for k, name in enumerate(self.clients.ids)}
         splits = self.context.data.splits
         owners = {split: torch.tensor([number.get(i, -1) for i in clients.ids]) for split, clients in splits.items()}
-        found = {split: torch.full((2, len(clients)), float("nan"), dtype=torch.float64) for split, clients in splits.items()}
+        table = {split: torch.full((2, len(clients)), float("nan"), dtype=torch.float64) for split, clients in splits.items()}
         if not any(bool((who >= 0).any()) for split, who in owners.items() if split != "train") and len(splits) > 1:
             owners = {"train": owners["train"]}  # no further examples of these clients: judged on what they trained on
         for clients, models in self.all_models(state, params, round_index):
@@ -116,5 +130,5 @@ class PersonalRun:
                 if len(here):
                     own = models[(who[here] - clients[0]).to(models.device)]
                     scores = torch.stack(self.context.engine.evaluate_own(own, splits[split], here))
-                    found[split][:, here] = scores.nan_to_num(nan=math.inf, posinf=math.inf)  # diverged; not without a model
-        return {split: (values[0], values[1]) for split, values in found.items()}
+                    table[split][:, here] = scores.nan_to_num(nan=math.inf, posinf=math.inf)  # diverged; not without a model
+        return {split: (values[0], values[1]) for split, values in table.items()}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from equipoise import aggregators, sampling
+from equipoise.core.abilities import solver_traits
 from equipoise.errors import IncompatibleParts
-from equipoise.risk import Mean, QFair, Superquantile, Tilted
 
 if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
@@ -21,26 +20,28 @@ def refuse_unprotected(algorithm: Algorithm, privacy: DifferentialPrivacy) -> No
             "made for.",
             "Use weights='uniform' (the default under privacy).",
         )
-    if type(algorithm.aggregator) is not aggregators.WeightedMean:
+    traits = algorithm.traits
+    if not traits.aggregator.weighted_sum:
         raise IncompatibleParts(
             f"{algorithm.aggregator!r} is no plain sum of updates, which is all that the noise protects.",
             "Use aggregators.WeightedMean(); clipping is part of the privacy mechanism.",
         )
-    drawn = algorithm.sampler
-    if not (drawn is None or type(drawn) in (sampling.Poisson, sampling.Uniform, sampling.Full)):
+    drawn = algorithm.drawn_by
+    if not traits.sampler.accounted:
         raise IncompatibleParts(
             f"The accountant does not know cohorts drawn by {drawn!r}.",
             "Use sampling.Poisson() (the default), sampling.Uniform() for cohorts of fixed size, or sampling.Full().",
         )
-    if isinstance(drawn, sampling.Uniform) and drawn.share != 1:
+    if traits.sampler.share != 1:
         raise IncompatibleParts(
             f"{drawn!r} draws fewer clients than clients_per_round says, which the accountant goes by.",
             "Use sampling.Uniform() with a smaller clients_per_round.",
         )
     _refuse_risk(algorithm, privacy.loss_bound, "differential privacy")
     _refuse_looking_around(algorithm, "differential privacy")
-    inner = getattr(algorithm.solver, "solver", algorithm.solver)  # of one that wraps another (AdaDPS)
-    if getattr(inner, "straggler_share", 1 if hasattr(inner, "efforts") else 0) > 0:
+    inner = traits.solver.solver or algorithm.solver  # of one that wraps another (AdaDPS)
+    slow = solver_traits(inner)
+    if slow.efforts is not None and slow.straggler_share > 0:
         raise IncompatibleParts(
             f"{inner!r} makes a share of each cohort slow: one client more or less then changes how much another gets done, "
             "and moves the sum by more than the clip bound that the noise is made for.",
@@ -60,13 +61,13 @@ def refuse_visible(algorithm: Algorithm, privacy: SecureAggregation) -> None:
 
 
 def _refuse_risk(algorithm: Algorithm, loss_bound: float | None, under: str) -> None:
-    risk = algorithm.risk
-    if isinstance(risk, Mean):
+    risk, traits = algorithm.risk, algorithm.traits.risk
+    if traits.client_form == "base":
         return
-    if isinstance(risk, Superquantile):
-        _refuse_superquantile(risk, under)
-    elif isinstance(risk, Tilted | QFair):
-        if isinstance(risk, Tilted) and risk.tracked:
+    if traits.client_form == "filter":
+        _refuse_filter(algorithm, under)
+    elif traits.client_form == "loss":
+        if traits.tracked:
             raise IncompatibleParts(
                 f"{risk!r} steps by a risk that the server tracks from losses, which {under} does not let it see.",
                 "Use tracked=False.",
@@ -83,39 +84,41 @@ def _refuse_risk(algorithm: Algorithm, loss_bound: float | None, under: str) -> 
         )
 
 
-def _refuse_superquantile(risk: Superquantile, under: str) -> None:
+def _refuse_filter(algorithm: Algorithm, under: str) -> None:
+    risk, traits, quantile = algorithm.risk, algorithm.traits.risk, algorithm.traits.quantile
     private = under == "differential privacy"
-    if not risk.filters or getattr(risk.quantile, "reads_losses", True):
+    if not traits.filters or quantile.reads_losses:
         fix = "PrivateQuantile(bound=…, bins=32)" if private else "SecureSums()"
         raise IncompatibleParts(
             f"{risk!r} sets weights by the losses of single clients, which {under} does not let the server see.",
             f"Give it quantile=privacy.{fix}.",
         )
-    if private and not hasattr(risk.quantile, "calibrated"):
+    if private and quantile.calibrated is None:
         raise IncompatibleParts(
-            f"{risk.quantile!r} hides single losses, but what it releases is not differentially private.",
+            f"{traits.quantile!r} hides single losses, but what it releases is not differentially private.",
             "Give it quantile=privacy.PrivateQuantile(bound=…, bins=32).",
         )
-    if private and risk.eta_every > 1:
+    if private and traits.eta_every > 1:
         raise IncompatibleParts(
-            f"eta_every={risk.eta_every} takes a new quantile early when nobody reaches the old one: it depends on the data.",
+            f"eta_every={traits.eta_every} takes a new quantile early when nobody reaches the old one: it depends on the data.",
             "Use eta_every=1.",
         )
-    if not private and hasattr(risk.quantile, "calibrated"):
+    if not private and quantile.calibrated is not None:
         raise IncompatibleParts(
-            f"{risk.quantile!r} sets its noise by a budget, and SecureAggregation has none.",
+            f"{traits.quantile!r} sets its noise by a budget, and SecureAggregation has none.",
             "Use quantile=privacy.SecureSums(), or privacy=DifferentialPrivacy(…, noise='distributed').",
         )
 
 
 def _refuse_looking_around(algorithm: Algorithm, under: str) -> None:
-    if hasattr(algorithm.solver, "prepare") and not getattr(algorithm.solver, "public_only", False):
+    traits = algorithm.traits
+    if traits.solver.prepare is not None and not traits.solver.public_only:
         raise IncompatibleParts(
             f"{type(algorithm.solver).__name__} looks at clients' losses or gradients before the round, which {under} does not "
             "protect.",
             "Use solvers.SGD(…), with prox=… for FedProx.",
         )
-    if getattr(algorithm.personal, "sums_models", False):
+    if traits.personal.sums_models:
         raise IncompatibleParts(
             f"{algorithm.personal!r} has the server see clients' own models, or what they add up to, which {under} does not "
             "protect.",

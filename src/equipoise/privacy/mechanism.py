@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from equipoise.core.abilities import is_part
 from equipoise.errors import IncompatibleParts, is_number, is_whole, require
-from equipoise.types import ClipRule
+from equipoise.privacy.compatibility import refuse_unprotected, refuse_visible
+from equipoise.privacy.noise_plan import NoisePlan
+from equipoise.privacy.private_sums import PrivateSums
+from equipoise.privacy.protected import Protected
+from equipoise.privacy.secure_aggregate import SecureSumRule
+from equipoise.privacy.secure_sum import check_modulus
+from equipoise.types import ClipRule, RunSize
 
 if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
@@ -90,7 +97,7 @@ class DifferentialPrivacy:
         require(is_number(self.clip) and self.clip > 0, "clip", "must be a positive number", self.clip)
         good = self.clip < math.inf or (self.noise_multiplier == 0 and self.clip_rule is None)
         require(good, "clip", "must be finite where there is noise", self.clip, "An update's norm is what noise hides.")
-        good = self.clip_rule is None or (hasattr(self.clip_rule, "next_bound") and not isinstance(self.clip_rule, type))
+        good = self.clip_rule is None or is_part(self.clip_rule, "next_bound")
         require(good, "clip_rule", "must be a rule such as AdaptiveClip(), or None", self.clip_rule)
         _positive("quantile_ratio", self.quantile_ratio)
         z = self.noise_multiplier
@@ -111,9 +118,12 @@ class DifferentialPrivacy:
 
     def check(self, algorithm: Algorithm) -> None:
         """Refuse what would release more than is accounted for."""
-        from equipoise.privacy.compatibility import refuse_unprotected
-
         refuse_unprotected(algorithm, self)
+
+    def protect(self, algorithm: Algorithm, size: RunSize) -> Protected:
+        """The protection of one run, its noise set for the run's size."""
+        noise = NoisePlan(self, algorithm, size)
+        return Protected(PrivateSums(noise), size.rounds, noise)
 
 
 @dataclass(frozen=True)
@@ -137,13 +147,18 @@ class GaussianMechanism:
         self.as_budget()
 
     def as_budget(self) -> DifferentialPrivacy:
-        """The same as DifferentialPrivacy."""
+        """The mechanism as DifferentialPrivacy without a budget."""
         return DifferentialPrivacy(
             None, self.delta, self.clip, self.quantile_ratio, self.noise_multiplier, self.clip_rule, self.loss_bound
         )
 
     def check(self, algorithm: Algorithm) -> None:
+        """Refuse what would release more than is accounted for."""
         self.as_budget().check(algorithm)
+
+    def protect(self, algorithm: Algorithm, size: RunSize) -> Protected:
+        """The protection of one run."""
+        return self.as_budget().protect(algorithm, size)
 
 
 @dataclass(frozen=True)
@@ -164,18 +179,23 @@ class SecureAggregation:
     modulus: int = 2**48
     loss_bound: float | None = None
 
-    def __post_init__(self) -> None:
-        from equipoise.privacy.secure_sum import check_modulus
+    only_sums: ClassVar[bool] = True
 
+    def __post_init__(self) -> None:
         _positive("step", self.step)
         check_modulus(self.modulus)
         good = self.loss_bound is None or _is_positive(self.loss_bound)
         require(good, "loss_bound", "must be a positive number, or None", self.loss_bound)
 
     def check(self, algorithm: Algorithm) -> None:
-        from equipoise.privacy.compatibility import refuse_visible
-
+        """Refuse what has to see a single client."""
         refuse_visible(algorithm, self)
+
+    def protect(self, algorithm: Algorithm, size: RunSize) -> Protected:
+        """The protection of one run."""
+        fix = "Draw more clients per round."
+        require(size.clients_per_round > 1, "clients_per_round", "must be at least 2: one client's sum is its own", 1, fix)
+        return Protected(SecureSumRule(self, algorithm, size.seed), size.rounds)
 
 
 def _is_positive(value: Any) -> bool:

@@ -16,7 +16,7 @@ from equipoise.errors import InvalidData
 from equipoise.reproduce.entry import Figure, FinishedRun
 from equipoise.sampling import Full
 from equipoise.solvers import SGD
-from equipoise.train import set_up
+from equipoise.runs.setup import set_up
 from equipoise.types import Cohort
 
 ERRORS = {"mean": Figure("mean error"), "percentile_90": Figure("90th percentile")}
@@ -102,7 +102,7 @@ def finetuning(
         model, FederatedData(own, test=judging), Algorithm(solver=solver, sampler=Full()), rounds=0, clients_per_round=None,
         seed=seed, loss=None, error=None, engine=Simulator(device=device),
     )  # fmt: skip
-    start = setting.begin(Algorithm(solver=solver)).params
+    start = setting.first_params
     _, before = setting.engine.evaluate(start, judging)
     after = []
     for part in torch.split(torch.arange(len(own)), _CLIENTS_AT_ONCE):

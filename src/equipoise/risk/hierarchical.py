@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -50,6 +50,8 @@ class HierarchicalTilt:
     groups: Mapping[str, str] | Callable[[str], str]
     tilt: float = 1.0
     inner_tilt: float = 0.0
+
+    pure: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("tilt", "inner_tilt"):

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from equipoise.core.abilities import read
 from equipoise.errors import IncompatibleParts, InvalidParameter, is_number, require
-from equipoise.types import ClientRisk, RiskValue
+from equipoise.types import ClientRisk, RiskTraits, RiskValue
 
 
 @dataclass(frozen=True, init=False)
@@ -37,26 +39,36 @@ class Mixture:
             require(
                 is_number(term[0]) and 0 < term[0] < math.inf, f"terms[{index}]", "must have a positive coefficient", term[0]
             )
-            if getattr(term[1], "server_step", None) is not None:
+            if read(RiskTraits, term[1]).server_step is not None:
                 raise IncompatibleParts(
                     f"{term[1]!r} scales the server's step by its own weights, which a sum with other risks cannot do.",
                     "Use it alone, or mix risks whose weights are normalised.",
                 )
         object.__setattr__(self, "terms", tuple((float(c), risk) for c, risk in terms))
 
+    @cached_property
+    def _traits(self) -> list[RiskTraits]:
+        return [read(RiskTraits, risk) for _, risk in self.terms]
+
     @property
     def needs_losses(self) -> bool:
-        return any(getattr(risk, "needs_losses", True) for _, risk in self.terms)
+        """Whether the weights depend on the losses: if those of any term do."""
+        return any(term.needs_losses for term in self._traits)
 
     @property
     def full_participation(self) -> bool:
-        """Whether every client must take part in every round: if any part asks for it."""
-        return any(getattr(risk, "full_participation", False) for _, risk in self.terms)
+        """Whether every client must take part in every round: if any term asks for it."""
+        return any(term.full_participation for term in self._traits)
 
     @property
     def averaged(self) -> bool:
-        """Whether a run should report the average of its iterates: if any part asks for it."""
-        return any(getattr(risk, "averaged", False) for _, risk in self.terms)
+        """Whether a run should report the average of its iterates: if any term asks for it."""
+        return any(term.averaged for term in self._traits)
+
+    @property
+    def pure(self) -> bool:
+        """Whether calls may come early or twice: if every term allows it."""
+        return all(term.pure for term in self._traits)
 
     def __call__(self, losses: Tensor, base_weights: Tensor, *, clients: Any = None, state: Any = None) -> RiskValue:
         states = state if state is not None else (None,) * len(self.terms)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,9 @@ class QFair:
     """
 
     q: float = 1.0
+
+    pure: ClassVar[bool] = True
+    client_form: ClassVar[str] = "loss"
 
     def __post_init__(self) -> None:
         good = is_number(self.q) and 0 <= self.q < math.inf

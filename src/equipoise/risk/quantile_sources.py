@@ -90,6 +90,7 @@ class Exact:
     """
 
     reads_losses: ClassVar[bool] = True
+    exact: ClassVar[bool] = True
 
     def __call__(self, losses: Tensor, base_weights: Tensor, tail: float) -> Tensor:
         return tail_quantile(losses, base_weights, tail)

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.core.abilities import is_part, read
 from equipoise.core.numbers import numbers
 from equipoise.errors import IncompatibleParts, is_number, is_whole, require
 from equipoise.risk.quantile_sources import ROUNDING, Exact, tail_place
 from equipoise.risk.quantile_sources import tail_quantile as tail_quantile  # public here too
 from equipoise.risk.tilted import tilted
-from equipoise.types import QuantileSource, RiskValue
+from equipoise.types import QuantileSource, QuantileTraits, RiskValue
 
 
 def exact_weights(losses: Tensor, base_weights: Tensor, tail: float) -> Tensor:
@@ -194,6 +195,9 @@ class Superquantile:
     eta_every: int = 1
     at_least: int | None = None
 
+    pure: ClassVar[bool] = True
+    client_form: ClassVar[str] = "filter"
+
     def __post_init__(self) -> None:
         require(
             is_number(self.tail) and 0 < self.tail <= 1,
@@ -214,7 +218,7 @@ class Superquantile:
                 self.nu,
                 "Start with a tenth of a typical client loss.",
             )
-        good = callable(self.quantile) and hasattr(self.quantile, "reads_losses") and not isinstance(self.quantile, type)
+        good = callable(self.quantile) and is_part(self.quantile, "reads_losses")
         require(good, "quantile", "must be a source of quantiles", self.quantile, "E.g. Exact() or SecureSums() of privacy.")
         good = is_whole(self.eta_every) and self.eta_every >= 1
         require(good, "eta_every", "must be a whole number of rounds ≥ 1", self.eta_every)
@@ -229,7 +233,7 @@ class Superquantile:
                 "keeps a client whole or not at all.",
                 'Use rule="exact", or drop smoothing.',
             )
-        hidden = not isinstance(self.quantile, Exact)
+        hidden = not read(QuantileTraits, self.quantile).exact
         if (self.smoothing is not None or self.rule == "exact") and (hidden or self.eta_every > 1):
             asked = f'smoothing="{self.smoothing}"' if self.smoothing is not None else 'rule="exact"'
             given = f"quantile={self.quantile!r}" if hidden else f"eta_every={self.eta_every}"
@@ -247,7 +251,7 @@ class Superquantile:
     def filters(self) -> bool:
         """Whether clients are kept whole or not at all: the threshold rule, given or by `rule=None`."""
         if self.rule is None:
-            return self.eta_every > 1 or not isinstance(self.quantile, Exact)
+            return self.eta_every > 1 or not read(QuantileTraits, self.quantile).exact
         return self.rule == "threshold"
 
     def __call__(self, losses: Tensor, base_weights: Tensor, *, clients: Any = None, state: Any = None) -> RiskValue:

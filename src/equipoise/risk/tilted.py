@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -45,6 +45,9 @@ class Tilted:
     tilt: float = 1.0
     tracked: bool = False
     rho: float = 0.5
+
+    pure: ClassVar[bool] = True
+    client_form: ClassVar[str] = "loss"
 
     def __post_init__(self) -> None:
         require(

@@ -64,6 +64,7 @@ class WorstCase:
 
     full_participation: ClassVar[bool] = True
     averaged: ClassVar[bool] = True
+    pure: ClassVar[bool] = True
 
     step: float = 0.1
 

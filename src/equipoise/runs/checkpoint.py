@@ -12,6 +12,7 @@ import json
 import re
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,18 +21,18 @@ import torch
 from torch import Tensor
 
 from equipoise.core.files import write_atomically
-from equipoise.errors import EquipoiseError, InvalidParameter, NotWritten
-from equipoise.observers import EvaluationPoint, History, Run
+from equipoise.errors import Diverged, EquipoiseError, InvalidParameter, NotWritten
+from equipoise.observers import EvaluationPoint, History
 from equipoise.types import Observer, RoundReport, ServerState
 
 if TYPE_CHECKING:
-    from equipoise.personal.personal_run import PersonalRun
-    from equipoise.train import Setting
+    from equipoise.runs.setup import Setting
+    from equipoise.train import RunUnderWay
 
 SECONDS = 10.0  # between checkpoints, unless a number of rounds is given
 MOVED_MODULES = {  # where state classes of version 0.1 live now: checkpoints name them by module
     "equipoise.personal.run": "equipoise.personal.personal_run",
-    "equipoise.privacy.run": "equipoise.privacy.private_run",
+    "equipoise.privacy.run": "equipoise.privacy.noise_plan",
 }
 
 
@@ -40,13 +41,21 @@ class CheckpointError(EquipoiseError):
 
 
 @dataclass(frozen=True, eq=False)
-class Checkpoint:
-    """A run between two rounds."""
+class SavedRun:
+    """A run between two rounds, and the error that stopped it, if one did."""
 
     state: ServerState
     history: History
-    seconds: float
     identity: dict[str, str]  # what must be the same to go on
+    failure: Diverged | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Checkpoint:
+    """Runs that share their rounds, between two rounds. One run is the usual case, and its file has no list of runs."""
+
+    runs: Sequence[SavedRun]
+    seconds: float
     choice: dict[str, Any] = field(default_factory=dict)  # what the engine chose by measuring
 
     def bytes(self) -> bytes:
@@ -54,44 +63,52 @@ class Checkpoint:
         from safetensors.torch import save
 
         tensors: dict[str, Tensor] = {}
-        parts = {
-            field.name: packed(getattr(self.state, field.name), tensors, field.name)
-            for field in dataclasses.fields(ServerState)
-        }
-        whole = {
-            "state": parts,
-            "rounds": [asdict(report) for report in self.history.rounds],
-            "points": [asdict(point) for point in self.history.points],
-            "seconds": self.seconds,
-            "identity": self.identity,
-            "choice": self.choice,
-        }
+        runs = [_packed_run(run, tensors, f"{number}." if len(self.runs) > 1 else "") for number, run in enumerate(self.runs)]
+        whole = runs[0] if len(runs) == 1 else {"runs": runs}
+        whole |= {"seconds": self.seconds, "choice": self.choice}
         saved: bytes = save(tensors, metadata={"checkpoint": json.dumps(whole)})
         return saved
+
+
+def _packed_run(run: SavedRun, tensors: dict[str, Tensor], prefix: str) -> dict[str, Any]:
+    """A run as JSON; tensors go to `tensors` under names that begin with `prefix`."""
+    state = {
+        each.name: packed(getattr(run.state, each.name), tensors, prefix + each.name) for each in dataclasses.fields(run.state)
+    }
+    failure = run.failure
+    return {
+        "state": state,
+        "rounds": [asdict(report) for report in run.history.rounds],
+        "points": [asdict(point) for point in run.history.points],
+        "identity": run.identity,
+    } | ({"failure": [failure.round, failure.clients, failure.what]} if failure is not None else {})
 
 
 def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoint:
     """The checkpoint in a file, its parameters on a device; a file that is none is refused with its path."""
     from safetensors import SafetensorError, safe_open
 
+    def run(whole: dict[str, Any]) -> SavedRun:
+        parts = {name: unpacked(value, tensors, torch.device(device)) for name, value in whole["state"].items()}
+        history = History([RoundReport(**r) for r in whole["rounds"]], points=[EvaluationPoint(**p) for p in whole["points"]])
+        failure = Diverged(*whole["failure"]) if "failure" in whole else None
+        return SavedRun(ServerState(**parts), history, whole["identity"], failure)
+
     try:
         with safe_open(path, framework="pt") as file:
             whole = json.loads((file.metadata() or {})["checkpoint"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 — not a dictionary
-        parts = {name: unpacked(value, tensors, torch.device(device)) for name, value in whole["state"].items()}
-        history = History([RoundReport(**r) for r in whole["rounds"]], points=[EvaluationPoint(**p) for p in whole["points"]])
-        return Checkpoint(ServerState(**parts), history, whole["seconds"], whole["identity"], whole.get("choice", {}))
+        return Checkpoint([run(each) for each in whole.get("runs", [whole])], whole["seconds"], whole.get("choice", {}))
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as failure:
         raise CheckpointError(f"{path} is no checkpoint of a run: {failure}. Delete it to start anew.") from failure
 
 
-def identity_of(setting: Setting, algorithm: object) -> dict[str, str]:
+def identity_of(setting: Setting) -> dict[str, str]:
     """What a run must share with a checkpoint to go on from it; the number of rounds may grow."""
     loss = getattr(setting.task.loss, "__qualname__", type(setting.task.loss).__name__)
-    describe = getattr(setting.protection, "describe", None)
-    private = {"privacy": describe()} if describe is not None else {}
-    return private | {
-        "algorithm": re.sub(r" at 0x[0-9a-f]+", "", repr(algorithm)),  # a plain class shows where it lies in memory
+    noise = setting.protection.describe()
+    return ({"privacy": noise} if noise is not None else {}) | {
+        "algorithm": re.sub(r" at 0x[0-9a-f]+", "", repr(setting.algorithm)),  # a plain class shows where it lies in memory
         "data": f"{setting.data.name}, {len(setting.data.train)} clients, {setting.data.fingerprint}",
         "model": f"{type(setting.model).__name__} with {setting.task.layout.dimension} parameters",
         "loss": loss,
@@ -100,18 +117,18 @@ def identity_of(setting: Setting, algorithm: object) -> dict[str, str]:
     }
 
 
-def refuse_strangers(path: Path, found: dict[str, str], wanted: dict[str, str]) -> None:
+def refuse_other_run(path: Path, saved: dict[str, str], given: dict[str, str]) -> None:
     """Refuse a checkpoint of another run, naming what differs."""
-    for name, value in wanted.items():
-        if found.get(name) != value:
-            there, here = _apart(str(found.get(name)), value)
+    for name, value in given.items():
+        if saved.get(name) != value:
+            there, here = _differing_parts(str(saved.get(name)), value)
             raise CheckpointError(
                 f"{path} is the checkpoint of another run: its {name} is {there}, here it is {here}. "
                 "Give the same again, or start a new run with another file."
             )
 
 
-def _apart(first: str, second: str) -> tuple[str, str]:
+def _differing_parts(first: str, second: str) -> tuple[str, str]:
     """Two long texts from where they begin to differ to where they are the same again, with some words around."""
     if max(len(first), len(second)) < 120:
         return first, second
@@ -121,37 +138,56 @@ def _apart(first: str, second: str) -> tuple[str, str]:
 
 
 class Checkpoints(Observer):
-    """Writes a checkpoint every so many rounds, or about every ten seconds, and after the last round."""
+    """Writes a checkpoint at every multiple of `every` rounds, or about every ten seconds, and after the last round."""
 
     def __init__(self, path: str | Path, *, every: int | None = None) -> None:
         self.path, self.every = Path(path), every
-        self._history, self._identity, self._last_round = History(), dict[str, str](), 0
-        self._personal: PersonalRun | None = None
-        self._engine: object = None
+        self._settings: Sequence[Setting] = ()
+        self._identities: Sequence[dict[str, str]] = ()
         self._began = self._saved = time.monotonic()
 
-    def begin(self, setting: Setting, identity: dict[str, str], history: History, seconds: float) -> None:
-        """What `train` tells before the first round: what the run is, and what it did before."""
-        self._identity, self._history, self._engine, personal = identity, history, setting.engine, setting.personal
-        self._personal = personal if personal is not None and personal.keeps_rows else None
-        self._began, self._saved = time.monotonic() - seconds, time.monotonic()
+    @property
+    def rows(self) -> Path:
+        """The file of what clients keep between rounds."""
+        return self.path.with_suffix(".clients.npy")
 
-    def on_start(self, run: Run) -> None:
-        self._last_round = run.rounds
-
-    def on_state(self, state: ServerState) -> None:
-        now = time.monotonic()
-        due = state.round % self.every == 0 if self.every else now - self._saved >= SECONDS
-        if due or state.round in (0, self._last_round):  # round 0: a full disk or unwritable folder fails before any work
-            if self._personal is not None:
-                self._personal.rows.flush()
-            choice = getattr(self._engine, "choice", None)
-            found = Checkpoint(
-                state, self._history, now - self._began, self._identity, {} if choice is None else asdict(choice)
+    def open(self, settings: Sequence[Setting]) -> Checkpoint | None:
+        """Begin to save these runs; the checkpoint that they go on from, or None if there is no file yet."""
+        self._settings, self._identities = settings, [identity_of(setting) for setting in settings]
+        self._began = self._saved = time.monotonic()
+        if not self.path.exists():
+            return None
+        saved = read_checkpoint(self.path, settings[0].engine_traits.device)
+        if len(saved.runs) != len(settings):
+            raise CheckpointError(
+                f"{self.path} is the checkpoint of {len(saved.runs)} runs, here there are {len(settings)}. Give the same runs "
+                "again, or start new ones with another file."
             )
-            write_atomically(self.path, found.bytes())
-            if self._personal is not None:
-                self._personal.rows.on_saved(state.personal.places)
+        for run, identity, setting in zip(saved.runs, self._identities, settings, strict=True):
+            refuse_other_run(self.path, run.identity, identity)
+            if run.state.round > setting.rounds:
+                raise CheckpointError(f"{self.path} is already at round {run.state.round}, beyond rounds = {setting.rounds}.")
+        self._began -= saved.seconds
+        return saved
+
+    def on_states(self, runs: Sequence[RunUnderWay]) -> None:
+        """The runs between two rounds: write them if it is time."""
+        now, reached = time.monotonic(), max(run.state.round for run in runs)
+        due = reached % self.every == 0 if self.every else now - self._saved >= SECONDS
+        # Round 0: a full disk or unwritable folder fails before any work.
+        if due or reached in (0, self._settings[0].protection.rounds_allowed):
+            keeping = [(run.setting.personal, run.state) for run in runs if run.setting.personal is not None]
+            for personal, _ in keeping:
+                personal.flush()
+            measured = self._settings[0].engine_traits.measured
+            saved = [
+                SavedRun(run.state, run.history, identity, run.failure)
+                for run, identity in zip(runs, self._identities, strict=True)
+            ]
+            choice = {} if measured is None else measured.read()
+            write_atomically(self.path, Checkpoint(saved, now - self._began, choice).bytes())
+            for personal, state in keeping:
+                personal.on_saved(state.personal)
             self._saved = time.monotonic()
 
 
@@ -203,21 +239,21 @@ def unpacked(value: Any, tensors: dict[str, Tensor], device: torch.device) -> An
     if kind == "class":
         fields = {name: unpacked(each, tensors, device) for name, each in dict(rest)["fields"].items()}
         kind_of_state = _known_class(content)
-        made = object.__new__(kind_of_state)  # as it was, also fields that its constructor does not take
+        state = object.__new__(kind_of_state)  # as it was, also fields that its constructor does not take
         for name, inner in fields.items():
-            object.__setattr__(made, name, inner)
-        return made
+            object.__setattr__(state, name, inner)
+        return state
     raise ValueError(f"unknown entry {kind!r}")
 
 
 def _known_class(path: str) -> Any:
     """A dataclass of a module that is already imported: a file must not decide what is imported."""
     module, _, name = path.partition(":")
-    found: Any = sys.modules.get(MOVED_MODULES.get(module, module))
+    state_class: Any = sys.modules.get(MOVED_MODULES.get(module, module))
     for step in name.split("."):
-        found = getattr(found, step, None)
-    if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
+        state_class = getattr(state_class, step, None)
+    if not (isinstance(state_class, type) and dataclasses.is_dataclass(state_class)):
         raise InvalidParameter(
             "checkpoint", "must hold states of known dataclasses", path, "Import the module of your own parts first."
         )
-    return found
+    return state_class

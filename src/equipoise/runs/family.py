@@ -6,10 +6,8 @@ Each test client then takes the member that serves it best by its own validation
 from __future__ import annotations
 
 import math
-import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,25 +18,19 @@ from torch import Tensor, nn
 
 from equipoise.algorithm import Algorithm
 from equipoise.compare import Comparison
+from equipoise.core.numbers import plain_values
 from equipoise.core.task import PerExample
 from equipoise.data.clients import ClientSet
 from equipoise.data.splits import split_examples
 from equipoise.errors import Diverged, EquipoiseNotice, InvalidData, InvalidParameter, is_number, require
-from equipoise.observers import History, Observers, Progress, Run, show_progress
+from equipoise.observers import History
 from equipoise.result import ClientTable, Result
 from equipoise.risk import QFair, Superquantile, Tilted
-from equipoise.runs.look_ahead import SharedRounds
-from equipoise.train import (
-    DataOrMaker,
-    EngineChoice,
-    ModelOrMaker,
-    Setting,
-    set_up,
-    stop_if_lost,
-    warn_if_lost,
-    warn_if_rejected,
-)
-from equipoise.types import RiskValue, RoundReport, ServerState
+from equipoise.runs.checkpoint import Checkpoints
+from equipoise.runs.health import divergence, rejected_updates
+from equipoise.runs.setup import DataOrMaker, EngineChoice, ModelOrMaker, Setting, set_up
+from equipoise.train import Watching, train_runs
+from equipoise.types import Observer, RiskValue
 
 KNOBS: dict[str, type] = {"tail": Superquantile, "q": QFair, "tilt": Tilted}
 
@@ -225,13 +217,17 @@ def train_family(
     loss: PerExample | None = None,
     error: PerExample | None = None,
     engine: EngineChoice | str = "simulator",
+    evaluate_every: int | None = None,
+    observers: Sequence[Observer] = (),
     progress: bool | None = None,
+    checkpoint: Checkpoints | str | Path | None = None,
 ) -> Family:
     """Train one model for each of several `tails` (Superquantile), `qs` (QFair) or `tilts` (Tilted), together.
 
     All members start from `model` and see the same cohorts and batches, so each equals the run that `train` would make of it
     alone; the simulator trains them as one batch, which costs less than separate runs. `algorithm` gives the other parts (and
-    the risk's other options, if its risk is of the family's kind); the other options are those of `train`.
+    the risk's other options, if its risk is of the family's kind); the other options are those of `train`. Observers are
+    told of every member's rounds, with the member's name in `report.run`; the checkpoint is one file for all members.
 
     Source: Pillutla et al. 2023, section 4.1 and Figure 1; Li 2023 (thesis), Table 4.12.
     """
@@ -245,53 +241,23 @@ def train_family(
             )  # fmt: skip
     short = {f"{value:g}" for value in members}
     names = [f"{knob} {value:g}" if len(short) == len(members) else f"{knob} {value!r}" for value in members]
-    setting = set_up(
+    watch = Watching(evaluate_every, observers, progress, checkpoint)
+    first = set_up(
         model, data, algorithms[0], rounds=rounds, clients_per_round=clients_per_round, seed=seed, loss=loss, error=error,
-        engine=engine,
+        engine=engine, name=names[0],
     )  # fmt: skip
-    states = [setting.begin(member) for member in algorithms]
-    histories = [History() for _ in members]
-    watching = Observers([Progress()] if show_progress(progress) else [])
-    began = time.perf_counter()
+    settings = [first.with_algorithm(member, name) for member, name in zip(algorithms, names, strict=True)]
     try:
-        watching.on_start(Run(f"family of {len(members)}", setting.rounds, setting.seed, setting=setting))
-        rounds_of_all = SharedRounds([(setting, member) for member in algorithms], [range(len(algorithms))])
-        for _ in range(setting.rounds):
-            states, reports = family_round(rounds_of_all, states)
-            for history, report in zip(histories, reports, strict=True):
-                history.on_round(report)
-            watching.on_round(reports[0])
-        watching.on_evaluating(setting.rounds)
-        finals = [setting.evaluation(member, state) for member, state in zip(algorithms, states, strict=True)]
-        for number, final in enumerate(finals):
-            with _of_member(number):
-                stop_if_lost(final)
+        results = train_runs(settings, watch, f"family of {len(members)}", stop_at_failure=True)
     except Diverged as failure:
-        number = getattr(failure, "member", 0)
-        failure.history = histories[number]
-        failure.add_note(f"This was the member with {names[number]}.")
+        failure.add_note(f"This was the member with {failure.run}.")
         raise
-    finally:
-        watching.on_end()
-    seconds = (time.perf_counter() - began) / len(members)
-    results = {
-        value: setting.result(name, member, state, final.clients, history, seconds)
-        for name, (value, member), state, final, history in zip(names, members.items(), states, finals, histories, strict=True)
-    }
-    for name, final, history in zip(names, finals, histories, strict=True):
-        warn_if_lost(history, final.clients, classes=setting.data.classes > 0, who=f"the member with {name}")
-    warn_if_rejected(History([report for history in histories for report in history.rounds]))
-    return Family(knob, results, setting)
-
-
-@contextmanager
-def _of_member(number: int) -> Iterator[None]:
-    """Within it, a divergence says which member it was."""
-    try:
-        yield
-    except Diverged as failure:
-        failure.member = number  # type: ignore[attr-defined]
-        raise
+    trained = {value: result for value, result in zip(members, results, strict=True) if isinstance(result, Result)}
+    texts = [text for r in trained.values() for text in divergence(first, r, f"the member with {r.name}")]
+    texts += rejected_updates(report for result in trained.values() for report in result.history.rounds)
+    for text in texts:
+        warnings.warn(EquipoiseNotice(text), stacklevel=2)
+    return Family(knob, trained, first)
 
 
 def _members(algorithm: Algorithm, given: dict[str, Iterable[float] | None]) -> tuple[str, dict[float, Algorithm]]:
@@ -315,21 +281,8 @@ def _members(algorithm: Algorithm, given: dict[str, Iterable[float] | None]) -> 
 
 def _numbers(parameter: str, values: object) -> list[float]:
     """The values of a knob as a list of numbers."""
-    found: Any = values.tolist() if hasattr(values, "tolist") else values
-    numbers: list[Any] = list(found) if isinstance(found, Iterable) else [None]
+    plain = plain_values(values)
+    numbers: list[Any] = list(plain) if isinstance(plain, Iterable) else [None]
     good = all(is_number(number) for number in numbers)
     require(good, parameter, "must be a list of numbers", values, f"E.g. {parameter}=[1.0, 0.5].")
     return numbers
-
-
-def family_round(rounds: SharedRounds, states: Sequence[ServerState]) -> tuple[list[ServerState], list[RoundReport]]:
-    """One round of every member, with the members' losses and local work computed together."""
-    after: list[ServerState] = []
-    reports: list[RoundReport] = []
-    for number, outcome in enumerate(rounds.following(states)):
-        with _of_member(number):
-            if isinstance(outcome, Diverged):
-                raise outcome
-        after.append(outcome[0])
-        reports.append(outcome[1])
-    return after, reports

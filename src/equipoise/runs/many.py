@@ -6,47 +6,41 @@ engine, and the call in which the clients of all of them work.
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from equipoise.algorithm import Algorithm
 from equipoise.compare import Comparison
 from equipoise.core.equality import same_but_for_training, same_part
+from equipoise.core.numbers import plain_values
 from equipoise.core.task import PerExample, Task
 from equipoise.data.clients import FederatedData
-from equipoise.errors import Diverged, EquipoiseError, EquipoiseNotice, InvalidParameter, is_whole, require
-from equipoise.observers import History, Observers, Progress, Run, show_progress
+from equipoise.errors import Diverged, EquipoiseError, EquipoiseNotice, is_whole, require
 from equipoise.report.text.phrases import listed
 from equipoise.result import Result
-from equipoise.runs.look_ahead import SharedRounds
-from equipoise.runs.together import Outcome, grouped
-from equipoise.train import (
+from equipoise.round import grouped
+from equipoise.runs.health import notices
+from equipoise.runs.setup import (
     DataOrMaker,
     EngineChoice,
     ModelOrMaker,
     Setting,
+    build,
     choose_engine,
-    made,
+    refuse_swapped,
     set_up,
-    stop_if_lost,
-    train,
-    warn_if_idle,
-    warn_if_lost,
-    warn_if_rejected,
 )
-from equipoise.types import Engine, ServerState
+from equipoise.train import Watching, train_runs
+from equipoise.types import Engine, Observer
 
-Ended = Result | Diverged
 
-
-class OneEngine:
+class SharedEngine:
     """An engine choice that starts one engine, when it is first asked, and hands it to every run that can share it."""
 
     def __init__(self, choice: EngineChoice) -> None:
@@ -54,13 +48,14 @@ class OneEngine:
         self._running: Engine | None = None
 
     def start(self, task: Task, data: FederatedData) -> Engine:
+        """The one engine."""
         if self._running is None:
             self._running = self._choice.start(task, data)
         return self._running
 
 
 @dataclass(frozen=True, eq=False)
-class Wanted:
+class PlannedRun:
     """A run to be made: an algorithm with a seed, and the model and data of that seed."""
 
     name: str
@@ -72,6 +67,24 @@ class Wanted:
     def __str__(self) -> str:
         return f"method {self.name!r} with seed {self.seed}"
 
+    def label(self, planned: Sequence[PlannedRun]) -> str:
+        """What observers call the run: the method's name, and the seed where there are several."""
+        return self.name if len({run.seed for run in planned}) == 1 else f"{self.name}, seed {self.seed}"
+
+    def set_up(self, engine: EngineChoice, options: dict[str, Any], label: str) -> Setting:
+        """The run made ready, on an engine that it may share."""
+        with self.named_in_errors():
+            return set_up(self.model, self.data, self.algorithm, seed=self.seed, engine=engine, name=label, **options)
+
+    @contextmanager
+    def named_in_errors(self) -> Iterator[None]:
+        """Within it, an error says which run it was."""
+        try:
+            yield
+        except EquipoiseError as failure:
+            failure.add_note(f"This was {self}.")
+            raise
+
     @property
     def alone_because(self) -> str | None:
         """Why the run cannot share its rounds with others, whoever they are; None if it can."""
@@ -80,11 +93,11 @@ class Wanted:
             return "clients have models of their own"
         if algorithm.privacy is not None:
             return "sums are protected"
-        if hasattr(algorithm.solver, "prepare"):
+        if algorithm.traits.solver.prepare is not None:
             return "the solver prepares every round"
         return None if algorithm.aggregator.linear else "the aggregator is not linear"
 
-    def goes_with(self, other: Wanted) -> bool:
+    def goes_with(self, other: PlannedRun) -> bool:
         """Whether both runs' clients can work in one call."""
         return (
             self.alone_because is None
@@ -94,90 +107,9 @@ class Wanted:
             and self.served_with(other)
         )
 
-    def served_with(self, other: Wanted) -> bool:
+    def served_with(self, other: PlannedRun) -> bool:
         """Whether one engine serves both runs."""
         return self.data is other.data and same_but_for_training(self.model, other.model)
-
-
-@dataclass(eq=False)
-class Going:
-    """A run among others: where it is, and what it left so far."""
-
-    wanted: Wanted
-    setting: Setting
-    state: ServerState
-    history: History = field(default_factory=History)
-    failure: Diverged | None = None
-
-    def draws_as(self, other: Going) -> bool:
-        """Whether both runs have the same cohorts in every round."""
-        mine, theirs = self.setting, other.setting
-        alike = mine.seed == theirs.seed and mine.clients_per_round == theirs.clients_per_round
-        return alike and same_part(mine.sampler, theirs.sampler) and torch.equal(mine.alpha, theirs.alpha)
-
-    def take(self, outcome: Outcome) -> None:
-        """Go on from a round, or stop if it failed."""
-        if isinstance(outcome, Diverged):
-            self.fail(outcome)
-        else:
-            self.state, report = outcome
-            self.history.on_round(report)
-
-    def fail(self, failure: Diverged) -> None:
-        failure.history = self.history
-        self.failure = failure
-
-    def evaluate(self, *, final: bool = False) -> None:
-        """Evaluate all clients for the history; after the last round a loss that is not finite is a failure."""
-        evaluation = self.setting.evaluation(self.wanted.algorithm, self.state, final=final)
-        self.history.on_evaluation(evaluation)
-        if final:
-            try:
-                stop_if_lost(evaluation)
-            except Diverged as failure:
-                self.fail(failure)
-
-    def result(self, seconds: float) -> Result:
-        last = self.history.evaluations[-1].clients
-        return self.setting.result(self.wanted.name, self.wanted.algorithm, self.state, last, self.history, seconds)
-
-
-def rounds_of(going: Sequence[Going]) -> SharedRounds:
-    """The rounds that runs share; algorithms with one seed mostly have one cohort, which is drawn once."""
-    same_cohorts = grouped(range(len(going)), lambda i, j: going[i].draws_as(going[j]))
-    return SharedRounds([(run.setting, run.wanted.algorithm) for run in going], same_cohorts)
-
-
-def train_together(runs: Sequence[Going], evaluate_every: int | None, progress: bool | None) -> list[Ended]:
-    """All rounds of runs that share an engine, and their evaluation. One that diverges stops there; the others go on."""
-    setting = runs[0].setting
-    watching = Observers([Progress()] if show_progress(progress) else [])
-    began = time.perf_counter()
-    try:
-        watching.on_start(Run(f"{len(runs)} runs", setting.rounds, setting.seed, setting=setting))
-        going, rounds = list(runs), rounds_of(runs)
-        for index in range(setting.rounds):
-            for run, outcome in zip(going, rounds.following([run.state for run in going]), strict=True):
-                run.take(outcome)
-            if any(run.failure is not None for run in going):
-                going = [run for run in going if run.failure is None]
-                if not going:
-                    break
-                rounds = rounds_of(going)
-            watching.on_round(going[0].history.rounds[-1])
-            if evaluate_every and (index + 1) % evaluate_every == 0 and index + 1 < setting.rounds:
-                for run in going:
-                    run.evaluate()
-        watching.on_evaluating(setting.rounds)
-        for run in runs:
-            if run.failure is None:
-                run.evaluate(final=True)
-    except BaseException:
-        watching.on_end(failing=True)
-        raise
-    watching.on_end()
-    seconds = (time.perf_counter() - began) / len(runs)
-    return [run.failure or run.result(seconds) for run in runs]
 
 
 def train_many(
@@ -192,7 +124,9 @@ def train_many(
     error: PerExample | None = None,
     engine: EngineChoice | str = "simulator",
     evaluate_every: int | None = None,
+    observers: Sequence[Observer] = (),
     progress: bool | None = None,
+    checkpoint: str | Path | None = None,
 ) -> Comparison:
     """Train with several seeds (`seeds=5` means 0 … 4), and perhaps several algorithms by name, in one batched run.
 
@@ -202,73 +136,71 @@ def train_many(
     aggregators, solvers that prepare their rounds) are made one by one, and a notice says which. The other options are those of
     `train`. Data that differ by seed are all in memory at once; `compare` has those of one seed at a time.
 
+    Observers are told of every run's rounds; `report.run` is the method's name, with the seed where there are several.
+    `checkpoint` names the file of the first runs that are trained together; further ones have files beside it (`many.ckpt`,
+    `many-2.ckpt`, …).
+
     If a run diverges the others go on; the error is raised at the end, and its `finished` holds the runs that ended well.
 
     Source: ours.
     """
-    good = evaluate_every is None or (is_whole(evaluate_every) and evaluate_every >= 1)
-    require(good, "evaluate_every", "must be at least 1 round", evaluate_every)
-    wanted = wanted_runs(model, data, named_algorithms(algorithms), chosen_seeds(seeds))
-    batches = grouped(range(len(wanted)), lambda i, j: wanted[i].goes_with(wanted[j]))
-    if (said := told_apart(wanted, batches)) is not None:
-        warnings.warn(EquipoiseNotice(said), stacklevel=2)
-    basics = {"rounds": rounds, "clients_per_round": clients_per_round, "loss": loss, "error": error}
-    watched = {"evaluate_every": evaluate_every, "progress": progress}
-    ended: dict[int, Ended] = {}
+    watch = Watching(evaluate_every, observers, progress)
+    planned = plan_runs(model, data, named_algorithms(algorithms), chosen_seeds(seeds))
+    groups = grouped(range(len(planned)), lambda i, j: planned[i].goes_with(planned[j]))
+    if (text := notice_about_single_runs(planned, groups)) is not None:
+        warnings.warn(EquipoiseNotice(text), stacklevel=2)
+    options = {"rounds": rounds, "clients_per_round": clients_per_round, "loss": loss, "error": error}
+    together = [group for group in groups if len(group) > 1]
+    alone = [[group] for group in groups if len(group) == 1]
+    on_one_engine = grouped(range(len(together)), lambda a, b: planned[together[a][0]].served_with(planned[together[b][0]]))
+    ended: dict[int, Result | Diverged] = {}
+    files = 0
     try:
-        together = [batch for batch in batches if len(batch) > 1]
-        for home in grouped(range(len(together)), lambda a, b: wanted[together[a][0]].served_with(wanted[together[b][0]])):
-            shared = OneEngine(choose_engine(engine))
-            for batch in (together[number] for number in home):
-                found = made_together([wanted[i] for i in batch], shared, engine, basics, watched)
-                ended |= zip(batch, found, strict=True)
-                for i, run in zip(batch, found, strict=True):
-                    if isinstance(run, Result):
-                        warn_if_lost(run.history, run.clients, classes=wanted[i].data.classes > 0, who=str(wanted[i]))
-                        warn_if_idle(run.history)
-                        warn_if_rejected(run.history)
-            del shared  # its data leave the device before those of the next come
-        for batch in batches:
-            if len(batch) == 1:
-                ended[batch[0]] = made_alone(wanted[batch[0]], engine, basics, watched)
+        for sharing in [*([together[number] for number in numbers] for numbers in on_one_engine), *alone]:
+            shared = SharedEngine(choose_engine(engine))
+            for group in sharing:
+                runs = [planned[i] for i in group]
+                settings = [run.set_up(shared, options, label=run.label(planned)) for run in runs]
+                apart = settings[0].engine_traits.network is not None  # there a round may be tried again, for one run at a time
+                for part in [[i] for i in range(len(runs))] if apart else [range(len(runs))]:
+                    files += 1
+                    saving = replace(watch, checkpoint=numbered(checkpoint, files))
+                    results = train_planned([runs[i] for i in part], [settings[i] for i in part], saving)
+                    ended |= zip([group[i] for i in part], results, strict=True)
+                for number, setting in zip(group, settings, strict=True):
+                    if isinstance(result := ended[number], Result):
+                        who = "the run" if len(group) == 1 else str(planned[number])
+                        for text in notices(setting, result, who):
+                            warnings.warn(EquipoiseNotice(text), stacklevel=2)
+            del shared, settings  # their data leave the device before those of the next come
     except EquipoiseError as failure:
-        failure.finished = comparison_of(wanted, ended)
+        failure.finished = comparison_of(planned, ended)
         raise
-    stop_if_any_diverged(wanted, ended)
-    return comparison_of(wanted, ended)
+    stop_if_any_diverged(planned, ended)
+    return comparison_of(planned, ended)
 
 
-def made_together(
-    wanted: Sequence[Wanted], shared: OneEngine, engine: EngineChoice | str, basics: dict[str, Any], watched: dict[str, Any]
-) -> list[Ended]:
-    """Runs that share their rounds; one by one after all if their clients are elsewhere, where a round may be tried again."""
-    going = []
-    for one in wanted:
-        with said_of(one):
-            setting = set_up(one.model, one.data, one.algorithm, seed=one.seed, engine=shared, **basics)
-        if hasattr(setting.engine, "attempt"):
-            return [made_alone(each, engine, basics, watched) for each in wanted]
-        going.append(Going(one, setting, setting.begin(one.algorithm)))
-    return train_together(going, **watched)
+def train_planned(runs: Sequence[PlannedRun], settings: Sequence[Setting], watch: Watching) -> list[Result | Diverged]:
+    """The results of runs that share their rounds, or of a single one, under the names of their methods."""
+    if len(runs) == 1:
+        with runs[0].named_in_errors():
+            results = train_runs(settings, watch, runs[0].name)
+    else:
+        results = train_runs(settings, watch, f"{len(runs)} runs")
+    return [
+        replace(result, name=run.name) if isinstance(result, Result) else result
+        for run, result in zip(runs, results, strict=True)
+    ]
 
 
-def made_alone(one: Wanted, engine: EngineChoice | str, basics: dict[str, Any], watched: dict[str, Any]) -> Ended:
-    """A run by itself; if it diverges, the error."""
-    try:
-        with said_of(one):
-            return train(one.model, one.data, one.algorithm, seed=one.seed, name=one.name, engine=engine, **basics, **watched)
-    except Diverged as failure:
-        return failure
+def numbered(file: str | Path | None, number: int) -> Path | None:
+    """The checkpoint file of a group: the first has the given name, later ones a number in it.
 
-
-@contextmanager
-def said_of(wanted: Wanted) -> Iterator[None]:
-    """Within it, an error says which run it was."""
-    try:
-        yield
-    except EquipoiseError as failure:
-        failure.add_note(f"This was {wanted}.")
-        raise
+    >>> numbered("many.ckpt", 1).name, numbered("many.ckpt", 2).name
+    ('many.ckpt', 'many-2.ckpt')
+    """
+    path = Path(file) if file is not None else None
+    return path if path is None or number == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
 
 
 def named_algorithms(algorithms: Algorithm | Mapping[str, Algorithm] | None) -> dict[str, Algorithm]:
@@ -285,63 +217,59 @@ def named_algorithms(algorithms: Algorithm | Mapping[str, Algorithm] | None) -> 
 
 def chosen_seeds(seeds: object) -> list[int]:
     """Different seeds as a list; a number n means 0 … n − 1."""
-    found: Any = seeds.tolist() if hasattr(seeds, "tolist") else seeds
-    numbers = list(range(found)) if is_whole(found) else list(found) if isinstance(found, Iterable) else []
+    plain = plain_values(seeds)
+    numbers = list(range(plain)) if is_whole(plain) else list(plain) if isinstance(plain, Iterable) else []
     good = len(numbers) > 0 and all(is_whole(seed) for seed in numbers) and len(set(numbers)) == len(numbers)
     require(good, "seeds", "must be one or more different whole numbers, or how many", seeds, "E.g. seeds=5 for 0 … 4.")
     return [int(seed) for seed in numbers]
 
 
-def wanted_runs(
+def plan_runs(
     model: ModelOrMaker, data: DataOrMaker, algorithms: Mapping[str, Algorithm], seeds: Sequence[int]
-) -> list[Wanted]:
+) -> list[PlannedRun]:
     """Every algorithm with every seed; the model and the data of a seed are made once. Data with equal content are one."""
-    if isinstance(model, FederatedData) or isinstance(data, nn.Module):
-        raise InvalidParameter(
-            "model", "comes first and the data second", type(model).__name__, "Write train_many(model, data, …)."
-        )
+    refuse_swapped(model, data, "train_many")
     known: dict[tuple[str, ...], FederatedData] = {}
     runs = []
     for seed in seeds:
-        start, found = made(model, seed, nn.Module, "model"), made(data, seed, FederatedData, "data")
-        if found is not data and found.attack is None:  # attacks need not be comparable
-            found = known.setdefault((found.name, str(found.classes), found.fingerprint), found)
-        runs += [Wanted(name, algorithm, seed, start, found) for name, algorithm in algorithms.items()]
+        start, clients = build(model, seed, nn.Module, "model"), build(data, seed, FederatedData, "data")
+        if clients is not data and clients.attack is None:  # attacks need not be comparable
+            clients = known.setdefault((clients.name, str(clients.classes), clients.fingerprint), clients)
+        runs += [PlannedRun(name, algorithm, seed, start, clients) for name, algorithm in algorithms.items()]
     return runs
 
 
-def told_apart(wanted: Sequence[Wanted], batches: Sequence[Sequence[int]]) -> str | None:
-    """What to say about runs that are not trained together with others; None if there are none, or there is one run only."""
-    alone = [wanted[batch[0]] for batch in batches if len(batch) == 1]
-    if not alone or len(wanted) == 1:
+def notice_about_single_runs(planned: Sequence[PlannedRun], groups: Sequence[Sequence[int]]) -> str | None:
+    """Which runs are not trained together with others, and why; None if there are none, or there is one run only."""
+    alone = [planned[group[0]] for group in groups if len(group) == 1]
+    if not alone or len(planned) == 1:
         return None
     usual = "no other run has its data, solver and aggregator, and its model but for trained values"
     reasons: dict[str, list[str]] = {}
     for one in alone:
         reasons.setdefault(one.alone_because or usual, []).append(one.name)
     because = "; ".join(f"{listed(list(dict.fromkeys(names)), 3)} ({reason})" for reason, names in reasons.items())
-    count = "None" if len(alone) == len(wanted) else f"{len(wanted) - len(alone)}"
-    return f"{count} of the {len(wanted)} runs can be trained together. One by one, with the same results, go: {because}."
+    count = "None" if len(alone) == len(planned) else f"{len(planned) - len(alone)}"
+    return f"{count} of the {len(planned)} runs can be trained together. One by one, with the same results, go: {because}."
 
 
-def comparison_of(wanted: Sequence[Wanted], ended: Mapping[int, Ended]) -> Comparison:
+def comparison_of(planned: Sequence[PlannedRun], ended: Mapping[int, Result | Diverged]) -> Comparison:
     """The runs that ended well, by method, in the order of their seeds."""
     results: dict[str, list[Result]] = {}
-    for number, one in enumerate(wanted):
-        if isinstance(run := ended.get(number), Result):
-            results.setdefault(one.name, []).append(run)
+    for number, run in enumerate(planned):
+        if isinstance(result := ended.get(number), Result):
+            results.setdefault(run.name, []).append(result)
     return Comparison(results)
 
 
-def stop_if_any_diverged(wanted: Sequence[Wanted], ended: Mapping[int, Ended]) -> None:
+def stop_if_any_diverged(planned: Sequence[PlannedRun], ended: Mapping[int, Result | Diverged]) -> None:
     """Raise the first error of a run that diverged, after the others have ended; it names all of them."""
     failures = {number: run for number, run in sorted(ended.items()) if isinstance(run, Diverged)}
     if not failures:
         return
     (number, first), *others = failures.items()
-    if not getattr(first, "__notes__", None):  # one that was alone has said it
-        first.add_note(f"This was {wanted[number]}.")
+    first.add_note(f"This was {planned[number]}.")
     if others:
-        first.add_note(f"So did {listed([str(wanted[i]) for i, _ in others], 5)}.")
-    first.finished = comparison_of(wanted, ended)
+        first.add_note(f"So did {listed([str(planned[i]) for i, _ in others], 5)}.")
+    first.finished = comparison_of(planned, ended)
     raise first

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.core.abilities import solver_traits
 from equipoise.core.rng import random_bits
 from equipoise.types import LocalSolver
 
@@ -166,18 +167,18 @@ class BatchCursor:
 
 def batches_of(solver: LocalSolver, key: Tensor, size: int, steps: int) -> Iterator[Tensor]:
     """The example numbers of each local step of one client, as the solver wants them."""
-    share = getattr(solver, "split", None)
-    if share is None:
-        return client_batches(key, size, solver.batch_size, steps, getattr(solver, "repeats", 1))
-    return split_batches(key, size, share, steps)
+    traits = solver_traits(solver)
+    if traits.split is None:
+        return client_batches(key, size, solver.batch_size, steps, traits.repeats)
+    return split_batches(key, size, traits.split, steps)
 
 
 def cursor_of(solver: LocalSolver, keys: Tensor, sizes: Tensor, steps: Tensor) -> BatchCursor | SplitCursor:
-    """The same for many clients at once."""
-    share = getattr(solver, "split", None)
-    if share is None:
-        return BatchCursor(keys, sizes, solver.batch_size, steps, getattr(solver, "repeats", 1))
-    return SplitCursor(keys, sizes, share, steps)
+    """The examples of each local step of many clients at once, by their keys, sizes and numbers of steps (K,)."""
+    traits = solver_traits(solver)
+    if traits.split is None:
+        return BatchCursor(keys, sizes, solver.batch_size, steps, traits.repeats)
+    return SplitCursor(keys, sizes, traits.split, steps)
 
 
 def first_part(sizes: Tensor, share: float) -> Tensor:

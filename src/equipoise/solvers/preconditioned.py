@@ -11,7 +11,7 @@ from torch import Tensor
 
 from equipoise.core.params import ParameterLayout
 from equipoise.errors import InvalidParameter, require
-from equipoise.solvers.prepared import RoundContext
+from equipoise.solvers.prepared import RoundContext, with_prox
 from equipoise.solvers.sgd import SGD
 from equipoise.types import Cohort, LocalSolver
 
@@ -35,7 +35,7 @@ class AdaDPS:
     public_only: ClassVar[bool] = True  # what it prepares a round by is public
 
     def __post_init__(self) -> None:
-        require(isinstance(self.solver, SGD), "solver", "must be a solvers.SGD", self.solver)
+        with_prox(self.solver, 0.0)  # refuses all but SGD
         good = isinstance(self.side_information, Mapping) and len(self.side_information) > 0
         require(good, "side_information", "must name a parameter of the model or more", self.side_information)
         for name, values in self.side_information.items():
@@ -48,8 +48,8 @@ class AdaDPS:
 
     def prepare(self, context: RoundContext, state: Any) -> tuple[LocalSolver, Any]:
         """The solver with A as one vector (D,); nothing is asked of clients."""
-        layout: ParameterLayout = context.engine.task.layout  # type: ignore[attr-defined]
-        return Preconditioned(self.solver, flat_side_information(layout, self.side_information).to(context.params)), state
+        side_information = flat_side_information(context.layout, self.side_information)
+        return Preconditioned(self.solver, side_information.to(context.params)), state
 
 
 def flat_side_information(layout: ParameterLayout, given: Mapping[str, Tensor]) -> Tensor:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from equipoise.aggregators import WeightedMean
+from equipoise.core.abilities import solver_traits
+from equipoise.core.params import ParameterLayout
 from equipoise.errors import InvalidParameter, is_number, is_whole, require
 from equipoise.solvers.sgd import SGD
 from equipoise.types import Cohort, Engine, LocalSolver
@@ -30,6 +32,7 @@ class RoundContext:
     cohort: Cohort
     alpha: Tensor  # (n,) base weights of all clients
     draw: Callable[[str], Cohort]  # a further cohort of this round, for a purpose
+    layout: ParameterLayout  # of the model's parameters
 
 
 def mean_gradient(engine: Engine, params: Tensor, cohort: Cohort) -> Tensor:
@@ -57,7 +60,7 @@ class AdaptiveProx:
     patience: int = 5
 
     def __post_init__(self) -> None:
-        _sgd(self.solver)
+        with_prox(self.solver, 0.0)
         require(is_number(self.step) and 0 < self.step < math.inf, "step", "must be a positive number", self.step)
         good = is_whole(self.patience) and self.patience >= 1
         require(good, "patience", "must be a whole number of at least 1", self.patience)
@@ -66,8 +69,9 @@ class AdaptiveProx:
         """The solver with this round's μ."""
         everyone = _everyone(context.cohort, context.alpha)
         loss = float(context.alpha @ context.engine.losses(context.params, everyone).to(context.alpha))
-        state = adapted(state or ProxState(_sgd(self.solver).prox), loss, self.step, self.patience)
-        return replace(_sgd(self.solver), prox=state.prox), state
+        traits = solver_traits(self.solver)
+        state = adapted(state or ProxState(traits.prox), loss, self.step, self.patience)
+        return with_prox(self.solver, state.prox), state
 
 
 @dataclass(frozen=True)
@@ -107,21 +111,21 @@ class FedDane:
     solver: LocalSolver = field(default_factory=SGD)
 
     def __post_init__(self) -> None:
-        _sgd(self.solver)
+        with_prox(self.solver, 0.0)
 
     def prepare(self, context: RoundContext, state: None) -> tuple[LocalSolver, None]:
         """The solver with this round's g."""
         second = context.draw("gradient")
         if len(second) == 0:  # Poisson sampling may draw nobody: then there is nothing to correct by
             return self.solver, None
-        return Corrected(_sgd(self.solver), mean_gradient(context.engine, context.params, second)), None
+        return Corrected(self.solver, mean_gradient(context.engine, context.params, second)), None
 
 
 @dataclass(frozen=True, eq=False)
 class Corrected:
     """A solver whose clients see ∇f(w) + g − ∇F_k(w^t) instead of ∇f(w); the engine adds what differs by client."""
 
-    solver: SGD
+    solver: LocalSolver
     shared_gradient: Tensor  # (D,) g
 
     @property
@@ -131,8 +135,10 @@ class Corrected:
     def local_steps(self, size: int, effort: int | None = None) -> int:
         return self.solver.local_steps(size, effort)
 
-    def efforts(self, cohort: Cohort, keys: Tensor) -> Tensor | None:
-        return self.solver.efforts(cohort, keys)
+    @property
+    def efforts(self) -> Callable[[Cohort, Tensor], Tensor | None] | None:
+        """How much each client gets done, as the wrapped solver says."""
+        return solver_traits(self.solver).efforts
 
     def learning_rate(self, round_index: int) -> float:
         return self.solver.learning_rate(round_index)
@@ -144,8 +150,9 @@ class Corrected:
         self.solver.step(weights, gradient, memory, anchor=anchor, lr=lr)
 
 
-def _sgd(solver: LocalSolver) -> SGD:
-    """The wrapped solver, which must be SGD: its proximal term is what is changed."""
-    if not isinstance(solver, SGD):
+def with_prox(solver: LocalSolver, prox: float) -> LocalSolver:
+    """The wrapped solver with another proximal term, which only SGD has."""
+    change = solver_traits(solver).with_prox
+    if change is None:
         raise InvalidParameter("solver", "must be a solvers.SGD", solver, "E.g. solvers.SGD(lr=0.01, epochs=20, prox=1.0).")
-    return solver
+    return change(prox)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from equipoise.core import rng
+from equipoise.core.numbers import Numbers
 from equipoise.errors import is_number, is_whole, require
-from equipoise.types import Cohort
+from equipoise.types import Cohort, SgdRule
 
 
 def stragglers(keys: Tensor, share: float, full: int) -> tuple[Tensor, Tensor]:
@@ -104,6 +106,25 @@ class SGD:
             return self.steps if effort is None else min(effort, self.steps)
         epochs = self.epochs if effort is None else min(effort, self.epochs)
         return epochs * (1 if self.batch_size is None else -(-size // self.batch_size))
+
+    def local_steps_each(self, sizes: Numbers, efforts: Numbers | None) -> Numbers:
+        """`local_steps` of many clients with these sizes (K,), as an array (K,)."""
+        full = self.epochs if self.steps is None else self.steps
+        done = np.full(len(sizes), full) if efforts is None else np.minimum(efforts, full)
+        return done * (1 if self.steps is not None or self.batch_size is None else -(-sizes // self.batch_size))
+
+    @property
+    def sgd(self) -> SgdRule:
+        """The step as fast paths write it out again."""
+        return SgdRule(self.momentum, self.weight_decay, self.prox)
+
+    def with_prox(self, prox: float) -> SGD:
+        """The solver with another μ."""
+        return replace(self, prox=prox)
+
+    def for_own_model(self) -> SGD:
+        """The solver for a client's own model: without stragglers, and without FedProx's term."""
+        return replace(self, straggler_share=0.0, prox=0.0)
 
     def efforts(self, cohort: Cohort, keys: Tensor) -> Tensor | None:
         """Epochs (or steps) that each client of a cohort gets done, 0 for a straggler that is dropped; None without any."""

@@ -11,15 +11,18 @@ from torch import Tensor
 
 from equipoise.aggregators import WeightedMean
 from equipoise.algorithm import Algorithm
+from equipoise.core.abilities import engine_traits, solver_traits
+from equipoise.core.params import ParameterLayout
 from equipoise.core.rng import torch_generator
 from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop
 from equipoise.models import Softmax
+from equipoise.runs.setup import EngineChoice
 from equipoise.sampling import Full
 from equipoise.solvers.prepared import RoundContext
 from equipoise.testing.laws import close, hold
-from equipoise.train import EngineChoice, train
+from equipoise.train import train
 from equipoise.types import (
     Cohort,
     Engine,
@@ -44,13 +47,12 @@ def _everyone(data: FederatedData, seed: int) -> Cohort:
     return Full()(0, Algorithm().base_weights(data.train), clients_per_round=len(data.train), seed=seed)
 
 
-def _prepared(solver: LocalSolver, engine: Engine, params: Tensor, cohort: Cohort) -> LocalSolver:
+def _prepared(solver: LocalSolver, engine: Engine, params: Tensor, cohort: Cohort, layout: ParameterLayout) -> LocalSolver:
     """The solver of a round, where every client takes part in every cohort."""
-    if not hasattr(solver, "prepare"):
+    prepare = solver_traits(solver).prepare
+    if prepare is None:
         return solver
-    context = RoundContext(engine, params, cohort, cohort.weights, lambda purpose: cohort)
-    prepared: LocalSolver = solver.prepare(context, None)[0]
-    return prepared
+    return prepare(RoundContext(engine, params, cohort, cohort.weights, lambda purpose: cohort, layout), None)[0]
 
 
 @dataclass(frozen=True)
@@ -81,9 +83,8 @@ def check_solver(solver: LocalSolver, *, seed: int = 0) -> None:
 
     A solver that is prepared anew for each round is checked as it is prepared for the first round of a small run.
     """
-    if hasattr(solver, "prepare"):
-        task, data = _small_task(seed)
-        solver = _prepared(solver, Loop().start(task, data), task.layout.read(task.module), _everyone(data, seed))
+    task, data = _small_task(seed)
+    solver = _prepared(solver, Loop().start(task, data), task.layout.read(task.module), _everyone(data, seed), task.layout)
     for size in (1, 2, 9, 10, 11, 1000):
         steps = solver.local_steps(size)
         hold(isinstance(steps, int) and steps >= 0, solver, "local_steps is a whole number ≥ 0", (size, steps))
@@ -91,7 +92,6 @@ def check_solver(solver: LocalSolver, *, seed: int = 0) -> None:
     for round_index in (0, 1, 1000):
         lr = solver.learning_rate(round_index)
         hold(math.isfinite(lr) and lr > 0, solver, "the learning rate is positive and finite in every round", (round_index, lr))
-    task, data = _small_task(seed)
     params = torch.randn(task.layout.dimension, generator=torch_generator(seed, "check_solver"), dtype=torch.float64)
     work = Loop().start(task, data).updates(params, _everyone(data, seed), _NoSteps(solver))
     hold(bool((work.update == 0).all()), solver, "zero steps give a zero update", float(work.update.abs().max()))
@@ -126,12 +126,15 @@ def check_engine(
     gen = torch_generator(seed, "check_engine")
     params = task.layout.read(task.module)
     params = params + 0.1 * torch.randn(len(params), generator=gen, dtype=params.dtype)
-    device = getattr(tried, "device", "cpu")
+    device = engine_traits(tried).device
     here = params.to(device)
     cohort = _everyone(data, seed)
-    plain, solver = _prepared(solver, oracle, params, cohort), _prepared(solver, tried, here, cohort)
-    if hasattr(solver, "efforts"):
-        cohort = replace(cohort, effort=solver.efforts(cohort, data.train.keys))
+    plain, solver = (
+        _prepared(solver, oracle, params, cohort, task.layout), _prepared(solver, tried, here, cohort, task.layout)
+    )  # fmt: skip
+    efforts = solver_traits(solver).efforts
+    if efforts is not None:
+        cohort = replace(cohort, effort=efforts(cohort, data.train.keys))
     models = [params, 0.5 * params]
     half = cohort.take(torch.arange(0, len(cohort), 2))
     jobs = [Job(models[0], cohort, cohort.weights), Job(models[1], half, half.weights)]

@@ -7,12 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equipoise.core.abilities import read
 from equipoise.core.rng import torch_generator
 from equipoise.testing.laws import close, hold
-from equipoise.types import (
-    ClientRisk,
-    RiskValue,
-)
+from equipoise.types import ClientRisk, RiskTraits, RiskValue
 
 
 def check_risk(risk: ClientRisk, *, seed: int = 0) -> None:
@@ -22,7 +20,7 @@ def check_risk(risk: ClientRisk, *, seed: int = 0) -> None:
     a group where the risk tells groups apart (`group_of`). A risk with `full_participation` follows a mixture of its own, not
     the base weights: instead of ties its memory is checked, and, if it has a `step`, the ascent on the simplex.
     """
-    gen = torch_generator(seed, "check_risk")
+    gen, traits = torch_generator(seed, "check_risk"), read(RiskTraits, risk)
     for count in (1, 2, 3, 7, 20):
         for dtype, tolerance in ((torch.float64, 1e-5), (torch.float32, 1e-4)):
             losses = 2 * torch.rand(count, generator=gen, dtype=torch.float64) + 0.1
@@ -35,10 +33,10 @@ def check_risk(risk: ClientRisk, *, seed: int = 0) -> None:
             moved = _call_risk(risk, losses[order], alpha[order], order)
             hold(close(moved.weights, result.weights[order], tolerance), risk, "permuting clients permutes the weights")
             hold(close(moved.value, result.value, tolerance), risk, "the value does not depend on the order of clients")
-            if not getattr(risk, "full_participation", False):
+            if not traits.full_participation:
                 _check_ties(risk, losses, alpha, tolerance)
     _check_extremes(risk)
-    if getattr(risk, "full_participation", False):
+    if traits.full_participation:
         _check_mixture_of_clients(risk, gen)
 
 
@@ -75,8 +73,8 @@ def _check_gradient(risk: ClientRisk, losses: Tensor, alpha: Tensor, result: Ris
 def _check_ties(risk: ClientRisk, losses: Tensor, alpha: Tensor, tolerance: float) -> None:
     tied = losses.clone()
     tied[: (len(losses) + 1) // 2] = losses.max()
-    group_of = getattr(risk, "group_of", lambda client: "")
-    groups = [group_of(f"client-{i}") for i in range(len(losses))]
+    group_of = read(RiskTraits, risk).group_of
+    groups = ["" if group_of is None else group_of(f"client-{i}") for i in range(len(losses))]
     for values in (tied, torch.full_like(losses, 0.7), torch.zeros_like(losses)):
         ratio = _call_risk(risk, values, alpha).weights.double() / alpha.double()
         levels = list(zip(values.tolist(), groups, strict=True))
@@ -105,7 +103,7 @@ def _check_extremes(risk: ClientRisk) -> None:
 
 def _check_mixture_of_clients(risk: ClientRisk, gen: torch.Generator) -> None:
     """The memory of a risk over all clients goes by their ids; an ascent with a `step` starts uniform and projects."""
-    step = getattr(risk, "step", None)
+    step = read(RiskTraits, risk).step
     for count, scale in ((1, 1.0), (2, 1.0), (7, 0.1), (7, 3.0), (20, 30.0), (3, 1e300)):
         alpha = torch.rand(count, generator=gen, dtype=torch.float64) + 0.1
         losses, later = scale * torch.rand(2, count, generator=gen, dtype=torch.float64)

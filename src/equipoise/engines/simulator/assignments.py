@@ -10,7 +10,7 @@ from torch import Tensor
 
 from equipoise.aggregators import WeightedMean
 from equipoise.attacks import corrupted
-from equipoise.core.update_checks import marked, usable_within
+from equipoise.core.update_checks import checked_norms
 from equipoise.engines.simulator.batched_steps import by_owner, runs
 from equipoise.engines.simulator.chunks import Queue, Trained, chunks_of, squared_norms, train_chunk
 from equipoise.engines.simulator.linear_blocks import Sums
@@ -103,8 +103,8 @@ def summed_updates(worker: Worker, asked: tuple[Order, Sum]) -> Summed:
         updates = trained.updates if plain else order.sent(worker, trained)
         sq_norms = squared_norms(updates) if isinstance(updates, Tensor) else trained.squared_norms(worker.space)
         weights, done.losses[part] = rule.weights[part], trained.losses
-        good = usable_within(sq_norms, trained.losses, rule.longest_of(trained.chunk.owners))
-        done.sq_norms[part] = marked(sq_norms, good)
+        done.sq_norms[part] = checked_norms(sq_norms, trained.losses, rule.longest_of(trained.chunk.owners))
+        good = torch.isfinite(done.sq_norms[part])
         if not bool(good.all()):  # rare, so that the good ones are not copied in every round
             arrived = order.sent(worker, trained)
             for owner, rows in by_owner(trained.chunk.owners):

@@ -8,17 +8,18 @@ first rows: nothing is computed for a client that has finished, and only the las
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import reduce
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from equipoise.core.task import Task, misclassified
-from equipoise.core.update_checks import longest_square, marked, usable
+from equipoise.core.update_checks import checked_norms, longest_square
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines.loop import Loop, LoopEngine, ResidentSets, usable_device
 from equipoise.engines.simulator.assignments import Order, Sum, adapted_losses, each_update, summed_updates
@@ -120,7 +121,7 @@ class SimulatorEngine:
         self.spans = SpanGraphs(worker, precision)
         self.memory = ClientMemory(worker)
 
-    def in_round(self) -> AbstractContextManager[None]:
+    def round_context(self) -> AbstractContextManager[None]:
         """What a round of this engine is done in: threads of torch that wait for work would take a core from compiled code."""
         return one_thread() if self.choice.compiled else self.workers.alone()
 
@@ -210,7 +211,7 @@ class SimulatorEngine:
         orders = self._orders([Job(params, cohort, cohort.weights)], solver, attacked=True)
         updates, losses = self._each(orders, len(cohort))
         sq_norms = squared_norms(updates)
-        return LocalWork(updates, marked(sq_norms, usable(sq_norms, losses, params)), losses)
+        return LocalWork(updates, checked_norms(sq_norms, losses, longest_square(params)), losses)
 
     def summed_update(
         self, params: Tensor, cohort: Cohort, solver: LocalSolver, weights: Tensor, aggregator: Aggregator
@@ -238,11 +239,20 @@ class SimulatorEngine:
         return [LocalWork(*work) for work in zip(totals, sq_norms.split(counts), losses.split(counts), strict=True)]
 
     @property
-    def begins_early(self) -> bool:
-        """Whether the next round may be begun while one is under way: on a GPU, for work of one graph."""
-        return self.spans.possible
+    def look_ahead(self) -> SimulatorEngine | None:
+        """The engine itself, if the next round may be begun while one is under way: on a GPU, for work of one graph."""
+        return self if self.spans.possible else None
 
-    def has_room(self) -> bool:
+    @property
+    def measured(self) -> SimulatorEngine:
+        """The engine itself: it measures what is fastest."""
+        return self
+
+    def read(self) -> dict[str, Any]:
+        """The choice as plain values, for a checkpoint."""
+        return asdict(self.choice)
+
+    def has_capacity(self) -> bool:
         """Whether memory allows another round beside those under way."""
         return self.spans.bytes_under_way <= _EARLY_BYTES
 
@@ -298,8 +308,10 @@ class SimulatorEngine:
         chunks = [c for o in self._last for c in chunks_of(o.queue, self.train, o.solver, o.chunk_size)]
         return padding_of(chunks, self._last[0].solver)
 
-    def use(self, choice: Choice) -> None:
+    def use(self, choice: Choice | Mapping[str, Any]) -> None:
         """Go on with this chunk size and these workers, except where others were asked for."""
+        if isinstance(choice, Mapping):
+            choice = Choice(**choice)
         self.choice = Choice(
             self.given.chunk_size or choice.chunk_size, self.given.workers or choice.workers, choice.clients, choice.compiled
         )  # fmt: skip

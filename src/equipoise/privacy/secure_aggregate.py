@@ -2,33 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from equipoise.errors import require
-from equipoise.privacy.mechanism import SecureAggregation
-from equipoise.privacy.private_run import as_work, client_weights, mean_of
+from equipoise.core.update_checks import as_local_work
+from equipoise.privacy.private_sums import client_weights, mean_of
 from equipoise.privacy.random_source import Seeded
 from equipoise.privacy.secure_sum import EXACT, SimulatedSecureSum, quantise
-from equipoise.risk import Mean, Superquantile
-from equipoise.types import Aggregator, Cohort, Engine, LocalSolver, LocalWork, RiskValue
+from equipoise.types import Cohort, Combined, Engine, LocalSolver, RiskValue, ServerState
 
 if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
+    from equipoise.privacy.mechanism import SecureAggregation
     from equipoise.round import Plan
 
 
-class SecureRun:
-    """Secure aggregation in one run. It has no state and no ε."""
+@dataclass(frozen=True, eq=False)
+class SecureSumRule:
+    """The weights and sums of a simulated run with secure aggregation."""
 
-    def __init__(self, privacy: SecureAggregation, algorithm: Algorithm, *, clients_per_round: int, seed: int) -> None:
-        fix = "Draw more clients per round."
-        require(clients_per_round > 1, "clients_per_round", "must be at least 2: one client's sum is its own", 1, fix)
-        self.privacy, self.risk, self.seed = privacy, algorithm.risk, seed
-        self.aggregator: Aggregator = algorithm.aggregator
+    privacy: SecureAggregation
+    algorithm: Algorithm
+    seed: int
 
     def weigh(self, cohort: Cohort, losses: Tensor | None, state: Any) -> tuple[RiskValue, float]:
         """Weights that each client finds alone, in units of the mean base weight; their sum is found by the secure sum."""
@@ -39,26 +37,22 @@ class SecureRun:
         losses, base = torch.where(good, losses, 0.0), torch.where(good, base, 0.0)
         if not bool(good.any()):
             return RiskValue(torch.tensor(float("nan")), base, state), 1.0
-        if isinstance(self.risk, Superquantile):
-            found = self.risk(losses, torch.where(good, cohort.weights, 0.0), state=state)
-            return replace(found, weights=torch.where(found.weights > 0, base, 0.0)), 1.0
-        public = None if isinstance(self.risk, Mean) else float(self.privacy.loss_bound or 0)
-        weights = client_weights(self.risk, losses, base, public)
+        traits = self.algorithm.traits.risk
+        if traits.client_form == "filter":
+            risk = self.algorithm.risk(losses, torch.where(good, cohort.weights, 0.0), state=state)
+            return replace(risk, weights=torch.where(risk.weights > 0, base, 0.0)), 1.0
+        public = None if traits.client_form == "base" else float(self.privacy.loss_bound or 0)
+        weights = client_weights(traits, losses, base, public)
         return RiskValue(mean_of(losses, weights), weights, state), 1.0
 
-    def combine(
-        self, params: Tensor, engine: Engine, solver: LocalSolver, plan: Plan, sent: Tensor | None
-    ) -> tuple[Tensor, LocalWork | None]:
+    def combine(self, state: ServerState, engine: Engine, solver: LocalSolver, plan: Plan, sent: Tensor | None) -> Combined:
         """Σ w_k u_k / Σ w_k, both found by one secure sum; clients outside the tail send masked zeros."""
-        if not len(plan.workers):
-            return torch.zeros_like(params), None
-        work = engine.updates(params, plan.workers, solver) if sent is None else as_work(sent, params)
+        params, aggregator = state.params, self.algorithm.aggregator
+        work = engine.updates(params, plan.workers, solver) if sent is None else as_local_work(sent, params)
         updates, weights = work.update, plan.weights.double()
         good = torch.isfinite(work.sq_norms)
         # A linear aggregator works update by update (clipping, say): each client applies it to its own.
-        own = torch.stack(
-            [self.aggregator(u.unsqueeze(0), w.reshape(1).to(u))[0] for u, w in zip(updates, weights, strict=True)]
-        )
+        own = torch.stack([aggregator(u.unsqueeze(0), w.reshape(1).to(u))[0] for u, w in zip(updates, weights, strict=True)])
         rows = torch.cat([own.double().cpu().nan_to_num(0.0, 0.0, 0.0), weights.unsqueeze(1)], 1)
         room = min((self.privacy.modulus - 1) // 2 // len(plan.cohort), EXACT) * self.privacy.step
         fits = good & (rows.abs().amax(1) <= room)
@@ -67,4 +61,5 @@ class SecureRun:
         whole = quantise(rows, step=self.privacy.step, source=source, modulus=self.privacy.modulus)
         total = SimulatedSecureSum(self.privacy.modulus).sum(whole).double() * self.privacy.step
         mass = float(total[-1])
-        return (total[:-1] / mass if mass > 0 else torch.zeros_like(total[:-1])).to(params), work
+        mean = total[:-1] / mass if mass > 0 else torch.zeros_like(total[:-1])
+        return Combined(mean.to(params), work, state.aggregator)

@@ -1,0 +1,101 @@
+"""Reads what parts may offer into the frozen descriptions of `types.py`. No other module asks a part what it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
+
+from equipoise.types import (
+    AggregatorTraits,
+    AttackTraits,
+    EngineTraits,
+    LocalSolver,
+    PersonalTraits,
+    PrivacyTraits,
+    QuantileTraits,
+    RiskTraits,
+    SamplerTraits,
+    ServerTraits,
+    SolverTraits,
+)
+
+T = TypeVar("T")
+
+
+_FIELDS: dict[type, list[tuple[str, bool, Any]]] = {}  # name, whether subclasses do not inherit it, default
+
+
+def _fields(kind: Any) -> list[tuple[str, bool, Any]]:
+    if kind not in _FIELDS:
+        _FIELDS[kind] = [(each.name, "own" in each.metadata, each.default) for each in fields(kind)]
+    return _FIELDS[kind]
+
+
+def read(kind: type[T], part: object) -> T:
+    """The description `kind` of a part: of each field the part's attribute of that name, or the field's default.
+
+    A field marked OWN is read from the part's own class only, not from a class that it extends.
+    """
+    own = vars(type(part))
+    return kind(
+        **{
+            name: default if only_own and name not in own else getattr(part, name, default)
+            for name, only_own, default in _fields(kind)
+        }
+    )
+
+
+def solver_traits(solver: LocalSolver) -> SolverTraits:
+    """What a solver offers."""
+    return read(SolverTraits, solver)
+
+
+def engine_traits(engine: object) -> EngineTraits:
+    """What an engine offers."""
+    return read(EngineTraits, engine)
+
+
+def attack_traits(attack: object) -> AttackTraits:
+    """What an attack offers."""
+    return read(AttackTraits, attack)
+
+
+def is_part(value: object, *needed: str) -> bool:
+    """Whether a value is an object with these attributes, and no class."""
+    return not isinstance(value, type) and all(hasattr(value, name) for name in needed)
+
+
+@dataclass(frozen=True, eq=False)
+class AlgorithmTraits:
+    """What the parts of an algorithm offer; of an optional part that is absent, the defaults."""
+
+    risk: RiskTraits
+    quantile: QuantileTraits  # of the risk's source of quantiles
+    solver: SolverTraits
+    aggregator: AggregatorTraits
+    server: ServerTraits
+    sampler: SamplerTraits
+    averaging: SamplerTraits
+    personal: PersonalTraits
+    privacy: PrivacyTraits
+
+    @property
+    def needs_losses(self) -> bool:
+        """Whether the risk's weights depend on the losses, or the aggregator goes by them."""
+        return self.risk.needs_losses or self.aggregator.needs_losses
+
+
+def algorithm_traits(algorithm: Any) -> AlgorithmTraits:
+    """What the parts of an algorithm offer."""
+    risk = read(RiskTraits, algorithm.risk)
+    return AlgorithmTraits(
+        risk=risk,
+        quantile=read(QuantileTraits, risk.quantile),
+        solver=read(SolverTraits, algorithm.solver),
+        aggregator=read(AggregatorTraits, algorithm.aggregator),
+        server=read(ServerTraits, algorithm.server),
+        sampler=read(SamplerTraits, algorithm.drawn_by),
+        averaging=read(SamplerTraits, algorithm.reported),
+        personal=read(PersonalTraits, algorithm.personal),
+        privacy=read(PrivacyTraits, algorithm.privacy),
+    )

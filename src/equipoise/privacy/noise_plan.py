@@ -1,0 +1,237 @@
+"""The noise of a private run: what each round releases, with which noise, and what it has cost.
+
+All releases of a round come from one cohort and are one event for the accountant (see privacy.accounting). In order: a private
+quantile (Δ-FL) or the sum of the clients' weights (Tilted, QFair); the sum of clipped updates; the count for a clip bound that
+adapts. Denominators are fixed in advance, nothing is divided by what came, and an empty cohort still releases noise.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.core import rng
+from equipoise.errors import InvalidParameter, require
+from equipoise.privacy import accounting, releases
+from equipoise.privacy.discrete_gaussian import concentrated_epsilon
+from equipoise.privacy.private_quantile import ENOUGH_NOISE, Adjacency, PrivateQuantile
+from equipoise.privacy.random_source import RandomSource, Seeded, SystemSource
+from equipoise.privacy.secure_sum import required_modulus, rounded_norm_bound
+from equipoise.types import RunSize
+
+if TYPE_CHECKING:
+    from equipoise.algorithm import Algorithm
+    from equipoise.privacy.mechanism import DifferentialPrivacy
+
+_ROUNDING_FAILURE = 1e-6  # the chance that a client rounds an update again
+_FINE = 16.0  # grid steps per clip bound and √D, unless a step is given: rounding then adds 0.1 % to the sensitivity
+
+
+@dataclass(frozen=True, eq=False)
+class PrivateState:
+    """What privacy carries from round to round: the clip bound, and in how many rounds each client took part (n,)."""
+
+    clip: float
+    participations: Tensor
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The noise multipliers of a run's releases, each noise over sensitivity; the whole is what they fold to."""
+
+    whole: float
+    update: float
+    first: float | None = None  # of the quantile, or of the sum of weights
+    count: float | None = None  # of the updates within an adaptive clip bound
+
+
+class NoisePlan:
+    """How much noise each release of one run has, and what its rounds cost."""
+
+    def __init__(self, privacy: DifferentialPrivacy, algorithm: Algorithm, size: RunSize) -> None:
+        self.privacy, self.algorithm = privacy, algorithm
+        self.clients, self.expected, self.rounds = size.clients, size.clients_per_round, size.rounds
+        self.dimension, self.seed = size.dimension, size.seed
+        self.poisson = algorithm.traits.sampler.independent
+        fixed = not (self.poisson or algorithm.traits.sampler.everyone)
+        if algorithm.traits.sampler.everyone:
+            self.sampling: releases.Sampling = releases.NoSampling()
+        elif fixed:
+            self.sampling = releases.FixedSampling(self.expected, self.clients)
+        else:
+            self.sampling = releases.PoissonSampling(self.expected / self.clients)
+        self.change = 2.0 if fixed else 1.0  # replacing a client moves a sum twice as far as adding or removing one
+        self.fewest = self._fewest()
+        self.shares = max(self.expected, self.fewest)  # of noise in a sum, whoever is there: their number must tell nothing
+        self.calibration = self._calibrate()
+        self.quantile = self._calibrated_quantile()
+
+    # -------------------------------------------------------------------------------------------------------- before the run
+
+    def _fewest(self) -> int:
+        """How many shares of noise must suffice; all of them where the server adds what is missing and is trusted to."""
+        given = self.privacy.fewest
+        if given is None:
+            return max(1, self.expected // 2) if self.poisson and self.privacy.noise == "distributed" else self.expected
+        if given > self.most:
+            raise InvalidParameter("fewest", f"must not exceed the {self.most} clients that a round may have", given)
+        return given
+
+    def _calibrate(self) -> Calibration:
+        whole = self.privacy.noise_multiplier
+        if whole is None:
+            if self.rounds == 0:
+                return Calibration(math.inf, math.inf)
+            whole = accounting.noise_for(
+                float(self.privacy.epsilon or 0),
+                self.privacy.delta,
+                rounds=self.rounds,
+                method=self.privacy.method,
+                **self._rates(),
+            )
+        count, rest = None, whole
+        if self.privacy.clip_rule is not None:
+            count, rest = releases.split(whole, self.privacy.clip_rule.ratio)
+        given = self._given_quantile
+        if given is not None and given.sigma is not None:
+            first = given.multiplier(self.fewest, adjacency=self._adjacency)
+            if first == 0 or rest == 0:  # no noise at all is for trying things out
+                none = self.privacy.epsilon is not None and rest > 0
+                require(not none, "sigma", "of the private quantile must be positive under a budget", given.sigma)
+                return Calibration(whole, rest, first, count)
+            rule = f"of the private quantile must be at least {ENOUGH_NOISE:g}/√{self.fewest}, or it is not as good as Gaussian"
+            enough = math.sqrt(self.fewest) * float(given.sigma) >= ENOUGH_NOISE
+            require(enough, "sigma", rule, given.sigma, "Raise sigma and scale together: the cost stays.")
+            return Calibration(whole, releases.remaining(rest, first), first, count)
+        if self.algorithm.traits.risk.needs_losses:
+            first, update = releases.split(rest, self.privacy.quantile_ratio)
+            return Calibration(whole, update, first, count)
+        return Calibration(whole, rest, None, count)
+
+    def _rates(self) -> dict[str, Any]:
+        if isinstance(self.sampling, releases.PoissonSampling):
+            return {"sampling_rate": self.sampling.rate}
+        if isinstance(self.sampling, releases.FixedSampling):
+            return {"cohort": self.sampling.cohort, "population": self.sampling.population}
+        return {}
+
+    @property
+    def _given_quantile(self) -> PrivateQuantile | None:
+        traits = self.algorithm.traits
+        return cast(PrivateQuantile, traits.risk.quantile) if traits.quantile.calibrated is not None else None
+
+    def _calibrated_quantile(self) -> PrivateQuantile | None:
+        given = self._given_quantile
+        if given is None or given.sigma is not None or self.calibration.first is None:
+            return given
+        if self.calibration.first in (0.0, math.inf):
+            return replace(given, sigma=0.0, scale=1)
+        if given.bins <= self.most:  # `calibrated` says so itself beyond that
+            given.check_cohort(self.expected)
+        return given.calibrated(self.calibration.first, self.fewest, most=self.most, adjacency=self._adjacency)
+
+    @property
+    def _adjacency(self) -> Adjacency:
+        return "replace_one" if self.change == 2 else "add_remove"
+
+    @property
+    def most(self) -> int:
+        """The most clients that a round may have."""
+        return self.clients if self.poisson else self.expected
+
+    @cached_property
+    def grid(self) -> Grid:
+        """How updates are rounded and how much noise each client adds, for distributed noise."""
+        clip, z = self.privacy.clip, self.calibration.update
+        fine = _FINE * math.sqrt(self.dimension)
+        if z > 0:  # and never so coarse that the noise is no longer as good as Gaussian
+            fine = max(fine, max(ENOUGH_NOISE, 2 * math.sqrt(self.fewest)) / (z * self.change))
+        step = self.privacy.step or clip / fine
+        bound = rounded_norm_bound(clip, step, self.dimension, failure=_ROUNDING_FAILURE)
+        sigma = z * self.change * bound / math.sqrt(self.fewest)
+        if z > 0:
+            if math.sqrt(self.fewest) * sigma < ENOUGH_NOISE:
+                raise InvalidParameter(
+                    "step", f"must be so small that √{self.fewest} shares of noise are {ENOUGH_NOISE:g} steps wide", step
+                )
+            start, excess = sigma, 1e-15
+            while 1 / concentrated_epsilon(self.change * bound, sigma, self.fewest, self.dimension) < z:
+                # What adding discrete shares costs more than one Gaussian: to the safe side.
+                sigma, excess = start * (1 + excess), 2 * excess
+        return Grid(step, bound, sigma, required_modulus(clip, step, self.most, sigma=sigma, dimension=self.dimension))
+
+    @cached_property
+    def accountant(self) -> accounting.Accountant:
+        named = {
+            "quantile or weights": self.calibration.first,
+            "update": self.calibration.update,
+            "count": self.calibration.count,
+        }
+        noisy = tuple(releases.Release(name, z) for name, z in named.items() if z is not None)
+        horizon = self.rounds if self.rounds >= 1 else None
+        event = releases.CohortEvent(noisy, self.sampling)
+        return accounting.Accountant(event, self.privacy.delta, method=self.privacy.method, horizon=horizon)
+
+    @cached_property
+    def rounds_allowed(self) -> int:
+        """How many rounds the budget allows."""
+        if self.privacy.epsilon is None or self.privacy.noise_multiplier is None or self.rounds == 0:
+            return self.rounds  # without a budget all, and a calibrated run stays within it by construction
+        return self.accountant.rounds_within(self.privacy.epsilon, at_most=self.rounds)
+
+    def describe(self) -> str:
+        """The noise of this run, for its checkpoints: a run must go on with the noise that it began with."""
+        return f"{self.privacy!r} with {self.calibration!r}, {self.quantile!r}, for {self.rounds} rounds"
+
+    def begin(self) -> PrivateState:
+        return PrivateState(float(self.privacy.clip), torch.zeros(self.clients, dtype=torch.int32))
+
+    def source(self, purpose: str, round_index: int) -> RandomSource:
+        """Random words for one purpose in one round."""
+        return SystemSource() if self.privacy.source == "system" else Seeded(self.seed, purpose, round_index)
+
+    def gaussian(self, purpose: str, round_index: int, count: int) -> Tensor:
+        """Standard normal numbers (count,) float64 for one purpose in one round."""
+        if self.privacy.source == "system":  # every bit of it, not a generator started from a few
+            uniform = ((SystemSource().words(count) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+            drawn: Tensor = torch.special.ndtri(torch.from_numpy(uniform))
+            return drawn
+        key = rng.stream_key(self.seed, f"private noise: {purpose}", round_index)
+        return torch.from_numpy(np.random.Generator(np.random.Philox(key=key)).standard_normal(count))
+
+    @property
+    def workers(self) -> float:
+        """How many clients are expected to work in a round: fixed in advance."""
+        return self.algorithm.traits.risk.tail * self.expected
+
+    def epsilon_after(self, rounds: int) -> float:
+        """ε after so many rounds, for whoever receives the models."""
+        return self.accountant.epsilon_after(rounds)
+
+    def spent(self, state: PrivateState, rounds: int) -> accounting.Spent:
+        """What the run has spent."""
+        spent = self.accountant.spent(rounds, participations=int(state.participations.max()))
+        discrete = self.privacy.noise == "distributed" or self.quantile is not None
+        return replace(spent, seeded=self.privacy.source == "seeded", discrete=discrete)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Updates in whole numbers of `step`: their largest norm in steps, each client's noise, and the modulus of the sum."""
+
+    step: float
+    norm_bound: float
+    sigma: float
+    modulus: int
+
+    @property
+    def variance(self) -> Fraction:
+        """σ² as a rational with a small denominator, rounded up."""
+        return Fraction(math.ceil(self.sigma**2 * 1024), 1024)

@@ -1,0 +1,73 @@
+"""The protection of a run by privacy: weights and sums that show no single client, and perhaps a privacy budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor
+
+from equipoise.privacy.accounting import Spent
+from equipoise.privacy.noise_plan import NoisePlan, PrivateState
+from equipoise.types import Cohort, Combined, Engine, LocalSolver, RiskValue, ServerState
+
+if TYPE_CHECKING:
+    from equipoise.round import Plan
+
+
+class ProtectedSums(Protocol):
+    """How weights and sums are found: in a simulation, or by messages to the nodes of a network. See types.Protection."""
+
+    def weigh(self, cohort: Cohort, losses: Tensor | None, state: Any) -> tuple[RiskValue, float | None]:
+        """The cohort's risk, and the number that weights are divided by."""
+
+    def combine(self, state: ServerState, engine: Engine, solver: LocalSolver, plan: Plan, sent: Tensor | None) -> Combined:
+        """The local work of a round and its total."""
+
+
+@dataclass(frozen=True, eq=False)
+class Protected:
+    """The protection of a run by secure aggregation or, with a plan of `noise`, by differential privacy."""
+
+    sums: ProtectedSums
+    rounds: int
+    noise: NoisePlan | None = None
+
+    @property
+    def in_the_open(self) -> bool:
+        """Single clients are neither seen nor named."""
+        return False
+
+    @property
+    def without_clients(self) -> bool:
+        """Noise is released even if nobody takes part; secure sums alone are not."""
+        return self.noise is not None
+
+    @property
+    def rounds_allowed(self) -> int:
+        """All rounds, or as many as the budget allows."""
+        return self.rounds if self.noise is None else self.noise.rounds_allowed
+
+    def begin(self) -> PrivateState | None:
+        """The state before the first round."""
+        return None if self.noise is None else self.noise.begin()
+
+    def weigh(self, cohort: Cohort, losses: Tensor | None, state: Any) -> tuple[RiskValue, float | None]:
+        """The cohort's risk, and the number that weights are divided by."""
+        return self.sums.weigh(cohort, losses, state)
+
+    def combine(self, state: ServerState, engine: Engine, solver: LocalSolver, plan: Plan, sent: Tensor | None) -> Combined:
+        """The local work of a round and its total."""
+        return self.sums.combine(state, engine, solver, plan, sent)
+
+    def epsilon_after(self, rounds: int) -> float | None:
+        """ε for whoever receives the models of the first `rounds` rounds."""
+        return None if self.noise is None else self.noise.epsilon_after(rounds)
+
+    def spent(self, state: Any, rounds: int) -> Spent | None:
+        """What the run has spent of its budget."""
+        return None if self.noise is None else self.noise.spent(state, rounds)
+
+    def describe(self) -> str | None:
+        """The noise of the run as text, for its checkpoints."""
+        return None if self.noise is None else self.noise.describe()

@@ -1,0 +1,72 @@
+"""Whether a run went well: divergence that stops it, and notices about what a user should know."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from equipoise.errors import Diverged
+from equipoise.metrics import mean
+from equipoise.observers import Evaluation
+from equipoise.result import Result
+from equipoise.runs.setup import Setting
+from equipoise.types import RoundReport
+
+
+def stop_if_lost(final: Evaluation) -> None:
+    """Raise Diverged if a training client's loss after the last round is not finite."""
+    trained_on = final.clients.where("train")
+    finite = torch.isfinite(trained_on.loss)
+    if not bool(finite.all()):
+        lost = [client for client, good in zip(trained_on.client, finite.tolist(), strict=True) if not good]
+        raise Diverged(final.round, lost, "loss after the last round")
+
+
+def notices(setting: Setting, result: Result, who: str = "the run") -> Iterator[str]:
+    """What to tell the user after a run that ended."""
+    yield from divergence(setting, result, who)
+    yield from idle_rounds(result)
+    yield from rejected_updates(result.history.rounds)
+    if result.personal is not None and not result.clients.where(result.judged_on).has_own:
+        yield (
+            f"The {result.judged_on} clients of {result.data!r} took no part in training and have no models of their own: the "
+            f"summary is of the shared model. Split examples inside clients (data.split_examples) to judge personal models."
+        )
+    if setting.protection.rounds_allowed < setting.rounds:
+        allowed = f"{setting.protection.rounds_allowed} of the {setting.rounds} rounds"
+        yield (
+            f"The privacy budget allows {allowed} with this noise; the run stopped there. Raise noise_multiplier, or leave it "
+            "out to have it set for all rounds."
+        )
+
+
+def divergence(setting: Setting, result: Result, who: str) -> Iterator[str]:
+    """A loss of a thousand times its start (or, with classes, of a thousand) is finite, but no result."""
+    first = next((report.loss for report in result.history.rounds if math.isfinite(report.loss)), None)
+    if first is not None:
+        trained_on = result.clients.where("train")
+        last = mean(trained_on.loss, trained_on.size)
+        if last > 1000 * (1 + (0.0 if setting.data.classes > 0 else first)):
+            yield f"The training loss ended at {last:.3g}: {who} diverged. Lower the learning rate."
+
+
+def idle_rounds(result: Result) -> Iterator[str]:
+    """Rounds may train nobody (an empty cohort, a tail whose clients were all dropped); most of them should not."""
+    rounds = result.history.rounds
+    idle = sum(report.trained == 0 for report in rounds)
+    if 2 * idle > len(rounds):
+        share = f"{idle} of {len(rounds)} rounds"
+        yield f"Nobody was trained in {share}: cohorts were empty, or all clients with a weight dropped out."
+
+
+def rejected_updates(rounds: Iterable[RoundReport]) -> Iterator[str]:
+    """Whose updates were left out: honest clients may have diverged."""
+    counts = Counter(client for report in rounds for client in report.rejected)
+    if counts:
+        shown = ", ".join(client for client, _ in counts.most_common(5)) + (", …" if len(counts) > 5 else "")
+        yield (
+            f"{counts.total()} updates of {len(counts)} clients were not finite or absurdly large, and were left out: {shown}."
+        )

@@ -1,0 +1,231 @@
+"""What all rounds of a run share, checked and made ready before the first of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.algorithm import Algorithm
+from equipoise.core.abilities import engine_traits, is_part, read
+from equipoise.core.task import PerExample, Task
+from equipoise.data.clients import FederatedData
+from equipoise.engines import Loop, Simulator
+from equipoise.errors import InvalidParameter, is_whole, require
+from equipoise.observers import Evaluation, History
+from equipoise.personal.context import PersonalContext
+from equipoise.personal.personal_run import PersonalRun
+from equipoise.result import ClientTable, PersonalModels, Result
+from equipoise.round import Unprotected
+from equipoise.types import (
+    ClientRisk,
+    Engine,
+    EngineTraits,
+    PersonalWork,
+    Protection,
+    RiskTraits,
+    RunSize,
+    Sampler,
+    ServerState,
+)
+
+T = TypeVar("T")
+ModelOrMaker = nn.Module | Callable[[int], nn.Module]
+DataOrMaker = FederatedData | Callable[[int], FederatedData]
+
+
+class EngineChoice(Protocol):
+    """Something that starts an engine: `engines.Simulator(...)`, `engines.Loop(...)`."""
+
+    def start(self, task: Task, data: FederatedData) -> Engine:
+        """The running engine of a task on data."""
+
+
+@dataclass(frozen=True, eq=False)
+class Setting:
+    """What all rounds of a run share: model, data, algorithm, a running engine, and who may take part."""
+
+    model: nn.Module
+    data: FederatedData
+    algorithm: Algorithm
+    task: Task
+    engine: Engine
+    alpha: Tensor  # (n,) base weights of the training clients
+    clients_per_round: int
+    rounds: int
+    seed: int
+    personal: PersonalWork | None
+    protection: Protection
+    name: str = "run"
+    engine_traits: EngineTraits = field(default_factory=EngineTraits)
+
+    @cached_property
+    def sampler(self) -> Sampler:
+        """What draws the cohorts."""
+        return self.algorithm.drawn_by
+
+    def with_algorithm(self, algorithm: Algorithm, name: str) -> Setting:
+        """Another run on the same engine: an unprotected algorithm with the same weights and cohorts."""
+        protection = Unprotected(algorithm, self.data.train, self.rounds)
+        return replace(self, algorithm=algorithm, protection=protection, name=name)
+
+    @property
+    def first_params(self) -> Tensor:
+        """w^0 (D,), on the engine's device."""
+        return self.task.layout.read(self.task.module).to(self.engine_traits.device)
+
+    def begin(self, rows: Path | None = None) -> ServerState:
+        """The state before the first round; what clients keep between rounds goes to the file `rows`."""
+        params = self.first_params
+        own = self.personal.begin(params, rows) if self.personal is not None else None
+        server, averaging = self.algorithm.server.begin(params), self.algorithm.reported.begin(params)
+        return ServerState(
+            0, params, server=server, averaging=averaging, personal=own, privacy=self.protection.begin()
+        )  # fmt: skip
+
+    def reported(self, state: ServerState) -> Tensor:
+        """The parameters (D,) that the run reports and serves after a round."""
+        return self.algorithm.reported.iterate(state.params, state.averaging)
+
+    def evaluation(self, state: ServerState, *, final: bool = False) -> Evaluation:
+        """All clients of all splits at the iterate that the algorithm reports, and at their own models if they have any.
+
+        Models that are made after training are only made for the `final` evaluation.
+        """
+        params, network = self.reported(state), self.engine_traits.network
+        evaluate = network.client_table if network is not None else self._client_table
+        table = evaluate(params, self.data)
+        if self.personal is not None and (final or self.personal.keeps_rows):
+            table = table.with_personal(self.personal.scores(state.personal, params, state.round))
+        return Evaluation(state.round, table, params, self.name)
+
+    def _client_table(self, params: Tensor, data: FederatedData) -> ClientTable:
+        return ClientTable.evaluate(self.engine, params, data)
+
+    def model_at(self, params: Tensor) -> nn.Module:
+        """A copy of the user's model with these parameters."""
+        trained = copy.deepcopy(self.model).eval()
+        self.task.layout.write(trained, params)
+        return trained
+
+    def result(self, state: ServerState, clients: ClientTable, history: History, seconds: float) -> Result:
+        """The result of a run that ended in `state`."""
+        params = self.reported(state)
+        return Result(
+            name=self.name,
+            algorithm=self.algorithm,
+            seed=self.seed,
+            model=self.model_at(params),
+            params=params,
+            clients=clients,
+            history=history,
+            seconds=seconds,
+            data=self.data.name,
+            rounds=state.round,
+            clients_per_round=self.clients_per_round,
+            error_is_loss=self.task.error_is_loss,
+            personal=PersonalModels(self, state, params) if self.personal is not None else None,
+            epsilon=self.protection.spent(state.privacy, state.round),
+        )
+
+
+def set_up(
+    model: ModelOrMaker,
+    data: DataOrMaker,
+    algorithm: Algorithm,
+    *,
+    rounds: int,
+    clients_per_round: int | None,
+    seed: int,
+    loss: PerExample | None,
+    error: PerExample | None,
+    engine: EngineChoice | str,
+    name: str = "run",
+) -> Setting:
+    """Check what a run is given, and start its engine; what cannot run is refused here."""
+    require(is_whole(rounds) and rounds >= 0, "rounds", "must be a whole number ≥ 0", rounds)
+    require(is_whole(seed) and 0 <= seed < 2**63, "seed", "must be a whole number from 0 to 2^63 − 1", seed)
+    rounds, seed = int(rounds), int(seed)
+    if not isinstance(algorithm, Algorithm):
+        raise InvalidParameter("algorithm", "must be an equipoise.Algorithm", algorithm, "Write Algorithm(risk=…).")
+    refuse_swapped(model, data, "train")
+    data, model = build(data, seed, FederatedData, "data"), build(model, seed, nn.Module, "model")
+    task = Task.of(model, loss, error).fitted(data)
+    running = choose_engine(engine).start(task, data)
+    traits, parts = engine_traits(running), algorithm.traits
+    alpha = algorithm.base_weights(data.train)
+    if parts.sampler.everyone:
+        clients_per_round = len(data.train)
+    if clients_per_round is None:
+        raise InvalidParameter("clients_per_round", "must be given unless the sampler is sampling.Full()", None)
+    refuse_missing_groups(algorithm.risk, data.train.ids)
+    algorithm.drawn_by(0, alpha, clients_per_round=clients_per_round, seed=seed)  # refuses an impossible cohort before any work
+    personal: PersonalWork | None = None
+    if algorithm.personal is not None:
+        context = PersonalContext(running, task, data, lambda other: choose_engine(engine).start(other, data))
+        start = PersonalRun if traits.network is None else traits.network.personal_work
+        personal = start(algorithm.personal, context, algorithm.solver, seed)
+    protection: Protection = Unprotected(algorithm, data.train, rounds)
+    if algorithm.privacy is not None:
+        require(parts.privacy.protect is not None, "privacy", "must be a part of equipoise.privacy", algorithm.privacy)
+        size = RunSize(len(data.train), clients_per_round, rounds, task.layout.dimension, seed)
+        protection = algorithm.privacy.protect(algorithm, size)
+    if traits.network is not None:
+        protection = traits.network.protect(protection, algorithm)
+    return Setting(
+        model, data, algorithm, task, running, alpha, clients_per_round, rounds, seed, personal, protection, name, traits
+    )  # fmt: skip
+
+
+def refuse_swapped(model: object, data: object, function: str) -> None:
+    """Refuse a call in which model and data have changed places."""
+    if isinstance(model, FederatedData) or isinstance(data, nn.Module):
+        fix = f"Write {function}(model, data, …)."
+        raise InvalidParameter("model", "comes first and the data second", type(model).__name__, fix)
+
+
+def refuse_missing_groups(risk: ClientRisk, clients: Sequence[str]) -> None:
+    """Refuse a risk by groups that leaves training clients without one, before any work."""
+    traits = read(RiskTraits, risk)
+    for _, inner in traits.terms:
+        refuse_missing_groups(inner, clients)
+    groups = traits.groups
+    if isinstance(groups, Mapping) and (missing := [client for client in clients if client not in groups]):
+        shown = ", ".join(missing[:5]) + (", …" if len(missing) > 5 else "")
+        raise InvalidParameter(
+            "groups", f"must name a group for each of the {len(clients)} training clients", f"without {len(missing)}: {shown}"
+        )
+
+
+def choose_engine(engine: EngineChoice | str) -> EngineChoice:
+    """The engine by name, or the object itself."""
+    named: dict[str, EngineChoice] = {"simulator": Simulator(), "loop": Loop()}
+    chosen = named.get(engine) if isinstance(engine, str) else engine
+    if chosen is None or not is_part(chosen, "start"):
+        raise InvalidParameter("engine", 'must be "simulator", "loop" or an engine object', engine)
+    return chosen
+
+
+def build(maker: object, seed: int, kind: type[T], parameter: str) -> T:
+    """The object itself, or what a function of the seed makes; random initial weights then depend on the seed alone."""
+    if isinstance(maker, kind):
+        return maker
+    rule = f"must be a {kind.__name__}, or a function of the seed that makes one"
+    name: Any = getattr(maker, "__name__", maker)
+    if not callable(maker) or isinstance(maker, type):
+        raise InvalidParameter(parameter, rule, name)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        try:
+            built = maker(seed)
+        except TypeError as failure:
+            raise InvalidParameter(parameter, rule, name, f"Calling it said: {failure}.") from failure
+    if not isinstance(built, kind):
+        raise InvalidParameter(parameter, rule, built)
+    return built
