@@ -37,12 +37,14 @@ def read(kind: type[T], part: object) -> T:
     A field marked OWN is read from the part's own class only, not from a class that it extends.
     """
     own = vars(type(part))
-    return kind(
-        **{
+    description = object.__new__(kind)  # a frozen dataclass sets its fields one by one, which takes longer than to read them
+    vars(description).update(
+        {
             name: default if only_own and name not in own else getattr(part, name, default)
             for name, only_own, default in _fields(kind)
         }
     )
+    return description
 
 
 def solver_traits(solver: LocalSolver) -> SolverTraits:
