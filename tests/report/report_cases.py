@@ -139,6 +139,7 @@ class Spent:
     adjacency: str = "add or remove one client"
     method: str = "pld"
     rounds: int = 6
+    epsilon_server: float = 0.0
 
     def __str__(self):
         return f"ε = {self.epsilon:.4g} at δ = {self.delta:g} ({self.adjacency}, {self.method}, {self.rounds} rounds)"

@@ -14,7 +14,7 @@ from equipoise.report.data import series
 from equipoise.report.data.results_by_method import GRID, Study
 from equipoise.report.interactive import figures as interactive
 from equipoise.report.interactive import theme
-from equipoise.report.palette import COLOURS, DARK_COLOURS, short
+from equipoise.report.palette import COLOURS, DARK_COLOURS, shorten
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def study(comparison):
 
 
 def drawn(study):
-    return {name: figure for name, draw in interactive.DRAWN.items() if (figure := draw(study)) is not None}
+    return {name: figure for name, draw in interactive.FIGURE_MAKERS.items() if (figure := draw(study)) is not None}
 
 
 def of_method(figure, index, *, mode="lines"):
@@ -176,16 +176,16 @@ def test_a_method_has_one_colour_everywhere(study):
             if trace.get("legendgroup"):
                 shade = trace.get("fillcolor") or trace.get("line", trace.get("marker"))["color"]
                 expected = COLOURS[int(trace["legendgroup"])]
-                assert shade in (expected, theme.see_through(expected, theme.BAND)), name
+                assert shade in (expected, theme.with_opacity(expected, theme.BAND)), name
     assert len(set(COLOURS)) == len(COLOURS) == len(set(DARK_COLOURS))
     assert theme.dark_colours()[COLOURS[0]] == DARK_COLOURS[0]
 
 
 def test_text_for_plotly_and_short_names():
-    assert theme.plain('<a href="x">$1$ & %{y}') == '&lt;a href="x"&gt;&#36;1&#36; &amp; %{y}'
-    assert short("  a \n b ") == "a b"
-    assert len(short("x" * 99)) == 28
-    assert theme.numbers([1.0, float("nan"), 1 / 3]) == [1.0, None, 0.3333333]
+    assert theme.escape_markup('<a href="x">$1$ & %{y}') == '&lt;a href="x"&gt;&#36;1&#36; &amp; %{y}'
+    assert shorten("  a \n b ") == "a b"
+    assert len(shorten("x" * 99)) == 28
+    assert theme.as_json([1.0, float("nan"), 1 / 3]) == [1.0, None, 0.3333333]
 
 
 def test_logarithmic_ticks_are_round():
@@ -213,14 +213,14 @@ def test_smoothing_keeps_constants_and_skips_what_is_missing():
     np.testing.assert_allclose(series.smooth(constant, 3), 3.0)
     np.testing.assert_array_equal(series.smooth(constant, 1), constant)
     assert np.isnan(series.smooth(np.full((1, 3), np.nan), 3)).all()
-    assert [series.smoothing(r) for r in (0, 79, 80, 1000)] == [1, 1, 3, 25]
+    assert [series.smoothing_window(r) for r in (0, 79, 80, 1000)] == [1, 1, 3, 25]
 
 
 def test_curves_that_coincide_lie_inside_each_other():
     flat, other = (series.Line.of(np.arange(3), np.full((1, 3), level)) for level in (5.0, 4.0))
-    assert series.widths([flat, other], 2.0, 9.0) == [2.0, 2.0]
-    nested = series.widths([flat] * 6, 2.0, 9.0)
+    assert series.line_widths([flat, other], 2.0, 9.0) == [2.0, 2.0]
+    nested = series.line_widths([flat] * 6, 2.0, 9.0)
     assert nested == sorted(nested, reverse=True)
     assert len(set(nested)) == 6
     assert (nested[0], nested[-1]) == (9.0, 2.0)
-    assert series.widths([flat], 2.0, 9.0) == [2.0]
+    assert series.line_widths([flat], 2.0, 9.0) == [2.0]

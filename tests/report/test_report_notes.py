@@ -25,7 +25,7 @@ from equipoise.report.data.results_by_method import Study
 from equipoise.report.interactive import figures as interactive
 from equipoise.report.text.notes import NOT_COVERED
 from equipoise.report.text.phrases import count_words, listed
-from equipoise.report.text.tables import rounds_words
+from equipoise.report.text.tables import round_ranges
 
 # -------------------------------------------------------------------------------------------------------------- left out
 
@@ -64,9 +64,9 @@ def test_hostile_names_of_clients_are_shown_as_they_are(run, tmp_path):
 
 
 def test_words_for_rounds_names_and_counts():
-    assert rounds_words({1, 2, 3, 7, 9, 10}) == "1 to 3, 7, 9, 10"
-    assert rounds_words(set()) == "–"
-    assert rounds_words(set(range(1, 40, 2)), most=3) == "1, 3, 5, … (20 rounds up to 39)"
+    assert round_ranges({1, 2, 3, 7, 9, 10}) == "1 to 3, 7, 9, 10"
+    assert round_ranges(set()) == "–"
+    assert round_ranges(set(range(1, 40, 2)), most=3) == "1, 3, 5, … (20 rounds up to 39)"
     assert listed(["a", "b", "c", "d"], most=2) == "a, b and 2 others"
     assert listed(["a", "b", "c"], most=2) == "a, b and c"  # "1 others" would be no shorter
     assert count_words([8, 7, 9]) == "7 to 9"
@@ -103,7 +103,7 @@ def test_privacy_of_one_method_beside_another(attacked, tmp_path):
 def test_the_curve_of_epsilon_is_neither_smoothed_nor_cut(run):
     reports = [replace(run.history.rounds[0], round=t, epsilon=(t + 1) ** 2) for t in range(1000)]
     long = replace(run, history=replace(run.history, rounds=reports))
-    (line,) = interactive.DRAWN["privacy"](Study.of([long]))["data"]
+    (line,) = interactive.FIGURE_MAKERS["privacy"](Study.of([long]))["data"]
     assert line["x"][-1] == 1000
     assert len(line["x"]) <= series.MOST_ROUNDS
     assert line["y"] == [pytest.approx(x**2) for x in line["x"]]
@@ -115,7 +115,7 @@ def test_without_privacy_or_with_gaps_nothing_is_drawn(run, tmp_path):
         page = Page(write_report([odd], tmp_path / "r.html"))
         assert "privacy" not in page.figures
         assert "epsilon" not in page.by_id
-    hostile = replace(run, epsilon=type("Odd", (), {"__str__": lambda self: EVIL, "epsilon": 1.0})())
+    hostile = replace(run, epsilon=type("Odd", (), {"__str__": lambda self: EVIL, "epsilon": 1.0, "epsilon_server": 1.0})())
     page = Page(write_report([hostile], tmp_path / "h.html"))
     offline(page)
     assert page.by_id["epsilon"] == f"{EVIL.rstrip()}."

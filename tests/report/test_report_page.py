@@ -290,5 +290,5 @@ def test_a_report_is_replaced_and_leaves_nothing_beside_it(run, tmp_path):
 
 
 def test_matplotlib_and_plotly_are_imported_only_to_draw():
-    code = "import sys, equipoise, equipoise.report.interactive.page; sys.exit('matplotlib' in sys.modules or 'plotly' in sys.modules)"
+    code = "import sys, equipoise.report.interactive.page; sys.exit('matplotlib' in sys.modules or 'plotly' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -235,7 +235,7 @@ def test_before_and_after_are_of_what_clients_are_served(attacked, tmp_path):
 
 def test_points_are_the_clients_at_both_models(attacked):
     study = Study.of(attacked.all_results)
-    figure = interactive.DRAWN["own"](study)
+    figure = interactive.FIGURE_MAKERS["own"](study)
     rows = attacked.results["Ditto"][0].clients.where("test")
     line, benign, malicious, key = figure["data"]
     assert line["x"] == line["y"]
@@ -243,7 +243,7 @@ def test_points_are_the_clients_at_both_models(attacked):
     assert key["name"] == "malicious client"
     assert benign["marker"]["symbol"] != malicious["marker"]["symbol"] == key["marker"]["symbol"]
     for trace, bad in ((benign, False), (malicious, True)):
-        pairs = series.pairs(study.methods[1], malicious=bad)
+        pairs = series.error_pairs(study.methods[1], malicious=bad)
         names = [name for ids in pairs.clients for name in ids]
         assert sorted(names) == sorted(n for n, m in zip(rows.client, rows.malicious.tolist(), strict=True) if m == bad)
         for x, y, ids, size, words in zip(
@@ -255,7 +255,7 @@ def test_points_are_the_clients_at_both_models(attacked):
             assert ids[0] in words
             assert words.startswith("malicious client" if bad else "client")
             assert size == pytest.approx(min(26, 7 * len(ids) ** 0.5), rel=1e-6)
-    assert interactive.DRAWN["own"](Study.of(attacked.results["FedAvg"])) is None
+    assert interactive.FIGURE_MAKERS["own"](Study.of(attacked.results["FedAvg"])) is None
 
 
 def test_the_caption_counts_who_is_better_off(ditto, tmp_path):
@@ -272,7 +272,7 @@ def test_the_caption_counts_who_is_better_off(ditto, tmp_path):
 
 def test_clients_that_coincide_are_one_larger_point(ditto):
     study = Study.of([known(ditto, [0.1] * 4 + [0.5], [0.2] * 4 + [0.5])])
-    _, points = interactive.DRAWN["own"](study)["data"]
+    _, points = interactive.FIGURE_MAKERS["own"](study)["data"]
     assert points["marker"]["size"] == [14.0, 7.0]
     assert points["hovertext"][0].startswith("clients c0, c1, c2 and c3<br>shared model 20.0 %<br>own model 10.0 %")
 

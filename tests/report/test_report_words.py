@@ -5,10 +5,10 @@ import math
 import pytest
 
 from equipoise.compare import Spread
-from equipoise.report.text.sentences import JudgedClients, ValueFormat, alone, compared
+from equipoise.report.text.sentences import JudgedClients, ValueFormat, comparison_sentence, single_method_sentence
 
 PERCENT = ValueFormat(percent=True, decimals=1)
-CROWD = JudgedClients((500, 500), "test", unseen=True, weighted=False)
+JUDGED = JudgedClients((500, 500), "test", unseen=True, weighted=False)
 
 
 def row(mean, tail, worst=0.5):
@@ -18,7 +18,7 @@ def row(mean, tail, worst=0.5):
 
 def test_an_improvement_names_both_percentiles_and_its_price():
     table = {"FedAvg": row(0.120, 0.312), "Δ-FL 0.5": row(0.123, 0.279), "other": row(0.11, 0.30)}
-    assert compared(table, CROWD, PERCENT) == (
+    assert comparison_sentence(table, JUDGED, PERCENT) == (
         "Δ-FL 0.5 lowers the 90th percentile of the error over 500 unseen test clients from 31.2 % to 27.9 % "
         "at +0.3 points of mean error, against FedAvg."
     )
@@ -29,55 +29,55 @@ def test_an_improvement_names_both_percentiles_and_its_price():
     [(0.116, "and the mean error by 0.4 points, against"), (0.12004, "at the same mean error, against")],
 )
 def test_a_mean_that_falls_or_stays_is_said_so(mean, words):
-    assert words in compared({"a": row(0.12, 0.3), "b": row(mean, 0.2)}, CROWD, PERCENT)
+    assert words in comparison_sentence({"a": row(0.12, 0.3), "b": row(mean, 0.2)}, JUDGED, PERCENT)
 
 
 def test_the_price_is_the_difference_of_the_written_numbers():
     # 12.04 → 12.0 and 12.36 → 12.4: a reader who subtracts gets 0.4, although the exact difference is 0.32.
-    assert "+0.4 points" in compared({"a": row(0.1204, 0.3), "b": row(0.1236, 0.2)}, CROWD, PERCENT)
+    assert "+0.4 points" in comparison_sentence({"a": row(0.1204, 0.3), "b": row(0.1236, 0.2)}, JUDGED, PERCENT)
 
 
 @pytest.mark.parametrize("tail", [0.312, 0.35, 0.31196])
 def test_no_improvement_is_admitted_also_when_it_vanishes_in_rounding(tail):
-    text = compared({"FedAvg": row(0.12, 0.312), "b": row(0.10, tail)}, CROWD, PERCENT)
+    text = comparison_sentence({"FedAvg": row(0.12, 0.312), "b": row(0.10, tail)}, JUDGED, PERCENT)
     assert text.startswith("No method lowers the 90th percentile")
     assert "31.2 % of FedAvg" in text
 
 
 def test_few_seeds_that_agree_are_named():
     table = {"a": row(0.1, 0.3), "b": row(0.1, 0.2)}
-    assert "(lower in 4 of 5 seeds)" in compared(table, CROWD, PERCENT, (4, 5))
-    assert "(lower in only 1 of 3 seeds, so perhaps by chance)" in compared(table, CROWD, PERCENT, (1, 3))
-    assert "seed" not in compared(table, CROWD, PERCENT, (1, 1))
+    assert "(lower in 4 of 5 seeds)" in comparison_sentence(table, JUDGED, PERCENT, (4, 5))
+    assert "(lower in only 1 of 3 seeds, so perhaps by chance)" in comparison_sentence(table, JUDGED, PERCENT, (1, 3))
+    assert "seed" not in comparison_sentence(table, JUDGED, PERCENT, (1, 1))
 
 
 @pytest.mark.parametrize(("before", "after"), [(math.nan, 0.2), (0.2, math.nan), (math.nan, math.inf)])
 def test_numbers_that_do_not_exist_are_not_written(before, after):
-    text = compared({"a": row(0.1, before), "b": row(0.1, after)}, CROWD, PERCENT)
+    text = comparison_sentence({"a": row(0.1, before), "b": row(0.1, after)}, JUDGED, PERCENT)
     assert "nan" not in text
     assert "inf " not in text
 
 
 def test_one_method_says_who_is_left_behind():
-    assert alone(row(0.2, 0.4, 0.41), 0.123, CROWD, PERCENT) == (
+    assert single_method_sentence(row(0.2, 0.4, 0.41), 0.123, JUDGED, PERCENT) == (
         "Half of the 500 unseen test clients see an error of 12.3 % or less; the worst 10 % see 41.0 % on average."
     )
     training = JudgedClients((20, 20), "train", unseen=False, weighted=True)
-    assert alone(row(0.2, 0.4), 0.1, training, PERCENT, seeds=3).startswith(
+    assert single_method_sentence(row(0.2, 0.4), 0.1, training, PERCENT, seeds=3).startswith(
         "Half of the 20 training clients, weighted by their examples, see"
     )
-    assert "(mean over 3 seeds)" in alone(row(0.2, 0.4), 0.1, training, PERCENT, seeds=3)
+    assert "(mean over 3 seeds)" in single_method_sentence(row(0.2, 0.4), 0.1, training, PERCENT, seeds=3)
 
 
 def test_one_client_and_no_finite_number():
     one = JudgedClients((1, 1), "test", unseen=True, weighted=False)
-    assert alone(row(0.25, 0.25), 0.25, one, PERCENT) == "The one unseen test client sees an error of 25.0 %."
-    assert "not finite" in alone(row(math.nan, 0.25), 0.25, one, PERCENT)
+    assert single_method_sentence(row(0.25, 0.25), 0.25, one, PERCENT) == "The one unseen test client sees an error of 25.0 %."
+    assert "not finite" in single_method_sentence(row(math.nan, 0.25), 0.25, one, PERCENT)
 
 
 def test_plain_numbers_have_three_digits_and_no_percent():
     scale = ValueFormat.fitting(12.3, percent=False, noun="loss")
-    text = compared({"a": row(4.0, 12.34), "b": row(4.5, 9.87)}, CROWD, scale)
+    text = comparison_sentence({"a": row(4.0, 12.34), "b": row(4.5, 9.87)}, JUDGED, scale)
     assert "of the loss over" in text
     assert "from 12.3 to 9.9 at +0.5 of mean loss" in text
     assert ValueFormat.fitting(0.01234, percent=False).number(0.01234) == "0.0123"

@@ -43,7 +43,7 @@ def export_figures(results: Sequence[RunRecord], folder: str | Path, formats: Se
     good = len(kinds) > 0 and set(kinds) <= set(FORMATS)
     require(good, "formats", "must be one or more of svg, png", formats)
     study = Study.of(results)
-    figures = {name: figure for name, draw in static.DRAWN.items() if (figure := draw(study)) is not None}
+    figures = {name: figure for name, draw in static.FIGURE_MAKERS.items() if (figure := draw(study)) is not None}
     return [
         write_atomically(Path(folder) / f"{name}.{kind}", static.render(figure, kind, dpi=300))
         for name, figure in figures.items()

@@ -1,4 +1,4 @@
-"""What the interactive and the printed figures share: colours, dashes, marks, and names that fit."""
+"""What interactive figures and figures for papers share: colours, and names that fit."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ INK, FAINT = "#1c2430", "#8a94a3"
 
 
 def colour(index: int) -> str:
+    """The colour of a method by its number, as #rrggbb."""
     return COLOURS[index % len(COLOURS)]
 
 
-def see_through(shade: str, opacity: float) -> str:
+def with_opacity(shade: str, opacity: float) -> str:
+    """A colour #rrggbb as rgba(…) with an opacity between 0 and 1."""
     red, green, blue = (int(shade[k : k + 2], 16) for k in (1, 3, 5))
     return f"rgba({red},{green},{blue},{opacity})"
 
 
-def turn(index: int) -> int:
-    """How often the colours were used up before this method: then dashes and marks tell methods apart."""
+def palette_cycle(index: int) -> int:
+    """How often the colours were used up before this method; dashes then distinguish methods of one colour."""
     return index // len(COLOURS)
 
 
-def short(name: str, most: int = 28) -> str:
-    """A name that fits a figure: of a long one the beginning and the end, where names tend to differ."""
+def shorten(name: str, most: int = 28) -> str:
+    """A name that fits a figure: a long one loses its middle, because names tend to differ at the ends."""
     name = " ".join(name.split())
     if len(name) > most:
         name = f"{name[: most // 2].rstrip()}…{name[most // 2 + 1 - most :].lstrip()}"

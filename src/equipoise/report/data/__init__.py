@@ -1,1 +1,1 @@
-"""The numbers of a report."""
+"""The numbers that a report shows, computed from results."""

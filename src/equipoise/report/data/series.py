@@ -1,4 +1,4 @@
-"""The numbers that figures draw, as pure functions of a study; both the page and the exported pictures use them."""
+"""The numbers that figures draw, as pure functions of a study; the page and the exported files both use them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_ROUNDS = 400  # of a curve
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """A curve: the mean over seeds, and the lowest and the highest seed."""
+    """A curve at points x (P,): the mean over seeds, the lowest and the highest seed, (P,) each."""
 
     x: Numbers
     middle: Numbers
@@ -29,7 +29,7 @@ class Line:
 
     @classmethod
     def of(cls, x: Numbers, curves: Numbers) -> Line:
-        """Of curves (seeds, len(x)), where any seed is finite."""
+        """The line of curves (seeds, len(x)) at the points where at least one seed is finite."""
         curves = np.where(np.isfinite(curves), curves, np.nan)
         known = ~np.isnan(curves).all(axis=0)
         x, some = np.asarray(x, dtype=np.float64)[known], curves[:, known]
@@ -39,27 +39,26 @@ class Line:
 
 
 @dataclass(frozen=True, eq=False)
-class Shares:
-    """A histogram: the edges of the bins, and per method the share of its clients in each."""
+class Histogram:
+    """The edges of B bins, and for each method the share of its clients in each bin."""
 
     edges: Numbers  # (B + 1,)
     shares: tuple[Numbers, ...]  # (B,) each, with sum 1 (0 if nothing is finite)
     logarithmic: bool
 
 
-def shares(study: Study) -> Shares:
-    """All methods over the same bins."""
+def histogram(study: Study) -> Histogram:
+    """The histogram of the errors of all methods, over the same bins."""
     pooled = [method.pooled("error") for method in study.methods]
-    everything = np.concatenate(pooled)
+    values = np.concatenate(pooled)
     logarithmic = study.spans_decades()
-    known = everything if len(everything) else np.r_[0, 1.0]
-    edges = bins(known, percent=study.scale.percent, logarithmic=logarithmic)
-    counted = zip(pooled, study.methods, strict=True)
-    return Shares(edges, tuple(np.histogram(v, edges, weights=m.weights)[0] for v, m in counted), logarithmic)
+    edges = bins(values if len(values) else np.r_[0, 1.0], percent=study.scale.percent, logarithmic=logarithmic)
+    pairs = zip(pooled, study.methods, strict=True)
+    return Histogram(edges, tuple(np.histogram(v, edges, weights=m.weights)[0] for v, m in pairs), logarithmic)
 
 
 def bins(values: Numbers, *, percent: bool, logarithmic: bool) -> Numbers:
-    """Edges of at most about 33 bins with round numbers; a value at an edge belongs to the bin above, the last to the last."""
+    """Edges (B + 1,) of about 33 bins at most, at round numbers; a value at an edge belongs to the bin above it."""
     low, high = float(values.min()), float(values.max())
     if logarithmic:
         return np.geomspace(low * (1 - 1e-9), high * (1 + 1e-9), 31)
@@ -78,20 +77,21 @@ def bins(values: Numbers, *, percent: bool, logarithmic: bool) -> Numbers:
 
 
 def _round_step(least: float) -> float:
+    """The smallest of 1, 2, 2.5 and 5 times a power of ten that is at least `least`."""
     power = float(10.0 ** math.floor(math.log10(least)))
     return next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= least * (1 - 1e-9))
 
 
 def percentiles(method: MethodResults) -> Line:
-    """The error at each percent of `GRID`; the mean at 90 is the table's. Only where every seed is finite."""
+    """The error at each percent of `GRID` where every seed is finite; the mean at 90 is that of the table."""
     curves = method.percentile_curves()
     known = np.isfinite(curves).all(axis=0)
     return Line.of(GRID[known], curves[:, known])
 
 
 @dataclass(frozen=True, eq=False)
-class Groups:
-    """Clients of similar size: the mean size and error of each group, its smallest and largest size, and how many they are."""
+class SizeGroups:
+    """Groups of clients of similar size: mean size and error, smallest and largest size, number of clients; (G,) each."""
 
     size: Numbers
     error: Numbers
@@ -100,64 +100,65 @@ class Groups:
     count: Numbers
 
 
-def by_size(method: MethodResults, most: int = 8) -> Groups:
-    """Up to `most` groups of about as many clients each, never parting clients of equal size; all seeds together."""
+def by_size(method: MethodResults, most: int = 8) -> SizeGroups:
+    """At most `most` groups with about equally many clients, over all seeds; clients of equal size are in one group."""
     size, error = method.pooled("size"), method.pooled("error")
     if len(size) == 0:
-        return Groups(size, error, size, size, size)
+        return SizeGroups(size, error, size, size, size)
     cuts = np.unique(np.quantile(size, np.linspace(0, 1, most + 1)[1:-1]))
     group = np.searchsorted(cuts, size)
-    parts = [(size[group == g], error[group == g]) for g in np.unique(group)]
-    rows = [(s.mean(), e.mean(), s.min(), s.max(), len(s)) for s, e in parts]
-    return Groups(*np.array(rows, dtype=np.float64).T)
+    members = [(size[group == g], error[group == g]) for g in np.unique(group)]
+    rows = [(s.mean(), e.mean(), s.min(), s.max(), len(s)) for s, e in members]
+    return SizeGroups(*np.array(rows, dtype=np.float64).T)
 
 
 def sizes_differ(study: Study) -> bool:
+    """Whether clients have different numbers of examples."""
     every = np.concatenate([method.pooled("size") for method in study.methods])
     return len(every) > 0 and bool(every.min() < every.max())
 
 
-def some_clients(method: MethodResults) -> list[int]:
-    """Positions of clients of the first seed with a finite error: all, or evenly `MOST_POINTS` at most."""
+def sampled_clients(method: MethodResults) -> list[int]:
+    """Positions of clients of the first seed with a finite error: all, or every n-th, so that `MOST_POINTS` suffice."""
     finite = np.flatnonzero(np.isfinite(method.rows[0].error.double().numpy()))
     return [int(k) for k in finite[:: -(-len(finite) // MOST_POINTS) or 1]]
 
 
 @dataclass(frozen=True, eq=False)
-class Pairs:
-    """Errors of clients at the shared model and at their own; clients with the same two errors are together."""
+class ErrorPairs:
+    """Errors of clients under the shared model and under their own; clients with equal errors share a pair."""
 
     shared: Numbers  # (P,)
     own: Numbers  # (P,)
     clients: tuple[tuple[str, ...], ...]  # the ids of each pair's clients
 
 
-def pairs(method: MethodResults, *, malicious: bool = False) -> Pairs:
-    """The benign, or the malicious, clients of the first seed that have a model of their own, where both errors are finite."""
-    rows = method.everyone[0]
+def error_pairs(method: MethodResults, *, malicious: bool = False) -> ErrorPairs:
+    """The pairs of the benign (or malicious) clients of the first seed that have their own model and two finite errors."""
+    rows = method.all_rows[0]
     if rows.personal_error is None:
-        return Pairs(np.zeros(0), np.zeros(0), ())
+        return ErrorPairs(np.zeros(0), np.zeros(0), ())
     shared, own = rows.error.double().numpy(), rows.personal_error.double().numpy()
-    bad = np.zeros(len(rows), dtype=bool) if rows.malicious is None else rows.malicious.numpy()
-    some = np.flatnonzero(np.isfinite(shared) & np.isfinite(own) & (bad == malicious))
+    is_malicious = np.zeros(len(rows), dtype=bool) if rows.malicious is None else rows.malicious.numpy()
+    some = np.flatnonzero(np.isfinite(shared) & np.isfinite(own) & (is_malicious == malicious))
     together: dict[tuple[float, float], list[str]] = {}
     for k in some[:: -(-len(some) // MOST_POINTS) or 1]:
         together.setdefault((float(shared[k]), float(own[k])), []).append(rows.client[k])
     points = np.array(list(together), dtype=np.float64).reshape(-1, 2)
-    return Pairs(points[:, 0], points[:, 1], tuple(map(tuple, together.values())))
+    return ErrorPairs(points[:, 0], points[:, 1], tuple(map(tuple, together.values())))
 
 
-def far_apart(study: Study, values: Numbers) -> bool:
-    """Whether losses are so different that only logarithmic axes show all of them."""
+def needs_log_axes(study: Study, values: Numbers) -> bool:
+    """Whether losses differ by so much that only logarithmic axes show all of them."""
     return not study.scale.percent and len(values) > 0 and bool(values.min() > 0 and values.max() > 100 * values.min())
 
 
 def better_with_own(method: MethodResults) -> tuple[int, int, int]:
-    """How many benign clients of the first seed fare better, alike and worse with their own model than with the shared one.
+    """The numbers of benign clients of the first seed that fare better, equally and worse with their own model.
 
     An error that is not finite is worse than any other.
     """
-    rows = method.everyone[0].benign
+    rows = method.all_rows[0].benign
     if rows.personal_error is None:
         return 0, 0, 0
     has = ~rows.personal_error.isnan().numpy()
@@ -167,14 +168,15 @@ def better_with_own(method: MethodResults) -> tuple[int, int, int]:
 
 @dataclass(frozen=True, eq=False)
 class Panel:
-    """Curves of one number over rounds, one per method (of no length if nothing is known)."""
+    """Curves of one figure over rounds, one per method; a curve without points if nothing is known."""
 
     title: str
     lines: tuple[Line, ...]
-    of_error: bool  # in the unit of the error; else a loss
+    of_error: bool  # whether the figure is an error, in its unit; else it is a loss
 
     @property
     def logarithmic(self) -> bool:
+        """Whether the values need a logarithmic axis."""
         known = np.concatenate([line.middle for line in self.lines])
         return len(known) > 0 and bool(known.min() > 0 and known.max() > 30 * known.min())
 
@@ -199,24 +201,24 @@ def curves(study: Study) -> tuple[Panel, ...]:
 
 
 def over_rounds(method: MethodResults, field: str, *, smoothed: bool = True) -> Line:
-    """A number of the rounds' reports, thinned out in long runs, and smoothed unless it must be as reported."""
+    """A field of the round reports as a curve of at most `MOST_ROUNDS` points; `smoothed` by a moving average."""
     values = method.over_rounds(field)
     if values.shape[1] == 0:
         return Line.of(np.zeros(0), values)
-    window = smoothing(values.shape[1]) if smoothed else 1
+    window = smoothing_window(values.shape[1]) if smoothed else 1
     line = Line.of(np.arange(1, values.shape[1] + 1), smooth(values, window))
-    keep = np.unique(np.linspace(0, max(0, len(line) - 1), min(len(line), MOST_ROUNDS)).astype(int))
-    return Line(line.x[keep], line.middle[keep], line.low[keep], line.high[keep], line.seeds)
+    thinned = np.unique(np.linspace(0, max(0, len(line) - 1), min(len(line), MOST_ROUNDS)).astype(int))
+    return Line(line.x[thinned], line.middle[thinned], line.low[thinned], line.high[thinned], line.seeds)
 
 
-def widths(lines: Sequence[Line], thin: float, most: float) -> list[float]:
-    """How wide each curve is drawn: curves that coincide lie inside each other, so that none disappears."""
+def line_widths(lines: Sequence[Line], thin: float, most: float) -> list[float]:
+    """The width of each curve. Of curves that coincide, earlier ones are wider, so that all can be seen."""
     later = [sum(np.array_equal(line.middle, other.middle) for other in lines[k + 1 :]) for k, line in enumerate(lines)]
     return [thin + count * min(0.7 * thin, (most - thin) / max(1, *later)) for count in later]
 
 
-def smoothing(rounds: int) -> int:
-    """Over how many rounds a curve is averaged: an odd number, about a fortieth of them; short runs stay as they are."""
+def smoothing_window(rounds: int) -> int:
+    """The number of rounds that a point of a curve averages: odd, about a fortieth of all rounds, 1 below 80 rounds."""
     return 2 * (rounds // 80) + 1
 
 
@@ -228,6 +230,6 @@ def smooth(curves: Numbers, window: int) -> Numbers:
     sums = np.stack([np.convolve(row, kernel, mode="full") for row in clean])
     counts = np.stack([np.convolve(row.astype(np.float64), kernel, mode="full") for row in finite])
     begin = window // 2
-    part = slice(begin, begin + curves.shape[1])
-    means: Numbers = np.divide(sums[:, part], counts[:, part], out=np.full_like(clean, np.nan), where=counts[:, part] > 0.5)
+    sums, counts = (values[:, begin : begin + curves.shape[1]] for values in (sums, counts))
+    means: Numbers = np.divide(sums, counts, out=np.full_like(clean, np.nan), where=counts > 0.5)
     return means

@@ -1,6 +1,6 @@
-"""The page's figures: pure functions from a study to a plotly figure as plain JSON. Methods keep their colour throughout.
+"""The figures of the page: pure functions from a study to a plotly figure as plain JSON. A method has one colour in all.
 
-A figure is {"data": traces, "layout": …, "narrow": what the layout changes on a telephone}. Traces of a method carry its
+A figure is {"data": traces, "layout": …, "narrow": changes of the layout on a telephone}. Traces of a method carry its
 number as `legendgroup`, so that the page hides a method in all figures at once.
 """
 
@@ -21,23 +21,23 @@ from equipoise.report.interactive.theme import (
     HALF,
     MARKS,
     Json,
+    as_json,
     figure,
     label,
+    line_in_unit,
+    log_axis,
     log_ticks,
-    logarithm,
-    method_line,
-    numbers,
-    plain,
-    scaled,
+    method_traces,
+    round_axis,
     value_axis,
 )
-from equipoise.report.palette import FAINT, colour, see_through, short
+from equipoise.report.palette import FAINT, colour, with_opacity
 
 
 def histogram(study: Study) -> Json:
-    """One panel per method above each other, on the same axes, so that the lines at mean and 90th percentile compare."""
-    counted, methods = series.shares(study), study.methods
-    edges = np.log10(counted.edges) if counted.logarithmic else study.shown(counted.edges)
+    """A histogram of the error per method, one below the other on the same axes, with lines at mean and 90th percentile."""
+    counted, methods = series.histogram(study), study.methods
+    edges = np.log10(counted.edges) if counted.logarithmic else study.in_unit(counted.edges)
     top = 108 * max(float(share.max(initial=0.0)) for share in counted.shares) or 1.0
     panel, gap, small_gap = {1: 280, 2: 140, 3: 108}.get(len(methods), 84), 34, 52
     data: list[Json] = []
@@ -46,17 +46,17 @@ def histogram(study: Study) -> Json:
         y = "y" if index == 0 else f"y{index + 1}"
         data.append(
             {
-                "type": "bar", "x": numbers((edges[:-1] + edges[1:]) / 2), "y": numbers(100 * share), "yaxis": y,
-                "width": numbers(np.diff(edges)), "marker": {"color": see_through(colour(index), BAR), "line": {"width": 0}},
-                "name": label(method.name), "showlegend": False, "hovertext": _bars(study, method, counted, share),
+                "type": "bar", "x": as_json((edges[:-1] + edges[1:]) / 2), "y": as_json(100 * share), "yaxis": y,
+                "width": as_json(np.diff(edges)), "marker": {"color": with_opacity(colour(index), BAR), "line": {"width": 0}},
+                "name": label(method.name), "showlegend": False, "hovertext": _bar_texts(study, method, counted, share),
                 "hoverinfo": "text",
             }
         )  # fmt: skip
         if index:
             data.append(
                 {
-                    "type": "scatter", "mode": "lines", "x": numbers(edges), "yaxis": y, "hoverinfo": "skip",
-                    "y": numbers(100 * np.r_[counted.shares[0], counted.shares[0][-1]]),
+                    "type": "scatter", "mode": "lines", "x": as_json(edges), "yaxis": y, "hoverinfo": "skip",
+                    "y": as_json(100 * np.r_[counted.shares[0], counted.shares[0][-1]]),
                     "line": {"shape": "hv", "color": colour(0), "width": 1.2}, "showlegend": index == 1,
                     "name": f"outline: {label(methods[0].name)}",
                 }
@@ -67,7 +67,7 @@ def histogram(study: Study) -> Json:
                 at = math.log10(value) if counted.logarithmic and value > 0 else 100 * value if study.scale.percent else value
                 data.append(
                     {
-                        "type": "scatter", "mode": "lines", "x": numbers([at] * 9), "y": numbers(np.linspace(0, top, 9)),
+                        "type": "scatter", "mode": "lines", "x": as_json([at] * 9), "y": as_json(np.linspace(0, top, 9)),
                         "yaxis": y, "line": {"width": 2, "dash": dash}, "name": words, "showlegend": index == 0,
                         "hoverinfo": "text", "hovertext": f"{label(method.name)}<br>{words} {study.scale.value(value)}",
                     }
@@ -77,7 +77,7 @@ def histogram(study: Study) -> Json:
         }  # fmt: skip
     ticks = log_ticks(*counted.edges[[0, -1]], powers=True) | {"tickmode": "array"} if counted.logarithmic else {}
     x_axis = {
-        "title": {"text": f"{study.scale.noun} of a client{study.unit}"}, "range": numbers(edges[[0, -1]]), **ticks,
+        "title": {"text": f"{study.scale.noun} of a client{study.unit}"}, "range": as_json(edges[[0, -1]]), **ticks,
         "anchor": "y" if len(methods) == 1 else f"y{len(methods)}",
     }  # fmt: skip
     wide = _panels(study, axes, panel, gap, wrap=False)
@@ -87,10 +87,10 @@ def histogram(study: Study) -> Json:
 
 
 def _panels(study: Study, axes: Json, panel: int, gap: int, *, wrap: bool) -> Json:
-    """Where the panels stand, each under its method's name and numbers; on a narrow screen these take two lines."""
+    """The place of each panel, under the name and numbers of its method; these take two lines with `wrap`."""
     count = len(study.methods)
     height = count * (panel + gap)
-    placed: Json = {}
+    layout: Json = {}
     notes: list[Json] = [
         {
             "text": "share of clients (%)", "xref": "paper", "yref": "paper", "x": 0, "xanchor": "right", "xshift": -34,
@@ -100,40 +100,40 @@ def _panels(study: Study, axes: Json, panel: int, gap: int, *, wrap: bool) -> Js
     for index, (method, name) in enumerate(zip(study.methods, axes, strict=True)):
         low = (count - 1 - index) * (panel + gap) / height
         high = low + panel / height
-        placed[name] = {**axes[name], "domain": [low, high]}
+        layout[name] = {**axes[name], "domain": [low, high]}
         written = " · ".join(
             f"{words} {study.scale.value(method.figures[key].mean)}"
             for key, words in (("mean", "mean"), ("percentile_90", "90th percentile"))
         )
         title = f"<b>{label(method.name, 26 if wrap else 48)}</b>"
-        place = {"xref": "paper", "yref": "paper", "y": high, "yanchor": "bottom", "yshift": 3}
+        above = {"xref": "paper", "yref": "paper", "y": high, "yanchor": "bottom", "yshift": 3}
         first = {"text": title, "x": 0, "xanchor": "left", "font": {"color": colour(index), "size": 15}, "align": "left"}
         second = {"text": written, "x": 1, "xanchor": "right", "font": {"size": 13}}
         if wrap:
             first["yshift"], second["x"], second["xanchor"] = 20, 0, "left"
-        notes += [{**place, **first}, {**place, **second}]
-    return {**placed, "annotations": notes, "height": height}
+        notes += [{**above, **first}, {**above, **second}]
+    return {**layout, "annotations": notes, "height": height}
 
 
-def _bars(study: Study, method: MethodResults, counted: series.Shares, share: Numbers) -> list[str]:
-    """What each bar says: its span, and the share of clients in it."""
+def _bar_texts(study: Study, method: MethodResults, counted: series.Histogram, share: Numbers) -> list[str]:
+    """The hover text of each bar: its range of errors, and the share of clients in it."""
     whose = "of the examples" if method.weighted else "of the clients"
-    span = [study.scale.number(edge) for edge in counted.edges]
-    if len(set(span)) < len(span):  # finer than the table's digits
-        span = [f"{edge:.4g}" for edge in study.shown(counted.edges)]
+    edges = [study.scale.number(edge) for edge in counted.edges]
+    if len(set(edges)) < len(edges):  # finer than the digits of the table
+        edges = [f"{edge:.4g}" for edge in study.in_unit(counted.edges)]
     unit = " %" if study.scale.percent else ""
     first = f"{label(method.name)}<br>{study.scale.noun} "
-    return [f"{first}{span[k]} to {span[k + 1]}{unit}:<br>{100 * s:.1f} % {whose}" for k, s in enumerate(share)]
+    return [f"{first}{edges[k]} to {edges[k + 1]}{unit}:<br>{100 * s:.1f} % {whose}" for k, s in enumerate(share)]
 
 
 def percentiles(study: Study) -> Json:
-    """The error at each percentile of the clients, method against method."""
-    lines = [scaled(series.percentiles(method), study) for method in study.methods]
+    """The error at each percentile of the clients, a curve per method."""
+    lines = [line_in_unit(series.percentiles(method), study) for method in study.methods]
     data: list[Json] = []
     for index, (method, line) in enumerate(zip(study.methods, lines, strict=True)):
-        data += method_line(line, method.name, index, str(index), **_hover(study, line))
+        data += method_traces(line, method.name, index, str(index), **_hover(study, line))
     spread = np.concatenate([v for line in lines for v in (line.low, line.high)])
-    who = "clients with %{x} % of the examples see" if study.crowd.weighted else "%{x} % of the clients see"
+    who = "clients with %{x} % of the examples see" if study.judged.weighted else "%{x} % of the clients see"
     layout = {
         "xaxis": {
             "title": {"text": "percentile of the clients, best to worst"}, "range": [0, 100], "tickmode": "array",
@@ -149,7 +149,7 @@ def percentiles(study: Study) -> Json:
 
 
 def _hover(study: Study, line: series.Line, *, of_error: bool = True) -> Json:
-    """The value at a point in words, and the seeds' lowest and highest where there are several."""
+    """What a point of a line says: its value, and the lowest and highest seed where there are several."""
     scale = study.scale if of_error else study.scale.fitting(float(np.max(line.middle, initial=0.0)), percent=False)
     unit = " %" if scale.percent else ""
     digits = f"%{{y:.{scale.decimals}f}}{unit}"
@@ -176,14 +176,14 @@ def tradeoff(study: Study) -> Json | None:
             ]
             data.append(
                 {
-                    "type": "scatter", "mode": "markers", "x": numbers(study.shown(x)), "y": numbers(study.shown(y)),
+                    "type": "scatter", "mode": "markers", "x": as_json(study.in_unit(x)), "y": as_json(study.in_unit(y)),
                     "marker": {"color": colour(index), "size": 6, "opacity": 0.5}, "hoverinfo": "text", "hovertext": words,
                     "showlegend": False, "legendgroup": str(index), "name": label(method.name),
                 }
             )  # fmt: skip
-        spread = study.shown(np.array([mean.mean, tail.mean, mean.deviation, tail.deviation]))
+        spread = study.in_unit(np.array([mean.mean, tail.mean, mean.deviation, tail.deviation]))
         bars = {
-            f"error_{axis}": {"type": "data", "array": numbers([width]), "thickness": 1.2, "width": 0, "color": colour(index)}
+            f"error_{axis}": {"type": "data", "array": as_json([width]), "thickness": 1.2, "width": 0, "color": colour(index)}
             for axis, width in zip("xy", spread[2:], strict=True)
             if len(method.runs) > 1 and math.isfinite(width)
         }
@@ -191,7 +191,7 @@ def tradeoff(study: Study) -> Json | None:
         written = [scale.spread(value, len(method.runs)) + unit for value in (mean, tail)]
         data.append(
             {
-                "type": "scatter", "mode": "markers", "x": numbers(spread[:1]), "y": numbers(spread[1:2]), **bars,
+                "type": "scatter", "mode": "markers", "x": as_json(spread[:1]), "y": as_json(spread[1:2]), **bars,
                 "marker": {"color": colour(index), "size": 13, "symbol": MARKS[index % len(MARKS)]},
                 "hoverinfo": "text", "name": label(method.name), "legendgroup": str(index),
                 "hovertext": f"<b>{label(method.name)}</b><br>mean {noun} {written[0]}"
@@ -217,15 +217,15 @@ def sizes(study: Study) -> Json | None:
     lines: list[Json] = []
     for index, method in enumerate(study.methods):
         if index == 0 or not crowded:
-            points.append(_clients(study, method, index, crowded=crowded))
+            points.append(_client_points(study, method, index, crowded=crowded))
         groups = series.by_size(method)
         words = [
             f"{'mean of ' if count > 1 else ''}{count:,.0f} client{'s' if count > 1 else ''} with "
             f"{f'{low:,.0f} to {high:,.0f}' if low < high else f'{low:,.0f}'} examples:<br>{scale.noun} {scale.value(error)}"
             for error, low, high, count in zip(groups.error, groups.least, groups.most, groups.count, strict=True)
         ]
-        line = series.Line(groups.size, study.shown(groups.error), groups.error, groups.error, 1)
-        lines += method_line(
+        line = series.Line(groups.size, study.in_unit(groups.error), groups.error, groups.error, 1)
+        lines += method_traces(
             line, method.name, index, str(index), mode="lines+markers", marker={"color": colour(index), "size": 7},
             hoverinfo="text", hovertext=[f"<b>{label(method.name)}</b><br>{text}" for text in words],
         )  # fmt: skip
@@ -233,7 +233,7 @@ def sizes(study: Study) -> Json | None:
     seen = np.array([v for trace in points + lines for v in trace["y"] if v is not None])
     x_axis: Json = {"title": {"text": "examples of the client"}}
     if every.max() > 8 * every.min():
-        x_axis |= logarithm(float(every.min()), float(every.max()))
+        x_axis |= log_axis(float(every.min()), float(every.max()))
     layout = {
         "xaxis": x_axis, "showlegend": len(study.methods) > 1,
         "yaxis": value_axis(study, f"{scale.noun}{study.unit}", seen, logarithmic=study.spans_decades()),
@@ -241,15 +241,15 @@ def sizes(study: Study) -> Json | None:
     return figure(points + lines, layout, plot=270, width=HALF)
 
 
-def _clients(study: Study, method: MethodResults, index: int, *, crowded: bool) -> Json:
-    """A point per client of the first seed."""
-    rows, some = method.rows[0], series.some_clients(method)
+def _client_points(study: Study, method: MethodResults, index: int, *, crowded: bool) -> Json:
+    """A point per client of the first seed; in grey if the figure is `crowded`."""
+    rows, some = method.rows[0], series.sampled_clients(method)
     digits = f"%{{y:.{study.scale.decimals}f}}" + (" %" if study.scale.percent else "")
     return {
-        "type": "scatter", "mode": "markers", "x": numbers(rows.size[some].tolist()),
-        "y": numbers(study.shown(rows.error[some].double().numpy())),
+        "type": "scatter", "mode": "markers", "x": as_json(rows.size[some].tolist()),
+        "y": as_json(study.in_unit(rows.error[some].double().numpy())),
         "marker": {"color": FAINT if crowded else colour(index), "size": 5 if len(some) < 400 else 4, "opacity": 0.45},
-        "customdata": [plain(short(rows.client[k], 40)) for k in some], "showlegend": False, "name": label(method.name),
+        "customdata": [label(rows.client[k], 40) for k in some], "showlegend": False, "name": label(method.name),
         "legendgroup": "" if crowded else str(index),
         "hovertemplate": f"client %{{customdata}}<br>%{{x:,}} examples<br>{study.scale.noun} {digits}"
         "<br>(%{fullData.name})<extra></extra>",
@@ -265,10 +265,10 @@ def curves(study: Study) -> Json | None:
     wide: Json = {"annotations": []}
     narrow: Json = {"annotations": [], "height": 460}
     for at, panel in enumerate(panels):
-        lines = [scaled(line, study) if panel.of_error else line for line in panel.lines]
+        lines = [line_in_unit(line, study) if panel.of_error else line for line in panel.lines]
         suffix = "" if at == 0 else str(at + 1)
         for index, (method, line) in enumerate(zip(study.methods, lines, strict=True)):
-            data += method_line(
+            data += method_traces(
                 line, method.name, index, str(index), xaxis=f"x{suffix}", yaxis=f"y{suffix}", showlegend=at == 0,
                 mode="lines+markers" if len(line) <= 12 else "lines", marker={"color": colour(index), "size": 6},
                 **_hover(study, line, of_error=panel.of_error),
@@ -276,8 +276,7 @@ def curves(study: Study) -> Json | None:
         spread = np.concatenate([v for line in lines for v in (line.low, line.high)])
         title = f"{study.scale.noun}{study.unit}" if panel.of_error else "loss"
         y_axis = value_axis(study, title, spread, logarithmic=panel.logarithmic) | {"anchor": f"x{suffix}"}
-        x_axis = {"title": {"text": "round"}, "anchor": f"y{suffix}", "unifiedhovertitle": {"text": "after round %{x}"}}
-        x_axis |= {"hoverformat": "d", "tickformat": ",d", "rangemode": "tozero"}
+        x_axis = round_axis("after round %{x}") | {"anchor": f"y{suffix}"}
         left, low = (0.54, 0.0) if at else (0.0, 0.58)
         note = {"text": f"<b>{panel.title}</b>", "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom"}
         wide[f"xaxis{suffix}"] = {**x_axis, "domain": [left, left + 0.46]}
@@ -291,18 +290,18 @@ def curves(study: Study) -> Json | None:
 
 
 def selected(study: Study) -> Json | None:
-    """How many clients were trained in each round, and in grey how many were drawn. None if nothing was recorded."""
+    """The number of clients trained in each round, and in grey of clients drawn. None if nothing was recorded."""
     lines = [series.over_rounds(method, "trained") for method in study.methods]
     if not any(len(line) for line in lines):
         return None
     data: list[Json] = []
-    widths = series.widths(lines, 2.2, 9.0)
+    widths = series.line_widths(lines, 2.2, 9.0)
     for index, (method, line) in enumerate(zip(study.methods, lines, strict=True)):
         exact = np.array_equal(line.middle, line.middle.round())
         seeds = [
             f" (seeds {low:.4g} to {high:.4g})" if low < high else "" for low, high in zip(line.low, line.high, strict=True)
         ]
-        data += method_line(
+        data += method_traces(
             line, method.name, index, str(index), customdata=seeds, width=widths[index],
             hovertemplate=f"%{{y:,.{0 if exact else 1}f}} clients trained%{{customdata}}",
             mode="lines+markers" if len(line) == 1 else "lines",
@@ -314,20 +313,19 @@ def selected(study: Study) -> Json | None:
         data.insert(
             0,
             {
-                "type": "scatter", "mode": "lines", "x": numbers(drawn.x), "y": numbers(drawn.middle), "name": "drawn",
+                "type": "scatter", "mode": "lines", "x": as_json(drawn.x), "y": as_json(drawn.middle), "name": "drawn",
                 "line": {"color": FAINT, "width": 1.4, "dash": DASHES[3]}, "hovertemplate": "%{y:,.4~g} clients",
             },
         )  # fmt: skip
     top = max(1.0, *(float(np.max(line.high, initial=0.0)) for line in (*lines, drawn)))
     layout = {
-        "xaxis": {"title": {"text": "round"}, "hoverformat": "d", "tickformat": ",d", "rangemode": "tozero",
-                  "unifiedhovertitle": {"text": "in round %{x}"}},
-        "yaxis": {"title": {"text": "clients"}, "range": [0, 1.1 * top]}, "hovermode": "x unified", "hoverdistance": -1,
+        "xaxis": round_axis("in round %{x}"), "yaxis": {"title": {"text": "clients"}, "range": [0, 1.1 * top]},
+        "hovermode": "x unified", "hoverdistance": -1,
     }  # fmt: skip
     return figure(data, layout, plot=270, width=HALF)
 
 
-DRAWN: dict[str, Callable[[Study], Json | None]] = {
+FIGURE_MAKERS: dict[str, Callable[[Study], Json | None]] = {
     "histogram": histogram,
     "percentiles": percentiles,
     "tradeoff": tradeoff,

@@ -8,27 +8,38 @@ import numpy as np
 
 from equipoise.report.data import series
 from equipoise.report.data.results_by_method import MethodResults, Numbers, Study
-from equipoise.report.interactive.theme import FULL, HALF, Json, figure, label, logarithm, method_line, numbers, plain
-from equipoise.report.palette import FAINT, colour, short
+from equipoise.report.interactive.theme import (
+    FULL,
+    HALF,
+    Json,
+    as_json,
+    escape_markup,
+    figure,
+    label,
+    log_axis,
+    method_traces,
+    round_axis,
+)
+from equipoise.report.palette import FAINT, colour, shorten
 from equipoise.report.text.phrases import listed
 
 MALICIOUS = "x"  # the mark of malicious clients; benign ones are discs
-_NAMED = 5  # of the clients at one point
+_POINT_NAMES = 5  # clients named at one point
 
 
 def own(study: Study) -> Json | None:
-    """The error at a client's own model over that at the shared one, with the line where both are the same.
+    """The error of a client's own model over that of the shared one, with the line where both are equal.
 
     None if no client has a model of its own. Clients with the same two errors are one larger point.
     """
-    if not study.own:
+    if not study.personalised:
         return None
     data: list[Json] = []
     for index, method in enumerate(study.methods):
         for malicious in (False, True):
-            found = series.pairs(method, malicious=malicious) if method.has_own else None
-            if found is not None and len(found.own):
-                data.append(_points(study, method, index, found, malicious=malicious))
+            pairs = series.error_pairs(method, malicious=malicious)
+            if method.personalised and len(pairs.own):
+                data.append(_points(study, method, index, pairs, malicious=malicious))
     if any(trace["marker"]["symbol"] == MALICIOUS for trace in data):
         mark = {"symbol": MALICIOUS, "color": FAINT, "size": 8}
         data.append(
@@ -37,7 +48,7 @@ def own(study: Study) -> Json | None:
     seen = np.array([v for trace in data for axis in "xy" for v in trace[axis] if v is not None])
     axis, ends = _both_axes(study, seen)
     data.insert(0, {
-        "type": "scatter", "mode": "lines", "x": numbers(ends), "y": numbers(ends), "hoverinfo": "skip", "showlegend": False,
+        "type": "scatter", "mode": "lines", "x": as_json(ends), "y": as_json(ends), "hoverinfo": "skip", "showlegend": False,
         "line": {"color": FAINT, "width": 1.2, "dash": "dash"}, "name": "the same",
     })  # fmt: skip
     noun = f"{study.scale.noun}{study.unit}"
@@ -48,31 +59,32 @@ def own(study: Study) -> Json | None:
     return figure(data, layout, plot=270, width=HALF)
 
 
-def _points(study: Study, method: MethodResults, index: int, found: series.Pairs, *, malicious: bool) -> Json:
+def _points(study: Study, method: MethodResults, index: int, pairs: series.ErrorPairs, *, malicious: bool) -> Json:
+    """A point per pair of errors; larger where several clients share a pair."""
     scale, kind = study.scale, "malicious client" if malicious else "client"
     words = [
-        f"{kind}{'s' if len(ids) > 1 else ''} {plain(listed([short(name, 24) for name in ids], _NAMED))}<br>"
+        f"{kind}{'s' if len(ids) > 1 else ''} {escape_markup(listed([shorten(name, 24) for name in ids], _POINT_NAMES))}<br>"
         f"shared model {scale.value(shared)}<br>own model {scale.value(mine)}<br>({label(method.name)})"
-        for shared, mine, ids in zip(found.shared, found.own, found.clients, strict=True)
+        for shared, mine, ids in zip(pairs.shared, pairs.own, pairs.clients, strict=True)
     ]
     return {
-        "type": "scatter", "mode": "markers", "x": numbers(study.shown(found.shared)), "y": numbers(study.shown(found.own)),
+        "type": "scatter", "mode": "markers", "x": as_json(study.in_unit(pairs.shared)), "y": as_json(study.in_unit(pairs.own)),
         "marker": {"color": colour(index), "opacity": 0.6, "symbol": MALICIOUS if malicious else "circle",
-                   "size": numbers(min(26.0, 7 * math.sqrt(len(ids))) for ids in found.clients)},
+                   "size": as_json(min(26.0, 7 * math.sqrt(len(ids))) for ids in pairs.clients)},
         "hoverinfo": "text", "hovertext": words, "name": label(method.name), "legendgroup": str(index),
         "showlegend": not malicious,
     }  # fmt: skip
 
 
 def _both_axes(study: Study, seen: Numbers) -> tuple[Json, tuple[float, float]]:
-    """One range for both axes, with a little room, and the ends of the line where both errors are the same."""
+    """One axis for both errors, with a little room, and the ends of the line where both are equal."""
     if not len(seen):
         return {}, (0.0, 1.0)
     low, high = float(seen.min()), float(seen.max())
-    if series.far_apart(study, seen):
+    if series.needs_log_axes(study, seen):
         room = 0.04 * math.log10(high / low)
         ends = (math.log10(low) - room, math.log10(high) + room)
-        return logarithm(low, high) | {"range": list(ends)}, (10 ** ends[0], 10 ** ends[1])
+        return log_axis(low, high) | {"range": list(ends)}, (10 ** ends[0], 10 ** ends[1])
     low = 0.0 if 0 <= low < high / 2 else low
     room = 0.05 * (high - low or abs(high) or 1.0)
     ends = (low - room, high + room)
@@ -85,16 +97,15 @@ def privacy(study: Study) -> Json | None:
     if not any(len(line) for line in lines):
         return None
     data: list[Json] = []
-    widths = series.widths(lines, 2.2, 9.0)
+    widths = series.line_widths(lines, 2.2, 9.0)
     for index, (method, line) in enumerate(zip(study.methods, lines, strict=True)):
         if len(line):
-            data += method_line(
+            data += method_traces(
                 line, method.name, index, str(index), width=widths[index], hovertemplate="ε = %{y:.4~g}",
                 mode="lines+markers" if len(line) <= 12 else "lines", marker={"color": colour(index), "size": 6},
             )  # fmt: skip
     layout = {
-        "xaxis": {"title": {"text": "round"}, "hoverformat": "d", "tickformat": ",d", "rangemode": "tozero",
-                  "unifiedhovertitle": {"text": "after round %{x}"}},
+        "xaxis": round_axis("after round %{x}"),
         "yaxis": {"title": {"text": "ε spent"}, "rangemode": "tozero"}, "hovermode": "x unified", "hoverdistance": -1,
         "showlegend": sum(len(line) > 0 for line in lines) > 1,
     }  # fmt: skip

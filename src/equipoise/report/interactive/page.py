@@ -16,13 +16,13 @@ from equipoise.report.interactive.style_sheet import CSS
 from equipoise.report.palette import COLOURS, DARK_COLOURS
 from equipoise.report.text import notes
 from equipoise.report.text.captions import captions
-from equipoise.report.text.tables import bound, numbers_table, swatch, worst_clients
+from equipoise.report.text.tables import nonbreaking, numbers_table, swatch, worst_clients
 
 
 def page(study: Study) -> str:
     """The whole document."""
     names = ", ".join(method.name for method in study.methods)
-    drawn = {name: figure for name, draw in interactive.DRAWN.items() if (figure := draw(study)) is not None}
+    drawn = {name: figure for name, draw in interactive.FIGURE_MAKERS.items() if (figure := draw(study)) is not None}
     data = {
         "figures": drawn, "config": theme.CONFIG, "narrow": theme.NARROW,
         "light": theme.template(dark=False), "dark": theme.template(dark=True),
@@ -44,8 +44,8 @@ def page(study: Study) -> str:
             "<header>",
             '<p class="eyebrow">Equipoise report</p>',
             "<h1>How every client fares</h1>",
-            f'<p id="headline">{escape(bound(study.headline()))}</p>',
-            *([f'<p id="note" class="note">{escape(bound(note))}</p>'] if (note := notes.header_note(study)) else []),
+            f'<p id="headline">{escape(nonbreaking(study.headline()))}</p>',
+            *([f'<p id="note" class="note">{escape(nonbreaking(note))}</p>'] if (note := notes.header_note(study)) else []),
             "</header>",
             "<noscript><p>The figures need JavaScript; the tables do not.</p></noscript>",
             *_figure(study, "histogram"),
@@ -70,26 +70,27 @@ def page(study: Study) -> str:
 
 
 def _policy() -> str:
-    """A browser that obeys this fetches nothing and runs these two scripts alone, whatever stands in the page."""
+    """The content security policy: a browser fetches nothing and runs the two scripts of the page only."""
     scripts = f"{fingerprint(plotly_js())} {fingerprint(SCRIPT)}"
     return f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:"
 
 
 def _palette() -> str:
-    """The methods' colours by number, as the figures have them."""
+    """The colours of the methods as CSS variables, for a light and a dark ground."""
     light, dark = ("".join(f"--method-{k}:{shade};" for k, shade in enumerate(shades)) for shades in (COLOURS, DARK_COLOURS))
     return f":root{{{light}}}\n@media screen and (prefers-color-scheme: dark) {{:root{{{dark}}}}}\n"
 
 
 def _figure(study: Study, name: str, kind: str = "wide") -> Iterator[str]:
-    title, caption = (escape(bound(text)) for text in captions(study)[name])
+    """A figure with its title and caption; the script draws it."""
+    title, caption = (escape(nonbreaking(text)) for text in captions(study)[name])
     yield f'<figure id="figure-{name}" class="{kind}"><h3 id="title-{name}">{title}</h3>'
     yield f'<div class="plot" data-figure="{name}" role="group" aria-labelledby="title-{name}"></div>'
     yield f"<figcaption>{caption}</figcaption></figure>"
 
 
 def _figures(study: Study, names: list[str]) -> Iterator[str]:
-    """Two beside each other where the screen is wide; the curves take the whole width, and so does one that is left over."""
+    """Figures two by two on a wide screen; the curves, and a figure without a partner, take the whole width."""
     halves = [name for name in names if name != "curves"]
     kinds = dict.fromkeys(halves, "half") | ({halves[-1]: "wide"} if len(halves) % 2 else {})
     order = [*halves[:2], *(name for name in names if name == "curves"), *halves[2:]]
@@ -103,6 +104,7 @@ def _figures(study: Study, names: list[str]) -> Iterator[str]:
 
 
 def _settings(study: Study) -> Iterator[str]:
+    """Algorithms, seeds, data, rounds, cohorts and versions."""
     yield '<section aria-labelledby="settings"><h2 id="settings">Settings</h2><dl class="settings">'
     for index, method in enumerate(study.methods):
         yield f"<dt>{swatch(index)}{escape(method.name)}</dt><dd><code>{escape(repr(method.runs[0].algorithm))}</code></dd>"
@@ -122,10 +124,12 @@ def _by_method(study: Study, values: dict[str, str]) -> str:
 
 
 def _rounds(method: MethodResults) -> str:
+    """The number of rounds of the runs of a method."""
     return _range([len(run.history.rounds) for run in method.runs])
 
 
 def _cohort(method: MethodResults) -> str:
+    """The number of clients drawn in a round."""
     return _range([report.cohort for run in method.runs for report in run.history.rounds])
 
 
@@ -136,18 +140,19 @@ def _range(numbers: list[int]) -> str:
 
 
 def _glossary(study: Study) -> Iterator[str]:
+    """What the words of the page mean."""
     noun, percent = study.scale.noun, study.scale.percent
-    what = (
+    definition = (
         "the share of a client's examples that the model gets wrong" if percent else f"the mean {noun} over a client's examples"
     )
-    what += ", the model being the one that it is served" if study.own else ""
-    seen = " Unseen clients took no part in training." if study.crowd.unseen else ""
+    definition += ", the model being the one that it is served" if study.personalised else ""
+    seen = " Unseen clients took no part in training." if study.judged.unseen else ""
     count = " Every client counts the same, however many examples it has."
-    if study.crowd.weighted:
+    if study.judged.weighted:
         count = " These are training clients, so each counts by its examples, as in the objective."
-    count += " Malicious ones do not count." if study.crowd.benign else ""
+    count += " Malicious ones do not count." if study.judged.benign else ""
     words = {
-        noun: f"{what}.{seen}",
+        noun: f"{definition}.{seen}",
         "mean": f"the {noun} averaged over clients.{count}",
         "90th percentile": "nine of ten clients fare at least this well.",
         "worst 10 %": f"the mean {noun} of the tenth of the clients that fare worst.",
@@ -155,12 +160,12 @@ def _glossary(study: Study) -> Iterator[str]:
         "trained clients per round": "how many of the clients drawn did local work; those with weight 0 did none.",
         "wall time": "seconds that a run took, with evaluation, on the machine that ran it.",
     }
-    if study.own:
+    if study.personalised:
         words["own model"] = "one that a client keeps besides the shared model, and is served in place of it."
     if study.attacked:
         words["malicious clients"] = "those that send updates or train on labels meant to do harm; the others are benign."
     if notes.is_private(study):
         words["ε, δ"] = "how much the released models can give away about one client: less is better."
     yield '<section aria-labelledby="words"><h2 id="words">Words</h2><dl class="words">'
-    yield from (f"<dt>{bound(word)}</dt><dd>{meaning}</dd>" for word, meaning in words.items())
+    yield from (f"<dt>{nonbreaking(word)}</dt><dd>{meaning}</dd>" for word, meaning in words.items())
     yield "</dl></section>"

@@ -1,4 +1,4 @@
-"""What the interactive figures share: the two colour schemes, axes, legend, bands, and text that plotly shows as it is."""
+"""What the interactive figures share: light and dark colours, axes, legend, bands, and text that plotly shows as it is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from equipoise.report.data.results_by_method import Numbers, Study
 from equipoise.report.data.series import Line
-from equipoise.report.palette import COLOURS, DARK_COLOURS, FAINT, colour, see_through, short, turn
+from equipoise.report.palette import COLOURS, DARK_COLOURS, FAINT, colour, palette_cycle, shorten, with_opacity
 
 Json = dict[str, Any]
 
@@ -21,7 +21,7 @@ MARKS = ("circle", "square", "diamond", "triangle-up", "triangle-down")
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif'
 # One button, which saves the figure as SVG; dragging zooms and a double click shows all again.
 CONFIG: Json = {"responsive": True, "displaylogo": False, "modeBarButtons": [["toImage"]], "doubleClick": "reset"}
-BAR, BAND = 0.62, 0.18  # how much of its colour a bar, and the band of the seeds, has
+BAR, BAND = 0.62, 0.18  # opacity of a bar of a histogram, and of the band of the seeds
 _ROW, _AXIS = 20, 52  # pixels that a row of the legend, and an axis with its title, take
 
 
@@ -45,23 +45,23 @@ def template(*, dark: bool) -> Json:
 
 
 def dark_colours() -> dict[str, str]:
-    """By the colour of every trace that has one of a method, the colour it has on a dark ground."""
+    """The colour on a dark ground by the colour on a light one, for all colours of methods and their bars and bands."""
     pairs = list(zip(COLOURS, DARK_COLOURS, strict=True))
-    return dict(pairs) | {see_through(a, part): see_through(b, part) for a, b in pairs for part in (BAR, BAND)}
+    return dict(pairs) | {with_opacity(a, opacity): with_opacity(b, opacity) for a, b in pairs for opacity in (BAR, BAND)}
 
 
-def plain(text: str) -> str:
-    """Text that plotly, which reads a little HTML, shows as it is."""
+def escape_markup(text: str) -> str:
+    """Text that plotly shows as it is: the HTML and TeX that plotly would read is escaped."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("$", "&#36;")  # $…$ would be TeX
 
 
 def label(name: str, most: int = 28) -> str:
     """A name that fits a legend, shown as it is."""
-    return plain(short(name, most))
+    return escape_markup(shorten(name, most))
 
 
-def numbers(values: Iterable[float]) -> list[float | None]:
-    """Floats of seven digits for JSON, which has no NaN."""
+def as_json(values: Iterable[float]) -> list[float | None]:
+    """Floats of seven digits for JSON; None for NaN and infinity, which JSON cannot hold."""
     return [float(f"{v:.7g}") if math.isfinite(v) else None for v in map(float, values)]
 
 
@@ -91,31 +91,31 @@ def figure(data: list[Json], layout: Json, *, plot: int, width: int, narrow: Jso
     return {"data": data, "layout": {**shared, **layout, **room(width, plot)}, "narrow": small}
 
 
-def method_line(line: Line, name: str, index: int, group: str, **more: Any) -> list[Json]:
-    """The band of the seeds, which says nothing, and the mean over seeds above it. `y` must be in the unit shown."""
+def method_traces(line: Line, name: str, index: int, group: str, **more: Any) -> list[Json]:
+    """The traces of a line in the unit shown: a band from the lowest to the highest seed, and the mean above it."""
     traces: list[Json] = []
     axes: Json = {key: more[key] for key in ("xaxis", "yaxis") if key in more}
     if line.seeds > 1 and len(line) > 1:
         traces.append(
             {
-                "type": "scatter", "x": numbers(np.r_[line.x, line.x[::-1]]), "y": numbers(np.r_[line.high, line.low[::-1]]),
-                "fill": "toself", "fillcolor": see_through(colour(index), BAND), "line": {"width": 0}, "mode": "lines",
+                "type": "scatter", "x": as_json(np.r_[line.x, line.x[::-1]]), "y": as_json(np.r_[line.high, line.low[::-1]]),
+                "fill": "toself", "fillcolor": with_opacity(colour(index), BAND), "line": {"width": 0}, "mode": "lines",
                 "hoverinfo": "skip", "showlegend": False, "legendgroup": group, "name": label(name), **axes,
             }
         )  # fmt: skip
-    stroke = {"color": colour(index), "width": more.pop("width", 2.2), "dash": DASHES[turn(index) % len(DASHES)]}
+    stroke = {"color": colour(index), "width": more.pop("width", 2.2), "dash": DASHES[palette_cycle(index) % len(DASHES)]}
     traces.append(
         {
-            "type": "scatter", "x": numbers(line.x), "y": numbers(line.middle), "mode": more.pop("mode", "lines"),
+            "type": "scatter", "x": as_json(line.x), "y": as_json(line.middle), "mode": more.pop("mode", "lines"),
             "line": stroke, "name": label(name), "legendgroup": group, **more,
         }
     )  # fmt: skip
     return traces
 
 
-def scaled(line: Line, study: Study) -> Line:
-    """A curve of errors in the unit shown."""
-    return Line(line.x, study.shown(line.middle), study.shown(line.low), study.shown(line.high), line.seeds)
+def line_in_unit(line: Line, study: Study) -> Line:
+    """A line of errors in the unit that figures show."""
+    return Line(line.x, study.in_unit(line.middle), study.in_unit(line.low), study.in_unit(line.high), line.seeds)
 
 
 def value_axis(study: Study, title: str, values: Numbers, *, logarithmic: bool) -> Json:
@@ -127,22 +127,28 @@ def value_axis(study: Study, title: str, values: Numbers, *, logarithmic: bool) 
     low, high = float(known.min()), float(known.max())
     if logarithmic and low > 0:
         room = 0.04 * math.log10(high / low) + 0.01
-        return axis | logarithm(low, high) | {"range": [math.log10(low) - room, math.log10(high) + room]}
+        return axis | log_axis(low, high) | {"range": [math.log10(low) - room, math.log10(high) + room]}
     if low >= 0 and low <= (high - low) / 2:
         axis["rangemode"] = "tozero"
     return axis
 
 
-def logarithm(low: float, high: float) -> Json:
+def log_axis(low: float, high: float) -> Json:
     """A logarithmic axis with numbers such as 20 and 500 instead of powers."""
     return {"type": "log", "tickmode": "array"} | log_ticks(low, high)
 
 
+def round_axis(hover: str) -> Json:
+    """The x axis of a curve over rounds; `hover` is the title of its hover text."""
+    axis = {"hoverformat": "d", "tickformat": ",d", "rangemode": "tozero", "unifiedhovertitle": {"text": hover}}
+    return {"title": {"text": "round"}, **axis}
+
+
 def log_ticks(low: float, high: float, *, powers: bool = False) -> Json:
-    """Round numbers from below `low` to above `high`; `powers` for an axis that shows the logarithms of what it means."""
+    """Ticks at round numbers from below `low` to above `high`; with `powers` at their logarithms, for an axis of these."""
     decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     steps = (1, 2, 5) if high < 200 * low else (1,)
     every = -(-len(decades) // 8)
     ticks = [m * 10.0**e for e in decades[::every] for m in steps]
     written = [f"{v:,.10g}" if 1e-4 <= v < 1e5 else f"{v:.0e}" for v in ticks]
-    return {"tickvals": numbers(math.log10(v) for v in ticks) if powers else numbers(ticks), "ticktext": written}
+    return {"tickvals": as_json(math.log10(v) for v in ticks) if powers else as_json(ticks), "ticktext": written}

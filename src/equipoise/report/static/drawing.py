@@ -1,4 +1,4 @@
-"""What the printed figures share: matplotlib's style, axes, curves, and turning a figure into bytes."""
+"""What the figures for papers share: matplotlib's style, axes, curves, and a figure as bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 from equipoise.report.data.results_by_method import Study
 from equipoise.report.data.series import Line
-from equipoise.report.palette import FAINT, INK, colour, short, turn
+from equipoise.report.palette import FAINT, INK, colour, palette_cycle, shorten
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,7 +54,7 @@ def style() -> Iterator[None]:
         yield
 
 
-def blank(width: float, height: float) -> Figure:
+def new_figure(width: float, height: float) -> Figure:
     """A white figure of `width` × `height` inches that belongs to no window."""
     from matplotlib.figure import Figure
 
@@ -71,16 +71,17 @@ def render(figure: Figure, kind: str, dpi: int = 150) -> bytes:
 
 
 def dash(index: int) -> str:
-    return DASHES[turn(index) % len(DASHES)]
+    """The dashes of a method: solid until the colours are used up."""
+    return DASHES[palette_cycle(index) % len(DASHES)]
 
 
 def label(name: str, most: int = 28) -> str:
     """A short name; matplotlib hides labels that begin with an underscore."""
-    return f"\u200b{text}" if (text := short(name, most)).startswith("_") else text
+    return f"\u200b{text}" if (text := shorten(name, most)).startswith("_") else text
 
 
-def plain_logarithm(axes: Any, which: str) -> None:
-    """A logarithmic axis with numbers such as 20 and 500 instead of powers."""
+def log_axis(axes: Any, which: str) -> None:
+    """Make an axis ("x" or "y") logarithmic, with numbers such as 20 and 500 instead of powers."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     getattr(axes, f"set_{which}scale")("log")
@@ -91,17 +92,20 @@ def plain_logarithm(axes: Any, which: str) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def whole_numbers(axes: Any) -> None:
-    """An axis of rounds."""
+def integer_axis(axes: Any) -> None:
+    """Ticks of the x axis at integers only."""
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
 
 
 def value_axis(axes: Any, study: Study, which: str, *, scaled: bool = False) -> None:
-    """An axis of errors: logarithmic if they span decades; percentages as such; from 0 where nothing is below."""
+    """Set up an axis of errors: logarithmic if they span decades, from 0 if none is negative.
+
+    `scaled` says that the values are in the unit shown already; else ticks are.
+    """
     if study.spans_decades():
-        plain_logarithm(axes, which)
+        log_axis(axes, which)
     elif scaled:
         low, high = getattr(axes, f"get_{which}lim")()
         smallest = min((method.pooled("error").min(initial=np.inf) for method in study.methods), default=0.0)
@@ -112,7 +116,7 @@ def value_axis(axes: Any, study: Study, which: str, *, scaled: bool = False) -> 
 
 
 def draw_line(axes: Any, line: Line, name: str, index: int, *, width: float = 1.8, factor: float = 1.0) -> None:
-    """The mean over seeds, and a band from the lowest seed to the highest."""
+    """Draw the mean over seeds, and a band from the lowest seed to the highest."""
     if not len(line):
         return
     axes.plot(
@@ -124,24 +128,25 @@ def draw_line(axes: Any, line: Line, name: str, index: int, *, width: float = 1.
 
 
 def halo() -> list[Any]:
+    """A white outline that sets a line apart from points behind it."""
     from matplotlib import patheffects
 
     return [patheffects.Stroke(linewidth=4, foreground="white"), patheffects.Normal()]
 
 
 def legend_columns(study: Study, width: float) -> int:
-    """As many columns of names as fit beside each other, at most three."""
-    longest = max(len(short(method.name)) for method in study.methods)
+    """The number of columns of names that fit beside each other, at most three."""
+    longest = max(len(shorten(method.name)) for method in study.methods)
     return max(1, min(3, len(study.methods), int(10.5 * width) // (longest + 5)))
 
 
 def legend_height(study: Study, width: float) -> float:
-    """The inches that the names take above a figure."""
+    """The height in inches of the names above a figure."""
     return 0.17 * -(-len(study.methods) // legend_columns(study, width)) if len(study.methods) > 1 else 0.0
 
 
 def legend(axes: Any, study: Study, width: float, *, always: bool = False) -> None:
-    """Names of the methods, where there is more than one (or always); outside the axes, where they cover nothing."""
+    """Draw the names of the methods above the axes, if there is more than one method (or always)."""
     if len(study.methods) > 1 or always:
         axes.figure.legend(
             *axes.get_legend_handles_labels(), loc="outside upper left", ncols=legend_columns(study, width), handlelength=1.5,

@@ -1,9 +1,9 @@
-"""The figures for papers: pure functions from a study to a matplotlib Figure. Methods keep their colour throughout."""
+"""The figures for papers: pure functions from a study to a matplotlib Figure. A method has one colour in all figures."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,33 +12,33 @@ from equipoise.report.data.results_by_method import MethodResults, Study
 from equipoise.report.palette import FAINT, INK, colour
 from equipoise.report.static.drawing import (
     MARKS,
-    blank,
     dash,
     draw_line,
     halo,
+    integer_axis,
     label,
     legend,
     legend_height,
-    plain_logarithm,
+    log_axis,
+    new_figure,
     render,
     style,
     value_axis,
-    whole_numbers,
 )
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["DRAWN", "curves", "histogram", "own", "percentiles", "privacy", "render", "selected", "sizes", "tradeoff"]
+__all__ = ["FIGURE_MAKERS", "curves", "histogram", "own", "percentiles", "privacy", "render", "selected", "sizes", "tradeoff"]
 
 WIDTH, HEIGHT = 4.5, 2.9  # inches: about a column of a paper, in the size of its text
 
 
 @style()
 def histogram(study: Study, *, width: float = WIDTH, least_height: float = HEIGHT) -> Figure:
-    """One panel per method above each other, on the same axes, so that the lines at mean and 90th percentile compare."""
-    methods, counted = study.methods, series.shares(study)
-    figure = blank(width, max(least_height, 0.85 + 1.15 * len(methods)))
+    """A histogram of the error per method, one below the other on the same axes, with lines at mean and 90th percentile."""
+    methods, counted = study.methods, series.histogram(study)
+    figure = new_figure(width, max(least_height, 0.85 + 1.15 * len(methods)))
     panels = figure.subplots(len(methods), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
     for index, (axes, method, share) in enumerate(zip(panels, methods, counted.shares, strict=True)):
         axes.stairs(100 * share, counted.edges, fill=True, color=colour(index), alpha=0.55)
@@ -55,11 +55,12 @@ def histogram(study: Study, *, width: float = WIDTH, least_height: float = HEIGH
     value_axis(panels[-1], study, "x")
     panels[-1].set_xlabel(f"{study.scale.noun} of a client{study.unit}")
     figure.supylabel("share of clients (%)", fontsize=9.5)
-    _key(figure, methods, int(3.2 * width))
+    _line_legend(figure, methods, int(3.2 * width))
     return figure
 
 
-def _key(figure: Figure, methods: tuple[MethodResults, ...], letters: int) -> None:
+def _line_legend(figure: Figure, methods: tuple[MethodResults, ...], letters: int) -> None:
+    """A legend of the lines in a histogram; names of methods have at most `letters` letters."""
     from matplotlib.lines import Line2D
 
     handles = [
@@ -71,20 +72,30 @@ def _key(figure: Figure, methods: tuple[MethodResults, ...], letters: int) -> No
     figure.legend(handles=handles, loc="outside upper left", ncols=3, handlelength=1.8, columnspacing=1.2)
 
 
+def _axes(study: Study, height: float = HEIGHT) -> tuple[Figure, Any]:
+    """A figure with room for the names of the methods, and its axes."""
+    figure = new_figure(WIDTH, height + legend_height(study, WIDTH))
+    return figure, figure.subplots()
+
+
+def _finish(axes: Any, study: Study, x: str, y: str, *, legend_always: bool = False) -> None:
+    """The names of both axes, and of the methods."""
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    legend(axes, study, WIDTH, always=legend_always)
+
+
 @style()
 def percentiles(study: Study) -> Figure:
     """The error at each percentile of the clients: mean over seeds, and the band of the seeds."""
-    figure = blank(WIDTH, HEIGHT + legend_height(study, WIDTH))
-    axes = figure.subplots()
+    figure, axes = _axes(study)
     for index, method in enumerate(study.methods):
         draw_line(axes, series.percentiles(method), method.name, index, width=2, factor=_factor(study))
     axes.axvline(90, color=FAINT, linewidth=1, linestyle="--")
     axes.set_xlim(0, 100)
     axes.set_xticks([0, 25, 50, 75, 90, 100])
-    axes.set_xlabel("percentile of the clients, best to worst")
-    axes.set_ylabel(f"{study.scale.noun}{study.unit}")
     value_axis(axes, study, "y", scaled=True)
-    legend(axes, study, WIDTH)
+    _finish(axes, study, "percentile of the clients, best to worst", f"{study.scale.noun}{study.unit}")
     return figure
 
 
@@ -96,58 +107,55 @@ def tradeoff(study: Study) -> Figure | None:
     """
     if len(study.methods) < 2:
         return None
-    figure = blank(WIDTH, HEIGHT + legend_height(study, WIDTH))
-    axes = figure.subplots()
+    figure, axes = _axes(study)
     for index, method in enumerate(study.methods):
-        x, y = (study.shown(values) for values in method.mean_and_tail())
+        x, y = (study.in_unit(values) for values in method.mean_and_tail())
         if len(x) > 1:
             axes.plot(x, y, "o", color=colour(index), markersize=4, alpha=0.45, linewidth=0, markeredgewidth=0)
-            across, up = (study.shown(np.array(method.figures[key].deviation)) for key in ("mean", "percentile_90"))
+            across, up = (study.in_unit(np.array(method.figures[key].deviation)) for key in ("mean", "percentile_90"))
             axes.errorbar(x.mean(), y.mean(), xerr=across, yerr=up, color=colour(index), linewidth=1, fmt="none")
         axes.plot(
             x.mean(), y.mean(), MARKS[index % len(MARKS)], color=colour(index), markersize=9, markeredgecolor="white",
             linewidth=0, label=label(method.name),
         )  # fmt: skip
     axes.margins(0.12)
-    axes.set_xlabel(f"mean {study.scale.noun}{study.unit}")
-    axes.set_ylabel(f"90th percentile{study.unit}")
-    legend(axes, study, WIDTH)
+    _finish(axes, study, f"mean {study.scale.noun}{study.unit}", f"90th percentile{study.unit}")
     return figure
 
 
 @style()
 def own(study: Study) -> Figure | None:
-    """The error at a client's own model over that at the shared one; crosses are malicious clients, larger marks several.
+    """The error of a client's own model over that of the shared one; crosses are malicious clients, larger marks several.
 
     None if no client has a model of its own.
     """
-    if not study.own:
+    if not study.personalised:
         return None
-    figure = blank(WIDTH, HEIGHT + 0.4 + legend_height(study, WIDTH))
-    axes = figure.subplots()
+    figure, axes = _axes(study, HEIGHT + 0.4)
     drawn = [
-        (index, method, malicious, found) for index, method in enumerate(study.methods) if method.has_own
-        for malicious in (False, True) if len((found := series.pairs(method, malicious=malicious)).own)
+        (index, method, malicious, pairs) for index, method in enumerate(study.methods) if method.personalised
+        for malicious in (False, True) if len((pairs := series.error_pairs(method, malicious=malicious)).own)
     ]  # fmt: skip
-    for index, method, malicious, found in drawn:
+    for index, method, malicious, pairs in drawn:
         axes.scatter(
-            study.shown(found.shared), study.shown(found.own), s=[12.0 * min(12, len(ids)) for ids in found.clients],
+            study.in_unit(pairs.shared), study.in_unit(pairs.own), s=[12.0 * min(12, len(ids)) for ids in pairs.clients],
             marker="x" if malicious else "o", linewidths=1.2 if malicious else 0, color=colour(index), alpha=0.6,
             label=None if malicious else label(method.name),
         )  # fmt: skip
     crosses = any(malicious for _, _, malicious, _ in drawn)
     if crosses:
         axes.scatter([], [], marker="x", linewidths=1.2, color=FAINT, label="malicious client")
-    if series.far_apart(study, np.concatenate([np.zeros(0), *(v for *_, found in drawn for v in (found.shared, found.own))])):
-        plain_logarithm(axes, "x")
-        plain_logarithm(axes, "y")
+    if series.needs_log_axes(
+        study, np.concatenate([np.zeros(0), *(v for *_, pairs in drawn for v in (pairs.shared, pairs.own))])
+    ):
+        log_axis(axes, "x")
+        log_axis(axes, "y")
     low, high = min(axes.get_xlim()[0], axes.get_ylim()[0]), max(axes.get_xlim()[1], axes.get_ylim()[1])
     axes.plot([low, high], [low, high], color=FAINT, linewidth=1, linestyle="--")
     axes.set_xlim(low, high)
     axes.set_ylim(low, high)
-    axes.set_xlabel(f"shared model: {study.scale.noun}{study.unit}")
-    axes.set_ylabel(f"own model: {study.scale.noun}{study.unit}")
-    legend(axes, study, WIDTH, always=crosses)
+    noun = f"{study.scale.noun}{study.unit}"
+    _finish(axes, study, f"shared model: {noun}", f"own model: {noun}", legend_always=crosses)
     return figure
 
 
@@ -159,39 +167,36 @@ def sizes(study: Study) -> Figure | None:
     """
     if not series.sizes_differ(study):
         return None
-    figure = blank(WIDTH, HEIGHT + legend_height(study, WIDTH))
-    axes = figure.subplots()
+    figure, axes = _axes(study)
     crowded = len(study.methods) > 2
     for index, method in enumerate(study.methods):
         if index == 0 or not crowded:
-            rows, some = method.rows[0], series.some_clients(method)
+            rows, some = method.rows[0], series.sampled_clients(method)
             axes.plot(
-                rows.size[some].numpy(), study.shown(rows.error[some].double().numpy()), "o",
+                rows.size[some].numpy(), study.in_unit(rows.error[some].double().numpy()), "o",
                 color=FAINT if crowded else colour(index), alpha=0.35, linewidth=0,
                 markersize=3.5 if len(some) < 400 else 2.5, markeredgewidth=0,
             )  # fmt: skip
         groups = series.by_size(method)
         axes.plot(
-            groups.size, study.shown(groups.error), color=colour(index), linestyle=dash(index), linewidth=2,
+            groups.size, study.in_unit(groups.error), color=colour(index), linestyle=dash(index), linewidth=2,
             marker="o" if len(groups.size) == 1 else None, label=label(method.name), path_effects=halo(),
         )  # fmt: skip
     every = np.concatenate([method.pooled("size") for method in study.methods])
     if every.max() > 8 * every.min():
-        plain_logarithm(axes, "x")
-    axes.set_xlabel("examples of the client")
-    axes.set_ylabel(f"{study.scale.noun}{study.unit}")
+        log_axis(axes, "x")
     value_axis(axes, study, "y", scaled=True)
-    legend(axes, study, WIDTH)
+    _finish(axes, study, "examples of the client", f"{study.scale.noun}{study.unit}")
     return figure
 
 
 @style()
 def curves(study: Study) -> Figure | None:
-    """Mean and tail over rounds, of the error if it was evaluated on the way, else of the training loss. None without any."""
+    """Mean and tail over rounds: of the error at evaluations if there are several, else of the training loss; None without."""
     drawn = series.curves(study)
     if not drawn:
         return None
-    figure = blank(WIDTH, 4.1 + legend_height(study, WIDTH))
+    figure = new_figure(WIDTH, 4.1 + legend_height(study, WIDTH))
     panels = figure.subplots(2, 1, sharex=True)
     for axes, panel in zip(panels, drawn, strict=True):
         for index, (method, line) in enumerate(zip(study.methods, panel.lines, strict=True)):
@@ -199,8 +204,8 @@ def curves(study: Study) -> Figure | None:
         axes.set_title(panel.title)
         axes.set_ylabel(f"{study.scale.noun}{study.unit}" if panel.of_error else "loss")
         if panel.logarithmic:
-            plain_logarithm(axes, "y")
-    whole_numbers(panels[1])
+            log_axis(axes, "y")
+    integer_axis(panels[1])
     panels[1].set_xlabel("round")
     legend(panels[0], study, WIDTH)
     return figure
@@ -208,43 +213,33 @@ def curves(study: Study) -> Figure | None:
 
 @style()
 def selected(study: Study) -> Figure | None:
-    """How many clients were trained in each round. None if nothing was recorded."""
+    """The number of clients trained in each round. None if nothing was recorded."""
     lines = [series.over_rounds(method, "trained") for method in study.methods]
-    if not any(len(line) for line in lines):
-        return None
-    figure = blank(WIDTH, HEIGHT + legend_height(study, WIDTH))
-    axes = figure.subplots()
-    widths = series.widths(lines, 1.6, 7.0)
-    for index, (method, line) in enumerate(zip(study.methods, lines, strict=True)):
-        draw_line(axes, line, method.name, index, width=widths[index])
-    axes.set_ylim(0, 1.15 * max(1.0, *(float(np.max(line.high, initial=0.0)) for line in lines)))
-    whole_numbers(axes)
-    axes.set_xlabel("round")
-    axes.set_ylabel("clients trained")
-    legend(axes, study, WIDTH)
-    return figure
+    top = 1.15 * max(1.0, *(float(np.max(line.high, initial=0.0)) for line in lines))
+    return _by_round(study, lines, "clients trained", top)
 
 
 @style()
 def privacy(study: Study) -> Figure | None:
     """ε spent after each round. None if no round reports it."""
-    lines = [series.over_rounds(method, "epsilon", smoothed=False) for method in study.methods]
+    return _by_round(study, [series.over_rounds(method, "epsilon", smoothed=False) for method in study.methods], "ε spent")
+
+
+def _by_round(study: Study, lines: list[series.Line], y: str, top: float | None = None) -> Figure | None:
+    """A curve per method over the rounds, from 0 to `top`. None if no curve has a point."""
     if not any(len(line) for line in lines):
         return None
-    figure = blank(WIDTH, HEIGHT + legend_height(study, WIDTH))
-    axes = figure.subplots()
-    widths = series.widths(lines, 1.6, 7.0)
+    figure, axes = _axes(study)
+    widths = series.line_widths(lines, 1.6, 7.0)
     for index, (method, line) in enumerate(zip(study.methods, lines, strict=True)):
         draw_line(axes, line, method.name, index, width=widths[index])
-    axes.set_ylim(bottom=0)
-    whole_numbers(axes)
-    axes.set_xlabel("round")
-    axes.set_ylabel("ε spent")
-    legend(axes, study, WIDTH)
+    axes.set_ylim(0, top)
+    integer_axis(axes)
+    _finish(axes, study, "round", y)
     return figure
 
 
-DRAWN: dict[str, Callable[[Study], Figure | None]] = {
+FIGURE_MAKERS: dict[str, Callable[[Study], Figure | None]] = {
     "histogram": histogram,
     "percentiles": percentiles,
     "tradeoff": tradeoff,
@@ -257,4 +252,5 @@ DRAWN: dict[str, Callable[[Study], Figure | None]] = {
 
 
 def _factor(study: Study) -> float:
+    """What errors are multiplied by to be in the unit shown."""
     return 100.0 if study.scale.percent else 1.0

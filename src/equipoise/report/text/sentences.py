@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from equipoise.report.data.over_seeds import Spread
 from equipoise.report.text.phrases import count_words
 
-# mean, percentile_90, worst_10, standard_deviation (with shared_ before where clients have their own models), trained, seconds
-Row = Mapping[str, Spread]
+# By name: those of `FIGURES`, "trained" and "seconds"; where clients have their own models also "shared_mean" and so on.
+MethodFigures = Mapping[str, Spread]
 
 
 @dataclass(frozen=True)
 class ValueFormat:
-    """How values are written: as percentages or as plain numbers, and with how many decimals."""
+    """How errors are written: in percent or as plain numbers, with how many decimals, and under which noun."""
 
     percent: bool
     decimals: int
@@ -23,7 +23,7 @@ class ValueFormat:
 
     @classmethod
     def fitting(cls, largest: float, *, percent: bool, noun: str = "error") -> ValueFormat:
-        """The decimals that suit values up to `largest`: percentages have one (two if all are small), others three digits."""
+        """The format for values up to `largest`: one decimal for percent (two if all are small), else three digits."""
         if percent:
             return cls(True, 1 if largest >= 0.02 else 2, noun)
         magnitude = math.floor(math.log10(largest)) if math.isfinite(largest) and largest > 0 else 0
@@ -49,7 +49,7 @@ class ValueFormat:
         return self.number(spread.mean) + (f" ± {self.number(spread.deviation)}" if seeds > 1 else "")
 
     def change(self, before: float, after: float) -> float:
-        """The difference of the two as they are written, so that a reader who subtracts gets the same."""
+        """The difference of two values as they are written, as a reader would subtract; NaN if one is not finite."""
         written = self.number(before), self.number(after)
         return float("nan") if "–" in written else float(written[1]) - float(written[0])
 
@@ -61,13 +61,13 @@ class ValueFormat:
 
 @dataclass(frozen=True)
 class JudgedClients:
-    """The clients a report speaks of."""
+    """The clients that a report judges methods on. `str()` describes them, e.g. "500 unseen test clients"."""
 
     count: tuple[int, int]  # fewest and most over the runs
     split: str
     unseen: bool
-    weighted: bool  # by examples
-    benign: bool = False  # malicious clients are left out
+    weighted: bool  # whether clients count by their examples
+    benign: bool = False  # whether malicious clients are left out
 
     def __str__(self) -> str:
         split = {"train": "training"}.get(self.split, self.split)
@@ -76,17 +76,22 @@ class JudgedClients:
 
     @property
     def benign_word(self) -> str:
-        """What stands before "clients" where some others are left out."""
+        """The word "benign" with a space if malicious clients are left out, else nothing."""
         return "benign " if self.benign else ""
 
 
-def compared(table: Mapping[str, Row], crowd: JudgedClients, scale: ValueFormat, wins: tuple[int, int] | None = None) -> str:
-    """What the best method does against the first, in one sentence. `wins`: in how many of the common seeds it is lower."""
+def comparison_sentence(
+    table: Mapping[str, MethodFigures], judged: JudgedClients, scale: ValueFormat, wins: tuple[int, int] | None = None
+) -> str:
+    """What the best method does against the first, in one sentence.
+
+    `wins` are the number of common seeds in which its 90th percentile is lower, and the number of common seeds.
+    """
     baseline, *others = table
-    best = min(others, key=lambda name: _order(table[name]["percentile_90"].mean))
+    best = min(others, key=lambda name: _finite_or_inf(table[name]["percentile_90"].mean))
     before, after = table[baseline]["percentile_90"].mean, table[best]["percentile_90"].mean
     drop = scale.change(before, after)
-    over = f"the 90th percentile of the {scale.noun} over {crowd}"
+    over = f"the 90th percentile of the {scale.noun} over {judged}"
     if math.isnan(drop) or drop >= 0:
         if math.isfinite(before):
             return f"No method lowers {over}: none gets below the {scale.value(before)} of {baseline}."
@@ -113,20 +118,26 @@ def compared(table: Mapping[str, Row], crowd: JudgedClients, scale: ValueFormat,
     return f"{best} lowers {over} from {scale.value(before)} to {scale.value(after)}{price}, against {baseline}{seeds}.{own}"
 
 
-def alone(
-    row: Row, median: float, crowd: JudgedClients, scale: ValueFormat, seeds: int = 1, shared_median: float | None = None
+def single_method_sentence(
+    row: MethodFigures,
+    median: float,
+    judged: JudgedClients,
+    scale: ValueFormat,
+    seeds: int = 1,
+    shared_median: float | None = None,
 ) -> str:
-    """Who one method leaves behind, in one sentence; where clients have their own models, how it is without them."""
+    """Whom one method leaves behind, in one sentence, and in another how the shared model does where clients have their own."""
     mean, worst = row["mean"].mean, row["worst_10"].mean
     if not math.isfinite(mean):
-        return f"Some of the {crowd} have {with_article(scale.noun)} that is not finite."
-    if crowd.count == (1, 1):
-        text = f"The one {str(crowd).removeprefix('1 ')} sees {with_article(scale.noun)} of {scale.value(mean)}{_over(seeds)}."
+        return f"Some of the {judged} have {with_article(scale.noun)} that is not finite."
+    if judged.count == (1, 1):
+        value = f"{scale.value(mean)}{_mean_over(seeds)}"
+        text = f"The one {str(judged).removeprefix('1 ')} sees {with_article(scale.noun)} of {value}."
         return text if shared_median is None else f"{text} With the shared model it is {scale.value(row['shared_mean'].mean)}."
-    weighed = ", weighted by their examples," if crowd.weighted else ""
+    weighed = ", weighted by their examples," if judged.weighted else ""
     text = (
-        f"Half of the {crowd}{weighed} see {with_article(scale.noun)} of {scale.value(median)} or less; "
-        f"the worst 10 % see {scale.value(worst)} on average{_over(seeds)}."
+        f"Half of the {judged}{weighed} see {with_article(scale.noun)} of {scale.value(median)} or less; "
+        f"the worst 10 % see {scale.value(worst)} on average{_mean_over(seeds)}."
     )
     if shared_median is None:
         return text
@@ -137,12 +148,13 @@ def alone(
 
 
 def with_article(noun: str) -> str:
+    """The noun after "a" or "an"."""
     return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
-def _over(seeds: int) -> str:
+def _mean_over(seeds: int) -> str:
     return f" (mean over {seeds} seeds)" if seeds > 1 else ""
 
 
-def _order(value: float) -> float:
+def _finite_or_inf(value: float) -> float:
     return value if math.isfinite(value) else math.inf

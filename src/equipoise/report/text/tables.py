@@ -12,11 +12,11 @@ import torch
 from equipoise.report.data.over_seeds import FIGURES, Spread, malicious_clients
 from equipoise.report.data.results_by_method import MethodResults, Study
 from equipoise.report.palette import COLOURS
-from equipoise.report.text.captions import left_out, served, whose_model
+from equipoise.report.text.captions import nonfinite_note, served_model
 from equipoise.report.text.phrases import listed
 
-WORST = 10
-NAMED = 5  # of the clients whose updates were left out
+WORST_CLIENTS = 10  # rows of the tables of clients that fare worst
+REJECTED_NAMES = 5  # clients named whose updates were left out
 SHARED = "shared model"
 _LOWEST = " The lowest of a column is bold."
 
@@ -28,28 +28,28 @@ def numbers_table(study: Study) -> Iterator[str]:
     """
     seeds = f"; mean ± standard deviation over {study.seeds} seeds" if study.seeds > 1 else "; one seed, so no spread is known"
     unit = ", in %" if study.scale.percent else ""
-    weighed = ", weighted by their examples" if study.crowd.weighted else ""
+    weighed = ", weighted by their examples" if study.judged.weighted else ""
     headers = {**FIGURES, "trained": "trained clients per round", "seconds": "wall time (s)"}
-    caption = f"{study.scale.noun.capitalize()} over {study.crowd}{weighed}{unit}{seeds}.{served(study)}"
+    caption = f"{study.scale.noun.capitalize()} over {study.judged}{weighed}{unit}{seeds}.{served_model(study)}"
     if len(study.methods) > 1:
-        caption += " The lowest of a column, among what clients are served, is bold." if study.own else _LOWEST
+        caption += " The lowest of a column, among what clients are served, is bold." if study.personalised else _LOWEST
     yield '<section aria-labelledby="numbers"><h2 id="numbers">In numbers</h2>'
-    yield from _begin("numbers", caption, ("method", *headers.values()))
+    yield from _open_table("numbers", caption, ("method", *headers.values()))
     lowest = {key: _lowest([study.scale.number(method.figures[key].mean) for method in study.methods]) for key in FIGURES}
     for index, method in enumerate(study.methods):
         cells = []
         for key in headers:
             spread = method.figures[key]
-            text = study.scale.spread(spread, len(method.runs)) if key in FIGURES else _plain(spread.mean)
+            text = study.scale.spread(spread, len(method.runs)) if key in FIGURES else _rounded(spread.mean)
             mark = ' class="best"' if key in FIGURES and study.scale.number(spread.mean) == lowest[key] else ""
-            cells.append(f'<td{mark} data-key="{key}">{bound(text)}</td>')
-        yield f"<tr>{_name(method.name, swatch(index))}{''.join(cells)}</tr>"
-        if method.has_own:
+            cells.append(f'<td{mark} data-key="{key}">{nonbreaking(text)}</td>')
+        yield f"<tr>{_header_cell(method.name, swatch(index))}{''.join(cells)}</tr>"
+        if method.personalised:
             shared = [study.scale.spread(method.figures[f"shared_{key}"], len(method.runs)) for key in FIGURES]
-            cells = [f'<td data-key="shared_{key}">{bound(text)}</td>' for key, text in zip(FIGURES, shared, strict=True)]
-            yield f'<tr class="below">{_name(SHARED)}{"".join(cells)}<td></td><td></td></tr>'
-    yield _END
-    if note := left_out(study):
+            cells = [f'<td data-key="shared_{key}">{nonbreaking(text)}</td>' for key, text in zip(FIGURES, shared, strict=True)]
+            yield f'<tr class="below">{_header_cell(SHARED)}{"".join(cells)}<td></td><td></td></tr>'
+    yield _CLOSE_TABLE
+    if note := nonfinite_note(study):
         yield f'<p class="note">{escape(note)}</p>'
     yield "</section>"
 
@@ -57,40 +57,40 @@ def numbers_table(study: Study) -> Iterator[str]:
 def malicious_table(study: Study) -> Iterator[str]:
     """The malicious clients' mean error beside the benign ones', per method."""
     noun, unit = study.scale.noun, ", in %" if study.scale.percent else ""
-    weighed = ", weighted by their examples" if study.crowd.weighted else ""
+    weighed = ", weighted by their examples" if study.judged.weighted else ""
     over = "; mean ± standard deviation over seeds" if study.seeds > 1 else ""
-    caption = f"Mean {noun} of benign and of malicious clients{weighed}{unit}{over}.{whose_model(study)}"
-    yield from _begin("malicious alone", caption, ("method", "benign clients", "malicious clients"))
+    caption = f"Mean {noun} of benign and of malicious clients{weighed}{unit}{over}.{served_model(study, brief=True)}"
+    yield from _open_table("malicious alone", caption, ("method", "benign clients", "malicious clients"))
     for index, method in enumerate(study.methods):
-        found: list[Spread | None] = [method.figures.get(key) for key in ("mean", "malicious_mean")]
-        texts = [study.scale.spread(spread, len(method.runs)) if spread is not None else "–" for spread in found]
-        yield f"<tr>{_name(method.name, swatch(index))}{''.join(f'<td>{bound(text)}</td>' for text in texts)}</tr>"
-    yield _END
+        spreads: list[Spread | None] = [method.figures.get(key) for key in ("mean", "malicious_mean")]
+        texts = [study.scale.spread(spread, len(method.runs)) if spread is not None else "–" for spread in spreads]
+        yield f"<tr>{_header_cell(method.name, swatch(index))}{''.join(f'<td>{nonbreaking(text)}</td>' for text in texts)}</tr>"
+    yield _CLOSE_TABLE
 
 
 def rejected_table(study: Study) -> Iterator[str]:
-    """Per method: how many updates were left out, whose, and in which rounds."""
+    """Per method: the number of updates that were left out, the clients who sent them, and the rounds."""
     over = " Over all seeds." if study.seeds > 1 else ""
     caption = f"Updates that were not finite or absurdly large, and so were left out of their round.{over}"
     attacked = ("of malicious clients",) if study.attacked else ()
-    yield from _begin("rejected", caption, ("method", "updates left out", *attacked, "clients", "who", "rounds"))
+    yield from _open_table("rejected", caption, ("method", "updates left out", *attacked, "clients", "who", "rounds"))
     for index, method in enumerate(study.methods):
-        lost = [(run, client, report.round + 1) for run in method.runs
+        rejected = [(run, client, report.round + 1) for run in method.runs
                 for report in run.history.rounds for client in report.rejected]  # fmt: skip
-        often = Counter(client for _, client, _ in lost).most_common()
-        bad = {id(run): frozenset(malicious_clients(run)) for run in method.runs}
-        cells = [f"{len(lost):,}"]
-        cells += [f"{sum(client in bad[id(run)] for run, client, _ in lost):,}"] if attacked else []
-        cells += [f"{len(often):,}", listed([client for client, _ in often], NAMED) or "–"]
-        cells.append(rounds_words({number for _, _, number in lost}))
-        yield f"<tr>{_name(method.name, swatch(index))}{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
-    yield _END
+        by_client = Counter(client for _, client, _ in rejected).most_common()
+        malicious = {id(run): frozenset(malicious_clients(run)) for run in method.runs}
+        cells = [f"{len(rejected):,}"]
+        cells += [f"{sum(client in malicious[id(run)] for run, client, _ in rejected):,}"] if attacked else []
+        cells += [f"{len(by_client):,}", listed([client for client, _ in by_client], REJECTED_NAMES) or "–"]
+        cells.append(round_ranges({number for _, _, number in rejected}))
+        yield f"<tr>{_header_cell(method.name, swatch(index))}{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+    yield _CLOSE_TABLE
 
 
-def rounds_words(numbers: set[int], most: int = 8) -> str:
-    """Rounds in few words; of many stretches the first ones.
+def round_ranges(numbers: set[int], most: int = 8) -> str:
+    """Rounds as a short list of ranges; of more than `most`, the first ones.
 
-    >>> rounds_words({1, 2, 3, 7, 9, 10}), rounds_words(set(range(1, 40, 2)), most=3)
+    >>> round_ranges({1, 2, 3, 7, 9, 10}), round_ranges(set(range(1, 40, 2)), most=3)
     ('1 to 3, 7, 9, 10', '1, 3, 5, … (20 rounds up to 39)')
     """
     stretches: list[list[int]] = []
@@ -108,7 +108,7 @@ def rounds_words(numbers: set[int], most: int = 8) -> str:
 
 
 def worst_clients(study: Study) -> Iterator[str]:
-    """Who fares worst under the method; with several, under the first and under the best, with each method's error."""
+    """The clients that fare worst under the method; with several methods, under the first and under the best one."""
     first, best = study.methods[0], study.best
     yield '<section aria-labelledby="worst"><h2 id="worst">Who fares worst</h2>'
     if len(study.methods) == 1:
@@ -126,47 +126,53 @@ def worst_clients(study: Study) -> Iterator[str]:
 
 
 def _worst_alone(study: Study, method: MethodResults) -> Iterator[str]:
-    rows, same = method.rows[0], study.scale.noun == "loss"
-    worst = method.worst(WORST)
+    """The clients that fare worst under the only method, with their error and loss."""
+    rows, only_loss = method.rows[0], study.scale.noun == "loss"
+    worst = method.worst(WORST_CLIENTS)
     seed = f", seed {method.runs[0].seed}" if len(method.runs) > 1 else ""
     finite = rows.loss[torch.isfinite(rows.loss)]
     losses = study.scale.fitting(float(finite.abs().max()) if len(finite) else 1.0, percent=False)
     tables = {"": rows}
-    if method.has_own:
-        tables = {"served " if method.partly_own else "own ": rows, "shared ": method.everyone[0].benign}
-    columns = [] if same else [
+    if method.personalised:
+        tables = {"served " if method.partly_personalised else "own ": rows, "shared ": method.all_rows[0].benign}
+    columns = [] if only_loss else [
         (f"{whose}error{' (%)' * study.scale.percent}", table.error, study.scale) for whose, table in tables.items()
     ]  # fmt: skip
-    columns += [(f"{whose}loss", table.loss, losses) for whose, table in tables.items() if same or table is rows]
-    caption = f"The {_clients(len(worst), study.crowd.benign_word)} with the largest {study.scale.noun}{seed}.{served(study)}"
-    yield from _begin("worst alone", caption, ("client", "examples", *(title for title, _, _ in columns)))
+    columns += [(f"{whose}loss", table.loss, losses) for whose, table in tables.items() if only_loss or table is rows]
+    caption = f"The {_client_count(len(worst), study.judged.benign_word)} with the largest {study.scale.noun}{seed}."
+    caption += served_model(study)
+    yield from _open_table("worst alone", caption, ("client", "examples", *(title for title, _, _ in columns)))
     for k in worst:
         cells = "".join(f"<td>{scale.number(float(values[k]))}</td>" for _, values, scale in columns)
-        yield f"<tr>{_name(rows.client[k])}<td>{int(rows.size[k]):,}</td>{cells}</tr>"
-    yield _END
+        yield f"<tr>{_header_cell(rows.client[k])}<td>{int(rows.size[k]):,}</td>{cells}</tr>"
+    yield _CLOSE_TABLE
 
 
 def _before_and_after(study: Study, chosen: MethodResults, name: str) -> Iterator[str]:
     """The clients that fare worst under `chosen`, with their error under every method that has the same seed."""
     scale, rows, seed = study.scale, chosen.rows[0], chosen.runs[0].seed
-    worst = chosen.worst(WORST)
+    worst = chosen.worst(WORST_CLIENTS)
     under = [(index, method, method.errors_by_client(seed)) for index, method in enumerate(study.methods)]
     shown = [(index, method, errors) for index, method, errors in under if errors is not None]
     seeds = f", seed {seed}" if study.seeds > 1 else ""
-    caption = f"The {_clients(len(worst), study.crowd.benign_word)} with the largest {scale.noun} under {chosen.name}{seeds}"
-    caption += f"; {scale.noun}{' in %' if scale.percent else ''} under each method.{whose_model(study)}"
-    yield from _begin("worst", caption, ("client", "examples", *(m.name for _, m, _ in shown)), name, [i for i, _, _ in shown])
+    caption = (
+        f"The {_client_count(len(worst), study.judged.benign_word)} with the largest {scale.noun} under {chosen.name}{seeds}"
+    )
+    caption += f"; {scale.noun}{' in %' if scale.percent else ''} under each method.{served_model(study, brief=True)}"
+    yield from _open_table(
+        "worst", caption, ("client", "examples", *(m.name for _, m, _ in shown)), name, [i for i, _, _ in shown]
+    )
     for k in worst:
         key = (rows.client[k], int(rows.size[k]))
-        errors = [found.get(key, math.nan) for _, _, found in shown]
+        errors = [by_client.get(key, math.nan) for _, _, by_client in shown]
         base = errors[0] if shown[0][0] == 0 else math.nan
-        cells = (_change(study, base, error) if place else scale.number(error) for place, error in enumerate(errors))
-        yield f"<tr>{_name(key[0])}<td>{key[1]:,}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
-    yield _END
+        cells = (_change(study, base, error) if column else scale.number(error) for column, error in enumerate(errors))
+        yield f"<tr>{_header_cell(key[0])}<td>{key[1]:,}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+    yield _CLOSE_TABLE
 
 
 def _change(study: Study, before: float, after: float) -> str:
-    """An error and its change, which is that of the written numbers."""
+    """An error and its change against `before`: the difference of the two numbers as they are written."""
     change = study.scale.change(before, after)
     text = study.scale.number(after)
     if math.isnan(change):
@@ -177,44 +183,47 @@ def _change(study: Study, before: float, after: float) -> str:
     return f'{text} <small class="{mark}">{sign}{study.scale.points(change).removesuffix(" points")}</small>'
 
 
-def _begin(kind: str, caption: str, columns: tuple[str, ...], name: str = "", methods: Sequence[int] = ()) -> Iterator[str]:
-    """A table under its caption, in a box that scrolls where the screen is narrow; the last columns may be `methods`."""
+def _open_table(
+    kind: str, caption: str, columns: tuple[str, ...], name: str = "", methods: Sequence[int] = ()
+) -> Iterator[str]:
+    """The opening tags of a table under its caption, in a box that scrolls; the last columns may belong to `methods`."""
     name = name or f"table-{kind.split()[0]}"
     marks = [""] * (len(columns) - len(methods)) + [swatch(index) for index in methods]
-    yield f'<div class="card"><p class="caption" id="{name}-caption">{escape(bound(caption))}</p>'
+    yield f'<div class="card"><p class="caption" id="{name}-caption">{escape(nonbreaking(caption))}</p>'
     yield f'<div class="scroll" tabindex="0" role="region" aria-labelledby="{name}-caption">'
     yield f'<table class="{kind}" id="{name}" aria-labelledby="{name}-caption">'
-    heads = (_name(bound(column), mark, "col") for mark, column in zip(marks, columns, strict=True))
+    heads = (_header_cell(nonbreaking(column), mark, "col") for mark, column in zip(marks, columns, strict=True))
     yield f"<thead><tr>{''.join(heads)}</tr></thead><tbody>"
 
 
-def _name(name: str, mark: str = "", scope: str = "row") -> str:
-    """The head of a row or column; only a long name may break."""
+def _header_cell(name: str, mark: str = "", scope: str = "row") -> str:
+    """The header cell of a row or column; only a long name may break."""
     kind = ' class="short"' if len(name) <= 14 else ""
     return f'<th scope="{scope}"{kind}>{mark}{escape(name)}</th>'
 
 
-_END = "</tbody></table></div></div>"
+_CLOSE_TABLE = "</tbody></table></div></div>"
 
 
 def swatch(index: int) -> str:
+    """A small square in the colour of a method."""
     return f'<span class="swatch" style="background:var(--method-{index % len(COLOURS)})"></span>'
 
 
-def bound(text: str) -> str:
-    """Numbers stay with their unit at the end of a line."""
+def nonbreaking(text: str) -> str:
+    """The text with non-breaking spaces between numbers and their units."""
     return text.replace(" %", "\u00a0%").replace(" ± ", "\u00a0±\u00a0")
 
 
-def _clients(count: int, kind: str = "") -> str:
+def _client_count(count: int, kind: str = "") -> str:
     return f"{kind}client" if count == 1 else f"{count} {kind}clients"
 
 
-def _plain(value: float) -> str:
+def _rounded(value: float) -> str:
     return f"{value:.1f}" if value < 100 else f"{value:,.0f}"
 
 
 def _lowest(written: list[str]) -> str | None:
-    """The lowest of the numbers as written; None if they are all the same, or none is a number."""
+    """The lowest of the written numbers; None if all are equal, or none is a number."""
     numbers = [text for text in written if text != "–"]
     return min(numbers, key=float) if len(set(written)) > 1 and numbers else None
