@@ -41,3 +41,32 @@ def test_lines_wrap_at_120_columns(page):
         elif not in_fence and len(line) > 120 and " " in text and not text.startswith(("|", "<")):
             too_long.append(number)
     assert not too_long, f"{page.name} has lines of more than 120 columns: {too_long}"
+
+
+REFERENCE = re.compile(r"\[`(\w+)`\]\(([^)#]+\.py)#L(\d+)\)")
+
+
+def defined_at(page: Path, name: str, file: str) -> int:
+    """The line of a Python file on which a class or function is defined; the first, if several have the name."""
+    lines = (page.parent / file).read_text(encoding="utf-8").splitlines()
+    return next((n for n, line in enumerate(lines, 1) if re.match(rf"\s*(class|def) {name}\b", line)), 0)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_line_references_are_true(page):
+    """A link such as [`run_round`](../src/equipoise/round.py#L1) leads to the line that defines the name."""
+    for name, file, line in REFERENCE.findall(page.read_text(encoding="utf-8")):
+        assert defined_at(page, name, file) == int(line), f"{name} of {file}: run python tests/test_docs.py to renew the lines"
+
+
+def test_the_guide_walks_through_one_round():
+    named = {file for _, file, _ in REFERENCE.findall((ROOT / "docs" / "guide.md").read_text(encoding="utf-8"))}
+    assert {f"../src/equipoise/{file}" for file in ("train.py", "round.py", "engines/loop.py", "solvers/sgd.py")} <= named
+
+
+if __name__ == "__main__":  # renew the line numbers of all references
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        page.write_text(
+            REFERENCE.sub(lambda m: f"[`{m[1]}`]({m[2]}#L{defined_at(page, m[1], m[2])})", text), encoding="utf-8"
+        )

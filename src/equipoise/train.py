@@ -76,7 +76,7 @@ class Watching:
         good = self.evaluate_every is None or (is_whole(self.evaluate_every) and self.evaluate_every >= 1)
         require(good, "evaluate_every", "must be at least 1 round", self.evaluate_every)
         good = isinstance(self.observers, Sequence)
-        require(good, "observers", "must be a list of observers", type(self.observers).__name__)
+        require(good, "observers", "must be a list of observers", self.observers.__class__.__name__)
 
     @property
     def saving(self) -> Checkpoints | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -56,6 +55,7 @@ class Setting:
     algorithm: Algorithm
     task: Task
     engine: Engine
+    sampler: Sampler
     alpha: Tensor  # (n,) base weights of the training clients
     clients_per_round: int
     rounds: int
@@ -64,11 +64,6 @@ class Setting:
     protection: Protection
     name: str = "run"
     engine_traits: EngineTraits = field(default_factory=EngineTraits)
-
-    @cached_property
-    def sampler(self) -> Sampler:
-        """What draws the cohorts."""
-        return self.algorithm.drawn_by
 
     def with_algorithm(self, algorithm: Algorithm, name: str) -> Setting:
         """Another run on the same engine: an unprotected algorithm with the same weights and cohorts."""
@@ -179,7 +174,7 @@ def set_up(
     if traits.network is not None:
         protection = traits.network.protect(protection, algorithm)
     return Setting(
-        model, data, algorithm, task, running, alpha, clients_per_round, rounds, seed, personal, protection, name, traits
+        model, data, algorithm, task, running, algorithm.drawn_by, alpha, clients_per_round, rounds, seed, personal, protection, name, traits
     )  # fmt: skip
 
 

@@ -1,0 +1,236 @@
+"""How the package is put together: who asks parts what they are, who imports whom, and how many files one round takes."""
+
+import ast
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import equipoise as eq
+from equipoise.experiment import catalog
+
+SOURCE = Path(eq.__file__).parent
+FILES = {
+    ".".join(("equipoise", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__"): path
+    for path in sorted(SOURCE.rglob("*.py"))
+}
+TREES = {module: ast.parse(path.read_text(encoding="utf-8")) for module, path in FILES.items()}
+
+READS_ABILITIES = "equipoise.core.abilities"  # the one module that asks parts what they can do
+VALIDATES = "equipoise.algorithm"  # refuses parts that are wrong together
+
+# Questions about values that are no parts of an algorithm: module → expressions, each with its reason.
+NOT_PARTS: dict[str, dict[str, str]] = {}
+
+# Modules and classes that have one name because they are one idea in two places.
+SAME_IDEA: dict[str, str] = {}
+
+
+def concrete_parts() -> set[str]:
+    """The names of all classes that an algorithm can be made of, and of the engines."""
+    names = {part.target.__name__ for kind in catalog.kinds() for part in catalog.parts(kind)}
+    return names | {"LoopEngine", "SimulatorEngine", "FlowerEngine", "Loop", "Simulator"}
+
+
+def names_in(node: ast.AST) -> set[str]:
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)} | {
+        n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)
+    }
+
+
+def probes(tree: ast.AST, parts: set[str]) -> list[str]:
+    """The expressions of a module that ask an object what it is or what it has."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            name = node.func.id
+            asks = name == "hasattr" or (name == "getattr" and len(node.args) == 3)
+            if asks or (name == "isinstance" and names_in(node.args[1]) & parts):
+                found.append(ast.unparse(node))
+        if isinstance(node, ast.Compare) and any(
+            isinstance(op, ast.Is | ast.IsNot | ast.Eq | ast.NotEq | ast.In) for op in node.ops
+        ):
+            sides = [node.left, *node.comparators]
+            of_type = [s for s in sides if isinstance(s, ast.Call) and isinstance(s.func, ast.Name) and s.func.id == "type"]
+            if of_type and any(names_in(side) & parts for side in sides if side not in of_type):
+                found.append(ast.unparse(node))
+    return found
+
+
+def test_the_search_for_probes_finds_them():
+    code = "hasattr(solver, 'prepare'); getattr(risk, 'tail', 1); type(s) is SGD; isinstance(r, (Mean, int)); type(x) is int"
+    assert len(probes(ast.parse(code), {"SGD", "Mean"})) == 4
+
+
+def test_no_part_is_asked_what_it_is():
+    parts = concrete_parts()
+    assert {"SGD", "Superquantile", "WeightedMean", "Ditto", "DifferentialPrivacy", "Poisson"} <= parts
+    asked = {
+        module: left
+        for module, tree in TREES.items()
+        if module not in (READS_ABILITIES, VALIDATES)
+        and (left := [text for text in probes(tree, parts) if text not in NOT_PARTS.get(module, {})])
+    }
+    assert not asked, "\n".join(f"{module}: {text}" for module, texts in asked.items() for text in texts)
+
+
+def test_the_list_of_other_questions_is_up_to_date():
+    parts = concrete_parts()
+    for module, texts in NOT_PARTS.items():
+        assert set(texts) <= set(probes(TREES[module], parts)), module
+
+
+# ---------------------------------------------------------------------------------------------------------------------- imports
+
+
+def imports(module: str) -> dict[str, list[tuple[str, str]]]:
+    """The modules of the package that a module imports, also inside functions but not for type checking, with the names."""
+    tree = TREES[module]
+    for_types = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for statement in node.body
+        for inner in ast.walk(statement)
+    }
+    targets = defaultdict(list)
+    for node in ast.walk(tree):
+        if id(node) in for_types:
+            continue
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if alias.name in FILES:
+                    targets[alias.name].append((alias.name, ""))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "equipoise":
+            for alias in node.names:
+                inner = f"{node.module}.{alias.name}"
+                targets[inner if inner in FILES else node.module].append((node.module, alias.name))
+    return targets
+
+
+def strongly_connected(graph: dict[str, set[str]]) -> list[set[str]]:
+    """The groups of nodes that reach each other."""
+    reach = {node: reachable(graph, node) & set(graph) for node in graph}
+    groups: list[set[str]] = []
+    for node in graph:
+        group = {other for other in reach[node] if node in reach[other]}
+        if group and not any(node in known for known in groups):
+            groups.append(group | {node})
+    return groups
+
+
+def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
+    seen: set[str] = set()
+    edge = set(graph[start])
+    while edge:
+        seen |= edge
+        edge = {following for node in edge for following in graph.get(node, ())} - seen
+    return seen
+
+
+def test_cycles_are_found():
+    assert strongly_connected({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [{"a", "b", "c"}]
+
+
+def test_no_imports_form_a_cycle():
+    assert strongly_connected({module: set(imports(module)) for module in FILES}) == []
+
+
+def test_nothing_private_is_imported_from_another_module():
+    private = [
+        f"{module} imports {name or source} from {source}"
+        for module in FILES
+        for names in imports(module).values()
+        for source, name in names
+        if (name.startswith("_") and name != "__version__") or any(step.startswith("_") for step in source.split("."))
+    ]
+    assert not private, private
+
+
+def test_one_name_is_one_thing():
+    """No two modules, and no two classes, have one name unless they are one idea in two places."""
+    modules, classes = defaultdict(set), defaultdict(set)
+    for module, tree in TREES.items():
+        if not FILES[module].name.startswith("__"):
+            modules[module.rsplit(".", 1)[1]].add(module)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                classes[node.name].add(module)
+    twice = {name: where for names in (modules, classes) for name, where in names.items() if len(where) > 1}
+    assert {name: where for name, where in twice.items() if name not in SAME_IDEA} == {}
+    assert set(SAME_IDEA) <= set(twice), "these are no longer there twice"
+
+
+# ----------------------------------------------------------------------------------------------------------- one round, four files
+
+
+class Watched(nn.Module):
+    """A linear model whose forward pass ends the watch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+HELPERS = {  # small pure helpers that a round of the loop engine passes through on its way
+    "equipoise.sampling",  # the part that draws the cohort
+    "equipoise.data.clients",  # a client's examples
+    "equipoise.solvers.batches",  # which of them a step sees
+    "equipoise.types",  # the values that are passed on
+    "equipoise.errors",  # checks of arguments
+    "equipoise.core.abilities",
+    "equipoise.core.numbers",
+    "equipoise.core.params",
+    "equipoise.core.rng",
+    "equipoise.core.task",
+}
+
+
+def test_one_round_of_the_loop_engine_is_read_in_four_files():
+    """The modules that are entered between the loop in `train` and the model's forward pass."""
+    generator = torch.Generator().manual_seed(0)
+    clients = [
+        (f"client-{k}", torch.randn(6, 3, generator=generator), torch.randint(0, 2, (6,), generator=generator))
+        for k in range(4)
+    ]
+    data = eq.FederatedData(eq.ClientSet.pack(clients), classes=2)
+    entered: list[str] = []
+    state = {"watching": False, "done": False}
+    by_file = {str(path): module for module, path in FILES.items()}
+
+    def watch(frame, event, _):
+        module = by_file.get(frame.f_code.co_filename)
+        if event != "call" or state["done"]:
+            return
+        if frame.f_code is Watched.forward.__code__ and state["watching"]:
+            state["done"] = True
+        caller = frame.f_back and by_file.get(frame.f_back.f_code.co_filename)
+        if module == "equipoise.round" and caller == "equipoise.train":
+            state["watching"] = True
+        if state["watching"] and module is not None and module not in entered:
+            entered.append(module)
+
+    sys.setprofile(watch)
+    try:
+        eq.train(Watched(), data, rounds=1, clients_per_round=2, engine="loop", progress=False)
+    finally:
+        sys.setprofile(None)
+    assert state["done"]
+    main = [module for module in entered if module not in HELPERS]
+    assert main == ["equipoise.round", "equipoise.engines.loop", "equipoise.solvers.sgd"], entered
+    assert set(entered) - set(main) <= HELPERS
+
+
+@pytest.mark.parametrize("module", ["equipoise.train", "equipoise.round"])
+def test_the_loop_and_the_round_ask_no_part_anything(module):
+    """Neither probes an object at all, of whatever class."""
+    calls = [node for node in ast.walk(TREES[module]) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
+    assert not [ast.unparse(call) for call in calls if call.func.id in ("hasattr", "getattr", "type")]
+    checked = [ast.unparse(call.args[1]) for call in calls if call.func.id == "isinstance"]
+    assert set(checked) <= {"Diverged", "Sequence", "str | Path"}
