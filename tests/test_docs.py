@@ -43,7 +43,7 @@ def test_lines_wrap_at_120_columns(page):
     assert not too_long, f"{page.name} has lines of more than 120 columns: {too_long}"
 
 
-REFERENCE = re.compile(r"\[`(\w+)`\]\(([^)#]+\.py)#L(\d+)\)")
+REFERENCE = re.compile(r"^\[`(\w+)`\]: (\S+\.py)#L(\d+)$", flags=re.M)
 
 
 def defined_at(page: Path, name: str, file: str) -> int:
@@ -54,7 +54,7 @@ def defined_at(page: Path, name: str, file: str) -> int:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_line_references_are_true(page):
-    """A link such as [`run_round`](../src/equipoise/round.py#L1) leads to the line that defines the name."""
+    """The target of a link such as [`run_round`] is the line that defines the name."""
     for name, file, line in REFERENCE.findall(page.read_text(encoding="utf-8")):
         assert defined_at(page, name, file) == int(line), f"{name} of {file}: run python tests/test_docs.py to renew the lines"
 
@@ -64,9 +64,12 @@ def test_the_guide_walks_through_one_round():
     assert {f"../src/equipoise/{file}" for file in ("train.py", "round.py", "engines/loop.py", "solvers/sgd.py")} <= named
 
 
-if __name__ == "__main__":  # renew the line numbers of all references
+def renew_lines(page: Path) -> None:
+    """Write the true line numbers into the references of a page."""
+    text = page.read_text(encoding="utf-8")
+    page.write_text(REFERENCE.sub(lambda m: f"[`{m[1]}`]: {m[2]}#L{defined_at(page, m[1], m[2])}", text), encoding="utf-8")
+
+
+if __name__ == "__main__":
     for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        page.write_text(
-            REFERENCE.sub(lambda m: f"[`{m[1]}`]({m[2]}#L{defined_at(page, m[1], m[2])})", text), encoding="utf-8"
-        )
+        renew_lines(page)
