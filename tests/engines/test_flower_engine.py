@@ -27,7 +27,7 @@ from equipoise.engines.flower.transport.messages import BadMessage
 from equipoise.engines.flower.transport.nodes import Member, TooFewClients, make_model, stand_in
 from equipoise.errors import ConfigError, EquipoiseNotice, IncompatibleParts, InvalidData, InvalidParameter
 from equipoise.experiment.folder import RunFolder
-from equipoise.solvers.prepared import Corrected
+from equipoise.solvers.prepared import AdjustedSolver
 from equipoise.types import Observer
 from made_clients import make_clients
 
@@ -201,8 +201,8 @@ def test_own_parts_travel_by_path_where_they_are_allowed():
 
 
 def test_what_looks_around_before_a_round_travels_with_its_tensor():
-    made = travelled("solver", Corrected(SGD(lr=0.2), torch.arange(3.0)))
-    assert isinstance(made, Corrected)
+    made = travelled("solver", AdjustedSolver(SGD(lr=0.2), torch.arange(3.0)))
+    assert isinstance(made, AdjustedSolver)
     assert torch.equal(made.shared_gradient, torch.arange(3.0))
 
 

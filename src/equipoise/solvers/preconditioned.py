@@ -11,9 +11,9 @@ from torch import Tensor
 
 from equipoise.core.params import ParameterLayout
 from equipoise.errors import InvalidParameter, require
-from equipoise.solvers.prepared import RoundContext, with_prox
+from equipoise.solvers.prepared import AdjustedSolver, RoundContext, with_prox
 from equipoise.solvers.sgd import SGD
-from equipoise.types import Cohort, LocalSolver
+from equipoise.types import LocalSolver
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class AdaDPS:
     def prepare(self, context: RoundContext, state: Any) -> tuple[LocalSolver, Any]:
         """The solver with A as one vector (D,); nothing is asked of clients."""
         side_information = flat_side_information(context.layout, self.side_information)
-        return Preconditioned(self.solver, side_information.to(context.params)), state
+        return AdjustedSolver(self.solver, preconditioner=side_information.to(context.params)), state
 
 
 def flat_side_information(layout: ParameterLayout, given: Mapping[str, Tensor]) -> Tensor:
@@ -65,30 +65,3 @@ def flat_side_information(layout: ParameterLayout, given: Mapping[str, Tensor]) 
         rule = f"must broadcast to the parameters' shapes {[tuple(s) for s in shapes.values()]}"
         raise InvalidParameter("side_information", rule, [tuple(v.shape) for v in given.values()]) from failure
     return layout.flatten(full)
-
-
-@dataclass(frozen=True, eq=False)
-class Preconditioned:
-    """A solver whose clients see ∇f(w) / A instead of ∇f(w); the engine divides."""
-
-    solver: SGD
-    preconditioner: Tensor  # (D,) A
-
-    @property
-    def batch_size(self) -> int | None:
-        return self.solver.batch_size
-
-    def local_steps(self, size: int, effort: int | None = None) -> int:
-        return self.solver.local_steps(size, effort)
-
-    def efforts(self, cohort: Cohort, keys: Tensor) -> Tensor | None:
-        return self.solver.efforts(cohort, keys)
-
-    def learning_rate(self, round_index: int) -> float:
-        return self.solver.learning_rate(round_index)
-
-    def begin(self, weights: Tensor) -> tuple[Tensor, ...]:
-        return self.solver.begin(weights)
-
-    def step(self, weights: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], *, anchor: Tensor, lr: float) -> None:
-        self.solver.step(weights, gradient, memory, anchor=anchor, lr=lr)

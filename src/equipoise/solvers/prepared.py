@@ -118,35 +118,41 @@ class FedDane:
         second = context.draw("gradient")
         if len(second) == 0:  # Poisson sampling may draw nobody: then there is nothing to correct by
             return self.solver, None
-        return Corrected(self.solver, mean_gradient(context.engine, context.params, second)), None
+        return AdjustedSolver(self.solver, mean_gradient(context.engine, context.params, second)), None
 
 
 @dataclass(frozen=True, eq=False)
-class Corrected:
-    """A solver whose clients see ∇f(w) + g − ∇F_k(w^t) instead of ∇f(w); the engine adds what differs by client."""
+class AdjustedSolver:
+    """A solver whose clients see another gradient than ∇f(w): the engine adds g − ∇F_k(w^t) to it, or divides it by A."""
 
     solver: LocalSolver
-    shared_gradient: Tensor  # (D,) g
+    shared_gradient: Tensor | None = None  # (D,) g
+    preconditioner: Tensor | None = None  # (D,) A
 
     @property
     def batch_size(self) -> int | None:
+        """As the wrapped solver's."""
         return self.solver.batch_size
 
     def local_steps(self, size: int, effort: int | None = None) -> int:
+        """As the wrapped solver's."""
         return self.solver.local_steps(size, effort)
 
     @property
     def efforts(self) -> Callable[[Cohort, Tensor], Tensor | None] | None:
-        """How much each client gets done, as the wrapped solver says."""
+        """As the wrapped solver's."""
         return solver_traits(self.solver).efforts
 
     def learning_rate(self, round_index: int) -> float:
+        """As the wrapped solver's."""
         return self.solver.learning_rate(round_index)
 
     def begin(self, weights: Tensor) -> tuple[Tensor, ...]:
+        """As the wrapped solver's."""
         return self.solver.begin(weights)
 
     def step(self, weights: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], *, anchor: Tensor, lr: float) -> None:
+        """The wrapped solver's step by the adjusted gradient."""
         self.solver.step(weights, gradient, memory, anchor=anchor, lr=lr)
 
 
