@@ -215,7 +215,7 @@ def test_finetuning_is_training_alone():
     model = eq.models.Softmax(data.features, data.classes)
     solver = eq.solvers.SGD(lr=0.1, batch_size=8, epochs=3)
     halves = eq.data.split_examples(data.test, test=0.5, seed=7)
-    before, after = measures.finetuning(model, halves.train, halves.test, solver, seed=7, device=None)
+    before, after = measures.errors_of_finetuning(model, halves.train, halves.test, solver, seed=7, device=None)
     for k in range(3):
         alone = FederatedData(halves.train.take([k]), test=halves.test.take([k]), classes=10)
         own = eq.train(model, alone, eq.Algorithm(solver=solver), rounds=1, clients_per_round=1, seed=7, engine="loop")

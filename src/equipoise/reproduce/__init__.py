@@ -1,6 +1,6 @@
 """Published experiments run again: `equipoise reproduce NAME`, or `python -m equipoise.reproduce` with torch and numpy alone.
 
-An entry is an `Experiment`; its published numbers are data with their source (`published/*.toml`).
+An entry is an `Experiment`; its published numbers stand in `published/*.toml`, with their source.
 """
 
 from equipoise.reproduce.entry import Claim, Experiment, Figure, Method, Need, Scale

@@ -1,4 +1,4 @@
-"""`python -m equipoise.reproduce`: the command without anything but torch and numpy."""
+"""`python -m equipoise.reproduce`: the command `equipoise reproduce` for machines with torch and numpy only."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from equipoise.reproduce.runner import listing, reproduce
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; 0 is success, 2 a mistake of the user, 130 Ctrl-C."""
+    """Run the command; returns the exit code: 0 for success, 2 for a mistake of the user, 130 for Ctrl-C."""
     parser = argparse.ArgumentParser(prog="python -m equipoise.reproduce", description="Run a published experiment again.")
     parser.add_argument("name", nargs="?", help="an entry of --list")
     parser.add_argument("--list", action="store_true", help="list the entries")

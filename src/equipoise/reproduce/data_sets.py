@@ -1,4 +1,4 @@
-"""The data of the entries: the library's loaders, cut to the size of a scale, and words for what is missing."""
+"""The data of published experiments: loaders with the settings of the papers, and refusals for missing files."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def data_folder(given: Path | None) -> Path | None:
 
 
 def require_files(name: str, needs: Sequence[Need], folder: Path | None) -> None:
-    """Refuse with instructions if a file of an entry is missing."""
+    """Refuse an experiment whose files are missing, and say where to get them."""
     missing = [need for need in needs if folder is None or not (folder / need.path).exists()]
     if not missing:
         return
@@ -72,36 +72,36 @@ def require_files(name: str, needs: Sequence[Need], folder: Path | None) -> None
 
 
 def at_most(data: FederatedData, train: int | None, test: int | None, seed: int) -> FederatedData:
-    """At most so many training and test clients, drawn with the seed."""
+    """The data with at most `train` training and `test` test clients (None: all), drawn with the seed."""
 
-    def some(clients: ClientSet | None, most: int | None, purpose: str) -> ClientSet | None:
+    def drawn(clients: ClientSet | None, most: int | None, purpose: str) -> ClientSet | None:
         if clients is None or most is None or len(clients) <= most:
             return clients
         chosen = generator(seed, purpose).choice(len(clients), size=most, replace=False)
         return clients.take(np.sort(chosen).tolist())
 
-    trained = some(data.train, train, "training clients of a smaller scale") or data.train
-    return replace(data, train=trained, test=some(data.test, test, "test clients of a smaller scale"))
+    trained = drawn(data.train, train, "training clients of a smaller scale") or data.train
+    return replace(data, train=trained, test=drawn(data.test, test, "test clients of a smaller scale"))
 
 
 def emnist(folder: Path | None, seed: int) -> FederatedData:
-    """Writers with 100 images or more, half and half, drawn again with each seed."""
+    """EMNIST writers with 100 images or more, half for training and half for testing, drawn again for each seed."""
     return femnist(folder, min_examples=100, seed=seed)
 
 
 def roles(folder: Path | None, seed: int, step: int = 1) -> FederatedData:
-    """Roles with 100 windows or more, half and half; the split is the same for all seeds. `step` thins windows out."""
+    """Shakespeare's roles with 100 windows or more, half for testing, split alike for all seeds; every `step`-th window."""
     return shakespeare(folder, length=20, step=step, min_examples=max(2, 100 // step))
 
 
 @lru_cache(maxsize=1)
 def word_vectors(folder: Path | None) -> WordVectors:
-    """GloVe, read once."""
+    """The GloVe vectors of a folder, read once."""
     return glove(folder)
 
 
 def reviews(name: Literal["clothing", "stackoverflow"], features: Features, folder: Path | None, seed: int) -> FederatedData:
-    """A stand-in for Sent140, which must not be called so; the split is the same for all seeds."""
+    """Texts that stand in for Sent140, split alike for all seeds. Their results must not be called Sent140's."""
     return texts(name, folder, vectors=word_vectors(folder), features=features, length=20, min_examples=50)
 
 
@@ -110,7 +110,7 @@ def tweets(features: Features, folder: Path | None, seed: int) -> FederatedData:
     if folder is None:
         raise InvalidData("Sent140 needs a folder.")
     vectors = word_vectors(folder)
-    # A tweet has at most 140 characters, so 140 words hold all of it; the recurrent model sees the first 20.
+    # A tweet has at most 140 characters, so at most 140 words; the recurrent model sees the first 20.
     length = 20 if features == "tokens" else 140
     data = leaf(folder / SENT140.path, vectors=vectors, length=length, min_examples=50, classes=2)
     if data.test is None:
@@ -128,7 +128,7 @@ def tweets(features: Features, folder: Path | None, seed: int) -> FederatedData:
 
 
 def mean_vectors(clients: ClientSet, vectors: WordVectors) -> ClientSet:
-    """Texts as the mean vector of their known words; zero where there is none."""
+    """Clients whose texts, as tokens, are replaced by the mean vector of their known words, (N, 50); zero without any."""
     known = (clients.x > UNKNOWN).float()  # (N, length)
     total = torch.zeros(len(clients.x), vectors.vectors.shape[1])
     for column in range(clients.x.shape[1]):  # column by column: (N, length, 50) would be large

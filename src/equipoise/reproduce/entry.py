@@ -1,4 +1,4 @@
-"""What an entry of `equipoise reproduce` consists of: frozen descriptions, from which the runner does everything."""
+"""Frozen descriptions of published experiments, the entries of `equipoise reproduce`. `runner` runs them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from equipoise.types import ClientRisk, Sampler
 
 @dataclass(frozen=True)
 class Need:
-    """A file (or folder) that an entry reads, and where it comes from."""
+    """A file or folder of data that an experiment reads, and where to get it."""
 
     path: str  # inside the data folder
     origin: str
@@ -28,31 +28,31 @@ class Need:
 
 @dataclass(frozen=True)
 class Scale:
-    """How much work is done."""
+    """The size of an experiment: rounds, clients and seeds."""
 
     rounds: int
-    clients_per_round: int  # at most; all training clients where there are fewer
+    clients_per_round: int  # all training clients if there are fewer
     seeds: int
-    train_clients: int | None = None  # at most so many of each kind are drawn; None: all
-    test_clients: int | None = None
+    train_clients: int | None = None  # the largest number, drawn at random; None: all
+    test_clients: int | None = None  # as train_clients
     first_seed: int = 0
-    options: Mapping[str, Any] = field(default_factory=dict)  # of the data
+    options: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of the data
 
 
 @dataclass(frozen=True)
 class Method:
-    """A row: the risk, who takes part, and what differs from the entry's local work and data."""
+    """A method of an experiment, a row of its tables: risk, sampler, and changes to the local solver and the data."""
 
     name: str
     risk: ClientRisk = field(default_factory=Mean)
     sampler: Sampler = field(default_factory=Uniform)
-    solver: Mapping[str, Any] = field(default_factory=dict)
-    variant: Mapping[str, Any] = field(default_factory=dict)  # options of the data
+    solver: Mapping[str, Any] = field(default_factory=dict)  # changes to the solver of the experiment
+    variant: Mapping[str, Any] = field(default_factory=dict)  # further keyword arguments of the data
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A column of the tables."""
+    """A figure that tables show: the title of its column, and its decimals."""
 
     title: str
     digits: int = 2
@@ -60,7 +60,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Claim:
-    """A direction that the document states: `figure` is lower for one method than for another."""
+    """A published claim: `figure` is lower for the method `lower` than for the method `higher`."""
 
     figure: str
     lower: str
@@ -70,7 +70,7 @@ class Claim:
 
 @dataclass(frozen=True, eq=False)
 class FinishedRun:
-    """What a measure may look at when a run has ended."""
+    """A run that has ended, with what it was trained on: the input of a measure."""
 
     result: Result
     data: FederatedData
@@ -84,7 +84,7 @@ Measure = Callable[[FinishedRun], dict[str, float]]
 
 @dataclass(frozen=True)
 class Experiment:
-    """One name of `equipoise reproduce`."""
+    """A published experiment: its methods, model, data and scales, what to measure, and what differs from the paper."""
 
     name: str
     title: str
@@ -102,17 +102,17 @@ class Experiment:
     needs: tuple[Need, ...] = ()
     claims: tuple[Claim, ...] = ()
     differences: tuple[str, ...] = ()  # from the paper, at any scale
-    paper_clients: tuple[int, int] | None = None  # train and test, where they are others
-    unseen: bool = True  # whether test clients are others than the training clients
+    paper_clients: tuple[int, int] | None = None  # training and test clients of the paper, if not those of the data
+    unseen: bool = True  # whether test clients took no part in training
     rates: tuple[float, ...] = ()  # candidates of --tune
     evaluate_share: float | None = None  # evaluate whenever this share of the rounds is over
 
-    def local_work(self, method: Method, scale: Scale, lr: float | None = None) -> SGD:
-        """The local solver of a method."""
+    def local_solver(self, method: Method, scale: Scale, lr: float | None = None) -> SGD:
+        """The local solver of a method; `lr` replaces the learning rate of the experiment."""
         every = 1 if self.decay_after is None else max(1, round(self.decay_after * scale.rounds))
         decay = 1.0 if self.decay_after is None else 0.5
         return replace(self.solver, lr=lr or self.solver.lr, lr_decay=decay, lr_decay_every=every, **method.solver)
 
     def algorithm(self, method: Method, scale: Scale, lr: float | None = None) -> Algorithm:
-        """The algorithm of a method."""
-        return Algorithm(risk=method.risk, sampler=method.sampler, solver=self.local_work(method, scale, lr))
+        """The algorithm of a method; `lr` replaces the learning rate of the experiment."""
+        return Algorithm(risk=method.risk, sampler=method.sampler, solver=self.local_solver(method, scale, lr))

@@ -1,7 +1,8 @@
-"""Entries of the Δ-FL papers: EMNIST, Sent140 (and what stands in for it), Shakespeare, and finetuning."""
+"""Experiments of the Δ-FL papers: EMNIST, Sent140 (and texts that stand in for it), Shakespeare, and finetuning."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -18,12 +19,12 @@ from equipoise.risk import QFair, Superquantile, Tilted
 from equipoise.sampling import Uniform
 from equipoise.solvers import SGD
 
-TAILS = (0.8, 0.5, 0.1)
+TAILS = (0.8, 0.5, 0.1)  # θ: the share of the clients that Δ-FL trains on
 SECTION = "journal version, section 7.3"
 
 
 def delta_fl(weight_decay: float = 0.0) -> tuple[Method, ...]:
-    """Δ-FL at the three tails."""
+    """Δ-FL at each of the three tails."""
     decay = {"weight_decay": weight_decay} if weight_decay else {}
     return tuple(Method(f"Δ-FL {tail:g}", Superquantile(tail=tail), solver=decay) for tail in TAILS)
 
@@ -31,7 +32,7 @@ def delta_fl(weight_decay: float = 0.0) -> tuple[Method, ...]:
 def baselines(
     *, share: float | None, prox: float, q: float, tilt: float | None, weight_decay: float = 0.0
 ) -> tuple[Method, ...]:
-    """The other rows, with the published parameters; `share` or `tilt` None leaves its row out, as the slides do."""
+    """The other methods with the published parameters; None for `share` or `tilt` leaves its method out, as the slides do."""
     decay = {"weight_decay": weight_decay} if weight_decay else {}
     rows = [Method("FedAvg", solver=decay)]
     if share is not None:
@@ -42,28 +43,18 @@ def baselines(
     return (*rows, Method("AFL", QFair(10.0), solver=decay))
 
 
-def softmax(data: FederatedData, folder: Path | None, seed: int) -> nn.Module:
-    return Softmax(784, 62, bias=False)
-
-
-def convnet(data: FederatedData, folder: Path | None, seed: int) -> nn.Module:
-    return ConvNet(classes=62, seed=seed)
-
-
-def gru(data: FederatedData, folder: Path | None, seed: int) -> nn.Module:
-    return CharGRU(vocabulary=53, embedding=None, hidden=128, seed=seed)
-
-
 def logistic(data: FederatedData, folder: Path | None, seed: int) -> nn.Module:
+    """The linear model of the experiments on text."""
     return Logistic(50, bias=False)
 
 
 def lstm(data: FederatedData, folder: Path | None, seed: int) -> nn.Module:
+    """The recurrent model of the experiments on text, over fixed GloVe vectors."""
     return EmbeddingLSTM(sources.word_vectors(folder).vectors, hidden=50, padding=PADDING, seed=seed)
 
 
 def tail_claims(best: str = "Δ-FL 0.5", *, tilted: bool = True) -> tuple[Claim, ...]:
-    """What the papers say of all their tables."""
+    """The claims that the papers make on all their tables."""
     others = ("FedAvg", "Tilted-ERM") if tilted else ("FedAvg",)
     return (
         *(Claim("percentile_90", best, other, f"{SECTION}: the smallest 90th percentile") for other in others),
@@ -84,7 +75,7 @@ emnist_linear = Experiment(
     title="EMNIST, softmax regression without bias",
     tables=("journal/emnist-linear",),
     methods=(*baselines(share=0.5, prox=0.01, q=1.0, tilt=1.0, weight_decay=1e-9), *delta_fl(weight_decay=1e-7)),
-    model=softmax,
+    model=lambda data, folder, seed: Softmax(784, 62, bias=False),
     data=sources.emnist,
     solver=SGD(lr=1.0, batch_size=10, epochs=1),
     scales={
@@ -107,7 +98,7 @@ emnist_convnet = Experiment(
     title="EMNIST, ConvNet",
     tables=("journal/emnist-convnet",),
     methods=(*baselines(share=0.5, prox=0.01, q=0.001, tilt=1.0), *delta_fl()),
-    model=convnet,
+    model=lambda data, folder, seed: ConvNet(classes=62, seed=seed),
     data=sources.emnist,
     solver=SGD(lr=0.32, batch_size=16, epochs=1),
     scales={
@@ -126,32 +117,24 @@ emnist_convnet = Experiment(
     rates=(0.03, 0.1, 0.32, 1.0),
 )
 
-finetuning = Experiment(
+finetuning = replace(
+    emnist_convnet,
     name="delta-fl-finetuning",
     title="EMNIST, ConvNet, before and after ten epochs of finetuning on each test client",
     tables=("journal/delta-fl-finetuning",),
     methods=(Method("FedAvg"), *delta_fl()),
-    model=convnet,
-    data=sources.emnist,
-    solver=emnist_convnet.solver,
     scales={
         "small": Scale(rounds=50, clients_per_round=10, seeds=1, train_clients=60, test_clients=30),
         "paper": emnist_convnet.scales["paper"],
     },
     figures=measures.FINETUNED,
     measure=measures.finetuned,
-    paper_lr=0.32,
-    retuned=True,
-    decay_after=0.4,
-    needs=(sources.FEMNIST,),
     claims=(
         Claim("mean_after", "FedAvg", "Δ-FL 0.1", "journal version, Table 4"),
         Claim("percentile_90_before", "Δ-FL 0.5", "FedAvg", "journal version, Table 4"),
         Claim("percentile_90_after", "Δ-FL 0.8", "FedAvg", "journal version, section 7.5 (marginally)"),
     ),
     differences=(PIXELS, WRITERS, "One half of a test client's images is for finetuning, the other judges both models."),
-    paper_clients=(865, 865),
-    rates=emnist_convnet.rates,
 )
 
 shakespeare_gru = Experiment(
@@ -159,7 +142,7 @@ shakespeare_gru = Experiment(
     title="Shakespeare by role, next of 53 characters, GRU",
     tables=("slides/shakespeare-gru",),
     methods=(*baselines(share=None, prox=0.001, q=0.001, tilt=None), *delta_fl()),
-    model=gru,
+    model=lambda data, folder, seed: CharGRU(vocabulary=53, embedding=None, hidden=128, seed=seed),
     data=sources.roles,
     solver=SGD(lr=0.1, batch_size=16, epochs=1),
     scales={
@@ -193,7 +176,7 @@ def sentiment(
     need: Need,
     differences: tuple[str, ...],
 ) -> Experiment:
-    """Sent140's settings on one data set; published numbers belong to Sent140 alone."""
+    """The experiment on Sent140, or with its settings on other texts, for which no numbers were published."""
     linear = kind == "linear"
     published = name == "sent140"
     features: Literal["mean", "tokens"] = "mean" if linear else "tokens"

@@ -1,4 +1,4 @@
-"""Published numbers, read from the TOML files beside this module; each table names its document and place."""
+"""Published numbers, read from the TOML files in `published/`; each table names its document and where it stands there."""
 
 from __future__ import annotations
 
@@ -11,27 +11,26 @@ from typing import Any
 
 from equipoise.report.data.over_seeds import Spread
 
-ON_TEST = "test clients"
-_WORDS = ("parameter", "chosen_on")
+_TEXT_KEYS = ("parameter", "chosen_on")  # the keys of a row that are no figures
 
 
 @dataclass(frozen=True)
 class PublishedRow:
-    """One method's published figures, its parameter, and what that was chosen on ("" where nothing was chosen)."""
+    """The published figures of a method, its parameter, and the clients that this was chosen on ("" if none was chosen)."""
 
     figures: Mapping[str, Spread]
     parameter: str = ""
     chosen_on: str = ""
 
     @property
-    def marked(self) -> bool:
-        """Whether the parameter was chosen on the clients that the row is judged by."""
-        return self.chosen_on == ON_TEST
+    def chosen_on_test(self) -> bool:
+        """Whether the parameter was chosen on the test clients that the row is judged by."""
+        return self.chosen_on == "test clients"
 
 
 @dataclass(frozen=True)
 class PublishedTable:
-    """A published table: rows by the names that the methods have here."""
+    """A published table: where it stands, and its rows by the name of the method."""
 
     document: str
     source: str
@@ -41,18 +40,19 @@ class PublishedTable:
 
 @cache
 def _document(name: str) -> dict[str, Any]:
+    """All tables of one document."""
     return tomllib.loads(resources.files(__package__).joinpath("published", f"{name}.toml").read_text(encoding="utf-8"))
 
 
 @cache
-def table(place: str) -> PublishedTable:
-    """The table at "document/table", for instance "journal/emnist-linear"."""
-    document, name = place.split("/")
+def table(reference: str) -> PublishedTable:
+    """The table that "document/table" names, e.g. "journal/emnist-linear"."""
+    document, name = reference.split("/")
     content = _document(document)[name]
     rows = {
         method: PublishedRow(
-            {figure: Spread(*map(float, pair)) for figure, pair in row.items() if figure not in _WORDS},
-            *(row.get(word, "") for word in _WORDS),
+            {figure: Spread(*map(float, pair)) for figure, pair in row.items() if figure not in _TEXT_KEYS},
+            *(row.get(word, "") for word in _TEXT_KEYS),
         )
         for method, row in content["rows"].items()
     }

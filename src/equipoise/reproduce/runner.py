@@ -1,4 +1,4 @@
-"""Runs what is missing of an entry: one file per method and seed, so that the same command goes on where it stopped."""
+"""Makes the missing runs of an experiment: one file per method and seed, so that a stopped command goes on."""
 
 from __future__ import annotations
 
@@ -7,32 +7,33 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
+from equipoise.core.devices import usable_device
 from equipoise.core.files import write_atomically
 from equipoise.data.clients import FederatedData
 from equipoise.engines import Simulator
-from equipoise.engines.loop import usable_device
 from equipoise.errors import ConfigError, Diverged, InvalidParameter, require, unknown_name
 from equipoise.metrics import mean
 from equipoise.reproduce import journal, thesis
 from equipoise.reproduce.data_sets import at_most, data_folder, require_files
 from equipoise.reproduce.entry import Experiment, FinishedRun, Method, Scale
-from equipoise.reproduce.side_by_side import Reproduction, machine, markdown, record, slug, versions
+from equipoise.reproduce.side_by_side import Reproduction, machine, slug, versions
 from equipoise.result import Result
 from equipoise.train import train
 
 EXPERIMENTS: dict[str, Experiment] = {entry.name: entry for entry in (*journal.ENTRIES, *thesis.ENTRIES)}
-TUNING_SEED = 100  # draws the data on which a learning rate is chosen; none of the reported seeds
-Say = Callable[[str], object]
+TUNING_SEED = 100  # of the data on which a learning rate is chosen; no reported seed
+PrintLine = Callable[[str], object]
 
 
 def listing() -> str:
-    """The entries, a line each."""
+    """A line of text per experiment: its name, title and number of methods."""
     width = max(map(len, EXPERIMENTS))
     return "\n".join(f"{name:<{width}}  {entry.title} ({len(entry.methods)} rows)" for name, entry in EXPERIMENTS.items())
 
@@ -48,12 +49,12 @@ def reproduce(
     methods: str | None = None,
     tune: bool = False,
     show: bool = False,
-    say: Say | None = None,
+    say: PrintLine | None = None,
 ) -> Path:
-    """Run an entry as far as runs are missing, print published and measured figures side by side, and save them.
+    """Make the missing runs of an experiment, print published and measured figures side by side, and save them.
 
-    Everything goes to the folder OUT/NAME-SCALE, which is returned: result.md, result.json and a file per run. `methods` keeps
-    some rows only, by name or by the name of their files, separated by commas; `show` runs nothing and prints what is there.
+    Returns the folder OUT/NAME-SCALE, which holds result.md, result.json and a file per run. `methods` selects rows by name
+    or by the name of their files, separated by commas; `show` runs nothing and prints what the folder holds.
     """
     if name not in EXPERIMENTS:
         raise ConfigError(unknown_name("experiment", name, EXPERIMENTS))
@@ -66,22 +67,22 @@ def reproduce(
     folder = data_folder(data)
     if not show:
         require_files(name, entry.needs, folder)
-    runs = Runs(
+    runs = ExperimentRuns(
         replace(entry, methods=chosen_methods(entry, methods)),
         scale,
         replace(chosen, seeds=seeds or chosen.seeds),
         folder,
         Path(out) / f"{name}-{scale}",
         device,
-        say or _print,
+        say or partial(print, flush=True),
     )
     if show:
-        return runs.report(runs.tuned(only_stored=True) if tune else None, 0.0)
+        return runs.report(runs.tuned_rate(only_stored=True) if tune else None, 0.0)
     return runs.finish(tune=tune)
 
 
 def chosen_methods(entry: Experiment, names: str | None) -> tuple[Method, ...]:
-    """The methods named, in the entry's order; all without names."""
+    """The methods that a list separated by commas names, in the order of the experiment; all for None."""
     if names is None:
         return entry.methods
     wanted = {slug(one) for one in names.split(",") if one.strip()}
@@ -92,13 +93,9 @@ def chosen_methods(entry: Experiment, names: str | None) -> tuple[Method, ...]:
     return tuple(method for key, method in known.items() if key in wanted)
 
 
-def _print(line: str) -> None:
-    print(line, flush=True)
-
-
 @dataclass(frozen=True)
-class Runs:
-    """The runs of an entry in a folder."""
+class ExperimentRuns:
+    """The runs of an experiment at one scale, stored as files in a folder."""
 
     entry: Experiment
     scale_name: str
@@ -106,16 +103,17 @@ class Runs:
     folder: Path | None  # of the data
     out: Path
     device: str | None
-    say: Say
+    say: PrintLine
 
     @property
     def seeds(self) -> range:
+        """The seeds of the scale."""
         return range(self.scale.first_seed, self.scale.first_seed + self.scale.seeds)
 
     def finish(self, *, tune: bool) -> Path:
         """Make the runs that are missing, then print and save the tables."""
-        began = time.perf_counter()
-        lr = self.tuned() if tune else None
+        start = time.perf_counter()
+        lr = self.tuned_rate() if tune else None
         missing = [
             (seed, method) for seed in self.seeds for method in self.entry.methods if self.stored(method, seed, lr) is None
         ]
@@ -125,31 +123,29 @@ class Runs:
             + (f", {kept} kept from before" if kept else "") + f", in {self.out}"
         )  # fmt: skip
         if missing and self.scale_name == "paper" and usable_device(self.device).type == "cpu":
-            self.warn(missing[0], len(missing), lr)
+            self.warn_of_duration(missing[0], len(missing), lr)
         for number, (seed, method, data) in enumerate(self.with_data(missing), 1):
-            found = self.run(method, seed, data, lr)
-            figures = ", ".join(f"{self.entry.figures[f].title} {v:.2f}" for f, v in found.get("figures", {}).items())
-            self.say(
-                f"{number}/{len(missing)} {method.name}, seed {seed}: {figures or found['failed']} ({found['seconds']:.0f} s)"
-            )
-        return self.report(lr, time.perf_counter() - began)
+            run = self.run(method, seed, data, lr)
+            figures = ", ".join(f"{self.entry.figures[f].title} {v:.2f}" for f, v in run.get("figures", {}).items())
+            self.say(f"{number}/{len(missing)} {method.name}, seed {seed}: {figures or run['failed']} ({run['seconds']:.0f} s)")
+        return self.report(lr, time.perf_counter() - start)
 
     def report(self, lr: float | None, seconds: float) -> Path:
-        """Print and save the tables of the runs that are there."""
-        found = {m.name: {seed: run for seed in self.seeds if (run := self.stored(m, seed, lr))} for m in self.entry.methods}
-        rows = {name: runs for name, runs in found.items() if runs}
+        """Print and save the tables of the stored runs."""
+        stored = {m.name: {seed: run for seed in self.seeds if (run := self.stored(m, seed, lr))} for m in self.entry.methods}
+        rows = {name: runs for name, runs in stored.items() if runs}
         if not rows:
             raise ConfigError(f"{self.out / 'runs'} holds no run with these settings.")
         rate, tuned = lr or self.entry.solver.lr, lr is not None
-        outcome = Reproduction(self.entry, self.scale_name, self.scale, tuple(self.seeds), rate, tuned, rows, seconds)
-        text = markdown(outcome)
-        write_atomically(self.out / "result.json", (json.dumps(record(outcome), indent=1, ensure_ascii=False) + "\n").encode())
+        reproduction = Reproduction(self.entry, self.scale_name, self.scale, tuple(self.seeds), rate, tuned, rows, seconds)
+        text = reproduction.markdown()
+        write_json(self.out / "result.json", reproduction.record(), indent=1)
         write_atomically(self.out / "result.md", (text + "\n").encode())
         self.say(f"\n{text}\n\n{self.out / 'result.md'}\n{self.out / 'result.json'}")
         return self.out
 
     def with_data(self, missing: list[tuple[int, Method]]) -> Iterator[tuple[int, Method, FederatedData]]:
-        """The runs with their data, which methods of one seed share."""
+        """The missing runs with their data; methods of one seed and variant share them."""
         held: tuple[object, FederatedData] | None = None
         for seed, method in missing:
             key = (seed, json.dumps(dict(method.variant), sort_keys=True))
@@ -158,14 +154,16 @@ class Runs:
             yield seed, method, held[1]
 
     def data(self, method: Method, seed: int) -> FederatedData:
-        found = self.entry.data(self.folder, seed, **{**self.scale.options, **method.variant})
-        return at_most(found, self.scale.train_clients, self.scale.test_clients, seed)
+        """The data of a method for a seed, cut to the size of the scale."""
+        data = self.entry.data(self.folder, seed, **{**self.scale.options, **method.variant})
+        return at_most(data, self.scale.train_clients, self.scale.test_clients, seed)
 
     def path(self, method: Method, seed: int) -> Path:
+        """The file of a run."""
         return self.out / "runs" / f"{slug(method.name)}-seed{seed}.json"
 
     def settings(self, method: Method, lr: float | None) -> dict[str, Any]:
-        """What a stored run must have been made with to count."""
+        """The settings that a stored run must have been made with to count."""
         return {
             "algorithm": repr(self.entry.algorithm(method, self.scale, lr)),
             "rounds": self.scale.rounds,
@@ -175,14 +173,12 @@ class Runs:
         }
 
     def stored(self, method: Method, seed: int, lr: float | None) -> dict[str, Any] | None:
-        """A run made before with these settings, or None."""
-        try:
-            found: dict[str, Any] = json.loads(self.path(method, seed).read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):
-            return None
-        return found if found.get("settings") == self.settings(method, lr) else None
+        """The stored run with these settings, or None."""
+        run = read_json(self.path(method, seed))
+        return run if run.get("settings") == self.settings(method, lr) else None
 
     def train(self, method: Method, seed: int, data: FederatedData, lr: float | None, rounds: int) -> Result:
+        """Train a method with a seed."""
         every = None if self.entry.evaluate_share is None else max(1, round(self.entry.evaluate_share * rounds))
         return train(
             self.entry.model(data, self.folder, seed),
@@ -199,8 +195,8 @@ class Runs:
 
     def run(self, method: Method, seed: int, data: FederatedData, lr: float | None) -> dict[str, Any]:
         """Make one run and store it; one that diverges is stored as such."""
-        began = time.perf_counter()
-        found: dict[str, Any] = {
+        start = time.perf_counter()
+        run: dict[str, Any] = {
             "experiment": self.entry.name,
             "scale": self.scale_name,
             "method": method.name,
@@ -214,25 +210,22 @@ class Runs:
         }
         try:
             result = self.train(method, seed, data, lr, self.scale.rounds)
-            solver = self.entry.local_work(method, self.scale, lr)
-            found["figures"] = self.entry.measure(FinishedRun(result, data, solver, self.device))
-            found |= more_about(result)
+            solver = self.entry.local_solver(method, self.scale, lr)
+            run["figures"] = self.entry.measure(FinishedRun(result, data, solver, self.device))
+            run |= further_results(result)
         except Diverged as failure:
-            found["failed"] = f"diverged in round {failure.round}"
-        found["seconds"] = time.perf_counter() - began
-        write_atomically(self.path(method, seed), (json.dumps(found, ensure_ascii=False) + "\n").encode())
-        return found
+            run["failed"] = f"diverged in round {failure.round}"
+        run["seconds"] = time.perf_counter() - start
+        write_json(self.path(method, seed), run)
+        return run
 
-    def tuned(self, *, only_stored: bool = False) -> float:
+    def tuned_rate(self, *, only_stored: bool = False) -> float:
         """The learning rate with the smallest mean training loss of the first method, on a seed that is not reported."""
         method = self.entry.methods[0]
         path = self.out / "tuning.json"
-        wanted = {"rates": list(self.entry.rates), **self.settings(method, None), "seed": TUNING_SEED}
-        try:
-            stored: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):
-            stored = {}
-        if stored.get("settings") != wanted:
+        settings = {"rates": list(self.entry.rates), **self.settings(method, None), "seed": TUNING_SEED}
+        stored = read_json(path)
+        if stored.get("settings") != settings:
             if only_stored:
                 raise ConfigError(f"{path} holds no learning rate chosen with these settings.")
             data = self.data(method, TUNING_SEED)
@@ -243,15 +236,15 @@ class Runs:
                 except Diverged:
                     losses[f"{rate:g}"] = None
                 self.say(f"tuning: learning rate {rate:g}, training loss {losses[f'{rate:g}']}")
-            stored = {"settings": wanted, "losses": losses}
-            write_atomically(path, (json.dumps(stored, indent=1, ensure_ascii=False) + "\n").encode())
+            stored = {"settings": settings, "losses": losses}
+            write_json(path, stored, indent=1)
         finite = {rate: loss for rate, loss in stored["losses"].items() if loss is not None}
         if not finite:
             raise InvalidParameter("rates", "must hold one that does not diverge", list(self.entry.rates))
         return float(min(finite, key=finite.__getitem__))
 
-    def warn(self, first: tuple[int, Method], count: int, lr: float | None) -> None:
-        """Say what the full setting will take on a processor, by three rounds of it."""
+    def warn_of_duration(self, first: tuple[int, Method], count: int, lr: float | None) -> None:
+        """Print how long the full setting will take on a processor, estimated from three rounds."""
         seed, method = first
         probe = self.train(method, seed, self.data(method, seed), lr, 3)
         hours = median(report.seconds for report in probe.history.rounds) * self.scale.rounds * count / 3600
@@ -261,14 +254,28 @@ class Runs:
         )
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if the file is absent or damaged."""
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return content
+
+
+def write_json(path: Path, content: Mapping[str, Any], indent: int | None = None) -> None:
+    """Write an object as JSON; the file is whole or absent."""
+    write_atomically(path, (json.dumps(content, indent=indent, ensure_ascii=False) + "\n").encode())
+
+
 def training_loss(result: Result) -> float:
-    """The mean training loss, weighted by examples."""
+    """The mean training loss of a finished run, weighted by examples."""
     rows = result.clients.where("train")
     return mean(rows.loss, rows.size)
 
 
-def more_about(result: Result) -> Mapping[str, Any]:
-    """What a run's file holds besides its figures."""
+def further_results(result: Result) -> Mapping[str, Any]:
+    """What the file of a run holds besides its figures: training loss, cohort sizes and errors of test clients."""
     rows = result.clients.where("test")
     trained = [report.trained for report in result.history.rounds]
     return {

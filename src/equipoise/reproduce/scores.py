@@ -1,4 +1,4 @@
-"""Figures of a finished run, in % as the documents print them."""
+"""Measures of a finished run: figures in %, as the papers print them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from equipoise.data.splits import split_examples
 from equipoise.engines import Simulator
 from equipoise.errors import InvalidData
 from equipoise.reproduce.entry import Figure, FinishedRun
+from equipoise.runs.setup import set_up
 from equipoise.sampling import Full
 from equipoise.solvers import SGD
-from equipoise.runs.setup import set_up
 from equipoise.types import Cohort
 
 ERRORS = {"mean": Figure("mean error"), "percentile_90": Figure("90th percentile")}
@@ -38,11 +38,11 @@ CONVERGENCE = {
     "change": Figure("change of the loss", 3),
     "accuracy": Figure("test accuracy", 1),
 }
-_CLIENTS_AT_ONCE = 50  # when finetuning: their models are in memory together
+_CHUNK_SIZE = 50  # clients whose finetuned models are in memory together
 
 
 def errors(trained: FinishedRun) -> dict[str, float]:
-    """Mean and 90th percentile of the error over test clients, unweighted."""
+    """Mean and 90th percentile of the error over test clients, each counting the same."""
     error = trained.result.clients.where("test").error
     return {"mean": 100 * metrics.mean(error), "percentile_90": 100 * metrics.percentile(error, 90)}
 
@@ -88,16 +88,18 @@ def finetuned(trained: FinishedRun, epochs: int = 10) -> dict[str, float]:
         lr=solver.learning_rate(max(0, result.rounds - 1)), batch_size=solver.batch_size, epochs=epochs,
         weight_decay=solver.weight_decay,
     )  # fmt: skip
-    before, after = finetuning(result.model, halves.train, halves.test, local, seed=result.seed, device=trained.device)
-    found = {"mean_before": metrics.mean(before), "mean_after": metrics.mean(after)}
-    found |= {"percentile_90_before": metrics.percentile(before, 90), "percentile_90_after": metrics.percentile(after, 90)}
-    return {name: 100 * value for name, value in found.items()}
+    before, after = errors_of_finetuning(
+        result.model, halves.train, halves.test, local, seed=result.seed, device=trained.device
+    )
+    figures = {"mean_before": metrics.mean(before), "mean_after": metrics.mean(after)}
+    figures |= {"percentile_90_before": metrics.percentile(before, 90), "percentile_90_after": metrics.percentile(after, 90)}
+    return {name: 100 * value for name, value in figures.items()}
 
 
-def finetuning(
+def errors_of_finetuning(
     model: torch.nn.Module, own: ClientSet, judging: ClientSet, solver: SGD, *, seed: int, device: str | None
 ) -> tuple[Tensor, Tensor]:
-    """Errors (n,) and (n,) of clients before and after each trains the model alone on its own examples."""
+    """Errors (n,) on `judging` before, and (n,) after each client trains the model on its own examples."""
     setting = set_up(
         model, FederatedData(own, test=judging), Algorithm(solver=solver, sampler=Full()), rounds=0, clients_per_round=None,
         seed=seed, loss=None, error=None, engine=Simulator(device=device),
@@ -105,8 +107,8 @@ def finetuning(
     start = setting.first_params
     _, before = setting.engine.evaluate(start, judging)
     after = []
-    for part in torch.split(torch.arange(len(own)), _CLIENTS_AT_ONCE):
-        ones = torch.ones(len(part), dtype=torch.float64)
-        updates = setting.engine.updates(start, Cohort(0, seed, part, ones / len(part), ones), solver).update
-        after += [setting.engine.evaluate(start + u, judging.take([int(k)]))[1] for k, u in zip(part, updates, strict=True)]
+    for chunk in torch.split(torch.arange(len(own)), _CHUNK_SIZE):
+        ones = torch.ones(len(chunk), dtype=torch.float64)
+        updates = setting.engine.updates(start, Cohort(0, seed, chunk, ones / len(chunk), ones), solver).update
+        after += [setting.engine.evaluate(start + u, judging.take([int(k)]))[1] for k, u in zip(chunk, updates, strict=True)]
     return before, torch.cat(after)

@@ -1,6 +1,6 @@
-"""Entries of the thesis: fairness on Synthetic (Tables 4.1 and 4.10), and FedProx (Figure 3.1).
+"""Experiments of the thesis: fairness on Synthetic (Tables 4.1 and 4.10), and FedProx (Figure 3.1).
 
-The settings are those of benchmarks/fairness.py and benchmarks/heterogeneity.py, which look at more than these tables.
+benchmarks/fairness.py and benchmarks/heterogeneity.py have the same settings, and measure more.
 """
 
 from __future__ import annotations
@@ -29,14 +29,17 @@ SHARES = (0.0, 0.5, 0.9)
 
 
 def softmax(data: FederatedData, folder: Path | None, seed: int) -> nn.Module:
+    """The linear model on Synthetic data."""
     return Softmax(60, 10)
 
 
 def with_q(data: str, clients: int, q: int) -> str:
+    """The name of a row of Table 4.10."""
     return f"{data}, {clients} clients, q = {q}"
 
 
 def fairness_claims() -> tuple[Claim, ...]:
+    """Q = 1 lowers the variance and raises the worst 10 %, on all data that are not IID."""
     rows = [(data, clients) for data in DATA if data != "Synthetic IID" for clients in (100, 50)]
     return tuple(
         claim
@@ -79,17 +82,19 @@ fairness = Experiment(
 )
 
 
-def straggling(folder: Path | None, seed: int) -> FederatedData:
+def synthetic_30(folder: Path | None, seed: int) -> FederatedData:
+    """Synthetic(1,1) with 30 clients; a fifth of the examples of each is for testing."""
     return synthetic(1, 1, clients=30, test=0.2, seed=seed)
 
 
 def with_stragglers(share: float, name: str) -> str:
+    """The name of a row of Figure 3.1."""
     return f"{100 * share:.0f} % stragglers, {name}"
 
 
 def fedprox_methods() -> tuple[Method, ...]:
-    """Without stragglers FedAvg is FedProx with μ = 0, and runs once."""
-    kinds: tuple[tuple[str, dict[str, object]], ...] = (
+    """FedAvg and FedProx with each share of stragglers; without stragglers FedAvg is FedProx with μ = 0, and left out."""
+    variants: tuple[tuple[str, dict[str, object]], ...] = (
         ("FedAvg", {"stragglers": "drop"}),
         ("FedProx μ = 0", {"stragglers": "keep"}),
         ("FedProx μ = 1", {"stragglers": "keep", "prox": 1.0}),
@@ -97,12 +102,13 @@ def fedprox_methods() -> tuple[Method, ...]:
     return tuple(
         Method(with_stragglers(share, name), solver={**options, "straggler_share": share})
         for share in SHARES
-        for name, options in kinds
+        for name, options in variants
         if share > 0 or name != "FedAvg"
     )
 
 
 def fedprox_claims() -> tuple[Claim, ...]:
+    """Partial work lowers the loss, and a proximal term steadies it."""
     partial_work = "section 3.4.2: partial work is beneficial"
     proximal = "section 3.4.3: μ > 0 increases stability"
     return (
@@ -122,7 +128,7 @@ fedprox = Experiment(
     tables=("thesis/fedprox-synthetic",),
     methods=fedprox_methods(),
     model=softmax,
-    data=straggling,
+    data=synthetic_30,
     solver=SGD(lr=0.01, batch_size=10, epochs=20),
     # Clients of some seeds are so large that a round takes minutes; seed 3's are not.
     scales={"small": Scale(10, 10, 1, first_seed=3), "paper": Scale(200, 10, 1, first_seed=3)},

@@ -131,7 +131,7 @@ def percentiles(study: Study) -> Json:
     lines = [line_in_unit(series.percentiles(method), study) for method in study.methods]
     data: list[Json] = []
     for index, (method, line) in enumerate(zip(study.methods, lines, strict=True)):
-        data += method_traces(line, method.name, index, str(index), **_hover(study, line))
+        data += method_traces(line, method.name, index, **_hover(study, line))
     spread = np.concatenate([v for line in lines for v in (line.low, line.high)])
     who = "clients with %{x} % of the examples see" if study.judged.weighted else "%{x} % of the clients see"
     layout = {
@@ -226,7 +226,7 @@ def sizes(study: Study) -> Json | None:
         ]
         line = series.Line(groups.size, study.in_unit(groups.error), groups.error, groups.error, 1)
         lines += method_traces(
-            line, method.name, index, str(index), mode="lines+markers", marker={"color": colour(index), "size": 7},
+            line, method.name, index, mode="lines+markers", marker={"color": colour(index), "size": 7},
             hoverinfo="text", hovertext=[f"<b>{label(method.name)}</b><br>{text}" for text in words],
         )  # fmt: skip
     every = np.concatenate([method.pooled("size") for method in study.methods])
@@ -269,7 +269,7 @@ def curves(study: Study) -> Json | None:
         suffix = "" if at == 0 else str(at + 1)
         for index, (method, line) in enumerate(zip(study.methods, lines, strict=True)):
             data += method_traces(
-                line, method.name, index, str(index), xaxis=f"x{suffix}", yaxis=f"y{suffix}", showlegend=at == 0,
+                line, method.name, index, xaxis=f"x{suffix}", yaxis=f"y{suffix}", showlegend=at == 0,
                 mode="lines+markers" if len(line) <= 12 else "lines", marker={"color": colour(index), "size": 6},
                 **_hover(study, line, of_error=panel.of_error),
             )  # fmt: skip
@@ -302,7 +302,7 @@ def selected(study: Study) -> Json | None:
             f" (seeds {low:.4g} to {high:.4g})" if low < high else "" for low, high in zip(line.low, line.high, strict=True)
         ]
         data += method_traces(
-            line, method.name, index, str(index), customdata=seeds, width=widths[index],
+            line, method.name, index, customdata=seeds, width=widths[index],
             hovertemplate=f"%{{y:,.{0 if exact else 1}f}} clients trained%{{customdata}}",
             mode="lines+markers" if len(line) == 1 else "lines",
         )  # fmt: skip

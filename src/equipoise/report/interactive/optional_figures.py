@@ -101,7 +101,7 @@ def privacy(study: Study) -> Json | None:
     for index, (method, line) in enumerate(zip(study.methods, lines, strict=True)):
         if len(line):
             data += method_traces(
-                line, method.name, index, str(index), width=widths[index], hovertemplate="ε = %{y:.4~g}",
+                line, method.name, index, width=widths[index], hovertemplate="ε = %{y:.4~g}",
                 mode="lines+markers" if len(line) <= 12 else "lines", marker={"color": colour(index), "size": 6},
             )  # fmt: skip
     layout = {

@@ -91,7 +91,7 @@ def figure(data: list[Json], layout: Json, *, plot: int, width: int, narrow: Jso
     return {"data": data, "layout": {**shared, **layout, **room(width, plot)}, "narrow": small}
 
 
-def method_traces(line: Line, name: str, index: int, group: str, **more: Any) -> list[Json]:
+def method_traces(line: Line, name: str, index: int, **more: Any) -> list[Json]:
     """The traces of a line in the unit shown: a band from the lowest to the highest seed, and the mean above it."""
     traces: list[Json] = []
     axes: Json = {key: more[key] for key in ("xaxis", "yaxis") if key in more}
@@ -100,14 +100,14 @@ def method_traces(line: Line, name: str, index: int, group: str, **more: Any) ->
             {
                 "type": "scatter", "x": as_json(np.r_[line.x, line.x[::-1]]), "y": as_json(np.r_[line.high, line.low[::-1]]),
                 "fill": "toself", "fillcolor": with_opacity(colour(index), BAND), "line": {"width": 0}, "mode": "lines",
-                "hoverinfo": "skip", "showlegend": False, "legendgroup": group, "name": label(name), **axes,
+                "hoverinfo": "skip", "showlegend": False, "legendgroup": str(index), "name": label(name), **axes,
             }
         )  # fmt: skip
     stroke = {"color": colour(index), "width": more.pop("width", 2.2), "dash": DASHES[palette_cycle(index) % len(DASHES)]}
     traces.append(
         {
             "type": "scatter", "x": as_json(line.x), "y": as_json(line.middle), "mode": more.pop("mode", "lines"),
-            "line": stroke, "name": label(name), "legendgroup": group, **more,
+            "line": stroke, "name": label(name), "legendgroup": str(index), **more,
         }
     )  # fmt: skip
     return traces
