@@ -514,7 +514,7 @@ def paths(m: Matrix) -> None:
     m.train("path: linear, batches step by step", "linear blocks", "long", own_long, rounds=1, seen=("other linear steps",))
     m.train("path: compiled, many steps", "compiled", "long", own_long, rounds=1)
     m.train("path: one chunk of all", "linear blocks", "large", tail, chunk=1000)
-    m.train("path: chunks of one", "linear blocks", "large, ragged", tail, chunk=1)
+    m.train("path: chunks of one", "linear blocks", "large", tail, chunk=1)
     m.train("path: compiled, chunks of one", "compiled", "large, ragged", robust, chunk=1)
     m.add("path: nothing is pinned", "any", lambda _: trained("large", tail, None, "simulator"), seen=("linear blocks",))
     m.add("path: chunks and workers asked for", "any", asked_for, seen=("linear blocks", "second process"))
@@ -547,11 +547,12 @@ def models(m: Matrix) -> None:
     import equipoise as eq
 
     tail = eq.Algorithm(risk=eq.risk.Superquantile(0.5), solver=eq.solvers.SGD(lr=0.05, batch_size=6))
+    twice = replace(tail, solver=replace(tail.solver, epochs=2))
     for name in ("CharGRU", "CharLSTM", "EmbeddingLSTM"):
         m.train(f"model: {name}", "batched", "tokens", tail, partial(model_named, name), rounds=3)
     for name in ("Logistic", "LinearSVM"):
         m.train(f"model: {name}", "linear blocks", "two classes", tail, partial(model_named, name))
-        m.train(f"model: {name}, span", "span", "tiny", tail, partial(model_named, name))
+        m.train(f"model: {name}, span", "span", "tiny", twice, partial(model_named, name))
     m.train("model: LinearRegression", "linear blocks", "numbers", tail, partial(model_named, "LinearRegression"))
     m.train("model: MeanEstimator", "batched", "means", tail, partial(model_named, "MeanEstimator"), clients_per_round=3)
     m.train("model: ConvNet, full batch", "convnet", "images", eq.Algorithm(solver=eq.solvers.SGD(lr=0.1, batch_size=None)),
