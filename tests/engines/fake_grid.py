@@ -22,9 +22,9 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.supercore.task_identity import TaskIdentity
 
 from equipoise.data.clients import FederatedData
-from equipoise.engines.flower import client_app, engine
-from equipoise.engines.flower.apps import server
-from equipoise.engines.flower.transport import nodes as remote
+from equipoise.engines.flower import client_app, flower_engine
+from equipoise.engines.flower.apps import federated_run
+from equipoise.engines.flower.transport import messenger
 
 Fault = Callable[["Delivery"], Any]
 
@@ -241,6 +241,6 @@ def federation(data: FederatedData, model: Any, **options: Any) -> FakeGrid:
 def run_app(app: Any, grid: FakeGrid, **config: Any) -> None:
     """Run a server app on a grid, as Flower would."""
     with ExitStack() as stack:
-        for module in (remote, engine, server):
+        for module in (messenger, flower_engine, federated_run):
             stack.enter_context(mock.patch.object(module, "time", grid.clock))
         app(grid=grid, context=Context(7, 1, {}, RecordDict(), config))

@@ -18,13 +18,14 @@ from hypothesis import strategies as st
 import equipoise as eq
 from equipoise.data.clients import FederatedData
 from equipoise.engines.flower import client_app, server_app
-from equipoise.engines.flower.apps.node_data import node_data
+from equipoise.engines.flower.apps.members import Member, make_stand_in
+from equipoise.engines.flower.apps.model_source import make_model
+from equipoise.engines.flower.apps.node_data import read_node_data
 from equipoise.engines.flower.apps.run_record import FederatedConfig, is_federated
 from equipoise.engines.flower.personal.kept_rows import RECORD
-from equipoise.engines.flower.transport import messages
-from equipoise.engines.flower.transport import part_messages as parts
+from equipoise.engines.flower.transport import messages, part_messages
 from equipoise.engines.flower.transport.messages import BadMessage
-from equipoise.engines.flower.transport.nodes import Member, TooFewClients, make_model, stand_in
+from equipoise.engines.flower.transport.messenger import TooFewClients
 from equipoise.errors import ConfigError, EquipoiseNotice, IncompatibleParts, InvalidData, InvalidParameter
 from equipoise.experiment.folder import RunFolder
 from equipoise.solvers.prepared import AdjustedSolver
@@ -79,23 +80,23 @@ def same_table(first, second):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8])
 def test_tensors_come_back_as_they_were(dtype):
     tensor = (torch.arange(6).reshape(2, 3) * 3).to(dtype)
-    array = messages.array_of(tensor)
-    back = messages.tensor_of(array, "t", dtype, (2, 3))
+    array = messages.tensor_to_array(tensor)
+    back = messages.array_to_tensor(array, "t", dtype, (2, 3))
     assert torch.equal(back, tensor)
     assert back.dtype == dtype
     assert len(array.data) == tensor.numel() * tensor.element_size()
 
 
 def test_bytes_are_little_endian():
-    assert messages.array_of(torch.tensor([1.0])).data == b"\x00\x00\x80\x3f"
-    assert messages.array_of(torch.tensor([258])).data == b"\x02\x01" + bytes(6)
+    assert messages.tensor_to_array(torch.tensor([1.0])).data == b"\x00\x00\x80\x3f"
+    assert messages.tensor_to_array(torch.tensor([258])).data == b"\x02\x01" + bytes(6)
 
 
 @given(st.lists(st.floats(width=32, allow_nan=True, allow_infinity=True), max_size=5))
 def test_every_float_travels(values):
     tensor = torch.tensor(values, dtype=torch.float32)
-    content = messages.written(4, "token", {"a": 1, "b": [True, None, "text"], "c": 0.1}, {"t": tensor})
-    parcel = messages.read(content)
+    content = messages.write_message(4, "token", {"a": 1, "b": [True, None, "text"], "c": 0.1}, {"t": tensor})
+    parcel = messages.read_message(content)
     back = parcel.tensor("t", torch.float32, (len(values),))
     assert back.numpy().tobytes() == tensor.numpy().tobytes()
     assert (parcel.round, parcel.token) == (4, "token")
@@ -113,7 +114,7 @@ def test_every_float_travels(values):
     ],
 )
 def test_tensors_that_are_not_as_asked_are_refused(array, said):
-    parcel = messages.Parcel(0, "", {}, {"t": array})
+    parcel = messages.MessageContent(0, "", {}, {"t": array})
     with pytest.raises(BadMessage, match=said):
         parcel.tensor("t", torch.float32, (2,))
 
@@ -123,7 +124,7 @@ def test_messages_that_are_none_are_refused():
         right = {"protocol": messages.PROTOCOL, "round": 1, "token": "t", "values": "{}"}
         return RecordDict({"call": ConfigRecord({**right, **call}), "tensors": ArrayRecord()})
 
-    messages.read(content())
+    messages.read_message(content())
     bad = [
         RecordDict(), RecordDict({"call": ConfigRecord({"a": 1})}), content(protocol=99), content(round="1"), content(token=3),
         content(values="[]"), content(values="{"), content(values='{"a": NaN}'), content(values="[" * 100_000),
@@ -131,13 +132,13 @@ def test_messages_that_are_none_are_refused():
     ]  # fmt: skip
     for each in bad:
         with pytest.raises(BadMessage):
-            messages.read(each)
+            messages.read_message(each)
 
 
 def test_bytes_of_a_message_are_counted():
-    content = messages.written(0, "t", {}, {"w": torch.zeros(10)})
+    content = messages.write_message(0, "t", {}, {"w": torch.zeros(10)})
     names = len("protocol") + len("round") + len("token") + len("values") + len("w")
-    assert messages.size_of(content) == names + 8 + 8 + 1 + len("{}") + 40
+    assert messages.count_bytes(content) == names + 8 + 8 + 1 + len("{}") + 40
 
 
 # --------------------------------------------------------------------------------------------------------------------- parts
@@ -145,8 +146,8 @@ def test_bytes_of_a_message_are_counted():
 
 def travelled(kind, part, allow=()):
     tensors = {}
-    text = json.dumps(parts.packed(kind, part, tensors), allow_nan=False)
-    return parts.unpacked(json.loads(text), tensors, allow)
+    text = json.dumps(part_messages.pack_part(kind, part, tensors), allow_nan=False)
+    return part_messages.unpack_part(json.loads(text), tensors, allow)
 
 
 @pytest.mark.parametrize(
@@ -163,7 +164,7 @@ def travelled(kind, part, allow=()):
     ],
 )
 def test_parts_travel_by_name(kind, part):
-    assert parts.packed(kind, part, {})["table"]["name"]
+    assert part_messages.pack_part(kind, part, {})["table"]["name"]
     assert travelled(kind, part) == part
 
 
@@ -192,7 +193,7 @@ class OwnSolver:
 
 def test_own_parts_travel_by_path_where_they_are_allowed():
     own = OwnSolver(torch.tensor([1.0, 2.0]), SGD(lr=0.2))
-    with pytest.raises(parts.NotSent, match="not allowed on this node"):
+    with pytest.raises(part_messages.PartNotSent, match="not allowed on this node"):
         travelled("solver", own)
     back = travelled("solver", own, allow=[__name__])
     assert isinstance(back, OwnSolver)
@@ -222,21 +223,21 @@ def test_what_looks_around_before_a_round_travels_with_its_tensor():
     ],
 )
 def test_parts_that_a_node_does_not_make(sent):
-    with pytest.raises(parts.NotSent):
-        parts.unpacked(sent, {})
+    with pytest.raises(part_messages.PartNotSent):
+        part_messages.unpack_part(sent, {})
 
 
 def test_bad_values_are_refused_by_the_part_itself():
     with pytest.raises(InvalidParameter, match="lr"):
-        parts.unpacked({"class": "equipoise.solvers.sgd:SGD", "fields": {"lr": -1.0}}, {})
+        part_messages.unpack_part({"class": "equipoise.solvers.sgd:SGD", "fields": {"lr": -1.0}}, {})
     with pytest.raises(ConfigError, match="lr"):
-        parts.unpacked({"kind": "solver", "table": {"name": "sgd", "lr": -1.0}}, {})
+        part_messages.unpack_part({"kind": "solver", "table": {"name": "sgd", "lr": -1.0}}, {})
 
 
 def test_a_part_that_cannot_travel_says_so():
     local = type("Local", (), {"local_steps": None})()
-    with pytest.raises(parts.NotSent, match="dataclass"):
-        parts.packed("solver", local, {})
+    with pytest.raises(part_messages.PartNotSent, match="dataclass"):
+        part_messages.pack_part("solver", local, {})
 
 
 # --------------------------------------------------------------------------------------------------------- nodes and their data
@@ -248,26 +249,26 @@ def context(**config):
 
 def test_what_load_data_may_give():
     x, y = torch.randn(5, 2), torch.tensor([0, 1, 0, 1, 1])
-    alone = node_data((x, y), context())
+    alone = read_node_data((x, y), context())
     assert (alone.client, alone.sizes) == ("11", {"train": 5})
-    both = node_data(((x, y), (x[:2], y[:2])), context(**{"partition-id": 4}))
+    both = read_node_data(((x, y), (x[:2], y[:2])), context(**{"partition-id": 4}))
     assert (both.client, both.sizes) == ("4", {"train": 5, "test": 2})
-    named = node_data(
+    named = read_node_data(
         {"train": (x, y), "validation": (x[:1], y[:1]), "test": None, "id": "ward 3"}, context(**{"client-id": "a"})
     )
     assert (named.client, named.sizes) == ("ward 3", {"train": 5, "validation": 1})
-    tested = node_data({"test": (x.numpy(), y.numpy())}, context(**{"client-id": "a"}))
+    tested = read_node_data({"test": (x.numpy(), y.numpy())}, context(**{"client-id": "a"}))
     assert (tested.client, tested.sizes, tested.trains) == ("a", {"test": 5}, False)
     dataset = torch.utils.data.TensorDataset(x, y)
-    assert torch.equal(node_data(dataset, context()).data.train.x, x)
-    assert torch.equal(node_data((dataset, dataset), context()).data.test.y, y)
-    assert node_data(one_client(some_data(), "client-2"), context()).client == "client-2"
+    assert torch.equal(read_node_data(dataset, context()).data.train.x, x)
+    assert torch.equal(read_node_data((dataset, dataset), context()).data.test.y, y)
+    assert read_node_data(one_client(some_data(), "client-2"), context()).client == "client-2"
 
 
 @pytest.mark.parametrize("given", [{}, {"training": 1}, "text", (1, 2, 3), {"train": (torch.zeros(3, 2),)}, some_data(), []])
 def test_what_load_data_may_not_give(given):
     with pytest.raises((InvalidParameter, InvalidData)):
-        node_data(given, context())
+        read_node_data(given, context())
 
 
 def test_models_may_be_made_in_several_ways():
@@ -292,19 +293,19 @@ def member(name, train=3, test=2, **more):
 
 
 def test_stand_ins_have_real_names_and_sizes_and_no_examples():
-    data = stand_in([member("10", 7), member("9", 5), member("2", 10**6)], "mine")
+    data = make_stand_in([member("10", 7), member("9", 5), member("2", 10**6)], "mine")
     assert data.train.ids == ("2", "9", "10")
     assert data.train.sizes.tolist() == [10**6, 5, 7]
     assert data.features == 4
     assert data.classes == 3
     assert data.train.x.untyped_storage().nbytes() == 16  # one example, for a million
     assert float(data.train.x[-1].abs().sum()) == 0
-    other = stand_in([member("10", 7), member("9", 5), replace(member("2", 10**6), fingerprint="changed")], "mine")
+    other = make_stand_in([member("10", 7), member("9", 5), replace(member("2", 10**6), fingerprint="changed")], "mine")
     assert data.fingerprint != other.fingerprint
     with pytest.raises(InvalidData, match="different shape"):
-        stand_in([member("1"), replace(member("2"), x={"shape": [5], "dtype": "float32"})], "mine")
+        make_stand_in([member("1"), replace(member("2"), x={"shape": [5], "dtype": "float32"})], "mine")
     with pytest.raises(InvalidData, match="train"):
-        stand_in([replace(member("1"), splits={"test": 4})], "mine")
+        make_stand_in([replace(member("1"), splits={"test": 4})], "mine")
 
 
 # ----------------------------------------------------------------------------------------------------------------- agreement
@@ -419,7 +420,7 @@ def test_a_node_keeps_its_own_model_in_flowers_state():
         rows = grid.contexts[node].state.get(RECORD)
         assert 1 <= len(rows) <= 2
         latest = max(rows, key=lambda key: int(key.rsplit(" ", 1)[1]))
-        own = messages.tensor_of(rows[latest], "row", torch.float32, (15,))
+        own = messages.array_to_tensor(rows[latest], "row", torch.float32, (15,))
         assert torch.equal(own, wanted.personal.params([client])[0])
 
 

@@ -15,7 +15,7 @@ from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop
 from equipoise.engines.flower import server_app
 from equipoise.engines.flower.transport import messages
-from equipoise.engines.flower.transport.nodes import TooFewClients
+from equipoise.engines.flower.transport.messenger import TooFewClients
 from equipoise.errors import EquipoiseNotice
 from equipoise.experiment.folder import RunFolder
 from equipoise.runs.checkpoint import read_checkpoint
@@ -137,7 +137,7 @@ def test_a_node_whose_loss_is_nan_is_named_and_the_tail_is_that_of_the_others():
     data, grid = some_data(), federation(some_data(), softmax)
 
     def lost(content):
-        content["tensors"] = ArrayRecord({"loss": messages.array_of(torch.tensor([float("nan")], dtype=torch.float64))})
+        content["tensors"] = ArrayRecord({"loss": messages.tensor_to_array(torch.tensor([float("nan")], dtype=torch.float64))})
 
     grid.fault = lambda d: altered(d.answer(), lost) if (d.client, d.action) == (BAD, "train.losses") else d.answer()
     algorithm = eq.Algorithm(risk=eq.risk.Superquantile(tail=0.5), weights="uniform")
@@ -272,9 +272,9 @@ def test_below_the_minimum_the_run_stops_with_its_checkpoint_and_can_go_on(tmp_p
     assert "did not answer within 30 s" in str(stopped.value)
     place = RunFolder(tmp_path)
     saved = read_checkpoint(place.checkpoint)
-    assert saved.state.round == 2
+    assert saved.runs[0].state.round == 2
     assert not place.finished
-    torch.testing.assert_close(saved.state.params, averaged(data, 2), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(saved.runs[0].state.params, averaged(data, 2), rtol=1e-6, atol=1e-7)
     grid.fault = lambda d: d.answer()
     found = run(grid, rounds=4, minimum=2, folder=tmp_path)
     torch.testing.assert_close(found.params, averaged(data, 4), rtol=1e-6, atol=1e-7)

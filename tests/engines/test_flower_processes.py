@@ -22,7 +22,7 @@ from real_federation import Federation, Processes, free_ports
 
 from equipoise.cli.flower_commands import app as flower_commands
 from equipoise.engines.flower.apps import warm_node
-from equipoise.engines.flower.apps.template import project_name, rendered, write_app
+from equipoise.engines.flower.apps.template import project_name, render_app, write_app
 from equipoise.errors import ConfigError, InvalidParameter
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
@@ -82,7 +82,7 @@ def reports(folder: Path) -> list[dict[str, object]]:
 
 def test_init_writes_the_example_but_for_its_data(tmp_path):
     """One text for template and example: what the example's test proves holds for what users get."""
-    texts = rendered("digits-federation")
+    texts = render_app("digits-federation")
     own = {"README.md", "digits_federation/data.py", "digits_federation/task.py"}
     for path in texts.keys() - own:
         assert (EXAMPLE / path).read_text(encoding="utf-8") == texts[path], path

@@ -17,7 +17,7 @@ from equipoise.data.clients import FederatedData
 from equipoise.engines.flower import server_app
 from equipoise.engines.flower.secure import secure_node
 from equipoise.engines.flower.transport import messages
-from equipoise.engines.flower.transport.nodes import TooFewClients
+from equipoise.engines.flower.transport.messenger import TooFewClients
 from equipoise.errors import IncompatibleParts
 from made_clients import make_clients
 
@@ -101,7 +101,7 @@ def test_the_tail_is_that_of_the_same_quantile_source():
 
     def watched(session, ask, modulus, clients):
         row = original(session, ask, modulus, clients)
-        trained.append((session.parcel.round, session.client, bool(row[-1] > 0)))
+        trained.append((session.request.round, session.client, bool(row[-1] > 0)))
         return row
 
     with pytest.MonkeyPatch.context() as patch:
@@ -176,9 +176,9 @@ def test_nodes_may_take_part_in_secure_sums_only():
     values = {"seed": 3, "model": 3, "classes": 3, "run": "x", "since": 0}
     params = torch.zeros(15)
     for action in ("train.losses", "train.update", "evaluate.scores", "evaluate.own"):
-        message = Message(messages.written(0, "t", values, {"params": params}), 100, action)
+        message = Message(messages.write_message(0, "t", values, {"params": params}), 100, action)
         message.metadata.__dict__["_message_id"] = "m"
-        reply = messages.read(grid.answer(100, message).content)
+        reply = messages.read_message(grid.answer(100, message).content)
         assert "secure sums only" in reply.values["refused"]
         assert not reply.arrays
 
@@ -219,7 +219,9 @@ def test_garbage_is_not_in_the_sum():
         if (delivery.client, delivery.action) == ("client-3", "train.masked") and delivery.count == 1:
             data = bytearray(reply.content["tensors"]["sum.update"].data)
             data[0] ^= 255
-            content = messages.written(0, messages.read(reply.content).token, {}, {"sum.update": messages.blob_of(bytes(data))})
+            content = messages.write_message(
+                0, messages.read_message(reply.content).token, {}, {"sum.update": messages.bytes_to_tensor(bytes(data))}
+            )
             return Message(content, reply_to=delivery.message)
         return reply
 
@@ -248,7 +250,7 @@ def test_a_node_answers_each_step_of_a_sum_once():
     run(SECURE["FedAvg"], grid, rounds=1)
     client, request = next(each for each in grid.sent if each[1].metadata.message_type == "train.masked")
     node = next(n for n, name in grid.names.items() if name == client)
-    again = messages.read(grid.answer(node, request).content)
+    again = messages.read_message(grid.answer(node, request).content)
     assert "refused" in again.values
     assert not again.arrays
 

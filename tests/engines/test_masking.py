@@ -17,49 +17,45 @@ from hypothesis import strategies as st
 
 pytest.importorskip("flwr")
 from equipoise.engines.flower.secure import masks, shares
-from equipoise.engines.flower.secure.masking import (
-    BadMessage,
+from equipoise.engines.flower.secure.masking_client import MaskingClient
+from equipoise.engines.flower.secure.masking_server import MaskingServer
+from equipoise.engines.flower.secure.sum_messages import (
     DuplicateMessage,
-    Kind,
     LostSecret,
     MalformedMessage,
-    MaskingClient,
     MaskingError,
-    MaskingServer,
+    MessageKind,
     NoReply,
     OutOfOrder,
+    RefusedMessage,
     RefusedTerms,
     RefusedToReveal,
     SplitSurvivors,
-    Terms,
-    TooFewClients,
+    SumTooSmall,
     UnknownSender,
     UnreadableShares,
     WrongShare,
     WrongSum,
-    kind_of,
-)
-from equipoise.engines.flower.secure.sum_terms import (
-    connected,
+    message_kind,
     pack,
     pack_names,
     pack_table,
-    read,
     unpack,
     unpack_table,
-    write,
+    write_sum_message,
 )
+from equipoise.engines.flower.secure.sum_terms import SumTerms, is_connected
 from equipoise.errors import EquipoiseError, InvalidParameter
 from equipoise.privacy.secure_sum import SimulatedSecureSum
 
 MODULI = [2, 3, 8, 1000, 2**32, 2**48, 3**39, 2**62 - 57, 2**62]
-STEPS = [Kind.KEYS, Kind.SHARES, Kind.MASKED, Kind.REVEALED]
+STEPS = [MessageKind.KEYS, MessageKind.SHARES, MessageKind.MASKED, MessageKind.REVEALED]
 IMPROBABLE = 1e-7  # of a chi-square that is this unlikely, we say that it is not uniform
 
 
 def made_terms(count=5, *, length=6, modulus=2**48, purpose="updates", round_index=3, **options):
     names = [f"node {number}" for number in range(count)]
-    return Terms.fresh(
+    return SumTerms.fresh(
         run="run 1", round_index=round_index, purpose=purpose, clients=names, length=length, modulus=modulus, **options
     )
 
@@ -70,7 +66,7 @@ def made_values(terms, seed=0):
 
 
 def plain_sum(values, names, modulus):
-    """By Python's whole numbers: the representative of the sum in [−M/2, M/2)."""
+    """By Python's integers: the representative of the sum in [−M/2, M/2)."""
     total = [sum(column) for column in zip(*(map(int, values[name]) for name in names), strict=True)]
     half = modulus // 2
     return [(number + half) % modulus - half for number in total]
@@ -85,7 +81,7 @@ class Federation:
         self.states, self.sent, self.refused = {}, {}, {}
 
     def reply(self, name, request):
-        if kind_of(request) == Kind.INVITATION:
+        if message_kind(request) == MessageKind.INVITATION:
             client = MaskingClient(request, name)
             answer = client.keys()
         else:
@@ -97,7 +93,7 @@ class Federation:
     def send(self, requests):
         answers = {}
         for name, request in requests.items():
-            kind = Kind(kind_of(request) + 1)
+            kind = MessageKind(message_kind(request) + 1)
             if self.leaves.get(name) == kind:
                 continue
             asked = self.change_request(name, request) if self.change_request else request
@@ -114,7 +110,7 @@ class Federation:
     def until(self, kind):
         """Requests of this kind, all before it answered."""
         requests = self.server.start()
-        while kind_of(next(iter(requests.values()))) != kind:
+        while message_kind(next(iter(requests.values()))) != kind:
             requests = self.server.advance(self.send(requests))
         return requests
 
@@ -335,7 +331,7 @@ def test_clients_may_leave_at_each_step_down_to_the_threshold(step, lost):
     gone = terms.clients[1 : 1 + lost]
     federation = Federation(terms, leaves=dict.fromkeys(gone, step))
     if lost == 3:
-        with pytest.raises(TooFewClients) as caught:
+        with pytest.raises(SumTooSmall) as caught:
             federation.run()
         assert (caught.value.have, caught.value.need) == (2, 3)
         assert set(caught.value.clients) == set(gone)
@@ -343,7 +339,7 @@ def test_clients_may_leave_at_each_step_down_to_the_threshold(step, lost):
             _ = federation.server.total
         return
     server = federation.run()
-    alive = terms.clients if step == Kind.REVEALED else [name for name in terms.clients if name not in gone]
+    alive = terms.clients if step == MessageKind.REVEALED else [name for name in terms.clients if name not in gone]
     check_sum(server, federation.values, alive)
     assert {name: type(error) for name, error in server.faults.items()} == dict.fromkeys(gone, NoReply)
 
@@ -351,9 +347,9 @@ def test_clients_may_leave_at_each_step_down_to_the_threshold(step, lost):
 def test_late_answers_count_while_the_step_is_open():
     terms = made_terms(4, threshold=3)
     federation = Federation(terms)
-    answers = federation.send(federation.until(Kind.SURVIVORS))
+    answers = federation.send(federation.until(MessageKind.SURVIVORS))
     late = {name: answers.pop(name) for name in terms.clients[:2]}
-    with pytest.raises(TooFewClients):
+    with pytest.raises(SumTooSmall):
         federation.server.advance(answers)
     assert set(federation.server.faults) == set(late)
     assert federation.server.advance({terms.clients[0]: late[terms.clients[0]]}) == {}
@@ -371,12 +367,12 @@ def test_any_pattern_of_leaving(data):
     terms = made_terms(count, length=3, modulus=modulus, threshold=threshold, fewest=fewest)
     leaves = {name: data.draw(st.sampled_from([None, None, *STEPS])) for name in terms.clients}
     federation = Federation(terms, leaves=leaves)
-    alive = [name for name in terms.clients if leaves[name] in (None, Kind.REVEALED)]
+    alive = [name for name in terms.clients if leaves[name] in (None, MessageKind.REVEALED)]
     helpers = [name for name in alive if leaves[name] is None]
     if len(alive) >= fewest and len(helpers) >= threshold:
         check_sum(federation.run(), federation.values, alive)
     else:
-        with pytest.raises(TooFewClients):
+        with pytest.raises(SumTooSmall):
             federation.run()
 
 
@@ -389,13 +385,13 @@ def test_sparse_graphs_are_regular_and_symmetric(count):
     graph = terms.graph(terms.clients)
     assert all(len(near) == min(4, count - 1) and name not in near for name, near in graph.items())
     assert all(name in graph[other] for name, near in graph.items() for other in near)
-    assert connected(graph, set(terms.clients))
+    assert is_connected(graph, set(terms.clients))
 
 
 def test_the_order_of_the_ring_is_drawn_anew_and_known_to_all():
     terms, again = made_terms(20, neighbours=2), made_terms(20, neighbours=2)
     assert terms.graph(terms.clients) != again.graph(terms.clients)  # of 19!/2 rings
-    assert terms.graph(terms.clients) == Terms.decode(terms.encode()).graph(reversed(terms.clients))
+    assert terms.graph(terms.clients) == SumTerms.decode(terms.encode()).graph(reversed(terms.clients))
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -404,9 +400,9 @@ def test_sums_over_a_sparse_graph_are_exact(step):
     ring = terms.graph(terms.clients)
     gone = [terms.clients[0], *sorted(set(terms.clients[1:]) - ring[terms.clients[0]])[:1]]  # not neighbours
     federation = Federation(terms, leaves=dict.fromkeys(gone, step))
-    alive = terms.clients if step == Kind.REVEALED else [name for name in terms.clients if name not in gone]
+    alive = terms.clients if step == MessageKind.REVEALED else [name for name in terms.clients if name not in gone]
     check_sum(federation.run(), federation.values, alive)
-    sizes = [len(unpack_table(unpack(federation.sent[name, Kind.SHARES][21:])[2], (160,))) for name in alive]
+    sizes = [len(unpack_table(unpack(federation.sent[name, MessageKind.SHARES][21:])[2], (160,))) for name in alive]
     assert sizes == [4] * len(alive)
 
 
@@ -415,14 +411,14 @@ def test_survivors_that_fall_apart_are_refused():
     graph = terms.graph(terms.clients)
     first = terms.clients[0]
     second = next(name for name in terms.clients if name != first and not graph[name] & (graph[first] | {first}))
-    federation = Federation(terms, leaves={first: Kind.MASKED, second: Kind.MASKED})
+    federation = Federation(terms, leaves={first: MessageKind.MASKED, second: MessageKind.MASKED})
     with pytest.raises(SplitSurvivors):
         federation.run()
     # Clients see it too: a server that asks all the same is refused by each.
     federation = Federation(terms)
-    federation.send(federation.until(Kind.INBOX))
+    federation.send(federation.until(MessageKind.INBOX))
     alive = sorted(set(terms.clients) - {first, second})
-    asked = write(Kind.SURVIVORS, terms.tag, [pack_names(alive), pack_names(sorted((first, second)))])
+    asked = write_sum_message(MessageKind.SURVIVORS, terms.tag, [pack_names(alive), pack_names(sorted((first, second)))])
     with pytest.raises(RefusedToReveal, match="linked"):
         federation.reply(alive[0], asked)
 
@@ -430,8 +426,8 @@ def test_survivors_that_fall_apart_are_refused():
 def test_holders_of_a_secret_that_are_all_gone_end_the_sum():
     terms = made_terms(9, neighbours=2, threshold=3, fewest=3)
     near = terms.graph(terms.clients)[terms.clients[4]]
-    with pytest.raises(TooFewClients) as caught:
-        Federation(terms, leaves={min(near): Kind.SHARES}).run()
+    with pytest.raises(SumTooSmall) as caught:
+        Federation(terms, leaves={min(near): MessageKind.SHARES}).run()
     assert (caught.value.have, caught.value.need) == (2, 3)
 
 
@@ -440,8 +436,8 @@ def test_holders_of_a_secret_that_are_all_gone_end_the_sum():
 
 def masked_vectors(terms, values):
     federation = Federation(terms, values)
-    answers = federation.send(federation.until(Kind.INBOX))
-    found = {name: read(message, Kind.MASKED, terms, 3)[1] for name, message in answers.items()}
+    answers = federation.send(federation.until(MessageKind.INBOX))
+    found = {name: terms.read(message, MessageKind.MASKED, 3)[1] for name, message in answers.items()}
     return federation, {name: masks.read_residues(data, terms.length, terms.modulus) for name, data in found.items()}
 
 
@@ -479,7 +475,7 @@ def seeds_revealed(federation, requests):
     """What the server can put together of b, from the survivors' answers."""
     terms, gathered = federation.server.terms, {}
     for name, message in federation.send(requests).items():
-        _, seeds, _ = read(message, Kind.REVEALED, terms, 3)
+        _, seeds, _ = terms.read(message, MessageKind.REVEALED, 3)
         for owner, (part,) in unpack_table(seeds, (shares.SHARE_BYTES,)).items():
             gathered.setdefault(owner, {})[terms.place[name]] = int.from_bytes(part, "big")
     return {
@@ -493,7 +489,7 @@ def test_one_node_stays_hidden_after_its_own_mask_is_removed():
     zeros = {name: np.zeros(terms.length, np.int64) for name in terms.clients}
     federation, found = masked_vectors(terms, zeros)
     requests = federation.server.advance(
-        {name: federation.sent[name, Kind.MASKED] for name in terms.clients}
+        {name: federation.sent[name, MessageKind.MASKED] for name in terms.clients}
     )  # fmt: skip
     total = np.zeros(terms.length, np.uint64)
     for name, seed in seeds_revealed(federation, requests).items():
@@ -509,20 +505,20 @@ def test_a_late_answer_stays_hidden_although_the_key_was_given_up():
     zeros = {name: np.zeros(terms.length, np.int64) for name in terms.clients}
     federation, found = masked_vectors(terms, zeros)
     late, *others = terms.clients
-    requests = federation.server.advance({name: federation.sent[name, Kind.MASKED] for name in others})
+    requests = federation.server.advance({name: federation.sent[name, MessageKind.MASKED] for name in others})
     parts = {}
     for name, message in federation.send(requests).items():
-        keys = unpack_table(read(message, Kind.REVEALED, terms, 3)[2], (shares.SHARE_BYTES,))
+        keys = unpack_table(terms.read(message, MessageKind.REVEALED, 3)[2], (shares.SHARE_BYTES,))
         parts[terms.place[name]] = int.from_bytes(keys[late][0], "big")
     key = masks.private_from(shares.combine(dict(list(parts.items())[: terms.threshold])))
     rest = found[late].copy()
     for name in others:
-        agreed = masks.agreed_key(key, read(federation.sent[name, Kind.KEYS], Kind.KEYS, terms, 3)[2])
+        agreed = masks.agreed_key(key, terms.read(federation.sent[name, MessageKind.KEYS], MessageKind.KEYS, 3)[2])
         words = masks.pair_mask(terms, late, name, agreed)
         masks.add_mask(rest, words, 8, sign=-masks.pair_sign(late, name))
     assert_uniform(rest, 8)
     with pytest.raises(UnknownSender):
-        federation.server.receive(late, federation.sent[late, Kind.MASKED])
+        federation.server.receive(late, federation.sent[late, MessageKind.MASKED])
 
 
 def test_masks_are_never_used_twice():
@@ -548,7 +544,7 @@ def test_masks_of_one_key_differ_between_sums_and_owners():
 def test_the_server_keeps_no_clients_vector():
     terms = made_terms(3, length=500)
     federation, found = masked_vectors(terms, made_values(terms))
-    federation.server.advance({name: federation.sent[name, Kind.MASKED] for name in terms.clients})
+    federation.server.advance({name: federation.sent[name, MessageKind.MASKED] for name in terms.clients})
     kept = [value for value in vars(federation.server).values() if isinstance(value, np.ndarray)]
     assert len(kept) == 1
     assert all(kept[0].tolist() != words.tolist() for words in found.values())
@@ -578,13 +574,19 @@ BAD_ANSWERS = {
     "another step's": (lambda name, kind, message: message[:4] + bytes([kind % 8 + 1]) + message[5:], OutOfOrder),
     "another round's": (other_round, WrongSum),
     "another's name": (
-        lambda name, kind, message: write(kind, message[5:21], [b"node 3", *unpack(message[21:])[1:]]),
+        lambda name, kind, message: write_sum_message(kind, message[5:21], [b"node 3", *unpack(message[21:])[1:]]),
         UnknownSender,
     ),
-    "parts lost": (lambda name, kind, message: write(kind, message[5:21], unpack(message[21:])[:2]), MalformedMessage),
-    "parts empty": (lambda name, kind, message: write(kind, message[5:21], [name.encode(), b"", b""]), MalformedMessage),
+    "parts lost": (
+        lambda name, kind, message: write_sum_message(kind, message[5:21], unpack(message[21:])[:2]),
+        MalformedMessage,
+    ),
+    "parts empty": (
+        lambda name, kind, message: write_sum_message(kind, message[5:21], [name.encode(), b"", b""]),
+        MalformedMessage,
+    ),
     "name not text": (
-        lambda name, kind, message: write(kind, message[5:21], [b"\xff", *unpack(message[21:])[1:]]),
+        lambda name, kind, message: write_sum_message(kind, message[5:21], [b"\xff", *unpack(message[21:])[1:]]),
         UnknownSender,
     ),
 }
@@ -603,7 +605,7 @@ def test_a_bad_answer_is_refused_by_name_and_the_rest_is_summed(how, step):
     assert type(server.faults["node 1"]) is error
     assert server.faults["node 1"].clients == ("node 1",)
     assert "node 1" in str(server.faults["node 1"])
-    check_sum(server, federation.values, terms.clients if step == Kind.REVEALED else ["node 0", "node 2", "node 3"])
+    check_sum(server, federation.values, terms.clients if step == MessageKind.REVEALED else ["node 0", "node 2", "node 3"])
 
 
 def with_parts(message, change):
@@ -614,21 +616,21 @@ def with_parts(message, change):
 @pytest.mark.parametrize(
     ("step", "change"),
     [
-        (Kind.KEYS, lambda me, first, second: [me, first, second[:-1]]),
-        (Kind.KEYS, lambda me, first, second: [me, first, b"\x09" + second[1:]]),
-        (Kind.SHARES, lambda me, fixed, table: [me, fixed[:-1], table]),
-        (Kind.SHARES, lambda me, fixed, table: [me, fixed, pack(unpack(table)[:-2])]),
-        (Kind.SHARES, lambda me, fixed, table: [me, fixed, pack([*unpack(table)[:-2], b"stranger", bytes(160)])]),
-        (Kind.SHARES, lambda me, fixed, table: [me, fixed, pack([*unpack(table), *unpack(table)[-2:]])]),
-        (Kind.SHARES, lambda me, fixed, table: [me, fixed, pack([*unpack(table)[:-1], bytes(159)])]),
-        (Kind.MASKED, lambda me, data, closed: [me, data[:-6], closed]),
-        (Kind.MASKED, lambda me, data, closed: [me, b"\xff" * len(data), closed]),
-        (Kind.MASKED, lambda me, data, closed: [me, data, pack([b"stranger"])]),
-        (Kind.MASKED, lambda me, data, closed: [me, data, pack([b"node 2", b"node 2"])]),
-        (Kind.REVEALED, lambda me, seeds, keys: [me, seeds, seeds]),
-        (Kind.REVEALED, lambda me, seeds, keys: [me, keys, seeds]),
-        (Kind.REVEALED, lambda me, seeds, keys: [me, pack(unpack(seeds)[:-2]), keys]),
-        (Kind.REVEALED, lambda me, seeds, keys: [me, pack([*unpack(seeds)[:-1], b"\xff" * 66]), keys]),
+        (MessageKind.KEYS, lambda me, first, second: [me, first, second[:-1]]),
+        (MessageKind.KEYS, lambda me, first, second: [me, first, b"\x09" + second[1:]]),
+        (MessageKind.SHARES, lambda me, fixed, table: [me, fixed[:-1], table]),
+        (MessageKind.SHARES, lambda me, fixed, table: [me, fixed, pack(unpack(table)[:-2])]),
+        (MessageKind.SHARES, lambda me, fixed, table: [me, fixed, pack([*unpack(table)[:-2], b"stranger", bytes(160)])]),
+        (MessageKind.SHARES, lambda me, fixed, table: [me, fixed, pack([*unpack(table), *unpack(table)[-2:]])]),
+        (MessageKind.SHARES, lambda me, fixed, table: [me, fixed, pack([*unpack(table)[:-1], bytes(159)])]),
+        (MessageKind.MASKED, lambda me, data, closed: [me, data[:-6], closed]),
+        (MessageKind.MASKED, lambda me, data, closed: [me, b"\xff" * len(data), closed]),
+        (MessageKind.MASKED, lambda me, data, closed: [me, data, pack([b"stranger"])]),
+        (MessageKind.MASKED, lambda me, data, closed: [me, data, pack([b"node 2", b"node 2"])]),
+        (MessageKind.REVEALED, lambda me, seeds, keys: [me, seeds, seeds]),
+        (MessageKind.REVEALED, lambda me, seeds, keys: [me, keys, seeds]),
+        (MessageKind.REVEALED, lambda me, seeds, keys: [me, pack(unpack(seeds)[:-2]), keys]),
+        (MessageKind.REVEALED, lambda me, seeds, keys: [me, pack([*unpack(seeds)[:-1], b"\xff" * 66]), keys]),
     ],
 )
 def test_parts_that_do_not_fit_are_refused(step, change):
@@ -639,7 +641,7 @@ def test_parts_that_do_not_fit_are_refused(step, change):
     )
     server = federation.run()
     assert type(server.faults["node 1"]) is MalformedMessage
-    check_sum(server, federation.values, terms.clients if step == Kind.REVEALED else ["node 0", "node 2", "node 3"])
+    check_sum(server, federation.values, terms.clients if step == MessageKind.REVEALED else ["node 0", "node 2", "node 3"])
 
 
 def test_second_answers_and_strangers_are_refused():
@@ -655,7 +657,7 @@ def test_second_answers_and_strangers_are_refused():
     federation.server.receive("node 0", answers["node 0"])
     with pytest.raises(DuplicateMessage) as caught:
         federation.server.receive("node 0", answers["node 0"])
-    assert isinstance(caught.value, BadMessage)
+    assert isinstance(caught.value, RefusedMessage)
     with pytest.raises(UnknownSender):
         federation.server.receive("stranger", answers["node 1"])
     requests = federation.server.advance({"node 1": answers["node 1"], "node 2": answers["node 2"], "stranger": b"x"})
@@ -683,26 +685,30 @@ def spoil_letters(message, readers):
     return with_parts(message, change)
 
 
-@pytest.mark.parametrize("leaves", [{}, {"node 1": Kind.MASKED}])
+@pytest.mark.parametrize("leaves", [{}, {"node 1": MessageKind.MASKED}])
 def test_one_letter_that_does_not_open_costs_nothing(leaves):
     terms = made_terms(5, threshold=3)
     federation = Federation(
         terms,
         leaves=leaves,
-        change=lambda name, kind, data: spoil_letters(data, {"node 3"}) if (name, kind) == ("node 1", Kind.SHARES) else data,
+        change=lambda name, kind, data: (
+            spoil_letters(data, {"node 3"}) if (name, kind) == ("node 1", MessageKind.SHARES) else data
+        ),
     )
     server = federation.run()
     check_sum(server, federation.values, [name for name in terms.clients if name not in leaves])
     assert federation.refused == {}
 
 
-@pytest.mark.parametrize("leaves", [{}, {"node 1": Kind.MASKED}])
+@pytest.mark.parametrize("leaves", [{}, {"node 1": MessageKind.MASKED}])
 def test_a_dealer_whose_letters_do_not_open_is_named(leaves):
     terms = made_terms(4, threshold=3)
     federation = Federation(
         terms,
         leaves=leaves,
-        change=lambda name, kind, data: spoil_letters(data, terms.clients) if (name, kind) == ("node 1", Kind.SHARES) else data,
+        change=lambda name, kind, data: (
+            spoil_letters(data, terms.clients) if (name, kind) == ("node 1", MessageKind.SHARES) else data
+        ),
     )
     with pytest.raises(LostSecret) as caught:
         federation.run()
@@ -723,13 +729,15 @@ def wrong_share(message, owner):
     return with_parts(message, change)
 
 
-@pytest.mark.parametrize("leaves", [{}, {"node 4": Kind.MASKED}])
+@pytest.mark.parametrize("leaves", [{}, {"node 4": MessageKind.MASKED}])
 def test_a_wrong_share_is_noticed_and_its_holder_named(leaves):
     terms = made_terms(5, threshold=3)
     federation = Federation(
         terms,
         leaves=leaves,
-        change=lambda name, kind, data: wrong_share(data, "node 4") if (name, kind) == ("node 0", Kind.REVEALED) else data,
+        change=lambda name, kind, data: (
+            wrong_share(data, "node 4") if (name, kind) == ("node 0", MessageKind.REVEALED) else data
+        ),
     )
     server = federation.run()
     check_sum(server, federation.values, [name for name in terms.clients if name not in leaves])
@@ -740,7 +748,9 @@ def test_wrong_shares_without_one_to_spare_end_the_sum():
     terms = made_terms(3, threshold=3)
     federation = Federation(
         terms,
-        change=lambda name, kind, data: wrong_share(data, "node 2") if (name, kind) == ("node 0", Kind.REVEALED) else data,
+        change=lambda name, kind, data: (
+            wrong_share(data, "node 2") if (name, kind) == ("node 0", MessageKind.REVEALED) else data
+        ),
     )
     with pytest.raises(LostSecret) as caught:
         federation.run()
@@ -753,7 +763,7 @@ def test_wrong_shares_without_one_to_spare_end_the_sum():
 def test_whatever_bytes_arrive_only_named_errors_leave(data):
     """One message, to the server or to a client, has bytes changed, cut out or put in."""
     terms = made_terms(3, length=2, threshold=2)
-    target = (data.draw(st.sampled_from(terms.clients)), data.draw(st.sampled_from(list(Kind))))
+    target = (data.draw(st.sampled_from(terms.clients)), data.draw(st.sampled_from(list(MessageKind))))
 
     def spoil(name, kind, message):
         if (name, kind) != target:
@@ -762,13 +772,15 @@ def test_whatever_bytes_arrive_only_named_errors_leave(data):
         stop = data.draw(st.integers(start, min(len(message), start + 8)))
         return message[:start] + data.draw(st.binary(max_size=12)) + message[stop:]
 
-    federation = Federation(terms, change=spoil, change_request=lambda name, request: spoil(name, kind_of(request), request))
+    federation = Federation(
+        terms, change=spoil, change_request=lambda name, request: spoil(name, message_kind(request), request)
+    )
     try:
         server = federation.run()
     except MaskingError:
         return
     assert all(isinstance(error, MaskingError) for error in [*server.faults.values(), *federation.refused.values()])
-    if target[1] != Kind.MASKED:  # a changed masked vector is a changed vector: nothing can tell
+    if target[1] != MessageKind.MASKED:  # a changed masked vector is a changed vector: nothing can tell
         check_sum(server, federation.values, server.survivors)
 
 
@@ -780,12 +792,12 @@ def waiting():
     """A client that has sent its values, and the terms; five dealt shares."""
     terms = made_terms(5, threshold=3, fewest=4)
     federation = Federation(terms)
-    federation.send(federation.until(Kind.INBOX))
+    federation.send(federation.until(MessageKind.INBOX))
     return MaskingClient.load(federation.states["node 0"]), terms
 
 
 def survivors(terms, alive, gone):
-    return write(Kind.SURVIVORS, terms.tag, [pack_names(alive), pack_names(gone)])
+    return write_sum_message(MessageKind.SURVIVORS, terms.tag, [pack_names(alive), pack_names(gone)])
 
 
 @pytest.mark.parametrize(
@@ -803,14 +815,14 @@ def test_a_client_keeps_shares_that_would_say_more_than_the_sum(waiting, alive, 
     client, terms = waiting
     with pytest.raises(RefusedToReveal, match=why):
         client.reveal(survivors(terms, [f"node {n}" for n in alive], [f"node {n}" for n in gone]))
-    assert client.awaits == Kind.SURVIVORS  # the right request is still answered
+    assert client.awaits == MessageKind.SURVIVORS  # the right request is still answered
     client.reveal(survivors(terms, [f"node {n}" for n in "0123"], ["node 4"]))
 
 
 def test_a_client_never_gives_both_shares_of_a_peer(waiting):
     client, terms = waiting
     answer = client.reveal(survivors(terms, [f"node {n}" for n in "0123"], ["node 4"]))
-    _, seeds, keys = read(answer, Kind.REVEALED, terms, 3)
+    _, seeds, keys = terms.read(answer, MessageKind.REVEALED, 3)
     assert set(unpack_table(seeds, (66,))) == {f"node {n}" for n in "0123"}
     assert set(unpack_table(keys, (66,))) == {"node 4"}
     for again in ("0123", "4"), ("01234", ""):
@@ -825,14 +837,14 @@ def test_a_client_masks_once_and_in_order():
     federation = Federation(terms)
     requests = federation.server.start()
     client = MaskingClient(requests["node 0"], "node 0")
-    assert client.awaits == Kind.ROSTER
-    for kind in (Kind.INBOX, Kind.SURVIVORS):
+    assert client.awaits == MessageKind.ROSTER
+    for kind in (MessageKind.INBOX, MessageKind.SURVIVORS):
         with pytest.raises(OutOfOrder):
-            client.answer(write(kind, terms.tag, [b"", b""]), federation.values["node 0"])
+            client.answer(write_sum_message(kind, terms.tag, [b"", b""]), federation.values["node 0"])
     other = Federation(terms)
-    asked = other.until(Kind.INBOX)["node 0"]
+    asked = other.until(MessageKind.INBOX)["node 0"]
     client = MaskingClient.load(other.states["node 0"])
-    assert client.awaits == Kind.INBOX
+    assert client.awaits == MessageKind.INBOX
     with pytest.raises(OutOfOrder):
         client.share(asked)
     client.mask(asked, other.values["node 0"])
@@ -853,15 +865,15 @@ def test_a_client_masks_once_and_in_order():
 def test_values_must_be_whole_numbers_of_the_agreed_length(values):
     terms = made_terms(3)
     federation = Federation(terms)
-    asked = federation.until(Kind.INBOX)["node 0"]
+    asked = federation.until(MessageKind.INBOX)["node 0"]
     client = MaskingClient.load(federation.states["node 0"])
     with pytest.raises(InvalidParameter, match="values must be int64 of shape"):
         client.mask(asked, values)
-    assert client.awaits == Kind.INBOX
+    assert client.awaits == MessageKind.INBOX
     client.mask(asked, torch.zeros(6, dtype=torch.int64))  # a tensor is as good as an array
 
 
-@pytest.mark.parametrize("kind", [Kind.ROSTER, Kind.INBOX, Kind.SURVIVORS])
+@pytest.mark.parametrize("kind", [MessageKind.ROSTER, MessageKind.INBOX, MessageKind.SURVIVORS])
 def test_requests_of_another_round_are_refused(kind):
     federation, other = Federation(made_terms(3)), Federation(made_terms(3, round_index=4))
     federation.until(kind)
@@ -876,11 +888,13 @@ def test_letters_of_another_sum_do_not_open():
     terms = made_terms(4, threshold=3)
     other = Federation(made_terms(4, threshold=3, round_index=4))
     other.run()
-    moved = unpack(other.sent["node 1", Kind.SHARES][21:])[2]
+    moved = unpack(other.sent["node 1", MessageKind.SHARES][21:])[2]
     federation = Federation(
         terms,
         change=lambda name, kind, data: (
-            with_parts(data, lambda me, fixed, table: [me, fixed, moved]) if (name, kind) == ("node 1", Kind.SHARES) else data
+            with_parts(data, lambda me, fixed, table: [me, fixed, moved])
+            if (name, kind) == ("node 1", MessageKind.SHARES)
+            else data
         ),
     )
     with pytest.raises(LostSecret) as caught:
@@ -897,7 +911,8 @@ def test_letters_given_to_the_wrong_reader_do_not_open():
         return [me, fixed, pack_table({**rows, "node 2": rows["node 3"], "node 3": rows["node 2"]})]
 
     federation = Federation(
-        terms, change=lambda name, kind, data: with_parts(data, swap) if (name, kind) == ("node 1", Kind.SHARES) else data
+        terms,
+        change=lambda name, kind, data: with_parts(data, swap) if (name, kind) == ("node 1", MessageKind.SHARES) else data,
     )
     with pytest.raises(LostSecret) as caught:  # two of four did not open, three are needed
         federation.run()
@@ -908,26 +923,26 @@ def test_letters_given_to_the_wrong_reader_do_not_open():
 def test_a_letter_sent_back_to_its_writer_does_not_open():
     """Both directions have one agreed key: what a letter is tied to tells them apart."""
     federation = Federation(made_terms(4, threshold=3))
-    asked = federation.until(Kind.INBOX)["node 0"]
-    own = unpack_table(unpack(federation.sent["node 0", Kind.SHARES][21:])[2], (160,))["node 1"]
+    asked = federation.until(MessageKind.INBOX)["node 0"]
+    own = unpack_table(unpack(federation.sent["node 0", MessageKind.SHARES][21:])[2], (160,))["node 1"]
     back = with_parts(asked, lambda names, table: [names, pack_table({**unpack_table(table, (160,)), "node 1": own})])
     for request, closed in ((asked, []), (back, [b"node 1"])):
         client = MaskingClient.load(federation.states["node 0"])
         answer = client.mask(request, federation.values["node 0"])
-        assert unpack(read(answer, Kind.MASKED, client.terms, 3)[2]) == closed
+        assert unpack(client.terms.read(answer, MessageKind.MASKED, 3)[2]) == closed
 
 
 @pytest.mark.parametrize(
     ("kind", "change"),
     [
-        (Kind.ROSTER, lambda names, table: [pack(unpack(names)[1:]), table]),
-        (Kind.ROSTER, lambda names, table: [pack([*unpack(names), b"stranger"]), table]),
-        (Kind.ROSTER, lambda names, table: [pack(reversed(unpack(names))), table]),
-        (Kind.ROSTER, lambda names, table: [names, pack(unpack(table)[3:])]),
-        (Kind.ROSTER, lambda names, table: [names, pack([*unpack(table)[:-1], bytes(49)])]),
-        (Kind.INBOX, lambda names, table: [names, pack(unpack(table)[2:])]),
-        (Kind.INBOX, lambda names, table: [pack([*unpack(names), b"stranger"]), table]),
-        (Kind.INBOX, lambda names, table: [b"\xff", table]),
+        (MessageKind.ROSTER, lambda names, table: [pack(unpack(names)[1:]), table]),
+        (MessageKind.ROSTER, lambda names, table: [pack([*unpack(names), b"stranger"]), table]),
+        (MessageKind.ROSTER, lambda names, table: [pack(reversed(unpack(names))), table]),
+        (MessageKind.ROSTER, lambda names, table: [names, pack(unpack(table)[3:])]),
+        (MessageKind.ROSTER, lambda names, table: [names, pack([*unpack(table)[:-1], bytes(49)])]),
+        (MessageKind.INBOX, lambda names, table: [names, pack(unpack(table)[2:])]),
+        (MessageKind.INBOX, lambda names, table: [pack([*unpack(names), b"stranger"]), table]),
+        (MessageKind.INBOX, lambda names, table: [b"\xff", table]),
     ],
 )
 def test_a_client_refuses_lists_that_do_not_fit(kind, change):
@@ -939,14 +954,14 @@ def test_a_client_refuses_lists_that_do_not_fit(kind, change):
     assert client.awaits == kind
 
 
-@pytest.mark.parametrize("kind", [Kind.ROSTER, Kind.INBOX])
+@pytest.mark.parametrize("kind", [MessageKind.ROSTER, MessageKind.INBOX])
 def test_a_client_does_not_go_on_in_too_small_a_crowd(kind):
     federation = Federation(made_terms(4, threshold=3))
     asked = federation.until(kind)["node 0"]
     client = MaskingClient.load(federation.states["node 0"])
-    width = 3 if kind == Kind.ROSTER else 2
+    width = 3 if kind == MessageKind.ROSTER else 2
     few = with_parts(asked, lambda names, table: [pack_names(["node 0", "node 1"]), pack(unpack(table)[:width])])
-    with pytest.raises(TooFewClients) as caught:
+    with pytest.raises(SumTooSmall) as caught:
         client.answer(few, federation.values["node 0"])
     assert (caught.value.have, caught.value.need) == (2, 3)
 
@@ -980,8 +995,8 @@ def test_nothing_secret_is_shown():
 
 def test_terms_travel_and_come_back():
     for terms in (made_terms(2), made_terms(9, neighbours=4, modulus=3**39), made_terms(4, threshold=4, round_index=0)):
-        assert Terms.of_invitation(terms.invitation) == terms
-        assert Terms.decode(terms.encode()).tag == terms.tag
+        assert SumTerms.of_invitation(terms.invitation) == terms
+        assert SumTerms.decode(terms.encode()).tag == terms.tag
 
 
 def test_tags_differ_in_anything():
@@ -1027,7 +1042,7 @@ def test_terms_that_cannot_be_are_refused(options, parameter):
 
 def test_names_must_differ():
     with pytest.raises(InvalidParameter, match="different names"):
-        Terms.fresh(run="a", round_index=0, purpose="b", clients=["x", "x", "y"], length=1, modulus=2)
+        SumTerms.fresh(run="a", round_index=0, purpose="b", clients=["x", "x", "y"], length=1, modulus=2)
 
 
 @settings(max_examples=100, deadline=None)
@@ -1046,6 +1061,6 @@ def test_invitations_to_terms_that_cannot_be_are_refused():
     terms = made_terms(5)
     low = terms.encode().replace((4).to_bytes(8, "little") * 2, (2).to_bytes(8, "little") + (4).to_bytes(8, "little"))
     with pytest.raises(MalformedMessage, match="threshold"):
-        Terms.decode(low)
+        SumTerms.decode(low)
     with pytest.raises(MalformedMessage, match="too long"):
-        Terms.decode(bytes(10**7))
+        SumTerms.decode(bytes(10**7))

@@ -1,4 +1,4 @@
-"""The same algorithm on a real federation: an engine whose clients are the nodes of a Flower federation.
+"""Federated runs with Flower: an engine whose clients are the nodes of a Flower federation.
 
 `server_app(algorithm, model=…, rounds=…)` and `client_app(model=…, load_data=…)` make the two apps of a Flower project; Flower
 itself is imported when they are called, and is the extra `equipoise[flower]`.

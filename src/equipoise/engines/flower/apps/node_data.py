@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from equipoise.core.abilities import is_part
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import InvalidData, InvalidParameter, require
 
@@ -25,6 +26,7 @@ class NodeData:
 
     @property
     def client(self) -> str:
+        """The client's name."""
         return self.data.train.ids[0]
 
     @property
@@ -34,7 +36,7 @@ class NodeData:
         return {name: len(clients.x) for name, clients in splits if self.trains or name != "train"}
 
 
-def node_data(given: Any, context: Context) -> NodeData:
+def read_node_data(given: Any, context: Context) -> NodeData:
     """What `load_data` returned, as data with one client."""
     if isinstance(given, ClientSet):
         given = FederatedData(given)
@@ -44,7 +46,7 @@ def node_data(given: Any, context: Context) -> NodeData:
         require(good, "load_data", "must give the data of one client", ids, "One node is one client.")
         return NodeData(given)
     splits = _splits(given)
-    name = str(splits.pop("id", None) or client_name(context))
+    name = str(splits.pop("id", None) or name_client(context))
     unknown = set(splits) - {"train", "validation", "test"}
     require(not unknown, "load_data", 'must give splits named "train", "validation" or "test"', sorted(map(str, unknown)))
     require(bool({"train", "test"} & set(splits)), "load_data", 'must give "train" or "test" examples', sorted(splits))
@@ -65,7 +67,7 @@ def _pair(split: str, given: Any) -> tuple[Tensor, Tensor]:
     """Inputs and targets, of a pair of arrays or of a dataset whose items are pairs."""
     if isinstance(given, tuple | list) and len(given) == 2 and all(map(_is_array, given)):
         return torch.as_tensor(given[0]), torch.as_tensor(given[1])
-    if hasattr(given, "__getitem__") and hasattr(given, "__len__") and not isinstance(given, tuple | list | str):
+    if is_part(given, "__getitem__", "__len__") and not isinstance(given, tuple | list | str):
         if len(given) == 0:
             raise InvalidData(f"The {split} data of this node are empty.")
         pairs = [given[i] for i in range(len(given))]
@@ -76,10 +78,10 @@ def _pair(split: str, given: Any) -> tuple[Tensor, Tensor]:
 
 
 def _is_array(value: Any) -> bool:
-    return hasattr(value, "shape") and hasattr(value, "dtype")
+    return is_part(value, "shape", "dtype")
 
 
-def client_name(context: Context) -> str:
+def name_client(context: Context) -> str:
     """The client's name where the data bring none."""
     for key in ("client-id", "partition-id"):
         if key in context.node_config:

@@ -14,7 +14,10 @@ from platform import python_version
 from typing import Any
 
 from equipoise.algorithm import Algorithm
+from equipoise.engines.flower.transport.part_messages import describe_part
 from equipoise.errors import ConfigError
+from equipoise.experiment import catalog, toml
+from equipoise.experiment.config import check_part, read_toml
 
 SECTION = "federation"
 
@@ -39,12 +42,11 @@ class FederatedConfig:
     federation: Mapping[str, Any] = field(default_factory=dict)
 
     def algorithm(self) -> Algorithm:
+        """The algorithm that the folder describes."""
         return self.made
 
     def text(self) -> str:
         """The complete TOML."""
-        from equipoise.experiment import toml
-
         return toml.dumps(
             {
                 SECTION: dict(self.federation),
@@ -58,8 +60,6 @@ class FederatedConfig:
     @classmethod
     def read(cls, path: str | Path) -> FederatedConfig:
         """From the config.toml of a federated run."""
-        from equipoise.experiment.config import read_toml
-
         table = read_toml(path)
         if SECTION not in table:
             raise ConfigError(f"{path} is not the configuration of a federated run: it has no [{SECTION}].")
@@ -72,16 +72,11 @@ class FederatedConfig:
 
 def is_federated(path: str | Path) -> bool:
     """Whether a config.toml is that of a federated run."""
-    from equipoise.experiment.config import read_toml
-
     return SECTION in read_toml(path)
 
 
 def algorithm_table(algorithm: Algorithm) -> dict[str, Any]:
     """An algorithm as TOML tables; a part of the user's own by its class and how it shows itself."""
-    from equipoise.engines.flower.transport.part_messages import table_of
-    from equipoise.experiment import catalog
-
     table: dict[str, Any] = {"weights": algorithm.weights or "none"}
     for kind in (*catalog.ALGORITHM_PARTS, *catalog.OPTIONAL_PARTS):
         part = getattr(algorithm, kind)
@@ -89,7 +84,7 @@ def algorithm_table(algorithm: Algorithm) -> dict[str, Any]:
             table[kind] = "none"
             continue
         try:
-            table[kind] = table_of(kind, part)
+            table[kind] = describe_part(kind, part)
         except (ConfigError, AttributeError):
             table[kind] = {"class": f"{type(part).__module__}:{type(part).__qualname__}", "shown": repr(part)}
     return table
@@ -97,8 +92,6 @@ def algorithm_table(algorithm: Algorithm) -> dict[str, Any]:
 
 def read_algorithm(table: Mapping[str, Any]) -> Algorithm:
     """The algorithm that `algorithm_table` wrote; one with parts of the user's own cannot be made again from a file."""
-    from equipoise.experiment.config import check_part
-
     parts: dict[str, Any] = {}
     for kind, value in table.items():
         if kind == "weights" or value == "none":

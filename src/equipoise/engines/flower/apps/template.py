@@ -1,20 +1,19 @@
 """The app that `equipoise flower init` writes: a Flower project with server, nodes, a loader for data, and certificates.
 
-The files lie beside this module, each with `.txt` at the end of its name; `{{name}}` and `{{package}}` in them stand for the
-names of the project and of its Python package.
+The files lie in the folder `template` of the package, each with `.txt` at the end of its name; `{{name}}` and `{{package}}` in
+them stand for the names of the project and of its Python package.
 """
 
 from __future__ import annotations
 
 import keyword
 import re
-from importlib.resources import files
-from importlib.resources.abc import Traversable
 from importlib.util import find_spec
 from pathlib import Path
 
 from equipoise.errors import ConfigError, require
 
+TEMPLATE = Path(__file__).parents[1] / "template"
 _LONGEST = 32  # characters that Flower allows in the name of an app
 
 
@@ -35,31 +34,21 @@ def project_name(folder: Path) -> str:
     return name
 
 
-def rendered(name: str) -> dict[str, str]:
+def render_app(name: str) -> dict[str, str]:
     """The files of a project, by their paths in it."""
     package = name.replace("-", "_")
     values = {"name": name, "package": package}
-    found = {}
-    for path, text in _texts(files("equipoise.engines.flower") / "template"):
-        path = path.removesuffix(".txt").replace("package/", f"{package}/")
+    rendered = {}
+    for file in sorted(TEMPLATE.rglob("*.txt")):
+        path = file.relative_to(TEMPLATE).as_posix().removesuffix(".txt").replace("package/", f"{package}/")
         path = ".gitignore" if path == "gitignore" else path
-        found[path] = re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], text)
-    return found
-
-
-def _texts(folder: Traversable, inside: str = "") -> list[tuple[str, str]]:
-    found = []
-    for entry in sorted(folder.iterdir(), key=lambda e: e.name):
-        if entry.is_dir():
-            found += _texts(entry, f"{inside}{entry.name}/")
-        elif entry.name.endswith(".txt"):
-            found.append((inside + entry.name, entry.read_text(encoding="utf-8")))
-    return found
+        rendered[path] = re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], file.read_text(encoding="utf-8"))
+    return rendered
 
 
 def write_app(folder: Path) -> list[Path]:
     """Write the project into a folder, which is made if it is not there and must be empty if it is; the files written."""
-    texts = rendered(project_name(folder))
+    texts = render_app(project_name(folder))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder} {'is not empty' if folder.is_dir() else 'is a file'}. Name a new folder.")
     written = []

@@ -29,7 +29,7 @@ from equipoise.errors import ConfigError, InvalidParameter, require
 PRELOADED = (
     "torch",
     "equipoise",
-    "equipoise.engines.flower",
+    "equipoise.engines.flower.apps.node_app",
     "flwr.clientapp",
     "flwr.supernode.cli.flower_supernode",
     "flwr.supernode.runtime.run_clientapp",
@@ -41,7 +41,7 @@ def run(arguments: Sequence[str], *, preload: Sequence[str] = ()) -> int:
 
     `preload` names modules to load once that the app would import for each message.
     """
-    require(hasattr(os, "fork"), "system", "must have fork", sys.platform, "Use flower-supernode instead.")
+    require("fork" in vars(os), "system", "must have fork", sys.platform, "Use flower-supernode instead.")
     host, port, passed_on = _address(arguments)
     for module in (*PRELOADED, *preload):
         _load(module)
@@ -165,9 +165,11 @@ class Pauses:
         self.shortest, self.longest, self.next = shortest, longest, shortest
 
     def worked(self) -> None:
+        """There was work: the next pause is the shortest."""
         self.next = self.shortest
 
     def sleep(self, seconds: float) -> None:
+        """Pause, for less than the loop asks for."""
         if seconds < self.longest:
             self.worked()
             time.sleep(min(seconds, 0.05))
@@ -190,7 +192,7 @@ def _supernode(arguments: list[str], parent: int, writing: int) -> None:
 
 
 def _superexec(arguments: list[str], parent: int, writing: int) -> None:
-    """Flower's own command, with pauses of that kind, and with launches sent to the process that forks."""
+    """Flower's own command, with pauses that begin short after a launch, and with launches sent to the process that forks."""
     from flwr.supercore.cli.flower_superexec import flower_superexec
     from flwr.supercore.constant import TaskType
     from flwr.supercore.superexec import run_superexec

@@ -8,19 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import torch
+from flwr.app import Array, ArrayRecord, RecordDict
 from torch import Tensor
 
 from equipoise.core.files import write_atomically
-from equipoise.engines.flower.transport.messages import BadMessage, array_of, tensor_of
-
-if TYPE_CHECKING:
-    from flwr.app import RecordDict
+from equipoise.engines.flower.transport.messages import FLOATS, BadMessage, array_to_tensor, tensor_to_array
 
 RECORD = "equipoise.own"
-_DTYPES = {"float32": torch.float32, "float64": torch.float64, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 class KeptRows:
@@ -33,32 +28,30 @@ class KeptRows:
 
     def read(self, since: int, width: int) -> Tensor | None:
         """The row (width,) as it was after the round since − 1; None if this node has it no more."""
-        record = self.state.get(RECORD)
-        array = record.get(self._key(since)) if record is not None else None
-        if array is not None:
+        if (array := self._held().get(self._key(since))) is not None:
             try:
-                return tensor_of(array, "row", _DTYPES[array.dtype], (width,))  # type: ignore[union-attr]
+                return array_to_tensor(array, "row", FLOATS[array.dtype], (width,))
             except (BadMessage, KeyError):
                 return None
         return self._from_file(since, width)
 
     def write(self, since: int, after: int, row: Tensor) -> None:
         """Keep the row of a round beside the one that it was made of; drop all others."""
-        from flwr.app import ArrayRecord
-
-        record = self.state.get(RECORD)
-        before = record.get(self._key(since)) if record is not None else None
-        rows = {self._key(since): before} if before is not None and since != after else {}
-        self.state[RECORD] = ArrayRecord({**rows, self._key(after): array_of(row)})
+        before = {key: array for key, array in self._held().items() if key == self._key(since)}
+        self.state[RECORD] = ArrayRecord({**before, self._key(after): tensor_to_array(row)})
         if self.file is not None:
             self._to_file(since, after, row)
+
+    def _held(self) -> dict[str, Array]:
+        """The rows in Flower's state."""
+        return dict(self.state.array_records.get(RECORD, {}))
 
     def _key(self, since: int) -> str:
         return f"{self.run} {since}"
 
     def _from_file(self, since: int, width: int) -> Tensor | None:
-        found = self._saved().get(str(since))
-        return found if found is not None and found.shape == (width,) else None
+        row = self._saved().get(str(since))
+        return row if row is not None and row.shape == (width,) else None
 
     def _saved(self) -> dict[str, Tensor]:
         from safetensors import SafetensorError
@@ -67,10 +60,10 @@ class KeptRows:
         if self.file is None or not self.file.exists():
             return {}
         try:
-            found: dict[str, Tensor] = load(self.file.read_bytes())
+            rows: dict[str, Tensor] = load(self.file.read_bytes())
         except (SafetensorError, OSError):
             return {}
-        return found
+        return rows
 
     def _to_file(self, since: int, after: int, row: Tensor) -> None:
         from safetensors.torch import save

@@ -7,27 +7,36 @@ unmasks their sum.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from equipoise.engines.flower.secure.masking import MaskingError, MaskingServer, Terms
-from equipoise.engines.flower.transport import part_messages as parts
-from equipoise.engines.flower.transport.messages import Parcel, blob_of, short
-from equipoise.engines.flower.transport.nodes import Request, TooFewClients
+from equipoise.engines.flower.secure.masking_server import MaskingServer
+from equipoise.engines.flower.secure.sum_messages import MaskingError
+from equipoise.engines.flower.secure.sum_terms import SumTerms
+from equipoise.engines.flower.transport.messages import MessageContent, bytes_to_tensor, shorten
+from equipoise.engines.flower.transport.messenger import ClientRequest, TooFewClients
+from equipoise.engines.flower.transport.part_messages import pack_part
 from equipoise.types import Cohort, LocalSolver
 
 if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
-    from equipoise.engines.flower.engine import FlowerEngine
+    from equipoise.engines.flower.flower_engine import FlowerEngine
 
-Sum = tuple[str, int, int]  # purpose, length, modulus
-Base = Callable[[str], Request]  # what a client's request holds besides its part of the sums
+RequestMaker = Callable[[str], ClientRequest]  # what a client's request holds besides its part of the sums
+
+
+class PlannedSum(NamedTuple):
+    """A sum that a round asks for: what it is for, how many integers it has, and modulo what they are added."""
+
+    purpose: str
+    length: int
+    modulus: int
 
 
 class MaskedSums:
-    """Sums over some clients in one round. `prepare` them together, then ask for each: `total` is the sum of whole numbers."""
+    """Sums of integers over some clients in one round: `prepare` them together, then ask for the `total` of each."""
 
     def __init__(self, engine: FlowerEngine, round_index: int, clients: Sequence[str], *, fewest: int = 2) -> None:
         self.engine, self.round, self.fewest = engine, round_index, fewest
@@ -38,37 +47,37 @@ class MaskedSums:
     def __contains__(self, purpose: str) -> bool:
         return purpose in self._ready
 
-    def prepare(self, sums: Sequence[Sum], base: Request) -> None:
+    def prepare(self, sums: Sequence[PlannedSum], base: ClientRequest) -> None:
         """The exchange of keys and shares for these sums; the first of a round brings all clients what is in `base`."""
-        servers = {purpose: MaskingServer(self._terms(purpose, length, modulus)) for purpose, length, modulus in sums}
-        first = Request({**base.values, "first": self._first}, base.tensors)
+        servers = {planned.purpose: MaskingServer(self._terms(planned)) for planned in sums}
+        first = ClientRequest({**base.values, "first": self._first}, base.tensors)
         requests = {purpose: server.start() for purpose, server in servers.items()}
         requests = self._exchange("train.keys", servers, requests, lambda _: first)
-        requests = self._exchange("train.shares", servers, requests, lambda _: Request(base.values))
+        requests = self._exchange("train.shares", servers, requests, lambda _: ClientRequest(base.values))
         self._first = False
         for purpose, server in servers.items():
             self._ready[purpose] = server, requests[purpose]
 
-    def total(self, purpose: str, base: Base) -> tuple[Tensor, tuple[str, ...]]:
+    def total(self, purpose: str, base: RequestMaker) -> tuple[Tensor, tuple[str, ...]]:
         """The sum of a prepared purpose, centred, (length,) int64, and whose numbers are in it.
 
         `base(client)` says what the client is to add up, as its value "sum".
         """
         server, inbox = self._ready.pop(purpose)
         requests = self._exchange("train.masked", {purpose: server}, {purpose: inbox}, base)
-        plain = Request(self.engine.values(self.engine.federation.seed))
+        plain = ClientRequest(self.engine.request_values(self.engine.federation.seed))
         self._exchange("train.reveal", {purpose: server}, requests, lambda _: plain)
         return torch.from_numpy(server.total.copy()), server.survivors
 
-    def _terms(self, purpose: str, length: int, modulus: int) -> Terms:
-        here = [client for client in self.clients if client not in self.engine.wire.faults]
+    def _terms(self, planned: PlannedSum) -> SumTerms:
+        here = [client for client in self.clients if client not in self.engine.messenger.faults]
         threshold = max(2, len(here) // 2 + 1)
         fewest = max(self.fewest, self.engine.patience.minimum, threshold)
         if len(here) < fewest:
             raise self._too_few(f"{len(here)} clients are there for a secure sum, and it needs {fewest}.")
-        return Terms.fresh(
-            run=self.engine.federation.run, round_index=self.round, purpose=purpose, clients=here, length=length,
-            modulus=modulus, threshold=threshold, fewest=fewest,
+        return SumTerms.fresh(
+            run=self.engine.federation.run, round_index=self.round, clients=here, threshold=threshold, fewest=fewest,
+            **planned._asdict(),
         )  # fmt: skip
 
     def _exchange(
@@ -76,84 +85,87 @@ class MaskedSums:
         action: str,
         servers: Mapping[str, MaskingServer],
         requests: Mapping[str, Mapping[str, bytes]],
-        base: Base,
+        base: RequestMaker,
     ) -> dict[str, dict[str, bytes]]:
         """Send each client its part of all sums in one message, and hand the answers to the sums: their next requests."""
-        wire = self.engine.wire
+        messenger = self.engine.messenger
         by_client: dict[str, dict[str, Tensor]] = {}
         for purpose, sent in requests.items():
             for client, message in sent.items():
-                if client not in wire.faults:
-                    by_client.setdefault(client, {})[f"sum.{purpose}"] = blob_of(message)
-        asked = {c: Request(base(c).values, {**base(c).tensors, **messages}) for c, messages in by_client.items()}
+                if client not in messenger.faults:
+                    by_client.setdefault(client, {})[f"sum.{purpose}"] = bytes_to_tensor(message)
+        asked = {c: ClientRequest(base(c).values, {**base(c).tensors, **messages}) for c, messages in by_client.items()}
         most = max(server.terms.largest_message for server in servers.values())
 
-        def reading(parcel: Parcel) -> dict[str, bytes]:
-            return {purpose: parcel.blob(f"sum.{purpose}", most) for purpose in servers}
+        def reading(answer: MessageContent) -> dict[str, bytes]:
+            return {purpose: answer.raw_bytes(f"sum.{purpose}", most) for purpose in servers}
 
-        found = wire.ask(action, asked, self.round, reading)
+        replies = messenger.ask(action, asked, self.round, reading)
         following = {}
         for purpose, server in servers.items():
+            failure = None
             try:
-                following[purpose] = server.advance({client: answers[purpose] for client, answers in found.items()})
-            except MaskingError as failure:
-                self._blame(server)
+                following[purpose] = server.advance({client: answers[purpose] for client, answers in replies.items()})
+            except MaskingError as error:
+                failure = error
+            for client, why in server.faults.items():
+                messenger.faults.setdefault(client, shorten(why))
+            if failure is not None:
                 raise self._too_few(str(failure)) from failure
-            self._blame(server)
         return following
 
-    def _blame(self, server: MaskingServer) -> None:
-        for client, why in server.faults.items():
-            self.engine.wire.faults.setdefault(client, short(why))
-
     def _too_few(self, why: str) -> TooFewClients:
-        shown = "; ".join(f"{client} {fault}" for client, fault in list(self.engine.wire.faults.items())[:5])
+        shown = "; ".join(f"{client} {fault}" for client, fault in list(self.engine.messenger.faults.items())[:5])
         return TooFewClients(f"Round {self.round}: {why} {shown}".strip())
 
 
 class RoundSums:
-    """What both protections share: the sums of the round at hand, and what every request of it carries."""
+    """The secure sums of the round at hand, and what every request of it carries."""
 
     def __init__(self, engine: FlowerEngine, algorithm: Algorithm, fewest: int = 2) -> None:
         self.engine, self.fewest = engine, fewest
         self.seed = engine.federation.seed
-        self._parts = {kind: parts.packed(kind, getattr(algorithm, kind), {}) for kind in ("risk", "aggregator")}
+        self._parts = {
+            "risk": pack_part("risk", algorithm.risk, {}),
+            "aggregator": pack_part("aggregator", algorithm.aggregator, {}),
+        }
         self._sums: MaskedSums | None = None
 
     @property
     def sums(self) -> MaskedSums:
+        """The sums that were prepared when the round's cohort was weighed."""
         assert self._sums is not None  # noqa: S101 — `begin` is called when a cohort is weighed
         return self._sums
 
     def values(self, **more: Any) -> dict[str, Any]:
         """Plain values of the round's requests: the risk and the aggregator travel by name."""
-        return self.engine.values(self.seed, **self._parts, **more)
+        return self.engine.request_values(self.seed, **self._parts, **more)
 
-    def begin(self, cohort: Cohort, sums: Sequence[Sum], params: Tensor | None) -> None:
+    def begin(self, cohort: Cohort, sums: Sequence[PlannedSum], params: Tensor | None) -> None:
         """Prepare the round's sums; with `params`, nodes compute their losses at them first."""
         self.seed = cohort.seed
         self._sums = MaskedSums(self.engine, cohort.round, self.engine.names(cohort), fewest=self.fewest)
-        self._sums.prepare(sums, Request(self.values(), {"params": params} if params is not None else {}))
+        self._sums.prepare(sums, ClientRequest(self.values(), {"params": params} if params is not None else {}))
 
-    def add(self, sums: Sequence[Sum]) -> None:
-        """Prepare more sums of the same round."""
-        self.sums.prepare(sums, Request(self.values()))
+    def add(self, sums: Sequence[PlannedSum]) -> None:
+        """Prepare more sums of this round."""
+        self.sums.prepare(sums, ClientRequest(self.values()))
 
     def total(self, purpose: str, ask: Callable[[str], Mapping[str, Any]]) -> tuple[Tensor, tuple[str, ...]]:
         """A sum of numbers that clients have without further work; `ask(client)` says which."""
         values = self.values()
-        return self.sums.total(purpose, lambda client: Request({**values, "sum": dict(ask(client))}))
+        return self.sums.total(purpose, lambda client: ClientRequest({**values, "sum": dict(ask(client))}))
 
     def updates(
         self, cohort: Cohort, ask: Callable[[str], Mapping[str, Any]], params: Tensor, solver: LocalSolver
     ) -> tuple[Tensor, tuple[str, ...]]:
         """The sum that clients' local work goes into."""
         tensors: dict[str, Tensor] = {"params": params}
-        values = self.values(solver=parts.packed("solver", solver, tensors))
+        values = self.values(solver=pack_part("solver", solver, tensors))
         efforts = cohort.effort.tolist() if cohort.effort is not None else [None] * len(cohort)
         effort = dict(zip(self.engine.names(cohort), efforts, strict=True))
         total, survivors = self.sums.total(
-            "update", lambda client: Request({**values, "effort": effort[client], "sum": dict(ask(client))}, tensors)
+            "update", lambda client: ClientRequest({**values, "effort": effort[client], "sum": dict(ask(client))}, tensors)
         )
-        self.engine.counted |= set(survivors)
+        self.engine.round.counted |= set(survivors)
         return total, survivors

@@ -1,4 +1,4 @@
-"""A node's side of a masked sum: see `masking` for the protocol."""
+"""A node's side of a masked sum; the package `equipoise.engines.flower.secure` describes the protocol."""
 
 from __future__ import annotations
 
@@ -10,27 +10,9 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 from equipoise.engines.flower.secure import masks, shares
-from equipoise.engines.flower.secure.sum_terms import (
-    Kind,
-    MalformedMessage,
-    OutOfOrder,
-    RefusedTerms,
-    RefusedToReveal,
-    Terms,
-    TooFewClients,
-    UnreadableShares,
-    connected,
-    kind_of,
-    pack,
-    pack_names,
-    pack_table,
-    read,
-    read_name,
-    unpack,
-    unpack_names,
-    unpack_table,
-    write,
-)
+from equipoise.engines.flower.secure import sum_messages as messages
+from equipoise.engines.flower.secure.sum_messages import MessageKind
+from equipoise.engines.flower.secure.sum_terms import SumTerms, is_connected
 from equipoise.errors import require
 
 SEALED_BYTES = 2 * shares.SHARE_BYTES + masks.SEALED_EXTRA
@@ -41,19 +23,19 @@ _SHARE_SIZES = (shares.SHARE_BYTES, shares.SHARE_BYTES)
 class MaskingClient:
     """One client in one masked sum. Each request is answered once, in order; then its secrets are forgotten.
 
-    `fewest` is the client's own condition: it takes part only in sums over at least so many. A request that breaks a rule
-    raises a MaskingError and changes nothing, so that the right one can still be answered.
+    `fewest` is the client's own condition: it takes part only in sums over at least that many clients. A request that
+    breaks a rule raises a MaskingError and changes nothing, so that the right one can still be answered.
     """
 
     def __init__(self, invitation: bytes, me: str, *, fewest: int = 2) -> None:
-        self.terms = Terms.of_invitation(invitation)
+        self.terms = SumTerms.of_invitation(invitation)
         self.me = me
         if me not in self.terms.place:
-            raise RefusedTerms(f"{me!r} was invited to {self.terms}, but is not among its clients.", [me])
+            raise messages.RefusedTerms(f"{me!r} was invited to {self.terms}, but is not among its clients.", [me])
         if self.terms.fewest < fewest:
             reason = f"{me!r} takes part in sums over at least {fewest} clients; {self.terms} allows {self.terms.fewest}."
-            raise RefusedTerms(reason, [me])
-        self._awaits: Kind | None = Kind.ROSTER
+            raise messages.RefusedTerms(reason, [me])
+        self._awaits: MessageKind | None = MessageKind.ROSTER
         self._sealing: EllipticCurvePrivateKey | None = masks.new_key()
         self._masking: EllipticCurvePrivateKey | None = masks.new_key()
         self._seed = os.urandom(masks.SEED_BYTES)
@@ -66,33 +48,33 @@ class MaskingClient:
         return f"MaskingClient(me={self.me!r}, sum={self.terms}, awaits={self._awaits.name if self._awaits else None})"
 
     @property
-    def awaits(self) -> Kind | None:
-        """The request that comes next; None when all are answered. `Kind.INBOX` is the one that needs values."""
+    def awaits(self) -> MessageKind | None:
+        """The request that comes next; None when all are answered. `MessageKind.INBOX` is the one that needs values."""
         return self._awaits
 
     def keys(self) -> bytes:
         """The answer to the invitation: the two public keys."""
-        sealing, masking = self._secret_keys(Kind.ROSTER)
-        return write(Kind.KEYS, self.terms.tag, [self.me.encode(), masks.public_of(sealing), masks.public_of(masking)])
+        sealing, masking = self._secret_keys(MessageKind.ROSTER)
+        return self.terms.write(MessageKind.KEYS, self.me.encode(), masks.public_of(sealing), masks.public_of(masking))
 
     def answer(self, request: bytes, values: Any = None) -> bytes:
         """The answer to any request after the invitation; `values` are used for the inbox only."""
-        kind = kind_of(request)
-        if kind == Kind.INBOX:
+        kind = messages.message_kind(request)
+        if kind == MessageKind.INBOX:
             return self.mask(request, values)
-        if kind == Kind.SURVIVORS:
+        if kind == MessageKind.SURVIVORS:
             return self.reveal(request)
         return self.share(request)
 
     def share(self, roster: bytes) -> bytes:
         """Shares of b and s for each neighbour, sealed so that only it can read them."""
-        sealing, masking = self._secret_keys(Kind.ROSTER)
-        names, table = read(roster, Kind.ROSTER, self.terms, 2)
-        present, peers = unpack_names(names), unpack_table(table, _KEY_SIZES)
+        sealing, masking = self._secret_keys(MessageKind.ROSTER)
+        names, table = self.terms.read(roster, MessageKind.ROSTER, 2)
+        present, peers = messages.unpack_names(names), messages.unpack_table(table, _KEY_SIZES)
         self._check_crowd(present, self.terms.clients, "Exchange of keys")
         near = self.terms.graph(present)[self.me]
         if set(peers) != near:
-            raise MalformedMessage("The roster must have the keys of this client's neighbours, and no others.")
+            raise messages.MalformedMessage("The roster must have the keys of this client's neighbours, and no others.")
         for key in (key for keys in peers.values() for key in keys):
             masks.read_public(key)
         holders = sorted(near | {self.me})
@@ -111,25 +93,25 @@ class MaskingClient:
             key = masks.derive(masks.agreed_key(sealing, peers[name][0]), about)
             sealed[name] = (masks.seal(key, b"".join(of[name]), about),)
         self._present, self._peers, self._held = present, peers, {self.me: of[self.me]}
-        self._awaits = Kind.INBOX
+        self._awaits = MessageKind.INBOX
         fixed = masks.commitment(self.terms, self.me, self._seed)
-        return write(Kind.SHARES, self.terms.tag, [self.me.encode(), fixed, pack_table(sealed)])
+        return self.terms.write(MessageKind.SHARES, self.me.encode(), fixed, messages.pack_table(sealed))
 
     def mask(self, inbox: bytes, values: Any) -> bytes:
         """The values (length,) int64, masked; and who dealt this client shares that it cannot open."""
-        sealing, masking = self._secret_keys(Kind.INBOX)
-        names, table = read(inbox, Kind.INBOX, self.terms, 2)
-        dealers, letters = unpack_names(names), unpack_table(table, (SEALED_BYTES,))
+        sealing, masking = self._secret_keys(MessageKind.INBOX)
+        names, table = self.terms.read(inbox, MessageKind.INBOX, 2)
+        dealers, letters = messages.unpack_names(names), messages.unpack_table(table, (SEALED_BYTES,))
         self._check_crowd(dealers, self._present, "Sharing")
         if set(letters) != set(dealers) & set(self._peers):
-            raise MalformedMessage("The inbox must have the shares of this client's neighbours, and no others.")
+            raise messages.MalformedMessage("The inbox must have the shares of this client's neighbours, and no others.")
         self._check_holders(1 + len(letters), "Sharing")
         modulus = self.terms.modulus
-        found = np.asarray(values)
-        shown = f"{found.dtype} of shape {found.shape}"
-        good = found.dtype == np.int64 and found.shape == (self.terms.length,)
+        numbers = np.asarray(values)
+        shown = f"{numbers.dtype} of shape {numbers.shape}"
+        good = numbers.dtype == np.int64 and numbers.shape == (self.terms.length,)
         require(good, "values", f"must be int64 of shape ({self.terms.length},)", shown, "quantise(...) makes whole numbers.")
-        total = (found % modulus).astype(np.uint64)
+        total = (numbers % modulus).astype(np.uint64)
         masks.add_mask(total, masks.self_mask(self.terms, self.me, self._seed), modulus)
         own = (masks.public_of(sealing), masks.public_of(masking))
         held, closed = dict(self._held), []
@@ -141,35 +123,37 @@ class MaskingClient:
             try:
                 text = masks.unseal(masks.derive(masks.agreed_key(sealing, keys[0]), about), letter, about)
                 held[name] = (text[: shares.SHARE_BYTES], text[shares.SHARE_BYTES :])
-            except UnreadableShares:  # others may hold enough of them: the server is told, and the sum goes on
+            except messages.UnreadableShares:  # others may hold enough of them: the server is told, and the sum goes on
                 closed.append(name)
         self._dealers, self._held = dealers, held
         self._sealing = self._masking = None  # so that nothing else can be masked with them
         self._seed = b""
-        self._awaits = Kind.SURVIVORS
+        self._awaits = MessageKind.SURVIVORS
         masked = masks.write_residues(total, modulus)
-        return write(Kind.MASKED, self.terms.tag, [self.me.encode(), masked, pack_names(sorted(closed))])
+        return self.terms.write(MessageKind.MASKED, self.me.encode(), masked, messages.pack_names(sorted(closed)))
 
     def reveal(self, survivors: bytes) -> bytes:
         """Of each neighbour one share: of b if it survived, of s if it left. Never both, and once."""
-        if self._awaits != Kind.SURVIVORS:
-            raise OutOfOrder(f"{self.me!r} reveals shares once, after masking.", [self.me])
-        first, second = map(unpack_names, read(survivors, Kind.SURVIVORS, self.terms, 2))
+        if self._awaits != MessageKind.SURVIVORS:
+            raise messages.OutOfOrder(f"{self.me!r} reveals shares once, after masking.", [self.me])
+        first, second = map(messages.unpack_names, self.terms.read(survivors, MessageKind.SURVIVORS, 2))
         alive, gone = set(first), set(second)
         if both := alive & gone:
-            raise RefusedToReveal("Both shares of a client would undo its mask: it survived, or it left.", sorted(both))
+            raise messages.RefusedToReveal(
+                "Both shares of a client would undo its mask: it survived, or it left.", sorted(both)
+            )
         if alive | gone != set(self._dealers):
-            raise RefusedToReveal("Survivors and those who left must be the clients that dealt shares, all of them.")
+            raise messages.RefusedToReveal("Survivors and those who left must be the clients that dealt shares, all of them.")
         if self.me not in alive:
-            raise RefusedToReveal(f"{self.me!r} is said to have left, but has sent its values.", [self.me])
+            raise messages.RefusedToReveal(f"{self.me!r} is said to have left, but has sent its values.", [self.me])
         if len(alive) < self.terms.fewest:
-            raise RefusedToReveal(f"A sum over {len(alive)} clients says too much: {self.terms.fewest} were agreed.")
-        if not connected(self.terms.graph(self._present), alive):
-            raise RefusedToReveal("The survivors are not linked by neighbours: sums over parts of them would be seen.")
+            raise messages.RefusedToReveal(f"A sum over {len(alive)} clients says too much: {self.terms.fewest} were agreed.")
+        if not is_connected(self.terms.graph(self._present), alive):
+            raise messages.RefusedToReveal("The survivors are not linked by neighbours: sums over parts of them would be seen.")
         seeds = {name: (self._held[name][0],) for name in alive & set(self._held)}
         keys = {name: (self._held[name][1],) for name in gone & set(self._held)}
         self._held, self._awaits = {}, None
-        return write(Kind.REVEALED, self.terms.tag, [self.me.encode(), pack_table(seeds), pack_table(keys)])
+        return self.terms.write(MessageKind.REVEALED, self.me.encode(), messages.pack_table(seeds), messages.pack_table(keys))
 
     # -------------------------------------------------------------------------------------------------- between two messages
 
@@ -180,48 +164,48 @@ class MaskingClient:
         """
         secrets = [b"" if key is None else masks.secret_of(key).to_bytes(masks.PRIVATE_BYTES, "big") for key in self._keys]
         awaits = bytes([self._awaits or 0])
-        names = [pack_names(self._present), pack_names(self._dealers)]
-        tables = [pack_table(self._peers), pack_table(self._held)]
-        state = pack([self.terms.invitation, self.me.encode(), awaits, *secrets, self._seed, *names, *tables])
+        names = [messages.pack_names(self._present), messages.pack_names(self._dealers)]
+        tables = [messages.pack_table(self._peers), messages.pack_table(self._held)]
+        state = messages.pack([self.terms.invitation, self.me.encode(), awaits, *secrets, self._seed, *names, *tables])
         return hashlib.sha256(state).digest() + state
 
     @classmethod
     def load(cls, state: bytes) -> MaskingClient:
-        """The client that was saved; MalformedMessage for other bytes."""
+        """The client that was saved; messages.MalformedMessage for other bytes."""
         if not isinstance(state, bytes) or hashlib.sha256(state[32:]).digest() != state[:32]:
-            raise MalformedMessage("These bytes are not a client that was saved, or not all of it.")
-        invitation, me, awaits, sealing, masking, seed, present, dealers, peers, held = unpack(state[32:], 10)
-        client = cls(invitation, read_name(me))
-        client._awaits = Kind(awaits[0]) if awaits[0] else None
+            raise messages.MalformedMessage("These bytes are not a client that was saved, or not all of it.")
+        invitation, me, awaits, sealing, masking, seed, present, dealers, peers, held = messages.unpack(state[32:], 10)
+        client = cls(invitation, messages.read_name(me))
+        client._awaits = MessageKind(awaits[0]) if awaits[0] else None
         client._sealing, client._masking = _read_private(sealing), _read_private(masking)
         client._seed = seed
-        client._present, client._dealers = unpack_names(present), unpack_names(dealers)
-        client._peers, client._held = unpack_table(peers, _KEY_SIZES), unpack_table(held, _SHARE_SIZES)
+        client._present, client._dealers = messages.unpack_names(present), messages.unpack_names(dealers)
+        client._peers, client._held = messages.unpack_table(peers, _KEY_SIZES), messages.unpack_table(held, _SHARE_SIZES)
         return client
 
     @property
     def _keys(self) -> tuple[EllipticCurvePrivateKey | None, EllipticCurvePrivateKey | None]:
         return self._sealing, self._masking
 
-    def _secret_keys(self, kind: Kind) -> tuple[EllipticCurvePrivateKey, EllipticCurvePrivateKey]:
+    def _secret_keys(self, kind: MessageKind) -> tuple[EllipticCurvePrivateKey, EllipticCurvePrivateKey]:
         if self._awaits != kind or self._sealing is None or self._masking is None:
             waits = f"waits for {self._awaits.name}" if self._awaits else "has answered all"
-            raise OutOfOrder(f"{self.me!r} {waits} of {self.terms}, and answers each request once.", [self.me])
+            raise messages.OutOfOrder(f"{self.me!r} {waits} of {self.terms}, and answers each request once.", [self.me])
         return self._sealing, self._masking
 
     def _check_crowd(self, names: tuple[str, ...], among: tuple[str, ...], step: str) -> None:
         if not set(names) <= set(among) or self.me not in names:
-            raise MalformedMessage(f"{step}: the clients must be some of those before, and this one among them.")
+            raise messages.MalformedMessage(f"{step}: the clients must be some of those before, and this one among them.")
         if len(names) < self.terms.fewest:
-            raise TooFewClients(step, len(names), self.terms.fewest)
+            raise messages.SumTooSmall(step, len(names), self.terms.fewest)
 
     def _check_holders(self, count: int, step: str) -> None:
         if count < self.terms.threshold:
-            raise TooFewClients(step, count, self.terms.threshold, [self.me])
+            raise messages.SumTooSmall(step, count, self.terms.threshold, [self.me])
 
     def _about(self, sender: str, sender_keys: tuple[bytes, ...], receiver: str, receiver_keys: tuple[bytes, ...]) -> bytes:
         """What a letter is tied to: the sum (run, round, purpose, all terms), its writer, its reader, and all their keys."""
-        return pack([b"shares", self.terms.tag, sender.encode(), *sender_keys, receiver.encode(), *receiver_keys])
+        return messages.pack([b"shares", self.terms.tag, sender.encode(), *sender_keys, receiver.encode(), *receiver_keys])
 
 
 def _read_private(data: bytes) -> EllipticCurvePrivateKey | None:

@@ -1,4 +1,4 @@
-"""The server's side of a masked sum: see `masking` for the protocol."""
+"""The server's side of a masked sum; the package `equipoise.engines.flower.secure` describes the protocol."""
 
 from __future__ import annotations
 
@@ -10,31 +10,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.engines.flower.secure import masks, shares
+from equipoise.engines.flower.secure import sum_messages as messages
 from equipoise.engines.flower.secure.masking_client import SEALED_BYTES
-from equipoise.engines.flower.secure.sum_terms import (
-    DuplicateMessage,
-    Kind,
-    LostSecret,
-    MalformedMessage,
-    MaskingError,
-    NoReply,
-    OutOfOrder,
-    SplitSurvivors,
-    Terms,
-    TooFewClients,
-    UnknownSender,
-    WrongShare,
-    connected,
-    pack_names,
-    pack_table,
-    read,
-    unpack_names,
-    unpack_table,
-    write,
-)
+from equipoise.engines.flower.secure.sum_messages import MessageKind
+from equipoise.engines.flower.secure.sum_terms import SumTerms, is_connected
 
 _COMMITMENT_BYTES = 32
-_STEPS = {Kind.KEYS: "Exchange of keys", Kind.SHARES: "Sharing", Kind.MASKED: "Masking", Kind.REVEALED: "Unmasking"}
+_STEPS = {
+    MessageKind.KEYS: "Exchange of keys",
+    MessageKind.SHARES: "Sharing",
+    MessageKind.MASKED: "Masking",
+    MessageKind.REVEALED: "Unmasking",
+}
 Requests = dict[str, bytes]
 
 
@@ -42,18 +29,24 @@ class MaskingServer:
     """One masked sum. `start` and then `advance` give the requests to send, by client; no more of them: `total` is there.
 
     A client whose answer is missing or refused is left out from then on, and named with the reason in `faults`. When too few
-    are left `advance` raises (TooFewClients, SplitSurvivors, LostSecret), and nothing was learned; the step stays open, so that
+    are left `advance` raises (SumTooSmall, SplitSurvivors, LostSecret), and nothing was learned; the step stays open, so that
     late answers may still be handed to `advance`. To try again, make new terms.
 
     `survivors` are the clients whose values are in the sum. A client may be among them and in `faults` too, if it fell silent
     after masking.
     """
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: SumTerms) -> None:
         self.terms = terms
-        self.faults: dict[str, MaskingError] = {}
+        self.faults: dict[str, messages.MaskingError] = {}
         self.survivors: tuple[str, ...] = ()
-        self._awaits: Kind | None = None
+        self._awaits: MessageKind | None = None
+        self._steps: dict[MessageKind, tuple[Callable[[str, bytes, bytes], None], Callable[[frozenset[str]], Requests]]] = {
+            MessageKind.KEYS: (self._take_keys, self._close_keys),
+            MessageKind.SHARES: (self._take_shares, self._close_shares),
+            MessageKind.MASKED: (self._take_masked, self._close_masked),
+            MessageKind.REVEALED: (self._take_revealed, self._close_revealed),
+        }
         self._expected: frozenset[str] = frozenset(terms.clients)
         self._answered: set[str] = set()
         self._graph: dict[str, frozenset[str]] = {}
@@ -74,31 +67,31 @@ class MaskingServer:
     def total(self) -> NDArray[np.int64]:
         """The sum of the survivors' values modulo M, centred in [−M/2, M/2): (length,) int64."""
         if self._total is None:
-            raise OutOfOrder(f"The sum of {self.terms} is not finished.")
+            raise messages.OutOfOrder(f"The sum of {self.terms} is not finished.")
         return self._total
 
     def start(self) -> Requests:
         """Invitations for all clients."""
         if self._awaits is not None or self._total is not None:
-            raise OutOfOrder(f"{self.terms} has begun already.")
-        self._awaits = Kind.KEYS
+            raise messages.OutOfOrder(f"{self.terms} has begun already.")
+        self._awaits = MessageKind.KEYS
         return dict.fromkeys(self.terms.clients, self.terms.invitation)
 
     def receive(self, client: str, message: bytes) -> None:
-        """Take one answer, from the client that the network says it comes from; a bad one raises BadMessage."""
+        """Take one answer, from the client that the network says it comes from; a bad one raises RefusedMessage."""
         if self._awaits is None:
-            raise OutOfOrder(f"No answers are expected for {self.terms}.", [client])
+            raise messages.OutOfOrder(f"No answers are expected for {self.terms}.", [client])
         if client not in self._expected:
-            raise UnknownSender(f"{_STEPS[self._awaits]}: {client!r} has no part in this step.", [client])
+            raise messages.UnknownSender(f"{_STEPS[self._awaits]}: {client!r} has no part in this step.", [client])
         if client in self._answered:
-            raise DuplicateMessage(f"{_STEPS[self._awaits]}: {client!r} has answered already.", [client])
+            raise messages.DuplicateMessage(f"{_STEPS[self._awaits]}: {client!r} has answered already.", [client])
         try:
-            sender, first, second = read(message, self._awaits, self.terms, 3)
+            sender, first, second = self.terms.read(message, self._awaits, 3)
             if sender != client.encode():
-                raise UnknownSender("The message speaks in another client's name.")
-            take = {Kind.KEYS: self._take_keys, Kind.SHARES: self._take_shares, Kind.MASKED: self._take_masked}
-            take.get(self._awaits, self._take_revealed)(client, first, second)
-        except MaskingError as error:
+                raise messages.UnknownSender("The message speaks in another client's name.")
+            take, _ = self._steps[self._awaits]
+            take(client, first, second)
+        except messages.MaskingError as error:
             raise type(error)(f"{_STEPS[self._awaits]}: {client!r}: {error}", [client]) from None
         self._answered.add(client)
         self.faults.pop(client, None)
@@ -106,18 +99,18 @@ class MaskingServer:
     def advance(self, answers: Mapping[str, bytes]) -> Requests:
         """Take these answers, close the step, and give the next requests; none when the sum is finished."""
         if self._awaits is None:
-            raise OutOfOrder(f"No answers are expected for {self.terms}.")
+            raise messages.OutOfOrder(f"No answers are expected for {self.terms}.")
         for client, message in answers.items():
             try:
                 self.receive(client, message)
-            except MaskingError as error:
+            except messages.MaskingError as error:
                 self.faults[client] = error
         here = frozenset(self._answered)
         for client in self._expected - here:
-            self.faults.setdefault(client, NoReply(f"{_STEPS[self._awaits]}: {client!r} did not answer.", [client]))
-        close = {Kind.KEYS: self._close_keys, Kind.SHARES: self._close_shares, Kind.MASKED: self._close_masked}
-        requests = close.get(self._awaits, self._close_revealed)(here)
-        self._awaits = Kind(self._awaits + 2) if requests else None
+            self.faults.setdefault(client, messages.NoReply(f"{_STEPS[self._awaits]}: {client!r} did not answer.", [client]))
+        _, close = self._steps[self._awaits]
+        requests = close(here)
+        self._awaits = MessageKind(self._awaits + 2) if requests else None
         self._expected, self._answered = here, set()
         return requests
 
@@ -129,29 +122,31 @@ class MaskingServer:
         self._keys[client] = (sealing, masking)
 
     def _take_shares(self, client: str, commitment: bytes, table: bytes) -> None:
-        sealed = unpack_table(table, (SEALED_BYTES,))
+        sealed = messages.unpack_table(table, (SEALED_BYTES,))
         if set(sealed) != self._graph[client] or len(commitment) != _COMMITMENT_BYTES:
-            raise MalformedMessage("There must be one sealed letter for each neighbour, and a commitment.")
+            raise messages.MalformedMessage("There must be one sealed letter for each neighbour, and a commitment.")
         self._sealed[client], self._commitments[client] = sealed, commitment
 
     def _take_masked(self, client: str, masked: bytes, closed: bytes) -> None:
-        names = frozenset(unpack_names(closed))
+        names = frozenset(messages.unpack_names(closed))
         if not names <= self._graph[client] & self._dealers:
-            raise MalformedMessage("It complains about shares that it was not sent.")
+            raise messages.MalformedMessage("It complains about shares that it was not sent.")
         words = masks.read_residues(masked, self.terms.length, self.terms.modulus)
         self._closed[client] = names
         masks.add_mask(self._sum, words, self.terms.modulus)  # at once: no client's vector is kept
 
     def _take_revealed(self, client: str, seeds: bytes, keys: bytes) -> None:
         alive = frozenset(self.survivors)
-        of_seeds, of_keys = (unpack_table(table, (shares.SHARE_BYTES,)) for table in (seeds, keys))
+        of_seeds, of_keys = (messages.unpack_table(table, (shares.SHARE_BYTES,)) for table in (seeds, keys))
         wanted = (self._graph[client] | {client}) - self._closed[client]
         if set(of_seeds) != wanted & alive or set(of_keys) != wanted & (self._dealers - alive):
-            raise MalformedMessage("It must reveal a share of b of each survivor, and of s of each that left, that it holds.")
-        found = {name: int.from_bytes(part[0], "big") for name, part in (of_seeds | of_keys).items()}
-        if any(value >= shares.PRIME for value in found.values()):
-            raise MalformedMessage("A share is not a number of the field.")
-        for name, value in found.items():
+            raise messages.MalformedMessage(
+                "It must reveal a share of b of each survivor, and of s of each that left, that it holds."
+            )
+        revealed = {name: int.from_bytes(part[0], "big") for name, part in (of_seeds | of_keys).items()}
+        if any(value >= shares.PRIME for value in revealed.values()):
+            raise messages.MalformedMessage("A share is not a number of the field.")
+        for name, value in revealed.items():
             self._shares.setdefault(name, {})[self.terms.place[client]] = value
 
     # -------------------------------------------------------------------------------------------------------------- each step
@@ -161,18 +156,23 @@ class MaskingServer:
         graph = self.terms.graph(here)
         self._enough(here, graph)
         self._graph = graph
-        names = pack_names(sorted(here))
+        names = messages.pack_names(sorted(here))
         return {
-            name: self._write(Kind.ROSTER, names, pack_table({near: self._keys[near] for near in graph[name]})) for name in here
+            name: self.terms.write(
+                MessageKind.ROSTER, names, messages.pack_table({near: self._keys[near] for near in graph[name]})
+            )
+            for name in here
         }
 
     def _close_shares(self, here: frozenset[str]) -> Requests:
         self._enough(here, {name: self._graph[name] for name in here})
         self._dealers = here
-        names = pack_names(sorted(here))
+        names = messages.pack_names(sorted(here))
         return {
-            name: self._write(
-                Kind.INBOX, names, pack_table({near: self._sealed[near][name] for near in self._graph[name] & here})
+            name: self.terms.write(
+                MessageKind.INBOX,
+                names,
+                messages.pack_table({near: self._sealed[near][name] for near in self._graph[name] & here}),
             )
             for name in here
         }
@@ -180,9 +180,9 @@ class MaskingServer:
     def _close_masked(self, here: frozenset[str]) -> Requests:
         needed = {name: self._graph[name] for name in self._dealers if name in here or self._graph[name] & here}
         self._enough(here, needed)
-        if not connected(self._graph, here):
+        if not is_connected(self._graph, here):
             reason = "Masking: the clients that are left are not linked by neighbours; parts of them would be summed alone."
-            raise SplitSurvivors(f"{reason} Try again, with more neighbours.")
+            raise messages.SplitSurvivors(f"{reason} Try again, with more neighbours.")
         lost = [
             name
             for name, near in needed.items()
@@ -191,8 +191,8 @@ class MaskingServer:
         if lost:
             raise self._lost("Masking: shares that {} dealt do not open. Try again without.", lost)
         self.survivors = tuple(sorted(here))
-        gone = pack_names(sorted(self._dealers - here))
-        return dict.fromkeys(self.survivors, self._write(Kind.SURVIVORS, pack_names(self.survivors), gone))
+        gone = messages.pack_names(sorted(self._dealers - here))
+        return dict.fromkeys(self.survivors, self.terms.write(MessageKind.SURVIVORS, messages.pack_names(self.survivors), gone))
 
     def _close_revealed(self, here: frozenset[str]) -> Requests:
         modulus, total = self.terms.modulus, self._sum.copy()
@@ -212,35 +212,33 @@ class MaskingServer:
 
     # ---------------------------------------------------------------------------------------------------------------- helpers
 
-    def _write(self, kind: Kind, first: bytes, second: bytes) -> bytes:
-        return write(kind, self.terms.tag, [first, second])
-
     def _enough(self, here: Set[str], graph: Mapping[str, Set[str]]) -> None:
         """Refuse to go on with fewer clients than agreed, or with too few holders of a secret that will be needed."""
-        step = _STEPS[self._awaits or Kind.KEYS]
+        step = _STEPS[self._awaits or MessageKind.KEYS]
         if len(here) < self.terms.fewest:
-            raise TooFewClients(step, len(here), self.terms.fewest, sorted(self._expected - here))
+            raise messages.SumTooSmall(step, len(here), self.terms.fewest, sorted(self._expected - here))
         for name, near in graph.items():
             if (holders := len((near | {name}) & here)) < self.terms.threshold:
-                raise TooFewClients(step, holders, self.terms.threshold, [name])
+                raise messages.SumTooSmall(step, holders, self.terms.threshold, [name])
 
     def _recover(self, name: str, is_right: Callable[[int], bool]) -> int:
-        found = self._shares.get(name, {})
-        if len(found) < self.terms.threshold:
-            raise TooFewClients(
-                _STEPS[Kind.REVEALED], len(found), self.terms.threshold, sorted(self._expected - self._answered)
-            )
-        secret, wrong = shares.recover(found, self.terms.threshold, is_right)
+        held = self._shares.get(name, {})
+        if len(held) < self.terms.threshold:
+            silent = sorted(self._expected - self._answered)
+            raise messages.SumTooSmall(_STEPS[MessageKind.REVEALED], len(held), self.terms.threshold, silent)
+        secret, wrong = shares.recover(held, self.terms.threshold, is_right)
         for place in wrong:
             holder = self.terms.clients[place - 1]
-            self.faults[holder] = WrongShare(f"Unmasking: {holder!r} revealed a wrong share of a secret of {name!r}.", [holder])
+            self.faults[holder] = messages.WrongShare(
+                f"Unmasking: {holder!r} revealed a wrong share of a secret of {name!r}.", [holder]
+            )
         if secret is None:
             raise self._lost("Unmasking: the shares of a secret of {} do not fit together. Try again without.", [name])
         return secret
 
-    def _lost(self, reason: str, dealers: list[str]) -> LostSecret:
+    def _lost(self, reason: str, dealers: list[str]) -> messages.LostSecret:
         """The error that names these dealers; in `faults` too, so that who tries again knows whom to leave out."""
-        error = LostSecret(reason.format(", ".join(map(repr, sorted(dealers)))), sorted(dealers))
+        error = messages.LostSecret(reason.format(", ".join(map(repr, sorted(dealers)))), sorted(dealers))
         self.faults.update(dict.fromkeys(dealers, error))
         return error
 
@@ -253,5 +251,5 @@ class MaskingServer:
     def _is_key(self, name: str, secret: int) -> bool:
         try:
             return masks.public_of(masks.private_from(secret)) == self._keys[name][1]
-        except MalformedMessage:
+        except messages.MalformedMessage:
             return False

@@ -22,7 +22,8 @@ from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_
 from flwr.supercore.primitives.asymmetric import generate_key_pairs
 from numpy.typing import NDArray
 
-from equipoise.engines.flower.secure.sum_terms import MalformedMessage, Terms, UnreadableShares, pack, pack_names
+from equipoise.engines.flower.secure.sum_messages import MalformedMessage, UnreadableShares, pack, pack_names
+from equipoise.engines.flower.secure.sum_terms import SumTerms
 
 Words = NDArray[np.uint64]
 
@@ -83,7 +84,7 @@ def derive(key: bytes, info: bytes) -> bytes:
 
 
 def seal(key: bytes, text: bytes, about: bytes) -> bytes:
-    """Nonce and ciphertext of ChaCha20-Poly1305; `about` is not sent but must be the same when it is opened."""
+    """Nonce and ciphertext of ChaCha20-Poly1305; whoever opens it must give the same `about`, which is not sent."""
     nonce = os.urandom(_NONCE_BYTES)
     return nonce + ChaCha20Poly1305(key).encrypt(nonce, text, about)
 
@@ -167,12 +168,12 @@ def read_residues(data: bytes, count: int, modulus: int) -> Words:
 # ----------------------------------------------------------------------------------------------------------- the masks of a sum
 
 
-def self_mask(terms: Terms, owner: str, seed: bytes) -> Words:
+def self_mask(terms: SumTerms, owner: str, seed: bytes) -> Words:
     """PRG(b_u): the mask that one client adds alone."""
     return mask_words(derive(seed, pack([b"self mask", terms.tag, owner.encode()])), terms.length, terms.modulus)
 
 
-def pair_mask(terms: Terms, one: str, other: str, agreed: bytes) -> Words:
+def pair_mask(terms: SumTerms, one: str, other: str, agreed: bytes) -> Words:
     """PRG(s_uv): the mask of two clients. `pair_sign` says who adds it and who takes it off."""
     info = pack([b"pair mask", terms.tag, pack_names(sorted((one, other)))])
     return mask_words(derive(agreed, info), terms.length, terms.modulus)
@@ -183,6 +184,6 @@ def pair_sign(owner: str, other: str) -> int:
     return 1 if other > owner else -1
 
 
-def commitment(terms: Terms, owner: str, seed: bytes) -> bytes:
+def commitment(terms: SumTerms, owner: str, seed: bytes) -> bytes:
     """What fixes a seed of 256 random bits without giving it away, so that wrong shares of it are noticed."""
     return hashlib.sha256(pack([b"commitment", terms.tag, owner.encode(), seed])).digest()

@@ -33,15 +33,15 @@ def split(secret: int, threshold: int, holders: tuple[int, ...]) -> list[int]:
 @lru_cache(maxsize=512)
 def _weights(places: tuple[int, ...], at: int) -> tuple[int, ...]:
     """Lagrange's weights: a polynomial of degree < len(places) has the value Σ weight · value(place) at `at`."""
-    found = []
+    weights = []
     for place in places:
         above = below = 1
         for other in places:
             if other != place:
                 above = above * (at - other) % PRIME
                 below = below * (place - other) % PRIME
-        found.append(above * pow(below, -1, PRIME) % PRIME)
-    return tuple(found)
+        weights.append(above * pow(below, -1, PRIME) % PRIME)
+    return tuple(weights)
 
 
 def combine(shares: Mapping[int, int], at: int = 0) -> int:

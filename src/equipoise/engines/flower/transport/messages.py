@@ -10,24 +10,22 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
 from equipoise.errors import EquipoiseError
-
-if TYPE_CHECKING:
-    from flwr.app import RecordDict
 
 PROTOCOL = 1
 LARGEST_TEXT = 16 * 2**20  # of JSON in one message, in bytes
 LARGEST_REASON = 300  # characters of a reason that a node gives
 RAW = "equipoise.raw"  # how Flower's arrays say that they hold little-endian bytes and nothing else
 
-# On the wire each type is the same on every machine. NumPy has no bfloat16: it travels as the integer of the same bits.
-_WIRE: dict[str, tuple[torch.dtype, str, torch.dtype | None]] = {
+# The bytes of each type are alike on every machine. NumPy has no bfloat16: it travels as the integer of the same bits.
+_ENCODINGS: dict[str, tuple[torch.dtype, str, torch.dtype | None]] = {
     "float32": (torch.float32, "<f4", None),
     "float64": (torch.float64, "<f8", None),
     "float16": (torch.float16, "<f2", None),
@@ -35,7 +33,8 @@ _WIRE: dict[str, tuple[torch.dtype, str, torch.dtype | None]] = {
     "int64": (torch.int64, "<i8", None),
     "uint8": (torch.uint8, "|u1", None),
 }
-_NAMES = {dtype: name for name, (dtype, _, _) in _WIRE.items()}
+FLOATS = {name: dtype for name, (dtype, _, _) in _ENCODINGS.items() if dtype.is_floating_point}
+_NAMES = {dtype: name for name, (dtype, _, _) in _ENCODINGS.items()}
 
 
 class BadMessage(EquipoiseError):
@@ -43,90 +42,86 @@ class BadMessage(EquipoiseError):
 
 
 @dataclass(frozen=True, eq=False)
-class Parcel:
+class MessageContent:
     """What one message says: the round it is about, the token of the request, plain values, and tensors still in bytes."""
 
     round: int
     token: str
     values: dict[str, Any] = field(default_factory=dict)
-    arrays: dict[str, Any] = field(default_factory=dict)  # flwr.app.Array, not yet looked into
+    arrays: dict[str, Array] = field(default_factory=dict)  # not yet looked into
 
     def tensor(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
         """A tensor that must have this type and shape."""
-        found = self.arrays.get(name)
-        if found is None:
+        array = self.arrays.get(name)
+        if array is None:
             raise BadMessage(f"it holds no {name!r}")
-        return tensor_of(found, name, dtype, shape)
+        return array_to_tensor(array, name, dtype, shape)
 
-    def blob(self, name: str, largest: int) -> bytes:
-        """Bytes that another protocol makes sense of; no more than `largest` of them."""
-        found = self.arrays.get(name)
-        if found is None or found.stype != RAW or found.dtype != "uint8":
+    def raw_bytes(self, name: str, largest: int) -> bytes:
+        """Bytes that another protocol reads; no more than `largest` of them."""
+        array = self.arrays.get(name)
+        if array is None or array.stype != RAW or array.dtype != "uint8":
             raise BadMessage(f"it holds no bytes {name!r}")
-        if not len(found.data) <= largest:
-            raise BadMessage(f"its {name!r} has {len(found.data)} bytes, and {largest} is the most")
-        data: bytes = found.data
-        return data
+        if not len(array.data) <= largest:
+            raise BadMessage(f"its {name!r} has {len(array.data)} bytes, and {largest} is the most")
+        return array.data
 
     def value(self, name: str, kind: type | tuple[type, ...]) -> Any:
         """A plain value of this type; a bool is no number here."""
-        found = self.values.get(name)
-        if not isinstance(found, kind) or (isinstance(found, bool) and kind is not bool):
-            raise BadMessage(f"its {name!r} is {_shown(found)}")
-        return found
+        value = self.values.get(name)
+        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+            raise BadMessage(f"its {name!r} is {_shown(value)}")
+        return value
 
 
-def array_of(tensor: Tensor) -> Any:
+def tensor_to_array(tensor: Tensor) -> Array:
     """A tensor as one of Flower's arrays, in raw bytes."""
-    from flwr.app import Array
-
     name = _NAMES.get(tensor.dtype)
     if name is None:
         raise BadMessage(f"tensors of {tensor.dtype} are not sent")
-    _, wire, view = _WIRE[name]
+    _, stored, view = _ENCODINGS[name]
     plain = tensor.detach().cpu().contiguous()
     numbers = (plain if view is None else plain.view(view)).numpy()
-    return Array(name, tuple(tensor.shape), RAW, numbers.astype(wire, copy=False).tobytes())
+    return Array(name, tuple(tensor.shape), RAW, numbers.astype(stored, copy=False).tobytes())
 
 
-def tensor_of(array: Any, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+def array_to_tensor(array: Array, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     """The tensor in one of Flower's arrays; it must have this type and shape, and as many bytes as they need."""
     if array.stype != RAW or array.dtype != _NAMES.get(dtype):
         raise BadMessage(f"its {name!r} is {_shown(array.dtype)} ({_shown(array.stype)}), not {_NAMES.get(dtype)}")
     if tuple(array.shape) != tuple(shape):
         raise BadMessage(f"its {name!r} has shape {_shown(tuple(array.shape))}, not {tuple(shape)}")
-    _, wire, view = _WIRE[array.dtype]
-    needed = int(np.prod(shape, dtype=np.int64)) * np.dtype(wire).itemsize
+    _, stored, view = _ENCODINGS[array.dtype]
+    needed = int(np.prod(shape, dtype=np.int64)) * np.dtype(stored).itemsize
     if len(array.data) != needed:
         raise BadMessage(f"its {name!r} has {len(array.data)} bytes, not {needed}")
-    numbers = np.frombuffer(array.data, dtype=wire)
+    numbers = np.frombuffer(array.data, dtype=stored)
     own = torch.from_numpy(numbers.astype(numbers.dtype.newbyteorder("="), copy=True))
     return (own if view is None else own.view(dtype)).reshape(shape)
 
 
-def written(
-    round_index: int, token: str, values: Mapping[str, Any] | None = None, tensors: Mapping[str, Tensor] | None = None
-) -> RecordDict:
-    """The content of a message."""
-    from flwr.app import ArrayRecord, ConfigRecord, RecordDict
-
-    text = json.dumps(dict(values or {}), allow_nan=False, separators=(",", ":"))
+def write_message(round_index: int, token: str, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> RecordDict:
+    """The content of a message as Flower's records."""
+    text = json.dumps(dict(values), allow_nan=False, separators=(",", ":"))
     call = ConfigRecord({"protocol": PROTOCOL, "round": round_index, "token": token, "values": text})
-    arrays = ArrayRecord({name: array_of(tensor) for name, tensor in (tensors or {}).items()})
+    arrays = ArrayRecord({name: tensor_to_array(tensor) for name, tensor in tensors.items()})
     return RecordDict({"call": call, "tensors": arrays})
 
 
-def read(content: RecordDict) -> Parcel:
+def read_message(records: RecordDict) -> MessageContent:
     """What a message says; its tensors are looked into when they are asked for."""
-    from flwr.app import ArrayRecord, ConfigRecord
-
-    call, arrays = content.get("call"), content.get("tensors")
+    call, arrays = records.get("call"), records.get("tensors")
     if not isinstance(call, ConfigRecord) or not isinstance(arrays, ArrayRecord):
         raise BadMessage("it is no message of Equipoise")
     if call.get("protocol") != PROTOCOL:
         raise BadMessage(f"it speaks protocol {_shown(call.get('protocol'))}, and this is {PROTOCOL}: update Equipoise there")
     round_index, token, text = call.get("round"), call.get("token"), call.get("values")
-    if type(round_index) is not int or not isinstance(token, str) or not isinstance(text, str):
+    if (
+        not isinstance(round_index, int)
+        or isinstance(round_index, bool)
+        or not isinstance(token, str)
+        or not isinstance(text, str)
+    ):
         raise BadMessage("it lacks a round, a token or its values")
     if len(text) > LARGEST_TEXT:
         raise BadMessage(f"its values are {len(text)} characters long, and {LARGEST_TEXT} is the most")
@@ -136,15 +131,15 @@ def read(content: RecordDict) -> Parcel:
         raise BadMessage("its values are not JSON") from failure
     if not isinstance(values, dict):
         raise BadMessage("its values are not a table")
-    return Parcel(round_index, token, values, dict(arrays.items()))
+    return MessageContent(round_index, token, values, dict(arrays.items()))
 
 
-def size_of(content: RecordDict) -> int:
+def count_bytes(records: RecordDict) -> int:
     """Bytes of a message: what its records hold, without what Flower and TLS wrap around them."""
-    return sum(len(name.encode()) + _size(value) for record in content.values() for name, value in record.items())
+    return sum(len(name.encode()) + _size(value) for record in records.values() for name, value in record.items())
 
 
-def short(reason: object) -> str:
+def shorten(reason: object) -> str:
     """A reason as one line of bounded length: it comes from elsewhere and goes to logs and reports."""
     text = " ".join(str(reason).split())
     return text if len(text) <= LARGEST_REASON else text[: LARGEST_REASON - 1] + "…"
@@ -157,7 +152,7 @@ def _size(value: Any) -> int:
         return len(value)
     if isinstance(value, list):
         return sum(map(_size, value))
-    return len(value.data) if hasattr(value, "data") else 8  # an array, or a number
+    return len(value.data) if isinstance(value, Array) else 8  # of a number
 
 
 def _no_constant(name: str) -> Any:
@@ -169,6 +164,6 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else text[:59] + "…"
 
 
-def blob_of(data: bytes) -> Tensor:
+def bytes_to_tensor(data: bytes) -> Tensor:
     """Bytes as a tensor, to be sent."""
     return torch.from_numpy(np.frombuffer(data, dtype=np.uint8).copy())

@@ -1,0 +1,134 @@
+"""The clients of a federation as their nodes introduce them, and a stand-in for their data.
+
+A stand-in is an ordinary FederatedData whose examples are zeros without memory: ids, sizes, shapes and classes are real, so
+that cohorts are drawn, weights set and the model tried out as in a simulation. No example ever comes to the server.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from equipoise.core.task import Task
+from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.engines.flower.apps.model_source import digest_frozen, digest_layout
+from equipoise.engines.flower.transport.messages import BadMessage, MessageContent, shorten
+from equipoise.engines.flower.transport.messenger import ClientRequest, Messenger
+from equipoise.errors import InvalidData, is_whole
+
+SPLITS = ("train", "validation", "test")
+LONGEST_NAME = 200  # bytes
+_TYPES = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.uint8,
+          torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Member:
+    """A client as its node has introduced it."""
+
+    client: str
+    splits: dict[str, int]  # examples
+    x: dict[str, Any]  # shape and type of one input
+    y: dict[str, Any]
+    classes: int
+    fingerprint: str
+    scale: float | None = None
+    shift: float = 0.0
+    only_sums: bool = False
+
+    @classmethod
+    def read(cls, content: MessageContent, task: Task) -> Member:
+        """A node's introduction, checked; what does not fit the server's model is refused with the reason."""
+        name = content.value("client", str)
+        if not 1 <= len(name.encode()) <= LONGEST_NAME:
+            raise BadMessage(f"its client has a name of {len(name.encode())} bytes")
+        if content.value("layout", str) != digest_layout(task):
+            raise BadMessage(f"{name} has another model: its parameters have other names, shapes or types")
+        if content.value("frozen", str) != digest_frozen(task):
+            raise BadMessage(f"{name} has another model: its buffers or frozen parameters differ, and these do not travel")
+        splits = content.value("splits", dict)
+        good = bool(splits) and all(s in SPLITS and is_whole(n) and 0 < n < 2**40 for s, n in splits.items())
+        if not good:
+            raise BadMessage(f"{name} says of its examples {shorten(splits)!r}")
+        x, y = (_example(content.value(key, dict), name) for key in ("x", "y"))
+        scale, shift = content.values.get("scale"), content.value("shift", (int, float))
+        if scale is not None and not isinstance(scale, float):
+            raise BadMessage(f"{name} scales its inputs by {shorten(scale)!r}")
+        classes = content.value("classes", int)
+        if not 0 <= classes < 2**31:
+            raise BadMessage(f"{name} has {classes} classes")
+        mark, alone = content.value("fingerprint", str)[:64], content.value("only_sums", bool)
+        return cls(name, splits, x, y, classes, mark, scale, float(shift), alone)
+
+    def refuse_change(self, now: Member) -> None:
+        """A client that comes back must have the data it had."""
+        if (self.fingerprint, self.splits) != (now.fingerprint, now.splits):
+            raise BadMessage(f"{now.client} has other data than when the run began")
+
+
+def _example(kind: dict[str, Any], name: str) -> dict[str, Any]:
+    shape, dtype = kind.get("shape"), kind.get("dtype")
+    good = isinstance(shape, list) and len(shape) <= 8 and all(is_whole(n) and 0 <= n < 2**24 for n in shape)
+    if not good or dtype not in _TYPES or torch.Size(shape).numel() > 2**28:  # type: ignore[arg-type]
+        raise BadMessage(f"{name} has examples of shape {shorten(shape)!r} and type {shorten(dtype)!r}")
+    return {"shape": shape, "dtype": dtype}
+
+
+def natural_order(name: str) -> list[Any]:
+    """A key that sorts "2" before "10"."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]
+
+
+def make_stand_in(members: Iterable[Member], name: str) -> FederatedData:
+    """Data with the clients' ids, sizes and shapes, in the natural order of their ids, and zeros for examples."""
+    ordered = sorted(members, key=lambda m: natural_order(m.client))
+    first = ordered[0]
+    for other in ordered[1:]:
+        if (other.x, other.y, other.scale, other.shift) != (first.x, first.y, first.scale, first.shift):
+            raise InvalidData(
+                f"{first.client} and {other.client} have examples of different shape, type or scale: {first.x}, {first.y} and "
+                f"{other.x}, {other.y}. All nodes must prepare their data alike."
+            )
+    sets = {
+        split: _zeros([(m.client, m.splits[split]) for m in ordered if split in m.splits], first)
+        for split in SPLITS
+        if any(split in m.splits for m in ordered)
+    }
+    if "train" not in sets:
+        raise InvalidData("No node has examples to train on.")
+    classes = max(m.classes for m in ordered)
+    data = FederatedData(sets["train"], sets.get("validation"), sets.get("test"), name, classes)
+    marks = json.dumps([asdict(m) for m in ordered], sort_keys=True).encode()
+    vars(data)["fingerprint"] = hashlib.blake2b(marks, digest_size=8).hexdigest()  # of the nodes' data, not of zeros
+    return data
+
+
+def _zeros(sizes: list[tuple[str, int]], like: Member) -> ClientSet:
+    """A set of clients whose examples are all one zero, repeated without memory."""
+    counts = torch.tensor([count for _, count in sizes])
+    total = int(counts.sum())
+    made = object.__new__(ClientSet)  # there is nothing in it to check
+    kinds = {key: (kind["shape"], _TYPES[kind["dtype"]]) for key, kind in (("x", like.x), ("y", like.y))}
+    values: dict[str, Any] = {key: torch.zeros(1, *shape, dtype=t).expand(total, *shape) for key, (shape, t) in kinds.items()}
+    values |= {
+        "offsets": torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]),
+        "ids": tuple(name for name, _ in sizes),
+        "scale": like.scale,
+        "shift": like.shift,
+        "source": "",
+    }
+    for key, value in values.items():
+        object.__setattr__(made, key, value)
+    return made
+
+
+def ask_introductions(messenger: Messenger, nodes: Iterable[int], task: Task, seed: int) -> dict[int, Member]:
+    """Ask nodes, by Flower's ids, which client they are; those that answer as they should."""
+    requests = {node: ClientRequest({"seed": seed, "model": seed}) for node in nodes}
+    return messenger.ask_nodes("query.hello", requests, 0, lambda answer: Member.read(answer, task))

@@ -1,0 +1,56 @@
+"""A node's answers to plain requests: who it is, its loss, its update, its scores."""
+
+from __future__ import annotations
+
+from equipoise.engines.flower.apps.model_source import digest_frozen, digest_layout
+from equipoise.engines.flower.apps.node_session import Answer, Handler, NodeSession
+
+
+def introduce(session: NodeSession) -> Answer:
+    """Who the client is: its name, how many examples of which shape, and what must agree with the server's model."""
+    node, task = session.node, session.task
+    first = node.data.train
+    values = {
+        "client": session.client,
+        "splits": node.sizes,
+        "x": {"shape": list(first.x.shape[1:]), "dtype": str(first.x.dtype).removeprefix("torch.")},
+        "y": {"shape": list(first.y.shape[1:]), "dtype": str(first.y.dtype).removeprefix("torch.")},
+        "scale": first.scale,
+        "shift": first.shift,
+        "classes": node.data.classes,
+        "layout": digest_layout(task),
+        "frozen": digest_frozen(task),
+        "fingerprint": node.data.fingerprint,
+        "only_sums": session.setup.only_sums,
+    }
+    return values, {}
+
+
+def compute_loss(session: NodeSession) -> Answer:
+    """The loss of the client's training examples at the model it was sent."""
+    session.refuse_single()
+    session.refuse_unless_training()
+    solver = session.solver if session.request.values.get("solver") is not None else None
+    return {}, {"loss": session.engine.losses(session.params, session.cohort, solver).double()}
+
+
+def compute_update(session: NodeSession) -> Answer:
+    """Local work from the model it was sent: the update (D,), and the mean loss of its batches."""
+    session.refuse_single()
+    session.refuse_unless_training()
+    work = session.engine.updates(session.params, session.cohort, session.solver)
+    return {}, {"update": work.update[0], "loss": work.losses.double()}
+
+
+def compute_scores(session: NodeSession) -> Answer:
+    """Mean loss and error of the model it was sent, on each of the client's splits."""
+    session.refuse_single()
+    return {}, session.scores(session.params.unsqueeze(0))
+
+
+HANDLERS: dict[str, Handler] = {
+    "query.hello": introduce,
+    "train.losses": compute_loss,
+    "train.update": compute_update,
+    "evaluate.scores": compute_scores,
+}

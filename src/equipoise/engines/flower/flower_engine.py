@@ -1,0 +1,375 @@
+"""The Flower engine: clients are nodes, and what other engines compute, this one asks for in messages.
+
+The round and the loop over rounds are those of every engine. What a network adds is here: clients that do not answer, or not as
+asked, are left out of the round and named; if too few are left, the round is tried again, and in the end the run stops.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from equipoise.core.abilities import solver_traits
+from equipoise.core.task import Task
+from equipoise.core.update_checks import checked_norms, longest_square
+from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.engines.flower.apps.members import Member, ask_introductions
+from equipoise.engines.flower.personal.remote_work import RemotePersonalWork
+from equipoise.engines.flower.secure.protections import SecureEvaluation, mask_sums
+from equipoise.engines.flower.transport.messages import BadMessage, MessageContent
+from equipoise.engines.flower.transport.messenger import ClientRequest, Messenger, TooFewClients
+from equipoise.engines.flower.transport.part_messages import pack_part
+from equipoise.errors import EquipoiseError, EquipoiseNotice
+from equipoise.personal.context import PersonalContext
+from equipoise.privacy.protected import Protected
+from equipoise.result import ClientTable
+from equipoise.solvers.prepared import GRADIENT
+from equipoise.types import (
+    Aggregator,
+    Cohort,
+    Job,
+    LocalSolver,
+    LocalWork,
+    Personalisation,
+    Protection,
+    Pull,
+    RoundReport,
+    ServerState,
+)
+
+if TYPE_CHECKING:
+    from equipoise.algorithm import Algorithm
+
+T = TypeVar("T")
+HELLOS = 2  # how often a node is asked who it is before it is left alone
+_UNKNOWN = torch.full((2,), float("nan"), dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long the server waits, how many clients a round needs, and how often it is tried again."""
+
+    timeout: float = 600.0  # seconds for an answer
+    minimum: int = 1  # clients of a cohort that must do their part
+    retries: int = 2  # further tries of a round with fewer
+    pause: float = 10.0  # seconds before another try
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Starts the engine on a federation: how to ask its nodes, who they are, and the name of the run among them."""
+
+    messenger: Messenger
+    members: Mapping[str, Member]
+    patience: Patience
+    run: str
+    seed: int
+
+    def start(self, task: Task, data: FederatedData) -> FlowerEngine:
+        """The engine of a task on the federation; `data` stand in for those of the nodes."""
+        return FlowerEngine(self, task, data)
+
+
+@dataclass(eq=False)
+class RoundAtHand:
+    """What the server knows of the round that is under way, beside its state."""
+
+    cohort: Cohort | None = None
+    drawn: tuple[str, ...] = ()  # the clients of the cohort
+    params: Tensor | None = None  # where losses were asked for, under secure sums
+    reported: dict[str, Any] = field(default_factory=dict)  # fields of the report that secure sums have released
+    counted: set[str] = field(default_factory=set)  # whose work is in the secure sum, though they may have gone since
+
+
+class FlowerEngine:
+    """The running engine of one task on a federation, and its own `types.Network`."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, federation: Federation, task: Task, data: FederatedData) -> None:
+        self.federation, self.task, self.data = federation, task, data
+        self.messenger, self.patience = federation.messenger, federation.patience
+        self.secure: SecureEvaluation | None = None  # set where nothing of a single client may be asked for
+        self.round = RoundAtHand()
+        self.evaluated: dict[str, list[str]] = {}  # who answered the last evaluation, by split
+        self._hellos: Counter[int] = Counter()
+
+    @property
+    def network(self) -> FlowerEngine:
+        """Clients are on other machines: what changes then is in this class, too."""
+        return self
+
+    # ------------------------------------------------------------------------------------------------------------- a round
+
+    def attempt(
+        self, run: Callable[[Cohort], tuple[ServerState, RoundReport]], draw: Callable[[int], Cohort]
+    ) -> tuple[ServerState, RoundReport]:
+        """A round, tried again while too few clients do their part; the report says who did not, and what it cost."""
+        sent: Counter[str] = Counter()
+        received: Counter[str] = Counter()
+        for number in self._tries():
+            cohort = draw(number)
+            self.round = RoundAtHand(cohort, self.names(cohort))
+            try:
+                state, report = run(cohort)
+            except TooFewClients as failure:
+                if number == self.patience.retries:
+                    raise TooFewClients(f"{failure} The round was tried {number + 1} times.") from failure
+                continue
+            finally:
+                sent.update(self.messenger.traffic.sent)
+                received.update(self.messenger.traffic.received)
+            absent = set(self.round.drawn) - self.round.counted
+            missing = {client: why for client, why in self.messenger.faults.items() if client in absent}
+            return state, replace(
+                report,
+                **self.round.reported,
+                rejected=tuple(client for client in report.rejected if client not in missing),
+                missing=missing,
+                bytes_sent=sent.total(),
+                bytes_received=received.total(),
+                bytes_by_client={c: (sent[c], received[c]) for c in sorted({*sent, *received})},
+            )
+        raise AssertionError  # the last try returns or raises
+
+    def _tries(self) -> Iterator[int]:
+        """The numbers of the tries at something, with a pause between two; each begins without faults."""
+        for number in range(self.patience.retries + 1):
+            if number:
+                time.sleep(self.patience.pause)
+            self.messenger.begin()
+            self.meet_newcomers()
+            yield number
+
+    def try_again(self, work: Callable[[], T]) -> T:
+        """Work outside rounds, tried as often as a round is."""
+        for number in self._tries():
+            try:
+                return work()
+            except TooFewClients:
+                if number == self.patience.retries:
+                    raise
+        raise AssertionError  # the last try returns or raises
+
+    def gone(self, cohort: Cohort) -> Tensor:
+        """Which clients of a cohort have failed in this round, (K,) bool."""
+        return torch.tensor([client in self.messenger.faults for client in self.names(cohort)], dtype=torch.bool)
+
+    def names(self, cohort: Cohort) -> tuple[str, ...]:
+        """The ids of a cohort's clients."""
+        return tuple(self.data.train.ids[k] for k in cohort.clients.tolist())
+
+    def meet_newcomers(self) -> None:
+        """Ask nodes that have connected since, such as one that was started again, which client they are."""
+        known = set(self.messenger.nodes.values())
+        new = [node for node in self.messenger.connected() if node not in known and self._hellos[node] < HELLOS]
+        self._hellos.update(new)
+        for node, member in ask_introductions(self.messenger, new, self.task, self.federation.seed).items():
+            known_as = self.federation.members.get(member.client)
+            if known_as is not None and (known_as.fingerprint, known_as.splits) == (member.fingerprint, member.splits):
+                self.messenger.nodes[member.client] = node
+
+    def request_values(self, seed: int, **more: Any) -> dict[str, Any]:
+        """The plain values of every request, and more of them."""
+        federation = self.federation
+        return {"seed": seed, "model": federation.seed, "classes": self.data.classes, "run": federation.run, **more}
+
+    def ask(
+        self, action: str, cohort: Cohort, request: Callable[[int], ClientRequest], reading: Callable[[MessageContent], T]
+    ) -> list[T | None]:
+        """The answers of a cohort's clients, in order; None from those that have failed in this round."""
+        names = self.names(cohort)
+        asked = {client: request(place) for place, client in enumerate(names) if client not in self.messenger.faults}
+        answers = self.messenger.ask(action, asked, cohort.round, reading)
+        return [answers.get(client) for client in names]
+
+    def require_enough(self, cohort: Cohort) -> None:
+        """Stop this try of the round if too few clients are left; of a cohort other than the round's all are needed."""
+        names, drawn = self.names(cohort), self.round.drawn
+        faults = {client: why for client, why in self.messenger.faults.items() if client in {*names, *drawn}}
+        of_the_round = set(names) <= set(drawn)
+        all_of = drawn if of_the_round else names
+        left = [client for client in all_of if client not in faults]
+        needed = min(self.patience.minimum, len(all_of)) if of_the_round else len(all_of)
+        if len(left) < max(1, needed):
+            shown = "; ".join(f"{client} {why}" for client, why in list(faults.items())[:5])
+            raise TooFewClients(
+                f"Round {cohort.round}: {len(left)} of {len(all_of)} clients did their part, and {needed} are needed: {shown}."
+            )
+
+    def require_some(self, cohort: Cohort, answers: Sequence[Any]) -> None:
+        """Stop this try of the round if too few clients are left, or none of those at work has answered."""
+        self.require_enough(cohort)
+        if all(answer is None for answer in answers):
+            raise TooFewClients(f"Round {cohort.round}: none of the {len(answers)} clients at work sent an update.")
+
+    def _require_all(self, cohort: Cohort) -> None:
+        bad = [client for client in self.names(cohort) if client in self.messenger.faults]
+        if bad:
+            raise TooFewClients(
+                f"Round {cohort.round}: the solver needs an answer of {bad[0]}, who {self.messenger.faults[bad[0]]}."
+            )
+
+    # --------------------------------------------------------------------------------------------------- what engines compute
+
+    def losses(self, params: Tensor, cohort: Cohort, solver: LocalSolver | None = None) -> Tensor:
+        """F_k(w) of each client (K,); NaN where a client of the round is gone, which `gone` tells.
+
+        Under secure aggregation nobody is asked: losses stay with the clients, and all of them are NaN here.
+        """
+        if self.secure is not None:
+            self.round.params = params
+            return torch.full((len(cohort),), float("nan"), dtype=torch.float64)
+        tensors: dict[str, Tensor] = {"params": params}
+        packed = pack_part("solver", solver, tensors) if solver is not None and solver_traits(solver).adapts else None
+        request = ClientRequest(self.request_values(cohort.seed, solver=packed), tensors)
+        losses = self.ask("train.losses", cohort, lambda _: request, read_loss)
+        if cohort is not self.round.cohort:
+            self._require_all(cohort)
+        self.require_enough(cohort)
+        return torch.tensor([math.nan if loss is None else loss for loss in losses], dtype=torch.float64)
+
+    def losses_of(self, models: Sequence[Tensor], cohort: Cohort) -> Tensor:
+        """The losses of several models, one after another: (M, K)."""
+        return torch.stack([self.losses(params, cohort) for params in models])
+
+    def losses_each(self, jobs: Sequence[Job]) -> list[Tensor]:
+        """The losses (K,) of several models, each on its own cohort, one after another."""
+        return [self.losses(job.params, job.cohort) for job in jobs]
+
+    def updates(self, params: Tensor, cohort: Cohort, solver: LocalSolver) -> LocalWork:
+        """Local work of each client: updates (K, D), NaN and marked by an infinite norm where a client is gone."""
+        tensors: dict[str, Tensor] = {"params": params}
+        packed = pack_part("solver", solver, tensors)
+
+        def request(place: int) -> ClientRequest:
+            effort = int(cohort.effort[place]) if cohort.effort is not None else None
+            return ClientRequest(self.request_values(cohort.seed, solver=packed, effort=effort), tensors)
+
+        def reading(answer: MessageContent) -> tuple[Tensor, Tensor]:
+            return answer.tensor("update", params.dtype, tuple(params.shape)), answer.tensor("loss", torch.float64, (1,))[0]
+
+        answers = self.ask("train.update", cohort, request, reading)
+        if solver is GRADIENT:
+            self._require_all(cohort)
+        self.require_some(cohort, answers)
+        nothing = (torch.full_like(params, math.nan), torch.tensor(math.nan, dtype=torch.float64))
+        updates, losses = (torch.stack(values) for values in zip(*(pair or nothing for pair in answers), strict=True))
+        sq_norms = torch.stack([update.double().square().sum() for update in updates])
+        return LocalWork(updates, checked_norms(sq_norms, losses, longest_square(params)), losses)
+
+    def summed_update(
+        self, params: Tensor, cohort: Cohort, solver: LocalSolver, weights: Tensor, aggregator: Aggregator
+    ) -> LocalWork:
+        """Local work, aggregated and added up client by client, in the order of the cohort: total (D,)."""
+        work = self.updates(params, cohort, solver)
+        total = torch.zeros_like(params)
+        for update, weight, arrived in zip(work.update, weights, work.arrived, strict=True):
+            if arrived:
+                total += aggregator(update.unsqueeze(0), weight.reshape(1))[0]
+        return LocalWork(total, work.sq_norms, work.losses)
+
+    def summed_updates(self, jobs: Sequence[Job], solver: LocalSolver, aggregator: Aggregator) -> list[LocalWork]:
+        """The summed updates of several models, one after another."""
+        return [self.summed_update(job.params, job.cohort, solver, job.weights, aggregator) for job in jobs]
+
+    def own_steps(self, models: Tensor, cohort: Cohort, solver: LocalSolver, pull: Pull | None = None) -> Tensor:
+        """Refused: clients' own models stay on their nodes, where this work is done (`personal_work`)."""
+        raise EquipoiseError("Clients' own models are trained on their nodes; the server never has them.")
+
+    # ------------------------------------------------------------------------------------------------------------- evaluation
+
+    def evaluate_own(self, models: Tensor, clients: ClientSet, which: Tensor) -> tuple[Tensor, Tensor]:
+        """Refused: clients' own models stay on their nodes, where they are evaluated (`personal_work`)."""
+        raise EquipoiseError("Clients' own models are evaluated on their nodes; the server never has them.")
+
+    def evaluate(self, params: Tensor, clients: ClientSet) -> tuple[Tensor, Tensor]:
+        """Mean loss and mean error of every client of a set, (n,) and (n,); NaN for those that do not answer."""
+        split = next((name for name, holders in self.data.splits.items() if holders is clients), "train")
+        asked = [client for client, member in self.federation.members.items() if split in member.splits]
+        scores = self._scores(params, asked)
+        both = torch.stack([scores.get(client, {}).get(split, _UNKNOWN) for client in clients.ids], 1)
+        return both[0], both[1]
+
+    def client_table(self, params: Tensor, data: FederatedData) -> ClientTable:
+        """Every client of every split at `params`, in one exchange; clients that do not answer have no row."""
+        if self.secure is not None:
+            return self.secure.table(params, data)
+        scores = self._scores(params, self.federation.members)
+        self.evaluated = {s: [i for i in clients.ids if s in scores.get(i, {})] for s, clients in data.splits.items()}
+        if not self.evaluated["train"]:
+            raise TooFewClients("No client that trains has answered the evaluation.")
+        rows = [(client, split) for split, ids in self.evaluated.items() for client in ids]
+        ids, splits = zip(*rows, strict=True)
+        seen = set(data.train.ids)
+        return ClientTable(
+            ids,
+            splits,
+            torch.tensor([client in seen for client in ids]),
+            torch.tensor([self.federation.members[client].splits[split] for client, split in rows]),
+            *torch.stack([scores[client][split] for client, split in rows], 1),
+        )
+
+    def _scores(self, params: Tensor, asked: Iterable[str]) -> dict[str, dict[str, Tensor]]:
+        """Loss and error (2,) of the shared model by client and split."""
+        request = ClientRequest(self.request_values(self.federation.seed), {"params": params})
+        return self.ask_scores("evaluate.scores", asked, lambda _: request)
+
+    def ask_scores(
+        self, action: str, asked: Iterable[str], request: Callable[[str], ClientRequest], round_index: int = 0
+    ) -> dict[str, dict[str, Tensor]]:
+        """Loss and error (2,) by client and split; clients that are silent are asked again, as often as a round is tried."""
+        scores: dict[str, dict[str, Tensor]] = {}
+        left = list(asked)
+        for _ in self._tries():
+            scores |= self.messenger.ask(action, {client: request(client) for client in left}, round_index, self._read_scores)
+            left = [client for client in left if client not in scores]
+            if not left:
+                break
+        if left:
+            shown = "; ".join(f"{client} {self.messenger.faults.get(client, '')}" for client in left[:5])
+            warnings.warn(EquipoiseNotice(f"{len(left)} clients could not be evaluated: {shown}."), stacklevel=2)
+        if len(scores) < min(self.patience.minimum, len(scores) + len(left)):
+            raise TooFewClients(f"{len(scores)} clients answered the evaluation, and {self.patience.minimum} are needed.")
+        return scores
+
+    def _read_scores(self, answer: MessageContent) -> dict[str, Tensor]:
+        if "lost" in answer.values:
+            return {}
+        return {split: answer.tensor(split, torch.float64, (2,)) for split in self.data.splits if split in answer.arrays}
+
+    # -------------------------------------------------------------------------------------------- parts that a network changes
+
+    def personal_work(
+        self, method: Personalisation, context: PersonalContext, solver: LocalSolver, seed: int
+    ) -> RemotePersonalWork:
+        """Personalisation whose models stay on the nodes."""
+        return RemotePersonalWork(self, method, context, solver, seed)
+
+    def protect(self, protection: Protection, algorithm: Algorithm) -> Protection:
+        """The protection of a run with its sums over the network; noise that the server adds itself needs no other sums."""
+        if algorithm.privacy is None:
+            return protection
+        if not algorithm.traits.privacy.sums_alone:
+            # Another try would release a quantile about another cohort, which nobody accounts for.
+            self.patience = replace(self.patience, retries=0)
+            return protection
+        protected = mask_sums(self, cast(Protected, protection), algorithm)
+        self.secure = SecureEvaluation(self)
+        return protected
+
+
+def read_loss(answer: MessageContent) -> float:
+    """The loss of a client; one that is not finite is refused."""
+    loss = float(answer.tensor("loss", torch.float64, (1,)))
+    if not math.isfinite(loss):
+        raise BadMessage("has a loss that is not finite")
+    return loss

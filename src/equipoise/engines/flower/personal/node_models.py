@@ -1,0 +1,75 @@
+"""A client's own model on its node: the work of a round, and its scores. The model itself stays there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise.engines.flower.apps.node_session import Answer, Handler, NodeSession
+from equipoise.engines.flower.transport.messages import shorten
+from equipoise.engines.flower.transport.part_messages import PartNotSent
+from equipoise.errors import EquipoiseError
+
+
+class LostRow(EquipoiseError):
+    """A node that was started anew has no model of its own any more."""
+
+
+def work_on_own_model(session: NodeSession) -> Answer:
+    """A round's work on the client's own model, which stays here; with `send`, what the method sends for the shared one."""
+    session.refuse_unless_training()
+    method, solver, params, cohort = session.part("personal"), session.solver, session.params, session.cohort
+    try:
+        row = kept_row(session, method, params)
+    except LostRow as failure:
+        return {"lost": shorten(failure)}, {}
+    if not session.request.values.get("send"):
+        after, _ = method.work(session.personal_context, params, cohort, row, solver, None)
+        session.rows.write(session.request.value("since", int), cohort.round + 1, after[0])
+        return {}, {}
+    session.refuse_single()
+    sent = method.updates(session.personal_context, params, cohort, row, solver)
+    return {}, {"update": sent[0]}
+
+
+def compute_own_scores(session: NodeSession) -> Answer:
+    """Mean loss and error of the client's own model, on each of its splits."""
+    session.refuse_single()
+    try:
+        return {}, own_scores(session)
+    except LostRow as failure:
+        return {"lost": shorten(failure)}, {}
+
+
+def own_scores(session: NodeSession) -> dict[str, Tensor]:
+    """Mean loss and error (2,) of the client's own model on each split that it has."""
+    session.refuse_unless_training()
+    method, solver, params = session.part("personal"), session.solver, session.params
+    row = kept_row(session, method, params)
+    with torch.enable_grad():
+        model = method.models(session.personal_context, params, session.cohort, row, solver, None)
+    if session.request.value("since", int) == 0 and method.width(session.task.layout.dimension) > 0:
+        model = params.unsqueeze(0)  # a client that never took part is served the shared model
+    return session.scores(model)
+
+
+def kept_row(session: NodeSession, method: Any, params: Tensor) -> Tensor:
+    """What the client has kept since the round that the request names, (1, width); at first what all clients begin with."""
+    since = session.request.value("since", int)
+    width = method.width(session.task.layout.dimension)
+    if width == 0 or since == 0:
+        first = session.vector("first") if "first" in session.request.arrays else params
+        row, shared = method.begin(session.personal_context, first)
+        if shared is not None:
+            raise PartNotSent(f"{type(method).__name__} needs what all clients' models add up to, which no node has.")
+    else:
+        row = session.rows.read(since, width)
+        if row is None:
+            raise LostRow(f"{session.client} has lost its own model of round {since - 1}")
+    kept: Tensor = row.to(params).unsqueeze(0)
+    return kept
+
+
+HANDLERS: dict[str, Handler] = {"train.own": work_on_own_model, "evaluate.own": compute_own_scores}

@@ -1,0 +1,154 @@
+"""Personalisation over a network, seen from the server: clients' own models are trained, kept and evaluated on their nodes."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from equipoise.core.abilities import read
+from equipoise.engines.flower.transport.messages import MessageContent
+from equipoise.engines.flower.transport.messenger import ClientRequest
+from equipoise.engines.flower.transport.part_messages import pack_part
+from equipoise.errors import EquipoiseError, EquipoiseNotice, IncompatibleParts
+from equipoise.personal.context import PersonalContext
+from equipoise.personal.personal_run import PersonalState
+from equipoise.types import Cohort, LocalSolver, Personalisation, PersonalTraits
+
+if TYPE_CHECKING:
+    from equipoise.engines.flower.flower_engine import FlowerEngine
+
+_UNKNOWN = torch.full((2,), float("nan"), dtype=torch.float64)
+
+
+class RemotePersonalWork:
+    """Personal work on the nodes. The server knows of each client the round it last took part in, and never its model.
+
+    `places` of the state are 1 + that round, 0 for a client that never took part: by them a node finds the row that the
+    server's state goes with.
+    """
+
+    def __init__(
+        self, engine: FlowerEngine, method: Personalisation, context: PersonalContext, solver: LocalSolver, seed: int
+    ) -> None:
+        self.engine, self.method, self.context, self.solver, self.seed = engine, method, context, solver, seed
+        self.traits = read(PersonalTraits, method)
+        self.first: Tensor | None = None  # w^0, from which a client begins its own model
+        if self.traits.sums_models:
+            raise IncompatibleParts(
+                f"{method!r} needs what clients' own models add up to, and these stay on their nodes.",
+                "Use personal.Ditto(), or run it in a simulation.",
+            )
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether clients keep anything between rounds; else all personal work is done after training."""
+        return self.method.width(self.engine.task.layout.dimension) > 0
+
+    def begin(self, params: Tensor, path: Path | None = None) -> PersonalState:
+        """The state before the first round at w^0; nothing is written on the server."""
+        _, shared = self.method.begin(self.context, params)
+        if shared is not None:
+            raise IncompatibleParts(
+                f"{self.method!r} keeps something that all clients share, which no node has.",
+                "Use personal.Ditto(), or run it in a simulation.",
+            )
+        self.first = params
+        return PersonalState(torch.zeros(len(self.engine.data.train), dtype=torch.int64))
+
+    def resume(self, params: Tensor, state: PersonalState, path: Path | None) -> None:
+        """Go on from a checkpoint; `params` is w^0. The rows are on the nodes."""
+        self.first = params
+
+    def work(self, state: PersonalState, params: Tensor, cohort: Cohort, solver: LocalSolver) -> PersonalState:
+        """The state after a round's personal work of the whole cohort, on the nodes."""
+        if not self.keeps_rows or len(cohort) == 0:
+            return state
+        answers = self._ask(state, params, cohort, solver, lambda answer: answer.values.get("lost", ""))
+        self.engine.require_enough(cohort)
+        places = state.places.clone()
+        for k, client, lost in zip(cohort.clients.tolist(), self.engine.names(cohort), answers, strict=True):
+            if lost is None:
+                continue
+            places[k] = 0 if lost else cohort.round + 1
+            if lost:
+                text = f"{client} has lost its own model, and begins anew with the next round it takes part in."
+                warnings.warn(EquipoiseNotice(text), stacklevel=2)
+        return PersonalState(places)
+
+    def updates(self, state: PersonalState, params: Tensor, cohort: Cohort, solver: LocalSolver) -> Tensor | None:
+        """What clients send (K, D), for a method that has them send something else than the solver's work."""
+        if self.traits.updates is None or len(cohort) == 0:
+            return None
+
+        def reading(answer: MessageContent) -> Tensor:
+            return answer.tensor("update", params.dtype, tuple(params.shape))
+
+        answers = self._ask(state, params, cohort, solver, reading, send=True)
+        self.engine.require_some(cohort, answers)
+        return torch.stack([torch.full_like(params, math.nan) if update is None else update for update in answers])
+
+    def _ask(
+        self,
+        state: PersonalState,
+        params: Tensor,
+        cohort: Cohort,
+        solver: LocalSolver,
+        reading: Callable[[MessageContent], Any],
+        **more: Any,
+    ) -> list[Any]:
+        request = self._request(state, params, cohort.seed, solver, cohort.effort, **more)
+        return self.engine.ask("train.own", cohort, lambda place: request(int(cohort.clients[place]), place), reading)
+
+    def _request(
+        self, state: PersonalState, params: Tensor, seed: int, solver: LocalSolver, effort: Tensor | None, **more: Any
+    ) -> Callable[[int, int], ClientRequest]:
+        """What to ask the client at position k of the training clients, who has a place in the cohort."""
+        tensors: dict[str, Tensor] = {"params": params}
+        packed = {"solver": pack_part("solver", solver, tensors), "personal": pack_part("personal", self.method, tensors)}
+
+        def request(k: int, place: int) -> ClientRequest:
+            since, sent = int(state.places[k]), dict(tensors)
+            if since == 0 and self.first is not None and not torch.equal(self.first, params):
+                sent["first"] = self.first
+            done = int(effort[place]) if effort is not None else None
+            return ClientRequest(self.engine.request_values(seed, since=since, effort=done, **packed, **more), sent)
+
+        return request
+
+    def models(self, state: PersonalState, params: Tensor, clients: Tensor, round_index: int) -> Tensor:
+        """Refused: no client's own model comes to the server."""
+        raise EquipoiseError("Clients' own models are on their nodes; the server never has them.")
+
+    def scores(self, state: PersonalState, params: Tensor, round_index: int) -> dict[str, tuple[Tensor, Tensor]]:
+        """By split, loss and error of the clients in the table of this evaluation, each at its own model."""
+        engine = self.engine
+        number = {client: k for k, client in enumerate(engine.data.train.ids)}
+        request = self._request(state, params, self.seed, self.solver, None)
+
+        def request_of(client: str) -> ClientRequest:
+            return request(number[client], 0)
+
+        if engine.secure is not None:
+            means = engine.secure.means(engine.data, round_index, request_of, own=True)
+            return {split: (pair[:1], pair[1:]) for split, pair in means.items()}
+        asked = [client for client in engine.evaluated["train"] if client in number]
+        scores = engine.ask_scores("evaluate.own", asked, request_of, round_index)
+        result = {}
+        for split, ids in engine.evaluated.items():
+            both = [scores.get(client, {}).get(split) for client in ids]
+            known = [_UNKNOWN if pair is None else pair.nan_to_num(nan=math.inf, posinf=math.inf) for pair in both]
+            table = torch.stack(known) if known else torch.zeros(0, 2, dtype=torch.float64)
+            result[split] = (table[:, 0], table[:, 1])
+        return result
+
+    def flush(self) -> None:
+        """Nothing: each node writes its own row."""
+
+    def on_saved(self, state: PersonalState) -> None:
+        """Nothing: each node keeps the rows of its last two rounds."""
