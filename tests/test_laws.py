@@ -1,5 +1,7 @@
 """Every part passes the check of its contract, and each check catches parts that break its law."""
 
+import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -8,14 +10,37 @@ import torch
 from torch.nn import functional
 
 import equipoise as eq
-from equipoise import aggregators, engines, observers, privacy, risk, sampling, server_opt, solvers
+from equipoise import (
+    aggregators,
+    attacks,
+    averaging,
+    engines,
+    observers,
+    personal,
+    privacy,
+    risk,
+    sampling,
+    server_opt,
+    solvers,
+    testing,
+    types,
+)
+from equipoise.experiment import catalog
+from equipoise.privacy import DifferentialPrivacy, GaussianMechanism, PrivateQuantile, SecureAggregation
+from equipoise.privacy.random_source import Seeded
 from equipoise.risk import RiskValue
 from equipoise.risk.worst_case import project_on_simplex
 from equipoise.testing import (
     LawBroken,
     check_aggregator,
+    check_attack,
+    check_averaging,
+    check_clip_rule,
     check_engine,
     check_observer,
+    check_personalisation,
+    check_protection,
+    check_quantile_source,
     check_risk,
     check_sampler,
     check_server_optimizer,
@@ -63,7 +88,22 @@ SOLVERS = [
     solvers.MAML(lr=0.5, inner_lr=0.2, inner_steps=3, support=0.2),
     solvers.FedDane(solvers.SGD(batch_size=4, epochs=2, prox=0.5, momentum=0.5)),
     solvers.AdaptiveProx(solvers.SGD(prox=0.3, epochs=2)),
+    solvers.PerFedAvg(batch_size=4),
+    solvers.AdaDPS({"weight": torch.full((4,), 2.0)}, solvers.SGD(batch_size=4)),
 ]
+AGGREGATORS = [
+    aggregators.WeightedMean(),
+    aggregators.Median(),
+    aggregators.TrimmedMean(0.2),
+    aggregators.GeometricMedian(),
+    aggregators.Krum(2),
+    aggregators.MultiKrum(2),
+    aggregators.NormClip(0.5),
+    aggregators.KNorm(2),
+    aggregators.KLoss(2),
+    aggregators.FedMGDA(),
+]
+AVERAGING = [averaging.Last(), averaging.Uniform(), averaging.Geometric(0.1)]
 SERVERS = [server_opt.SGD(), server_opt.Momentum(), server_opt.Adam(), server_opt.Yogi(), server_opt.Adagrad()]
 SAMPLERS = [
     sampling.Uniform(),
@@ -75,6 +115,119 @@ SAMPLERS = [
     sampling.Availability(day=10, share=0.3, aligned=0.0, schedule=3),
     sampling.Availability(share=0.2, aligned=1.0),  # at night nobody is there
 ]
+ENGINES = [engines.Loop(), engines.Simulator(), engines.Simulator(chunk_size=3)]
+PERSONALISATION = [
+    personal.Ditto(),
+    personal.Ditto(0.5, choices=(0.1, 1.0, 2.0), solver=solvers.SGD(lr=0.05, batch_size=4)),
+    personal.Ditto(when="finetuning"),
+    personal.Local(),
+    personal.Finetuning(epochs=2),
+    personal.L2SGD(0.5),
+    personal.EWC(epochs=2),
+    personal.SymmetrisedKL(epochs=2),
+    personal.Mapper(),
+    personal.APFL(),
+    personal.Mocha(),
+]
+ATTACKS = [
+    attacks.LabelPoisoning(),
+    attacks.RandomUpdates(share=0.4, scale=3.0),
+    attacks.ModelReplacement(share=0.3),
+    attacks.ModelReplacement(share=0.5, seed=7, update="negated", factor=3.0),
+]
+
+
+@dataclass(frozen=True)
+class SeededRelease:
+    """A private quantile that draws the same noise in every call."""
+
+    settings: PrivateQuantile
+    reads_losses = False
+
+    def __call__(self, losses, base_weights, tail):
+        return self.settings.at(Seeded(0, "quantile", 0))(losses, base_weights, tail)
+
+
+QUANTILES = [  # with what the check is told
+    (privacy.Exact(), {}),
+    (privacy.SecureSums(), {}),
+    # Among edges with one count the lowest is released, which may be 0: the tolerance is the whole range.
+    (PrivateQuantile(4.0, 32, sigma=0.0, scale=1), {"tolerance": 4.0, "largest": 4.0, "equal_weights": True}),
+    (PrivateQuantile(4.0, 32, sigma=3.0, scale=1), {"tolerance": 4.0, "largest": 4.0, "equal_weights": True}),
+]
+
+
+def fixed_noise(multiplier, **options):
+    return DifferentialPrivacy(None, 1e-3, noise_multiplier=multiplier, **options)
+
+
+PROTECTIONS = [  # the part, the part without noise, the risk, and by how much totals may differ from the plain run's
+    (None, None, None, 0.0),
+    (None, None, risk.Superquantile(0.5), 0.0),
+    (SecureAggregation(), None, None, 1e-6),
+    (SecureAggregation(), None, risk.Superquantile(0.5, quantile=privacy.SecureSums()), 1e-6),
+    (SecureAggregation(loss_bound=3.0), None, risk.Tilted(1.0), 1e-6),
+    (GaussianMechanism(0.5, 1.0), GaussianMechanism(math.inf, 0.0), None, 0.0),
+    (
+        GaussianMechanism(0.5, 1.0, clip_rule=privacy.AdaptiveClip()), GaussianMechanism(math.inf, 0.0),
+        risk.Superquantile(0.5, quantile=PrivateQuantile(3.0, 4)), 0.0,
+    ),
+    (
+        GaussianMechanism(0.5, 1.0, loss_bound=3.0), GaussianMechanism(math.inf, 0.0, loss_bound=3.0), risk.QFair(1.0), 0.0,
+    ),
+    (DifferentialPrivacy(8.0, 1e-3, 0.5), fixed_noise(0.0, clip=math.inf), None, 0.0),
+    (DifferentialPrivacy(8.0, 1e-3, 0.5, source="system"), fixed_noise(0.0, clip=math.inf), None, 0.0),
+    (
+        DifferentialPrivacy(8.0, 1e-3, 0.5, noise="distributed", loss_bound=3.0),
+        fixed_noise(0.0, clip=1e3, noise="distributed", step=1e-9, loss_bound=3.0), risk.Tilted(1.0), 1e-7,
+    ),
+]  # fmt: skip
+
+CHECKED = {
+    "risk": RISKS,
+    "quantile": [source for source, _ in QUANTILES],
+    "solver": SOLVERS,
+    "aggregator": AGGREGATORS,
+    "server": SERVERS,
+    "sampler": SAMPLERS,
+    "averaging": AVERAGING,
+    "personal": PERSONALISATION,
+    "privacy": [part for part, *_ in PROTECTIONS],
+    "clip_rule": [privacy.AdaptiveClip()],
+    "attack": ATTACKS,
+    "engine": ENGINES,
+}
+NO_PARTS = {"model", "data"}  # kinds of the catalogue that have no contract
+CHECKS = {  # of each contract in equipoise.types
+    types.ClientRisk: testing.check_risk,
+    types.QuantileSource: testing.check_quantile_source,
+    types.LocalSolver: testing.check_solver,
+    types.Aggregator: testing.check_aggregator,
+    types.ServerOptimizer: testing.check_server_optimizer,
+    types.Averaging: testing.check_averaging,
+    types.Sampler: testing.check_sampler,
+    types.Personalisation: testing.check_personalisation,
+    types.Privacy: testing.check_protection,
+    types.Protection: testing.check_protection,
+    types.ClipRule: testing.check_clip_rule,
+    types.Attack: testing.check_attack,
+    types.Engine: testing.check_engine,
+}
+# Protocols that no user writes: each is one side of an engine or a run, and is tested with it.
+INSIDE = {
+    types.PersonalWork, types.LookAheadEngine, types.RoundUnderWay, types.MeasuredChoice, types.Network,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [kind for kind in catalog.kinds() if kind not in NO_PARTS])
+def test_every_part_of_the_catalogue_is_checked(kind):
+    assert {part.target for part in catalog.parts(kind)} <= {type(part) for part in CHECKED[kind]}
+
+
+def test_every_contract_has_a_check():
+    contracts = {value for value in vars(types).values() if inspect.isclass(value) and getattr(value, "_is_protocol", False)}
+    assert {c for c in contracts if c.__module__ == types.__name__} == set(CHECKS) | INSIDE
+    assert {check.__name__ for check in CHECKS.values()} | {"check_observer", "LawBroken"} == set(testing.__all__)
 
 
 @pytest.mark.parametrize("part", RISKS, ids=lambda part: repr(part).partition(" at 0x")[0])  # a function's address varies
@@ -87,8 +240,14 @@ def test_solver(part):
     check_solver(part)
 
 
-def test_aggregator():
-    check_aggregator(aggregators.WeightedMean())
+@pytest.mark.parametrize("part", AGGREGATORS, ids=repr)
+def test_aggregator(part):
+    check_aggregator(part)
+
+
+@pytest.mark.parametrize("part", AVERAGING, ids=repr)
+def test_averaging(part):
+    check_averaging(part)
 
 
 @pytest.mark.parametrize("part", SERVERS, ids=repr)
@@ -101,10 +260,42 @@ def test_sampler(part):
     check_sampler(part)
 
 
-@pytest.mark.parametrize("part", [engines.Loop(), engines.Simulator(), engines.Simulator(chunk_size=3)], ids=repr)
+@pytest.mark.parametrize("part", ENGINES[1:], ids=repr)  # the loop engine is what others are compared with
 @pytest.mark.parametrize("solver", SOLVERS, ids=repr)
 def test_engine(part, solver):
     check_engine(part, solver=solver)
+
+
+@pytest.mark.parametrize("part", ENGINES, ids=repr)
+def test_engine_with_the_solvers_of_the_check(part):
+    check_engine(part)
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+@pytest.mark.parametrize("part", PERSONALISATION, ids=repr)
+def test_personalisation(part, engine):
+    sampler = sampling.Full() if isinstance(part, personal.Mocha) else None
+    check_personalisation(part, algorithm=eq.Algorithm(solver=solvers.SGD(batch_size=5), sampler=sampler), engine=engine)
+
+
+@pytest.mark.parametrize("part", ATTACKS, ids=repr)
+def test_attack(part):
+    check_attack(part)
+
+
+@pytest.mark.parametrize(("part", "told"), QUANTILES, ids=repr)
+def test_quantile_source(part, told):
+    check_quantile_source(SeededRelease(part) if isinstance(part, PrivateQuantile) else part, **told)
+
+
+@pytest.mark.parametrize(("part", "noiseless", "of_risk", "tolerance"), PROTECTIONS, ids=lambda part: repr(part)[:60])
+def test_protection(part, noiseless, of_risk, tolerance):
+    check_protection(part, noiseless=noiseless, risk=of_risk, tolerance=tolerance)
+
+
+@pytest.mark.xfail(raises=LawBroken, strict=True, reason="e^{−rate · (share − quantile)} overflows at a share of −4000")
+def test_clip_rule():
+    check_clip_rule(privacy.AdaptiveClip())
 
 
 def test_observer(tmp_path):

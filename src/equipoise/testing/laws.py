@@ -1,7 +1,14 @@
-"""What every check says when a law does not hold."""
+"""The error that every check raises, and the comparisons that checks share."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import torch
 from torch import Tensor
 
 from equipoise.errors import EquipoiseError
@@ -11,11 +18,41 @@ class LawBroken(EquipoiseError, AssertionError):
     """A part breaks a law of its contract."""
 
 
-def hold(condition: bool, part: object, law: str, found: object = "") -> None:
+def hold(condition: bool, part: object, law: str, numbers: object = "") -> None:
+    """Raise LawBroken with the part, the law and the numbers that break it, unless `condition` is true."""
     if not condition:
-        raise LawBroken(f"{part!r} breaks the law: {law}." + (f" Found: {found}" if found != "" else ""))
+        raise LawBroken(f"{part!r} breaks the law: {law}." + (f" Found: {numbers}" if numbers != "" else ""))
 
 
 def close(a: Tensor, b: Tensor, tolerance: float) -> bool:
+    """Whether two tensors have one shape and differ by at most `tolerance` times max(1, largest |b|)."""
     scale = max(1.0, float(b.abs().max()) if b.numel() else 1.0)
     return a.shape == b.shape and bool(((a.double() - b.double()).abs() <= tolerance * scale).all())
+
+
+def equal_values(a: Any, b: Any) -> bool:
+    """Whether two states hold equal values, tensors bit for bit; NaN equals NaN."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        same_form = a.shape == b.shape and a.dtype == b.dtype
+        return same_form and bool(((a == b) | ((a != a) & (b != b))).all())
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        return list(a) == list(b) and all(equal_values(a[key], b[key]) for key in a)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(equal_values, a, b))
+    if is_dataclass(a) and type(a) is type(b):
+        return all(equal_values(getattr(a, each.name), getattr(b, each.name)) for each in fields(a))
+    return bool(a == b) or bool(a != a and b != b)
+
+
+@contextmanager
+def unchanged(part: object, action: str, **values: Any) -> Iterator[None]:
+    """Raise LawBroken if one of the named values is another after the block than before it: an argument was written to."""
+    before = copy.deepcopy(values)
+    yield
+    for name, value in values.items():
+        hold(equal_values(value, before[name]), part, f"{action} does not write to the {name} it is given")
+
+
+def is_finite(values: Tensor) -> bool:
+    """Whether all numbers of a tensor are finite."""
+    return bool(torch.isfinite(values).all())

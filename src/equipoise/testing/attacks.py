@@ -1,0 +1,118 @@
+"""The law of attacks: the same malicious clients and the same noise on every engine."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import is_dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from equipoise.attacks import Sent, apply
+from equipoise.core import rng
+from equipoise.core.abilities import attack_traits
+from equipoise.core.rng import torch_generator
+from equipoise.core.task import Task
+from equipoise.data.clients import FederatedData
+from equipoise.engines import Loop, Simulator
+from equipoise.errors import is_number, is_whole
+from equipoise.runs.setup import EngineChoice
+from equipoise.solvers import SGD
+from equipoise.testing.laws import close, equal_values, hold, unchanged
+from equipoise.testing.small_run import draw_everyone, make_small_task, perturb_params
+from equipoise.types import Attack
+
+
+def check_attack(
+    attack: Attack,
+    *,
+    task: Task | None = None,
+    data: FederatedData | None = None,
+    engines: Sequence[EngineChoice] = (Simulator(chunk_size=3),),
+    tolerance: float = 1e-9,
+    seed: int = 0,
+) -> None:
+    """The attack has the same malicious clients and sends the same updates on every engine, and spares all other clients.
+
+    `share` of the training clients, to the nearest, are malicious; another `seed` draws others. Data that the attack poisons
+    keep their clients, sizes and the examples of clean clients; the data it is given are not written to, and applying it
+    again repeats. What a malicious client sends depends on its own update, its key and the cohort's size alone, so that
+    engines may ask for one client or for many; clean clients send what they send without the attack.
+    """
+    if task is None or data is None:
+        task, data = make_small_task(seed)
+    hold(is_number(attack.share) and 0 <= attack.share <= 1, attack, "share lies in [0, 1]", attack.share)
+    hold(is_whole(attack.seed) and attack.seed >= 0, attack, "seed is an integer ≥ 0", attack.seed)
+    attacked = _check_data(attack, data)
+    _check_seed(attack, data)
+    _check_corruption(attack, seed)
+    _check_engines(attack, task, data, attacked, engines, tolerance, seed)
+
+
+def _check_data(attack: Attack, data: FederatedData) -> FederatedData:
+    """The data under attack, after a look at who and what has changed."""
+    before = copy.deepcopy(data)
+    attacked, again = apply(data, attack), apply(data, attack)
+    hold(before.fingerprint == data.fingerprint, attack, "applying an attack does not write to the data it is given")
+    same = attacked.fingerprint == again.fingerprint
+    hold(same and attacked.malicious == again.malicious, attack, "applying an attack again gives the same data")
+    count, asked = len(attacked.malicious), attack.share * len(data.train)
+    hold(abs(count - asked) <= 0.5, attack, "share of the clients, to the nearest, are malicious", f"{count}, not {asked:g}")
+    hold(bool((attacked.train.sizes == data.train.sizes).all()), attack, "an attack keeps the number of examples per client")
+    for position, name in enumerate(data.train.ids):
+        same = all(map(torch.equal, attacked.train.client(position), data.train.client(position)))
+        hold(same or name in attacked.malicious, attack, "the examples of clean clients stay as they are", name)
+    return attacked
+
+
+def _check_seed(attack: Attack, data: FederatedData) -> None:
+    """Another seed draws other clients, where there is a choice; a share of 0 changes nothing."""
+    if not is_dataclass(attack):  # a part whose fields cannot be replaced
+        return
+    other = cast(Any, attack)
+    none = apply(data, replace(other, share=0.0))
+    hold(not none.malicious and none.train is data.train, attack, "with share 0 nobody is malicious and nothing changes")
+    drawn = {apply(data, replace(other, share=0.5, seed=seed)).malicious for seed in range(6)}
+    hold(len(drawn) > 1 or len(data.train) < 2, attack, "another seed draws other malicious clients", drawn)
+
+
+def _check_corruption(attack: Attack, seed: int) -> None:
+    """What malicious clients send: one by one as together, again as before, and from updates that are not written to."""
+    corrupt = attack_traits(attack).corrupt
+    if corrupt is None:
+        return
+    gen = torch_generator(seed, "check_attack")
+    for dtype in (torch.float64, torch.float32):
+        updates = torch.randn(5, 7, generator=gen, dtype=torch.float64).to(dtype)
+        keys = rng.client_keys(rng.stream_key(seed, "batches", 3), torch.arange(5))
+        sent = Sent(updates, keys, 12)
+        with unchanged(attack, "an attack", updates=updates, keys=keys):
+            together = corrupt(sent)
+        hold(isinstance(together, Tensor), attack, "an attack gives updates as a tensor", type(together).__name__)
+        hold(together.shape == updates.shape, attack, "an attack keeps the shape of updates", tuple(together.shape))
+        hold(equal_values(corrupt(sent), together), attack, "what malicious clients send repeats")
+        alone = torch.cat([corrupt(Sent(updates[k : k + 1], keys[k : k + 1], 12)) for k in range(5)])
+        hold(close(alone, together, 1e-6), attack, "a client sends the same alone as beside others", (alone, together))
+
+
+def _check_engines(
+    attack: Attack,
+    task: Task,
+    data: FederatedData,
+    attacked: FederatedData,
+    engines: Sequence[EngineChoice],
+    tolerance: float,
+    seed: int,
+) -> None:
+    params, solver = perturb_params(task, torch_generator(seed, "check_attack engines")), SGD(batch_size=5)
+    cohort = draw_everyone(data, seed)
+    honest, expected = (Loop().start(task, each).updates(params, cohort, solver).update for each in (data, attacked))
+    clean = torch.tensor([name not in attacked.malicious for name in data.train.ids])
+    same = torch.equal(honest[clean], expected[clean])
+    hold(same, attack, "clean clients send what they send without the attack", (honest[clean] - expected[clean]).abs().max())
+    for engine in engines:
+        updates = engine.start(task, attacked).updates(params, cohort, solver).update.cpu()
+        largest = (updates - expected).abs().max()
+        hold(close(updates, expected, tolerance), attack, f"updates under attack agree on {engine!r}", largest)

@@ -1,0 +1,160 @@
+"""The law of engines: all agree with the loop engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise.aggregators import NormClip, WeightedMean
+from equipoise.attacks import Sent, apply, normal_noise
+from equipoise.core.abilities import engine_traits, solver_traits
+from equipoise.core.rng import torch_generator
+from equipoise.core.task import Task
+from equipoise.data.clients import FederatedData
+from equipoise.engines import Loop
+from equipoise.runs.setup import EngineChoice
+from equipoise.solvers import MAML, SGD, FedDane
+from equipoise.testing.laws import close, hold
+from equipoise.testing.small_run import draw_everyone, make_small_task, perturb_params, prepare_solver
+from equipoise.types import Cohort, Engine, Job, LocalSolver, LocalWork, Pull
+
+SOLVERS: tuple[Any, ...] = (
+    SGD(),
+    FedDane(SGD(batch_size=4, prox=0.5)),
+    MAML(),
+)  # plain steps, a prepared round, a last step of its own
+
+
+@dataclass(frozen=True)
+class NoisyReplacement:
+    """Malicious clients send update · cohort size + noise: what an engine gets wrong about attacks shows in it."""
+
+    share: float = 0.4
+    seed: int = 0
+
+    def corrupt(self, sent: Sent) -> Tensor:
+        """The corrupted updates (k, D)."""
+        return sent.cohort * sent.updates + normal_noise(sent.keys, sent.updates.shape[1]).to(sent.updates)
+
+
+def check_engine(
+    engine: EngineChoice,
+    *,
+    task: Task | None = None,
+    data: FederatedData | None = None,
+    solver: LocalSolver | None = None,
+    tolerance: float = 1e-9,
+    seed: int = 0,
+) -> None:
+    """Agrees with the loop engine on all that an engine computes, for the given task and data or for small ones.
+
+    Compared are losses; updates, their norms and their sums; several jobs with cohorts that differ; clients' own models, with
+    and without a pull; evaluation; and updates of data under attack. With a `solver` this is done for it alone, without one
+    for plain SGD, for a solver that prepares each round (FedDane) and for one that adapts (MAML). Clients' own models are
+    trained only if the solver can do that.
+    """
+    if task is None or data is None:
+        task, data = make_small_task(seed)
+    attacked = apply(data, NoisyReplacement(seed=seed)) if data.attack is None else data
+    gen = torch_generator(seed, "check_engine")
+    params = perturb_params(task, gen)
+    own_models = params + 0.1 * torch.randn(len(data.train), len(params), generator=gen, dtype=params.dtype)
+    oracle, oracle_attacked = (Loop().start(task, each) for each in (data, attacked))
+    tried, tried_attacked = (engine.start(task, each) for each in (data, attacked))
+    for each in SOLVERS if solver is None else (solver,):
+        inputs = EngineInputs(task, data, params, own_models, draw_everyone(data, seed), each)
+        expected = inputs.answers(oracle) | inputs.answers_under_attack(oracle_attacked)
+        for what, answer in (inputs.answers(tried) | inputs.answers_under_attack(tried_attacked)).items():
+            difference = (answer - expected[what]).abs().max() if answer.shape == expected[what].shape else "another shape"
+            hold(close(answer, expected[what], tolerance), engine, f"{what} agree with the loop engine", difference)
+
+
+@dataclass(frozen=True, eq=False)
+class EngineInputs:
+    """What engines that are compared are given."""
+
+    task: Task
+    data: FederatedData
+    params: Tensor  # (D,)
+    own_models: Tensor  # (n, D), one per training client
+    everyone: Cohort
+    solver: LocalSolver
+
+    def solver_for(self, engine: Engine) -> tuple[LocalSolver, Cohort]:
+        """The solver as an engine prepares it for the round, and the cohort with the effort of its clients."""
+        params = self.params.to(engine_traits(engine).device)
+        solver = prepare_solver(self.solver, engine, params, self.everyone, self.task.layout)
+        efforts = solver_traits(solver).efforts
+        if efforts is None:
+            return solver, self.everyone
+        return solver, replace(self.everyone, effort=efforts(self.everyone, self.data.train.keys))
+
+    def answers(self, engine: Engine) -> dict[str, Tensor]:
+        """What an engine computes, by what it is, on the CPU and without NaN."""
+        device = engine_traits(engine).device
+        solver, cohort = self.solver_for(engine)
+        params, half = self.params.to(device), cohort.take(torch.arange(0, len(cohort), 2))
+        jobs = [
+            Job(params, cohort, cohort.weights),
+            Job(0.5 * params, half, half.weights),
+            Job(-params, cohort.take(torch.arange(len(cohort) // 2, len(cohort))), cohort.weights[len(cohort) // 2 :]),
+        ]
+        answers = {
+            "losses": engine.losses(params, cohort),
+            "losses for a solver": engine.losses(params, cohort, solver),
+            "losses of several models": engine.losses_of([job.params for job in jobs], half),
+            "losses of several jobs": torch.cat(engine.losses_each(jobs)),
+            **_work_answers(engine, params, cohort, solver),
+        }
+        several = engine.summed_updates(jobs, solver, WeightedMean())
+        answers["summed updates of several jobs"] = torch.cat([work.update for work in several])
+        answers["update norms of several jobs"] = torch.cat([work.sq_norms for work in several])
+        answers["local losses of several jobs"] = torch.cat([work.losses for work in several])
+        answers["evaluated losses"], answers["evaluated errors"] = engine.evaluate(params, self.data.train)
+        answers |= self._own_model_answers(engine, solver)
+        return _comparable(answers)
+
+    def answers_under_attack(self, engine: Engine) -> dict[str, Tensor]:
+        """The client updates that an engine gets where clients are malicious."""
+        solver, cohort = self.solver_for(engine)
+        work = _work_answers(engine, self.params.to(engine_traits(engine).device), cohort, solver)
+        return _comparable({f"{what} under attack": answer for what, answer in work.items()})
+
+    def _own_model_answers(self, engine: Engine, solver: LocalSolver) -> dict[str, Tensor]:
+        """Clients' own models after local work, alone and under a pull, and how they score; nothing if the solver has none."""
+        traits = solver_traits(solver)
+        device = engine_traits(engine).device
+        models, which = self.own_models.to(device), torch.arange(len(self.own_models) - 1, -1, -1)
+        scores = engine.evaluate_own(models[which.to(device)], self.data.train, which)
+        answers = {"losses of own models": scores[0], "errors of own models": scores[1]}
+        if traits.finish is not None or traits.repeats > 1 or traits.shared_gradient is not None:
+            return answers
+        if traits.for_own_model is not None:
+            solver = traits.for_own_model()
+        strengths = torch.linspace(0, 1, len(models), dtype=models.dtype, device=device)
+        pulls = {
+            "own models": None,
+            "own models pulled to one model": Pull(self.params.to(device), strengths),
+            "own models pulled by parameter": Pull(0.5 * models, strengths.unsqueeze(1) * models.abs().clamp(max=1.0)),
+        }
+        return answers | {
+            what: engine.own_steps(models.clone(), self.everyone, solver, pull) for what, pull in pulls.items()
+        }  # fmt: skip
+
+
+def _work_answers(engine: Engine, params: Tensor, cohort: Cohort, solver: LocalSolver) -> dict[str, Tensor]:
+    """Each client's update, and their sum through linear aggregators."""
+    work: LocalWork = engine.updates(params, cohort, solver)
+    sums = {
+        f"summed update by {type(rule).__name__}": engine.summed_update(params, cohort, solver, cohort.weights, rule).update
+        for rule in (WeightedMean(), NormClip(0.05))
+    }
+    return {"updates": work.update, "update norms": work.sq_norms, "local losses": work.losses, **sums}
+
+
+def _comparable(answers: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The answers on the CPU; NaN, which no comparison holds for, as -1."""
+    return {what: answer.cpu().nan_to_num(nan=-1.0) for what, answer in answers.items()}

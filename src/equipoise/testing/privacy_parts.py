@@ -1,0 +1,276 @@
+"""The laws of quantile sources, clip rules and protections."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise.algorithm import Algorithm
+from equipoise.core.abilities import read
+from equipoise.core.rng import torch_generator
+from equipoise.errors import Diverged, EquipoiseNotice, InvalidParameter, is_number
+from equipoise.risk import Mean
+from equipoise.round import Plan, RunInRound, draw_cohort, make_plan, prepare, run_round
+from equipoise.runs.setup import Setting, set_up
+from equipoise.testing.laws import LawBroken, close, equal_values, hold, is_finite, unchanged
+from equipoise.testing.small_run import make_small_task
+from equipoise.types import (
+    ClientRisk,
+    ClipRule,
+    Cohort,
+    Combined,
+    Privacy,
+    QuantileSource,
+    QuantileTraits,
+    ServerState,
+)
+
+ROUNDS = 3  # of the run that a protection is tried in
+TAILS = (1.0, 0.9, 0.5, 0.25, 0.01)
+SHARES = (-1e300, -1e6, -100.0, -1.0, 0.0, 0.1, 0.5, 0.9, 1.0, 2.0, 100.0, 1e6, 1e300)  # noise leaves [0, 1]
+
+
+def check_quantile_source(
+    source: QuantileSource, *, tolerance: float = 0.0, largest: float = 1e30, equal_weights: bool = False, seed: int = 0
+) -> None:
+    """The quantile is one finite number between the smallest and the largest loss, and does not depend on the clients' order.
+
+    At tail 1 it may be any number below the smallest loss: all clients are kept then. Elsewhere it may lie outside by the
+    source's own `tolerance`, a share of the losses' range, and by the `tolerance` given here, a number. Losses up to `largest`
+    are tried; with `equal_weights` the clients' base weights are equal. A source that adds noise must draw the same noise in
+    each call to be checked. An `exact` source gives the smallest loss with a mass of at most the tail above it. Losses and
+    base weights are not written to.
+    """
+    traits = read(QuantileTraits, source)
+    hold(isinstance(source.reads_losses, bool), source, "reads_losses is True or False", source.reads_losses)
+    gen = torch_generator(seed, "check_quantile_source")
+    for losses in _loss_cases(gen, largest):
+        alpha = torch.rand(len(losses), generator=gen, dtype=torch.float64) + 0.1
+        alpha = torch.ones_like(alpha) if equal_weights else alpha
+        alpha = (alpha / alpha.sum()).to(losses.dtype)
+        slack = tolerance + traits.tolerance * float(losses.max() - losses.min()) + 1e-9 * float(losses.abs().max())
+        order = torch.randperm(len(losses), generator=gen)
+        for tail in TAILS:
+            with unchanged(source, "a quantile source", losses=losses, weights=alpha):
+                quantile = source(losses, alpha, tail)
+            case = f"quantile {quantile}, tail {tail}, losses {losses.tolist()}"
+            hold(quantile.shape == (), source, "the quantile is one number", tuple(quantile.shape))
+            hold(is_finite(quantile), source, "the quantile is finite", case)
+            lowest = float(losses.min()) - slack if tail < 1 else -math.inf  # all that is no larger is a 0-quantile
+            inside = lowest <= float(quantile) <= float(losses.max()) + slack
+            hold(inside, source, "the quantile lies between the smallest and the largest loss", case)
+            moved = source(losses[order], alpha[order], tail)
+            hold(abs(float(moved - quantile)) <= slack, source, "the order of clients does not matter", (case, float(moved)))
+            if traits.exact:
+                smallest = min(x for x in losses.tolist() if float(alpha[losses > x].sum()) <= tail + 1e-6)
+                hold(float(quantile) == smallest, source, "an exact quantile has a mass of at most the tail above it", case)
+
+
+def _loss_cases(gen: torch.Generator, largest: float) -> list[Tensor]:
+    """Losses of one client and of many, with ties, zeros and outliers, none above `largest`."""
+    cases = [
+        torch.tensor(values, dtype=torch.float64)
+        for values in ([0.7], [0.0, 0.0, 0.0], [1.0, 1.0, 2.0, 2.0], [0.0, 1.0, largest], [1e-30, 0.0, 1e-30])
+    ]
+    cases += [scale * torch.rand(count, generator=gen, dtype=torch.float64) for count in (2, 7, 40) for scale in (0.01, 3.0)]
+    return [case.clamp(max=largest).to(dtype) for case in cases for dtype in (torch.float64, torch.float32)]
+
+
+def check_clip_rule(rule: ClipRule, *, rounds: int = 200) -> None:
+    """Bounds stay positive and finite for any finite share, also a noisy one outside [0, 1], and over many rounds.
+
+    The more updates are within the bound, the lower the next bound is, or the same; a call repeats.
+    """
+    hold(is_number(rule.ratio) and 0 < rule.ratio < math.inf, rule, "ratio is a positive number", rule.ratio)
+    for bound in (1e-6, 0.1, 1.0, 1e6):
+        bounds = [_next_bound(rule, bound, share) for share in SHARES]
+        falling = all(after <= before for before, after in pairwise(bounds))
+        shown = f"from {bound}: " + ", ".join(f"{after:g} at {share:g}" for share, after in zip(SHARES, bounds, strict=True))
+        hold(falling, rule, "more updates within the bound never give a larger bound", shown)
+        repeated = [_next_bound(rule, bound, share) for share in SHARES]
+        hold(repeated == bounds, rule, "the next bound depends on bound and share alone", repeated)
+    for share in (0.0, 0.5, 1.0):
+        bound = 1.0
+        for _ in range(rounds):
+            bound = _next_bound(rule, bound, share)
+
+
+def _next_bound(rule: ClipRule, bound: float, share: float) -> float:
+    law, case = "bounds stay positive and finite for any finite share", f"bound {bound:g}, share {share:g}"
+    try:
+        after = rule.next_bound(bound, share)
+    except ArithmeticError as failure:
+        raise LawBroken(f"{rule!r} breaks the law: {law}. Found: {case}: {failure!r}") from failure
+    hold(is_number(after) and 0 < after < math.inf, rule, law, f"{case}: {after!r}")
+    return after
+
+
+def check_protection(
+    privacy: Privacy | None,
+    *,
+    noiseless: Privacy | None = None,
+    risk: ClientRisk | None = None,
+    tolerance: float = 0.0,
+    seed: int = 0,
+) -> None:
+    """The protection of a small run weighs and sums as its contract says; None is a run without protection.
+
+    Weights are finite and not negative, also at losses that no protected client may be named for; states are values that no
+    call writes to; an empty cohort is handled; ε never falls from one round to the next. One client moves a sum by at most the
+    `clip` bound over the denominator, where noise repeats in a second call. Without noise the total is the sum of the plain
+    run's client updates under the same weights and denominator, bit for bit or up to `tolerance`: `noiseless` is the part with
+    an infinite clip and zero noise, and must be given for a part that has a `clip`. `risk` is the run's risk (None: the mean).
+    """
+    algorithm = Algorithm(risk=risk or Mean(), privacy=privacy)
+    traits = algorithm.traits.privacy
+    if traits.clip is not None and noiseless is None:
+        fix = "Give the same mechanism with an infinite clip and zero noise, e.g. GaussianMechanism(math.inf, 0.0)."
+        raise InvalidParameter("noiseless", "must be given for a protection with a clip bound", None, fix)
+    run = ProtectedRounds.begin(algorithm, seed)
+    _check_budget(run)
+    _check_weights(run)
+    state = run.setting.begin()
+    for _ in range(ROUNDS):
+        state = _check_round(run, state)
+    _check_round(run, state, draw_cohort(run.setting, ROUNDS).take(torch.zeros(0, dtype=torch.int64)))
+    if traits.clip is not None:
+        _check_clipping(run, traits.clip * (1.05 if traits.noise == "distributed" else 1 + 1e-9))
+    _check_noiseless(ProtectedRounds.begin(replace(algorithm, privacy=noiseless or privacy), seed), tolerance)
+
+
+@dataclass(frozen=True, eq=False)
+class ProtectedRounds:
+    """A small run with a protection, whose rounds can be planned and combined one by one."""
+
+    part: object
+    setting: Setting
+
+    @classmethod
+    def begin(cls, algorithm: Algorithm, seed: int) -> ProtectedRounds:
+        """The run of an algorithm on the small task, four of eight clients per round."""
+        task, data = make_small_task(seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EquipoiseNotice)
+            setting = set_up(
+                task.module, data, algorithm, rounds=ROUNDS, clients_per_round=4, seed=seed, loss=None, error=None,
+                engine="loop",
+            )  # fmt: skip
+        return cls(algorithm.privacy or setting.protection, setting)
+
+    def plan(self, state: ServerState, cohort: Cohort) -> tuple[RunInRound, Plan]:
+        """The run in the round of a cohort, and who works with which weight."""
+        run = prepare(self.setting, state, cohort, self.setting.engine)
+        needs_losses = self.setting.algorithm.traits.needs_losses
+        losses = self.setting.engine.losses(state.params, cohort) if needs_losses else None
+        return run, make_plan(run, cohort, losses)
+
+    def combine(self, state: ServerState, run: RunInRound, plan: Plan, sent: Tensor | None = None) -> Combined:
+        """The round's total, as the protection finds it."""
+        return self.setting.protection.combine(state, self.setting.engine, run.solver, plan, sent)
+
+    def workers(self, state: ServerState) -> tuple[RunInRound, Plan]:
+        """The first plan, from the state's round on, in which at least two clients work."""
+        for index in range(state.round, state.round + 100):
+            run, plan = self.plan(state, draw_cohort(self.setting, index))
+            if len(plan.workers) > 1:
+                return run, plan
+        raise InvalidParameter("risk", "must let two clients work in one of 100 rounds", self.setting.algorithm.risk)
+
+
+def _check_budget(run: ProtectedRounds) -> None:
+    part, protection = run.part, run.setting.protection
+    allowed = protection.rounds_allowed
+    hold(isinstance(allowed, int) and 0 <= allowed <= ROUNDS, part, "rounds_allowed is at most the rounds asked for", allowed)
+    spent = [protection.epsilon_after(rounds) for rounds in range(ROUNDS + 1)]
+    known = [epsilon for epsilon in spent if epsilon is not None]
+    hold(len(known) in (0, len(spent)), part, "ε is known after every round or after none", spent)
+    rising = all(0 <= before <= after for before, after in pairwise(known))
+    hold(rising, part, "ε is not negative and never falls", spent)
+    text = protection.describe()
+    hold(text is None or isinstance(text, str), part, "describe gives a text or None", text)
+    again = set_up(
+        run.setting.model, run.setting.data, run.setting.algorithm, rounds=ROUNDS, clients_per_round=4, seed=run.setting.seed,
+        loss=None, error=None, engine="loop",
+    ).protection.describe()  # fmt: skip
+    hold(text == again, part, "two runs of one size have one description", (text, again))
+
+
+def _check_weights(run: ProtectedRounds) -> None:
+    """The weights of a cohort at ordinary and at awkward losses."""
+    protection, state = run.setting.protection, run.setting.begin()
+    cohort = draw_cohort(run.setting, run.workers(state)[1].cohort.round)
+    cases: list[Tensor | None] = [None]
+    if run.setting.algorithm.traits.needs_losses:
+        values = [0.0, 1.0, 1e4, 1e30] + ([] if protection.in_the_open else [math.nan, math.inf])
+        cases = [torch.full((len(cohort),), value, dtype=torch.float64) for value in values]
+        cases += [torch.linspace(0, 3, len(cohort), dtype=torch.float64)]
+        if not protection.in_the_open:
+            cases += [torch.tensor([math.nan] + [1.0] * (len(cohort) - 1), dtype=torch.float64)]
+    for losses in cases:
+        with unchanged(run.part, "weigh", losses=losses, state=state.risk, cohort=cohort):
+            risk, denominator = protection.weigh(cohort, losses, state.risk)
+        case = f"weights {risk.weights.tolist()}, losses {losses if losses is None else losses.tolist()}"
+        hold(risk.weights.shape == (len(cohort),), run.part, "there is one weight per client", case)
+        hold(is_finite(risk.weights), run.part, "weights are finite", case)
+        hold(bool((risk.weights >= 0).all()), run.part, "weights are not negative", case)
+        good = denominator is None or 0 < denominator < math.inf
+        hold(good, run.part, "the denominator is positive and finite", denominator)
+
+
+def _check_round(run: ProtectedRounds, state: ServerState, cohort: Cohort | None = None) -> ServerState:
+    """The state after one round of the drawn cohort, or of a given one; neither the state nor the cohort is written to."""
+    cohort = draw_cohort(run.setting, state.round) if cohort is None else cohort
+    law = "a round without clients is handled" if len(cohort) == 0 else "the model stays finite"
+    with unchanged(run.part, "a round", state=state, cohort=cohort):
+        try:
+            (outcome,) = run_round([run.setting], [state], [cohort], run.setting.engine)
+        except Exception as failure:
+            raise LawBroken(f"{run.part!r} breaks the law: {law}. Found: {failure!r}") from failure
+    if isinstance(outcome, Diverged):
+        raise LawBroken(f"{run.part!r} breaks the law: {law}. Found: {outcome}") from outcome
+    return outcome[0]
+
+
+def _check_clipping(run: ProtectedRounds, bound: float) -> None:
+    """One client that sends a huge update, in place of none, moves the total by at most its clip bound over the denominator."""
+    state = run.setting.begin()
+    working, plan = run.workers(state)
+    gen = torch_generator(run.setting.seed, "check_protection")
+    sent = 0.01 * torch.randn(len(plan.workers), len(state.params), generator=gen, dtype=state.params.dtype)
+    silent, huge = sent.clone(), sent.clone()
+    silent[0], huge[0] = 0.0, 1e6 * sent[0]
+    first, repeated, moved = (run.combine(state, working, plan, each).total for each in (silent, silent, huge))
+    if not torch.equal(first, repeated):  # noise that no seed repeats hides what one client moves
+        return
+    allowed = bound * float(plan.weights[0])
+    distance = float((moved - first).norm())
+    hold(distance <= allowed, run.part, "one client moves the total by at most its clip bound", (distance, allowed))
+
+
+def _check_noiseless(run: ProtectedRounds, tolerance: float) -> None:
+    """The total without noise is Σ weights · updates of the plain run; where weights have no fixed sum, over their sum."""
+    state = run.setting.begin()
+    for _ in range(ROUNDS):
+        working, plan = run.plan(state, draw_cohort(run.setting, state.round))
+        if len(plan.workers):
+            with unchanged(run.part, "combine", state=state, plan=plan):
+                combined, repeated = (run.combine(state, working, plan) for _ in range(2))
+            hold(equal_values(_total_and_state(combined), _total_and_state(repeated)), run.part, "combining repeats")
+            rule, engine = run.setting.algorithm.aggregator, run.setting.engine
+            traits = run.setting.algorithm.traits.privacy
+            weights = plan.weights / plan.weights.sum() if traits.only_sums else plan.weights
+            total = engine.summed_update(state.params, plan.workers, working.solver, weights, rule).update
+            same = close(combined.total, total, tolerance) if tolerance else torch.equal(combined.total, total)
+            largest = float((combined.total - total).abs().max())
+            hold(same, run.part, "without noise the total is that of the plain run under the same weights", largest)
+        state = _check_round(run, state)
+
+
+def _total_and_state(combined: Combined) -> tuple[Any, ...]:
+    return combined.total, combined.aggregator, combined.privacy

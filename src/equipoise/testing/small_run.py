@@ -1,0 +1,52 @@
+"""A small model, small data and one round's cohort, on which checks try parts out."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from equipoise.algorithm import Algorithm
+from equipoise.core.abilities import solver_traits
+from equipoise.core.params import ParameterLayout
+from equipoise.core.rng import torch_generator
+from equipoise.core.task import Task
+from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.models import Softmax
+from equipoise.sampling import Full
+from equipoise.solvers.prepared import RoundContext
+from equipoise.types import Cohort, Engine, LocalSolver
+
+SIZES = (1, 2, 3, 7, 10, 11, 20, 25)  # examples of each client
+
+
+def make_small_task(seed: int) -> tuple[Task, FederatedData]:
+    """A softmax model and eight ragged clients, each with six validation examples, in float64."""
+    gen = torch_generator(seed, "check task")
+
+    def clients(sizes: tuple[int, ...]) -> ClientSet:
+        return ClientSet.pack(
+            (f"client-{i}", torch.randn(n, 4, generator=gen, dtype=torch.float64), torch.randint(0, 3, (n,), generator=gen))
+            for i, n in enumerate(sizes)
+        )
+
+    data = FederatedData(clients(SIZES), validation=clients((6,) * len(SIZES)), classes=3, name="ragged")
+    return Task.of(Softmax(4, 3).double()), data
+
+
+def perturb_params(task: Task, gen: torch.Generator) -> Tensor:
+    """The task's parameters (D,) plus Gaussian noise: a point at which no gradient is zero by symmetry."""
+    params = task.layout.read(task.module)
+    return params + 0.1 * torch.randn(len(params), generator=gen, dtype=params.dtype)
+
+
+def draw_everyone(data: FederatedData, seed: int) -> Cohort:
+    """The cohort of all training clients, weighted by their examples."""
+    return Full()(0, Algorithm().base_weights(data.train), clients_per_round=len(data.train), seed=seed)
+
+
+def prepare_solver(solver: LocalSolver, engine: Engine, params: Tensor, cohort: Cohort, layout: ParameterLayout) -> LocalSolver:
+    """The solver of a round: what `prepare` returns where all clients are in every cohort, or the solver itself."""
+    prepare = solver_traits(solver).prepare
+    if prepare is None:
+        return solver
+    return prepare(RoundContext(engine, params, cohort, cohort.weights, lambda purpose: cohort, layout), None)[0]
