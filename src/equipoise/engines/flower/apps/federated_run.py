@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from flwr.serverapp import Grid
 from torch import nn
@@ -21,7 +21,6 @@ from equipoise.data.clients import FederatedData
 from equipoise.engines.flower.apps.members import Member, ask_introductions, make_stand_in, natural_order
 from equipoise.engines.flower.apps.model_source import make_model
 from equipoise.engines.flower.apps.run_record import FederatedConfig, TrainRecord
-from equipoise.engines.flower.apps.server_plan import ServerPlan
 from equipoise.engines.flower.flower_engine import Federation, Patience
 from equipoise.engines.flower.transport.messages import BadMessage
 from equipoise.engines.flower.transport.messenger import Messenger, TooFewClients
@@ -32,6 +31,9 @@ from equipoise.result import Result
 from equipoise.runs.checkpoint import Checkpoints
 from equipoise.train import train
 from equipoise.types import Observer, RoundReport
+
+if TYPE_CHECKING:
+    from equipoise.engines.flower.apps.server import ServerPlan
 
 log = logging.getLogger("flwr")  # Flower shows it to whoever watches the run
 ROSTER = "federation.json"

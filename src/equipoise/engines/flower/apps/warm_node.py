@@ -27,10 +27,7 @@ from typing import Any
 from equipoise.errors import ConfigError, InvalidParameter, require
 
 PRELOADED = (
-    "torch",
-    "equipoise",
     "equipoise.engines.flower.apps.node_app",
-    "flwr.clientapp",
     "flwr.supernode.cli.flower_supernode",
     "flwr.supernode.runtime.run_clientapp",
 )

@@ -10,6 +10,8 @@ import hashlib
 from pathlib import Path
 
 from flwr.app import Array, ArrayRecord, RecordDict
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 from equipoise.core.files import write_atomically
@@ -40,7 +42,9 @@ class KeptRows:
         before = {key: array for key, array in self._held().items() if key == self._key(since)}
         self.state[RECORD] = ArrayRecord({**before, self._key(after): tensor_to_array(row)})
         if self.file is not None:
-            self._to_file(since, after, row)
+            rows = {key: kept for key, kept in self._saved().items() if key == str(since)}
+            rows[str(after)] = row.detach().cpu().clone().contiguous()
+            write_atomically(self.file, save(rows))
 
     def _held(self) -> dict[str, Array]:
         """The rows in Flower's state."""
@@ -54,9 +58,6 @@ class KeptRows:
         return row if row is not None and row.shape == (width,) else None
 
     def _saved(self) -> dict[str, Tensor]:
-        from safetensors import SafetensorError
-        from safetensors.torch import load
-
         if self.file is None or not self.file.exists():
             return {}
         try:
@@ -64,12 +65,3 @@ class KeptRows:
         except (SafetensorError, OSError):
             return {}
         return rows
-
-    def _to_file(self, since: int, after: int, row: Tensor) -> None:
-        from safetensors.torch import save
-
-        if self.file is None:
-            return
-        rows = {key: value for key, value in self._saved().items() if key == str(since)}
-        rows[str(after)] = row.detach().cpu().clone().contiguous()
-        write_atomically(self.file, save(rows))

@@ -162,7 +162,8 @@ class MaskingClient:
 
         A state must not be loaded twice: two vectors under one mask give away their difference.
         """
-        secrets = [b"" if key is None else masks.secret_of(key).to_bytes(masks.PRIVATE_BYTES, "big") for key in self._keys]
+        keys = (self._sealing, self._masking)
+        secrets = [b"" if key is None else masks.secret_of(key).to_bytes(masks.PRIVATE_BYTES, "big") for key in keys]
         awaits = bytes([self._awaits or 0])
         names = [messages.pack_names(self._present), messages.pack_names(self._dealers)]
         tables = [messages.pack_table(self._peers), messages.pack_table(self._held)]
@@ -182,10 +183,6 @@ class MaskingClient:
         client._present, client._dealers = messages.unpack_names(present), messages.unpack_names(dealers)
         client._peers, client._held = messages.unpack_table(peers, _KEY_SIZES), messages.unpack_table(held, _SHARE_SIZES)
         return client
-
-    @property
-    def _keys(self) -> tuple[EllipticCurvePrivateKey | None, EllipticCurvePrivateKey | None]:
-        return self._sealing, self._masking
 
     def _secret_keys(self, kind: MessageKind) -> tuple[EllipticCurvePrivateKey, EllipticCurvePrivateKey]:
         if self._awaits != kind or self._sealing is None or self._masking is None:

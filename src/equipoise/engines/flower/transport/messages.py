@@ -116,12 +116,7 @@ def read_message(records: RecordDict) -> MessageContent:
     if call.get("protocol") != PROTOCOL:
         raise BadMessage(f"it speaks protocol {_shown(call.get('protocol'))}, and this is {PROTOCOL}: update Equipoise there")
     round_index, token, text = call.get("round"), call.get("token"), call.get("values")
-    if (
-        not isinstance(round_index, int)
-        or isinstance(round_index, bool)
-        or not isinstance(token, str)
-        or not isinstance(text, str)
-    ):
+    if type(round_index) is not int or not isinstance(token, str) or not isinstance(text, str):
         raise BadMessage("it lacks a round, a token or its values")
     if len(text) > LARGEST_TEXT:
         raise BadMessage(f"its values are {len(text)} characters long, and {LARGEST_TEXT} is the most")

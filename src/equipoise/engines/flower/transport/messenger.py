@@ -73,13 +73,8 @@ class Messenger:
         `reading` raises BadMessage for an answer that is not what was asked for.
         """
         there = self.connected()
-        asked: dict[int, str] = {}
-        for client in requests:
-            node = self.nodes.get(client)
-            if node is None or node not in there:
-                self.faults[client] = "is not connected"
-            else:
-                asked[node] = client
+        asked = {self.nodes[client]: client for client in requests if self.nodes.get(client) in there}
+        self.faults |= {client: "is not connected" for client in requests if self.nodes.get(client) not in there}
         answers = self.ask_nodes(
             action, {node: requests[client] for node, client in asked.items()}, round_index, reading, asked
         )
@@ -114,7 +109,9 @@ class Messenger:
                 self.faults[names.get(node, f"node {node}")] = shorten(failure)
 
         for node in self._collect(waiting, take):
-            self.faults[names.get(node, f"node {node}")] = self._why_silent(node)
+            gone = node not in self.connected()
+            why = "lost its connection" if gone else f"did not answer within {self.timeout:g} s"
+            self.faults[names.get(node, f"node {node}")] = why
         return answers
 
     def _send(
@@ -174,8 +171,3 @@ class Messenger:
         if content.round != round_index or content.token != token:
             raise BadMessage(f"sent the answer to another request (of round {content.round}, asked in round {round_index})")
         return content
-
-    def _why_silent(self, node: int) -> str:
-        if node not in self.connected():
-            return "lost its connection"
-        return f"did not answer within {self.timeout:g} s"
