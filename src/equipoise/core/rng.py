@@ -19,8 +19,8 @@ from torch import Tensor
 from equipoise.core.numbers import Numbers
 
 _MASK = (1 << 64) - 1
-_GOLDEN = 0x9E3779B97F4A7C15
-_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+GOLDEN_GAMMA = 0x9E3779B97F4A7C15
+MIX_FACTORS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _27, _30, _31 = np.uint64(27), np.uint64(30), np.uint64(31)
 
 
@@ -32,8 +32,8 @@ def signed(value: int) -> int:
 
 def _mix(z: int) -> int:
     z &= _MASK
-    z = ((z ^ (z >> 30)) * _FIRST) & _MASK
-    z = ((z ^ (z >> 27)) * _SECOND) & _MASK
+    z = ((z ^ (z >> 30)) * MIX_FACTORS[0]) & _MASK
+    z = ((z ^ (z >> 27)) * MIX_FACTORS[1]) & _MASK
     return z ^ (z >> 31)
 
 
@@ -43,16 +43,16 @@ def _shift(z: Tensor, bits: int) -> Tensor:
 
 
 def _mix_tensor(z: Tensor) -> Tensor:
-    z = (z ^ _shift(z, 30)) * signed(_FIRST)
-    z = (z ^ _shift(z, 27)) * signed(_SECOND)
+    z = (z ^ _shift(z, 30)) * signed(MIX_FACTORS[0])
+    z = (z ^ _shift(z, 27)) * signed(MIX_FACTORS[1])
     return z ^ _shift(z, 31)
 
 
 def _mix_array(z: Numbers) -> Numbers:
     z = z ^ (z >> _30)
-    z *= np.uint64(_FIRST)
+    z *= np.uint64(MIX_FACTORS[0])
     z ^= z >> _27
-    z *= np.uint64(_SECOND)
+    z *= np.uint64(MIX_FACTORS[1])
     z ^= z >> _31
     return z
 
@@ -64,12 +64,12 @@ def name_key(name: str) -> int:
 
 @lru_cache(maxsize=256)
 def _purpose_key(seed: int, purpose: str) -> int:
-    return _mix(_mix(seed + _GOLDEN) ^ name_key(purpose))
+    return _mix(_mix(seed + GOLDEN_GAMMA) ^ name_key(purpose))
 
 
 def stream_key(seed: int, purpose: str, round_index: int = 0) -> int:
     """The key of the stream (seed, purpose, round); `client_keys` splits it further by client."""
-    return _mix(_purpose_key(seed, purpose) + (round_index + 1) * _GOLDEN)
+    return _mix(_purpose_key(seed, purpose) + (round_index + 1) * GOLDEN_GAMMA)
 
 
 def client_keys(key: int, clients: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ def random_bits(keys: Tensor, first: int | Tensor, count: int) -> Tensor:
         return _bits_by_torch(keys, first, count)
     begin = first.numpy() if isinstance(first, Tensor) else np.array(first)
     counters = (begin[..., None] + np.arange(count)).view(np.uint64)
-    bits = _mix_array(keys.numpy()[..., None].view(np.uint64) + counters * np.uint64(_GOLDEN))
+    bits = _mix_array(keys.numpy()[..., None].view(np.uint64) + counters * np.uint64(GOLDEN_GAMMA))
     bits &= np.uint64((1 << 63) - 1)
     return torch.from_numpy(bits.view(np.int64))
 
@@ -99,7 +99,7 @@ def random_bits(keys: Tensor, first: int | Tensor, count: int) -> Tensor:
 def _bits_by_torch(keys: Tensor, first: int | Tensor, count: int) -> Tensor:
     counters = torch.arange(count, device=keys.device)
     start = first.unsqueeze(-1) if isinstance(first, Tensor) else first
-    return _mix_tensor(keys.unsqueeze(-1) + (counters + start) * signed(_GOLDEN)) & ((1 << 63) - 1)
+    return _mix_tensor(keys.unsqueeze(-1) + (counters + start) * signed(GOLDEN_GAMMA)) & ((1 << 63) - 1)
 
 
 class _Key(ISeedSequence):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -12,10 +11,10 @@ from torch import Tensor
 from equipoise.attacks import corrupted
 from equipoise.core import rng
 from equipoise.core.abilities import solver_traits
+from equipoise.core.devices import ResidentSets, seed_generators, usable_device
 from equipoise.core.task import Task
 from equipoise.core.update_checks import as_local_work, checked_norms, longest_square
 from equipoise.data.clients import ClientSet, FederatedData
-from equipoise.errors import InvalidParameter
 from equipoise.solvers.batches import batches_of
 from equipoise.types import Aggregator, Cohort, Job, LocalSolver, LocalWork, Pull
 
@@ -30,42 +29,8 @@ class Loop:
     device: str | None = None
 
     def start(self, task: Task, data: FederatedData) -> LoopEngine:
+        """The running engine for a task on a data set."""
         return LoopEngine(task, data, usable_device(self.device))
-
-
-def usable_device(name: str | None) -> torch.device:
-    """The device by name (None: the CPU), refused if torch does not know it or this machine has none."""
-    try:
-        device = torch.device(name or "cpu")
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, TypeError) as failure:  # torch asserts that it was compiled with CUDA
-        reason = (str(failure).strip().splitlines() or ["unknown"])[0].rstrip(".")
-        raise InvalidParameter("device", "must be a device of this machine", name, f'{reason}. Try "cpu".') from failure
-    return device
-
-
-def seed_generators(seed: int, device: torch.device) -> None:
-    """Seed torch's CPU generator, and the device's if there is one; torch.manual_seed would seed every device."""
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(seed)
-
-
-class ResidentSets:
-    """Client sets on a device, each moved there once and kept as long as somebody else keeps the original."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._moved: WeakKeyDictionary[ClientSet, ClientSet] = WeakKeyDictionary()
-
-    def __getitem__(self, clients: ClientSet) -> ClientSet:
-        if clients in self._moved:
-            return self._moved[clients]
-        moved = clients.to(self.device)
-        if moved is not clients:  # or the entry would keep its own key
-            self._moved[clients] = moved
-        return moved
 
 
 class LoopEngine:
@@ -90,7 +55,7 @@ class LoopEngine:
     def summed_update(
         self, params: Tensor, cohort: Cohort, solver: LocalSolver, weights: Tensor, aggregator: Aggregator
     ) -> LocalWork:
-        """The same work, aggregated and added up client by client: total (D,)."""
+        """Local work of each client, aggregated and added up client by client: total (D,)."""
         total, sq_norms, losses = torch.zeros_like(params), [], []
         for place, weight in enumerate(weights):
             update, loss = self._sent(params, cohort, place, solver)

@@ -1,4 +1,4 @@
-"""From a checked configuration to the objects it names: data, a model that fits them, and the algorithm."""
+"""Makes the objects that a checked configuration names: data, a model that fits them, and the algorithm."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class PreparedRun:
-    """A run ready to start. `config` is complete: what the model reads from the data is filled in."""
+    """A run that is ready to train. `config` is complete: what the model reads from the data is filled in."""
 
     config: RunConfig
     data: FederatedData
@@ -40,12 +40,12 @@ class PreparedRun:
         progress: bool | None = None,
         checkpoint: Path | None = None,
     ) -> Result:
-        """Train as the configuration says; from a checkpoint, if one is named and there."""
+        """Train as the configuration says, from `checkpoint` if that file exists."""
         from equipoise.runs.checkpoint import Checkpoints
         from equipoise.train import train
 
         options = self.config.train
-        with threads(options.threads):
+        with torch_threads(options.threads):
             return train(
                 self.model,
                 self.data,
@@ -63,8 +63,8 @@ class PreparedRun:
 
 
 @contextmanager
-def threads(count: int | None) -> Iterator[None]:
-    """Torch on so many threads: sums are added up in another order on others, so a run keeps to its number."""
+def torch_threads(count: int | None) -> Iterator[None]:
+    """Set the number of torch threads for a while (None: leave it). Sums depend on it in the last bits, so a run keeps it."""
     import torch
 
     before = torch.get_num_threads()
@@ -76,7 +76,7 @@ def threads(count: int | None) -> Iterator[None]:
 
 
 def build(config: RunConfig) -> PreparedRun:
-    """Make every part, and refuse what cannot run together before anything is trained or written."""
+    """Make the run that a configuration describes; what cannot run is refused before anything is trained or written."""
     import torch
 
     check_device(config.train.device)
@@ -97,7 +97,7 @@ def build(config: RunConfig) -> PreparedRun:
 
 def check_device(device: str | None) -> None:
     """Refuse a device that this machine does not have."""
-    from equipoise.engines.loop import usable_device
+    from equipoise.core.devices import usable_device
 
     try:
         usable_device(device)
@@ -106,36 +106,34 @@ def check_device(device: str | None) -> None:
 
 
 def check_cohort(config: RunConfig, algorithm: Algorithm, data: FederatedData) -> None:
-    """Draw the first cohort, so that an impossible size is refused now."""
-    sampler = algorithm.drawn_by
+    """Refuse an impossible size of cohorts, by drawing the first one."""
     with refusals_at("train", ("clients_per_round",), "cohort"):
-        sampler(0, algorithm.base_weights(data.train), clients_per_round=config.train.clients_per_round, seed=0)
+        algorithm.drawn_by(0, algorithm.base_weights(data.train), clients_per_round=config.train.clients_per_round, seed=0)
 
 
 def read_from_data(config: RunConfig, data: FederatedData) -> dict[str, Any]:
-    """The model's parameters that the data decide and the configuration leaves open."""
-    takes = config.model.part.parameters
-    missing = [key for key in FROM_DATA if key in takes and key not in config.model.parameters]
-    found: dict[str, Any] = {"features": data.features, "classes": data.classes, "vocabulary": _vocabulary(data)}
+    """The parameters of the model that the configuration leaves to the data: features, classes or vocabulary."""
+    missing = [key for key in FROM_DATA if key in config.model.part.parameters and key not in config.model.parameters]
+    sizes: dict[str, Any] = {"features": data.features, "classes": data.classes, "vocabulary": _vocabulary(data)}
     for key in missing:
-        if not found[key]:
+        if not sizes[key]:
             kind = "classes" if key == "classes" else "tokens"
             raise ConfigError(
                 f"model.{key} cannot be read from the data {config.data.name!r}, which hold no {kind}. "
                 f"Give it, or choose another model than {config.model.name!r}."
             )
-    return {key: found[key] for key in missing}
+    return {key: sizes[key] for key in missing}
 
 
 def _vocabulary(data: FederatedData) -> int:
-    """The number of tokens: the largest and all below it, or the classes where these are characters too; 0 without tokens."""
+    """The number of tokens: one more than the largest, and at least the number of classes; 0 for data without tokens."""
     if data.train.x.is_floating_point() or data.train.scale is not None:
         return 0
     return max(data.classes, *(int(clients.x.max()) + 1 for clients in data.splits.values()))
 
 
 def word_vectors(config: RunConfig) -> dict[str, Any]:
-    """The table of word vectors for a model that takes one: GloVe from the folder of the texts."""
+    """GloVe vectors, from the folder of the texts, as `embeddings` of a model that takes some; empty for other models."""
     if not any(p.name == "embeddings" for p in config.model.part.all_parameters):
         return {}
     from equipoise.data import glove
@@ -149,7 +147,7 @@ def word_vectors(config: RunConfig) -> dict[str, Any]:
 
 
 def check_fit(config: RunConfig, model: nn.Module, data: FederatedData) -> None:
-    """Try the model on the data, so that a wrong shape, type or number of classes is refused before anything is written."""
+    """Refuse a model whose shape, type or number of classes does not fit the data, by trying it on them."""
     from equipoise.core.task import Task
 
     try:

@@ -38,7 +38,7 @@ class ConvNet(nn.Module):
         self.readout = seeded(nn.Linear(1024, positive("classes", classes), device="meta"), generator)
 
     def forward(self, x: Tensor) -> Tensor:
-        images = _images(x)  # (B, 1, 28, 28)
+        images = grey_images(x)  # (B, 1, 28, 28)
         # ReLU is monotone, so it may follow the pooling: the same function on a quarter of the numbers.
         first = functional.max_pool2d(self.conv1(images), 2).relu()  # (B, 32, 12, 12)
         second = functional.max_pool2d(self.conv2(first), 2).relu()  # (B, 64, 4, 4)
@@ -46,7 +46,8 @@ class ConvNet(nn.Module):
         return logits
 
 
-def _images(x: Tensor) -> Tensor:
+def grey_images(x: Tensor) -> Tensor:
+    """Images as (B, 1, 28, 28); other shapes and integers are refused."""
     if tuple(x.shape[1:]) not in _SHAPES:
         raise InvalidParameter(
             "x",

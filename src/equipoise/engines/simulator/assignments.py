@@ -11,80 +11,79 @@ from torch import Tensor
 from equipoise.aggregators import WeightedMean
 from equipoise.attacks import corrupted
 from equipoise.core.update_checks import checked_norms
-from equipoise.engines.simulator.batched_steps import by_owner, runs
-from equipoise.engines.simulator.chunks import Queue, Trained, chunks_of, squared_norms, train_chunk
-from equipoise.engines.simulator.linear_blocks import Sums
-from equipoise.engines.simulator.workers import Worker
-from equipoise.types import Aggregator, LocalSolver
-
-_EACH_BYTES = 2**23  # of models of a chunk whose updates compiled code gives one by one
+from equipoise.engines.simulator.client_queue import ClientQueue, chunks_of, owner_rows, owner_stretches
+from equipoise.engines.simulator.local_rule import LocalRule
+from equipoise.engines.simulator.local_work import ChunkResult, ChunkWork, WeightedSums, Worker, squared_norms
+from equipoise.types import Aggregator
 
 
 @dataclass(frozen=True, eq=False)
-class Order:
+class Assignment:
     """Local work of the clients of a queue, in chunks."""
 
-    queue: Queue
-    solver: LocalSolver
-    lr: float
+    queue: ClientQueue
+    rule: LocalRule
     chunk_size: int | None
     cohorts: tuple[int, ...] = ()  # how many clients each job has in all, for attacks
-    threads: int = 0  # of compiled code; 0: without it
+    chosen: str | None = None  # the path that a measurement or a user has named
+    threads: int = 0  # of a path that has its own, if that is chosen
 
-    def trained(self, worker: Worker, weights: Tensor | None = None) -> Iterator[tuple[slice, Trained]]:
+    def trained(self, worker: Worker, weights: Tensor | None = None) -> Iterator[tuple[slice, ChunkResult]]:
         """Every chunk, and which stretch of the queue it is; with `weights` (K,) perhaps as weighted sums alone."""
-        start, size, compiled = 0, self.chunk_size, self.threads > 0
-        if compiled and (weights is None or self.queue.own):  # then it holds a model or two for each client
-            size = min(size or len(self.queue), max(1, _EACH_BYTES // worker.compiled.model_bytes))
-        for chunk in chunks_of(self.queue, worker.clients, self.solver, size, at_once=compiled):
+        start, path = 0, worker.path(self.chosen) if self.threads else None
+        size = path.most_clients(self.queue, self.chunk_size, sums=weights is not None) if path else self.chunk_size
+        for chunk in chunks_of(self.queue, worker.clients, self.rule, size, at_once=path is not None):
             part = slice(start, start + len(chunk))
-            wanted = None if weights is None else weights[part]
-            yield part, train_chunk(worker, chunk, self.solver, self.lr, wanted, self.threads)
+            yield part, worker.train(self._work(worker, chunk, None if weights is None else weights[part]))
             start += len(chunk)
 
-    def sent(self, worker: Worker, trained: Trained) -> Tensor:
+    def _work(self, worker: Worker, chunk: ClientQueue, weights: Tensor | None = None) -> ChunkWork:
+        return ChunkWork(worker, chunk, self.rule, worker.space, weights, self.chosen, self.threads)
+
+    def sent(self, worker: Worker, result: ChunkResult) -> Tensor:
         """The updates of a chunk as they arrive, (k, D): those of malicious clients as an attack makes them."""
-        if isinstance(trained.updates, Sums):  # rare: some of them cannot be used
-            trained = train_chunk(worker, trained.chunk, self.solver, self.lr, threads=self.threads)
-        sent, chunk = trained.dense(worker.space), trained.chunk
+        if isinstance(result.updates, WeightedSums):  # rare: some of them cannot be used
+            result = worker.train(self._work(worker, result.chunk))
+        sent, chunk = result.dense(worker.space), result.chunk
         if worker.data.malicious and self.cohorts:
-            for owner, rows in runs(chunk.owners):
+            for owner, rows in owner_stretches(chunk.owners):
                 arrived = corrupted(worker.data, sent[rows], chunk.clients[rows], chunk.keys[rows], self.cohorts[owner])
                 sent[rows] = arrived
         return sent
 
 
-def each_update(worker: Worker, order: Order) -> tuple[Tensor, Tensor]:
-    """Updates (K, D) and losses (K,) in the order of the queue; as clients made them if the order has no cohorts."""
-    models = order.queue.models
-    updates = torch.empty(len(order.queue), models.shape[1], dtype=models.dtype, device=models.device)
-    losses = torch.empty(len(order.queue), dtype=torch.float64)
-    for part, trained in order.trained(worker):
-        updates[part] = order.sent(worker, trained)
-        losses[part] = trained.losses
+def each_update(worker: Worker, assignment: Assignment) -> tuple[Tensor, Tensor]:
+    """Updates (K, D) and losses (K,) in the order of the queue; as clients made them if the assignment has no cohorts."""
+    models = assignment.queue.models
+    updates = torch.empty(len(assignment.queue), models.shape[1], dtype=models.dtype, device=models.device)
+    losses = torch.empty(len(assignment.queue), dtype=torch.float64)
+    for part, result in assignment.trained(worker):
+        updates[part] = assignment.sent(worker, result)
+        losses[part] = result.losses
     return updates, losses
 
 
-def adapted_losses(worker: Worker, order: Order) -> Tensor:
+def adapted_losses(worker: Worker, assignment: Assignment) -> Tensor:
     """The losses (K,) that the clients' work ends with, in the order of the queue."""
-    return torch.cat([trained.losses for _, trained in order.trained(worker)])
+    return torch.cat([result.losses for _, result in assignment.trained(worker)])
 
 
 @dataclass(frozen=True, eq=False)
-class Sum:
+class Summation:
     """How updates are to be summed up."""
 
     aggregator: Aggregator
+    plain: bool  # whether it is their weighted sum and nothing else
     weights: Tensor  # (K,) in the order of the queue
     longest: tuple[float, ...]  # squared length beyond which an update of a job is absurd
 
     def longest_of(self, owners: Tensor) -> Tensor | float:
-        """The same for each client, (k,); one number if there is one job."""
+        """That squared length for each client, (k,); one number if there is one job."""
         return self.longest[0] if len(self.longest) == 1 else torch.tensor(self.longest, dtype=torch.float64)[owners]
 
 
 @dataclass(frozen=True, eq=False)
-class Summed:
+class SummedUpdates:
     """Totals (M, D), one per job, and of every client in the order of the queue its squared norm and loss, (K,)."""
 
     totals: Tensor
@@ -92,40 +91,42 @@ class Summed:
     losses: Tensor
 
 
-def summed_updates(worker: Worker, asked: tuple[Order, Sum]) -> Summed:
+def sum_updates(worker: Worker, asked: tuple[Assignment, Summation]) -> SummedUpdates:
     """Local work, aggregated and added up chunk by chunk: memory is bounded by the chunk."""
-    order, rule = asked
-    done = Summed(
-        torch.zeros_like(order.queue.models), torch.empty_like(rule.weights), torch.empty(len(order.queue), dtype=torch.float64)
+    assignment, rule = asked
+    count = len(assignment.queue)
+    done = SummedUpdates(
+        torch.zeros_like(assignment.queue.models), torch.empty_like(rule.weights), torch.empty(count, dtype=torch.float64)
     )
-    plain = type(rule.aggregator) is WeightedMean and not worker.data.malicious
-    for part, trained in order.trained(worker, rule.weights if plain else None):
-        updates = trained.updates if plain else order.sent(worker, trained)
-        sq_norms = squared_norms(updates) if isinstance(updates, Tensor) else trained.squared_norms(worker.space)
-        weights, done.losses[part] = rule.weights[part], trained.losses
-        done.sq_norms[part] = checked_norms(sq_norms, trained.losses, rule.longest_of(trained.chunk.owners))
-        good = torch.isfinite(done.sq_norms[part])
+    plain = rule.plain and not worker.data.malicious
+    for part, result in assignment.trained(worker, rule.weights if plain else None):
+        updates = result.updates if plain else assignment.sent(worker, result)
+        sq_norms = squared_norms(updates) if isinstance(updates, Tensor) else result.squared_norms(worker.space)
+        weights, done.losses[part] = rule.weights[part], result.losses
+        norms = checked_norms(sq_norms, result.losses, rule.longest_of(result.chunk.owners))
+        done.sq_norms[part], good = norms, torch.isfinite(norms)
         if not bool(good.all()):  # rare, so that the good ones are not copied in every round
-            arrived = order.sent(worker, trained)
-            for owner, rows in by_owner(trained.chunk.owners):
+            arrived = assignment.sent(worker, result)
+            for owner, rows in owner_rows(result.chunk.owners):
                 if bool(good[rows].any()):
                     kept = arrived[rows][good[rows].to(arrived.device)]
                     done.totals[owner] += rule.aggregator(kept, weights[rows][good[rows]].to(arrived.device))[0]
-        elif isinstance(updates, Sums):
+        elif isinstance(updates, WeightedSums):
             done.totals.add_(updates.totals)
         elif isinstance(updates, Tensor):
-            for owner, rows in by_owner(trained.chunk.owners):
+            for owner, rows in owner_rows(result.chunk.owners):
                 done.totals[owner] += rule.aggregator(updates[rows], weights[rows].to(updates.device))[0]
         else:
-            for owner, stretch in runs(trained.chunk.owners):
+            for owner, stretch in owner_stretches(result.chunk.owners):
                 done.totals[owner] += updates.weighted_sum(stretch, weights[stretch], worker.space)
     return done
 
 
-def tried_out(worker: Worker, order: Order) -> None:
+def try_out(worker: Worker, assignment: Assignment) -> None:
     """The work of a round, whose results are dropped: to see how long it takes."""
-    if order.queue.own:
-        each_update(worker, order)
+    if assignment.queue.own:
+        each_update(worker, assignment)
     else:
-        weights = torch.ones(len(order.queue), dtype=torch.float64)
-        summed_updates(worker, (order, Sum(WeightedMean(), weights, (float("inf"),) * len(order.queue.models))))
+        weights = torch.ones(len(assignment.queue), dtype=torch.float64)
+        longest = (float("inf"),) * len(assignment.queue.models)
+        sum_updates(worker, (assignment, Summation(WeightedMean(), True, weights, longest)))

@@ -1,36 +1,29 @@
-"""Local steps of many clients at once, on parameters stacked over clients (k, …). The simulator's inner loop.
+"""Local steps of many clients at once, on parameters stacked over clients (k, …), for any solver.
 
-`general_steps` works for any model that `torch.func.vmap` can batch, by any solver. Gradients come from autograd, or from a
-function written by hand for one model (`convnet.py`). Linear models have a path of their own (`linear.py`).
+Gradients come from autograd over `torch.func.vmap`, for any model that it can batch, or from a function written by hand for one
+model (`convnet_path.py`). Linear models have paths of their own (`linear_blocks.py`, `linear_span.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.func import vmap
 
 from equipoise.core.task import Task
-from equipoise.engines.simulator.workers import Worker
-from equipoise.types import LocalSolver, Pull
+from equipoise.engines.simulator.example_batches import ExampleBatch, batches_by_step
+from equipoise.engines.simulator.local_rule import LocalRule
+from equipoise.engines.simulator.local_work import ChunkResult, ChunkWork, LocalPath
+from equipoise.solvers.prepared import GRADIENT
+from equipoise.types import Pull
+
+Gradients = Callable[[Task, dict[str, Tensor], ExampleBatch], tuple[dict[str, Tensor], Tensor]]
 
 
-class Batch(NamedTuple):
-    """One local step's examples of the k clients still at work, padded to b; a client's `shares` sum to 1, padding has 0."""
-
-    x: Tensor  # (k, b, …)
-    y: Tensor  # (k, b, …)
-    shares: Tensor  # (k, b)
-    last: bool  # no step comes after it
-    scale: float = 1.0  # a model sees x · scale; 1 unless the caller can take it into its products
-    even: float | None = None  # the share of every example, if they are known to be the same
-
-
-def stacked_gradients(task: Task, params: dict[str, Tensor], batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+def stacked_gradients(task: Task, params: dict[str, Tensor], batch: ExampleBatch) -> tuple[dict[str, Tensor], Tensor]:
     """Gradient of each client's batch loss in its own parameters (k, …), and the losses (k,).
 
     No client's loss depends on another's parameters, so the gradient of the sum is all gradients at once; that is faster than
@@ -46,78 +39,48 @@ def stacked_gradients(task: Task, params: dict[str, Tensor], batch: Batch) -> tu
     return dict(zip(leaves, gradients, strict=True)), losses.detach()
 
 
-Gradients = Callable[[Task, dict[str, Tensor], Batch], tuple[dict[str, Tensor], Tensor]]
+class BatchedAutograd(LocalPath):
+    """Any model that vmap can batch, any solver: gradients by autograd, one batched computation per step."""
+
+    name = "batched autograd"
+
+    def supports_rule(self, rule: LocalRule) -> str | None:
+        """It does all work."""
+        return None
+
+    def run(self, work: ChunkWork) -> ChunkResult:
+        """Step by step."""
+        return take_batched_steps(work, stacked_gradients)
 
 
-@dataclass(frozen=True, eq=False)
-class Starts:
-    """The models (M, D) that k clients start from, which of them each client has (k,), and what pulls them elsewhere."""
-
-    models: Tensor
-    owners: Tensor
-    pull: Pull | None = None  # its rows are those of the k clients
-    each_its_own: bool = False  # whether there is a model per client
-
-    @property
-    def shared(self) -> bool:
-        """Whether all clients start from one model."""
-        return len(self.models) == 1
-
-    def rows(self) -> Tensor:
-        """Each client's own copy of its start, (k, D); of a shared one (1, D)."""
-        return self.models if self.shared else self.models.index_select(0, self.owners.to(self.models.device))
+def take_batched_steps(work: ChunkWork, gradients_of: Gradients) -> ChunkResult:
+    """The local work of a chunk, a step of all clients at a time."""
+    worker, rule, chunk = work.worker, work.rule, work.chunk
+    update = work.new_updates()
+    if int(chunk.steps[-1]) == 0:
+        update.zero_()
+    correction = None
+    if rule.traits.shared_gradient is not None:  # FedDane: g − ∇F_k(w^t)
+        one_step = LocalRule.of(GRADIENT, 1.0, rule.own_models, rule.pull)
+        at_start = work.other(replace(chunk, steps=torch.ones_like(chunk.steps)), one_step)
+        own = worker.train(at_start).dense(at_start.space)  # −∇F_k(w^t)
+        correction = own.add_(rule.traits.shared_gradient)
+    return work.result(update, _take_steps(work, gradients_of, update, correction))
 
 
-def runs(owners: Tensor) -> list[tuple[int, slice]]:
-    """The stretches of equal owners: (owner, rows). Clients are sorted by work, so each owner has few of them.
-
-    >>> runs(torch.tensor([0, 0, 2, 2, 2, 1]))
-    [(0, slice(0, 2, None)), (2, slice(2, 5, None)), (1, slice(5, 6, None))]
-    """
-    values, counts = torch.unique_consecutive(owners, return_counts=True)
-    ends = counts.cumsum(0)
-    return [(v, slice(e - c, e)) for v, c, e in zip(values.tolist(), counts.tolist(), ends.tolist(), strict=True)]
-
-
-def by_owner(owners: Tensor) -> list[tuple[int, slice | Tensor]]:
-    """The rows of each owner: a stretch, or where they are not one their numbers.
-
-    >>> by_owner(torch.tensor([0, 0, 2, 1, 2]))
-    [(0, slice(0, 2, None)), (1, slice(3, 4, None)), (2, tensor([2, 4]))]
-    """
-    stretches: dict[int, list[slice]] = {}
-    for owner, rows in runs(owners):
-        stretches.setdefault(owner, []).append(rows)
-    return [
-        (owner, found[0] if len(found) == 1 else (owners == owner).nonzero().flatten())
-        for owner, found in sorted(stretches.items())
-    ]
-
-
-def general_steps(
-    worker: Worker,
-    starts: Starts,
-    solver: LocalSolver,
-    lr: float,
-    batches: Iterable[Batch],
-    update: Tensor,
-    *,
-    gradients_of: Gradients = stacked_gradients,
-    correction: Tensor | None = None,
-) -> Tensor:
-    """Take the steps of `batches`; writes `update` (k, D), returns the summed batch losses (k,), or the last for `finish`.
+def _take_steps(work: ChunkWork, gradients_of: Gradients, update: Tensor, correction: Tensor | None) -> Tensor:
+    """Take all steps; writes `update` (k, D), returns the summed batch losses (k,), or the last ones of a rule with a finish.
 
     `correction` (k, D) is added to every gradient of a client.
     """
-    task = worker.task
+    task, solver, traits, starts = work.worker.task, work.rule.solver, work.rule.traits, work.starts
     anchor, shifts = task.layout.unflatten(starts.rows()), task.layout.unflatten(correction) if correction is not None else {}
     pulls = _named_pull(task, starts.pull)
-    scale = getattr(solver, "preconditioner", None)
-    scales = task.layout.unflatten(scale) if scale is not None else {}
+    scales = task.layout.unflatten(traits.preconditioner) if traits.preconditioner is not None else {}
     seen = torch.zeros(len(update), dtype=torch.float64, device=update.device)
     weights: dict[str, Tensor] = {}
     memory: dict[str, tuple[Tensor, ...]] = {}
-    for batch in batches:
+    for batch in batches_by_step(work.worker.clients, work.cursor, work.first_rows, update.dtype, work.space):
         k = len(batch.x)
         stacked = weights or {name: value.expand(len(update), *value.shape[1:]) for name, value in anchor.items()}
         gradients, losses = gradients_of(task, {name: value[:k] for name, value in stacked.items()}, batch)
@@ -125,7 +88,7 @@ def general_steps(
             # Each parameter is kept in the memory order in which its gradient comes: a step then streams through both.
             weights = {name: torch.empty_like(gradients[name]).copy_(value[:k]) for name, value in anchor.items()}
             memory = {name: solver.begin(value) for name, value in weights.items()}
-        take = getattr(solver, "finish", solver.step) if batch.last else solver.step
+        take = traits.finish if traits.finish is not None and batch.last else solver.step
         for name, gradient in gradients.items():
             held = tuple(m[:k] for m in memory[name])
             if scales:
@@ -135,8 +98,8 @@ def general_steps(
             if pulls:
                 towards, strength = pulls[name]
                 gradient = torch.addcmul(gradient, strength[:k], weights[name][:k] - towards[:k])
-            take(weights[name][:k], gradient, held, anchor=anchor[name][:k], lr=lr)
-        if batch.last and hasattr(solver, "finish"):
+            take(weights[name][:k], gradient, held, anchor=anchor[name][:k], lr=work.rule.lr)
+        if batch.last and traits.finish is not None:
             seen.zero_()
         seen[:k] += losses
     for name, change in task.layout.unflatten(update).items():

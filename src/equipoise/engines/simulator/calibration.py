@@ -1,4 +1,4 @@
-"""How many clients to train as one batch, and how many batches at once: measured before the first round, then kept.
+"""How many clients to train as one batch, by how many processes, and whether by a path with its own threads: measured.
 
 The fastest choice depends on the model, the batch and the machine's caches, by a factor of two and more. Other chunks add up in
 another order, which changes the last bits of a result; so a choice is kept with the run's checkpoint, in this process, and in
@@ -11,21 +11,20 @@ import json
 import math
 import platform
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
 from equipoise.core.files import cache_folder, write_atomically
-from equipoise.engines.simulator.workers import one_thread, threads
-
-if TYPE_CHECKING:
-    from equipoise.engines.simulator.chunks import Queue
-    from equipoise.engines.simulator.engine import SimulatorEngine
-    from equipoise.engines.simulator.workers import Worker, Workers
-    from equipoise.types import LocalSolver
+from equipoise.engines.simulator.assignments import Assignment, each_update, try_out
+from equipoise.engines.simulator.client_queue import ClientQueue, most_clients
+from equipoise.engines.simulator.cpu.compiled_softmax import CompiledSoftmaxPath
+from equipoise.engines.simulator.local_rule import LocalRule
+from equipoise.engines.simulator.local_work import LocalPath, Worker
+from equipoise.engines.simulator.workers import Workers, can_fork, one_thread, threads
 
 _WORTH = 2e7  # examples × parameters of a round: below this, everything is one chunk and nothing is measured
 _SCHEME = "two turns or more, whole chunks"  # to be changed with what is measured: choices made for other code are not used
@@ -33,74 +32,123 @@ _SECONDS, _MOST_SECONDS = 0.5, 2.5  # or a round, if that is between them: after
 _TURNS = (3.0, 1.3, 1.3, 1.3)  # how much slower than the best a choice may be so far to get another turn
 _TURN, _SHORTEST, _LONGEST = 0.25, 0.02, 0.6  # seconds that a turn of one choice takes, about
 _PAUSE = 0.005
-_known: dict[str, Choice] = {}
+_known: dict[str, SpeedMeasurement] = {}
 
 
 @dataclass(frozen=True)
 class Choice:
-    """Clients per chunk and chunks at once, measured on so many clients; None is not decided.
+    """Clients per chunk, processes, and a path by name; None is not decided. It was measured on `clients` of them.
 
-    Compiled code does the work in one process with as many threads, and for it chunks are a matter of memory alone.
+    A path with threads of its own does the work in one process with as many threads, and for it chunks are a matter of memory
+    alone. Without a path by name, the order of the paths decides.
     """
 
     chunk_size: int | None = None
     workers: int | None = None
     clients: int | None = None
-    compiled: bool = False
+    path: str | None = None
 
-    @property
-    def threads(self) -> int:
-        """Of compiled code; 0: it is not used."""
-        return (self.workers or 1) if self.compiled else 0
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Choice:
+        """A choice from plain values, also those of version 0.1, which said `compiled` instead of `path`."""
+        values = dict(values)
+        if values.pop("compiled", False):
+            values["path"] = CompiledSoftmaxPath.name
+        return cls(**values)
 
     def serves(self, clients: int) -> bool:
-        """Whether it is good for so many clients: not if there were too few of them to try larger chunks."""
+        """Whether it is good for this many clients: not if there were too few of them to try larger chunks."""
         if self.chunk_size is None or self.workers is None:
             return False
         too_few = self.clients is not None and clients > 2 * self.clients and self.chunk_size * self.workers >= self.clients
-        return self.compiled or not too_few
+        return self.path is not None or not too_few
+
+    def __str__(self) -> str:
+        return f"{self.path or 'the first path'}, {self.workers} at once, chunks of {self.chunk_size}"
 
 
-def calibrated(engine: SimulatorEngine, queue: Queue, solver: LocalSolver, lr: float) -> Choice:
-    """The choice for work of this kind: a known one, or measured on the clients of `queue`, whose results are dropped."""
+@dataclass(frozen=True)
+class SpeedMeasurement:
+    """The best of some choices, and the seconds per client of each that was tried."""
+
+    choice: Choice
+    seconds: dict[Choice, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> SpeedMeasurement:
+        """What a file holds: the fields of the choice, and pairs of a choice and its seconds."""
+        values = dict(values)
+        tried = values.pop("tried", [])
+        return cls(Choice.of(values), {Choice.of(choice): float(seconds) for choice, seconds in tried})
+
+    def plain(self) -> dict[str, Any]:
+        """What a file holds of it."""
+        return asdict(self.choice) | {"tried": [[asdict(choice), seconds] for choice, seconds in self.seconds.items()]}
+
+
+@dataclass(frozen=True, eq=False)
+class CalibrationTask:
+    """What is to be measured: work of this kind by these processes, with what the user has asked for."""
+
+    workers: Workers
+    given: Choice
+    threads: int  # of torch, outside of rounds
+    queue: ClientQueue
+    rule: LocalRule
+
+    @property
+    def worker(self) -> Worker:
+        """The worker of this process."""
+        return self.workers.own
+
+    def assignments(self, queue: ClientQueue, choice: Choice, count: int) -> list[Assignment]:
+        """The work of `count` processes."""
+        path = self.worker.path(choice.path)
+        own_threads = (choice.workers or 1) if path is not None and path.threaded else 0
+        chunk = choice.chunk_size or 1
+        return [Assignment(part, self.rule, chunk, (), choice.path, own_threads) for part in queue.share(count)]
+
+
+def calibrated(task: CalibrationTask) -> SpeedMeasurement:
+    """The choice for such work: a known one, or measured on the clients of the queue, whose results are dropped."""
+    queue, solver = task.queue, task.rule.solver
     batch = min(solver.batch_size or int(queue.sizes.max()), int(queue.sizes.max()))
     if float(queue.steps.sum()) * batch * queue.models.shape[1] < _WORTH:
-        return Choice(engine.given.chunk_size, engine.given.workers or 1)
-    name = _name(engine, queue, solver)
+        return SpeedMeasurement(Choice(task.given.chunk_size, task.given.workers or 1))
+    name = _name(task)
     if name not in _known:
         _known.update(_stored())
     if name not in _known:
-        with threads(engine.threads):  # a round of several processes has but one
-            _known[name] = replace(_measured(engine, queue, solver, lr), clients=len(queue))
+        with threads(task.threads):  # a round of several processes has but one
+            measured = _measured(task)
+            _known[name] = replace(measured, choice=replace(measured.choice, clients=len(queue)))
         _store(_known)
     return _known[name]
 
 
-def _measured(engine: SimulatorEngine, queue: Queue, solver: LocalSolver, lr: float) -> Choice:
-    """The fastest of compiled code, chunks of several sizes on all cores, and one process with all threads."""
-    from equipoise.engines.simulator.chunks import most_clients
-    from equipoise.engines.simulator.workers import Workers, can_fork
-
-    given, limit = engine.given, most_clients(queue.models[0].nbytes, int(queue.sizes.max()), engine.train, solver)
+def _measured(task: CalibrationTask) -> SpeedMeasurement:
+    """The fastest of paths with their own threads, chunks of several sizes on all cores, and one process with all threads."""
+    given, queue, workers = task.given, task.queue, task.workers
+    limit = most_clients(queue.models[0].nbytes, int(queue.sizes.max()), task.worker.clients, task.rule)
     cores = given.workers or (torch.get_num_threads() if can_fork() else 1)
-    engine.workers.count, one_process = cores, Workers(engine.workers.own)
-    each = _seconds(engine.workers, queue, Choice(1, cores), cores, solver, lr)  # processes start, memory is taken
-    each = min(each, _seconds(engine.workers, queue, Choice(1, cores), 2 * cores, solver, lr))
+    workers.count, one_process = cores, Workers(task.worker)
+    each = _seconds(task, workers, Choice(1, cores), cores)  # processes start, memory is taken
+    each = min(each, _seconds(task, workers, Choice(1, cores), 2 * cores))
     least = min(len(queue), max(4 * cores, int(_TURN / each)))  # clients, if they take as long as one by one
     best: dict[Choice, float] = {}
     counts: dict[Choice, int] = {}  # clients that a choice is tried with
 
     def measure(choice: Choice) -> float:
-        workers = engine.workers if choice.workers == cores and not choice.compiled else one_process
-        return _seconds(workers, queue, choice, counts[choice], solver, lr)
+        several = choice.workers == cores and choice.path is None
+        return _seconds(task, workers if several else one_process, choice, counts[choice])
 
     def first_turn(choice: Choice, count: int) -> None:
         counts[choice] = count
         best[choice] = measure(choice)
 
-    compiled = engine.compiled
-    if compiled is not None and compiled.fits(solver, lr, queue.pull) and _agrees(engine.workers.own, queue, solver, lr):
-        first_turn(Choice(given.chunk_size or limit, given.workers or torch.get_num_threads(), compiled=True), least)
+    for path in task.worker.paths:
+        if path.threaded and path.supports_rule(task.rule) is None and _agrees(task, path):
+            first_turn(Choice(given.chunk_size or limit, given.workers or torch.get_num_threads(), path=path.name), least)
     largest = max(1, min(limit, -(-len(queue) // cores)))
     sizes = [given.chunk_size] if given.chunk_size else [*(2**i for i in range(8) if 2**i < largest), largest]
     for size in sizes:
@@ -114,7 +162,7 @@ def _measured(engine: SimulatorEngine, queue: Queue, solver: LocalSolver, lr: fl
     more_turns(best, measure, len(queue))
     # Small differences are chance: the largest chunk has the least overhead, and one process is the simplest.
     good = [choice for choice in best if best[choice] <= 1.05 * min(best.values())]
-    return max(good, key=lambda c: (c.chunk_size or 0) * (c.workers or 1) + (c.workers == 1))
+    return SpeedMeasurement(max(good, key=lambda c: (c.chunk_size or 0) * (c.workers or 1) + (c.workers == 1)), best)
 
 
 def more_turns(best: dict[Choice, float], measure: Callable[[Choice], float], clients: int) -> None:
@@ -132,43 +180,38 @@ def more_turns(best: dict[Choice, float], measure: Callable[[Choice], float], cl
             break
 
 
-def _agrees(worker: Worker, queue: Queue, solver: LocalSolver, lr: float) -> bool:
-    """Whether compiled code does the work of two clients as it should: a compiler may be broken."""
-    from equipoise.engines.simulator.assignments import Order, each_update
-
-    few = queue.take(slice(0, 2))
-    expected, _ = each_update(worker, Order(few, solver, lr, None))
-    found, _ = each_update(worker, Order(few, solver, lr, None, threads=2))
-    return bool((found - expected).norm() <= 1e-3 * expected.norm())
+def _agrees(task: CalibrationTask, path: LocalPath) -> bool:
+    """Whether a path does the work of two clients as the others do: a compiler may be broken."""
+    few = task.queue.take(slice(0, 2))
+    expected, _ = each_update(task.worker, Assignment(few, task.rule, None))
+    updates, _ = each_update(task.worker, Assignment(few, task.rule, None, (), path.name, 2))
+    return bool((updates - expected).norm() <= 1e-3 * expected.norm())
 
 
-def _seconds(workers: Workers, queue: Queue, choice: Choice, count: int, solver: LocalSolver, lr: float) -> float:
+def _seconds(task: CalibrationTask, workers: Workers, choice: Choice, count: int) -> float:
     """Seconds per client with the middle `count` clients of a queue; the best of some calls where they are short."""
-    from equipoise.engines.simulator.assignments import Order, tried_out
-
-    first = max(0, (len(queue) - count) // 2)
-    tried = queue.take(slice(first, first + count))
-    processes = min(workers.count, len(tried))
-    parts = [tried.take(slice(i, None, processes)) for i in range(processes)]
-    orders = [Order(part, solver, lr, choice.chunk_size or 1, threads=choice.threads) for part in parts]
+    first = max(0, (len(task.queue) - count) // 2)
+    tried = task.queue.take(slice(first, first + count))
+    assignments = task.assignments(tried, choice, min(workers.count, len(tried)))
     best, began = math.inf, time.perf_counter()
     while best == math.inf or time.perf_counter() - began < _SHORTEST:
         time.sleep(_PAUSE)  # threads of the last operation stop waiting for another
-        with one_thread() if choice.compiled else workers.alone():
+        with one_thread() if choice.path is not None else workers.alone():
             start = time.perf_counter()
-            workers.share(tried_out, orders)
+            workers.share(try_out, assignments)
             best = min(best, (time.perf_counter() - start) / len(tried))
     return best
 
 
-def _name(engine: SimulatorEngine, queue: Queue, solver: LocalSolver) -> str:
+def _name(task: CalibrationTask) -> str:
     """What a choice depends on: the machine, the model, the kind of work, and what was asked for."""
+    queue, worker, solver = task.queue, task.worker, task.rule.solver
     work = (
-        type(engine.task.module).__qualname__, queue.models.shape[1], str(queue.models.dtype), tuple(engine.train.x.shape[1:]),
-        type(solver).__qualname__, solver.batch_size, queue.own, min(1 << (len(queue) - 1).bit_length(), 1024),
-        (engine.given.chunk_size, engine.given.workers, engine.compiled is not None),
+        type(worker.task.module).__qualname__, queue.models.shape[1], str(queue.models.dtype),
+        tuple(worker.clients.x.shape[1:]), type(solver).__qualname__, solver.batch_size, queue.own,
+        min(1 << (len(queue) - 1).bit_length(), 1024), (task.given.chunk_size, task.given.workers, worker.place.compiled),
     )  # fmt: skip
-    machine = f"{platform.node()} {platform.machine()} torch {torch.__version__} threads {engine.threads}"
+    machine = f"{platform.node()} {platform.machine()} torch {torch.__version__} threads {task.threads}"
     return f"{_SCHEME} {machine} {work}"
 
 
@@ -177,18 +220,18 @@ def _file() -> Path:
     return cache_folder() / "calibration.json"
 
 
-def _stored() -> dict[str, Choice]:
+def _stored() -> dict[str, SpeedMeasurement]:
     try:
-        return {name: Choice(**choice) for name, choice in json.loads(_file().read_text()).items()}
+        return {name: SpeedMeasurement.of(values) for name, values in json.loads(_file().read_text()).items()}
     except (OSError, ValueError, TypeError, AttributeError):  # there is none yet, or it is damaged: it is made anew
         return {}
 
 
-def _store(known: dict[str, Choice]) -> None:
+def _store(known: dict[str, SpeedMeasurement]) -> None:
     try:
         file = _file()
         file.parent.mkdir(parents=True, exist_ok=True)
-        content = {name: asdict(choice) for name, choice in (_stored() | known).items()}
+        content = {name: measurement.plain() for name, measurement in (_stored() | known).items()}
         write_atomically(file, json.dumps(content, indent=1).encode())
     except Exception:  # a read-only home: the next run measures again  # noqa: S110
         pass

@@ -1,42 +1,54 @@
 """The simulator: many clients as one batched computation, on a CPU or a GPU.
 
-Each client of a chunk has its own row of parameters, and a local step is taken for all of them at once (`stacked.py`,
-`linear.py`). Clients are sorted by their number of local steps (`chunks.py`), so that the clients still at work are always the
-first rows: nothing is computed for a client that has finished, and only the last, smaller batch of an epoch is padded.
+Each client of a chunk has its own row of parameters, and a local step is taken for all of them at once, by the first of several
+paths that supports the work (`paths.py`). Clients are sorted by their number of local steps (`client_queue.py`), so that the
+clients still at work are always the first rows: nothing is computed for a client that has finished, and only the last, smaller
+batch of an epoch is padded.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
 from functools import reduce
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from equipoise.core.abilities import read, solver_traits
+from equipoise.core.devices import ResidentSets, usable_device
 from equipoise.core.task import Task, misclassified
 from equipoise.core.update_checks import checked_norms, longest_square
 from equipoise.data.clients import ClientSet, FederatedData
-from equipoise.engines.loop import Loop, LoopEngine, ResidentSets, usable_device
-from equipoise.engines.simulator.assignments import Order, Sum, adapted_losses, each_update, summed_updates
-from equipoise.engines.simulator.batched_steps import Batch, stacked_gradients
-from equipoise.engines.simulator.calibration import Choice, calibrated
-from equipoise.engines.simulator.chunks import Queue, chunks_of, gradients_of, padding_of, squared_norms
-from equipoise.engines.simulator.cpu.compiled_softmax import CompiledSoftmax
-from equipoise.engines.simulator.cuda.client_capacity import ClientMemory
-from equipoise.engines.simulator.cuda.linear_round_graphs import SpanGraphs, Underway
-from equipoise.engines.simulator.cuda.step_graphs import StepGraphs
+from equipoise.engines.loop import LoopEngine
+from equipoise.engines.simulator import paths as local_paths
+from equipoise.engines.simulator.assignments import Assignment, Summation, adapted_losses, each_update, sum_updates
+from equipoise.engines.simulator.batched_steps import stacked_gradients
+from equipoise.engines.simulator.calibration import SpeedMeasurement, CalibrationTask, Choice, calibrated
+from equipoise.engines.simulator.client_queue import ClientQueue, chunks_of, padding_share
+from equipoise.engines.simulator.cpu.compiled_softmax import CompiledSoftmax, CompiledSoftmaxPath
+from equipoise.engines.simulator.cuda.client_capacity import ClientCapacity
+from equipoise.engines.simulator.cuda.linear_rounds import LinearRounds, LinearRoundUnderWay
+from equipoise.engines.simulator.example_batches import ExampleBatch
+from equipoise.engines.simulator.explanation import PathQuestion, measured_lines, table
+from equipoise.engines.simulator.local_rule import LocalRule, PullKind, kind_of
+from equipoise.engines.simulator.local_work import Worker, Workplace, squared_norms
+from equipoise.engines.simulator.loop_path import LoopPath
 from equipoise.engines.simulator.precision import FULL, PRECISIONS, Precision
 from equipoise.engines.simulator.scoring import Scoring
-from equipoise.engines.simulator.workers import Worker, Workers, can_fork, one_thread
+from equipoise.engines.simulator.workers import Workers, can_fork, one_thread
 from equipoise.errors import EquipoiseNotice, is_whole, require
-from equipoise.types import Aggregator, Cohort, Job, LocalSolver, LocalWork, Pull
+from equipoise.solvers import SGD
+from equipoise.types import Aggregator, AggregatorTraits, Cohort, Job, LocalSolver, LocalWork, LookAheadEngine, Pull
 
-_EARLY_BYTES = 2**30  # of a round under way, beside which another one is begun
+if TYPE_CHECKING:
+    from equipoise.algorithm import Algorithm
+
+_EXPLAINED = 200  # clients whose chunks an explanation is about
 
 
 @dataclass(frozen=True)
@@ -77,20 +89,21 @@ class Simulator:
         fix = 'Leave it at "float32", or give device="cuda".'
         require(self.precision == "float32" or not on_cpu, "precision", "is for a GPU", self.precision, fix)
 
-    def start(self, task: Task, data: FederatedData) -> SimulatorEngine | LoopEngine:
+    def start(self, task: Task, data: FederatedData) -> SimulatorEngine:
+        """The running engine for a task on a data set."""
         given = Choice(self.chunk_size, self.workers)
         engine = SimulatorEngine(task, data, usable_device(self.device), given, Precision(self.precision), self.compiled)
         reason = engine.why_not_vectorised()
-        if reason is None:
-            return engine
-        warnings.warn(
-            EquipoiseNotice(
-                f"{type(task.module).__name__} cannot be vectorised over clients ({reason}), so clients are trained one at a "
-                "time. Results are the same; rounds are slower."
-            ),
-            stacklevel=3,
-        )
-        return Loop(self.device).start(task, data)
+        if reason is not None:
+            engine.fall_back(reason)
+            warnings.warn(
+                EquipoiseNotice(
+                    f"{type(task.module).__name__} cannot be vectorised over clients ({reason}), so clients are trained one at "
+                    "a time. Results are the same; rounds are slower."
+                ),
+                stacklevel=3,
+            )
+        return engine
 
 
 class SimulatorEngine:
@@ -108,22 +121,43 @@ class SimulatorEngine:
         self.device, self.task, self.sets = device, task.to(device), ResidentSets(device)
         self.data, self.train = data, self.sets[data.train]
         self.given, self.choice = given, given  # what was asked for, and what is used
+        self.measurement: SpeedMeasurement | None = None
         self.threads = torch.get_num_threads()
-        self._last: list[Order] | None = []  # None: graphs of their own
-        self.compiled = CompiledSoftmax(self.task, self.train) if compiled and device.type == "cpu" else None
-        self._compiled: dict[str, CompiledSoftmax] = {}  # by split
-        worker = Worker(self.task, data, self.train, compiled=self.compiled)
-        if device.type == "cuda":
-            worker = replace(worker, gradients_of=gradients_of(self.task, device, precision))
-            worker = replace(worker, graphs=StepGraphs(worker, worker.gradients_of, precision))
+        self._last: list[Assignment] | None = []  # None: a graph of the whole round
+        self._rules: dict[tuple[bool, PullKind], LocalRule] = {}
+        self._aggregator: tuple[Aggregator | None, bool] = (None, False)  # and whether it is a weighted sum
+        self.unvectorised: str | None = None  # why the loop engine does all the work, if it does
+        worker = Worker(Workplace(self.task, data, self.train, precision, compiled), local_paths.PATHS)
         self.workers = Workers(worker, given.workers or 1)
         self.scoring = Scoring(self.task, device, precision)
-        self.spans = SpanGraphs(worker, precision)
-        self.memory = ClientMemory(worker)
+        self.capacity = ClientCapacity(worker.place)
+        (self.linear_rounds,) = (path for path in worker.paths if isinstance(path, LinearRounds))
+        (self.compiled,) = (path.code for path in worker.paths if isinstance(path, CompiledSoftmaxPath))
+        self._compiled: dict[str, CompiledSoftmax] = {}  # by split
+
+    def fall_back(self, reason: str) -> None:
+        """Leave all work, losses and evaluation to the loop engine."""
+        self.unvectorised = reason
+        loop = LoopEngine(self.task, self.data, self.device)
+        for name in _ENGINE_METHODS:
+            setattr(self, name, getattr(loop, name))
 
     def round_context(self) -> AbstractContextManager[None]:
         """What a round of this engine is done in: threads of torch that wait for work would take a core from compiled code."""
-        return one_thread() if self.choice.compiled else self.workers.alone()
+        if self.unvectorised is not None:
+            return nullcontext()
+        chosen = self.workers.own.path(self.choice.path)
+        return one_thread() if chosen is not None and chosen.threaded else self.workers.alone()
+
+    @property
+    def paths_taken(self) -> tuple[str, ...]:
+        """The names of the paths that did the local work of the last call in this process."""
+        return tuple(self.workers.own.taken) if self.unvectorised is None else (LoopPath.name,)
+
+    @property
+    def measured(self) -> StoredChoice | None:
+        """The choice that was made by measuring, for checkpoints; None where nothing is measured."""
+        return StoredChoice(self) if self.unvectorised is None else None
 
     def why_not_vectorised(self) -> str | None:
         """Try two clients with two examples each against one at a time; the reason if that fails or differs."""
@@ -142,7 +176,7 @@ class SimulatorEngine:
                 single.append(self.task.layout.unflatten(torch.autograd.grad(loss, leaf)[0]))
             warnings.filterwarnings("error", message="There is a performance drop")  # vmap's own slow loop
             try:
-                together, _ = stacked_gradients(self.task, params, Batch(x, y, even, False))
+                together, _ = stacked_gradients(self.task, params, ExampleBatch(x, y, even, False))
             except Exception as failure:  # vmap refuses in many ways
                 return (str(failure).strip().splitlines() or [type(failure).__name__])[0][:160]
         for name, gradient in together.items():
@@ -154,32 +188,33 @@ class SimulatorEngine:
 
     def losses(self, params: Tensor, cohort: Cohort, solver: LocalSolver | None = None) -> Tensor:
         """F_k(w) of each client of the cohort, (K,): one pass over all their examples, or the inner steps of a solver."""
-        if solver is None or not getattr(solver, "adapts", False):
-            graphed = self.spans.losses([Job(params, cohort, cohort.weights)])
+        rule = None if solver is None else self._rule(solver, cohort.round)
+        if rule is None or not rule.traits.adapts:
+            graphed = self.linear_rounds.losses([Job(params, cohort, cohort.weights)])
             return self.losses_of([params], cohort)[0] if graphed is None else graphed[0]
-        orders = self._orders([Job(params, cohort, cohort.weights)], solver)
+        assignments = self._assignments([Job(params, cohort, cohort.weights)], rule)
         adapted = torch.empty(len(cohort), dtype=torch.float64)
-        for order, losses in zip(orders, self.workers.share(adapted_losses, orders), strict=True):
-            adapted[order.queue.places] = losses
+        for assignment, losses in zip(assignments, self.workers.share(adapted_losses, assignments), strict=True):
+            adapted[assignment.queue.places] = losses
         return adapted
 
     def losses_of(self, models: Sequence[Tensor], cohort: Cohort) -> Tensor:
-        """The same for several models, (D,) each, at once: (M, K)."""
+        """`losses` of several models, (D,) each, at once: (M, K)."""
         if len(models) > 1:
-            graphed = self.spans.losses([Job(params, cohort, cohort.weights) for params in models])
+            graphed = self.linear_rounds.losses([Job(params, cohort, cohort.weights) for params in models])
             if graphed is not None:
                 return torch.stack(graphed)
         (losses,) = self._means(torch.stack(tuple(models)), self.train, cohort.clients, with_errors=False)
         return losses
 
     def losses_each(self, jobs: Sequence[Job]) -> list[Tensor]:
-        """The same for several models, each with a cohort of its own: (K,) each."""
-        found, cohorts = self.spans.losses(jobs), [job.cohort.clients for job in jobs]
-        if found is None and len(jobs) > 1:
+        """`losses` of several models, each with a cohort of its own: (K,) each."""
+        losses, cohorts = self.linear_rounds.losses(jobs), [job.cohort.clients for job in jobs]
+        if losses is None and len(jobs) > 1:
             models = torch.stack([job.params for job in jobs])
             if self.scoring.can_batch(models, self.train, cohorts):
-                found = self.scoring.means_each(models, self.train, cohorts)
-        return found if found is not None else [self.losses_of([job.params], job.cohort)[0] for job in jobs]
+                losses = self.scoring.means_each(models, self.train, cohorts)
+        return losses if losses is not None else [self.losses_of([job.params], job.cohort)[0] for job in jobs]
 
     def evaluate(self, params: Tensor, clients: ClientSet) -> tuple[Tensor, Tensor]:
         """Mean loss and mean error of every client of a set, (n,) and (n,)."""
@@ -188,15 +223,15 @@ class SimulatorEngine:
 
     def _means(self, models: Tensor, clients: ClientSet, which: Tensor | None, *, with_errors: bool) -> tuple[Tensor, ...]:
         """Mean loss (and error) per model (M, D) and client, (M, n) each: by compiled code if that trains, too."""
-        compiled = self._compiled_for(clients) if self.choice.compiled else None
-        if compiled is None or not (compiled.possible and (not with_errors or self.task.error is misclassified)):
+        compiled = self._compiled_for(clients) if self.choice.path == CompiledSoftmaxPath.name else None
+        if compiled is None or compiled.obstacle is not None or (with_errors and self.task.error is not misclassified):
             return self.scoring.shared_means(self.workers, models, clients, which, with_errors=with_errors)
-        return compiled.scores(models, which, self.choice.threads)[: 1 + with_errors]
+        return compiled.scores(models, which, self.choice.workers or 1)[: 1 + with_errors]
 
     def _compiled_for(self, clients: ClientSet) -> CompiledSoftmax | None:
         """Compiled code for one of the splits; None for data from elsewhere, which are not kept."""
         split = next((name for name, held in self.data.splits.items() if self.sets[held] is clients), None)
-        if self.compiled is None or split is None:
+        if not self.workers.own.place.compiled or split is None:
             return None
         if split not in self._compiled:
             self._compiled[split] = self.compiled if clients is self.train else CompiledSoftmax(self.task, clients)
@@ -208,30 +243,34 @@ class SimulatorEngine:
 
     def updates(self, params: Tensor, cohort: Cohort, solver: LocalSolver) -> LocalWork:
         """Local work of each client: updates (K, D)."""
-        orders = self._orders([Job(params, cohort, cohort.weights)], solver, attacked=True)
-        updates, losses = self._each(orders, len(cohort))
-        sq_norms = squared_norms(updates)
-        return LocalWork(updates, checked_norms(sq_norms, losses, longest_square(params)), losses)
+        rule = self._rule(solver, cohort.round)
+        assignments = self._assignments([Job(params, cohort, cohort.weights)], rule, attacked=True)
+        updates, losses = self._each(assignments, len(cohort))
+        return LocalWork(updates, checked_norms(squared_norms(updates), losses, longest_square(params)), losses)
 
     def summed_update(
         self, params: Tensor, cohort: Cohort, solver: LocalSolver, weights: Tensor, aggregator: Aggregator
     ) -> LocalWork:
-        """The same work, aggregated and added up chunk by chunk: total (D,); memory is bounded by the chunk."""
+        """Local work, aggregated and added up chunk by chunk: total (D,); memory is bounded by the chunk."""
         return self.summed_updates([Job(params, cohort, weights)], solver, aggregator)[0]
 
     def summed_updates(self, jobs: Sequence[Job], solver: LocalSolver, aggregator: Aggregator) -> list[LocalWork]:
-        """The same for several models in one batched computation: one result per job. Their cohorts are of one round."""
-        if (graphed := self.spans.sums(jobs, solver, aggregator)) is not None:
-            self._last = None
+        """`summed_update` of several models in one batched computation: one per job. Their cohorts are of one round."""
+        rule, plain = self._rule(solver, jobs[0].cohort.round), self._is_weighted_sum(aggregator)
+        if plain and (graphed := self.linear_rounds.sums(jobs, rule)) is not None:
+            self._note_graph()
             return graphed
-        orders = self._orders(jobs, solver, attacked=True)
+        assignments = self._assignments(jobs, rule, attacked=True)
         longest = tuple(longest_square(job.params) for job in jobs)
         counts = [len(job.cohort) for job in jobs]
         first = torch.tensor([0, *accumulate(counts[:-1])])  # the jobs' clients stand one after the other
-        places = [first[order.queue.owners] + order.queue.places for order in orders]
+        places = [first[assignment.queue.owners] + assignment.queue.places for assignment in assignments]
         weights = torch.cat([job.weights.double().cpu() for job in jobs])
-        asked = [(order, Sum(aggregator, weights[here], longest)) for order, here in zip(orders, places, strict=True)]
-        parts = self.workers.share(summed_updates, asked)
+        asked = [
+            (assignment, Summation(aggregator, plain, weights[here], longest))
+            for assignment, here in zip(assignments, places, strict=True)
+        ]
+        parts = self.workers.share(sum_updates, asked)
         sq_norms, losses = torch.empty(2, sum(counts), dtype=torch.float64)
         for part, here in zip(parts, places, strict=True):
             sq_norms[here], losses[here] = part.sq_norms, part.losses
@@ -239,80 +278,150 @@ class SimulatorEngine:
         return [LocalWork(*work) for work in zip(totals, sq_norms.split(counts), losses.split(counts), strict=True)]
 
     @property
-    def look_ahead(self) -> SimulatorEngine | None:
-        """The engine itself, if the next round may be begun while one is under way: on a GPU, for work of one graph."""
-        return self if self.spans.possible else None
+    def look_ahead(self) -> LookAheadEngine | None:
+        """Starts rounds early, on a GPU, for work of one graph; None where no rounds are of that kind."""
+        able = self.unvectorised is None and self.linear_rounds.obstacle is None
+        return EarlyRounds(self) if able else None
 
-    @property
-    def measured(self) -> SimulatorEngine:
-        """The engine itself: it measures what is fastest."""
-        return self
-
-    def read(self) -> dict[str, Any]:
-        """The choice as plain values, for a checkpoint."""
-        return asdict(self.choice)
-
-    def has_capacity(self) -> bool:
-        """Whether memory allows another round beside those under way."""
-        return self.spans.bytes_under_way <= _EARLY_BYTES
-
-    def begin_round(self, jobs: Sequence[Job], solver: LocalSolver, aggregator: Aggregator, server: float) -> Underway | None:
-        """Start `summed_updates` and the server's steps w + server · total, and go on; None if this is not work of the kind."""
-        started = self.spans.begin(jobs, solver, aggregator, server)
+    def begin_round(
+        self, jobs: Sequence[Job], solver: LocalSolver, aggregator: Aggregator, server_rate: float
+    ) -> LinearRoundUnderWay | None:
+        """Start `summed_updates` and the server's steps w + rate · total, and go on; None if no graph does this work."""
+        if not self._is_weighted_sum(aggregator):
+            return None
+        started = self.linear_rounds.begin(jobs, self._rule(solver, jobs[0].cohort.round), server_rate)
         if started is not None:
-            self._last = None
+            self._note_graph()
         return started
+
+    def _note_graph(self) -> None:
+        """A graph of the whole round has done the work."""
+        self._last, taken = None, self.workers.own.taken
+        taken.clear()
+        taken[LinearRounds.name] = 1
 
     def own_steps(self, models: Tensor, cohort: Cohort, solver: LocalSolver, pull: Pull | None = None) -> Tensor:
         """Each client's own model after its local work, (K, D)."""
         if pull is not None:
             pull = Pull(pull.anchor.to(models), pull.strength.to(models))
-        orders = self._orders([Job(models, cohort, cohort.weights)], solver, pull)
-        return self._each(orders, len(cohort))[0].add_(models)
+        rule = self._rule(solver, cohort.round, True, kind_of(pull))
+        assignments = self._assignments([Job(models, cohort, cohort.weights)], rule, pull)
+        return self._each(assignments, len(cohort))[0].add_(models)
 
-    def _orders(
-        self, jobs: Sequence[Job], solver: LocalSolver, pull: Pull | None = None, *, attacked: bool = False
-    ) -> list[Order]:
+    def _rule(self, solver: LocalSolver, round_index: int, own_models: bool = False, pull: PullKind = "none") -> LocalRule:
+        """The local rule of a round: one object as long as solver and rate stay, so that its traits are read once."""
+        lr, held = solver.learning_rate(round_index), self._rules.get((own_models, pull))
+        if held is None or held.solver is not solver or held.lr != lr:
+            held = self._rules[own_models, pull] = LocalRule.of(solver, lr, own_models, pull)
+        return held
+
+    def _is_weighted_sum(self, aggregator: Aggregator) -> bool:
+        """Whether an aggregator is the weighted mean, which paths may write out."""
+        if self._aggregator[0] is not aggregator:
+            self._aggregator = aggregator, read(AggregatorTraits, aggregator).weighted_sum
+        return self._aggregator[1]
+
+    def _assignments(
+        self, jobs: Sequence[Job], rule: LocalRule, pull: Pull | None = None, *, attacked: bool = False
+    ) -> list[Assignment]:
         """What each process does: with `count` of them, every count-th client by falling number of steps."""
-        queue = Queue.of(jobs, solver, self.train, pull)
-        lr = solver.learning_rate(jobs[0].cohort.round)
+        queue, worker = ClientQueue.of(jobs, rule, self.train, pull), self.workers.own
         cohorts = tuple(len(job.cohort) for job in jobs) if attacked else ()
         if self.device.type == "cpu" and not self.choice.serves(len(queue)):
-            self.use(calibrated(self, queue, solver, lr))
+            self.measurement = calibrated(CalibrationTask(self.workers, self.given, self.threads, queue, rule))
+            self.use(self.measurement.choice)
         chunk_size = self.choice.chunk_size
         if self.device.type == "cuda" and chunk_size is None:
-            chunk_size = self.memory.most_clients(queue, solver)
-        threads = self.choice.threads if self.compiled is not None and self.compiled.fits(solver, lr, pull) else 0
-        count = 1 if threads else min(self.workers.count, len(queue))
-        parts = [queue.take(slice(i, None, count)) for i in range(count)] if count > 1 else [queue]
-        self._last = [Order(part, solver, lr, chunk_size, cohorts, threads) for part in parts]
+            chunk_size = self.capacity.most_clients(queue, rule)
+        threads = self._own_threads(rule)
+        parts = queue.share(1 if threads else min(self.workers.count, len(queue)))
+        worker.taken.clear()
+        self._last = [Assignment(part, rule, chunk_size, cohorts, self.choice.path, threads) for part in parts]
         return self._last
 
-    def _each(self, orders: Sequence[Order], count: int) -> tuple[Tensor, Tensor]:
+    def _own_threads(self, rule: LocalRule) -> int:
+        """Threads of the chosen path, if it has its own and does work of this rule; else 0."""
+        chosen = self.workers.own.path(self.choice.path)
+        able = chosen is not None and chosen.threaded and chosen.supports_rule(rule) is None
+        return (self.choice.workers or 1) if able else 0
+
+    def _each(self, assignments: Sequence[Assignment], count: int) -> tuple[Tensor, Tensor]:
         """Updates (K, D) and losses (K,) of every client, in the order of the cohort."""
-        models = orders[0].queue.models
+        models = assignments[0].queue.models
         updates = torch.empty(count, models.shape[1], dtype=models.dtype, device=self.device)
         losses = torch.empty(count, dtype=torch.float64)
-        for order, (found, seen) in zip(orders, self.workers.share(each_update, orders), strict=True):
-            updates[order.queue.places.to(self.device)] = found
-            losses[order.queue.places] = seen
+        for assignment, (part, seen) in zip(assignments, self.workers.share(each_update, assignments), strict=True):
+            updates[assignment.queue.places.to(self.device)] = part
+            losses[assignment.queue.places] = seen
         return updates, losses
 
     @property
     def waste(self) -> float:
         """The share of examples computed in the last call that were padding."""
         if self._last is None:
-            return 1 - self.spans.useful / max(1, self.spans.computed)
-        if any(order.threads for order in self._last):  # one client at a time
+            return 1 - self.linear_rounds.useful / max(1, self.linear_rounds.computed)
+        if not self._last or any(assignment.threads for assignment in self._last):  # one client at a time
             return 0.0
-        chunks = [c for o in self._last for c in chunks_of(o.queue, self.train, o.solver, o.chunk_size)]
-        return padding_of(chunks, self._last[0].solver)
+        chunks = [c for a in self._last for c in chunks_of(a.queue, self.train, a.rule, a.chunk_size)]
+        return padding_share(chunks, self._last[0].rule)
 
-    def use(self, choice: Choice | Mapping[str, Any]) -> None:
-        """Go on with this chunk size and these workers, except where others were asked for."""
-        if isinstance(choice, Mapping):
-            choice = Choice(**choice)
+    def use(self, choice: Choice) -> None:
+        """Go on with this chunk size, these workers and this path, except where others were asked for."""
         self.choice = Choice(
-            self.given.chunk_size or choice.chunk_size, self.given.workers or choice.workers, choice.clients, choice.compiled
-        )  # fmt: skip
+            self.given.chunk_size or choice.chunk_size, self.given.workers or choice.workers, choice.clients, choice.path
+        )
         self.workers.count = (self.choice.workers or 1) if can_fork() else 1
+
+    def explain(self, algorithm: Algorithm | None = None) -> str:
+        """For this model, these data and an algorithm: which path does the local work and why, and what was measured."""
+        solver = SGD() if algorithm is None else algorithm.solver
+        traits, title = solver_traits(solver), f"{type(self.task.module).__name__} on {self.device}, {solver!r}"
+        if traits.prepare is not None and traits.solver is not None:
+            solver, title = traits.solver, f"{title}, which prepares every round, shown as {traits.solver!r}"
+        plain = algorithm is None or self._is_weighted_sum(algorithm.aggregator)
+        lines = [table(f"Local work: {title}", self._answers(LocalRule.of(solver, solver.learning_rate(0)), plain))]
+        if algorithm is not None and algorithm.personal is not None:
+            own = LocalRule.of(solver, solver.learning_rate(0), own_models=True)
+            lines.append(table("Work of personal models, without a pull:", self._answers(own, plain)))
+        if self.unvectorised is None:
+            threads = self._own_threads(LocalRule.of(solver, 0.0)) or (1 if self.workers.count > 1 else self.threads)
+            lines.append(measured_lines(self.choice, self.measurement, self.workers.count, threads))
+        return "\n".join(lines)
+
+    def _answers(self, rule: LocalRule, sums_only: bool) -> dict[str, str]:
+        """By path, whether it is taken for the first clients of the training set and why not."""
+        count = min(len(self.train), _EXPLAINED)
+        cohort = Cohort(0, 0, torch.arange(count), *torch.full((2, count), 1 / count, dtype=torch.float64).unbind())
+        models = torch.zeros(self.task.layout.dimension, dtype=self.task.layout.dtype, device=self.device)
+        models = models.expand(count, -1) if rule.own_models else models
+        queue = ClientQueue.of([Job(models, cohort, cohort.weights)], rule, self.train)
+        chunks = list(chunks_of(queue, self.train, rule, self.choice.chunk_size))
+        question = PathQuestion(self.workers.own, rule, chunks, self.choice.path, self._own_threads(rule), sums_only)
+        return question.answers(self.unvectorised)
+
+
+class EarlyRounds:
+    """Rounds of an engine that begin before the one before has ended."""
+
+    def __init__(self, engine: SimulatorEngine) -> None:
+        self.begin_round, self.has_capacity = engine.begin_round, engine.linear_rounds.has_capacity
+
+
+class StoredChoice:
+    """The engine's measured choice as plain values, for checkpoints."""
+
+    def __init__(self, engine: SimulatorEngine) -> None:
+        self._engine = engine
+
+    def read(self) -> dict[str, Any]:
+        """The choice that is used."""
+        return asdict(self._engine.choice)
+
+    def use(self, values: Mapping[str, Any]) -> None:
+        """Go on with a choice that `read` gave, also in version 0.1."""
+        self._engine.use(Choice.of(values))
+
+
+_ENGINE_METHODS = (
+    "losses", "losses_of", "losses_each", "updates", "summed_update", "summed_updates", "own_steps", "evaluate", "evaluate_own",
+)  # fmt: skip

@@ -10,14 +10,24 @@ import torch
 from torch import Tensor
 
 from equipoise.data.clients import ClientSet
-from equipoise.engines.simulator.batched_steps import Batch
-from equipoise.engines.simulator.workers import Workspace
+from equipoise.engines.simulator.local_work import Workspace
 from equipoise.solvers.batches import BatchCursor, SplitCursor
 
-_AT_ONCE = 2**24  # numbers: up to so many are gathered for all steps together
+_AT_ONCE = 2**24  # the most numbers that are gathered for all steps together
 
 
-def gathered(
+class ExampleBatch(NamedTuple):
+    """One local step's examples of the k clients still at work, padded to b; a client's `shares` sum to 1, padding has 0."""
+
+    x: Tensor  # (k, b, …)
+    y: Tensor  # (k, b, …)
+    shares: Tensor  # (k, b)
+    last: bool  # no step comes after it
+    scale: float = 1.0  # a model sees x · scale; 1 unless the caller can take it into its products
+    even: float | None = None  # the share of every example, if they are known to be the same
+
+
+def gather_inputs(
     clients: ClientSet,
     rows: Tensor,
     dtype: torch.dtype,
@@ -47,17 +57,17 @@ def gathered(
 
 def batches_by_step(
     clients: ClientSet, cursor: BatchCursor | SplitCursor, first: Tensor, dtype: torch.dtype, space: Workspace
-) -> Iterator[Batch]:
+) -> Iterator[ExampleBatch]:
     """The batches of clients whose examples begin at the rows `first` (k, 1), each gathered when its step comes."""
     for step, k in enumerate(cursor.active):
         places, shares = cursor.batch(step, dtype)  # (k, b)
         rows = first[:k] + places
         last = step + 1 == len(cursor.active)
-        yield Batch(gathered(clients, rows, dtype, space), clients.targets(rows, dtype), shares, last)
+        yield ExampleBatch(gather_inputs(clients, rows, dtype, space), clients.targets(rows, dtype), shares, last)
 
 
 class FlatBatches:
-    """The same as flat rows of features (k, b, P), not yet scaled, for a few clients at a time: `of(block)`.
+    """The batches of clients as flat rows of features (k, b, P), not yet scaled, for a few clients at a time: `of(block)`.
 
     With a `constant`, feature F is 1 after scaling, and P is the next multiple of 16. On a CPU examples are gathered when their
     step comes, so that it finds them in a core's own cache; on a GPU for all steps together, in fewer and larger operations.
@@ -76,9 +86,9 @@ class FlatBatches:
         self.clients, self.cursor, self.dtype, self.space = clients, cursor, dtype, space
         places, inside = cursor.batches
         self.rows, self.features = places + first, max(1, clients.x.shape[1:].numel())  # (T, K, b)
-        self.scale, self.width = 1.0 if clients.scale is None else clients.scale, wider(self.features, constant)
+        self.scale, self.width = 1.0 if clients.scale is None else clients.scale, row_width(self.features, constant)
         self.shift = clients.shift / clients.scale if clients.scale is not None and clients.shift else 0.0
-        self._rooms: dict[torch.Size, Room] = {}
+        self._memory: dict[torch.Size, ExampleMemory] = {}
         working = torch.arange(len(self.rows[0])) < torch.tensor(cursor.active).unsqueeze(1)
         self._full = (cursor.counts == cursor.width) & working  # (T, K)
         self._all_full = bool(self._full.all())
@@ -103,42 +113,44 @@ class FlatBatches:
         edges = [0, *(i for i in range(1, len(full)) if full[i] != full[i - 1]), len(full)]
         return [(slice(begin, end), full[begin]) for begin, end in pairwise(edges)]
 
-    def of(self, block: slice, steps: slice | None = None) -> Iterator[Batch]:
+    def of(self, block: slice, steps: slice | None = None) -> Iterator[ExampleBatch]:
         """The batches of a stretch of the clients; each is valid until the next one."""
         steps = steps or slice(0, len(self.cursor.active))
         count, last = block.stop - block.start, len(self.cursor.active) - 1
         parts = zip(*(part[steps, block].unbind(0) for part in (self.rows, self.y, self.shares)), strict=True)
-        together = None if self.rows.device.type == "cpu" else self._gathered(self.rows[steps, block])
+        together = None if self.rows.device.type == "cpu" else self._gather(self.rows[steps, block])
         for step, (rows, y, shares) in enumerate(parts, steps.start):
             k, b = min(max(self.cursor.active[step] - block.start, 0), count), self.cursor.widest[step]
             if k == 0:
                 return
             if k < count or b < rows.shape[1]:
                 rows, y, shares = rows[:k, :b], y[:k, :b], shares[:k, :b]
-            x = self._gathered(rows) if together is None else together[step - steps.start, :k, :b]
-            yield Batch(x, y, shares, step == last, self.scale, self.even[step])
+            x = self._gather(rows) if together is None else together[step - steps.start, :k, :b]
+            yield ExampleBatch(x, y, shares, step == last, self.scale, self.even[step])
 
-    def _gathered(self, rows: Tensor) -> Tensor:
+    def _gather(self, rows: Tensor) -> Tensor:
         """The examples (…, P) of the rows (…)."""
-        room = self.room(rows.shape)
-        torch.index_select(self.clients.x, 0, rows.reshape(-1), out=room.raw)
-        room.features.copy_(room.raw_rows)
+        memory = self.memory(rows.shape)
+        torch.index_select(self.clients.x, 0, rows.reshape(-1), out=memory.raw)
+        memory.features.copy_(memory.raw_rows)
         if self.shift:
-            room.features.add_(self.shift)
-        return room.whole
+            memory.features.add_(self.shift)
+        return memory.whole
 
-    def room(self, shape: torch.Size) -> Room:
+    def memory(self, shape: torch.Size) -> ExampleMemory:
         """Memory for examples of this shape (…), with the constant features in place."""
-        if shape not in self._rooms:  # views are made once, not at every step: they cost as much as a small product
+        if shape not in self._memory:  # views are made once, not at every step: they cost as much as a small product
             clients, count = self.clients, shape.numel()
             raw = self.space.empty("raw inputs", (count, *clients.x.shape[1:]), clients.x.dtype, clients.x.device)
             flat = self.space.empty("rows of features", (count, self.width), self.dtype, clients.x.device)
-            self._rooms[shape] = Room(raw, raw.view(count, -1), flat[:, : self.features], flat.view(*shape, self.width))
+            self._memory[shape] = ExampleMemory(
+                raw, raw.view(count, -1), flat[:, : self.features], flat.view(*shape, self.width)
+            )
             fill_constant(flat, self.features, self.scale)
-        return self._rooms[shape]
+        return self._memory[shape]
 
 
-class Room(NamedTuple):
+class ExampleMemory(NamedTuple):
     """Memory for n examples, in four views."""
 
     raw: Tensor  # as they are stored (n, …)
@@ -147,8 +159,8 @@ class Room(NamedTuple):
     whole: Tensor  # (…, P), with constant features
 
 
-def wider(features: int, constant: bool) -> int:
-    """How long a row of so many features is with room for a constant one: rows of 16 numbers are multiplied faster."""
+def row_width(features: int, constant: bool) -> int:
+    """The length of a row of `features` numbers with space for a constant one: rows of 16 numbers are multiplied faster."""
     return -(-(features + 1) // 16) * 16 if constant else features
 
 

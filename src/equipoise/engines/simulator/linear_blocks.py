@@ -13,28 +13,57 @@ from torch import Tensor
 
 from equipoise.core.params import ParameterLayout
 from equipoise.core.task import Task, cross_entropy, per_example
-from equipoise.engines.simulator.batched_steps import Batch, Starts, runs
+from equipoise.engines.simulator.client_queue import StartModels, owner_stretches
 from equipoise.engines.simulator.cpu.softmax_steps import SoftmaxSteps
-from equipoise.engines.simulator.example_batches import FlatBatches, fill_constant, wider
+from equipoise.engines.simulator.example_batches import ExampleBatch, FlatBatches, batches_by_step, fill_constant, row_width
+from equipoise.engines.simulator.local_rule import LocalRule
+from equipoise.engines.simulator.local_work import ChunkResult, ChunkWork, LocalPath, WeightedSums, Workplace, Workspace
 from equipoise.engines.simulator.output_gradients import OutputGradients
-from equipoise.engines.simulator.workers import Worker, Workspace
 from equipoise.models.linear import LinearModel
-from equipoise.solvers import SGD
-from equipoise.types import LocalSolver, Pull
+from equipoise.types import Pull
+
+_BLOCK_BYTES = 2**20  # of weights: together with a batch they stay in a core's own cache
 
 
-def is_plain_linear(task: Task) -> bool:
-    """Whether outputs are W x + b with all of W and b trained, and the loss is a function of outputs and targets alone.
+class LinearBlocks(LocalPath):
+    """Linear models under SGD without momentum, with any loss of the outputs."""
+
+    name = "linear blocks"
+
+    def __init__(self, place: Workplace) -> None:
+        super().__init__(place)
+        self.obstacle = why_not_linear(place.task)
+
+    def supports_rule(self, rule: LocalRule) -> str | None:
+        """The model must be linear, the rule plain SGD."""
+        return self.obstacle or rule.why_not_plain_sgd()
+
+    def run(self, work: ChunkWork) -> ChunkResult:
+        """A few clients after another on a CPU, all at once on a GPU."""
+        training = LinearWork(work)
+        sums = training.sums(work.weights) if work.weights is not None else None
+        return work.result(training.updates() if sums is None else sums, training.seen)
+
+
+def why_not_linear(task: Task) -> str | None:
+    """Why outputs are not W x + b with all of W and b trained, and a loss that is a function of outputs and targets alone.
 
     A subclass with a forward pass of its own, a hook, or a loss that uses the model's parameters takes the general path.
     """
     module = task.module
     if not isinstance(module, LinearModel):
-        return False
-    as_written = type(module).forward is LinearModel.forward and not (module._forward_hooks or module._forward_pre_hooks)
-    loss_of_outputs_alone = getattr(task.loss, "__self__", None) is not module
+        return f"{type(module).__name__} is not one of the linear models"
+    if type(module).forward is not LinearModel.forward or module._forward_hooks or module._forward_pre_hooks:
+        return f"{type(module).__name__} has a forward pass or a hook of its own"
+    if getattr(task.loss, "__self__", None) is module:
+        return "the loss is a method of the model, and may use its parameters"
     all_trained = set(task.layout.names) == {name for name, _ in module.named_parameters()} <= {"weight", "bias"}
-    return as_written and loss_of_outputs_alone and all_trained
+    return None if all_trained else "some parameters of the model are frozen, or it has others than weight and bias"
+
+
+def is_plain_linear(task: Task) -> bool:
+    """Whether there is nothing against a linear path."""
+    return why_not_linear(task) is None
 
 
 def weight_shape(task: Task) -> torch.Size:
@@ -45,18 +74,6 @@ def weight_shape(task: Task) -> torch.Size:
 def has_one_score(task: Task) -> bool:
     """Whether the linear model has a single output per example, and a vector for its weights."""
     return len(weight_shape(task)) == 1
-
-
-def fits_linear_steps(task: Task, solver: LocalSolver, lr: float, pull: Pull | None = None) -> bool:
-    """Whether the direct path does this work: plain SGD of a linear model."""
-    return is_plain_sgd(solver, lr, pull) and is_plain_linear(task)
-
-
-def is_plain_sgd(solver: LocalSolver, lr: float, pull: Pull | None = None) -> bool:
-    """Whether a step is that of SGD without momentum, perhaps with one pull by a number per client."""
-    if type(solver) is not SGD or solver.momentum or lr * solver.weight_decay >= 1:
-        return False
-    return pull is None or (pull.strength.dim() == 1 and not solver.prox)
 
 
 def linear_losses(task: Task, models: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -70,9 +87,6 @@ def linear_losses(task: Task, models: Tensor, x: Tensor, y: Tensor) -> Tensor:
     outputs = z.reshape(-1) if one_score else z.reshape(len(models) * len(x), -1)
     targets = y.repeat(len(models), *(1,) * (y.dim() - 1))
     return per_example("loss", task.loss(outputs, targets), outputs).view(len(models), len(x))
-
-
-_BLOCK_BYTES = 2**20  # of weights: together with a batch they stay in a core's own cache
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,14 +120,6 @@ class LinearUpdates:
         return norms.double().square_()
 
 
-@dataclass(frozen=True, eq=False)
-class Sums:
-    """Σ_k π_k u_k of the clients of each start, (M, D), and of every client ‖u_k‖² (k,): no client's update is kept."""
-
-    totals: Tensor
-    sq_norms: Tensor
-
-
 def _matrices(weight: Tensor, leading: int) -> Tensor:
     """Weights (…, C, F), also of models with one score, whose weights are (…, F)."""
     return weight if weight.dim() == leading + 2 else weight.unsqueeze(leading)
@@ -125,10 +131,19 @@ def augmented(task: Task, models: Tensor) -> Tensor:
     weight = _matrices(named["weight"], 1)
     if "bias" not in named:
         return weight.contiguous()
-    whole = weight.new_zeros(*weight.shape[:2], wider(weight.shape[2], True))
+    whole = weight.new_zeros(*weight.shape[:2], row_width(weight.shape[2], True))
     whole[..., : weight.shape[2]] = weight
     whole[..., weight.shape[2]] = named["bias"].view(weight.shape[:2])
     return whole
+
+
+def _batches(work: ChunkWork) -> FlatBatches | Iterable[ExampleBatch]:
+    """The examples of all steps at once, if they are not too much memory, or of one step after another."""
+    clients, cursor, dtype = work.worker.clients, work.batches, work.chunk.models.dtype
+    if not FlatBatches.fit(clients, cursor):
+        return batches_by_step(clients, cursor, work.first_rows, dtype, work.space)
+    bias = "bias" in work.worker.task.layout.names
+    return FlatBatches(clients, cursor, work.first_rows, dtype, work.space, constant=bias)
 
 
 class LinearWork:
@@ -137,28 +152,33 @@ class LinearWork:
     `seen` (k,) are their summed batch losses, once the work is done.
     """
 
-    def __init__(
-        self, worker: Worker, starts: Starts, solver: LocalSolver, lr: float, batches: FlatBatches | Iterable[Batch], count: int
-    ) -> None:
-        self.worker, self.starts, self.lr, self.batches, self.count = worker, starts, lr, batches, count
-        self.start = augmented(worker.task, starts.models)  # (M, C, P)
-        self.seen = torch.zeros(count, dtype=torch.float64, device=self.start.device)
-        self.keep = 1 - lr * solver.weight_decay if isinstance(solver, SGD) else 1.0
-        self.pull = LinearPull.of(worker.task, pull_of(solver, starts, count), lr / self.keep)
-        self.in_blocks = isinstance(batches, FlatBatches) and self.start.device.type == "cpu"
-        self.size = min(count, max(1, _BLOCK_BYTES // self.start[0].nbytes)) if self.in_blocks else count
-        one_target = isinstance(batches, FlatBatches) and batches.y.dim() == 3
+    def __init__(self, work: ChunkWork) -> None:
+        self.task, self.space, self.starts, self.lr, self.count = (
+            work.worker.task,
+            work.space,
+            work.starts,
+            work.rule.lr,
+            len(work.chunk),
+        )
+        self.start = augmented(self.task, self.starts.models)  # (M, C, P)
+        self.seen = torch.zeros(self.count, dtype=torch.float64, device=self.start.device)
+        self.keep = 1 - self.lr * work.rule.sgd.weight_decay
+        self.pull = LinearPull.of(self.task, pull_of(work.rule.sgd.prox, self.starts, self.count), self.lr / self.keep)
+        self.batches = _batches(work)
+        self.in_blocks = isinstance(self.batches, FlatBatches) and self.start.device.type == "cpu"
+        self.size = min(self.count, max(1, _BLOCK_BYTES // self.start[0].nbytes)) if self.in_blocks else self.count
+        one_target = isinstance(self.batches, FlatBatches) and self.batches.y.dim() == 3
         self._ready: SoftmaxSteps | None = None
-        self.by_softmax = self.in_blocks and one_target and worker.task.loss is cross_entropy and not has_one_score(worker.task)
+        self.by_softmax = self.in_blocks and one_target and self.task.loss is cross_entropy and not has_one_score(self.task)
 
     def updates(self) -> LinearUpdates:
         """What every client has done."""
         whole = self._empty(self.count)
         for block in self._blocks():
             self._train(block, whole[block])
-        return LinearUpdates(self.worker.task.layout, whole)
+        return LinearUpdates(self.task.layout, whole)
 
-    def sums(self, weights: Tensor) -> Sums | None:
+    def sums(self, weights: Tensor) -> WeightedSums | None:
         """Weighted sums of the updates, for which the memory of one block is enough; None where there is no such way."""
         if not self.in_blocks:
             return None
@@ -174,9 +194,9 @@ class LinearWork:
         if bool(((squares == 0) | ~torch.isfinite(squares)).any()):  # beyond what squares of the type hold
             self.seen.zero_()
             return None
-        layout = self.worker.task.layout
+        layout = self.task.layout
         dense = LinearUpdates(layout, totals).dense(totals.new_empty(len(totals), layout.dimension))
-        return Sums(dense, squares)
+        return WeightedSums(dense, squares)
 
     def _softmax(self, batches: FlatBatches, whole: Tensor) -> SoftmaxSteps:
         """Steps on the memory `whole`, made ready once for blocks that use the same memory."""
@@ -185,7 +205,7 @@ class LinearWork:
         return self._ready
 
     def _empty(self, count: int) -> Tensor:
-        return self.worker.space.empty("weights", (count, *self.start.shape[1:]), self.start.dtype, self.start.device)
+        return self.space.empty("weights", (count, *self.start.shape[1:]), self.start.dtype, self.start.device)
 
     def _blocks(self) -> list[slice]:
         return [slice(begin, min(begin + self.size, self.count)) for begin in range(0, self.count, self.size)]
@@ -194,18 +214,18 @@ class LinearWork:
         """Write the updates (k, C, P) of a block to `whole`; gives the stretches of its clients by their start."""
         own_copies(self.start, self.starts, block, whole)
         pull = None if self.pull is None else self.pull.of_clients(block)
-        work = _Block(self.worker.task, self.lr, self.keep, whole, pull, self.seen[block])
+        work = _Block(self.task, self.lr, self.keep, whole, pull, self.seen[block])
         if not isinstance(self.batches, FlatBatches):
-            work.steps(self.batches, self.worker.space)
+            work.steps(self.batches, self.space)
         elif not self.by_softmax:
-            work.steps(self.batches.of(block), self.worker.space)
+            work.steps(self.batches.of(block), self.space)
         else:
             for steps, full in self.batches.stretches(block):
                 if full:
                     self._softmax(self.batches, whole).take(block, steps, self.seen, None if pull is None else pull.apply)
                 else:
-                    work.steps(self.batches.of(block, steps), self.worker.space)
-        owners = [(0, slice(None))] if self.starts.shared else runs(self.starts.owners[block])
+                    work.steps(self.batches.of(block, steps), self.space)
+        owners = [(0, slice(None))] if self.starts.shared else owner_stretches(self.starts.owners[block])
         for owner, rows in owners:
             whole[rows].sub_(self.start[owner])
         return owners
@@ -222,7 +242,7 @@ class _Block:
     pull: LinearPull | None
     seen: Tensor  # (k,)
 
-    def steps(self, batches: Iterable[Batch], space: Workspace) -> None:
+    def steps(self, batches: Iterable[ExampleBatch], space: Workspace) -> None:
         """Local steps; of each the first clients, as many as the batch has."""
         shape, scores, width = None, *self.whole.shape[1:]
         gradient_at = OutputGradients(self.task, self.seen, one_score=has_one_score(self.task))
@@ -244,7 +264,7 @@ class _Block:
             weight.baddbmm_(delta.transpose(1, 2), x, beta=self.keep, alpha=-rate * batch.scale)
         gradient_at.finish()
 
-    def _flat(self, batch: Batch, space: Workspace) -> Tensor:
+    def _flat(self, batch: ExampleBatch, space: Workspace) -> Tensor:
         """Inputs (k, b, …) as rows of features, with the constant one that belongs to a bias."""
         k, b = batch.shares.shape
         flat = batch.x.reshape(k, b, -1)
@@ -254,12 +274,12 @@ class _Block:
         return x
 
 
-def pull_of(solver: LocalSolver, starts: Starts, count: int) -> Pull | None:
+def pull_of(prox: float, starts: StartModels, count: int) -> Pull | None:
     """What pulls the clients' models: the given pull, or FedProx's towards their start."""
-    if starts.pull is not None or not (isinstance(solver, SGD) and solver.prox):
+    if starts.pull is not None or not prox:
         return starts.pull
     anchor = starts.models[0] if starts.shared else starts.rows()
-    return Pull(anchor, torch.full((count,), solver.prox, dtype=anchor.dtype, device=anchor.device))
+    return Pull(anchor, torch.full((count,), prox, dtype=anchor.dtype, device=anchor.device))
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,6 +294,7 @@ class LinearPull:
 
     @classmethod
     def of(cls, task: Task, pull: Pull | None, rate: float) -> LinearPull | None:
+        """A pull on the models of a task; None without one."""
         if pull is None:
             return None
         anchor = augmented(task, pull.anchor if pull.anchor.dim() == 2 else pull.anchor.unsqueeze(0))
@@ -289,7 +310,7 @@ class LinearPull:
         whole.lerp_(self.anchor[:k].expand_as(whole), self.share[:k])
 
 
-def own_copies(values: Tensor, starts: Starts, block: slice, out: Tensor) -> None:
+def own_copies(values: Tensor, starts: StartModels, block: slice, out: Tensor) -> None:
     """Each client's own start, of values (M, …), in `out` (k, …)."""
     if starts.shared:
         out.copy_(values.expand_as(out))

@@ -19,34 +19,56 @@ from torch import Tensor
 from torch.nn import functional
 
 from equipoise.core.params import ParameterLayout
-from equipoise.core.task import Task, cross_entropy
-from equipoise.engines.simulator.batched_steps import Batch, Starts, runs
-from equipoise.engines.simulator.example_batches import gathered
-from equipoise.engines.simulator.linear_blocks import fits_linear_steps, weight_shape
+from equipoise.core.task import cross_entropy
+from equipoise.engines.simulator.client_queue import StartModels, owner_stretches
+from equipoise.engines.simulator.example_batches import ExampleBatch, gather_inputs
+from equipoise.engines.simulator.linear_blocks import weight_shape, why_not_linear
+from equipoise.engines.simulator.local_rule import LocalRule
+from equipoise.engines.simulator.local_work import ChunkResult, ChunkWork, LocalPath, Workplace, Workspace
 from equipoise.engines.simulator.output_gradients import OutputGradients
-from equipoise.engines.simulator.workers import Worker, Workspace
-from equipoise.solvers import SGD
 from equipoise.solvers.batches import BatchCursor
-from equipoise.types import LocalSolver
+from equipoise.types import SgdRule
 
 _CACHE_NUMBERS = 2**22  # of examples: they stay close while they are multiplied three times
 _PARTS = 3  # of a Gram matrix that is needed below its diagonal only
 _WORTH_ON_GPU = 512  # examples of a client: there the three products cost less than the launches of all steps
 
 
-def fits_span_steps(task: Task, solver: LocalSolver, lr: float, starts: Starts, largest: int, device: torch.device) -> bool:
-    """Whether this path does the work, and is the faster one for clients of up to `largest` examples."""
-    if starts.pull is not None or starts.each_its_own or not fits_linear_steps(task, solver, lr):
-        return False
-    if device.type != "cpu":
-        return largest <= _WORTH_ON_GPU
-    passes = solver.local_steps(largest) * min(solver.batch_size or largest, largest) / largest
-    scores = weight_shape(task)[:-1].numel()
-    # Products in units of n F: 4 C each pass and W itself (its copies cost like 25 examples) against 4 C and the Gram matrix in
-    # all. Several threads share the large products of the latter much better, and need no more than its lower half.
-    if torch.get_num_threads() > 1:
-        return 4 * scores + 1.5 * largest <= 2 * 4 * scores * passes
-    return 4 * scores + 2 * largest <= 4 * scores * (passes + 25 / largest)
+class ExampleSpan(LocalPath):
+    """Linear models under SGD without momentum that start from shared models, where it is faster than their weights."""
+
+    name = "example span"
+
+    def __init__(self, place: Workplace) -> None:
+        super().__init__(place)
+        self.obstacle = why_not_linear(place.task)
+
+    def supports_rule(self, rule: LocalRule) -> str | None:
+        """The model must be linear and shared, the rule plain SGD."""
+        if rule.own_models:
+            return "clients have models of their own"
+        return self.obstacle or rule.why_not_plain_sgd() or ("a pull moves the models" if rule.pull != "none" else None)
+
+    def supports(self, work: ChunkWork) -> str | None:
+        """Whether it is the faster one, unless it was chosen by name."""
+        largest, solver = work.largest, work.rule.solver
+        if work.chosen == self.name:
+            return None
+        if self.place.device.type != "cpu":
+            return None if largest <= _WORTH_ON_GPU else f"a client has more than {_WORTH_ON_GPU} examples"
+        passes = solver.local_steps(largest) * min(solver.batch_size or largest, largest) / largest
+        scores = weight_shape(self.place.task)[:-1].numel()
+        # Products in units of n F: 4 C each pass and W itself (its copies cost like 25 examples) against 4 C and the Gram
+        # matrix in all. Several threads share the large products of the latter much better, and need only its lower half.
+        if torch.get_num_threads() > 1:
+            faster = 4 * scores + 1.5 * largest <= 2 * 4 * scores * passes
+        else:
+            faster = 4 * scores + 2 * largest <= 4 * scores * (passes + 25 / largest)
+        return None if faster else f"{passes:g} passes over {largest} examples are too few for their Gram matrix to pay"
+
+    def run(self, work: ChunkWork) -> ChunkResult:
+        """Coefficients of the examples instead of weights."""
+        return work.result(*span_steps(work))
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,7 +76,7 @@ class SpanUpdates:
     """Updates of k linear models as coefficients of their clients' examples: (c − 1) W_0 + Aᵀ X."""
 
     layout: ParameterLayout
-    starts: Starts
+    starts: StartModels
     x: Tensor  # (k, n, F), as stored: X is x · scale
     scale: float
     coefficients: Tensor  # A, (k, n, C or more); 0 for padding
@@ -70,7 +92,7 @@ class SpanUpdates:
         if "bias" in named:
             named["bias"].view(len(update), -1).copy_(held.sum(1))
         if bool((self.factors != 0).any()):
-            for owner, rows in runs(self.starts.owners):
+            for owner, rows in owner_stretches(self.starts.owners):
                 update[rows].addr_(self.factors[rows].to(update), self.starts.models[owner])
         return update
 
@@ -96,26 +118,24 @@ class SpanUpdates:
         return self.sq_norms
 
 
-def span_steps(
-    worker: Worker, which: Tensor, starts: Starts, solver: SGD, lr: float, cursor: BatchCursor
-) -> tuple[SpanUpdates, Tensor]:
-    """The local work of the clients at the positions `which` (k,), and their summed batch losses (k,)."""
-    span = _Span(worker, starts, len(which), worker.clients.scale or 1.0)
-    seen = torch.zeros(len(which), dtype=torch.float64, device=starts.models.device)
+def span_steps(work: ChunkWork) -> tuple[SpanUpdates, Tensor]:
+    """The local work of the clients of a chunk, and their summed batch losses (k,)."""
+    span, cursor, sgd = _Span(work), work.batches, work.rule.sgd
+    seen = torch.zeros(len(work.chunk), dtype=torch.float64, device=work.chunk.models.device)
     every_example_once = cursor.at_once and len(cursor.active) == int(cursor.per_epoch[0])
-    if every_example_once and cursor.alike and not (solver.weight_decay or solver.prox):
-        return span.in_order(which, cursor, lr, seen), seen
-    return span.in_any_order(which, cursor, solver, lr, seen), seen
+    if every_example_once and cursor.alike and not (sgd.weight_decay or sgd.prox):
+        return span.in_order(work.positions, cursor, work.rule.lr, seen), seen
+    return span.in_any_order(work.positions, cursor, sgd, work.rule.lr, seen), seen
 
 
 class _Span:
     """Examples, outputs at the start and coefficients of k clients."""
 
-    def __init__(self, worker: Worker, starts: Starts, k: int, scale: float) -> None:
-        self.worker, self.task, self.clients, self.space = worker, worker.task, worker.clients, worker.space
-        self.starts, self.k, self.scale = starts, k, scale
-        self.dtype, self.device = starts.models.dtype, starts.models.device
-        self.named = self.task.layout.unflatten(starts.models)
+    def __init__(self, work: ChunkWork) -> None:
+        self.task, self.clients, self.space = work.worker.task, work.worker.clients, work.space
+        self.starts, self.k, self.scale = work.starts, len(work.chunk), self.clients.scale or 1.0
+        self.dtype, self.device = self.starts.models.dtype, self.starts.models.device
+        self.named = self.task.layout.unflatten(self.starts.models)
         self.one_score = self.named["weight"].dim() == 2
         self.weight = self.named["weight"].unsqueeze(1) if self.one_score else self.named["weight"]  # (M, C, F)
         self.scores = self.weight.shape[1]
@@ -154,8 +174,8 @@ class _Span:
         for first in range(0, k, size):
             block = slice(first, min(first + size, k))
             here = x[block]
-            gathered(self.clients, rows[block], self.dtype, self.space, scaled=False, out=here)
-            for owner, part in runs(self.starts.owners[block]):
+            gather_inputs(self.clients, rows[block], self.dtype, self.space, scaled=False, out=here)
+            for owner, part in owner_stretches(self.starts.owners[block]):
                 flat, out = here[part].view(-1, x.shape[2]), outputs[block][part].view(-1, self.scores)
                 if self.bias is not None:
                     torch.addmm(self.bias[owner], flat, self.weight[owner].t(), alpha=self.scale, out=out)
@@ -195,7 +215,7 @@ class _Span:
                 moved.zero_()
                 z.copy_(outputs[:, here])
             shares = torch.full((1, 1), 1 / count, dtype=self.dtype, device=self.device).expand(k, count)
-            batch = Batch(x, targets[:, here], shares, False, even=1 / count)
+            batch = ExampleBatch(x, targets[:, here], shares, False, even=1 / count)
             delta = gradient_at(z.view(-1, self.scores), batch)
             delta = delta.view(k, count, self.scores).mul_(-lr / count)
             coefficients[:, here] = delta
@@ -210,7 +230,7 @@ class _Span:
         factors = torch.zeros(k, dtype=torch.float64)
         return SpanUpdates(self.task.layout, self.starts, x, self.scale, coefficients, factors, sq_norms)
 
-    def in_any_order(self, which: Tensor, cursor: BatchCursor, solver: SGD, lr: float, seen: Tensor) -> SpanUpdates:
+    def in_any_order(self, which: Tensor, cursor: BatchCursor, sgd: SgdRule, lr: float, seen: Tensor) -> SpanUpdates:
         """Any number of passes over clients of any sizes."""
         clients, device, k, n = self.clients, self.device, self.k, int(cursor.sizes.max())
         within = torch.minimum(torch.arange(n, device=device), (clients.sizes[which] - 1).unsqueeze(1))
@@ -222,7 +242,7 @@ class _Span:
         if "bias" in self.named:
             gram += 1
         coefficients = self.empty("coefficients", k, n, self.scores).zero_()
-        shrink, back = 1 - lr * (solver.weight_decay + solver.prox), lr * solver.prox
+        shrink, back = 1 - lr * (sgd.weight_decay + sgd.prox), lr * sgd.prox
         factor, factors = 1.0, torch.zeros(k, dtype=torch.float64)
         gradient_at = OutputGradients(self.task, seen, one_score=self.one_score)
         gram_rows, output_rows, held, labels = (v.flatten(0, 1) for v in (gram, outputs, coefficients, targets))
@@ -235,7 +255,7 @@ class _Span:
                 z.mul_(factor)
             if step:
                 z.baddbmm_(gram_rows.index_select(0, here).view(active, b, n), coefficients[:active])
-            batch = Batch(x, labels.index_select(0, here).view(active, b, *targets.shape[2:]), shares, False)
+            batch = ExampleBatch(x, labels.index_select(0, here).view(active, b, *targets.shape[2:]), shares, False)
             delta = gradient_at(z.view(-1, self.scores), batch)
             if shrink != 1.0:
                 coefficients[:active] *= shrink

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.task import Task, cross_entropy, per_example
-from equipoise.engines.simulator.batched_steps import Batch
+from equipoise.engines.simulator.example_batches import ExampleBatch
 
 
 class OutputGradients:
@@ -21,7 +21,8 @@ class OutputGradients:
         self._by_hand = task.loss is cross_entropy and not one_score
         self._minus = torch.empty(0)
 
-    def __call__(self, z: Tensor, batch: Batch) -> Tensor:
+    def __call__(self, z: Tensor, batch: ExampleBatch) -> Tensor:
+        """The gradient (k · b, C)."""
         k, b = batch.shares.shape
         if self._by_hand and batch.y.dim() == 2:  # softmax minus one-hot
             logs = torch.log_softmax(z, 1)

@@ -51,10 +51,10 @@ class Precision:
 FULL = Precision()
 
 
-def triton_works() -> bool:
-    """Whether kernels written in Triton can be compiled here."""
+def why_no_triton() -> str | None:
+    """Why kernels written in Triton cannot be compiled here; None if they can."""
     try:
         import triton  # noqa: F401
     except ImportError:
-        return False
-    return True
+        return "Triton is not installed"
+    return None

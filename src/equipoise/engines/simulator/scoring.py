@@ -14,19 +14,20 @@ from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet
 from equipoise.engines.simulator.cpu.convnet_gradients import convnet_scores, is_plain_convnet
 from equipoise.engines.simulator.linear_blocks import is_plain_linear, linear_losses
+from equipoise.engines.simulator.local_work import Worker
 from equipoise.engines.simulator.precision import FULL, Precision
-from equipoise.engines.simulator.workers import Worker, Workers
+from equipoise.engines.simulator.workers import Workers
 
 _ROWS = {"cpu": 192, "cuda": 8192}  # per batch of a network: its activations stay in a cache, or fill a GPU
 _LINEAR_NUMBERS = 2**19  # input numbers per batch of a linear model
 _WORTH_BATCHING = 2e9  # parameters of all models × examples of a cohort
 _BATCHED_NUMBERS = 2**28  # input numbers of all cohorts
-_OWN_NUMBERS = 2**21  # the same where every client has its own model
+_OWN_NUMBERS = 2**21  # input numbers per batch where every client has its own model
 _OWN_BYTES = {"cpu": 64 * 2**20, "cuda": 2 * 2**30}
 
 
 @dataclass(frozen=True, eq=False)
-class Asked:
+class ScoringRequest:
     """Which clients of which split to score at which models (M, D)."""
 
     models: Tensor
@@ -35,10 +36,10 @@ class Asked:
     with_errors: bool
 
 
-def means_of(worker: Worker, asked: Asked) -> tuple[Tensor, ...]:
+def score_clients(worker: Worker, request: ScoringRequest) -> tuple[Tensor, ...]:
     """What `Scoring.means` gives, by one of several processes."""
     scoring = Scoring(worker.task, torch.device("cpu"))
-    return scoring.means(asked.models, worker.data.splits[asked.split], asked.which, with_errors=asked.with_errors)
+    return scoring.means(request.models, worker.data.splits[request.split], request.which, with_errors=request.with_errors)
 
 
 _WORTH_SHARING = 5e7  # examples × parameters: below this it is done before other processes are asked
@@ -73,8 +74,8 @@ class Scoring:
                 part = slice(start, min(start + width, count))
                 here = slice(first + part.start, first + part.stop) if rows is None else rows[part]
                 x, y = clients.inputs(here, models.dtype), clients.targets(here, models.dtype)
-                for place, found in enumerate(self._scores(models, x, y, with_errors)):
-                    scores[place, :, part] = found
+                for place, values in enumerate(self._scores(models, x, y, with_errors)):
+                    scores[place, :, part] = values
         return tuple(torch.segment_reduce(v.t().contiguous(), "mean", lengths=lengths, unsafe=True).t().cpu() for v in scores)
 
     def can_batch(self, models: Tensor, clients: ClientSet, cohorts: Sequence[Tensor]) -> bool:
@@ -106,7 +107,7 @@ class Scoring:
     def shared_means(
         self, workers: Workers, models: Tensor, clients: ClientSet, which: Tensor | None, *, with_errors: bool
     ) -> tuple[Tensor, ...]:
-        """The same by several processes, if that is worth it: each has about as many examples."""
+        """`means` by several processes, if that is worth it: each has about as many examples."""
         split = next((name for name, held in workers.own.data.splits.items() if held is clients), None)
         if workers.count == 1 or split is None:
             return self.means(models, clients, which, with_errors=with_errors)
@@ -115,9 +116,9 @@ class Scoring:
         if int(ends[-1]) * models.numel() < _WORTH_SHARING:
             return self.means(models, clients, which, with_errors=with_errors)
         cuts = torch.searchsorted(ends, ends[-1] * torch.arange(1, workers.count) / workers.count)
-        parts = [Asked(models, split, part, with_errors) for part in positions.tensor_split(cuts) if len(part)]
-        found = workers.share(means_of, parts)
-        return tuple(torch.cat(values, 1) for values in zip(*found, strict=True))
+        parts = [ScoringRequest(models, split, part, with_errors) for part in positions.tensor_split(cuts) if len(part)]
+        means = workers.share(score_clients, parts)
+        return tuple(torch.cat(values, 1) for values in zip(*means, strict=True))
 
     def _scores(self, models: Tensor, x: Tensor, y: Tensor, with_errors: bool) -> tuple[Tensor, ...]:
         """Losses (and errors) of shared examples under several models, (M, B) each; one model needs no batching."""

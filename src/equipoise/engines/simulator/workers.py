@@ -20,46 +20,16 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from equipoise.core.task import Task
-from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.engines.simulator.local_work import Worker
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-class Workspace:
-    """Memory that is used again and again: fresh megabytes cost page faults, which can take longer than the arithmetic."""
-
-    def __init__(self) -> None:
-        self._held: dict[tuple[str, torch.dtype], Tensor] = {}
-
-    def empty(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-        """An uninitialised tensor, valid until the same name is asked for again."""
-        count = math.prod(shape)
-        held = self._held.get((name, dtype))
-        if held is None or held.numel() < count or held.device != device or held.requires_grad:  # a model wrote to it
-            held = self._held[name, dtype] = torch.empty(count, dtype=dtype, device=device)
-        return held[:count].view(shape)
-
-
-@dataclass(frozen=True, eq=False)
-class Worker:
-    """What the work of a process needs and does not change from round to round."""
-
-    task: Task
-    data: FederatedData
-    clients: ClientSet  # the training clients, on the engine's device
-    space: Workspace = field(default_factory=Workspace)
-    gradients_of: Any = None  # stacked.Gradients, if the usual ones are not wanted
-    graphs: Any = None  # step_graphs.StepGraphs on a GPU
-    compiled: Any = None  # compiled.softmax.CompiledSoftmax on a CPU
 
 
 class Workers:
@@ -82,8 +52,8 @@ class Workers:
             with one_thread():
                 results = [work(self.own, parts[0])]
                 for i, part in enumerate(parts[1:]):
-                    answer = others[i].receive() if asked[i] else NOTHING
-                    results.append(work(self.own, part) if answer is NOTHING else answer)
+                    answer = others[i].receive() if asked[i] else NO_ANSWER
+                    results.append(work(self.own, part) if answer is NO_ANSWER else answer)
         except BaseException:  # answers may be under way that nobody will read
             self.stop()
             raise
@@ -116,12 +86,12 @@ class Workers:
             self._others = None
 
 
-NOTHING: Any = object()  # stands for an answer that did not come
+NO_ANSWER: Any = object()  # stands for an answer that did not come
 
 
 @contextmanager
 def threads(count: int) -> Iterator[None]:
-    """Work inside uses so many torch threads."""
+    """Work inside uses `count` torch threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -143,7 +113,7 @@ def can_fork() -> bool:
 class _Process:
     """A forked process that answers calls."""
 
-    def __init__(self, process: Any, pipe: Connection, there: Shared, back: Shared) -> None:
+    def __init__(self, process: Any, pipe: Connection, there: SharedMessages, back: SharedMessages) -> None:
         self.process, self.pipe, self.there, self.back, self.alive = process, pipe, there, back, True
 
     @classmethod
@@ -154,7 +124,7 @@ class _Process:
         try:
             context = multiprocessing.get_context("fork")
             ours, theirs = context.Pipe()
-            there, back = Shared(), Shared()
+            there, back = SharedMessages(), SharedMessages()
             closed = [ours, *(process.pipe for process in before)]  # or the death of this process would go unnoticed
             process = context.Process(target=_serve, args=(worker, theirs, there, back, closed), daemon=True)
             with warnings.catch_warnings():  # Python ≥ 3.12 warns of threads; the child runs none but its own
@@ -179,8 +149,8 @@ class _Process:
             good, answer = self.back.loads(self.pipe.recv_bytes())
         except (EOFError, OSError):
             self.alive = False
-            return NOTHING
-        return answer if good else NOTHING
+            return NO_ANSWER
+        return answer if good else NO_ANSWER
 
 
 def _stop_all(processes: list[_Process]) -> None:
@@ -193,13 +163,13 @@ def _stop_all(processes: list[_Process]) -> None:
     processes.clear()
 
 
-def _serve(worker: Worker, pipe: Connection, there: Shared, back: Shared, closed: Sequence[Connection]) -> None:
+def _serve(worker: Worker, pipe: Connection, there: SharedMessages, back: SharedMessages, closed: Sequence[Connection]) -> None:
     """The life of a process: answer calls until the pipe ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides what an interruption means
     for connection in closed:
         connection.close()
     torch.set_num_threads(1)
-    worker = Worker(worker.task, worker.data, worker.clients)  # memory of its own
+    worker = worker.renewed()
     while True:
         try:
             message = pipe.recv_bytes()
@@ -216,7 +186,7 @@ def _serve(worker: Worker, pipe: Connection, there: Shared, back: Shared, closed
             os._exit(0)
 
 
-class Shared:
+class SharedMessages:
     """Messages whose tensors lie in memory that two processes share. One message is valid until the next."""
 
     def __init__(self) -> None:
@@ -228,26 +198,26 @@ class Shared:
         self._used = 0
         out = io.BytesIO()
         pickler = pickle.Pickler(out, protocol=5)
-        pickler.dispatch_table = copyreg.dispatch_table | {Tensor: self._kept}
+        pickler.dispatch_table = copyreg.dispatch_table | {Tensor: self._placed}
         pickler.dump(message)
         return out.getvalue()
 
     def loads(self, message: bytes) -> Any:
         """The message that the other process has written."""
-        _Reading.memory = self
+        _MemoryInUse.memory = self
         return pickle.loads(message)  # noqa: S301 (our own other half wrote it)
 
-    def _kept(self, value: Tensor) -> Any:
-        """Put a tensor into the memory; how it is found there."""
+    def _placed(self, value: Tensor) -> Any:
+        """Put a tensor into the memory; how it is read there."""
         if value.device.type != "cpu" or value.layout is not torch.strided:
             return value.__reduce_ex__(5)  # type: ignore[no-untyped-call]
         if 0 < value.nbytes <= _SMALL and value.dtype in _PLAIN:
-            return _unpacked, (value.detach().numpy().tobytes(), tuple(value.shape), value.dtype)
+            return _read_sent, (value.detach().numpy().tobytes(), tuple(value.shape), value.dtype)
         start, self._used = self._used, -(-(self._used + value.nbytes) // 64) * 64
         if self._used > len(self._bytes):
             raise MemoryError("more than the shared memory holds")
         self.view(start, tuple(value.shape), value.dtype).copy_(value.detach())
-        return _found, (start, tuple(value.shape), value.dtype)
+        return _read_shared, (start, tuple(value.shape), value.dtype)
 
     def view(self, start: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The tensor at a place."""
@@ -255,22 +225,22 @@ class Shared:
         return self._bytes[start : start + count].view(dtype).view(shape)
 
 
-class _Reading:
+class _MemoryInUse:
     """The memory of the message that is being read."""
 
-    memory: Shared
+    memory: SharedMessages
 
 
 _SMALL = 2**13  # bytes: such a tensor goes with the message, which takes less time
 _PLAIN = (torch.int64, torch.float64, torch.float32)
 
 
-def _unpacked(values: bytes, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def _read_sent(values: bytes, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     return torch.frombuffer(bytearray(values), dtype=dtype).view(shape)
 
 
-def _found(start: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    return _Reading.memory.view(start, shape, dtype)
+def _read_shared(start: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return _MemoryInUse.memory.view(start, shape, dtype)
 
 
 def _reserved() -> mmap.mmap:

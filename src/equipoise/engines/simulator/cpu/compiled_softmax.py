@@ -15,15 +15,14 @@ from torch import Tensor
 
 from equipoise.core.task import Task, cross_entropy
 from equipoise.data.clients import ClientSet
-from equipoise.engines.simulator.batched_steps import Starts
+from equipoise.engines.simulator.client_queue import ClientQueue
 from equipoise.engines.simulator.cpu.c_library import library
-from equipoise.engines.simulator.linear_blocks import Sums, has_one_score, is_plain_linear, is_plain_sgd, weight_shape
-from equipoise.engines.simulator.workers import Workspace
-from equipoise.solvers import SGD
-from equipoise.solvers.batches import BatchCursor
-from equipoise.types import LocalSolver, Pull
+from equipoise.engines.simulator.linear_blocks import has_one_score, weight_shape, why_not_linear
+from equipoise.engines.simulator.local_rule import LocalRule
+from equipoise.engines.simulator.local_work import ChunkResult, ChunkWork, LocalPath, WeightedSums, Workplace, Workspace
 
 _PANEL = 16  # as in softmax.c
+_EACH_BYTES = 2**23  # of models of a chunk whose updates are given one by one
 _MOST_BYTES = 2**22  # of a model: larger ones do not stay in a core's cache
 
 
@@ -67,7 +66,7 @@ class _Scores(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class Packing:
+class ModelPacking:
     """How softmax.c holds a model: tiles of classes, in each a line per feature, and the bias last."""
 
     classes: int
@@ -86,19 +85,41 @@ class Packing:
 
     @cached_property
     def numbers(self) -> int:
+        """Numbers of a model with its padding."""
         return self.lines * self.columns
 
 
-@dataclass(frozen=True, eq=False)
-class Asked:
-    """Local work of the clients at some positions in the training set."""
+class CompiledSoftmaxPath(LocalPath):
+    """Softmax regression under SGD without momentum, in C, on a CPU with a C compiler: where it was measured to be fastest."""
 
-    which: Tensor  # (k,)
-    starts: Starts
-    solver: SGD
-    lr: float
-    cursor: BatchCursor
-    threads: int
+    name = "compiled softmax"
+    threaded = True
+
+    def __init__(self, place: Workplace) -> None:
+        super().__init__(place)
+        self.code = CompiledSoftmax(place.task, place.clients)
+
+    def supports_rule(self, rule: LocalRule) -> str | None:
+        """It must be allowed, the code must be for this model, these data and this machine, and the rule plain SGD."""
+        if not self.place.compiled:
+            return "compiled code is not allowed (compiled=False)"
+        return self.code.obstacle or rule.why_not_plain_sgd()
+
+    def supports(self, work: ChunkWork) -> str | None:
+        """All batches must fit into one table."""
+        if work.chosen != self.name:
+            return "it is taken only where measuring finds it the fastest"
+        return None if work.batches.at_once else "the batches of all steps are too many for one table"
+
+    def run(self, work: ChunkWork) -> ChunkResult:
+        """All clients in one call of C."""
+        return work.result(*self.code.train(work, work.weights))
+
+    def most_clients(self, queue: ClientQueue, chunk_size: int | None, *, sums: bool) -> int | None:
+        """It holds a model or two for each client, unless sums of a shared model are wanted."""
+        if sums and not queue.own:
+            return chunk_size
+        return min(chunk_size or len(queue), max(1, _EACH_BYTES // self.code.model_bytes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,35 +131,44 @@ class CompiledSoftmax:
     space: Workspace = field(default_factory=Workspace)
 
     @cached_property
-    def possible(self) -> bool:
-        """Whether model, loss and data are of the kind, and this machine can compile."""
+    def obstacle(self) -> str | None:
+        """Why it does not do the work of this model on these data on this machine; None if it does."""
         x, y, task = self.clients.x, self.clients.y, self.task
-        if not is_plain_linear(task) or task.loss is not cross_entropy or has_one_score(task) or x.device.type != "cpu":
-            return False
+        if x.device.type != "cpu":
+            return "it is for the CPU"
+        if (reason := why_not_linear(task)) is not None:
+            return reason
+        if task.loss is not cross_entropy or has_one_score(task):
+            return "the loss is not cross-entropy of several classes"
+        if task.layout.dtype != torch.float32:
+            return f"it is for float32, not {task.layout.dtype}"
         stored = x.dtype == torch.float32 or (x.dtype == torch.uint8 and self.clients.scale is not None)
-        if not (stored and x.is_contiguous() and y.dim() == 1 and not y.is_floating_point() and y.dtype != torch.bool):
-            return False
+        if not stored or not x.is_contiguous():
+            return f"inputs must be stored as float32, or as bytes with a scale, not {x.dtype}"
+        if y.dim() != 1 or y.is_floating_point() or y.dtype == torch.bool:
+            return "targets must be one class per example"
         classes, features = weight_shape(task)
-        known = int(y.min()) >= 0 and int(y.max()) < classes and x[0].numel() == features
-        if not known or task.layout.dtype != torch.float32 or self._library is None:
-            return False
-        return self.model_bytes <= _MOST_BYTES
+        if int(y.min()) < 0 or int(y.max()) >= classes or x[0].numel() != features:
+            return "some targets or inputs are not what the model is made for"
+        if self._library is None:
+            return "this machine has no C compiler that works"
+        return None if self.model_bytes <= _MOST_BYTES else "the model does not fit into a core's cache"
 
     @cached_property
     def _library(self) -> ctypes.CDLL | None:
-        found = library("softmax")
-        if found is None or (found.size_of_work(), found.size_of_scores()) != (ctypes.sizeof(_Work), ctypes.sizeof(_Scores)):
+        code = library("softmax")
+        if code is None or (code.size_of_work(), code.size_of_scores()) != (ctypes.sizeof(_Work), ctypes.sizeof(_Scores)):
             return None
-        return found
+        return code
 
     @cached_property
     def _targets(self) -> Tensor:
         return self.clients.y.long().contiguous()
 
     @cached_property
-    def _packing(self) -> Packing:
+    def _packing(self) -> ModelPacking:
         classes, features = weight_shape(self.task)
-        return Packing(classes, features, self._library.lanes() if self._library is not None else 1)
+        return ModelPacking(classes, features, self._library.lanes() if self._library is not None else 1)
 
     @property
     def model_bytes(self) -> int:
@@ -173,40 +203,37 @@ class CompiledSoftmax:
 
     def _call(self, name: str, *numbers: int) -> None:
         if self._library is None:
-            raise RuntimeError("There is no compiled code on this machine.")  # `possible` says so before
+            raise RuntimeError("There is no compiled code on this machine.")  # `obstacle` says so before
         getattr(self._library, name)(ctypes.byref(self._data), *map(ctypes.c_int64, numbers))
 
-    def fits(self, solver: LocalSolver, lr: float, pull: Pull | None = None) -> bool:
-        """Whether it does this work."""
-        return self.possible and is_plain_sgd(solver, lr, pull)
-
-    def train(self, asked: Asked, weights: Tensor | None) -> tuple[Sums | Tensor, Tensor]:
+    def train(self, work: ChunkWork, weights: Tensor | None) -> tuple[WeightedSums | Tensor, Tensor]:
         """Weighted sums of the updates, or the updates (k, D) themselves; and summed batch losses (k,).
 
         Updates without `weights` (k,), or where one is beyond what squares of its numbers hold.
         """
         if weights is not None:
-            sums, losses = self._sums(asked, weights)
+            sums, losses = self._sums(work, weights)
             if sums is not None:
                 return sums, losses
-        count = len(asked.which)
-        totals, _, losses = self._run(asked, torch.ones(count), torch.arange(count + 1))
+        count = len(work.chunk)
+        totals, _, losses = self._run(work, torch.ones(count), torch.arange(count + 1))
         return self._unpacked(totals, torch.arange(count), count), losses
 
-    def _sums(self, asked: Asked, weights: Tensor) -> tuple[Sums | None, Tensor]:
-        starts, steps = asked.starts, asked.cursor.steps
-        edges = groups(steps.tolist(), starts.owners.tolist(), asked.threads)
-        totals, squares, losses = self._run(asked, weights, edges)
+    def _sums(self, work: ChunkWork, weights: Tensor) -> tuple[WeightedSums | None, Tensor]:
+        starts, steps = work.starts, work.batches.steps
+        edges = group_edges(steps.tolist(), starts.owners.tolist(), work.threads)
+        totals, squares, losses = self._run(work, weights, edges)
         if bool((~torch.isfinite(squares) | ((squares == 0) & (steps > 0))).any()):
             return None, losses
-        return Sums(self._unpacked(totals, starts.owners[edges[:-1]], len(starts.models)), squares), losses
+        return WeightedSums(self._unpacked(totals, starts.owners[edges[:-1]], len(starts.models)), squares), losses
 
-    def _run(self, asked: Asked, weights: Tensor, edges: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _run(self, work: ChunkWork, weights: Tensor, edges: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Totals of each group of clients (groups, numbers), and of every client its squared length and its losses (k,)."""
         if self._library is None:
-            raise RuntimeError("There is no compiled code on this machine.")  # `possible` says so before
-        packing, clients, cursor, count = self._packing, self.clients, asked.cursor, len(asked.which)
-        starts, solver, keep = asked.starts, asked.solver, 1 - asked.lr * asked.solver.weight_decay
+            raise RuntimeError("There is no compiled code on this machine.")  # `obstacle` says so before
+        packing, clients, cursor, count = self._packing, self.clients, work.batches, len(work.chunk)
+        starts, sgd, lr = work.starts, work.rule.sgd, work.rule.lr
+        keep = 1 - lr * sgd.weight_decay
         each_own = torch.arange(count)
         owners = each_own if starts.each_its_own else starts.owners.contiguous()
         models = self._packed("models", starts.rows() if starts.each_its_own else starts.models)
@@ -214,34 +241,35 @@ class CompiledSoftmax:
         if (pull := starts.pull) is not None:
             anchors = self._packed("anchors", pull.anchor if pull.anchor.dim() == 2 else pull.anchor.unsqueeze(0))
             towards = each_own if len(anchors) > 1 else torch.zeros_like(each_own)
-            strength = (asked.lr / keep * pull.strength).float().contiguous()
-        elif solver.prox:  # towards the start
+            strength = (lr / keep * pull.strength).float().contiguous()
+        elif sgd.prox:  # towards the start
             anchors, towards = models, owners
-            strength = torch.full((count,), asked.lr / keep * solver.prox, dtype=torch.float32)
+            strength = torch.full((count,), lr / keep * sgd.prox, dtype=torch.float32)
         memory_each = -(-(packing.numbers + (packing.lines + packing.columns) * cursor.width) // 64) * 64
         memory, totals = (
-            self.space.empty(name, shape, torch.float32, asked.which.device)
-            for name, shape in (("memory", (asked.threads, memory_each)), ("totals", (len(edges) - 1, packing.numbers)))
+            self.space.empty(name, shape, torch.float32, clients.x.device)
+            for name, shape in (("memory", (work.threads, memory_each)), ("totals", (len(edges) - 1, packing.numbers)))
         )
         squares, losses = torch.empty(count, dtype=torch.float64), torch.empty(count, dtype=torch.float64)
-        orders = cursor.all_orders.contiguous()
+        permutations = cursor.all_orders.contiguous()
         tensors = {
-            "first": clients.offsets[asked.which], "sizes": cursor.sizes.contiguous(),
-            "steps": cursor.steps.contiguous(), "orders": orders, "starts": models, "owners": owners, "anchors": anchors,
+            "first": clients.offsets[work.positions], "sizes": cursor.sizes.contiguous(),
+            "steps": cursor.steps.contiguous(), "orders": permutations, "starts": models, "owners": owners, "anchors": anchors,
             "towards": towards, "pulls": strength, "weights": weights.float().contiguous(), "edges": edges, "totals": totals,
             "squares": squares, "losses": losses, "memory": memory,
         }  # fmt: skip
-        work = _Work(
-            data=self._data, clients=count, batch_size=cursor.width, longest=orders.shape[2], epochs=orders.shape[1],
-            groups=len(edges) - 1, memory_each=memory_each, lr=asked.lr, keep=keep, **_addresses(tensors),
+        call = _Work(
+            data=self._data, clients=count, batch_size=cursor.width, longest=permutations.shape[2],
+            epochs=permutations.shape[1], groups=len(edges) - 1, memory_each=memory_each, lr=lr, keep=keep,
+            **_addresses(tensors),
         )  # fmt: skip
-        self._library.run_work(ctypes.byref(work), asked.threads)
+        self._library.run_work(ctypes.byref(call), work.threads)
         return totals, squares, losses
 
     def scores(self, models: Tensor, which: Tensor | None, threads: int) -> tuple[Tensor, Tensor]:
         """Mean loss and share of errors per model (M, D) and client, (M, n) each; `which` (n,) are clients' positions."""
         if self._library is None:
-            raise RuntimeError("There is no compiled code on this machine.")  # `possible` says so before
+            raise RuntimeError("There is no compiled code on this machine.")  # `obstacle` says so before
         packing, clients = self._packing, self.clients
         first, sizes = clients.offsets[:-1], clients.sizes
         if which is not None:
@@ -262,11 +290,11 @@ def _addresses(tensors: Mapping[str, Tensor | None]) -> dict[str, int | None]:
     return {name: None if tensor is None else tensor.data_ptr() for name, tensor in tensors.items()}
 
 
-def groups(steps: list[int], owners: list[int], threads: int) -> Tensor:
+def group_edges(steps: list[int], owners: list[int], threads: int) -> Tensor:
     """Where groups of clients begin and end: large ones first, so that few totals are kept, and small ones last, so that no
     thread waits long for another. Clients of a group start from one model.
 
-    >>> groups([2] * 16, [0] * 16, 2).tolist()
+    >>> group_edges([2] * 16, [0] * 16, 2).tolist()
     [0, 4, 7, 10, 12, 13, 14, 15, 16]
     """
     edges, left, taken = [0], sum(steps), 0

@@ -26,10 +26,10 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.core.task import Task, cross_entropy, per_example
-from equipoise.models.convnet import ConvNet, _images
+from equipoise.models.convnet import ConvNet, grey_images
 
 if TYPE_CHECKING:
-    from equipoise.engines.simulator.batched_steps import Batch
+    from equipoise.engines.simulator.example_batches import ExampleBatch
 
 _CHUNK = 32  # most examples in work at once: large matrix products, in a workspace of a few megabytes
 _STARTS = (0, 1, 6, 7)  # s_p, the first row of `columns` for each position of a pooling window, in scan order
@@ -128,7 +128,7 @@ class _Chunk:
     second_peak: Tensor  # (4, n, 4, 64)
     second_back: Tensor  # (4, n, 4, 64)
     features: Tensor  # (n, 1024)
-    features_spread: Tensor  # (4, n, 4, 64): the same in the order of `second_peak`
+    features_spread: Tensor  # (4, n, 4, 64): `features` in the order of `second_peak`
     feature_gradient: Tensor  # (n, 1024)
     feature_gradient_spread: Tensor  # (4, n, 4, 64)
     products: Tensor  # (C, n)
@@ -217,7 +217,7 @@ def _models(space: _Workspace, params: dict[str, Tensor]) -> Iterator[_Model]:
 class _CrossEntropy:
     """The losses of a batch, and their gradient in the logits chunk by chunk: shares · (softmax − onehot)."""
 
-    def __init__(self, task: Task, batch: Batch, classes: int) -> None:
+    def __init__(self, task: Task, batch: ExampleBatch, classes: int) -> None:
         self._task, self._batch = task, batch
         y, shares = batch.y, batch.shares
         self._by_class = y.dim() == 2 and y.dtype == torch.int64 and int(y.min()) >= 0
@@ -248,17 +248,17 @@ class _CrossEntropy:
 
 
 @torch.no_grad()
-def convnet_gradients(task: Task, params: dict[str, Tensor], batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+def convnet_gradients(task: Task, params: dict[str, Tensor], batch: ExampleBatch) -> tuple[dict[str, Tensor], Tensor]:
     """Gradient of each client's batch loss in its own parameters (k, …), and the losses (k,), for `is_plain_convnet` tasks.
 
-    It is what `stacked.stacked_gradients` gives. The gradients lie in memory of the calling thread and are valid until its next
-    call. Their order in memory is that of the products; parameters in the same order are read without a copy.
+    It is what `stacked_gradients` gives. The gradients lie in memory of the calling thread and are valid until its next call.
+    Their order in memory is that of the products; parameters in the same order are read without a copy.
     """
     k, b = batch.shares.shape
     classes = params["readout.bias"].shape[1]
     space = _workspace(classes, params["readout.bias"])
     clients, loss = space.for_clients(k), _CrossEntropy(task, batch, classes)
-    x, parts = _images(batch.x.flatten(0, 1)).view(k, b, 28, 14, 2), _parts(b)
+    x, parts = grey_images(batch.x.flatten(0, 1)).view(k, b, 28, 14, 2), _parts(b)
     for i, model in enumerate(_models(space, params)):
         for part in parts:
             own = space.chunk(part.stop - part.start)
@@ -278,7 +278,7 @@ def convnet_scores(task: Task, params: Tensor | dict[str, Tensor], x: Tensor, y:
     classes = len(named["readout.bias"])
     space = _workspace(classes, named["readout.bias"])
     model = next(_models(space, {name: value.unsqueeze(0) for name, value in named.items()}))
-    images, logits = _images(x).view(len(x), 28, 14, 2), space.like.new_empty(len(x), classes)
+    images, logits = grey_images(x).view(len(x), 28, 14, 2), space.like.new_empty(len(x), classes)
     for part in _parts(len(x)):
         own = space.chunk(part.stop - part.start)
         _forward(own, model, images[part])
@@ -287,7 +287,7 @@ def convnet_scores(task: Task, params: Tensor | dict[str, Tensor], x: Tensor, y:
 
 
 def _parts(count: int) -> list[slice]:
-    """Cut so many examples into the fewest chunks, of nearly equal size."""
+    """Cut `count` examples into the fewest chunks, of nearly equal size."""
     pieces = -(-count // _CHUNK)
     return [slice(i * count // pieces, (i + 1) * count // pieces) for i in range(pieces)]
 
@@ -366,24 +366,36 @@ def _hand_on(share: Tensor, left: Tensor, right: Tensor) -> None:
     torch.sub(share, right, out=left)
 
 
-def is_plain_convnet(task: Task) -> bool:
-    """Whether the task is `models.ConvNet` as written, with all its parameters trained by the library's cross-entropy."""
+def why_not_plain_convnet(task: Task) -> str | None:
+    """Why the task is not `models.ConvNet` as written, with all its parameters trained by the library's cross-entropy."""
     module = task.module
-    if type(module) is not ConvNet or "forward" in vars(module) or task.loss is not cross_entropy:
-        return False
-    if any(getattr(layer, hooks) for layer in module.modules() for hooks in _HOOKS):
-        return False
-    if len(list(task.scorer.named_parameters(remove_duplicate=False))) != 6:  # a loss or an error has some too
-        return False
+    if type(module) is not ConvNet:
+        return f"{type(module).__name__} is not models.ConvNet"
+    if task.loss is not cross_entropy:
+        return "the loss is not cross-entropy"
+    if len(list(task.scorer.named_parameters(remove_duplicate=False))) != 6:
+        return "the loss or the error has parameters of its own"
+    hooked = any(getattr(layer, hooks) for layer in module.modules() for hooks in _HOOKS)
     convolutions = (module.conv1, module.conv2)
-    if any(type(layer) is not nn.Conv2d for layer in convolutions) or type(module.readout) is not nn.Linear:
-        return False
     usual = ((1, 1), (0, 0), (1, 1), 1)
-    as_made = all((layer.stride, layer.padding, layer.dilation, layer.groups) == usual for layer in convolutions)
-    classes = module.readout.out_features
+    as_made = (
+        not hooked
+        and "forward" not in vars(module)
+        and all(type(layer) is nn.Conv2d for layer in convolutions)
+        and type(module.readout) is nn.Linear
+        and all((layer.stride, layer.padding, layer.dilation, layer.groups) == usual for layer in convolutions)
+    )
+    classes = module.readout.out_features if as_made else 0
     expected = {
         "conv1.weight": (32, 1, 5, 5), "conv1.bias": (32,), "conv2.weight": (64, 32, 5, 5), "conv2.bias": (64,),
         "readout.weight": (classes, 1024), "readout.bias": (classes,),
     }  # fmt: skip
     trained = {name: tuple(shape) for name, shape in zip(task.layout.names, task.layout.shapes, strict=True)}
-    return as_made and trained == expected and task.layout.dtype in (torch.float32, torch.float64)
+    if not as_made or trained != expected:
+        return "its layers were changed, have hooks, or are frozen"
+    return None if task.layout.dtype in (torch.float32, torch.float64) else "its numbers are neither float32 nor float64"
+
+
+def is_plain_convnet(task: Task) -> bool:
+    """Whether there is nothing against the hand-written gradient."""
+    return why_not_plain_convnet(task) is None

@@ -20,7 +20,7 @@ class SoftmaxSteps:
     def __init__(self, batches: FlatBatches, whole: Tensor, lr: float, keep: float) -> None:
         (k, scores, _), b = whole.shape, batches.cursor.width
         self.batches, self.whole, self.keep, self.k, self.b = batches, whole, keep, k, b
-        self.room = batches.room(torch.Size((k, b)))
+        self.memory = batches.memory(torch.Size((k, b)))
         self.forward, self.back = batches.scale, -lr * batches.scale / b
         space = batches.space
         self.outputs, self.logs = (
@@ -36,20 +36,20 @@ class SoftmaxSteps:
         """Take these steps of the clients of a block; their losses are added to `seen` (K,), and `pull` moves the weights."""
         whole, keep, turned, z, delta, minus = self.whole, self.keep, self.turned, self.z, self.delta, self.minus
         outputs, logs, forward, back = self.outputs, self.logs, self.forward, self.back
-        raw, raw_rows, features, x = self.room
+        raw, raw_rows, features, x = self.memory
         stored, shift = self.batches.clients.x, self.batches.shift
         with torch.inference_mode():
             here = slice(block.start * self.b, block.stop * self.b)
             rows, targets = self.rows[steps, here].unbind(0), self.targets[steps, here].unbind(0)
             chosen = logs.new_empty(len(rows), self.k * self.b, 1)
-            for row, target, found in zip(rows, targets, chosen.unbind(0), strict=True):
+            for row, target, log in zip(rows, targets, chosen.unbind(0), strict=True):
                 torch.index_select(stored, 0, row, out=raw)
                 features.copy_(raw_rows)
                 if shift:
                     features.add_(shift)
                 torch.baddbmm(z, x, turned, beta=0, alpha=forward, out=z)  # with β = 0 what was in z does not matter
                 torch.log_softmax(outputs, 1, out=logs)
-                torch.gather(logs, 1, target, out=found)
+                torch.gather(logs, 1, target, out=log)
                 logs.exp_()
                 logs.scatter_add_(1, target, minus)  # softmax minus one-hot
                 if pull is not None:

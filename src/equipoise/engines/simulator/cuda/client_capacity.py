@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import torch
 
-from equipoise.engines.simulator.batched_steps import Batch
-from equipoise.engines.simulator.chunks import Queue, gradients_of
-from equipoise.engines.simulator.workers import Worker
-from equipoise.types import LocalSolver
+from equipoise.engines.simulator.client_queue import ClientQueue
+from equipoise.engines.simulator.convnet_path import fastest_gradients
+from equipoise.engines.simulator.example_batches import ExampleBatch
+from equipoise.engines.simulator.local_rule import LocalRule
+from equipoise.engines.simulator.local_work import Workplace
 
 _SHARE = 0.6  # of the free memory, for one chunk: graphs keep some of it
 _TRIED = 4  # clients
 
 
-class ClientMemory:
-    """Measures once for every width of a batch."""
+class ClientCapacity:
+    """How many clients a GPU trains at once, measured once for every width of a batch."""
 
-    def __init__(self, worker: Worker) -> None:
-        self.worker, self._bytes, self._granted = worker, dict[int, int](), 0
+    def __init__(self, place: Workplace) -> None:
+        self.place, self._bytes, self._granted = place, dict[int, int](), 0
 
-    def most_clients(self, queue: Queue, solver: LocalSolver) -> int:
+    def most_clients(self, queue: ClientQueue, rule: LocalRule) -> int:
         """How many clients of a queue to train at once."""
         largest = int(queue.sizes.max())
-        whole = solver.batch_size is None or hasattr(solver, "shared_gradient")
-        width = largest if whole else min(solver.batch_size or 1, largest)
+        width = largest if rule.whole_clients else min(rule.solver.batch_size or 1, largest)
         if width not in self._bytes:
             self._bytes[width] = self._measured(queue, width)
         parameters = queue.models[0].nbytes
@@ -31,7 +31,7 @@ class ClientMemory:
         each = self._bytes[width] + 5 * parameters + table
         if each * len(queue) <= self._granted:  # asking a device takes a millisecond
             return len(queue)
-        device = self.worker.clients.x.device
+        device = self.place.clients.x.device
         free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         limit = torch.cuda.get_per_process_memory_fraction(device) * torch.cuda.get_device_properties(device).total_memory
         free = min(free, int(limit) - torch.cuda.memory_allocated(device))
@@ -40,19 +40,19 @@ class ClientMemory:
             self._granted = each * len(queue)
         return max(1, min(len(queue), most))
 
-    def _measured(self, queue: Queue, width: int) -> int:
+    def _measured(self, queue: ClientQueue, width: int) -> int:
         """Bytes per client that a gradient takes at its peak."""
-        clients, device, count = self.worker.clients, self.worker.clients.x.device, min(_TRIED, len(queue))
-        named = self.worker.task.layout.unflatten(queue.models[:1].expand(count, -1).contiguous())
+        clients, device, count = self.place.clients, self.place.clients.x.device, min(_TRIED, len(queue))
+        named = self.place.task.layout.unflatten(queue.models[:1].expand(count, -1).contiguous())
         rows = torch.zeros(count, width, dtype=torch.int64, device=device)
         dtype = queue.models.dtype
-        batch = Batch(clients.inputs(rows, dtype), clients.targets(rows, dtype), rows.to(dtype), False)
-        gradients = self.worker.gradients_of or gradients_of(self.worker.task, device)
-        gradients(self.worker.task, named, batch)  # libraries take their memory first
+        batch = ExampleBatch(clients.inputs(rows, dtype), clients.targets(rows, dtype), rows.to(dtype), False)
+        gradients = fastest_gradients(self.place.task, device, self.place.precision)
+        gradients(self.place.task, named, batch)  # libraries take their memory first
         torch.cuda.synchronize(device)
         before = torch.cuda.memory_allocated(device)
         torch.cuda.reset_peak_memory_stats(device)
-        found = gradients(self.worker.task, named, batch)
+        held = gradients(self.place.task, named, batch)
         torch.cuda.synchronize(device)
-        del found
+        del held
         return max(1, (torch.cuda.max_memory_allocated(device) - before) // count)

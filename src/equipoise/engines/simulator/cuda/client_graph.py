@@ -10,70 +10,27 @@ exact as one of float32.
 
 from __future__ import annotations
 
-import gc
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from equipoise.core.numbers import Numbers
+from equipoise.engines.simulator.cuda.graph_capacity import GraphCapacity, capturing, power_of_two
+from equipoise.engines.simulator.local_work import Workplace
 from equipoise.engines.simulator.precision import Precision
-from equipoise.engines.simulator.workers import Worker
 
 _BEFORE_CAPTURE = 2  # uses: a shape that does not come again is not worth a graph
 
 
-def padded(count: int, least: int = 1) -> int:
-    """A count rounded up by at most a sixteenth, so that few graphs serve all cohorts, and to a multiple of `least`."""
-    step = max(least, 1 << max(0, count.bit_length() - 5))
-    return -(-count // step) * step
-
-
-def power_of_two(count: int, least: int = 1) -> int:
-    """The smallest power of two that is at least `count` and `least`."""
-    return max(least, 1 << max(0, count - 1).bit_length())
-
-
-@contextmanager
-def capturing(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
-    """What is done inside becomes the graph. No garbage is collected: the memory of another engine, let go, would end it."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        with torch.cuda.graph(graph, pool=pool):
-            yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-@dataclass(frozen=True)
-class Room:
-    """What a graph has room for: so many clients and rows of examples of each model, of any sizes."""
-
-    models: int
-    clients: int
-    rows: int
-    largest: int  # examples of one client
-
-    @property
-    def all_clients(self) -> int:
-        return self.models * self.clients
-
-    @property
-    def all_rows(self) -> int:
-        return self.models * self.rows
-
-
-class Models:
+class DeviceModels:
     """The parameters of some models on the device, in memory that graphs read, and write to with a server's step."""
 
-    def __init__(self, count: int, worker: Worker) -> None:
-        self.params = torch.zeros(count, worker.task.layout.dimension, device=worker.clients.x.device)
+    def __init__(self, count: int, place: Workplace) -> None:
+        self.params = torch.zeros(count, place.task.layout.dimension, device=place.clients.x.device)
         self.rows = self.params.unbind()
         self._here: list[tuple[Tensor, int] | None] = [None] * count  # whose values these are, as of which change
 
@@ -87,9 +44,9 @@ class Models:
 
     def hand_out(self) -> tuple[Tensor, ...]:
         """A copy of the parameters, (D,) each."""
-        found: tuple[Tensor, ...] = (self.rows[0].clone(),) if len(self.rows) == 1 else self.params.clone().unbind()
-        self._here = [_known(params) for params in found]
-        return found
+        copied: tuple[Tensor, ...] = (self.rows[0].clone(),) if len(self.rows) == 1 else self.params.clone().unbind()
+        self._here = [_known(params) for params in copied]
+        return copied
 
 
 def _known(params: Tensor) -> tuple[Tensor, int] | None:
@@ -105,16 +62,16 @@ class ClientGraph(ABC):
     """
 
     def __init__(
-        self, worker: Worker, room: Room, precision: Precision, here: Models, columns: int, more: int, answers: int
+        self, place: Workplace, capacity: GraphCapacity, here: DeviceModels, columns: int, more: int, answers: int
     ) -> None:
-        self.worker, self.room, self.precision, self.clients = worker, room, precision, worker.clients
-        task, self.device = worker.task, worker.clients.x.device
+        self.place, self.capacity, self.precision, self.clients = place, capacity, place.precision, place.clients
+        task, self.device = place.task, place.clients.x.device
         self.on_gpu = self.device.type == "cuda"
         self.classes, self.features = task.layout.shapes[task.layout.names.index("weight")]
         self.bias = "bias" in task.layout.names
-        k, rows = room.all_clients, room.all_rows
+        k, rows = capacity.all_clients, capacity.all_rows
         self.host = torch.zeros(columns * k + more, dtype=torch.int64, pin_memory=self.on_gpu)
-        self.host_clients: Numbers = self.host.numpy()[: columns * k].reshape(columns, room.models, -1)
+        self.host_clients: Numbers = self.host.numpy()[: columns * k].reshape(columns, capacity.models, -1)
         self.host_rest: Numbers = self.host.numpy()[columns * k :]
         self.asked = torch.zeros_like(self.host, device=self.device)
         self.asked_clients, self.asked_rest = self.asked[: columns * k].view(columns, k), self.asked[columns * k :]
@@ -124,11 +81,11 @@ class ClientGraph(ABC):
         self.scores = power_of_two(self.classes, 16)  # rows of such a length are read and multiplied faster
         bytes_ = self.clients.x.dtype == torch.uint8 and self.clients.scale is not None and not self.clients.shift
         self.scale = self.clients.scale if bytes_ and self.clients.scale is not None else 1.0  # of x, in its products
-        self.parts = 2 if bytes_ and not precision.reduced else 1
-        self.products = Precision("tf32") if self.parts == 2 else precision
+        self.parts = 2 if bytes_ and not self.precision.reduced else 1
+        self.products = Precision("tf32") if self.parts == 2 else self.precision
         self.outputs = self.zeros(rows, self.parts * self.scores)
-        self.weight = self.zeros(room.models, self.parts * self.scores, self.features)
-        self.ones = torch.ones(room.models, device=self.device)
+        self.weight = self.zeros(capacity.models, self.parts * self.scores, self.features)
+        self.ones = torch.ones(capacity.models, device=self.device)
         self.small = self.zeros(answers, dtype=torch.float64)
         self.answer = torch.zeros_like(self.small, device="cpu", pin_memory=self.on_gpu)
         self.event = torch.cuda.Event() if self.on_gpu else None  # type: ignore[no-untyped-call]
@@ -138,6 +95,7 @@ class ClientGraph(ABC):
         self.sides = [torch.cuda.Stream() for _ in range(2)] if self.on_gpu else []  # type: ignore[no-untyped-call]
 
     def zeros(self, *sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        """Zeros on the device."""
         return torch.zeros(*sizes, dtype=dtype, device=self.device)
 
     @property
@@ -203,15 +161,15 @@ class ClientGraph(ABC):
 
     def _split_weights(self) -> None:
         """The models' weights as products take them: whole, or in two parts."""
-        from equipoise.engines.simulator.cuda.kernels import linear_span as kernels
+        from equipoise.engines.simulator.cuda.kernels import span_kernels as kernels
 
-        weight = self.worker.task.layout.unflatten(self.params)["weight"]
+        weight = self.place.task.layout.unflatten(self.params)["weight"]
         halves = [self.weight[:, part * self.scores :][:, : self.classes] for part in range(self.parts)]
-        kernels.split(weight, self.ones, self.scale, halves)
+        kernels.split_in_two(weight, self.ones, self.scale, halves)
 
     def _gather(self, here: Any) -> None:
         """The clients' examples, one after the other."""
-        from equipoise.engines.simulator.cuda.kernels import linear_span as kernels
+        from equipoise.engines.simulator.cuda.kernels import span_kernels as kernels
 
         clients = self.clients
         scale, shift = (1.0, 0.0) if clients.scale is None or self.scale != 1.0 else (clients.scale, clients.shift)
@@ -219,6 +177,6 @@ class ClientGraph(ABC):
 
     def _multiply(self) -> None:
         """The outputs X Wᵀ of all examples, without bias."""
-        x, outputs = (v.view(self.room.models, self.room.rows, -1) for v in (self.x, self.outputs))
+        x, outputs = (v.view(self.capacity.models, self.capacity.rows, -1) for v in (self.x, self.outputs))
         with self.products.products():
             torch.bmm(x, self.weight.transpose(1, 2), out=outputs)

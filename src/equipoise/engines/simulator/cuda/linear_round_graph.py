@@ -1,6 +1,6 @@
 """The two CUDA graphs of softmax regression: losses of some clients, and a whole round of them.
 
-The arithmetic of a round is that of `span.py`; all local steps of a client are one Triton kernel.
+The arithmetic of a round is that of `linear_span.py`; all local steps of a client are one Triton kernel.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ import torch
 from torch import Tensor
 
 from equipoise.core.numbers import Numbers
-from equipoise.engines.simulator.cuda.client_graph import ClientGraph, Models, Room, power_of_two
-from equipoise.engines.simulator.precision import Precision
-from equipoise.engines.simulator.workers import Worker
+from equipoise.engines.simulator.cuda.client_graph import ClientGraph, DeviceModels
+from equipoise.engines.simulator.cuda.graph_capacity import GraphCapacity, power_of_two
+from equipoise.engines.simulator.local_work import Workplace
+from equipoise.types import SgdRule
 
 _LONG_SUM, _PRODUCTS = 2048, 16  # rows of a model; products at once that keep a large card busy
 
 
 @dataclass(frozen=True)
-class Shape(Room):
+class RoundShape(GraphCapacity):
     """What a graph of local steps is captured for."""
 
     grams: int  # numbers of all Gram matrices
     epochs: int
     batch: int
-    decay: float
-    prox: float
+    sgd: SgdRule
     server: float | None  # the rate of the server's step, if that is taken, too
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class JobClients:
     """Clients of one job that are trained in one graph."""
 
     job: int
@@ -51,9 +51,9 @@ class Part:
 class LossGraph(ClientGraph):
     """The mean loss of each client at its model."""
 
-    def __init__(self, worker: Worker, room: Room, precision: Precision, here: Models) -> None:
-        super().__init__(worker, room, precision, here, columns=3, more=0, answers=room.all_clients)
-        self.of_models: Numbers = self.answer.numpy().reshape(room.models, -1)
+    def __init__(self, place: Workplace, capacity: GraphCapacity, here: DeviceModels) -> None:
+        super().__init__(place, capacity, here, columns=3, more=0, answers=capacity.all_clients)
+        self.of_models: Numbers = self.answer.numpy().reshape(capacity.models, -1)
 
     def losses(
         self, params: Sequence[Tensor], positions: Sequence[Numbers], sizes: Sequence[Numbers], layout: tuple[int, ...] | None
@@ -66,42 +66,42 @@ class LossGraph(ClientGraph):
         self.models.take(params)
         if layout is None or layout != self.layout:
             self.host_clients.fill(0)
-            for model, found in enumerate(sizes):
-                _, counts, rows_at = self.host_clients[:, model, : len(found)]
-                counts[:] = found
-                np.cumsum(found[:-1], out=rows_at[1:])
-                rows_at += model * self.room.rows
+            for model, own in enumerate(sizes):
+                _, counts, rows_at = self.host_clients[:, model, : len(own)]
+                counts[:] = own
+                np.cumsum(own[:-1], out=rows_at[1:])
+                rows_at += model * self.capacity.rows
             self.layout = layout
-        for model, found in enumerate(positions):
-            self.host_clients[0, model, : len(found)] = found
+        for model, own in enumerate(positions):
+            self.host_clients[0, model, : len(own)] = own
         self._go()
         self._wait()
         return [torch.from_numpy(answer[: len(size)] / size) for answer, size in zip(self.of_models, sizes, strict=True)]
 
     def _body(self) -> None:
-        from equipoise.engines.simulator.cuda.kernels import linear_span as kernels
+        from equipoise.engines.simulator.cuda.kernels import span_kernels as kernels
 
         self.asked.copy_(self.host, non_blocking=True)
         which, counts, rows_at = self.asked_clients
-        here = kernels.Ragged(which, counts, rows_at, rows_at, self.room.largest)
+        here = kernels.RaggedClients(which, counts, rows_at, rows_at, self.capacity.largest)
         with self._aside(0):
             self._split_weights()
         self._gather(here)
         self._join(0)
         self._multiply()
-        bias = self.worker.task.layout.unflatten(self.params).get("bias")
+        bias = self.place.task.layout.unflatten(self.params).get("bias")
         kernels.sum_losses(
             self.outputs, bias, self.clients.y, here, self.clients.offsets, self.small, self.classes, self.scores
         )
         self.answer.copy_(self.small, non_blocking=True)
 
 
-class SpanGraph(ClientGraph):
+class RoundGraph(ClientGraph):
     """Local steps of all clients, the sum of their updates and perhaps the server's step."""
 
-    def __init__(self, worker: Worker, shape: Shape, precision: Precision, here: Models) -> None:
+    def __init__(self, place: Workplace, shape: RoundShape, here: DeviceModels) -> None:
         k, models = shape.all_clients, shape.models
-        super().__init__(worker, shape, precision, here, columns=6, more=models + 1, answers=2 * k + 2 * models)
+        super().__init__(place, shape, here, columns=6, more=models + 1, answers=2 * k + 2 * models)
         self.shape = shape
         self.host_weights: Numbers = self.host_clients[5].view(np.float64)
         self.totals = torch.zeros_like(self.params)
@@ -109,15 +109,15 @@ class SpanGraph(ClientGraph):
         self.gram, self.summed = self.zeros(shape.grams), self.zeros(k, self.scores)
         self.weighted = torch.zeros_like(self.outputs)
         self.coefficients = self.zeros(shape.all_rows, self.scores)
-        self.orders = self.zeros(k, shape.epochs, shape.largest, dtype=torch.int32)
+        self.permutations = self.zeros(k, shape.epochs, shape.largest, dtype=torch.int32)
         # Squared norms and summed losses of the clients, then the models' norms before and after the server's step.
         numbers: Numbers = self.answer.numpy()
         self.of_clients = numbers[: 2 * k].reshape(2, models, -1).swapaxes(0, 1)
         self.before, self.after = numbers[2 * k :].reshape(2, models)
         self.awaited = False  # whether somebody will ask for the results of the last start
-        self.held = self.bytes + sum(t.nbytes for t in (self.gram, self.weighted, self.coefficients, self.orders))
+        self.held = self.bytes + sum(t.nbytes for t in (self.gram, self.weighted, self.coefficients, self.permutations))
 
-    def start(self, params: Sequence[Tensor], parts: Sequence[Part], lr: float) -> None:
+    def start(self, params: Sequence[Tensor], parts: Sequence[JobClients], lr: float) -> None:
         """Start a round of one part per model: `totals` (M, D) are the sums of updates; `answers` come later."""
         self._wait()
         self.models.take(params, written=self.shape.server is not None)
@@ -140,7 +140,7 @@ class SpanGraph(ClientGraph):
         self._wait()
         return self.of_clients, self.before, self.after
 
-    def _lay_out(self, parts: Sequence[Part]) -> None:
+    def _lay_out(self, parts: Sequence[JobClients]) -> None:
         """Tell the device where the clients lie in memory, and how many steps they take."""
         grams = 0
         self.host_clients.fill(0)  # clients without examples or steps
@@ -155,19 +155,19 @@ class SpanGraph(ClientGraph):
             grams += int(squares.sum())
 
     def _body(self) -> None:
-        from equipoise.engines.simulator.cuda.kernels import linear_span as kernels
-        from equipoise.engines.simulator.cuda.kernels.batch_tables import draw_orders
+        from equipoise.engines.simulator.cuda.kernels import span_kernels as kernels
+        from equipoise.engines.simulator.cuda.kernels.batch_tables import draw_permutations
 
         clients, shape, models = self.clients, self.shape, self.shape.models
         k = shape.all_clients
         self.asked.copy_(self.host, non_blocking=True)
         which, counts, rows_at, grams_at, steps, weights = self.asked_clients
-        here = kernels.Ragged(which, counts, rows_at, grams_at, shape.largest)
+        here = kernels.RaggedClients(which, counts, rows_at, grams_at, shape.largest)
         streams, rate = self.asked_rest[:-1], self.asked_rest[-1:].view(torch.float64)
         weights = weights.view(torch.float64).float()
-        bias = self.worker.task.layout.unflatten(self.params).get("bias")
+        bias = self.place.task.layout.unflatten(self.params).get("bias")
         with self._aside(0):
-            draw_orders(clients.keys, which, counts, streams, self.orders, shape.batch)
+            draw_permutations(clients.keys, which, counts, streams, self.permutations, shape.batch)
             self.coefficients.zero_()
             self.weighted.zero_()  # of rows that belong to nobody
         with self._aside(1):
@@ -182,11 +182,11 @@ class SpanGraph(ClientGraph):
         kernels.gram_matrices(self.x, here, self.gram, self.scale**2, precision)
         self._join(0)
         kernels.take_steps(
-            self.outputs, bias, self.gram, clients.y, here, clients.offsets, steps, self.orders, rate, self.coefficients,
-            (self.summed, squares, losses, factors, scales), classes=self.classes, batch=shape.batch, decay=shape.decay,
-            prox=shape.prox, tf32=self.precision.reduced,
+            self.outputs, bias, self.gram, clients.y, here, clients.offsets, steps, self.permutations, rate, self.coefficients,
+            (self.summed, squares, losses, factors, scales), classes=self.classes, batch=shape.batch,
+            decay=shape.sgd.weight_decay, prox=shape.sgd.prox, tf32=self.precision.reduced,
         )  # fmt: skip
-        if shape.decay or shape.prox:  # ‖u‖² = ⟨A, G A⟩ + 2 (c−1) ⟨A, X W_0ᵀ⟩ + (c−1)² ‖W_0‖²
+        if shape.sgd.weight_decay or shape.sgd.prox:  # ‖u‖² = ⟨A, G A⟩ + 2 (c−1) ⟨A, X W_0ᵀ⟩ + (c−1)² ‖W_0‖²
             crossed = torch.empty_like(factors)
             kernels.crossed_with_start(self.coefficients, self.outputs, bias, scales, here, self.classes, crossed)
             lengths = self.params.square().sum(1).repeat_interleave(shape.clients, output_size=k)
@@ -201,7 +201,7 @@ class SpanGraph(ClientGraph):
 
     def _sum(self, weights: Tensor, factors: Tensor) -> None:
         """The weighted sums of updates, into `totals`."""
-        models, classes, named = self.shape.models, self.classes, self.worker.task.layout.unflatten(self.totals)
+        models, classes, named = self.shape.models, self.classes, self.place.task.layout.unflatten(self.totals)
         products = _summed(self.weighted, self.x, models)
         if self.parts == 2:
             torch.add(products[:, :classes], products[:, self.scores : self.scores + classes], out=named["weight"])
@@ -210,7 +210,7 @@ class SpanGraph(ClientGraph):
         if self.bias:
             totals = torch.bmm(weights.view(models, 1, -1), self.summed.view(models, -1, self.scores))
             named["bias"].copy_(totals[:, 0, :classes])
-        if self.shape.decay or self.shape.prox:
+        if self.shape.sgd.weight_decay or self.shape.sgd.prox:
             shares = (weights * factors).view(models, -1).sum(1, keepdim=True)
             self.totals.addcmul_(self.params, shares)
 

@@ -9,18 +9,22 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from equipoise.engines.simulator.batched_steps import Batch, Gradients, Starts
-from equipoise.engines.simulator.cuda.client_graph import capturing, padded, power_of_two
-from equipoise.engines.simulator.precision import Precision, triton_works
-from equipoise.engines.simulator.workers import Worker
+from equipoise.engines.simulator.batched_steps import Gradients
+from equipoise.engines.simulator.client_queue import StartModels
+from equipoise.engines.simulator.convnet_path import fastest_gradients
+from equipoise.engines.simulator.cuda.graph_capacity import capturing, power_of_two, rounded_up
+from equipoise.engines.simulator.example_batches import ExampleBatch
+from equipoise.engines.simulator.local_rule import LocalRule
+from equipoise.engines.simulator.local_work import ChunkResult, ChunkWork, LocalPath, Workplace
+from equipoise.engines.simulator.precision import why_no_triton
 from equipoise.errors import EquipoiseNotice
-from equipoise.solvers import SGD
 from equipoise.solvers.batches import BatchCursor
-from equipoise.types import LocalSolver
+from equipoise.types import SgdRule
 
 _GRAPHS = 512  # at most; then all are captured anew
 _SMALL = 2**20  # parameters of all clients of a chunk: neither memory nor padding matters, but every graph does
@@ -29,50 +33,59 @@ _LARGEST_RANKED = 4096  # examples of a client: a kernel ranks them by comparing
 
 
 @dataclass(frozen=True)
-class Kind:
+class StepShape:
     """What all graphs of one set of buffers share."""
 
     clients: int
     steps: int
     batch: int
     one_model: bool  # or several, of which every client has a copy to start from
-    momentum: float
-    weight_decay: float
-    prox: float
+    sgd: SgdRule
 
 
-class StepGraphs:
-    """Steps of SGD for chunks of clients that start from one model or a few. Works, uncaptured, on a CPU as well: for tests."""
+class StepGraphs(LocalPath):
+    """SGD of clients that start from one model or a few, on a GPU. Works, uncaptured, on a CPU as well: for tests."""
 
-    def __init__(self, worker: Worker, gradients_of: Gradients, precision: Precision) -> None:
-        self.worker, self.gradients_of, self.precision = worker, gradients_of, precision
-        self.buffers: Buffers | None = None
-        self.possible = worker.clients.x.device.type == "cuda"
+    name = "step graphs"
+
+    def __init__(self, place: Workplace) -> None:
+        super().__init__(place)
+        self.buffers: StepBuffers | None = None
+        self.obstacle = None if place.device.type == "cuda" else "it needs a CUDA device"
         self.computed = self.useful = 0  # examples in the last chunk, with and without padding
 
-    def fit(self, solver: LocalSolver, starts: Starts, cursor: object) -> bool:
-        """Whether this work can be done by replaying steps."""
-        plain = type(solver) is SGD and isinstance(cursor, BatchCursor) and cursor.at_once and cursor.repeats == 1
-        return self.possible and plain and starts.pull is None and not starts.each_its_own
+    @cached_property
+    def gradients(self) -> Gradients:
+        """The gradient that is captured."""
+        return fastest_gradients(self.place.task, self.place.device, self.place.precision)
 
-    def take_steps(
-        self, starts: Starts, solver: SGD, lr: float, cursor: BatchCursor, first: Tensor, update: Tensor
-    ) -> Tensor | None:
-        """As `general_steps`: writes `update` (k, D), returns summed losses (k,); None if the model cannot be captured."""
-        buffers = self._buffers(solver, cursor, len(update), alone=starts.shared)
+    def supports_rule(self, rule: LocalRule) -> str | None:
+        """Steps of SGD from shared models, without a pull."""
+        if rule.own_models or rule.pull != "none":
+            return "clients have models of their own"
+        return self.obstacle or rule.why_not_sgd()
+
+    def supports(self, work: ChunkWork) -> str | None:
+        """All batches must fit into one table. A model that could not be captured is not tried again."""
+        return self.obstacle or (None if work.batches.at_once else "the batches of all steps are too many for one table")
+
+    def run(self, work: ChunkWork) -> ChunkResult | None:
+        """Replay a step as often as the clients take one; None if the model cannot be captured."""
+        cursor, update = work.batches, work.new_updates()
+        buffers = self._buffers(work.rule, cursor, len(update), alone=work.starts.shared)
         try:
-            buffers.fill(starts, cursor, first, lr)
+            buffers.fill(work.starts, cursor, work.first_rows, work.rule.lr)
             computed = 0
             for active, widest in zip(cursor.active, cursor.widest, strict=True):
-                clients = min(buffers.rounded(active), buffers.kind.clients)
-                batch = buffers.kind.batch if solver.batch_size else min(_rounded(widest), buffers.kind.batch)
+                clients = min(buffers.rounded(active), buffers.shape.clients)
+                batch = buffers.shape.batch if work.rule.solver.batch_size else min(_rounded(widest), buffers.shape.batch)
                 buffers.step(clients, batch)
                 computed += clients * batch
         except RuntimeError as failure:  # a forward pass that asks the device, say
-            if not self.possible or isinstance(failure, torch.cuda.OutOfMemoryError):
+            if self.obstacle is not None or isinstance(failure, torch.cuda.OutOfMemoryError):
                 raise
-            self.possible, self.buffers = False, None
             reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0][:160]
+            self.obstacle, self.buffers = f"the model's steps cannot be captured as a CUDA graph ({reason})", None
             warnings.warn(
                 EquipoiseNotice(f"The model's steps cannot be captured as a CUDA graph ({reason}); rounds are slower."),
                 stacklevel=2,
@@ -80,33 +93,34 @@ class StepGraphs:
             torch.cuda.synchronize()
             return None
         self.computed, self.useful = computed, int(cursor.counts[_working(cursor)].sum())
-        return buffers.finish(update)
+        return work.result(update, buffers.finish(update))
 
-    def _buffers(self, solver: SGD, cursor: BatchCursor, clients: int, *, alone: bool) -> Buffers:
-        """Buffers with room for this work, and for larger work that is to be expected: other buffers need other graphs."""
-        batch, steps = _rounded(cursor.width), len(cursor.active)
+    def _buffers(self, rule: LocalRule, cursor: BatchCursor, clients: int, *, alone: bool) -> StepBuffers:
+        """Buffers that hold this work, and larger work that is to be expected: other buffers need other graphs."""
+        solver, batch, steps = rule.solver, _rounded(cursor.width), len(cursor.active)
         if solver.batch_size is not None:
-            largest = int(self.worker.clients.host_sizes.max())
+            largest = int(self.place.clients.host_sizes.max())
             batch, most = min(solver.batch_size, largest), max(steps, solver.local_steps(largest))
             steps = most if most * clients * batch <= _TABLE else steps
-        room = 2 * power_of_two(clients)
-        if room * self.worker.task.layout.dimension > _SMALL:
-            room = padded(clients)
-        kind = Kind(room, power_of_two(steps), batch, alone, solver.momentum, solver.weight_decay, solver.prox)
+        capacity = 2 * power_of_two(clients)
+        if capacity * self.place.task.layout.dimension > _SMALL:
+            capacity = rounded_up(clients)
+        shape = StepShape(capacity, power_of_two(steps), batch, alone, rule.sgd)
         held = self.buffers
         if held is not None:
-            most_of_both = {name: max(getattr(kind, name), getattr(held.kind, name)) for name in ("clients", "steps", "batch")}
-            kind = replace(kind, **most_of_both)
-            if held.kind == kind and len(held.graphs) < _GRAPHS:
+            old = held.shape
+            clients, steps, batch = max(shape.clients, old.clients), max(shape.steps, old.steps), max(shape.batch, old.batch)
+            shape = replace(shape, clients=clients, steps=steps, batch=batch)
+            if held.shape == shape and len(held.graphs) < _GRAPHS:
                 return held
         self.buffers = None  # its memory goes first
-        self.buffers = Buffers(self.worker, kind, self.gradients_of, self.precision)
+        self.buffers = StepBuffers(self.place, shape, self.gradients)
         return self.buffers
 
 
 def _rounded(batch: int) -> int:
     """A batch of all examples, rounded up by an eighth at most, so that few graphs serve all cohorts."""
-    return padded(batch, power_of_two(batch, 16) // 16)
+    return rounded_up(batch, power_of_two(batch, 16) // 16)
 
 
 def _working(cursor: BatchCursor) -> Tensor:
@@ -115,32 +129,32 @@ def _working(cursor: BatchCursor) -> Tensor:
     return torch.arange(cursor.counts.shape[1]) < active
 
 
-class Buffers:
-    """Memory with fixed places for the steps of up to so many clients, and the graphs that work on it."""
+class StepBuffers:
+    """Memory with fixed places for the steps of some clients, and the graphs that work on it."""
 
-    def __init__(self, worker: Worker, kind: Kind, gradients_of: Gradients, precision: Precision) -> None:
-        self.worker, self.kind, self.gradients_of, self.precision = worker, kind, gradients_of, precision
-        self.device, self.dtype = worker.clients.x.device, worker.task.layout.dtype
-        table = (kind.steps, kind.clients, kind.batch)
+    def __init__(self, place: Workplace, shape: StepShape, gradients_of: Gradients) -> None:
+        self.place, self.shape, self.gradients_of = place, shape, gradients_of
+        self.device, self.dtype = place.clients.x.device, place.task.layout.dtype
+        table = (shape.steps, shape.clients, shape.batch)
         self.rows = torch.zeros(table, dtype=torch.int64, device=self.device)
         self.shares = torch.zeros(table, dtype=self.dtype, device=self.device)
         self.rates = torch.zeros(table[:2], dtype=self.dtype, device=self.device)
         self.number = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self.seen = torch.zeros(kind.clients, dtype=torch.float64, device=self.device)
-        rows = 1 if kind.one_model else kind.clients
-        self.start = torch.zeros(rows, worker.task.layout.dimension, dtype=self.dtype, device=self.device)
-        self.finest = 8 if kind.clients * worker.task.layout.dimension <= _SMALL else 16
+        self.seen = torch.zeros(shape.clients, dtype=torch.float64, device=self.device)
+        rows = 1 if shape.one_model else shape.clients
+        self.start = torch.zeros(rows, place.task.layout.dimension, dtype=self.dtype, device=self.device)
+        self.finest = 8 if shape.clients * place.task.layout.dimension <= _SMALL else 16
         self.weights: dict[str, Tensor] = {}
         self.velocity: dict[str, Tensor] = {}
         self.graphs: dict[tuple[int, int], Callable[[], None]] = {}
-        self.by_kernels = self.device.type == "cuda" and triton_works()
+        self.by_kernels = self.device.type == "cuda" and why_no_triton() is None
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
     def rounded(self, active: int) -> int:
         """A number of clients rounded up by an eighth at most, or by a quarter where they are few and small."""
-        return padded(active, power_of_two(active, 16) // self.finest)
+        return rounded_up(active, power_of_two(active, 16) // self.finest)
 
-    def fill(self, starts: Starts, cursor: BatchCursor, first: Tensor, lr: float) -> None:
+    def fill(self, starts: StartModels, cursor: BatchCursor, first: Tensor, lr: float) -> None:
         """Put a chunk's starts and batches in place."""
         if self.by_kernels and int(cursor.sizes.max()) <= _LARGEST_RANKED:
             self._tables_by_kernels(cursor, first, lr)
@@ -148,14 +162,14 @@ class Buffers:
             self._tables(cursor, first, lr)
         self.number.zero_()
         self.seen.zero_()
-        found = starts.rows()
-        self.start[: len(found)] = found
-        self.start[len(found) :] = found[0]
+        models = starts.rows()
+        self.start[: len(models)] = models
+        self.start[len(models) :] = models[0]
         if not self.weights:
             self._make_weights()
-        for name, value in self.worker.task.layout.unflatten(self.start).items():
+        for name, value in self.place.task.layout.unflatten(self.start).items():
             self.weights[name].copy_(value.expand_as(self.weights[name]))
-            if self.kind.momentum:
+            if self.shape.sgd.momentum:
                 self.velocity[name].zero_()
 
     def _tables(self, cursor: BatchCursor, first: Tensor, lr: float) -> None:
@@ -172,31 +186,31 @@ class Buffers:
         self.rates[:steps, :clients] = working.to(self.dtype) * lr
 
     def _tables_by_kernels(self, cursor: BatchCursor, first: Tensor, lr: float) -> None:
-        """The same in few operations, where starting some fifty takes a GPU's host longer than the GPU."""
-        from equipoise.engines.simulator.cuda.kernels.batch_tables import draw_orders, fill_tables
+        """What `_tables` does in few operations, where starting some fifty takes a GPU's host longer than the GPU."""
+        from equipoise.engines.simulator.cuda.kernels.batch_tables import draw_permutations, fill_tables
 
         largest, count = int(cursor.sizes.max()), len(cursor.active)
         sizes, steps = torch.stack([cursor.sizes, cursor.steps]).to(self.device, non_blocking=True)
         orders = torch.empty(len(sizes), cursor.drawn, largest, dtype=torch.int32, device=self.device)
-        draw_orders(cursor.keys, sizes, sizes, None, orders, cursor.width)
+        draw_permutations(cursor.keys, sizes, sizes, None, orders, cursor.width)
         fill_tables(orders, first, sizes, steps, (self.rows, self.shares, self.rates), count, cursor.width)
         self.rates[:count].mul_(lr)  # a number handed to a kernel would be rounded to float32
 
     def _make_weights(self) -> None:
         """Each parameter in the memory order in which its gradient comes: a step then streams through both."""
-        named = self.worker.task.layout.unflatten(self.start)
-        stacked = {name: value.expand(self.kind.clients, *value.shape[1:]) for name, value in named.items()}
-        gradients, _ = self._gradients(stacked, self.kind.clients, self.kind.batch)
+        named = self.place.task.layout.unflatten(self.start)
+        stacked = {name: value.expand(self.shape.clients, *value.shape[1:]) for name, value in named.items()}
+        gradients, _ = self._gradients(stacked, self.shape.clients, self.shape.batch)
         self.weights = {name: torch.empty_like(gradient) for name, gradient in gradients.items()}
-        if self.kind.momentum:
+        if self.shape.sgd.momentum:
             self.velocity = {name: torch.empty_like(value) for name, value in self.weights.items()}
 
     def _gradients(self, weights: dict[str, Tensor], clients: int, batch: int) -> tuple[dict[str, Tensor], Tensor]:
         rows = self.rows.index_select(0, self.number)[0, :clients, :batch]
         shares = self.shares.index_select(0, self.number)[0, :clients, :batch]
-        x, y = self.worker.clients.inputs(rows, self.dtype), self.worker.clients.targets(rows, self.dtype)
-        with self.precision.forward(self.device):
-            return self.gradients_of(self.worker.task, weights, Batch(x, y, shares, False))
+        x, y = self.place.clients.inputs(rows, self.dtype), self.place.clients.targets(rows, self.dtype)
+        with self.place.precision.forward(self.device):
+            return self.gradients_of(self.place.task, weights, ExampleBatch(x, y, shares, False))
 
     def step(self, clients: int, batch: int) -> None:
         """The next step of the first `clients`."""
@@ -230,27 +244,27 @@ class Buffers:
 
     def _body(self, clients: int, batch: int) -> None:
         """W ← w − rate · (g + λ w + μ (w − w^t)), or with momentum; a client that has finished has the rate 0."""
-        kind = self.kind
+        sgd = self.shape.sgd
         weights = {name: value[:clients] for name, value in self.weights.items()}
         rates = self.rates.index_select(0, self.number)[0, :clients]
         gradients, losses = self._gradients(weights, clients, batch)
-        starts = self.worker.task.layout.unflatten(self.start)
+        starts = self.place.task.layout.unflatten(self.start)
         with torch.no_grad():
             for name, gradient in gradients.items():
                 value, rate = weights[name], rates.view(-1, *(1,) * (gradient.dim() - 1))
-                if kind.weight_decay:
-                    gradient = gradient.add(value, alpha=kind.weight_decay)
-                if kind.prox:
-                    gradient = gradient.add(value - starts[name][:clients], alpha=kind.prox)
-                if kind.momentum:
-                    gradient = self.velocity[name][:clients].mul_(kind.momentum).add_(gradient)
+                if sgd.weight_decay:
+                    gradient = gradient.add(value, alpha=sgd.weight_decay)
+                if sgd.prox:
+                    gradient = gradient.add(value - starts[name][:clients], alpha=sgd.prox)
+                if sgd.momentum:
+                    gradient = self.velocity[name][:clients].mul_(sgd.momentum).add_(gradient)
                 value.addcmul_(rate, gradient, value=-1)
             self.seen[:clients] += torch.where(rates > 0, losses.to(torch.float64), 0.0)
             self.number += 1
 
     def finish(self, update: Tensor) -> Tensor:
         """Write the updates (k, D) of the first clients; their summed losses (k,)."""
-        starts = self.worker.task.layout.unflatten(self.start)
-        for name, change in self.worker.task.layout.unflatten(update).items():
+        starts = self.place.task.layout.unflatten(self.start)
+        for name, change in self.place.task.layout.unflatten(update).items():
             torch.sub(self.weights[name][: len(update)], starts[name][: len(update)], out=change)
         return self.seen[: len(update)].clone()

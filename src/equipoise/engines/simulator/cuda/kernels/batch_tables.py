@@ -1,4 +1,4 @@
-"""Triton kernels for the batches of many clients: their random orders (`rng.py`), and tables of all steps, on a GPU."""
+"""Triton kernels for the batches of many clients: their random permutations (`rng.py`), and tables of all steps, on a GPU."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from equipoise.core.rng import _FIRST, _GOLDEN, _SECOND, signed
-from equipoise.engines.simulator.cuda.client_graph import power_of_two
+from equipoise.core.rng import GOLDEN_GAMMA, MIX_FACTORS, signed
+from equipoise.engines.simulator.cuda.graph_capacity import power_of_two
 
-GOLDEN, FIRST, SECOND = (tl.constexpr(signed(value)) for value in (_GOLDEN, _FIRST, _SECOND))
+GOLDEN, FIRST, SECOND = (tl.constexpr(signed(value)) for value in (GOLDEN_GAMMA, *MIX_FACTORS))
 LARGEST = tl.constexpr((1 << 63) - 1)
 
 
 @triton.jit
-def mixed(z):  # type: ignore[no-untyped-def]
+def mix(z):  # type: ignore[no-untyped-def]
     """The hash of rng.py; its shifts are unsigned."""
     z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * FIRST
     z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * SECOND
@@ -23,12 +23,13 @@ def mixed(z):  # type: ignore[no-untyped-def]
 
 @triton.jit
 def bits_of(key, epoch, places):  # type: ignore[no-untyped-def]
-    return mixed(key + (places.to(tl.int64) + (epoch.to(tl.int64) << 32)) * GOLDEN) & LARGEST
+    """63 random bits of a client's examples in an epoch."""
+    return mix(key + (places.to(tl.int64) + (epoch.to(tl.int64) << 32)) * GOLDEN) & LARGEST
 
 
 @triton.jit
-def orders_kernel(  # type: ignore[no-untyped-def]
-    names, which, counts, streams, orders, epochs, batch, together, N, KEYS: tl.constexpr, MINE: tl.constexpr,
+def permutations_kernel(  # type: ignore[no-untyped-def]
+    names, which, counts, streams, permutations, epochs, batch, together, N, KEYS: tl.constexpr, MINE: tl.constexpr,
     PART: tl.constexpr,
 ):  # fmt: skip
     """A client's order of examples in one epoch: the rank of some of them by random bits, as a stable sort gives it.
@@ -41,7 +42,7 @@ def orders_kernel(  # type: ignore[no-untyped-def]
         if KEYS:
             key = tl.load(names + client)
         else:
-            key = mixed(mixed(tl.load(names + tl.load(which + client))) ^ tl.load(streams + client // together))
+            key = mix(mix(tl.load(names + tl.load(which + client))) ^ tl.load(streams + client // together))
         mine = begin + tl.arange(0, MINE)
         bits = bits_of(key, epoch, mine)
         rank = tl.zeros((MINE,), dtype=tl.int32)
@@ -51,12 +52,12 @@ def orders_kernel(  # type: ignore[no-untyped-def]
             tie = (theirs[None, :] == bits[:, None]) & (other[None, :] < mine[:, None])
             rank += tl.sum(((theirs[None, :] < bits[:, None]) | tie).to(tl.int32), axis=1)
         rank = tl.where(count > batch, rank, mine)  # a client whose batch is all its data keeps its order
-        tl.store(orders + (client * epochs + epoch) * N + rank, mine, mask=mine < count)
+        tl.store(permutations + (client * epochs + epoch) * N + rank, mine, mask=mine < count)
 
 
 @triton.jit
 def tables_kernel(  # type: ignore[no-untyped-def]
-    orders, first, sizes, steps, rows, shares, rates, clients, room, epochs, N, width, B: tl.constexpr, W: tl.constexpr
+    permutations, first, sizes, steps, rows, shares, rates, clients, room, epochs, N, width, B: tl.constexpr, W: tl.constexpr
 ):
     """One step of one client: the rows of its batch, the weight of each, and the rate 1; zeros if it takes no such step."""
     step, client, lane = tl.program_id(0), tl.program_id(1), tl.arange(0, W)
@@ -69,7 +70,7 @@ def tables_kernel(  # type: ignore[no-untyped-def]
     count = tl.minimum(size - start, width)
     inside = lane < count
     place = tl.where(inside, start + lane, start)
-    row = tl.load(first + known) + tl.load(orders + (known * epochs + epoch) * N + place)
+    row = tl.load(first + known) + tl.load(permutations + (known * epochs + epoch) * N + place)
     entry = (step.to(tl.int64) * room + client) * B + lane
     tl.store(rows + entry, row, mask=lane < B)
     share = tl.where(inside & works, 1.0 / count.to(tl.float64), 0.0)
@@ -77,24 +78,32 @@ def tables_kernel(  # type: ignore[no-untyped-def]
     tl.store(rates + step.to(tl.int64) * room + client, works.to(rates.dtype.element_ty))
 
 
-def draw_orders(names: Tensor, which: Tensor, counts: Tensor, streams: Tensor | None, orders: Tensor, batch: int) -> None:
-    """Fill `orders` (k, E, n) of clients with up to n examples, whose numbers are `counts` (k,).
+def draw_permutations(
+    names: Tensor, which: Tensor, counts: Tensor, streams: Tensor | None, permutations: Tensor, batch: int
+) -> None:
+    """Fill `permutations` (k, E, n) of clients with up to n examples, whose numbers are `counts` (k,).
 
     Their keys are made of `names` at the positions `which` (k,) and of streams (M,), each that of k / M clients in a row;
     without streams, `names` (k,) are the keys.
     """
-    count, epochs, n = orders.shape
+    count, epochs, n = permutations.shape
     mine = min(128, power_of_two(n, 16))
     together = 1 if streams is None else count // len(streams)
-    orders_kernel[(count, epochs, triton.cdiv(n, mine))](
-        names, which, counts, names if streams is None else streams, orders, epochs, batch, together, n, KEYS=streams is None,
-        MINE=mine, PART=min(32, mine), num_warps=4,
+    permutations_kernel[(count, epochs, triton.cdiv(n, mine))](
+        names, which, counts, names if streams is None else streams, permutations, epochs, batch, together, n,
+        KEYS=streams is None, MINE=mine, PART=min(32, mine), num_warps=4,
     )  # fmt: skip
 
 
 def fill_tables(
-    orders: Tensor, first: Tensor, sizes: Tensor, steps: Tensor, tables: tuple[Tensor, Tensor, Tensor], count: int, width: int
-) -> None:  # fmt: skip
+    permutations: Tensor,
+    first: Tensor,
+    sizes: Tensor,
+    steps: Tensor,
+    tables: tuple[Tensor, Tensor, Tensor],
+    count: int,
+    width: int,
+) -> None:
     """Rows (T, R, B), weights (T, R, B) and rates (T, R), 1 or 0, of the first `count` steps of k ≤ R clients, in batches of
     `width`.
 
@@ -102,8 +111,8 @@ def fill_tables(
     """
     rows, shares, rates = tables
     _, room, batch = rows.shape
-    clients, epochs, n = orders.shape
+    clients, epochs, n = permutations.shape
     tables_kernel[(count, room)](
-        orders, first, sizes, steps, rows, shares, rates, clients, room, epochs, n, width, B=batch,
+        permutations, first, sizes, steps, rows, shares, rates, clients, room, epochs, n, width, B=batch,
         W=power_of_two(batch), num_warps=1,
     )  # fmt: skip

@@ -11,11 +11,11 @@ from equipoise.engines.simulator.cuda.kernels.convnet_programs import (
     SECOND,
     SUMS,
     TAP,
-    _begun,
-    _chained,
-    _ended,
-    _operand,
-    _product,
+    add_chained,
+    add_product,
+    as_operand,
+    begin_chain,
+    end_chain,
 )
 
 
@@ -32,7 +32,7 @@ def readout_gradients(  # type: ignore[no-untyped-def]
     feature = part * (CHANNELS * 16) + tl.arange(0, CHANNELS * 16)  # channel, position
     known = (label < CLASSES)[:, None]
     w = tl.load(weight + client * weight_stride + label[:, None] * SECOND + feature[None, :], mask=known, other=0.0)
-    w = _operand(w, PRECISION)
+    w = as_operand(w, PRECISION)
     gradient = tl.zeros((PADDED, CHANNELS * 16), tl.float32)
     second_bias = tl.zeros((CHANNELS * 16,), tl.float32)
     image = tl.arange(0, 16)
@@ -44,12 +44,12 @@ def readout_gradients(  # type: ignore[no-untyped-def]
         slope = tl.load(slopes + row[:, None] * PADDED + label[None, :], mask=here, other=0.0)
         a = tl.load(features + row[:, None] * SECOND + feature[None, :], mask=here, other=0.0)
         mark = tl.load(code + row[:, None] * SECOND + feature[None, :], mask=here, other=4)
-        slope = _operand(slope, PRECISION)
-        d = _product(slope, w, tl.zeros((16, CHANNELS * 16), tl.float32), PRECISION)
+        slope = as_operand(slope, PRECISION)
+        d = add_product(slope, w, tl.zeros((16, CHANNELS * 16), tl.float32), PRECISION)
         d = tl.where(mark < 4, d, 0.0)
-        gradient = _product(tl.trans(slope), a, gradient, PRECISION)
+        gradient = add_product(tl.trans(slope), a, gradient, PRECISION)
         second_bias += tl.sum(d, 0)
-        short = _operand(d, PRECISION).to(back.dtype.element_ty)
+        short = as_operand(d, PRECISION).to(back.dtype.element_ty)
         to = (client * blocks + block) * (16 * SECOND)
         last = tl.permute(tl.reshape(short, (16, CHANNELS, 16)), (0, 2, 1))  # image, position, channel
         tl.store(back + to + image[:, None, None] * SECOND + position[None, :, None] * 64 + channel[None, None, :], last)
@@ -93,7 +93,7 @@ def second_weights(  # type: ignore[no-untyped-def]
         corner = step // (16 // POSITIONS) * (16 * FIRST) + (position // 4 * 24 + position % 4 * 2) * 512
         for window in tl.static_range(4):
             own = tl.load(a + corner + (window // 2 * 12 + window % 2) * 512)
-            gradient = _product(own, tl.where(mark == window, d, 0.0), gradient, PRECISION)
+            gradient = add_product(own, tl.where(mark == window, d, 0.0), gradient, PRECISION)
     to = weight_gradient + client * (25 * TAP) + (tl.program_id(0) * TAPS * 32 + row)[:, None] * 64 + outputs[None, :]
     tl.store(to, gradient, mask=(asked < 25)[:, None])
 
@@ -153,39 +153,39 @@ def first_map_gradient(  # type: ignore[no-untyped-def]
         w_above_right = tl.load(middle - 4 * TAP, mask=above & right, other=0.0)
         w_below_left = tl.load(middle + 4 * TAP, mask=below & left, other=0.0)
         w_below_right = tl.load(middle + 6 * TAP, mask=below & right, other=0.0)
-        s00 = _begun(d00, PRECISION)
-        s01 = _begun(d01, PRECISION)
-        s10 = _begun(d10, PRECISION)
-        s11 = _begun(d11, PRECISION)
+        s00 = begin_chain(d00, PRECISION)
+        s01 = begin_chain(d01, PRECISION)
+        s10 = begin_chain(d10, PRECISION)
+        s11 = begin_chain(d11, PRECISION)
         own = tl.where(mark == 0, d, 0.0)
-        s00 = _chained(own, w_middle, s00, PRECISION)
-        s01 = _chained(own, w_right, s01, PRECISION)
-        s10 = _chained(own, w_below, s10, PRECISION)
-        s11 = _chained(own, w_below_right, s11, PRECISION)
+        s00 = add_chained(own, w_middle, s00, PRECISION)
+        s01 = add_chained(own, w_right, s01, PRECISION)
+        s10 = add_chained(own, w_below, s10, PRECISION)
+        s11 = add_chained(own, w_below_right, s11, PRECISION)
         own = tl.where(mark == 1, d, 0.0)
-        s00 = _chained(own, w_left, s00, PRECISION)
-        s01 = _chained(own, w_middle, s01, PRECISION)
-        s10 = _chained(own, w_below_left, s10, PRECISION)
-        s11 = _chained(own, w_below, s11, PRECISION)
+        s00 = add_chained(own, w_left, s00, PRECISION)
+        s01 = add_chained(own, w_middle, s01, PRECISION)
+        s10 = add_chained(own, w_below_left, s10, PRECISION)
+        s11 = add_chained(own, w_below, s11, PRECISION)
         own = tl.where(mark == 2, d, 0.0)
-        s00 = _chained(own, w_above, s00, PRECISION)
-        s01 = _chained(own, w_above_right, s01, PRECISION)
-        s10 = _chained(own, w_middle, s10, PRECISION)
-        s11 = _chained(own, w_right, s11, PRECISION)
+        s00 = add_chained(own, w_above, s00, PRECISION)
+        s01 = add_chained(own, w_above_right, s01, PRECISION)
+        s10 = add_chained(own, w_middle, s10, PRECISION)
+        s11 = add_chained(own, w_right, s11, PRECISION)
         own = tl.where(mark == 3, d, 0.0)
-        s00 = _chained(own, w_above_left, s00, PRECISION)
-        s01 = _chained(own, w_above, s01, PRECISION)
-        s10 = _chained(own, w_left, s10, PRECISION)
-        s11 = _chained(own, w_middle, s11, PRECISION)
-        d00 = _ended(d00, s00, PRECISION)
-        d01 = _ended(d01, s01, PRECISION)
-        d10 = _ended(d10, s10, PRECISION)
-        d11 = _ended(d11, s11, PRECISION)
+        s00 = add_chained(own, w_above_left, s00, PRECISION)
+        s01 = add_chained(own, w_above, s01, PRECISION)
+        s10 = add_chained(own, w_left, s10, PRECISION)
+        s11 = add_chained(own, w_middle, s11, PRECISION)
+        d00 = end_chain(d00, s00, PRECISION)
+        d01 = end_chain(d01, s01, PRECISION)
+        d10 = end_chain(d10, s10, PRECISION)
+        d11 = end_chain(d11, s11, PRECISION)
     to = out + (client * blocks + block) * (16 * FIRST) + ((r * 24 + t * 2) * 512 + image)[:, None] + inputs[None, :] * 16
-    tl.store(to, _operand(d00, PRECISION).to(out.dtype.element_ty))
-    tl.store(to + 512, _operand(d01, PRECISION).to(out.dtype.element_ty))
-    tl.store(to + 12 * 512, _operand(d10, PRECISION).to(out.dtype.element_ty))
-    tl.store(to + 13 * 512, _operand(d11, PRECISION).to(out.dtype.element_ty))
+    tl.store(to, as_operand(d00, PRECISION).to(out.dtype.element_ty))
+    tl.store(to + 512, as_operand(d01, PRECISION).to(out.dtype.element_ty))
+    tl.store(to + 12 * 512, as_operand(d10, PRECISION).to(out.dtype.element_ty))
+    tl.store(to + 13 * 512, as_operand(d11, PRECISION).to(out.dtype.element_ty))
 
 
 @triton.jit
@@ -211,7 +211,7 @@ def first_weights(x, back, code, sums, blocks, PRECISION: tl.constexpr, PARTS: t
         patch = tl.load(images + moved, mask=(pixel < 36)[None, :], other=0.0)
         all_windows += tl.where(mark < 4, d, 0.0)
         spread = tl.where(mark[None, :, :] == window, d[None, :, :], 0.0)
-        gradient = _product(tl.reshape(spread, (128, 64)), patch, gradient, PRECISION)
+        gradient = add_product(tl.reshape(spread, (128, 64)), patch, gradient, PRECISION)
     to = sums + (client * PARTS + part) * SUMS
     row = tl.arange(0, 128)
     tl.store(to + row[:, None] * 64 + pixel[None, :], gradient, mask=(pixel < 36)[None, :])

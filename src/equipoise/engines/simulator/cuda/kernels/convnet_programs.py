@@ -30,7 +30,7 @@ def _high(value):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _operand(value, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
+def as_operand(value, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
     """A float32 number as products in this precision take it. Tensor cores cut TF32 off where this rounds to the nearest."""
     if PRECISION == "tf32":
         value = tl.where(value == value, _high(value), value)
@@ -38,7 +38,7 @@ def _operand(value, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _chained(a, b, total, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
+def add_chained(a, b, total, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
     """The sum total + a b, all of it on tensor cores.
 
     "float32" splits a = a₁ + a₂ and b likewise into TF32 numbers and takes a₂ b₁ + a₁ b₂ + a₁ b₁. NaN and infinity leave NaN
@@ -58,7 +58,7 @@ def _chained(a, b, total, PRECISION: tl.constexpr):  # type: ignore[no-untyped-d
 
 
 @triton.jit
-def _begun(total, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
+def begin_chain(total, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
     """Where a chain begins. Tensor cores round sums towards 0, which adds up: "float32" chains are short, and begin at 0."""
     if PRECISION == "float32":
         total = tl.zeros(total.shape, tl.float32)
@@ -66,7 +66,7 @@ def _begun(total, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _ended(total, chain, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
+def end_chain(total, chain, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
     """The sum that a chain which began so has reached."""
     if PRECISION == "float32":
         chain += total
@@ -74,9 +74,9 @@ def _ended(total, chain, PRECISION: tl.constexpr):  # type: ignore[no-untyped-de
 
 
 @triton.jit
-def _product(a, b, total, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
+def add_product(a, b, total, PRECISION: tl.constexpr):  # type: ignore[no-untyped-def]
     """The sum total + a b: a chain of one product."""
-    return _ended(total, _chained(a, b, _begun(total, PRECISION), PRECISION), PRECISION)
+    return end_chain(total, add_chained(a, b, begin_chain(total, PRECISION), PRECISION), PRECISION)
 
 
 @triton.jit
@@ -110,7 +110,7 @@ def turn_inputs(  # type: ignore[no-untyped-def]
         if PRECISION == "bf16":
             tl.store(to + inputs[:, None] * 64 + outputs[None, :], tile.to(weight_copy.dtype.element_ty))
         else:
-            tl.store(to + outputs[:, None] * 32 + inputs[None, :], tl.trans(_operand(tile, PRECISION)))
+            tl.store(to + outputs[:, None] * 32 + inputs[None, :], tl.trans(as_operand(tile, PRECISION)))
     else:
         block = (job - 25) // 7
         image = tl.arange(0, 16)
@@ -119,7 +119,7 @@ def turn_inputs(  # type: ignore[no-untyped-def]
         at = client * b * PIXELS + (block * 16 + image)[:, None] * PIXELS + pixel[None, :]
         value = tl.load(x + at, mask=here, other=0).to(tl.float32) * scale
         place = turned + (client * blocks + block) * (16 * PIXELS) + pixel[None, :] * 16 + image[:, None]
-        tl.store(place, _operand(value, PRECISION).to(turned.dtype.element_ty), mask=(pixel < PIXELS)[None, :])
+        tl.store(place, as_operand(value, PRECISION).to(turned.dtype.element_ty), mask=(pixel < PIXELS)[None, :])
 
 
 @triton.jit
@@ -142,7 +142,7 @@ def first_layer(  # type: ignore[no-untyped-def]
     taps = tl.load(
         weight + client * weight_stride + (column % 32)[None, :] * 25 + ky * 5 + kx, mask=tap, other=0.0
     )  # (64, 128)
-    taps = _operand(taps * scale, PRECISION)
+    taps = as_operand(taps * scale, PRECISION)
     offset = tl.load(bias + client * bias_stride + channel)[None, :]
     row = tl.arange(0, 64)  # position, image
     for step in range(STEPS):
@@ -153,13 +153,13 @@ def first_layer(  # type: ignore[no-untyped-def]
         corner = image * PIXELS + (position // 12 * 56 + position % 12 * 2) + row // 16 * 2
         at = client * b * PIXELS + (corner[:, None] + (pixel // 6 * 28 + pixel % 6)[None, :])
         patch = tl.load(x + at, mask=here[:, None] & (pixel < 36)[None, :], other=0).to(tl.float32)  # (64, 64)
-        z = _product(_operand(patch, PRECISION), taps, tl.zeros((64, 128), tl.float32), PRECISION)
+        z = add_product(as_operand(patch, PRECISION), taps, tl.zeros((64, 128), tl.float32), PRECISION)
         upper, lower = tl.split(tl.permute(tl.reshape(z, (64, 2, 64)), (0, 2, 1)))
         z0, z1 = tl.split(tl.permute(tl.reshape(upper, (64, 2, 32)), (0, 2, 1)))
         z2, z3 = tl.split(tl.permute(tl.reshape(lower, (64, 2, 32)), (0, 2, 1)))
         best, which = _pooled(z0 + offset, z1 + offset, z2 + offset, z3 + offset)
         off = (best <= 0) | (image >= b)[:, None]
-        value = _operand(tl.where(off, 0.0, best), PRECISION).to(pooled.dtype.element_ty)
+        value = as_operand(tl.where(off, 0.0, best), PRECISION).to(pooled.dtype.element_ty)
         to = client * b * FIRST + (image * FIRST + (position + row // 16) * 32)[:, None] + channel[None, :]
         tl.store(pooled + to, value, mask=here[:, None])
         to = client * blocks * (16 * FIRST) + group * 2048 + (row // 16 * 512 + row % 16)[:, None] + channel[None, :] * 16
@@ -189,7 +189,7 @@ def second_layer(  # type: ignore[no-untyped-def]
     z = tl.zeros((64, columns), tl.float32)
     for tap in range(25):
         shifted = tl.load(a + (tap // 5 * 12 + tap % 5) * 32, mask=here, other=0.0)  # (32, columns)
-        z = _product(tl.load(w + tap * TAP), shifted, z, PRECISION)
+        z = add_product(tl.load(w + tap * TAP), shifted, z, PRECISION)
     z += tl.load(bias + client * bias_stride + outputs)[:, None]
     left, right = tl.split(tl.reshape(z, (64, columns // 2, 2)))
     z0, z2 = tl.split(tl.permute(tl.reshape(left, (64, 2, columns // 4)), (0, 2, 1)))
@@ -200,7 +200,7 @@ def second_layer(  # type: ignore[no-untyped-def]
     place = tl.arange(0, columns // 4)
     here = (first + place // 16 < b)[None, :]
     to = (client * b + first) * SECOND + (place // 16 * SECOND + place % 16)[None, :] + outputs[:, None] * 16
-    tl.store(features + to, _operand(tl.where(off, 0.0, best), PRECISION), mask=here)
+    tl.store(features + to, as_operand(tl.where(off, 0.0, best), PRECISION), mask=here)
     tl.store(feature_code + to, mark, mask=here)
     tl.store(code + (client * blocks * 16 + first) * SECOND + place[None, :] * 64 + outputs[:, None], mark, mask=here)
 
@@ -222,7 +222,7 @@ def readout(  # type: ignore[no-untyped-def]
     for start in range(0, SECOND, FEATURES):
         own = tl.load(a + start, mask=here[:, None], other=0.0)
         weights = tl.load(w + start, mask=(label < CLASSES)[None, :], other=0.0)
-        z = _product(own, _operand(weights, PRECISION), z, PRECISION)
+        z = add_product(own, as_operand(weights, PRECISION), z, PRECISION)
     z += tl.load(bias + client * bias_stride + label, mask=label < CLASSES, other=0.0)[None, :]
     z = tl.where((label < CLASSES)[None, :], z, float("-inf"))
     target = tl.load(y + client * b + row, mask=here, other=0)

@@ -29,14 +29,14 @@ from equipoise.errors import require
 
 if TYPE_CHECKING:
     from equipoise.core.task import Task
-    from equipoise.engines.simulator.batched_steps import Batch
+    from equipoise.engines.simulator.example_batches import ExampleBatch
 
 _SHAPES = ((784,), (28, 28), (1, 28, 28))
 _MOST_CLIENTS = 65535  # CUDA's limit for the second grid axis
 
 
 @dataclass(frozen=True)
-class Settings:
+class KernelSizes:
     """How each program cuts its work, by measurement on an H200; `num_warps` and `num_stages` are Triton's."""
 
     turn_inputs: dict[str, int]
@@ -54,8 +54,8 @@ def _run(warps: int, stages: int, **sizes: int) -> dict[str, int]:
     return {"num_warps": warps, "num_stages": stages, **sizes}
 
 
-SETTINGS: dict[str, Settings] = {
-    "float32": Settings(
+SETTINGS: dict[str, KernelSizes] = {
+    "float32": KernelSizes(
         turn_inputs=_run(4, 1),
         first_layer=_run(4, 1, STEPS=2),
         second_layer=_run(4, 3, IMAGES=1),
@@ -66,7 +66,7 @@ SETTINGS: dict[str, Settings] = {
         first_weights=_run(8, 1, PARTS=6),
         first_weights_sum=_run(4, 1),
     ),
-    "tf32": Settings(
+    "tf32": KernelSizes(
         turn_inputs=_run(4, 1),
         first_layer=_run(4, 1, STEPS=4),
         second_layer=_run(4, 4, IMAGES=4),
@@ -77,7 +77,7 @@ SETTINGS: dict[str, Settings] = {
         first_weights=_run(4, 1, PARTS=4),
         first_weights_sum=_run(4, 1),
     ),
-    "bf16": Settings(
+    "bf16": KernelSizes(
         turn_inputs=_run(4, 1),
         first_layer=_run(4, 1, STEPS=4),
         second_layer=_run(4, 3, IMAGES=4),
@@ -93,11 +93,11 @@ SETTINGS: dict[str, Settings] = {
 
 @torch.no_grad()
 def convnet_gradients(
-    task: Task, params: dict[str, Tensor], batch: Batch, *, precision: str = "float32"
+    task: Task, params: dict[str, Tensor], batch: ExampleBatch, *, precision: str = "float32"
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Gradient of each client's batch loss in its own parameters (k, …), and the losses (k,), for `is_plain_convnet` tasks.
 
-    It is what `stacked.stacked_gradients` gives, for float32 parameters on a CUDA device. Products take their operands as they
+    It is what `stacked_gradients` gives, for float32 parameters on a CUDA device. Products take their operands as they
     are ("float32", each in two parts of 11 bits), rounded to 11 bits ("tf32") or to 8 ("bf16"); all sums are in float32.
     Gradients have the parameters' shapes; that of `conv2.weight` lies in memory as (k, 5, 5, 32, 64). Parameters in the same
     order are read where they are, others are copied first. Nothing waits for the device, and all memory comes from torch, so
@@ -110,7 +110,7 @@ def convnet_gradients(
     return {name: gradients[name] for name in names}, losses
 
 
-def _checked(params: dict[str, Tensor], batch: Batch, precision: str) -> tuple[Tensor, Tensor, Tensor]:
+def _checked(params: dict[str, Tensor], batch: ExampleBatch, precision: str) -> tuple[Tensor, Tensor, Tensor]:
     """Images (k, b, 784), classes (k, b) and shares (k, b), contiguous."""
     require(precision in SETTINGS, "precision", f"must be one of {', '.join(SETTINGS)}", precision)
     shape = tuple(batch.x.shape)
@@ -137,7 +137,7 @@ class _Step:
         scale: float,
         params: dict[str, Tensor],
         precision: str,
-        settings: Settings,
+        settings: KernelSizes,
     ) -> None:
         self.x, self.y, self.shares, self.scale = x, y, shares, float(scale)
         self.precision, self.settings = precision, settings

@@ -1,4 +1,4 @@
-"""Triton kernels for local SGD of softmax regression in the span of the clients' examples (`engines/span.py`), on a GPU."""
+"""Triton kernels for local SGD of softmax regression in the span of the clients' examples (`linear_span.py`), on a GPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from equipoise.engines.simulator.cuda.client_graph import power_of_two
+from equipoise.engines.simulator.cuda.graph_capacity import power_of_two
 
 
 @triton.jit
@@ -43,7 +43,7 @@ def gram_kernel(x, counts, rows_at, grams_at, gram, features, scale, T: tl.const
     if high < count:
         own, base = tl.load(rows_at + client), tl.load(grams_at + client)
         above, below = high + tl.arange(0, T), low + tl.arange(0, T)
-        found = tl.zeros((T, T), dtype=tl.float32)
+        product = tl.zeros((T, T), dtype=tl.float32)
         for first in range(0, features, K):
             column = first + tl.arange(0, K)
             one = tl.load(
@@ -54,12 +54,12 @@ def gram_kernel(x, counts, rows_at, grams_at, gram, features, scale, T: tl.const
                 x + (own + below)[:, None] * features + column[None, :],
                 mask=(below < count)[:, None] & (column < features)[None, :], other=0.0,
             )  # fmt: skip
-            found = tl.dot(one, tl.trans(two), found, input_precision=PRECISION)
-        found = found * scale
+            product = tl.dot(one, tl.trans(two), product, input_precision=PRECISION)
+        product = product * scale
         inside = (above < count)[:, None] & (below < count)[None, :]
-        tl.store(gram + base + above.to(tl.int64)[:, None] * count + below[None, :], found, mask=inside)
+        tl.store(gram + base + above.to(tl.int64)[:, None] * count + below[None, :], product, mask=inside)
         if low < high:
-            tl.store(gram + base + below.to(tl.int64)[None, :] * count + above[:, None], found, mask=inside)
+            tl.store(gram + base + below.to(tl.int64)[None, :] * count + above[:, None], product, mask=inside)
 
 
 @triton.jit
@@ -246,7 +246,7 @@ def losses_kernel(  # type: ignore[no-untyped-def]
 
 
 @dataclass(frozen=True, eq=False)
-class Ragged:
+class RaggedClients:
     """Where k clients lie in memory, one after the other: positions in the training set, numbers of examples, and the places
     of their first example and of their Gram matrix; (k,) int64 each. `largest` is the most examples that one may have.
     """
@@ -258,7 +258,7 @@ class Ragged:
     largest: int
 
 
-def gather_examples(data: Tensor, clients: Ragged, offsets: Tensor, x: Tensor, scale: float, shift: float) -> None:
+def gather_examples(data: Tensor, clients: RaggedClients, offsets: Tensor, x: Tensor, scale: float, shift: float) -> None:
     """Fill `x` (R, F) with clients' examples."""
     some = 4 if clients.largest <= 128 else 32  # many programs fill a GPU, but those without work are no good
     gather_kernel[(len(clients.which), triton.cdiv(clients.largest, some))](
@@ -267,7 +267,7 @@ def gather_examples(data: Tensor, clients: Ragged, offsets: Tensor, x: Tensor, s
     )  # fmt: skip
 
 
-def gram_matrices(x: Tensor, clients: Ragged, gram: Tensor, scale: float, precision: str) -> None:
+def gram_matrices(x: Tensor, clients: RaggedClients, gram: Tensor, scale: float, precision: str) -> None:
     """Fill `gram` with x xᵀ · scale of every client."""
     tile = 64 if clients.largest > 32 else 32
     tiles = triton.cdiv(clients.largest, tile)
@@ -277,7 +277,7 @@ def gram_matrices(x: Tensor, clients: Ragged, gram: Tensor, scale: float, precis
     )  # fmt: skip
 
 
-def split(source: Tensor, factors: Tensor, scale: float, parts: Sequence[Tensor]) -> None:
+def split_in_two(source: Tensor, factors: Tensor, scale: float, parts: Sequence[Tensor]) -> None:
     """Write source (G, R, L) · factors (G,) · scale to the one or two `parts` (G, R, L), whose sum it is."""
     groups, rows, columns = source.shape
     wide = min(256, power_of_two(columns, 16))
@@ -288,7 +288,9 @@ def split(source: Tensor, factors: Tensor, scale: float, parts: Sequence[Tensor]
     )  # fmt: skip
 
 
-def weigh(coefficients: Tensor, weights: Tensor, scales: Tensor, clients: Ragged, scale: float, weighted: Tensor) -> None:
+def weigh(
+    coefficients: Tensor, weights: Tensor, scales: Tensor, clients: RaggedClients, scale: float, weighted: Tensor
+) -> None:
     """Coefficients (R, P) · weights (k,) · scales (k,) · scale, written to `weighted` (R, P), or as a sum to (R, 2 P)."""
     width = coefficients.shape[1]
     weighted_kernel[(len(weights), triton.cdiv(clients.largest, 16))](
@@ -298,7 +300,13 @@ def weigh(coefficients: Tensor, weights: Tensor, scales: Tensor, clients: Ragged
 
 
 def crossed_with_start(
-    coefficients: Tensor, outputs: Tensor, biases: Tensor | None, scales: Tensor, clients: Ragged, classes: int, crossed: Tensor
+    coefficients: Tensor,
+    outputs: Tensor,
+    biases: Tensor | None,
+    scales: Tensor,
+    clients: RaggedClients,
+    classes: int,
+    crossed: Tensor,
 ) -> None:
     """⟨A, X W_0ᵀ⟩ of every client, (k,)."""
     count, width = len(scales), coefficients.shape[1]
@@ -314,7 +322,7 @@ def take_steps(
     biases: Tensor | None,
     gram: Tensor,
     targets: Tensor,
-    clients: Ragged,
+    clients: RaggedClients,
     offsets: Tensor,
     steps: Tensor,
     orders: Tensor,
@@ -346,18 +354,18 @@ def take_steps(
 
 
 def sum_losses(
-    outputs: Tensor, biases: Tensor | None, targets: Tensor, clients: Ragged, offsets: Tensor, losses: Tensor, classes: int,
-    width: int,
+    outputs: Tensor, biases: Tensor | None, targets: Tensor, clients: RaggedClients, offsets: Tensor, losses: Tensor,
+    classes: int, width: int,
 ) -> None:  # fmt: skip
     """Each client's summed losses (k,) at `outputs` (R, P) without `biases` (M, C), or (R, 2 P), which are to be added up."""
     count, some = len(losses), 64
     parts = triton.cdiv(clients.largest, some)
     together, bias_stride = (count, 0) if biases is None else (count // len(biases), biases.stride(0))
-    found = losses if parts == 1 else losses.new_empty(count, parts)
+    sums = losses if parts == 1 else losses.new_empty(count, parts)
     losses_kernel[(count, parts)](
-        outputs, outputs if biases is None else biases, targets, clients.which, offsets, clients.counts, clients.rows_at, found,
+        outputs, outputs if biases is None else biases, targets, clients.which, offsets, clients.counts, clients.rows_at, sums,
         together, bias_stride, parts, SOME=some, R=16, C=classes, P=width, TWO=outputs.shape[1] > width,
         BIAS=biases is not None, num_warps=4,
     )  # fmt: skip
     if parts > 1:
-        torch.sum(found, 1, out=losses)
+        torch.sum(sums, 1, out=losses)

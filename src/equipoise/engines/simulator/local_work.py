@@ -1,0 +1,249 @@
+"""Local work of a chunk of clients: what is asked for, what comes out, and what every path that does it offers."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from equipoise.core.task import Task
+from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.engines.simulator.client_queue import ClientQueue, StartModels
+from equipoise.engines.simulator.local_rule import LocalRule
+from equipoise.engines.simulator.precision import FULL, Precision
+from equipoise.solvers.batches import BatchCursor, SplitCursor
+
+
+class Workspace:
+    """Memory that is used again and again: fresh megabytes cost page faults, which can take longer than the arithmetic."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[str, torch.dtype], Tensor] = {}
+
+    def empty(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+        """An uninitialised tensor, valid until the same name is asked for again."""
+        count = math.prod(shape)
+        held = self._held.get((name, dtype))
+        if held is None or held.numel() < count or held.device != device or held.requires_grad:  # a model wrote to it
+            held = self._held[name, dtype] = torch.empty(count, dtype=dtype, device=device)
+        return held[:count].view(shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Workplace:
+    """What local work in a process is done on: the task and the clients, on a device."""
+
+    task: Task
+    data: FederatedData
+    clients: ClientSet  # the training clients, on the engine's device
+    precision: Precision = FULL
+    compiled: bool = True  # whether compiled code may be used
+
+    @property
+    def device(self) -> torch.device:
+        """Where the clients' examples are."""
+        return self.clients.x.device
+
+
+class LocalPath(ABC):
+    """One implementation of local work. A worker has one object of every path, which may keep memory and measurements.
+
+    Both `supports` methods give the reason why the path does not do some work, in words that a user understands, or None.
+    """
+
+    name: ClassVar[str]
+    whole_rounds: ClassVar[bool] = False  # it does rounds as a whole, and never a chunk
+    threaded: ClassVar[bool] = False  # it shares a chunk among threads of its own, so that one process does all the work
+
+    def __init__(self, place: Workplace) -> None:
+        self.place = place
+
+    @abstractmethod
+    def supports_rule(self, rule: LocalRule) -> str | None:
+        """Why not, by model, data, device and rule: asked once for a rule."""
+
+    def supports(self, work: ChunkWork) -> str | None:
+        """Why not, by the clients of a chunk: asked for every chunk whose rule is supported."""
+        return None
+
+    def run(self, work: ChunkWork) -> ChunkResult | None:
+        """Do the work. The updates are valid until the next chunk; None if it turns out that another path must do it."""
+        raise NotImplementedError(f"{self.name} does no chunks")
+
+    def most_clients(self, queue: ClientQueue, chunk_size: int | None, *, sums: bool) -> int | None:
+        """How many clients of a queue it takes as one chunk, given the chunk size; `sums`: only sums of updates are wanted."""
+        return chunk_size
+
+
+class Worker:
+    """The local work of one process: a workplace, memory, and the paths in the order in which they are asked."""
+
+    def __init__(self, place: Workplace, paths: Sequence[Callable[[Workplace], LocalPath]] = ()) -> None:
+        self.place, self.space = place, Workspace()
+        self.task, self.data, self.clients = place.task, place.data, place.clients
+        self.taken: Counter[str] = Counter()  # chunks of the last call, by the path that did them
+        self._makers, self.paths = tuple(paths), tuple(make(place) for make in paths)
+        self._asked: tuple[LocalRule | None, str | None] = (None, None)
+        self._candidates: list[LocalPath] = []
+
+    def renewed(self) -> Worker:
+        """A worker for another process, with memory of its own."""
+        return Worker(self.place, self._makers)
+
+    def path(self, name: str | None) -> LocalPath | None:
+        """The path of this name, if there is one."""
+        return next((path for path in self.paths if path.name == name), None)
+
+    def candidates(self, rule: LocalRule, chosen: str | None) -> list[LocalPath]:
+        """The paths that support a rule, in order; one that was chosen by name comes first."""
+        if self._asked != (rule, chosen):
+            able = [path for path in self.paths if not path.whole_rounds and path.supports_rule(rule) is None]
+            self._asked, self._candidates = (rule, chosen), sorted(able, key=lambda path: path.name != chosen)
+        return self._candidates
+
+    def train(self, work: ChunkWork) -> ChunkResult:
+        """Local work of a chunk by the first path that supports it. Its updates are valid until the worker's next chunk."""
+        chunk, models = work.chunk, work.chunk.models
+        if int(chunk.steps[0]) == 0:
+            nothing = torch.zeros(len(chunk), models.shape[1], dtype=models.dtype, device=models.device)
+            return ChunkResult(chunk, nothing, torch.full((len(chunk),), float("nan"), dtype=torch.float64))
+        self.task.scorer.train()
+        for path in self.candidates(work.rule, work.chosen):
+            if path.supports(work) is None and (result := path.run(work)) is not None:
+                self.taken[path.name] += 1
+                return result
+        raise RuntimeError(f"No path supports the local work of {work.rule.solver!r}.")
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkWork:
+    """Local work of the clients of a chunk."""
+
+    worker: Worker
+    chunk: ClientQueue
+    rule: LocalRule
+    space: Workspace
+    weights: Tensor | None = None  # (k,): weighted sums of updates are enough, where that is faster
+    chosen: str | None = None  # the path that a measurement or a user has named
+    threads: int = 0  # of a path that has its own
+
+    @cached_property
+    def starts(self) -> StartModels:
+        """The models that the clients start from."""
+        return self.chunk.starts()
+
+    @cached_property
+    def cursor(self) -> BatchCursor | SplitCursor:
+        """The examples of each step."""
+        chunk, solver, traits = self.chunk, self.rule.solver, self.rule.traits
+        if traits.split is None:
+            return BatchCursor(chunk.keys, chunk.sizes, solver.batch_size, chunk.steps, traits.repeats)
+        return SplitCursor(chunk.keys, chunk.sizes, traits.split, chunk.steps)
+
+    @property
+    def batches(self) -> BatchCursor:
+        """The examples of each step of a rule that splits no client's examples, such as SGD."""
+        if not isinstance(self.cursor, BatchCursor):
+            raise TypeError(f"{self.rule.solver!r} splits the examples of a client")
+        return self.cursor
+
+    @cached_property
+    def positions(self) -> Tensor:
+        """The clients' positions in the training set, (k,), on the engine's device."""
+        return self.chunk.clients.to(self.chunk.models.device)
+
+    @cached_property
+    def first_rows(self) -> Tensor:
+        """The row of each client's first example, (k, 1)."""
+        return self.worker.clients.offsets[self.positions].unsqueeze(1)
+
+    @property
+    def largest(self) -> int:
+        """The most examples that one of the clients has."""
+        return int(self.chunk.sizes.max())
+
+    def new_updates(self) -> Tensor:
+        """Memory for the updates, (k, D)."""
+        models = self.chunk.models
+        return self.space.empty("updates", (len(self.chunk), models.shape[1]), models.dtype, models.device)
+
+    def result(self, updates: ChunkUpdates, seen: Tensor) -> ChunkResult:
+        """The result, from the summed batch losses (k,), or the last ones of a rule with a finish."""
+        count = self.chunk.steps if self.rule.traits.finish is None else 1
+        return ChunkResult(self.chunk, updates, seen.cpu() / count)  # NaN for a client without a step
+
+    def other(self, chunk: ClientQueue, rule: LocalRule) -> ChunkWork:
+        """Work beside this one, in other memory and by whichever path."""
+        return replace(self, chunk=chunk, rule=rule, weights=None, chosen=None, threads=0, space=Workspace())
+
+
+class CompactUpdates(Protocol):
+    """Updates of k clients that are not held as (k, D) numbers."""
+
+    def dense(self, update: Tensor) -> Tensor:
+        """The updates (k, D), written to `update`."""
+
+    def weighted_sum(self, rows: slice, weights: Tensor, space: Workspace) -> Tensor:
+        """Σ_k π_k u_k over clients of one start, (D,)."""
+
+    def squares(self) -> Tensor:
+        """Squared norms, (k,)."""
+
+
+@dataclass(frozen=True, eq=False)
+class WeightedSums:
+    """Σ_k π_k u_k of the clients of each start, (M, D), and of every client ‖u_k‖² (k,): no client's update is kept."""
+
+    totals: Tensor
+    sq_norms: Tensor
+
+
+ChunkUpdates = Tensor | CompactUpdates | WeightedSums
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkResult:
+    """What the clients of a chunk have done: updates, dense (k, D) or compact, and mean batch losses (k,)."""
+
+    chunk: ClientQueue
+    updates: ChunkUpdates
+    losses: Tensor
+
+    def dense(self, space: Workspace) -> Tensor:
+        """The updates (k, D)."""
+        if isinstance(self.updates, Tensor):
+            return self.updates
+        if isinstance(self.updates, WeightedSums):
+            raise TypeError("only sums of these updates were kept")
+        models = self.chunk.models
+        return self.updates.dense(space.empty("updates", (len(self.chunk), models.shape[1]), models.dtype, models.device))
+
+    def squared_norms(self, space: Workspace) -> Tensor:
+        """Squared L2 norms of the updates, (k,) float64 on the CPU."""
+        if isinstance(self.updates, Tensor):
+            return squared_norms(self.updates)
+        if isinstance(self.updates, WeightedSums):
+            return self.updates.sq_norms
+        squares = self.updates.squares()
+        extreme = ~torch.isfinite(squares) | (squares == 0)
+        if bool(extreme.any()):  # beyond what squares of the type hold
+            squares = squares.double()
+            squares[extreme] = self.dense(space)[extreme].double().square().sum(1)
+        return squares.double().cpu()
+
+
+def squared_norms(updates: Tensor) -> Tensor:
+    """Squared L2 norms of the rows, (K,) float64 on the CPU."""
+    norms: Tensor = torch.linalg.vector_norm(updates, dim=1)  # in float64 it would copy all updates first
+    squares = norms.double().square()
+    extreme = ~torch.isfinite(norms) | (norms == 0)  # beyond what squares of the type hold
+    if bool(extreme.any()):
+        squares[extreme] = updates[extreme].double().square().sum(1)
+    return squares.cpu()
