@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -109,8 +109,6 @@ def _check_calls(case: PersonalCase) -> None:
         params = params + 0.05 * torch.linspace(-1, 1, dimension, dtype=params.dtype, device=params.device)  # w has moved
         calls = replace(calls, params=params)
         rows, shared = calls.work(cohort, rows)
-        case.hold(rows.shape == (len(cohort), width), "rows have the promised width", (tuple(rows.shape), width))
-        case.hold(is_finite(rows), "rows are finite", rows)
     PersonalCalls(case, context, params, solver, shared).models(cohort, rows)
     updates = read(PersonalTraits, method).updates
     if updates is not None:
@@ -134,40 +132,40 @@ class PersonalCalls:
     def work(self, cohort: Cohort, rows: Tensor) -> tuple[Tensor, Any]:
         """The rows after the work of a cohort, and the next shared state."""
         traits = read(PersonalTraits, self.case.method)
-        after: tuple[Tensor, Any] = self._called(
-            self.case.method.work, "work", cohort, rows, lambda result: result[0], not traits.sums_models
-        )
+        width = self.case.method.width(len(self.params))
+        after: tuple[Tensor, Any] = self._called("work", cohort, rows, width, lambda result: result[0], not traits.sums_models)
         return after
 
     def models(self, cohort: Cohort, rows: Tensor) -> Tensor:
         """The models of a cohort."""
-        models: Tensor = self._called(self.case.method.models, "models", cohort, rows, lambda result: result, True)
-        shape = (len(cohort), len(self.params))
-        self.case.hold(models.shape == shape, "each client's model has D numbers", tuple(models.shape))
-        self.case.hold(is_finite(models), "clients' models are finite", models)
+        models: Tensor = self._called("models", cohort, rows, len(self.params), lambda result: result, True)
         return models
 
     def _called(
         self,
-        call: Callable[..., Any],
-        name: str,
+        name: Literal["work", "models"],
         cohort: Cohort,
         rows: Tensor,
+        width: int,
         by_client: Callable[[Any], Tensor],
         alone_as_together: bool,
     ) -> Any:
-        """The result of a call; a second one, and one for each client alone, must give the same `by_client`."""
+        """The result of a call, (K, width) finite numbers `by_client`; another call and one per client alone give the same."""
+        call = self.case.method.work if name == "work" else self.case.method.models
         given = {"params": self.params, "rows": rows, "shared": self.shared, "cohort": cohort}
         with unchanged(self.case.method, name, **given):
             result, repeated = (call(self.context, self.params, cohort, rows, self.solver, self.shared) for _ in range(2))
         self.case.hold(equal_values(result, repeated), f"a second call of {name} gives the same")
+        values = by_client(result)
+        self.case.hold(values.shape == (len(cohort), width), f"{name} gives each client {width} numbers", tuple(values.shape))
+        self.case.hold(is_finite(values), f"{name} gives finite numbers", values)
         for k in range(len(cohort)) if alone_as_together else ():
             place = torch.tensor([k])
             alone = by_client(
                 call(self.context, self.params, cohort.take(place), rows[place].clone(), self.solver, self.shared)
             )
-            difference = (alone - by_client(result)[place]).abs().max() if alone.numel() else 0.0
-            same = close(alone, by_client(result)[place], self.case.tolerance)
+            difference = (alone - values[place]).abs().max() if alone.numel() else 0.0
+            same = close(alone, values[place], self.case.tolerance)
             self.case.hold(same, f"{name} of a client does not depend on who else is in the cohort", difference)
         return result
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import warnings
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -90,7 +90,7 @@ def check_clip_rule(rule: ClipRule, *, rounds: int = 200) -> None:
     hold(is_number(rule.ratio) and 0 < rule.ratio < math.inf, rule, "ratio is a positive number", rule.ratio)
     for bound in (1e-6, 0.1, 1.0, 1e6):
         bounds = [_next_bound(rule, bound, share) for share in SHARES]
-        falling = all(after <= before for before, after in pairwise(bounds))
+        falling = all(after <= before for before, after in itertools.pairwise(bounds))
         shown = f"from {bound}: " + ", ".join(f"{after:g} at {share:g}" for share, after in zip(SHARES, bounds, strict=True))
         hold(falling, rule, "more updates within the bound never give a larger bound", shown)
         repeated = [_next_bound(rule, bound, share) for share in SHARES]
@@ -174,13 +174,10 @@ class ProtectedRounds:
         """The round's total, as the protection finds it."""
         return self.setting.protection.combine(state, self.setting.engine, run.solver, plan, sent)
 
-    def workers(self, state: ServerState) -> tuple[RunInRound, Plan]:
-        """The first plan, from the state's round on, in which at least two clients work."""
-        for index in range(state.round, state.round + 100):
-            run, plan = self.plan(state, draw_cohort(self.setting, index))
-            if len(plan.workers) > 1:
-                return run, plan
-        raise InvalidParameter("risk", "must let two clients work in one of 100 rounds", self.setting.algorithm.risk)
+    def cohort_of_several(self) -> Cohort:
+        """The first cohort with two clients or more; Poisson sampling may draw fewer."""
+        cohorts = (draw_cohort(self.setting, index) for index in itertools.count())
+        return next(cohort for cohort in cohorts if len(cohort) > 1)
 
 
 def _check_budget(run: ProtectedRounds) -> None:
@@ -190,7 +187,7 @@ def _check_budget(run: ProtectedRounds) -> None:
     spent = [protection.epsilon_after(rounds) for rounds in range(ROUNDS + 1)]
     known = [epsilon for epsilon in spent if epsilon is not None]
     hold(len(known) in (0, len(spent)), part, "ε is known after every round or after none", spent)
-    rising = all(0 <= before <= after for before, after in pairwise(known))
+    rising = all(0 <= before <= after for before, after in itertools.pairwise(known))
     hold(rising, part, "ε is not negative and never falls", spent)
     text = protection.describe()
     hold(text is None or isinstance(text, str), part, "describe gives a text or None", text)
@@ -204,7 +201,7 @@ def _check_budget(run: ProtectedRounds) -> None:
 def _check_weights(run: ProtectedRounds) -> None:
     """The weights of a cohort at ordinary and at awkward losses."""
     protection, state = run.setting.protection, run.setting.begin()
-    cohort = draw_cohort(run.setting, run.workers(state)[1].cohort.round)
+    cohort = run.cohort_of_several()
     cases: list[Tensor | None] = [None]
     if run.setting.algorithm.traits.needs_losses:
         values = [0.0, 1.0, 1e4, 1e30] + ([] if protection.in_the_open else [math.nan, math.inf])
@@ -240,7 +237,9 @@ def _check_round(run: ProtectedRounds, state: ServerState, cohort: Cohort | None
 def _check_clipping(run: ProtectedRounds, bound: float) -> None:
     """One client that sends a huge update, in place of none, moves the total by at most its clip bound over the denominator."""
     state = run.setting.begin()
-    working, plan = run.workers(state)
+    working, plan = run.plan(state, run.cohort_of_several())
+    if len(plan.workers) == 0:  # nobody reaches the tail
+        return
     gen = torch_generator(run.setting.seed, "check_protection")
     sent = 0.01 * torch.randn(len(plan.workers), len(state.params), generator=gen, dtype=state.params.dtype)
     silent, huge = sent.clone(), sent.clone()
