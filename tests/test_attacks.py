@@ -19,6 +19,7 @@ from equipoise.result import ClientTable
 from equipoise.runs.checkpoint import CheckpointError
 from equipoise.solvers import SGD
 from made_clients import make_clients
+from rounds import run_round
 
 SIZES = [1, 2, 3, 7, 10, 11, 20, 25]
 WORK = SGD(lr=0.2, batch_size=4, epochs=2)
@@ -232,7 +233,7 @@ def one_round(data, algorithm, engine):
     task = Task.of(eq.models.MeanEstimator(1).double())
     running = {"loop": Loop(), "simulator": Simulator()}[engine].start(task, data)
     state = eq.types.ServerState(0, torch.zeros(1, dtype=torch.float64))
-    return eq.round.run_round(state, algorithm, running, everyone(data), data.train)
+    return run_round(state, algorithm, running, everyone(data), data.train)
 
 
 @pytest.mark.parametrize("engine", ["loop", "simulator"])

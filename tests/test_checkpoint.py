@@ -52,7 +52,7 @@ def test_stopping_and_going_on_changes_nothing(name, stop, ragged, tmp_path):
     with pytest.raises(ObserverFailed):
         eq.train(eq.models.Softmax(4, 3), ragged, ALGORITHMS[name], observers=[StopsAt(stop)],
                  checkpoint=Checkpoints(file, every=1), **options)  # fmt: skip
-    assert read_checkpoint(file).state.round == stop - 1  # the observer stopped before this round's was written
+    assert read_checkpoint(file).runs[0].state.round == stop - 1  # the observer stopped before this round's was written
     resumed = eq.train(eq.models.Softmax(4, 3), ragged, ALGORITHMS[name], checkpoint=file, **options)
     assert torch.equal(resumed.params, whole.params)
     assert [r.loss for r in resumed.history.rounds] == [r.loss for r in whole.history.rounds]

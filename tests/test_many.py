@@ -9,15 +9,16 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.core.equality import same_but_for_training
-from equipoise.core.task import Task
 from equipoise.data.clients import FederatedData
 from equipoise.engines.loop import LoopEngine
 from equipoise.engines.simulator.engine import SimulatorEngine
 from equipoise.errors import Diverged, EquipoiseNotice, IncompatibleParts, InvalidParameter
-from equipoise.round import run_round
-from equipoise.runs.together import Turn, round_together
+from equipoise.result import ClientTable
+from equipoise.round import Unprotected
+from equipoise.round import run_round as run_rounds
 from equipoise.types import ServerState
 from made_clients import make_clients
+from rounds import round_of, start_run
 
 SEEDS = [3, 0, 11]
 OPTIONS = {"rounds": 5, "clients_per_round": 4}
@@ -176,15 +177,19 @@ def test_a_round_of_runs_of_all_kinds_is_the_round_of_each(engine, data):
         eq.Algorithm(risk=eq.risk.Superquantile(0.3), solver=SGD),
         eq.Algorithm(risk=eq.risk.Superquantile(0.9), solver=SGD),
     ]
-    task = Task.of(softmax()).fitted(data)
-    running = engine.start(task, data)
-    turns = []
-    for seed, algorithm in enumerate(algorithms):
-        sampled = eq.sampling.Uniform()(0, algorithm.base_weights(data.train), clients_per_round=4, seed=seed // 2)
-        turns.append(Turn(ServerState(0, task.layout.read(softmax(seed))), algorithm, sampled, 4))
-    turns.append(replace(turns[0], cohort=turns[0].cohort.take(torch.zeros(4, dtype=torch.bool))))
-    for turn, (state, report) in zip(turns, round_together(turns, running, data.train), strict=True):
-        alone = run_round(turn.state, turn.algorithm, running, turn.cohort, data.train, clients_per_round=4)
+    algorithms.append(algorithms[0])
+    one = start_run(softmax(), data, algorithms[0], clients_per_round=4, engine=engine)
+    settings = [
+        replace(one, algorithm=algorithm, protection=Unprotected(algorithm, data.train, one.rounds)) for algorithm in algorithms
+    ]
+    states, cohorts = [], []
+    for seed, setting in enumerate(settings):
+        states.append(ServerState(0, one.task.layout.read(softmax(seed))))
+        cohorts.append(eq.sampling.Uniform()(0, setting.alpha, clients_per_round=4, seed=seed // 2))
+    cohorts[-1] = cohorts[-1].take(torch.zeros(4, dtype=torch.bool))
+    together = run_rounds(settings, states, cohorts, one.engine)
+    for setting, before, cohort, (state, report) in zip(settings, states, cohorts, together, strict=True):
+        alone = round_of(setting, before, cohort)
         torch.testing.assert_close(state.params, alone[0].params, rtol=1e-12, atol=1e-12)
         assert (report.trained, report.loss_from) == (alone[1].trained, alone[1].loss_from)
         assert report.loss == pytest.approx(alone[1].loss, nan_ok=True)
@@ -314,15 +319,32 @@ def test_models_that_differ_in_more_than_trained_values_do_not_share_an_engine(m
         assert_same_run(run, eq.train(make, data, ALGORITHMS["FedAvg"], seed=run.seed, **OPTIONS))
 
 
+class Elsewhere(LoopEngine):
+    """The loop engine as if its clients were on other machines."""
+
+    @property
+    def network(self):
+        return self
+
+    def attempt(self, run, draw):
+        return run(draw(0))
+
+    def gone(self, cohort):
+        return torch.zeros(len(cohort), dtype=torch.bool)
+
+    def client_table(self, params, data):
+        return ClientTable.evaluate(self, params, data)
+
+    def protect(self, protection, algorithm):
+        return protection
+
+
+class Network:
+    def start(self, task, data):
+        return Elsewhere(task, data, torch.device("cpu"))
+
+
 def test_an_engine_over_a_network_is_asked_for_one_run_after_another(data, calls):
-    class Elsewhere(LoopEngine):
-        def attempt(self, run, draw):
-            return run(draw(0))
-
-    class Network:
-        def start(self, task, data):
-            return Elsewhere(task, data, torch.device("cpu"))
-
     many = eq.train_many(softmax, data, seeds=2, engine=Network(), **OPTIONS)
     assert not calls
     for run in many.results["run"]:
@@ -357,7 +379,7 @@ class Squares(nn.Module):
         return outputs.square().sum(1)
 
 
-@pytest.mark.parametrize("engine", ["loop", "simulator"])
+@pytest.mark.parametrize("engine", ["loop", "simulator", Network()], ids=["loop", "simulator", "network"])
 @pytest.mark.parametrize("method", ["FedAvg", "tail"])
 def test_a_run_that_diverges_is_named_and_the_others_end(method, engine, data):
     def model(seed):

@@ -11,14 +11,15 @@ from hypothesis import given, settings
 import equipoise as eq
 from equipoise import aggregators as agg
 from equipoise.core.task import Task
-from equipoise.core.update_checks import ABSURD, usable
+from equipoise.core.update_checks import ABSURD, longest_square, usable
 from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.errors import Diverged, EquipoiseNotice
-from equipoise.round import run_round
+from equipoise.runs.checkpoint import Checkpoints
 from equipoise.solvers import SGD
 from equipoise.types import ServerState
 from made_clients import make_clients
+from rounds import run_round
 
 SIZES = [3, 4, 5, 7, 10, 11, 20, 25, 6]
 WORK = SGD(lr=0.2, batch_size=4)
@@ -230,11 +231,11 @@ def test_an_honest_client_whose_work_diverges_is_left_out():
 def test_what_is_too_long_depends_on_the_model():
     losses = torch.zeros(4, dtype=torch.float64)
     squares = torch.tensor([0.0, (0.99 * ABSURD) ** 2, (1.01 * ABSURD) ** 2, math.nan], dtype=torch.float64)
-    assert usable(squares, losses, torch.zeros(3)).tolist() == [True, True, False, False]
-    assert usable(squares, losses, torch.tensor([3.0, 4.0])).tolist() == [True, True, True, False]
+    assert usable(squares, losses, longest_square(torch.zeros(3))).tolist() == [True, True, False, False]
+    assert usable(squares, losses, longest_square(torch.tensor([3.0, 4.0]))).tolist() == [True, True, True, False]
     # A client without a step saw no loss and moved nothing; a step at an infinite loss is none.
     seen = torch.tensor([math.nan, math.inf, math.nan, 0.0], dtype=torch.float64)
-    assert usable(squares, seen, torch.zeros(3)).tolist() == [True, False, False, False]
+    assert usable(squares, seen, longest_square(torch.zeros(3))).tolist() == [True, False, False, False]
 
 
 def test_stragglers_without_a_step_are_not_left_out():
@@ -274,6 +275,6 @@ def test_updates_of_a_personalisation_are_attacked_and_rejected_like_others(tmp_
     torch.testing.assert_close(run.params, torch.full_like(run.params, 2 * (6 - 3 * 9) / 9))
     # They send what they keep after their work, whether or not it was just saved: 2 + 3 + 4.
     for every in (1, 2, 100):
-        saving = eq.checkpoint.Checkpoints(tmp_path / f"{every}.safetensors", every=every)
+        saving = Checkpoints(tmp_path / f"{every}.safetensors", every=every)
         run = eq.train(eq.models.Softmax(4, 3).double(), data_of(), algorithm, rounds=3, checkpoint=saving)
         torch.testing.assert_close(run.params, torch.full_like(run.params, 9.0))

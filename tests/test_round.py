@@ -10,9 +10,10 @@ from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import Diverged, InvalidParameter
 from equipoise.risk import RiskValue
-from equipoise.round import run_round, worst_mean
+from equipoise.round import worst_mean
 from equipoise.solvers import SGD
 from equipoise.types import ServerState
+from rounds import run_round
 
 
 def points(*groups):

@@ -13,9 +13,9 @@ from equipoise import aggregators as agg
 from equipoise.core.task import Task
 from equipoise.data.clients import FederatedData
 from equipoise.errors import InvalidParameter
-from equipoise.round import run_round
 from equipoise.testing import check_aggregator
 from equipoise.types import ServerState
+from rounds import run_round
 
 ALL = [
     agg.Median(),

@@ -191,7 +191,7 @@ def test_a_run_killed_at_several_moments_ends_with_the_same_models(tmp_path):
     assert models[0].shape[0] == 120
     assert models[0].tobytes() == models[1].tobytes()
     assert json.loads((tmp_path / "whole" / "shared.json").read_text()) == json.loads((folder / "shared.json").read_text())
-    state = read_checkpoint(folder / "run.safetensors").state
+    state = read_checkpoint(folder / "run.safetensors").runs[0].state
     assert state.round == 40
     assert int((state.personal.places == 2).sum()) > 0  # both places were in use
     assert state.params.equal(torch.tensor(json.loads((folder / "shared.json").read_text())[0]))

@@ -147,6 +147,7 @@ import sys
 import torch
 import equipoise as eq
 from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.runs.checkpoint import Checkpoints
 
 def anonymous():
     # Memory of the process itself, in MB; pages of a file that is mapped can be dropped at any time and do not count.
@@ -165,7 +166,7 @@ class Watch(eq.types.Observer):
         seen.append(anonymous())
 
 algorithm = eq.Algorithm(personal=eq.personal.Ditto(strength=1.0))
-saving = eq.checkpoint.Checkpoints(sys.argv[1], every=1)
+saving = Checkpoints(sys.argv[1], every=1)
 options = {"observers": [Watch()], "checkpoint": saving, "progress": False}
 run = eq.train(model, data, algorithm, rounds=rounds, clients_per_round=500, **options)
 drawn = int((run.personal._state.personal.places > 0).sum())

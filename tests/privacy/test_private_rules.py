@@ -20,7 +20,7 @@ from equipoise.privacy import (
     SecureAggregation,
     SecureSums,
 )
-from equipoise.privacy.private_run import PrivateRun
+from equipoise.types import RunSize
 from made_clients import make_clients
 
 BUDGET = DifferentialPrivacy(5.0, 1e-3, 1.0, loss_bound=3.0)
@@ -29,10 +29,8 @@ HIDDEN = risk.Superquantile(0.5, quantile=PrivateQuantile(2.0, 16))
 
 
 def private_run(algorithm, *, clients=40, clients_per_round=10, rounds=3, dimension=5):
-    return PrivateRun(
-        algorithm.privacy, algorithm, clients=clients, clients_per_round=clients_per_round, rounds=rounds, dimension=dimension,
-        seed=0,
-    )  # fmt: skip
+    size = RunSize(clients, clients_per_round, rounds, dimension, seed=0)
+    return algorithm.privacy.protect(algorithm, size).noise
 
 
 # ------------------------------------------------------------------------------------------------ what a budget must look like

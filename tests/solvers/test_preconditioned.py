@@ -14,7 +14,7 @@ from made_clients import make_clients
 
 
 def prepared(solver, engine, params, cohort):
-    return solver.prepare(RoundContext(engine, params, cohort, cohort.weights, lambda purpose: cohort), None)[0]
+    return solver.prepare(RoundContext(engine, params, cohort, cohort.weights, lambda purpose: cohort, engine.task.layout), None)[0]
 
 
 def work(engine_choice, solver, data, task):

@@ -10,13 +10,13 @@ from equipoise.core import rng
 from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import InvalidParameter
-from equipoise.round import run_round
 from equipoise.sampling import Full
 from equipoise.solvers import MAML, SGD, AdaptiveProx, FedDane
-from equipoise.solvers.batches import SplitCursor, first_part, split_batches
+from equipoise.solvers.batches import SplitCursor, support_sizes, split_batches
 from equipoise.solvers.prepared import ProxState, adapted
 from equipoise.solvers.sgd import stragglers
 from equipoise.types import ServerState
+from rounds import run_round
 
 ENGINES = pytest.mark.parametrize("engine", ["loop", "simulator"])
 
@@ -258,7 +258,7 @@ def test_split_batches_are_two_parts_that_share_no_example(sizes, share, steps):
         assert len(plain) == steps
         if steps > 1 and size > 1:
             assert sorted(torch.cat([plain[0], plain[-1]]).tolist()) == list(range(size))
-            assert len(plain[0]) == int(first_part(torch.tensor(size), share)) >= 1
+            assert len(plain[0]) == int(support_sizes(torch.tensor(size), share)) >= 1
         for step, rows in enumerate(plain):
             places, shares = cursor.batch(step, torch.float64)
             real = shares[k] > 0

@@ -11,14 +11,14 @@ import equipoise as eq
 from equipoise import aggregators, risk, sampling
 from equipoise.data.clients import FederatedData
 from equipoise.errors import EquipoiseNotice, ObserverFailed
-from equipoise.privacy import SecureAggregation, SecureSums, secure_run
+from equipoise.privacy import SecureAggregation, SecureSums, secure_aggregate
 from equipoise.privacy.secure_sum import SimulatedSecureSum
-from equipoise.round import run_round
+from equipoise.round import draw_cohort
 from equipoise.runs.checkpoint import Checkpoints
 from equipoise.solvers import SGD
-from equipoise.train import set_up
 from equipoise.types import Cohort, Observer
 from made_clients import make_clients
+from rounds import round_of, start_run
 
 SIZES = [3, 4, 5, 7, 10, 11, 20, 25, 6, 8, 9, 12]  # 12 clients
 WORK = SGD(lr=0.3, batch_size=4)
@@ -37,19 +37,15 @@ def softmax():
 
 
 def started(algorithm, data=None, *, clients_per_round=6, engine="loop", seed=0):
-    return set_up(
-        softmax(), data or small_data(), algorithm, rounds=4, clients_per_round=clients_per_round, seed=seed, loss=None,
-        error=None, engine=engine,
-    )  # fmt: skip
+    return start_run(
+        softmax(), data or small_data(), algorithm, rounds=4, clients_per_round=clients_per_round, seed=seed, engine=engine
+    )
 
 
-def moved(setting, algorithm, cohort=None, *, personal=None):
+def moved(setting, cohort=None):
     """How the first round moves the model, and its report."""
-    state = setting.begin(algorithm)
-    after, report = run_round(
-        state, algorithm, setting.engine, setting.cohort(0) if cohort is None else cohort, setting.data.train,
-        protection=setting.protection, personal=personal,
-    )  # fmt: skip
+    state = setting.begin()
+    after, report = round_of(setting, state, draw_cohort(setting, 0) if cohort is None else cohort)
     return after.params - state.params, report
 
 
@@ -87,8 +83,8 @@ CASES = {
 def test_secure_rounds_are_plain_ones_up_to_rounding(case, engine):
     parts = {"solver": WORK} | CASES[case]
     plain, secure = eq.Algorithm(**parts), eq.Algorithm(**parts, privacy=SecureAggregation(step=2.0**-24, loss_bound=4.0))
-    expected, report = moved(started(plain, engine=engine), plain)
-    found, secured = moved(started(secure, engine=engine), secure)
+    expected, report = moved(started(plain, engine=engine))
+    found, secured = moved(started(secure, engine=engine))
     assert (secured.cohort, secured.trained) == (report.cohort, report.trained)
     assert secured.loss == pytest.approx(report.loss)
     assert report.loss_from == "work" or report.tail_loss < 4.0  # nobody is beyond the bound
@@ -101,16 +97,16 @@ def test_q_fair_weights_are_those_of_the_plain_risk():
     # q-FedAvg's server step needs the clients' norms and is left out: the round is that of the weights alone.
     secure = eq.Algorithm(risk.QFair(2.0), WORK, privacy=SecureAggregation(loss_bound=8.0))
     setting = started(secure)
-    cohort, params = setting.cohort(0), setting.first_params
+    cohort, params = draw_cohort(setting, 0), setting.first_params
     weights = cohort.weights * setting.engine.losses(params, cohort).pow(2)
     work = setting.engine.summed_update(params, cohort, WORK, weights / weights.sum(), aggregators.WeightedMean())
-    found, _ = moved(setting, secure)
+    found, _ = moved(setting)
     assert float((found - work.update).abs().max()) <= rounding_bound(work.update, 6, 2.0**-24, 0.001)
 
 
 def test_losses_above_the_bound_count_as_the_bound():
     setting = started(eq.Algorithm(risk.Tilted(3.0), WORK, privacy=SecureAggregation(loss_bound=0.01)))
-    cohort = setting.cohort(0)
+    cohort = draw_cohort(setting, 0)
     losses = setting.engine.losses(setting.first_params, cohort)
     assert float(losses.min()) > 0.01
     weights = setting.protection.weigh(cohort, losses, None)[0].weights
@@ -120,13 +116,13 @@ def test_losses_above_the_bound_count_as_the_bound():
 @pytest.mark.parametrize("step", [2.0**-24, 2.0**-12, 2.0**-4])
 def test_rounding_is_right_in_the_mean_and_within_a_step(step):
     plain = eq.Algorithm(solver=WORK, weights="uniform")
-    expected, _ = moved(started(plain), plain)
+    expected, _ = moved(started(plain))
     secure = replace(plain, privacy=SecureAggregation(step=step))
     setting = started(secure)
     found = []
     for seed in range(60):
-        setting.protection.seed = seed
-        found.append(moved(setting, secure)[0])
+        sums = replace(setting.protection.sums, seed=seed)
+        found.append(moved(replace(setting, protection=replace(setting.protection, sums=sums)))[0])
     off = torch.stack(found) - expected
     assert float(off.abs().max()) <= step * (1 + 1e-4) + 1e-6  # six clients, over six
     assert float(off.mean(0).abs().max()) <= 5 * step / 2 / math.sqrt(6 * 60) + 1e-6
@@ -161,9 +157,9 @@ def test_only_the_sum_decides(monkeypatch):
             return super().sum(contributions + masks - masks.roll(1, 0))
 
     algorithm = eq.Algorithm(solver=WORK, privacy=SecureAggregation())
-    expected, _ = moved(started(algorithm), algorithm)
-    monkeypatch.setattr(secure_run, "SimulatedSecureSum", Masked)
-    found, _ = moved(started(algorithm), algorithm)
+    expected, _ = moved(started(algorithm))
+    monkeypatch.setattr(secure_aggregate, "SimulatedSecureSum", Masked)
+    found, _ = moved(started(algorithm))
     assert torch.equal(found, expected)
     assert rows == [(6, 15 + 1)]  # weight · update, and weight
 
@@ -171,13 +167,13 @@ def test_only_the_sum_decides(monkeypatch):
 def test_a_modulus_too_small_for_an_update_leaves_it_out_and_never_wraps():
     # Room for 6 clients of ±682 steps each: no update of this size fits, and everybody sends zeros.
     algorithm = eq.Algorithm(solver=WORK, weights="uniform", privacy=SecureAggregation(step=2.0**-24, modulus=8192))
-    found, report = moved(started(algorithm), algorithm)
+    found, report = moved(started(algorithm))
     assert bool((found == 0).all())
     assert report.rejected == ()
     roomy = eq.Algorithm(solver=WORK, weights="uniform", privacy=SecureAggregation(step=2.0**-8, modulus=8192))  # ±2.66
     plain = eq.Algorithm(solver=WORK, weights="uniform")
-    expected, _ = moved(started(plain), plain)
-    found, _ = moved(started(roomy), roomy)
+    expected, _ = moved(started(plain))
+    found, _ = moved(started(roomy))
     assert float((found - expected).abs().max()) <= 2.0**-8 * (1 + 1e-4)
 
 
@@ -203,11 +199,11 @@ def test_a_client_whose_update_cannot_be_used_adds_nothing_and_is_not_named(valu
     algorithm = eq.Algorithm(solver=WORK, privacy=SecureAggregation(modulus=modulus))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found, report = moved(started(algorithm, data, engine=engine), algorithm, cohort_of(data, range(12)))
+        found, report = moved(started(algorithm, data, engine=engine), cohort_of(data, range(12)))
     assert report.rejected == ()
     plain = eq.Algorithm(solver=WORK)
     others = [k for k in range(12) if k not in bad]
-    expected, _ = moved(started(plain, data, engine=engine), plain, cohort_of(data, others))  # their weight goes, too
+    expected, _ = moved(started(plain, data, engine=engine), cohort_of(data, others))  # their weight goes, too
     if value == 1e8 and modulus == 2**62:
         return  # fits, and does what a mean does: nobody looks at single updates
     assert torch.allclose(found, expected, atol=1e-6)
@@ -216,7 +212,7 @@ def test_a_client_whose_update_cannot_be_used_adds_nothing_and_is_not_named(valu
 def test_nothing_that_can_be_used_is_no_step():
     data = eq.attacks.apply(small_data(), Sends(math.nan, share=1.0))
     algorithm = eq.Algorithm(solver=WORK, privacy=SecureAggregation())
-    found, report = moved(started(algorithm, data), algorithm)
+    found, report = moved(started(algorithm, data))
     assert bool((found == 0).all())
     assert report.rejected == ()
 
@@ -241,12 +237,12 @@ def test_a_client_whose_loss_is_no_number_takes_no_part_and_stops_nothing(measur
     algorithm = eq.Algorithm(measure, WORK, privacy=SecureAggregation(loss_bound=8.0))
     setting = started(algorithm)
     lying = replace(setting, engine=Told(setting.engine, {4: lie}))
-    found, report = moved(lying, algorithm, cohort_of(setting.data, range(8)))
-    expected, without = moved(setting, algorithm, cohort_of(setting.data, [0, 1, 2, 3, 5, 6, 7]))
+    found, report = moved(lying, cohort_of(setting.data, range(8)))
+    expected, without = moved(setting, cohort_of(setting.data, [0, 1, 2, 3, 5, 6, 7]))
     assert torch.allclose(found, expected, atol=1e-5)
     assert report.trained == without.trained
     everyone = replace(setting, engine=Told(setting.engine, dict.fromkeys(range(12), lie)))
-    assert bool((moved(everyone, algorithm)[0] == 0).all())
+    assert bool((moved(everyone)[0] == 0).all())
 
 
 class Watched:
@@ -269,7 +265,7 @@ def test_what_personal_methods_send_is_what_is_summed(broken):
     algorithm = eq.Algorithm(solver=WORK, personal=eq.personal.Mapper(), privacy=SecureAggregation())
     setting = started(algorithm, data)
     watched, cohort = Watched(setting.personal), cohort_of(data, range(12))
-    found, _ = moved(setting, algorithm, cohort, personal=watched)
+    found, _ = moved(replace(setting, personal=watched), cohort)
     good = torch.isfinite(watched.sent).all(1)
     assert int(good.sum()) == (10 if broken else 12)
     weights = cohort.weights[good] / cohort.weights[good].sum()
@@ -279,7 +275,7 @@ def test_what_personal_methods_send_is_what_is_summed(broken):
 def test_poisson_cohorts_of_nobody_do_nothing():
     algorithm = eq.Algorithm(solver=WORK, sampler=sampling.Poisson(), privacy=SecureAggregation())
     setting = started(algorithm)
-    found, report = moved(setting, algorithm, cohort_of(setting.data, []))
+    found, report = moved(setting, cohort_of(setting.data, []))
     assert bool((found == 0).all())
     assert report.cohort == 0
 

@@ -24,14 +24,14 @@ from equipoise.privacy import AdaptiveClip, DifferentialPrivacy, GaussianMechani
 from equipoise.privacy import private_quantile as quantile
 from equipoise.privacy.accounting import gaussian_epsilon
 from equipoise.privacy.audit import audit, one_by_one
-from equipoise.privacy.private_run import PrivateRun
+from equipoise.privacy.noise_plan import NoisePlan
 from equipoise.privacy.releases import CohortEvent, FixedSampling, NoSampling, PoissonSampling, Release
-from equipoise.round import run_round
+from equipoise.round import draw_cohort
 from equipoise.runs.checkpoint import CheckpointError, Checkpoints
 from equipoise.solvers import SGD
-from equipoise.train import set_up
-from equipoise.types import Cohort, Observer, ServerState
+from equipoise.types import Cohort, Observer, RunSize, ServerState
 from made_clients import make_clients
+from rounds import round_of, start_run
 
 SIZES = [3, 4, 5, 7, 10, 11, 20, 25, 6, 8, 9, 12]  # 12 clients
 WORK = SGD(lr=0.3, batch_size=4)
@@ -61,9 +61,9 @@ def points(values, features=1):
 def started(algorithm, data=None, *, model=None, clients_per_round=6, rounds=4, seed=0, engine="loop"):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EquipoiseNotice)  # of more bins than clients
-        return set_up(
+        return start_run(
             model or softmax(), data or small_data(), algorithm, rounds=rounds, seed=seed, engine=engine,
-            clients_per_round=clients_per_round, loss=None, error=None,
+            clients_per_round=clients_per_round,
         )  # fmt: skip
 
 
@@ -76,11 +76,11 @@ def trained(algorithm, data=None, *, model=None, clients_per_round=6, rounds=4, 
         )  # fmt: skip
 
 
-def one_round(setting, algorithm, cohort=None, state=None, index=0):
+def one_round(setting, cohort=None, state=None, index=0):
     """One round of a run; returns how the model moved, the state after it and the report."""
-    state = replace(state or setting.begin(algorithm), round=index)
-    cohort = setting.cohort(index) if cohort is None else cohort
-    after, report = run_round(state, algorithm, setting.engine, cohort, setting.data.train, protection=setting.protection)
+    state = replace(state or setting.begin(), round=index)
+    cohort = draw_cohort(setting, index) if cohort is None else cohort
+    after, report = round_of(setting, state, cohort)
     return after.params - state.params, after, report
 
 
@@ -141,7 +141,7 @@ def test_no_noise_and_no_clipping_is_the_plain_run_bit_for_bit(case, sampler, en
     setting = started(algorithm, engine=engine, clients_per_round=size, rounds=5)
     params, memory = setting.first_params, algorithm.server.begin(setting.first_params)
     for index in range(5):
-        cohort, total = setting.cohort(index), torch.zeros_like(params)
+        cohort, total = draw_cohort(setting, index), torch.zeros_like(params)
         if len(cohort):
             weights, denominator = weigh(setting.engine.losses(params, cohort), setting.clients_per_round)
             kept = weights > 0
@@ -158,7 +158,7 @@ def test_no_noise_and_no_clipping_is_the_plain_run_bit_for_bit(case, sampler, en
 
 def test_a_cohort_of_nobody_was_among_them():
     setting = started(eq.Algorithm(privacy=GaussianMechanism(math.inf, 0.0)), clients_per_round=1, rounds=5)
-    assert 0 in [len(setting.cohort(index)) for index in range(5)]
+    assert 0 in [len(draw_cohort(setting, index)) for index in range(5)]
 
 
 # ------------------------------------------------------------------------------------------------------------------- the noise
@@ -171,7 +171,7 @@ def noise_of(algorithm, *, clients_per_round=20, clients=50, rounds=8, features=
         algorithm, data, model=softmax(features), clients_per_round=clients_per_round, rounds=rounds,
         engine="simulator",
     )  # fmt: skip
-    return torch.stack([one_round(setting, algorithm, index=i)[0] for i in range(rounds)]).double(), setting.protection
+    return torch.stack([one_round(setting, index=i)[0] for i in range(rounds)]).double(), setting.protection.noise
 
 
 TAIL = risk.Superquantile(0.25, quantile=PrivateQuantile(2.0, 16))
@@ -202,15 +202,15 @@ def test_the_noise_of_weighted_sums_is_over_the_noisy_sum_of_weights(measure):
     algorithm = eq.Algorithm(measure, IDLE, privacy=GaussianMechanism(0.7, 1.5, loss_bound=3.0))
     data = FederatedData(make_clients([1] * 50, features=300))
     setting = started(algorithm, data, model=softmax(300), clients_per_round=20, rounds=8, engine="simulator")
-    run, state = setting.protection, setting.begin(algorithm)
-    assert run.calibration.first == pytest.approx(1.5 * math.sqrt(1.25 / 0.25))
+    run, state = setting.protection, setting.begin()
+    assert run.noise.calibration.first == pytest.approx(1.5 * math.sqrt(1.25 / 0.25))
     seen = []
     for index in range(8):
-        cohort = setting.cohort(index)
+        cohort = draw_cohort(setting, index)
         losses = setting.engine.losses(state.params, cohort)
         value, denominator = run.weigh(cohort, losses, None)
-        seen.append((denominator - float(value.weights.sum())) / run.calibration.first)
-        noise = one_round(setting, algorithm, index=index)[0].double()
+        seen.append((denominator - float(value.weights.sum())) / run.noise.calibration.first)
+        noise = one_round(setting, index=index)[0].double()
         expected = 1.5 * math.sqrt(1.25) * 0.7 / denominator
         assert float(noise.std()) == pytest.approx(expected, rel=5 / math.sqrt(2 * len(noise)))
     free = [s for s in seen if s > -2.5]  # a sum below 1 counts as 1
@@ -226,14 +226,14 @@ def test_a_replaced_client_moves_a_sum_of_weights_by_one():
     losses = torch.full((6,), 3.0)
     sums = np.array([run.weigh(cohort_of(range(6), i), losses, None)[1] for i in range(2000)])
     first = 0.3 * math.sqrt(1.25 / 0.25)
-    assert run.calibration.first == pytest.approx(first)
+    assert run.noise.calibration.first == pytest.approx(first)
     assert sums.mean() == pytest.approx(6.0, abs=5 * first / math.sqrt(2000))
     assert sums.std() == pytest.approx(first, rel=5 / math.sqrt(4000))
 
 
 def test_noise_is_a_function_of_seed_purpose_and_round():
     algorithm = eq.Algorithm(privacy=DifferentialPrivacy(None, 1e-3, 1.0, noise_multiplier=1.0))
-    run, other = started(algorithm).protection, started(algorithm, seed=1).protection
+    run, other = started(algorithm).protection.noise, started(algorithm, seed=1).protection.noise
     streams = [run.gaussian("update", 0, 400), run.gaussian("update", 1, 400), run.gaussian("count", 0, 400),
                run.gaussian("weights", 0, 400), other.gaussian("update", 0, 400)]  # fmt: skip
     assert torch.equal(streams[0], run.gaussian("update", 0, 400))
@@ -245,13 +245,13 @@ def test_noise_is_a_function_of_seed_purpose_and_round():
 def test_no_noise_is_used_twice(measure, options, monkeypatch):
     used = []
     for name in ("gaussian", "source"):
-        real = getattr(PrivateRun, name)
+        real = getattr(NoisePlan, name)
 
         def drawn(self, purpose, round_index, *rest, real=real):
             used.append((purpose, round_index))
             return real(self, purpose, round_index, *rest)
 
-        monkeypatch.setattr(PrivateRun, name, drawn)
+        monkeypatch.setattr(NoisePlan, name, drawn)
     private = DifferentialPrivacy(None, 1e-3, 1.0, noise_multiplier=1.0, loss_bound=2.0, method="rdp", **options)
     trained(eq.Algorithm(measure, WORK, privacy=private), rounds=3)
     assert len(used) == len(set(used)) >= 3 * (3 if "noise" in options or measure is not TAIL else 2)
@@ -260,7 +260,7 @@ def test_no_noise_is_used_twice(measure, options, monkeypatch):
 
 def test_noise_of_the_operating_system_is_standard_normal_and_never_the_same():
     private = DifferentialPrivacy(None, 1e-3, 1.0, noise_multiplier=1.0, source="system")
-    run = started(eq.Algorithm(privacy=private)).protection
+    run = started(eq.Algorithm(privacy=private)).protection.noise
     drawn = run.gaussian("update", 0, 20_000)
     assert not torch.equal(drawn, run.gaussian("update", 0, 20_000))
     assert kstest(drawn.numpy(), "norm").statistic < 0.02  # exceeded once in 10^6 times
@@ -273,7 +273,7 @@ def test_an_empty_cohort_releases_noise_still(measure, noise):
     private = DifferentialPrivacy(None, 1e-3, 1.0, noise_multiplier=1.0, noise=noise, loss_bound=2.0)
     algorithm = eq.Algorithm(measure, WORK, privacy=private)
     setting = started(algorithm)
-    moved, state, report = one_round(setting, algorithm, cohort_of([]))
+    moved, state, report = one_round(setting, cohort_of([]))
     assert bool((moved != 0).all())
     assert (report.cohort, report.trained) == (0, 0)
     assert report.epsilon == setting.protection.epsilon_after(1) > 0
@@ -313,11 +313,11 @@ def test_no_client_moves_the_sum_further_than_the_clip_bound(value, noise, engin
     setting = started(algorithm, data, engine=engine)
     (bad,) = [data.train.ids.index(name) for name in data.malicious]
     others = [k for k in range(12) if k != bad]
-    together, _, report = one_round(setting, algorithm, cohort_of(range(12)))
-    alone, _, _ = one_round(setting, algorithm, cohort_of(others))
+    together, _, report = one_round(setting, cohort_of(range(12)))
+    alone, _, _ = one_round(setting, cohort_of(others))
     assert bool(torch.isfinite(together).all())
     assert report.rejected == ()  # nobody is named
-    grid = setting.protection.grid.step * 12 * math.sqrt(len(together)) if noise == "distributed" else 0.0
+    grid = setting.protection.noise.grid.step * 12 * math.sqrt(len(together)) if noise == "distributed" else 0.0
     moved = float((together - alone).norm()) * 6
     assert moved <= 0.5 * (1 + 1e-5) + grid
     expected = 0.5 if 1e3 < abs(value) <= 1e9 else 0.0 if not abs(value) <= 1e9 else min(0.5, abs(value) * math.sqrt(15))
@@ -332,8 +332,8 @@ def test_clipped_updates_are_summed_and_divided_by_what_was_expected(values, cli
         solver=SGD(lr=0.5, batch_size=None), privacy=GaussianMechanism(clip, 0.0), sampler=sampling.Uniform()
     )
     setting = started(algorithm, data, model=eq.models.MeanEstimator(1), clients_per_round=4, rounds=1)
-    moved, _, _ = one_round(setting, algorithm)
-    cohort = setting.cohort(0).clients.tolist()
+    moved, _, _ = one_round(setting)
+    cohort = draw_cohort(setting, 0).clients.tolist()
     exact = [float(data.train.x[k, 0]) for k in cohort]  # a step of ½ on (x − w)² goes to x
     assert float(moved) == pytest.approx(sum(max(-clip, min(clip, x)) for x in exact) / 4, rel=1e-5, abs=1e-6 * clip)
 
@@ -357,15 +357,13 @@ def test_what_personal_methods_send_is_clipped_too(noise):
     private = DifferentialPrivacy(**FREE, clip=0.02, noise=noise)
     algorithm = eq.Algorithm(solver=WORK, personal=eq.personal.Mapper(), privacy=private)
     setting = started(algorithm, rounds=1)
-    state, cohort, watched = setting.begin(algorithm), setting.cohort(0), Watched(setting.personal)
-    after, _ = run_round(
-        state, algorithm, setting.engine, cohort, setting.data.train, personal=watched, protection=setting.protection
-    )
+    state, cohort, watched = setting.begin(), draw_cohort(setting, 0), Watched(setting.personal)
+    after, _ = round_of(replace(setting, personal=watched), state, cohort)
     sent = watched.sent
     assert float(sent.norm(dim=1).min()) > 0.02
     assert not torch.allclose(sent, setting.engine.updates(state.params, cohort, WORK).update)
     by_hand = (sent / sent.norm(dim=1, keepdim=True)).sum(0) * 0.02 / 6
-    grid = setting.protection.grid.step * len(cohort) / 6 if noise == "distributed" else 0.0
+    grid = setting.protection.noise.grid.step * len(cohort) / 6 if noise == "distributed" else 0.0
     assert torch.allclose(after.params - state.params, by_hand, rtol=1e-4, atol=1e-7 + grid)
 
 
@@ -391,7 +389,7 @@ def test_a_loss_that_is_no_number_counts_as_the_bound_and_stops_nothing(measure,
     results = []
     for told in (lie, 2.0):
         lying = replace(setting, engine=Told(setting.engine, {3: told}))
-        results.append(one_round(lying, algorithm, cohort_of(range(6)))[0])
+        results.append(one_round(lying, cohort_of(range(6)))[0])
     assert torch.equal(*results)
     assert bool((results[0] != 0).any())
 
@@ -401,8 +399,8 @@ def test_everybody_diverged_is_a_round_of_noise():
     data = eq.attacks.apply(small_data(), Sends(math.nan, share=1.0))
     setting = started(algorithm, data)
     lying = replace(setting, engine=Told(setting.engine, dict.fromkeys(range(12), math.nan)))
-    moved, _, report = one_round(lying, algorithm, cohort_of(range(6)))
-    nobody, _, _ = one_round(setting, algorithm, cohort_of([]))
+    moved, _, report = one_round(lying, cohort_of(range(6)))
+    nobody, _, _ = one_round(setting, cohort_of([]))
     assert torch.equal(moved, nobody)
     assert report.rejected == ()
 
@@ -421,9 +419,9 @@ def test_the_clip_follows_the_quantile_of_the_norms(measure, aim, norm):
         measure, SGD(lr=0.25, batch_size=None), sampler=sampling.Full(), server=eq.server_opt.SGD(lr=1e-9), privacy=private
     )
     setting = started(algorithm, points(range(2, 20, 2)), model=eq.models.MeanEstimator(1), rounds=60)
-    state, bounds = setting.begin(algorithm), []
+    state, bounds = setting.begin(), []
     for index in range(60):
-        _, state, _ = one_round(setting, algorithm, state=state, index=index)
+        _, state, _ = one_round(setting, state=state, index=index)
         bounds.append(state.privacy.clip)
     assert bounds[0] == pytest.approx(0.1 * math.exp(aim))  # nobody is within 0.1
     assert all(abs(math.log(bound / norm)) < 0.1 for bound in bounds[40:])
@@ -434,12 +432,12 @@ def test_the_count_is_noisy_by_half_a_client():
     rule = AdaptiveClip(quantile=0.5, rate=1.0, ratio=0.25)
     algorithm = eq.Algorithm(solver=IDLE, privacy=GaussianMechanism(1.0, 0.2, clip_rule=rule), sampler=sampling.Uniform())
     setting = started(algorithm, rounds=300)
-    run = setting.protection
+    run = setting.protection.noise
     count = 0.2 * math.sqrt(1.25 / 0.25)
     assert run.calibration.count == pytest.approx(count)
     found = []
     for index in range(300):  # idle clients are all within the bound: C e^{−(1 + noise − ½)}
-        after = one_round(setting, algorithm, index=index)[1]
+        after = one_round(setting, index=index)[1]
         found.append(-math.log(after.privacy.clip) - 0.5)
     spread = count / 6  # replacing a client moves the centred count by 1, over 6 clients
     assert np.mean(found) == pytest.approx(0.0, abs=5 * spread / math.sqrt(300))
@@ -457,7 +455,7 @@ def test_distributed_sums_are_central_ones_up_to_rounding(measure, sampler):
         private = DifferentialPrivacy(**FREE, clip=0.5, noise=noise, loss_bound=2.0, step=2.0**-15)
         algorithm = eq.Algorithm(measure, WORK, sampler=sampler, privacy=private)
         setting = started(algorithm, rounds=1)
-        moved[noise], _, report = one_round(setting, algorithm)
+        moved[noise], _, report = one_round(setting)
     assert report.trained > 0
     least = 1.0 if isinstance(measure, risk.Tilted) else 0.25 * 6  # of the denominators
     bound = 2.0**-15 * report.trained / least  # each client is off by less than a step
@@ -485,7 +483,7 @@ def test_the_noise_does_not_tell_how_many_clients_came():
     private = DifferentialPrivacy(None, 1e-3, 1.0, noise_multiplier=1.0, noise="distributed")
     algorithm = eq.Algorithm(solver=IDLE, privacy=private)
     setting = started(algorithm)
-    moved = [one_round(setting, algorithm, cohort_of(range(k)))[0] for k in (0, 2, 6, 12)]
+    moved = [one_round(setting, cohort_of(range(k)))[0] for k in (0, 2, 6, 12)]
     assert all(torch.equal(moved[0], each) for each in moved)
 
 
@@ -493,8 +491,8 @@ def test_nor_does_the_noise_of_the_quantile(monkeypatch):
     seen = []
     monkeypatch.setattr(quantile, "quantile_of_sum", lambda total, *_, **__: seen.append(total) or torch.tensor(0.0))
     run = started(eq.Algorithm(TAIL, WORK, privacy=GaussianMechanism(1.0, 1.0))).protection
-    assert run.shares == 6
-    scale = run.quantile.scale
+    assert run.noise.shares == 6
+    scale = run.noise.quantile.scale
     for clients in (0, 2, 6, 12):
         seen.clear()
         losses = torch.full((clients,), 0.5)
@@ -513,10 +511,10 @@ def test_the_sum_of_weights_is_noised_by_the_clients_where_they_are_to_do_it():
     exact = float(torch.exp(losses.double() - 2.0).sum())
     sums = np.array([run.weigh(cohort_of(range(12), i), losses, None)[1] for i in range(600)])
     spread = 0.5 * math.sqrt(1.25 / 0.25) * math.sqrt(8 / 4)  # eight shares, each made for four
-    rounding = math.sqrt(12) / 2 / math.ceil(20 / run.calibration.first)
+    rounding = math.sqrt(12) / 2 / math.ceil(20 / run.noise.calibration.first)
     assert sums.mean() == pytest.approx(exact, abs=5 * spread / math.sqrt(600))
     assert spread * (1 - 5 / math.sqrt(1200)) < sums.std() < math.hypot(spread, rounding) * (1 + 5 / math.sqrt(1200))
-    assert (run.shares, run.fewest) == (8, 4)
+    assert (run.noise.shares, run.noise.fewest) == (8, 4)
 
 
 def test_sums_wrap_around_modulo_an_absurd_modulus_only():
@@ -524,12 +522,12 @@ def test_sums_wrap_around_modulo_an_absurd_modulus_only():
     algorithm = eq.Algorithm(solver=SGD(lr=0.5, batch_size=None), sampler=sampling.Full(), privacy=private)
     data = points([0.4] * 12)
     setting = started(algorithm, data, model=eq.models.MeanEstimator(1), rounds=1)
-    run = setting.protection
-    honest, _, _ = one_round(setting, algorithm)
+    run = setting.protection.noise
+    honest, _, _ = one_round(setting)
     assert float(honest) == pytest.approx(0.4, abs=run.grid.step)
     assert run.grid.modulus > 2 * 12 * math.ceil(0.5 / run.grid.step)
     run.__dict__["grid"] = replace(run.grid, modulus=64)  # a client's 13 steps fit, twelve times 13 do not
-    wrapped, _, _ = one_round(setting, algorithm)
+    wrapped, _, _ = one_round(setting)
     turns = float(honest - wrapped) * 12 / (64 * run.grid.step)
     assert abs(turns) > 0.9
     assert turns == pytest.approx(round(turns), abs=1e-4)
@@ -553,9 +551,9 @@ def test_epsilon_of_every_round_is_that_of_the_hand_built_event():
     assert result.epsilon.epsilon == pytest.approx(exact[6], rel=1e-9)
     assert spent[-1] == result.epsilon.epsilon
     setting = started(algorithm, rounds=6)
-    run = setting.protection
+    run = setting.protection.noise
     assert run.quantile.multiplier(run.fewest) >= first * (1 - 1e-12)
-    times = torch.stack([torch.bincount(setting.cohort(t).clients, minlength=12) for t in range(6)]).sum(0)
+    times = torch.stack([torch.bincount(draw_cohort(setting, t).clients, minlength=12) for t in range(6)]).sum(0)
     assert result.epsilon.participations == int(times.max())
     assert result.epsilon.epsilon_server == pytest.approx(gaussian_epsilon(1.1 / math.sqrt(int(times.max())), 1e-3))
     assert (result.epsilon.rounds, result.epsilon.delta, result.epsilon.seeded) == (6, 1e-3, True)
@@ -578,7 +576,7 @@ def test_the_count_of_an_adaptive_clip_is_paid_for():
     algorithm = eq.Algorithm(
         measure, WORK, sampler=sampling.Full(), privacy=GaussianMechanism(1.0, 0.9, 1e-3, 0.25, clip_rule=rule)
     )
-    found = started(algorithm).protection.calibration
+    found = started(algorithm).protection.noise.calibration
     assert found.count**-2 == pytest.approx(0.1 * (found.first**-2 + found.update**-2))
     assert found.first**-2 == pytest.approx(0.25 * found.update**-2)
     assert found.count**-2 + found.first**-2 + found.update**-2 == pytest.approx(0.9**-2)
@@ -589,7 +587,9 @@ def test_a_budget_is_kept_and_used():
     # Every client in every round: t rounds of multiplier z are one of z/√t, known exactly.
     private = DifferentialPrivacy(3.0, 1e-3, 1.0)
     result = trained(eq.Algorithm(solver=IDLE, sampler=sampling.Full(), privacy=private), rounds=9)
-    z = started(eq.Algorithm(solver=IDLE, sampler=sampling.Full(), privacy=private), rounds=9).protection.calibration.whole
+    z = started(
+        eq.Algorithm(solver=IDLE, sampler=sampling.Full(), privacy=private), rounds=9
+    ).protection.noise.calibration.whole
     assert result.epsilon.epsilon == pytest.approx(gaussian_epsilon(z / 3, 1e-3))
     assert 3.0 * (1 - 1e-3) <= result.epsilon.epsilon <= 3.0
     assert len(result.history.rounds) == 9
@@ -737,13 +737,13 @@ def scores_of(algorithm, true_multiplier, *, clients=2):
     """Scores of one real round with and without a canary, a client far away from all others, along its direction."""
     data = points([[0.0, 0.0]] * (clients - 1) + [[100.0, 0.0]], 2)
     setting = started(algorithm, data, model=eq.models.MeanEstimator(2), clients_per_round=clients, rounds=1)
-    state = setting.begin(algorithm)
+    state = setting.begin()
 
     def released(present, seed):
         private = replace(algorithm.privacy, noise_multiplier=true_multiplier)
-        run = PrivateRun(private, algorithm, clients=clients, clients_per_round=clients, rounds=1, dimension=2, seed=seed)
+        run = replace(setting, protection=private.protect(algorithm, RunSize(clients, clients, 1, 2, seed)))
         chosen = cohort_of(range(clients if present else clients - 1))
-        after, _ = run_round(state, algorithm, setting.engine, chosen, data.train, protection=run)
+        after, _ = round_of(run, state, chosen)
         return float(after.params[0] - state.params[0])
 
     return one_by_one(released)
@@ -776,7 +776,7 @@ def test_an_audit_of_a_private_tail_round_is_passed():
     assert not found.exceeds(gaussian_epsilon(1.0, 1e-2))
     assert found.lower_bound > 0.2
     setting = started(algorithm, clients_per_round=12)
-    event = CohortEvent(setting.protection.accountant.pattern[0].releases, NoSampling())
+    event = CohortEvent(setting.protection.noise.accountant.pattern[0].releases, NoSampling())
     assert event.multiplier == pytest.approx(1.0)
 
 
@@ -794,6 +794,6 @@ def test_clipping_left_out_is_found():
 def test_a_state_survives_without_the_private_part():
     # Plain rounds carry no private state, private ones a clip bound and who took part.
     setting = started(eq.Algorithm(privacy=GaussianMechanism(0.5, 1.0)))
-    state = setting.begin(eq.Algorithm(privacy=GaussianMechanism(0.5, 1.0)))
+    state = setting.begin()
     assert (state.privacy.clip, state.privacy.participations.tolist()) == (0.5, [0] * 12)
     assert ServerState(0, torch.zeros(2)).privacy is None

@@ -1,4 +1,4 @@
-"""Rounds that are begun before the last one is known end as rounds one after another do."""
+"""How rounds follow each other: those that are begun before the last one is known end as rounds one after another do."""
 
 import gc
 import math
@@ -13,10 +13,10 @@ from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop
 from equipoise.engines.loop import LoopEngine
 from equipoise.errors import Diverged, EquipoiseNotice
-from equipoise.runs.look_ahead import Rounds, SharedRounds, can_begin_early
-from equipoise.train import set_up
+from equipoise.runs.drivers import RoundsAhead, can_begin_early, choose_driver
 from equipoise.types import LocalWork
 from made_clients import make_clients
+from rounds import start_run
 
 WORK = eq.solvers.SGD(lr=0.2, batch_size=4)
 
@@ -35,15 +35,17 @@ class Later:
 class EarlyEngine:
     """The loop engine, with rounds that can be begun early; it notes who asked for what."""
 
-    begins_early = True
-
     def __init__(self, inner):
         self.inner, self.begun, self.run, self.open, self.most_open, self.room = inner, [], [], 0, 0, True
 
     def __getattr__(self, name):
         return getattr(self.inner, name)
 
-    def has_room(self):
+    @property
+    def look_ahead(self):
+        return self
+
+    def has_capacity(self):
         return self.room
 
     def begin_round(self, jobs, solver, aggregator, server):
@@ -76,8 +78,12 @@ def trained(engine, algorithm, data=None, **options):
     return eq.train(eq.models.Softmax(4, 3), data or data_of(), algorithm, **given)
 
 
+def started(engine, algorithm):
+    return start_run(eq.models.Softmax(4, 3), data_of(), algorithm, rounds=9, engine=engine)
+
+
 def without_time(history):
-    return [replace(report, seconds=0.0) for report in history.rounds]
+    return [replace(report, seconds=0.0, run="") for report in history.rounds]
 
 
 @pytest.mark.parametrize(
@@ -173,12 +179,9 @@ class OwnRisk:
 
 def test_who_is_not_begun_early():
     def early(**parts):
-        algorithm = eq.Algorithm(**({"solver": WORK} | parts))
-        setting = set_up(
-            eq.models.Softmax(4, 3), data_of(), algorithm, rounds=3, clients_per_round=3, seed=0, loss=None, error=None,
-            engine=Early(),
-        )  # fmt: skip
-        return can_begin_early(setting, algorithm)
+        setting = started(Early(), eq.Algorithm(**({"solver": WORK} | parts)))
+        assert isinstance(choose_driver([setting]), RoundsAhead) is can_begin_early(setting)
+        return can_begin_early(setting)
 
     assert early()
     assert early(risk=eq.risk.Tilted(1.0))
@@ -191,19 +194,16 @@ def test_who_is_not_begun_early():
 
 
 def test_nothing_is_begun_without_room_and_a_state_from_elsewhere_is_begun_anew():
-    algorithm, early = eq.Algorithm(solver=WORK), Early()
-    setting = set_up(
-        eq.models.Softmax(4, 3), data_of(), algorithm, rounds=9, clients_per_round=3, seed=0, loss=None, error=None,
-        engine=early,
-    )  # fmt: skip
-    rounds, start = Rounds(setting, algorithm), setting.begin(algorithm)
-    first, _ = rounds.following(start)
-    again, _ = rounds.following(start)  # what was begun after `first` is of no use
+    early = Early()
+    setting = started(early, eq.Algorithm(solver=WORK))
+    next_round, start = choose_driver([setting]), setting.begin()
+    ((first, _),) = next_round([start])
+    ((again, _),) = next_round([start])  # what was begun after `first` is of no use
     assert torch.equal(first.params, again.params)
     early.engine.room = False
     begun = list(early.engine.begun)
-    second, _ = rounds.following(again)
-    third, report = rounds.following(second)
+    ((second, _),) = next_round([again])
+    ((third, report),) = next_round([second])
     assert early.engine.begun == begun  # the one under way was used, and the next was run as a whole
     assert early.engine.run == [2]
     assert report.round == 2
@@ -260,23 +260,15 @@ def test_a_run_that_diverges_leaves_the_others_as_they_are():
 @pytest.mark.parametrize("kind", ["one run", "many"])
 def test_rounds_go_with_their_last_user(kind):
     # An engine's memory on a GPU must not wait for the garbage collector.
-    algorithm = eq.Algorithm(solver=WORK)
-    setting = set_up(
-        eq.models.Softmax(4, 3), data_of(), algorithm, rounds=9, clients_per_round=3, seed=0, loss=None, error=None,
-        engine=Early(),
-    )  # fmt: skip
-    shared = SharedRounds([(setting, algorithm)] * 2, [[0, 1]])
-    rounds, state = Rounds(setting, algorithm), setting.begin(algorithm)
+    settings = [started(Early(), eq.Algorithm(solver=WORK))] * (1 if kind == "one run" else 2)
+    driver, states = choose_driver(settings), [setting.begin() for setting in settings]
     gc.collect()
     gc.disable()
     try:
-        if kind == "one run":
-            rounds.following(state)
-            known = weakref.ref(rounds._rounds)
-        else:
-            shared.following([state, state])
-            known = weakref.ref(shared)
-        del rounds, shared
+        driver(states)
+        assert isinstance(driver, RoundsAhead)
+        known = weakref.ref(driver)
+        del driver
         assert known() is None
     finally:
         gc.enable()
