@@ -86,6 +86,7 @@ class Plan:
 
 
 Planned = tuple[RunInRound, Plan]
+Worked = tuple[Combined | None, Any]  # combined local work, None where there is nothing to do; and the personal state after it
 
 
 class Rounds:
@@ -134,9 +135,9 @@ def run_round(
         else:
             planned[number] = each
     works = local_work(list(planned.values()), engine)
-    for (number, (run, plan)), (combined, own) in zip(planned.items(), works, strict=True):
+    for (number, (run, plan)), work in zip(planned.items(), works, strict=True):
         try:
-            outcomes[number] = finish(run, plan, combined, own, began, len(settings))
+            outcomes[number] = work if isinstance(work, Diverged) else finish(run, plan, *work, began, len(settings))
         except Diverged as failure:
             outcomes[number] = failure
     return [outcome for outcome in outcomes if outcome is not None]
@@ -241,26 +242,23 @@ def make_plan(run: RunInRound, cohort: Cohort, losses: Tensor | None) -> Plan:
     return Plan(cohort, losses, risk, workers, weights, worker_losses, dropped, fixed)
 
 
-def local_work(planned: Sequence[Planned], engine: Engine) -> list[tuple[Combined | None, Any]]:
-    """The combined local work of each run, and its personal state; None for both where there is nothing to do.
+def local_work(planned: Sequence[Planned], engine: Engine) -> list[Worked | Diverged]:
+    """The local work of each run, or the error that stops it.
 
     Runs with one solver and one linear aggregator work in one call.
     """
-    works: list[tuple[Combined | None, Any]] = [(None, run.state.personal) for run, _ in planned]
+    works: dict[int, Worked | Diverged] = {}
     together: list[int] = []
     for i, (run, plan) in enumerate(planned):
-        setting, state, sent = run.setting, run.state, None
-        if setting.personal is not None and len(plan.cohort):
-            whole = replace(plan.cohort, effort=None)  # stragglers are slow at the shared model's work alone
-            own = setting.personal.work(state.personal, state.params, whole, run.solver)
-            sent = setting.personal.updates(own, state.params, plan.workers, run.solver)
-            works[i] = None, own
-        if len(plan.workers) == 0 and not setting.protection.without_clients:
-            continue  # an empty cohort, a risk flat at these losses, or all work lost
-        if len(planned) > 1 and setting.protection.in_the_open and run.algorithm.aggregator.linear and sent is None:
+        setting = run.setting
+        open_sum = setting.protection.in_the_open and run.algorithm.aggregator.linear and setting.personal is None
+        if len(planned) > 1 and open_sum and len(plan.workers):
             together.append(i)
-        else:
-            works[i] = setting.protection.combine(state, engine, run.solver, plan, sent), works[i][1]
+            continue
+        try:
+            works[i] = work_alone(run, plan, engine)
+        except Diverged as failure:  # a client's own model
+            works[i] = failure
 
     def alike(i: int, j: int) -> bool:
         first, second = planned[i][0], planned[j][0]
@@ -269,12 +267,24 @@ def local_work(planned: Sequence[Planned], engine: Engine) -> list[tuple[Combine
     for group in grouped(together, alike):
         run, plan = planned[group[0]]
         if len(group) == 1:
-            works[group[0]] = run.setting.protection.combine(run.state, engine, run.solver, plan, None), works[group[0]][1]
+            works[group[0]] = work_alone(run, plan, engine)
             continue
         jobs = [Job(planned[i][0].state.params, planned[i][1].workers, planned[i][1].weights) for i in group]
         for i, work in zip(group, engine.summed_updates(jobs, run.solver, run.algorithm.aggregator), strict=True):
-            works[i] = combined_sum(planned[i][0].state, planned[i][1], work), works[i][1]
-    return works
+            works[i] = combined_sum(planned[i][0].state, planned[i][1], work), None
+    return [works[i] for i in range(len(planned))]
+
+
+def work_alone(run: RunInRound, plan: Plan, engine: Engine) -> Worked:
+    """The local work of one run: of the whole cohort on the clients' own models, if they have any, and of the workers."""
+    setting, state, own, sent = run.setting, run.state, run.state.personal, None
+    if setting.personal is not None and len(plan.cohort):
+        whole = replace(plan.cohort, effort=None)  # stragglers are slow at the shared model's work alone
+        own = setting.personal.work(state.personal, state.params, whole, run.solver)
+        sent = setting.personal.updates(own, state.params, plan.workers, run.solver)
+    if len(plan.workers) == 0 and not setting.protection.without_clients:
+        return None, own  # an empty cohort, a risk flat at these losses, or all work lost
+    return setting.protection.combine(state, engine, run.solver, plan, sent), own
 
 
 def finish(

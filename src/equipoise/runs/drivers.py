@@ -50,7 +50,10 @@ def attempt_round(network: Network, rounds: Rounds, states: Sequence[ServerState
         return outcome
 
     with setting.engine_traits.round_context():
-        return [network.attempt(run, partial(draw_cohort, setting, state.round))]
+        try:
+            return [network.attempt(run, partial(draw_cohort, setting, state.round))]
+        except Diverged as failure:
+            return [failure]
 
 
 def can_begin_early(setting: Setting) -> bool:

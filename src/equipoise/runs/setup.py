@@ -174,7 +174,8 @@ def set_up(
     if traits.network is not None:
         protection = traits.network.protect(protection, algorithm)
     return Setting(
-        model, data, algorithm, task, running, algorithm.drawn_by, alpha, clients_per_round, rounds, seed, personal, protection, name, traits
+        model, data, algorithm, task, running, algorithm.drawn_by, alpha, clients_per_round, rounds, seed, personal, protection,
+        name, traits,
     )  # fmt: skip
 
 
