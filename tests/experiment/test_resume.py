@@ -227,7 +227,7 @@ def test_the_live_table_shows_every_run_with_progress_and_time_left(tmp_path):
     file = tmp_path / "study.toml"
     file.write_text(STUDY)
     jobs = [scheduler.ScheduledRun(run) for run in study.read_study(file, out=tmp_path / "out")]
-    jobs[0].status, jobs[0].began = "running", time.monotonic() - 10
+    jobs[0].status, jobs[0].start_time = "running", time.monotonic() - 10
     jobs[0].folder.path.mkdir(parents=True)
     jobs[0].folder.rounds.write_text('{"event": "start"}\n{"event": "round", "round": 4}\n{"event": "rou')  # being written
     jobs[1].status, jobs[2].status = "failed", "there already"
@@ -252,7 +252,7 @@ def test_other_data_are_refused_on_resume(tmp_path):
 
 def test_two_processes_cannot_work_in_one_folder(tmp_path):
     place = claimed(tmp_path / "run", SMALL)
-    with folder.alone(place), pytest.raises(ConfigError, match="Another process works in"):
+    with folder.locked(place.path / ".lock", wait=False), pytest.raises(ConfigError, match="Another process works in"):
         folder.run(build(RunConfig.read(place.config)), place, progress=False)
 
 

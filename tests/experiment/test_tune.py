@@ -304,11 +304,11 @@ def test_a_worker_waits_for_another_in_its_folder(tmp_path):
     entered = threading.Event()
 
     def enter():
-        with worker.in_turn(tmp_path):
+        with folder.locked(tmp_path / "run.log", wait=True):
             entered.set()
 
     second = threading.Thread(target=enter)
-    with worker.in_turn(tmp_path):
+    with folder.locked(tmp_path / "run.log", wait=True):
         second.start()
         assert not entered.wait(0.1)
     second.join(10)

@@ -60,7 +60,7 @@ def test_every_published_row_has_a_method_and_a_source(name):
                 assert math.isfinite(value.mean)
                 assert value.mean > 0
                 assert value.deviation >= 0
-            if row.marked:
+            if row.chosen_on_test:
                 assert row.parameter
     if name != "fedprox-synthetic":  # a figure: curves, no numbers
         assert rows.keys() == methods(name).keys()
@@ -78,9 +78,9 @@ def test_rows_are_those_of_the_tables():
 
 def test_rows_chosen_on_test_clients_are_marked():
     for name in JOURNAL:
-        marked = [n for n, row in table(f"journal/{name}").rows.items() if row.marked]
+        marked = [n for n, row in table(f"journal/{name}").rows.items() if row.chosen_on_test]
         assert marked == ["FedAvg-Sub", "q-FFL", "Tilted-ERM"]
-    assert [n for n, row in table("slides/shakespeare-gru").rows.items() if row.marked] == ["q-FFL"]
+    assert [n for n, row in table("slides/shakespeare-gru").rows.items() if row.chosen_on_test] == ["q-FFL"]
 
 
 def test_methods_use_the_published_parameters():
@@ -106,7 +106,7 @@ def test_settings_of_the_papers():
         entry = EXPERIMENTS[name]
         paper = entry.scales["paper"]
         assert (paper.rounds, paper.clients_per_round, paper.seeds) == (rounds, clients, 5)
-        solver = entry.local_work(entry.methods[0], paper)
+        solver = entry.local_solver(entry.methods[0], paper)
         assert (solver.batch_size, solver.epochs) == (batch, 1)
         if halving is None:
             assert solver.lr_decay == 1.0

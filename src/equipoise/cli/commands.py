@@ -19,22 +19,24 @@ from typer.core import TyperGroup
 
 from equipoise.cli.flower_commands import app as flower_app
 from equipoise.cli.privacy_commands import app as privacy_app
+from equipoise.core.version import VERSION
 from equipoise.errors import ConfigError, EquipoiseError, EquipoiseNotice, unknown_name
 from equipoise.experiment import catalog
 
 
-def _complain(message: str, style: str = "red") -> None:
+def _print_error(message: str, style: str = "red") -> None:
+    """Print a message to stderr."""
     Console(stderr=True).print(Text(message, style=style), soft_wrap=True)
 
 
 @contextmanager
 def _notices() -> Iterator[None]:
-    """Notices of the library appear as one plain line, not with a line of its code."""
+    """Print notices of the library as one line each, without the line of code that Python adds."""
     shown = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *rest: Any, **options: Any) -> None:
         if issubclass(category, EquipoiseNotice):
-            _complain(f"Note: {message}", "yellow")
+            _print_error(f"Note: {message}", "yellow")
         else:
             shown(message, category, *rest, **options)
 
@@ -44,20 +46,31 @@ def _notices() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _resumable() -> Iterator[None]:
+    """Add to Ctrl-C the note that the same command goes on."""
+    try:
+        yield
+    except KeyboardInterrupt as failure:
+        failure.add_note("The same command goes on where it stopped.")
+        raise
+
+
 class ClearErrors(TyperGroup):
     """A group of commands whose expected failures are one message and an exit code."""
 
     def invoke(self, ctx: Any) -> Any:
+        """Run a command; print notices and expected failures as one line each."""
         try:
             with _notices():
                 return super().invoke(ctx)
         except BrokenPipeError:  # `equipoise methods | head`: click ends quietly
             raise
         except (EquipoiseError, OSError) as failure:
-            _complain(" ".join([f"Error: {failure}", *getattr(failure, "__notes__", ())]))
+            _print_error(" ".join([f"Error: {failure}", *vars(failure).get("__notes__", ())]))
             raise typer.Exit(2) from failure
         except KeyboardInterrupt as failure:
-            _complain(" ".join(["Stopped by Ctrl-C.", *getattr(failure, "__notes__", ())]), "yellow")
+            _print_error(" ".join(["Stopped by Ctrl-C.", *vars(failure).get("__notes__", ())]), "yellow")
             raise typer.Exit(130) from failure
 
 
@@ -77,12 +90,13 @@ Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one value; may be given several times.")
 ]
 
+Workers = Annotated[int, typer.Option(min=1, help="How many runs at once, one torch thread each.")]
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
-        from importlib.metadata import version
 
-        typer.echo(f"equipoise {version('equipoise')}")
+def _print_version(requested: bool) -> None:
+    """Print the version and exit, if the option --version was given."""
+    if requested:
+        typer.echo(f"equipoise {VERSION}")
         raise typer.Exit
 
 
@@ -131,8 +145,8 @@ def run(
     if resume is not None:
         if config is not None or settings or out is not None:
             raise ConfigError("--resume takes all it needs from its folder: leave CONFIG, --set and --out away.")
-        place = folder.to_resume(resume)
-        checked = RunConfig.read(place.config)
+        run_folder = folder.to_resume(resume)
+        checked = RunConfig.read(run_folder.config)
     elif config is None:
         raise ConfigError("Name a configuration, e.g. equipoise run examples/tail.toml, or a folder: --resume DIR.")
     else:
@@ -151,14 +165,15 @@ def run(
 
     experiment = build(checked)
     if resume is None:
-        place = folder.claim(path)
+        run_folder = folder.claim(path)
     console = Console()
-    result = folder.run(experiment, place, observers=observers)
+    result = folder.run(experiment, run_folder, observers=observers)
     console.print(Text(str(result.summary())), soft_wrap=True)
     if result.epsilon is not None:
         console.print(Text(str(result.epsilon)), soft_wrap=True)
     console.print()
-    for file in (place.report, place.clients, place.model, place.personal, place.rounds, place.config):
+    files = run_folder.report, run_folder.clients, run_folder.model, run_folder.personal, run_folder.rounds, run_folder.config
+    for file in files:
         if file.exists():
             console.print(Text(f"{file}"), soft_wrap=True)
 
@@ -167,7 +182,7 @@ def run(
 def compare(
     config: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="Methods × seeds, e.g. examples/study.toml.")],
     settings: Settings = None,
-    workers: Annotated[int, typer.Option(min=1, help="How many runs at once, one torch thread each.")] = 1,
+    workers: Workers = 1,
     out: Annotated[Path | None, typer.Option(help="The folder for all runs. Default: runs/<study>.")] = None,
 ) -> None:
     """Run every method with every seed, as far as runs are missing; print the table and write the report."""
@@ -176,24 +191,21 @@ def compare(
     from equipoise.experiment.scheduler import run_all
     from equipoise.experiment.study import prepare, read_study
 
-    place = out or Path("runs") / config.stem
-    runs = read_study(config, settings or (), out=place)
+    folder = out or Path("runs") / config.stem
+    runs = read_study(config, settings or (), out=folder)
     prepare(runs)
     console = Console()
-    try:
+    with _resumable():
         jobs = run_all(runs, workers=workers, console=console)
-    except KeyboardInterrupt as failure:
-        failure.add_note("The same command goes on where it stopped.")
-        raise
     records = [read_record(job.folder.path) for job in jobs if job.folder.finished]
     if records:
         from equipoise.report import write_report
 
         console.print(comparison_table(records))
-        console.print(Text(str(write_report(records, place / "report.html"))), soft_wrap=True)
+        console.print(Text(str(write_report(records, folder / "report.html"))), soft_wrap=True)
     failed = [job for job in jobs if job.status == "failed"]
     for job in failed:
-        _complain(f"Failed: {job.run.method}, seed {job.run.seed}: {job.message} See {job.folder.path / 'run.log'}.")
+        _print_error(f"Failed: {job.run.method}, seed {job.run.seed}: {job.message} See {job.folder.log}.")
     if failed:
         raise typer.Exit(1)
 
@@ -202,23 +214,20 @@ def compare(
 def tune(
     config: Annotated[Path, typer.Argument(metavar="SEARCH.toml", help="A run and values to try, e.g. examples/tune.toml.")],
     settings: Settings = None,
-    workers: Annotated[int, typer.Option(min=1, help="How many runs at once, one torch thread each.")] = 1,
+    workers: Workers = 1,
     out: Annotated[Path | None, typer.Option(help="The folder for all trials. Default: runs/<search>.")] = None,
 ) -> None:
     """Try values by training loss or validation clients, never test clients; write the best configuration."""
-    from equipoise.experiment import tune as searching
     from equipoise.experiment.search import read_search, trial_name
+    from equipoise.experiment.tune import tune as run_search
 
     search = read_search(config, settings or ())
-    try:
-        outcomes = searching.tune(search, out or Path("runs") / config.stem, workers=workers, console=Console())
-    except KeyboardInterrupt as failure:
-        failure.add_note("The same command goes on where it stopped.")
-        raise
-    for outcome in outcomes:
-        if outcome.criterion is None:
-            _complain(f"Failed: {trial_name(outcome.values)}: {outcome.message}")
-    if outcomes[0].criterion is None:
+    with _resumable():
+        results = run_search(search, out or Path("runs") / config.stem, workers=workers, console=Console())
+    for result in results:
+        if result.criterion is None:
+            _print_error(f"Failed: {trial_name(result.values)}: {result.message}")
+    if results[0].criterion is None:
         raise typer.Exit(1)
 
 
@@ -261,14 +270,11 @@ def reproduce(
     if list_entries or name is None:
         typer.echo(published.listing())
         return
-    try:
+    with _resumable():
         published.reproduce(
             name, data=data, scale=scale, seeds=seeds, out=out, device=device, methods=methods, tune=tune, show=show,
             say=typer.echo,
         )  # fmt: skip
-    except KeyboardInterrupt as failure:
-        failure.add_note("The same command goes on where it stopped.")
-        raise
 
 
 @app.command()

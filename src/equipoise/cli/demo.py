@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import csv
 import io
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +23,16 @@ import equipoise as eq
 from equipoise.compare import Comparison
 from equipoise.core.files import write_atomically
 from equipoise.engines.simulator.workers import one_thread
-from equipoise.observers import Evaluation, Run
+from equipoise.observers import Run
 from equipoise.report.data.over_seeds import FIGURES, Spread
-from equipoise.types import RoundReport
+from equipoise.types import Observer, RoundReport
 
 ROUNDS = 100
 CLIENTS_PER_ROUND = 100
 
 
 def demo_methods() -> dict[str, eq.Algorithm]:
-    """FedAvg, and Δ-FL on the worse 80 % and the worse half of each cohort; one local epoch in batches of 10."""
+    """The methods of the demo: FedAvg, and Δ-FL on the worse 80 % and on the worse half of each cohort."""
     solver = eq.solvers.SGD(lr=0.1, batch_size=10, epochs=1)
     tails = {f"Δ-FL {tail}": eq.Algorithm(risk=eq.risk.Superquantile(tail=tail), solver=solver) for tail in (0.8, 0.5)}
     return {"FedAvg": eq.Algorithm(solver=solver), **tails}
@@ -41,7 +41,7 @@ def demo_methods() -> dict[str, eq.Algorithm]:
 def run_demo(
     out: Path, *, seeds: int = 5, rounds: int | None = None, console: Console | None = None, **data_options: Any
 ) -> Comparison:
-    """Train, print the table and what it says, write report.html, histogram.png and table.csv to `out`.
+    """Train the methods, print their errors as a table and in words, and write report.html, histogram.png and table.csv.
 
     `data_options` go to `eq.data.label_shift`, e.g. fewer clients.
     """
@@ -49,7 +49,7 @@ def run_demo(
     rounds = ROUNDS if rounds is None else rounds
     write_atomically(out / "table.csv", b"")  # an unwritable folder fails now, not after a minute of work
     # One data set per seed, made once for all methods.
-    data = lru_cache(maxsize=1)(partial(_data, **data_options))
+    data = lru_cache(maxsize=1)(lambda seed: eq.data.label_shift(seed=seed, **data_options))
     first = data(0)
     methods = demo_methods()
     console.print(
@@ -58,7 +58,7 @@ def run_demo(
             f"Clients hold different mixes of {first.classes} classes. The model then meets clients it has never seen."
         )
     )
-    with one_thread(), Live(console, total=len(methods) * seeds * rounds, seeds=seeds) as live:
+    with one_thread(), ProgressOverRuns(console, total=len(methods) * seeds * rounds, seeds=seeds) as bar:
         comparison = eq.compare(
             methods,
             lambda seed: eq.models.Softmax(data(seed).features, data(seed).classes),
@@ -66,7 +66,7 @@ def run_demo(
             rounds=rounds,
             clients_per_round=min(CLIENTS_PER_ROUND, len(first.train)),
             seeds=seeds,
-            observers=[live],
+            observers=[bar],
             progress=False,
         )
     console.print(result_table(comparison))
@@ -77,12 +77,8 @@ def run_demo(
     return comparison
 
 
-def _data(seed: int, **options: Any) -> eq.FederatedData:
-    return eq.data.label_shift(seed=seed, **options)
-
-
-class Live:
-    """One progress bar over all methods and seeds; it watches each run in turn."""
+class ProgressOverRuns(Observer):
+    """An observer that shows one progress bar over all methods and seeds."""
 
     def __init__(self, console: Console, *, total: int, seeds: int) -> None:
         self._seeds = seeds
@@ -95,7 +91,7 @@ class Live:
         )
         self._task = self._bar.add_task("", total=total)
 
-    def __enter__(self) -> Live:
+    def __enter__(self) -> ProgressOverRuns:
         self._bar.start()
         return self
 
@@ -103,16 +99,12 @@ class Live:
         self._bar.stop()
 
     def on_start(self, run: Run) -> None:
+        """Show the seed and the name of the run that begins."""
         self._bar.update(self._task, description=f"seed {run.seed + 1} of {self._seeds}  {run.name:<8}")
 
     def on_round(self, report: RoundReport) -> None:
+        """Move the bar by one round."""
         self._bar.advance(self._task)
-
-    def on_evaluation(self, evaluation: Evaluation) -> None:
-        pass
-
-    def on_end(self) -> None:
-        pass
 
 
 def _percent(value: float) -> str:
@@ -124,7 +116,7 @@ def _cell(spread: Spread, seeds: int) -> str:
 
 
 def result_table(comparison: Comparison) -> Table:
-    """Mean, 90th percentile, worst 10 % and standard deviation of the test error, ± over seeds; the lowest in bold."""
+    """A table of the figures of the test error, ± standard deviation over seeds, with the lowest of each column in bold."""
     who = comparison.all_results[0].summary()
     seeds = len(next(iter(comparison.results.values())))
     over = f", ± standard deviation over {seeds} seeds" if seeds > 1 else ", one seed"
@@ -141,18 +133,18 @@ def result_table(comparison: Comparison) -> Table:
 
 
 def in_words(comparison: Comparison) -> str:
-    """Who is left behind, and what the tail risk does about it, in sentences that say what the figures say."""
+    """Sentences on who is left behind by FedAvg, and how Δ-FL changes that, with the measured figures."""
     rows = comparison.table()
-    plain, tail = rows["FedAvg"], rows["Δ-FL 0.5"]
-    before, after = plain["percentile_90"].mean, tail["percentile_90"].mean
+    fedavg, tail = rows["FedAvg"], rows["Δ-FL 0.5"]
+    before, after = fedavg["percentile_90"].mean, tail["percentile_90"].mean
     verb = "lowers" if after < before else "does not lower"
     ninetieth = {name: [run.summary().error.percentiles[90] for run in runs] for name, runs in comparison.results.items()}
     pairs = list(zip(ninetieth["FedAvg"], ninetieth["Δ-FL 0.5"], strict=True))
     wins = sum(ours < theirs for theirs, ours in pairs)
-    cost = 100 * (tail["mean"].mean - plain["mean"].mean)
+    cost = 100 * (tail["mean"].mean - fedavg["mean"].mean)
     return (
-        f"With FedAvg the tenth of the unseen clients that fares worst sees an error of {_percent(plain['worst_10'].mean)}, "
-        f"against {_percent(plain['mean'].mean)} on average. Each client here holds almost one class alone; left behind are "
+        f"With FedAvg the tenth of the unseen clients that fares worst sees an error of {_percent(fedavg['worst_10'].mean)}, "
+        f"against {_percent(fedavg['mean'].mean)} on average. Each client here holds almost one class alone; left behind are "
         f"those with the classes that the model confuses most. Training on the worse half of each cohort (Δ-FL 0.5) {verb} "
         f"the 90th percentile: {_percent(before)} before, {_percent(after)} after, lower in {wins} of {len(pairs)} "
         f"seed{'s' if len(pairs) > 1 else ''}. The mean error changes by {cost:+.1f} points."
@@ -160,7 +152,7 @@ def in_words(comparison: Comparison) -> str:
 
 
 def write_files(comparison: Comparison, out: Path) -> list[Path]:
-    """report.html, histogram.png and table.csv, each whole or not at all."""
+    """Write report.html, histogram.png and table.csv, each whole or not at all; returns their paths."""
     from equipoise.report import histogram_picture, write_report
 
     report, picture, table = out / "report.html", out / "histogram.png", out / "table.csv"
@@ -171,7 +163,7 @@ def write_files(comparison: Comparison, out: Path) -> list[Path]:
 
 
 def table_csv(comparison: Comparison) -> str:
-    """One row per method: every figure's mean and standard deviation over seeds, errors as fractions."""
+    """A row per method as CSV: mean and standard deviation of every figure over seeds, errors as fractions."""
     text = io.StringIO()
     writer = csv.writer(text)
     rows = comparison.table()

@@ -1,4 +1,4 @@
-"""What the command line prints: the catalogue of parts, and what a data set holds. Flowing text, so that any width works."""
+"""What the command line prints about parts, data sets and comparisons; the text flows, so that any width works."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from equipoise.data import ClientSet, FederatedData
     from equipoise.result import RunRecord
 
-WHAT = {
+KIND_HELP = {
     "risk": "what is minimised over clients: [algorithm.risk]",
     "quantile": "where a tail's quantile comes from: quantile in [algorithm.risk]",
     "solver": "what a client does in a round: [algorithm.solver], or the solver inside another",
@@ -40,26 +40,26 @@ WHAT = {
 
 
 def show_methods(console: Console, kinds: Iterable[str]) -> None:
-    """Every part of some kinds: name, what it does, parameters with defaults, source, Python name."""
+    """Print every part of some kinds: name, summary, parameters with defaults, source, and name in Python."""
     for number, kind in enumerate(kinds):
         if number:
             console.print()
-        console.print(Text.assemble((kind, "bold underline"), f"  {WHAT.get(kind, '')}"))
+        console.print(Text.assemble((kind, "bold underline"), f"  {KIND_HELP.get(kind, '')}"))
         for part in catalog.parts(kind):
             console.print()
             console.print(Padding(Text.assemble((part.name, "bold cyan"), f"  {part.summary}"), (0, 0, 0, 2), expand=False))
             for parameter in part.all_parameters:
                 name, _, rest = parameter.text.partition(":")
                 from_data = kind == "model" and (parameter.name in FROM_DATA or not parameter.in_config)
-                comes = ", from the data" if from_data else "" if parameter.in_config else ", given in Python only"
-                console.print(Padding(Text.assemble((name, "green"), f":{rest}{comes}"), (0, 0, 0, 6), expand=False))
+                origin = ", from the data" if from_data else "" if parameter.in_config else ", given in Python only"
+                console.print(Padding(Text.assemble((name, "green"), f":{rest}{origin}"), (0, 0, 0, 6), expand=False))
             if part.source:
                 console.print(Padding(Text(f"Source: {part.source}", style="dim"), (0, 0, 0, 6), expand=False))
             console.print(Padding(Text(f"In Python: {part.python_path}", style="dim"), (0, 0, 0, 6), expand=False))
 
 
 def show_functions(console: Console) -> None:
-    """What Python code can call besides the parts."""
+    """Print the functions and classes that only Python code can use."""
     console.print()
     console.print(Text.assemble(("functions", "bold underline"), "  in Python only"))
     for function in catalog.FUNCTIONS:
@@ -71,7 +71,7 @@ def show_functions(console: Console) -> None:
 
 
 def comparison_table(records: Sequence[RunRecord]) -> Table:
-    """Per method: the error over clients in figures, ± over seeds, clients trained per round and seconds; lowest in bold."""
+    """A table of methods: figures of the error ± over seeds, clients trained per round and seconds; the lowest in bold."""
     from equipoise.report.data.over_seeds import FIGURES, Spread, figures_of
     from equipoise.report.text.phrases import SHARED, remarks
 
@@ -82,11 +82,11 @@ def comparison_table(records: Sequence[RunRecord]) -> Table:
     first = records[0].summary()
     kind = f"{'unseen ' if first.unseen else ''}{'benign ' if first.malicious else ''}{first.split}"
     noun, factor, digits = ("Loss", 1.0, 3) if records[0].error_is_loss else ("Error in %", 100.0, 1)
-    said = remarks(by_name, rows, lambda value: f"{factor * value:.{digits}f}")
+    remark = remarks(by_name, rows, lambda value: f"{factor * value:.{digits}f}")
     table = Table(
         title=f"{noun} over {first.error.clients} {kind} clients, mean ± standard deviation over seeds",
         title_justify="left",
-        caption=Text(said) if said else None,
+        caption=Text(remark) if remark else None,
         caption_justify="left",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
@@ -116,7 +116,7 @@ def comparison_table(records: Sequence[RunRecord]) -> Table:
 
 
 def show_data_list(console: Console) -> None:
-    """Every data set: name, whether it needs files, what it is."""
+    """Print a table of the data sets: name, the files it needs, and a summary."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("name", style="bold cyan", no_wrap=True)
     table.add_column("needs", no_wrap=True)
@@ -131,7 +131,7 @@ def show_data_list(console: Console) -> None:
 
 
 def show_data(console: Console, data: FederatedData) -> None:
-    """Clients and examples per split, their sizes, the form of an example, and a histogram of the sizes."""
+    """Print the clients, examples and sizes of each split, the shape of an example, and a histogram of the sizes."""
     import torch
 
     shape = " × ".join(map(str, data.train.x.shape[1:])) or "1"
@@ -158,8 +158,8 @@ def show_data(console: Console, data: FederatedData) -> None:
 
 
 def size_histogram(clients: ClientSet, bins: int = 8, width: int = 40) -> list[str]:
-    """Lines of a histogram of client sizes: range, bar, number of clients."""
-    edges = _edges(clients.sizes, bins)
+    """A histogram of the sizes of clients as lines of text: range, bar, number of clients."""
+    edges = _size_ranges(clients.sizes, bins)
     counts = [int(((clients.sizes >= low) & (clients.sizes <= high)).sum()) for low, high in edges]
     labels = [f"{low}" if low == high else f"{low}–{high}" for low, high in edges]
     room = max(map(len, labels))
@@ -167,8 +167,8 @@ def size_histogram(clients: ClientSet, bins: int = 8, width: int = 40) -> list[s
     return [f"{label:>{room}}  {bar} {count}" for label, bar, count in zip(labels, bars, counts, strict=True)]
 
 
-def _edges(sizes: Tensor, bins: int) -> list[tuple[int, int]]:
-    """Whole ranges (first, last) that cover the sizes without gaps; growing ones where sizes span orders of magnitude."""
+def _size_ranges(sizes: Tensor, bins: int) -> list[tuple[int, int]]:
+    """Ranges (first, last) of integers that cover the sizes without gaps; growing if sizes span orders of magnitude."""
     low, high = int(sizes.min()), int(sizes.max())
     if high - low < bins:
         return [(size, size) for size in range(low, high + 1)]

@@ -25,6 +25,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object; an in
 
 
 def _print(values: dict[str, Any], words: str, as_json: bool) -> None:
+    """Print a result in words, or as one JSON object."""
     if as_json:
         finite = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in values.items()}
         words = json.dumps(finite, ensure_ascii=False)
@@ -32,13 +33,13 @@ def _print(values: dict[str, Any], words: str, as_json: bool) -> None:
 
 
 def _rounded_up(multiplier: float) -> float:
-    """Five digits, never fewer than the budget needs."""
+    """The noise multiplier rounded up to five digits, so that the budget is kept."""
     unit = 10.0 ** (math.floor(math.log10(multiplier)) - 4)
     return float(f"{math.ceil(multiplier / unit) * unit:.5g}")
 
 
-def _who(sampling: Any) -> tuple[str, str]:
-    """How cohorts are drawn, and the unit that a multiplier counts in."""
+def _sampling_text(sampling: Any) -> tuple[str, str]:
+    """How cohorts are drawn, and the unit of a noise multiplier."""
     from equipoise.privacy.releases import FixedSampling, PoissonSampling
 
     if isinstance(sampling, FixedSampling):
@@ -72,7 +73,7 @@ def epsilon(
     releases = [Release("update", noise)] + ([] if quantile_noise is None else [Release("quantile", quantile_noise)])
     event = CohortEvent(tuple(releases), sampling)
     spent = Accountant(event, delta, method=method, horizon=rounds).spent(rounds)  # type: ignore[arg-type]
-    how, unit = _who(sampling)
+    how, unit = _sampling_text(sampling)
     together = "" if quantile_noise is None else f" (update {noise:g} and quantile {quantile_noise:g} together)"
     words = f"{spent}\nNoise multiplier {event.multiplier:.5g}{together}: standard deviation over {unit}; {how}."
     _print({**asdict(spent), "noise_multiplier": event.multiplier}, words, as_json)
@@ -104,7 +105,7 @@ def noise(
     event = releases.CohortEvent((releases.Release("all", multiplier),), sampling)
     spent = accounting.Accountant(event, delta, method=chosen, horizon=rounds).spent(rounds)
     values: dict[str, Any] = {"noise_multiplier": multiplier}
-    how, unit = _who(sampling)
+    how, unit = _sampling_text(sampling)
     words = f"{multiplier:.5g}\nGaussian noise of standard deviation {multiplier:.5g} × {unit} on the sum of each round; {how}."
     if quantile_ratio is not None:
         quantile, update = (_rounded_up(z) for z in releases.split(multiplier, quantile_ratio))

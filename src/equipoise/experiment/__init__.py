@@ -1,1 +1,1 @@
-"""Experiments without code: the catalogue of parts, TOML configurations, and the folder that a run leaves."""
+"""Experiments without code: the catalogue of parts, TOML configurations, run folders, studies and searches."""

@@ -1,7 +1,7 @@
-"""Every part that a configuration can name, in one table: kind → name → where it lives.
+"""Every part that a configuration can name, in one table: kind → name → "module:class".
 
-To offer a new part, add one line to `CATALOG`. All the rest — parameters, types, defaults, what it does, its source — is read
-from the part's signature and docstring. Nothing is imported until a part is asked for.
+To offer a new part, add one line to `CATALOG`. Parameters, types, defaults, summary and source are read from the signature
+and the docstring of the part. A module is imported when one of its parts is first used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from equipoise.experiment.values import in_toml, type_text, value_text
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a part lives, "module:name"; parameters fixed by the entry, and parameters that a configuration calls otherwise."""
+    """The class or function of a part, "module:name"; parameters that are fixed, or have another name in a configuration."""
 
     target: str
     fixed: Mapping[str, Any] = field(default_factory=dict)
@@ -140,7 +140,7 @@ CATALOG: dict[str, dict[str, str | Entry]] = {
     },
 }
 
-# What is no part of a configuration, but belongs to a list of all that is here.
+# Functions and classes for Python code only, which `equipoise methods` lists after the parts.
 FUNCTIONS = (
     "equipoise:train_family",
     "equipoise:train_many",
@@ -165,7 +165,7 @@ FUNCTIONS = (
     "equipoise.heterogeneity:inexactness",
 )
 
-# The parts of an algorithm, with the name that stands when a configuration gives none.
+# The parts of an algorithm, with the name of the default.
 ALGORITHM_PARTS = {
     "risk": "mean",
     "solver": "sgd",
@@ -178,7 +178,7 @@ ALGORITHM_PARTS = {
 # Parts of an algorithm that a configuration may leave out.
 OPTIONAL_PARTS = ("personal", "privacy")
 
-# The contracts, of equipoise.types, whose fulfilment may be a parameter of another part: such a parameter is itself a part.
+# Contracts of equipoise.types. A parameter with such a type takes a part of this kind.
 CONTRACTS = {
     "QuantileSource": "quantile",
     "LocalSolver": "solver",
@@ -188,7 +188,7 @@ CONTRACTS = {
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a part, as a configuration sees it."""
+    """A parameter of a part, as a configuration gives it."""
 
     name: str
     python_name: str
@@ -201,11 +201,12 @@ class Parameter:
 
     @property
     def required(self) -> bool:
+        """Whether the parameter has no default."""
         return self.default is inspect.Parameter.empty
 
     @property
     def type_text(self) -> str:
-        """The type in words, e.g. "int or none"."""
+        """The type as a listing shows it, e.g. "int or none"."""
         if self.terms:
             return "list of {coefficient, name, …}"
         if self.part_kind:
@@ -214,7 +215,7 @@ class Parameter:
 
     @property
     def rule(self) -> str:
-        """What a value must be, in words for a sentence."""
+        """What a value must be, as the end of a sentence."""
         if self.part_kind:
             return f"the name of a {self.part_kind}, or a table with its name and parameters"
         return "a list of terms" if self.terms else type_text(self.annotation, long=True)
@@ -240,16 +241,17 @@ class CatalogPart:
     def target(self) -> Callable[..., Any]:
         """The class or function itself; its module is imported now."""
         module, _, attribute = self.entry.target.partition(":")
-        found: Callable[..., Any] = getattr(import_module(module), attribute)
-        return found
+        target: Callable[..., Any] = getattr(import_module(module), attribute)
+        return target
 
     @cached_property
     def parameters(self) -> dict[str, Parameter]:
-        """The parameters a configuration can give, by name."""
+        """The parameters that a configuration can give, by name."""
         return {p.name: p for p in self.all_parameters if p.in_config}
 
     @cached_property
     def all_parameters(self) -> tuple[Parameter, ...]:
+        """All parameters, also those that only Python code can give."""
         return tuple(
             read_parameter(p, self.entry.renamed.get(p.name, p.name))
             for p in signature_of(self.target).values()
@@ -258,12 +260,12 @@ class CatalogPart:
 
     @property
     def python_path(self) -> str:
-        """Where Python code finds it, e.g. equipoise.risk.Superquantile."""
+        """The full name in Python, e.g. equipoise.risk.Superquantile."""
         return self.entry.target.replace(":", ".")
 
     @cached_property
     def summary(self) -> str:
-        """The first line of the docstring, and what the entry fixes."""
+        """The first line of the docstring, and the parameters that the catalogue fixes."""
         first = (inspect.getdoc(self.target) or "").strip().partition("\n")[0]
         fixed = ", ".join(f"{key} = {value_text(value)}" for key, value in self.entry.fixed.items())
         return f"{first} ({fixed})" if fixed else first
@@ -271,11 +273,11 @@ class CatalogPart:
     @cached_property
     def source(self) -> str:
         """What follows `Source:` in the docstring, up to the end of its paragraph; empty if there is none."""
-        found = re.search(r"\bSources?:\s*(.+?)(?:\n\s*\n|\Z)", inspect.getdoc(self.target) or "", re.DOTALL)
-        return " ".join(found.group(1).split()) if found else ""
+        match = re.search(r"\bSources?:\s*(.+?)(?:\n\s*\n|\Z)", inspect.getdoc(self.target) or "", re.DOTALL)
+        return " ".join(match.group(1).split()) if match else ""
 
     def make(self, parameters: Mapping[str, Any], **objects: Any) -> Any:
-        """Call the part with configuration parameters, and with `objects` that no configuration can hold."""
+        """Make the part from parameters of a configuration, and from `objects` that no configuration can hold."""
         names = {p.name: p for p in self.all_parameters}
         positional: list[Any] = []
         keywords: dict[str, Any] = {**self.entry.fixed, **objects}
@@ -288,7 +290,7 @@ class CatalogPart:
 
 
 def signature_of(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """The parameters of a callable, with annotations as types, and with the defaults that a dataclass makes by a factory."""
+    """The parameters of a callable by name, with types as annotations, and with the values of default factories."""
     if not is_dataclass(target):
         return inspect.signature(target, eval_str=True).parameters
     hints = get_type_hints(target)  # resolves inherited fields in the module of their own class, as a signature does not
@@ -300,7 +302,7 @@ def signature_of(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 
 
 def kind_taken(annotation: Any) -> str | None:
-    """The kind of part that a parameter of this type takes: a contract, perhaps one of several choices; None for others."""
+    """The kind of part that a parameter of this type takes, if the type is (or may be) one of `CONTRACTS`; else None."""
     from equipoise import types
 
     choices = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
@@ -308,7 +310,7 @@ def kind_taken(annotation: Any) -> str | None:
 
 
 def read_parameter(parameter: inspect.Parameter, name: str) -> Parameter:
-    """A parameter of a signature as a configuration sees it."""
+    """The description of a parameter of a signature; `name` is its name in a configuration."""
     if parameter.kind is inspect.Parameter.VAR_POSITIONAL:  # Mixture((0.3, Mean()), …)
         return Parameter(name, parameter.name, None, terms=True)
     if kind := kind_taken(parameter.annotation):
@@ -329,19 +331,19 @@ def names(kind: str) -> tuple[str, ...]:
 
 
 def part(kind: str, name: str, *, where: str = "") -> CatalogPart:
-    """The part of a kind by name; `where` is the dotted key to name in the error."""
+    """The part of a kind by name. An unknown name is refused; `where` is the dotted key that the error names."""
     if name not in CATALOG[kind]:
         raise ConfigError((f"{where}: " if where else "") + unknown_name(kind, name, CATALOG[kind]))
-    found = CATALOG[kind][name]
-    return CatalogPart(kind, name, found if isinstance(found, Entry) else Entry(found))
+    entry = CATALOG[kind][name]
+    return CatalogPart(kind, name, entry if isinstance(entry, Entry) else Entry(entry))
 
 
-def name_of(kind: str, made: object) -> str:
-    """The name of the part of a kind that `made` is an instance of."""
-    for found in parts(kind):
-        if found.entry.target.endswith(f":{type(made).__name__}") and found.target is type(made):
-            return found.name
-    raise ConfigError(f"{type(made).__name__} is no {kind} of the catalogue. Allowed: {', '.join(sorted(names(kind)))}.")
+def name_of(kind: str, instance: object) -> str:
+    """The name of the part of a kind whose class `instance` has."""
+    for candidate in parts(kind):
+        if candidate.entry.target.endswith(f":{type(instance).__name__}") and candidate.target is type(instance):
+            return candidate.name
+    raise ConfigError(f"{type(instance).__name__} is no {kind} of the catalogue. Allowed: {', '.join(sorted(names(kind)))}.")
 
 
 def parts(kind: str) -> Iterator[CatalogPart]:

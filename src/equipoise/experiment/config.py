@@ -1,11 +1,11 @@
-"""A run as a TOML file: read, checked down to every key and value, built into its parts, and written back complete."""
+"""The configuration of a run as TOML: read, checked key by key, made into parts, and written back with all defaults."""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
@@ -33,10 +33,11 @@ class PartConfig:
 
     @property
     def part(self) -> catalog.CatalogPart:
+        """The part's entry in the catalogue."""
         return catalog.part(self.kind, self.name)
 
     def make(self, where: str, **objects: Any) -> Any:
-        """The part itself; what its constructor refuses is an error of the configuration at the key `where`."""
+        """Make the part. What its constructor refuses becomes a ConfigError at the dotted key `where`."""
         values = dict(self.parameters)
         for name, value in values.items():
             if isinstance(value, PartConfig):
@@ -47,7 +48,7 @@ class PartConfig:
             return self.part.make(values, **objects)
 
     def table(self) -> dict[str, Any]:
-        """As a TOML table."""
+        """The part as a TOML table."""
         written: dict[str, Any] = {"name": self.name}
         for name, parameter in self.part.parameters.items():  # in the order of the signature, whoever filled them in
             if name not in self.parameters:
@@ -64,10 +65,10 @@ class PartConfig:
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """The section [train]: how long, with how many clients a round, from which seed, and where.
+    """The section [train]: rounds, cohorts, seed, evaluation, checkpoints and engine.
 
-    `name` is what reports call the run (None: its folder). `checkpoint_every` is in rounds (None: about every ten seconds).
-    `threads` are torch's (None: as many as it takes by itself; a run folder holds the number).
+    `name` is the name of the run in reports (None: that of its folder). `checkpoint_every` is in rounds (None: about every ten
+    seconds). `threads` are torch's (None: torch's own choice; the folder of a run holds the number).
     """
 
     rounds: int
@@ -103,9 +104,9 @@ class TrainOptions:
             require(value is None or name in known, name, f"is not used by the engine {self.engine!r}", value, "Leave it out.")
 
     def chosen_engine(self) -> Any:
-        """The engine that these options ask for, not yet started."""
-        part = catalog.part("engine", self.engine)
-        given = {name: getattr(self, name) for name in part.parameters if getattr(self, name, None) is not None}
+        """The engine that these options describe, not yet started."""
+        parameters, options = catalog.part("engine", self.engine).parameters, asdict(self)
+        given = {name: options[name] for name in parameters if options.get(name) is not None}
         return PartConfig("engine", self.engine, given).make("train")
 
 
@@ -115,20 +116,23 @@ class RunConfig:
 
     data: PartConfig
     model: PartConfig
-    parts: dict[str, PartConfig]  # of the algorithm, by kind; optional ones are there if the configuration names them
+    parts: dict[str, PartConfig]  # of the algorithm, by kind; optional ones only if the configuration names them
     weights: Weights
     train: TrainOptions
     attack: PartConfig | None = None  # on the training clients
-    versions: dict[str, str] = field(default_factory=dict, compare=False)  # of what wrote the file; empty if a person did
+    versions: dict[str, str] = field(default_factory=dict, compare=False)  # of the libraries that wrote the file, if any did
 
     @classmethod
     def read(cls, path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
-        """From a TOML file, with `key=value` overrides applied before anything is checked."""
+        """Read a TOML file. `overrides`, each "key=value", are applied before anything is checked."""
         return cls.of(override(read_toml(path), overrides))
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> RunConfig:
-        """From nested tables as TOML gives them."""
+        """Check nested tables, as TOML gives them."""
+        from equipoise.core.abilities import read
+        from equipoise.types import RiskTraits
+
         refuse_unknown(table, (*SECTIONS, "versions"), "")
         train = check_train(section(table, "train"))
         algorithm = section(table, "algorithm", required=False)
@@ -139,7 +143,7 @@ class RunConfig:
                 parts[kind] = check_part(kind, algorithm[kind], f"algorithm.{kind}")
         private = "privacy" in parts and "clip" in parts["privacy"].parameters  # differential privacy has its own defaults
         for kind, default in catalog.ALGORITHM_PARTS.items():
-            averaged = kind == "averaging" and getattr(parts["risk"].make("algorithm.risk"), "averaged", False)
+            averaged = kind == "averaging" and read(RiskTraits, parts["risk"].make("algorithm.risk")).averaged
             name = "uniform" if averaged else "poisson" if private and kind == "sampler" else default
             parts[kind] = check_part(kind, algorithm.get(kind, {}), f"algorithm.{kind}", default=name)
         config = cls(
@@ -155,7 +159,7 @@ class RunConfig:
         return config
 
     def algorithm(self) -> Any:
-        """The equipoise.Algorithm."""
+        """The algorithm that the configuration describes, an equipoise.Algorithm."""
         from equipoise.algorithm import Algorithm
 
         parts = {kind: part.make(f"algorithm.{kind}") for kind, part in self.parts.items()}
@@ -163,12 +167,11 @@ class RunConfig:
             return Algorithm(**parts, weights=self.weights)
 
     def with_model(self, **parameters: Any) -> RunConfig:
-        """The same with more of the model's parameters settled."""
+        """The configuration with further parameters of the model."""
         return replace(self, model=replace(self.model, parameters={**self.model.parameters, **parameters}))
 
     def table(self) -> dict[str, Any]:
-        """As nested TOML tables, with the versions of what runs it."""
-        options = {f.name: getattr(self.train, f.name) for f in fields(TrainOptions)}
+        """The configuration as nested TOML tables, with the versions of the installed libraries."""
         parts = {kind: part.table() for kind, part in self.parts.items()}
         left_out = {kind: NONE for kind in catalog.OPTIONAL_PARTS if kind not in self.parts}
         return {
@@ -176,18 +179,21 @@ class RunConfig:
             "model": self.model.table(),
             "attack": self.attack.table() if self.attack is not None else NONE,
             "algorithm": {"weights": self.weights, **left_out, **parts},
-            "train": {name: NONE if value is None else value for name, value in options.items()},
+            "train": {name: NONE if value is None else value for name, value in asdict(self.train).items()},
             "versions": {name: version(name) for name in ("equipoise", "torch", "numpy")} | {"python": python_version()},
         }
 
     def text(self) -> str:
-        """The complete TOML: every default is spelled out. Reading it back gives the same configuration."""
+        """The configuration as TOML with every default. Reading it back gives an equal configuration."""
         return toml.dumps(self.table())
 
 
 @contextmanager
 def refusals_at(where: str, known: Iterable[str], name: str) -> Iterator[None]:
-    """Within it, what a part refuses (InvalidParameter, IncompatibleParts) becomes a ConfigError at a dotted key."""
+    """Turn what a part refuses (InvalidParameter, IncompatibleParts) into a ConfigError at the dotted key `where`.
+
+    `known` are the parameters that are keys of the configuration; `name` is the name of the part.
+    """
     try:
         yield
     except InvalidParameter as failure:
@@ -200,7 +206,7 @@ def refusals_at(where: str, known: Iterable[str], name: str) -> Iterator[None]:
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """The tables of a TOML file; what cannot be read is refused with the path, and with the line where it is not TOML."""
+    """The tables of a TOML file. What cannot be read is refused with the path, and wrong TOML with the line."""
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError as failure:
@@ -214,7 +220,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def override(table: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
-    """The table with `a.b=value` applied. A value is TOML (3, 0.5, true, [1, 2], "text") or, if it is not, plain text."""
+    """The table with settings `a.b=value` applied. A value is TOML (3, 0.5, true, [1, 2], "text"), or else plain text."""
     for setting in overrides:
         key, equals, text = setting.partition("=")
         path = [step.strip() for step in key.split(".")]
@@ -225,11 +231,12 @@ def override(table: dict[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
         except tomllib.TOMLDecodeError:
             parsed = {}
         value = parsed["value"] if parsed.keys() == {"value"} else text.strip()
-        table = _placed(table, path, value, setting)
+        table = with_value(table, path, value, f"--set {setting}")
     return table
 
 
-def _placed(table: Mapping[str, Any], path: list[str], value: Any, setting: str) -> dict[str, Any]:
+def with_value(table: Mapping[str, Any], path: Sequence[str], value: Any, origin: str) -> dict[str, Any]:
+    """The table with a value at a path of keys; `origin` is where the path was given, for the error."""
     first, *rest = path
     if not rest:
         return {**table, first: value}
@@ -237,26 +244,26 @@ def _placed(table: Mapping[str, Any], path: list[str], value: Any, setting: str)
     if isinstance(inner, str):  # risk = "mean" is short for risk.name = "mean"
         inner = {"name": inner}
     if not isinstance(inner, Mapping):
-        raise ConfigError(f"--set {setting}: {first} is {toml_text(inner)}, so it has no key {'.'.join(rest)!r}.")
-    return {**table, first: _placed(inner, rest, value, setting)}
+        raise ConfigError(f"{origin}: {first} is {toml_text(inner)}, so it has no key {'.'.join(rest)!r}.")
+    return {**table, first: with_value(inner, rest, value, origin)}
 
 
 def section(table: Mapping[str, Any], name: str, *, required: bool = True) -> Mapping[str, Any]:
-    """A section of the file, which must be a table."""
+    """A section of a configuration; empty if it is absent and not required."""
     if name not in table:
         if required:
             raise ConfigError(f"The configuration has no [{name}] section. It needs [data], [model] and [train].")
         return {}
-    found = table[name]
-    if isinstance(found, str) and name in catalog.CATALOG:
-        return {"name": found}
-    if not isinstance(found, Mapping):
-        raise ConfigError(f"{name} must be a section, [{name}], but is {toml_text(found)}.")
-    return found
+    content = table[name]
+    if isinstance(content, str) and name in catalog.CATALOG:
+        return {"name": content}
+    if not isinstance(content, Mapping):
+        raise ConfigError(f"{name} must be a section, [{name}], but is {toml_text(content)}.")
+    return content
 
 
 def refuse_unknown(table: Mapping[str, Any], allowed: Iterable[str], where: str) -> None:
-    """Refuse a key that means nothing, naming it, the nearest known one and all that are allowed."""
+    """Refuse a key that is not allowed; the error names the nearest allowed key, and all of them."""
     allowed = tuple(allowed)
     for key in table:
         if key not in allowed:
@@ -264,9 +271,9 @@ def refuse_unknown(table: Mapping[str, Any], allowed: Iterable[str], where: str)
 
 
 def check_part(kind: str, table: Any, where: str, *, default: str | None = None, seed: int | None = None) -> PartConfig:
-    """A part's table: its name known, every key a parameter of it, every value of the parameter's type, defaults filled in.
+    """Check the table of a part: its name, keys and the types of values; defaults are filled in.
 
-    A bare text is short for a table with only that name. `seed` is the run's, for a part that takes one and is given none.
+    A bare text is short for a table with only that name. `seed` is the seed of the run, the default for a part that takes one.
     """
     table = {"name": table} if isinstance(table, str) else table
     if not isinstance(table, Mapping):
@@ -295,22 +302,22 @@ def check_part(kind: str, table: Any, where: str, *, default: str | None = None,
         elif parameter.required:
             raise ConfigError(f"{where}.{key} is missing: {part.name} needs it, {parameter.rule}.")
         else:
-            values[key] = as_read(parameter.default, parameter)
+            values[key] = as_config(parameter.default, parameter)
     return PartConfig(kind, part.name, values)
 
 
-def as_read(value: Any, parameter: catalog.Parameter) -> Any:
-    """A value that Python gives as a configuration would give it: parts by name, tuples as lists, mappings as tables.
+def as_config(value: Any, parameter: catalog.Parameter) -> Any:
+    """A default of a signature as a configuration holds it: parts by name, tuples as lists, mappings as tables.
 
-    A configuration must equal what is read back from it.
+    A configuration must equal what is read back from its text.
     """
-    return described(parameter.part_kind, value) if parameter.part_kind and value is not None else _lists(value)
+    return config_of(parameter.part_kind, value) if parameter.part_kind and value is not None else _lists(value)
 
 
-def described(kind: str, made: Any) -> PartConfig:
-    """A part that was made in Python, by its name and the values of its attributes."""
-    part = catalog.part(kind, catalog.name_of(kind, made))
-    values = {name: as_read(getattr(made, p.python_name), p) for name, p in part.parameters.items()}
+def config_of(kind: str, instance: Any) -> PartConfig:
+    """The configuration of a part that was made in Python, from its class and attributes."""
+    part = catalog.part(kind, catalog.name_of(kind, instance))
+    values = {name: as_config(getattr(instance, p.python_name), p) for name, p in part.parameters.items()}
     return PartConfig(kind, part.name, values)
 
 
@@ -322,20 +329,20 @@ def _lists(value: Any) -> Any:
 
 
 def check_inner(table: Any, parameter: catalog.Parameter, where: str) -> PartConfig | None:
-    """A parameter that is itself a part. A table without a name changes the default part; with one it starts afresh."""
+    """Check a parameter that takes a part. A table without a name changes parameters of the default part."""
     kind = parameter.part_kind or ""
     default = catalog.ALGORITHM_PARTS.get(kind)
     if parameter.optional and table == NONE:
         return None
     if isinstance(table, Mapping) and "name" not in table and not parameter.required and parameter.default is not None:
-        given = described(kind, parameter.default).table()
+        given = config_of(kind, parameter.default).table()
         default = given.pop("name")
         table = {**given, **table}
     return check_part(kind, table, where, default=default)
 
 
 def check_terms(terms: Any, kind: str, where: str) -> tuple[tuple[float, PartConfig], ...]:
-    """A mixture's terms: tables with a coefficient and a part."""
+    """Check the terms of a mixture: tables with a coefficient and a part."""
     if not isinstance(terms, list) or not all(isinstance(term, Mapping) for term in terms):
         raise ConfigError(
             f'{where} must be a list of tables such as {{coefficient = 0.3, name = "mean"}}, but is {toml_text(terms)}.'
@@ -351,7 +358,7 @@ def check_terms(terms: Any, kind: str, where: str) -> tuple[tuple[float, PartCon
 
 
 def check_train(table: Mapping[str, Any]) -> TrainOptions:
-    """The section [train], checked key by key."""
+    """Check the section [train] key by key."""
     parameters = {p.name: catalog.read_parameter(p, p.name) for p in catalog.signature_of(TrainOptions).values()}
     refuse_unknown(table, parameters, "train")
     for parameter in parameters.values():

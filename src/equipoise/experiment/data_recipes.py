@@ -1,4 +1,4 @@
-"""Data for configurations that Python code would put together itself."""
+"""Data for configurations that combine several steps: reading a file and splitting it."""
 
 from __future__ import annotations
 

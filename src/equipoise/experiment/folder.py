@@ -1,9 +1,9 @@
-"""A run is a folder: config.toml, rounds.jsonl, checkpoint/state.safetensors, clients.parquet, model.safetensors, report.html.
+"""A run's folder: config.toml, rounds.jsonl, checkpoint/state.safetensors, clients.parquet, model.safetensors, report.html.
 
 Where clients have models of their own there is personal.npy, too: one row of parameters for each training client, in order.
 
-The log of rounds grows line by line; every other file appears whole or not at all. The log's last line says that the run has
-ended, and is written last: a folder without it can be resumed.
+The log of rounds grows line by line; every other file appears whole or not at all. The event "end" is written to the log after
+all other files: a run without it can be resumed.
 """
 
 from __future__ import annotations
@@ -27,45 +27,36 @@ if TYPE_CHECKING:
     from equipoise.types import Observer
 
 
-ORDER = "order.txt"  # in the folder of a study: its runs, one per line
+ORDER = "order.txt"  # in the folder of a study: the names of its runs in order, one per line
+
+
+class _File:
+    """A file of a run folder by its name: an attribute of `RunFolder` that is a path."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __get__(self, folder: RunFolder, owner: type | None = None) -> Path:
+        return folder.path / self.name
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The files of one run."""
+    """The folder of one run, with the paths of its files."""
 
     path: Path
 
-    @property
-    def config(self) -> Path:
-        return self.path / "config.toml"
-
-    @property
-    def rounds(self) -> Path:
-        return self.path / "rounds.jsonl"
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.path / "checkpoint" / "state.safetensors"
-
-    @property
-    def clients(self) -> Path:
-        return self.path / "clients.parquet"
-
-    @property
-    def model(self) -> Path:
-        return self.path / "model.safetensors"
-
-    @property
-    def personal(self) -> Path:
-        return self.path / "personal.npy"
-
-    @property
-    def report(self) -> Path:
-        return self.path / "report.html"
+    config = _File("config.toml")
+    rounds = _File("rounds.jsonl")
+    checkpoint = _File("checkpoint/state.safetensors")
+    clients = _File("clients.parquet")
+    model = _File("model.safetensors")
+    personal = _File("personal.npy")
+    report = _File("report.html")
+    log = _File("run.log")
 
     def last_event(self) -> dict[str, Any]:
-        """The last whole line of the log; empty without one."""
+        """The last event in the log of rounds; empty if there is none."""
         try:
             with self.rounds.open("rb") as file:
                 file.seek(0, 2)
@@ -75,19 +66,20 @@ class RunFolder:
             return {}
         for line in reversed(lines):
             try:
-                found: dict[str, Any] = json.loads(line)
-                return found
+                event: dict[str, Any] = json.loads(line)
+                return event
             except ValueError:  # cut off, or being written
                 continue
         return {}
 
     @property
     def finished(self) -> bool:
+        """Whether the run has ended and left all its files."""
         return self.last_event().get("event") == "end"
 
 
 def refuse_taken(path: Path) -> None:
-    """Refuse a folder in which something lies, so that no run is lost under another."""
+    """Refuse a folder that is not empty, so that no run overwrites another."""
     try:
         taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
     except OSError as failure:
@@ -102,7 +94,7 @@ def refuse_taken(path: Path) -> None:
 
 
 def claim(path: str | Path) -> RunFolder:
-    """Make the folder and prove that files can be written to it, before any work is done."""
+    """Make the folder of a new run. A folder that is not empty, or cannot be written to, is refused."""
     path = Path(path)
     refuse_taken(path)
     try:
@@ -114,8 +106,8 @@ def claim(path: str | Path) -> RunFolder:
     return RunFolder(path)
 
 
-def refuse_full(folder: RunFolder, experiment: PreparedRun) -> None:
-    """Refuse a disk without room for what a run leaves: the model, a checkpoint with optimiser state twice, and the report."""
+def refuse_full_disk(folder: RunFolder, experiment: PreparedRun) -> None:
+    """Refuse a disk without room for the model, a checkpoint with optimiser state twice, and the report."""
     parameters = sum(p.nbytes for p in experiment.model.parameters())
     clients = sum(len(clients) for clients in experiment.data.splits.values())
     needed = 10 * parameters + 300 * clients + 1000 * experiment.config.train.rounds + 12 * 2**20
@@ -141,7 +133,7 @@ def free_folder(config_path: Path, seed: int) -> Path:
 
 
 def to_resume(path: Path) -> RunFolder:
-    """A folder whose run can go on."""
+    """The folder of a run that has not ended; any other folder is refused."""
     folder = RunFolder(path)
     if not folder.config.exists():
         raise ConfigError(f"{path} is not the folder of a run: it has no config.toml. Start one: equipoise run CONFIG.toml")
@@ -158,46 +150,49 @@ def run(
     progress: bool | None = None,
     report: bool = True,
 ) -> Result:
-    """Train, from the checkpoint if the folder has one, logging as it goes; then write what the run leaves.
+    """Train, from the checkpoint if the folder has one, and write the files of the run. A failure says where the log is.
 
-    A failure says where the log is. A run of a study needs no `report` of its own. `observers` watch besides the log.
+    `observers` watch besides the log of rounds; without `report` no page is written, as for a run of a study.
     """
     from equipoise.observers import JsonLines
 
-    refuse_full(folder, experiment)
+    refuse_full_disk(folder, experiment)
     if not folder.config.exists():
         write_atomically(folder.config, experiment.config.text().encode())
-    with alone(folder):
-        return _run(experiment, folder, [JsonLines(folder.rounds), *observers], progress, report)
+    lock = folder.path / ".lock"
+    with locked(lock, wait=False):  # two processes would spoil the log
+        result = _run(experiment, folder, [JsonLines(folder.rounds), *observers], progress, report)
+        lock.unlink(missing_ok=True)
+    return result
 
 
 @contextmanager
-def alone(folder: RunFolder) -> Iterator[None]:
-    """Refuse to work in a folder in which another process works; two would spoil its log."""
+def locked(file: Path, *, wait: bool) -> Iterator[None]:
+    """Hold the lock of a file, where the system has locks. If another process holds it, `wait` for it, or refuse to work."""
     try:
         import fcntl
     except ImportError:  # Windows has no such lock
         yield
         return
-    with (folder.path / ".lock").open("ab") as file:
+    with file.open("ab") as handle:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError as failure:
             raise ConfigError(
-                f"Another process works in {folder.path}. Wait until it has ended, or stop it first."
+                f"Another process works in {file.parent}. Wait until it has ended, or stop it first."
             ) from failure
         except OSError:  # some network disks have no locks
             pass
         yield
-        (folder.path / ".lock").unlink(missing_ok=True)
 
 
 def _run(
-    experiment: PreparedRun, folder: RunFolder, watching: Sequence[Observer], progress: bool | None, report: bool
+    experiment: PreparedRun, folder: RunFolder, observers: Sequence[Observer], progress: bool | None, report: bool
 ) -> Result:
+    """Train, and write what the run leaves; the last event of the log comes last."""
     try:
         name = folder.path.resolve().name
-        result = experiment.train(name=name, observers=watching, progress=progress, checkpoint=folder.checkpoint)
+        result = experiment.train(name=name, observers=observers, progress=progress, checkpoint=folder.checkpoint)
     except (EquipoiseError, KeyboardInterrupt) as failure:
         if folder.rounds.exists():
             failure.add_note(f"What was logged is in {folder.rounds}.")
@@ -220,7 +215,7 @@ def _run(
 
 
 def model_bytes(result: Result) -> bytes:
-    """The trained model's named tensors as safetensors; `load_state_dict` of the same model takes them."""
+    """The state dict of the trained model as safetensors."""
     from safetensors.torch import save
 
     # Copies, because tensors that share memory cannot be saved.
@@ -231,7 +226,7 @@ def model_bytes(result: Result) -> bytes:
 
 
 def read_record(path: str | Path) -> RunRecord:
-    """What a finished run left, without its model."""
+    """The record of a finished run, read from its folder."""
     from equipoise.engines.flower.apps.run_record import FederatedConfig, is_federated
     from equipoise.experiment.config import RunConfig
     from equipoise.observers import EvaluationPoint, History
@@ -279,22 +274,22 @@ def read_record(path: str | Path) -> RunRecord:
 
 
 def finished_runs(folders: Iterable[Path]) -> list[Path]:
-    """The finished runs among folders: a run's own, or all runs inside a study's."""
-    found: list[Path] = []
+    """The folders of finished runs: a run's own folder, or all that lie in the folder of a study."""
+    runs: list[Path] = []
     for path in folders:
         if RunFolder(path).config.exists():
-            found.append(path)
+            runs.append(path)
             continue
-        inside = _in_order(path) if path.is_dir() else []
+        inside = _runs_of_study(path) if path.is_dir() else []
         ended = [p for p in inside if RunFolder(p).finished]
         if not ended:
             raise ConfigError(f"{path} holds no finished run. Name the folders that equipoise run or compare has made.")
-        found += ended
-    return list(dict.fromkeys(found))
+        runs += ended
+    return list(dict.fromkeys(runs))
 
 
-def _in_order(path: Path) -> list[Path]:
-    """The runs in a study's folder, in the order of the study where it is written down: its first method is the baseline."""
+def _runs_of_study(path: Path) -> list[Path]:
+    """The folders of the runs of a study, in the order of the study: its first method is the baseline of reports."""
     inside = sorted(p.parent for p in path.glob("*/config.toml"))
     try:
         order = (path / ORDER).read_text(encoding="utf-8").splitlines()
@@ -304,6 +299,6 @@ def _in_order(path: Path) -> list[Path]:
 
 
 def _numbers(fields: dict[str, Any]) -> dict[str, Any]:
-    """JSON's null back to NaN, except where a field may be without a value."""
-    empty = ("risk", "epsilon")
-    return {name: float("nan") if value is None and name not in empty else value for name, value in fields.items()}
+    """The fields with NaN in place of JSON's null, except for fields that may be None."""
+    optional = ("risk", "epsilon")
+    return {name: float("nan") if value is None and name not in optional else value for name, value in fields.items()}

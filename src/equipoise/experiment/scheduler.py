@@ -1,4 +1,4 @@
-"""Runs of a study in parallel processes, one torch thread each, with a live table; one that fails does not stop the others."""
+"""Runs in parallel processes, one torch thread each, with a live table; a run that fails does not stop the others."""
 
 from __future__ import annotations
 
@@ -25,39 +25,40 @@ POLL_SECONDS = 0.25
 
 @dataclass
 class ScheduledRun:
-    """A run and how far it is."""
+    """A run of a study, its process and its progress."""
 
     run: PlannedRun
     status: Status = "waiting"
     process: subprocess.Popen[bytes] | None = None
     log: IO[bytes] | None = None
-    began: float = 0.0
-    first_round: int = 0
-    message: str = ""
-    log_start: int = 0  # where this process began to write
-    options: tuple[str, ...] = ()  # of the worker
+    start_time: float = 0.0
+    first_round: int = 0  # of this process
+    message: str = ""  # why the run failed
+    log_start: int = 0  # the position in run.log at which this process began to write
+    options: tuple[str, ...] = ()  # command-line options of the worker
 
     @property
     def folder(self) -> RunFolder:
+        """The folder of the run."""
         return self.run.folder
 
     def rounds_done(self) -> int:
-        """How many rounds the log knows of."""
+        """The number of rounds in the log of rounds."""
         if self.status in ("done", "there already"):
             return self.run.config.train.rounds
         event = self.folder.last_event()
         return int(event.get("round", -1)) + (event.get("event") == "round") if "round" in event else 0
 
     def seconds_left(self) -> float | None:
-        """By the rounds that this process has done."""
+        """The expected time to the end, by the rounds that this process has done; None while nothing is known."""
         done = self.rounds_done() - self.first_round
         if self.status != "running" or done <= 0:
             return None
-        return (time.monotonic() - self.began) / done * (self.run.config.train.rounds - self.rounds_done())
+        return (time.monotonic() - self.start_time) / done * (self.run.config.train.rounds - self.rounds_done())
 
 
 def run_all(runs: Sequence[PlannedRun], *, workers: int, console: Console, options: Sequence[str] = ()) -> list[ScheduledRun]:
-    """Run what is missing, at most `workers` at a time; returns every run with how it ended. `options` are the worker's."""
+    """Make the runs that are not finished, `workers` at a time; returns all with their status. `options` are the worker's."""
     jobs = [ScheduledRun(run, "there already" if run.folder.finished else "waiting", options=tuple(options)) for run in runs]
     try:
         if console.is_terminal:
@@ -72,6 +73,7 @@ def run_all(runs: Sequence[PlannedRun], *, workers: int, console: Console, optio
 
 
 def _work_through(jobs: list[ScheduledRun], workers: int, console: Console | None) -> None:
+    """Start runs as workers become free, until all have ended; print each end to the console, if there is one."""
     while True:
         for job in jobs:
             if job.status == "running" and _ended(job) and console is not None:
@@ -88,10 +90,10 @@ def _work_through(jobs: list[ScheduledRun], workers: int, console: Console | Non
 
 
 def _start(job: ScheduledRun) -> None:
-    """Start the run's process; its folder keeps what it prints."""
-    job.log = (job.folder.path / "run.log").open("ab")
+    """Start the process of a run; what it prints goes to run.log."""
+    job.log = job.folder.log.open("ab")
     job.log_start = job.log.tell()
-    job.first_round, job.began, job.status = job.rounds_done(), time.monotonic(), "running"
+    job.first_round, job.start_time, job.status = job.rounds_done(), time.monotonic(), "running"
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     job.process = subprocess.Popen(
         [sys.executable, "-m", "equipoise.experiment.worker", str(job.folder.path), *job.options],
@@ -100,7 +102,7 @@ def _start(job: ScheduledRun) -> None:
 
 
 def _ended(job: ScheduledRun) -> bool:
-    """Whether the process has ended; if so, how."""
+    """Whether the process of a run has ended; then its status and message are set."""
     if job.process is None or (code := job.process.poll()) is None:
         return False
     _close(job)
@@ -108,18 +110,18 @@ def _ended(job: ScheduledRun) -> bool:
         job.status = "done"
         return True
     job.status = "failed"
-    written = (job.folder.path / "run.log").read_bytes()[job.log_start :]
-    lines = written.decode("utf-8", errors="replace").strip().splitlines()
+    lines = job.folder.log.read_bytes()[job.log_start :].decode("utf-8", errors="replace").strip().splitlines()
     reason = next((line for line in reversed(lines) if line.startswith("Error:")), lines[-1] if lines else "")
-    job.message = reason.removeprefix("Error: ") if code == 2 and reason else f"ended with {_exit(code)}. {reason}".strip()
+    job.message = reason.removeprefix("Error: ") if code == 2 and reason else f"ended with {_exit_text(code)}. {reason}".strip()
     return True
 
 
-def _exit(code: int) -> str:
+def _exit_text(code: int) -> str:
     return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
 def _stop(job: ScheduledRun) -> None:
+    """End the process of a run, if it still works."""
     if job.process is not None and job.process.poll() is None:
         job.process.terminate()
         try:
@@ -140,7 +142,7 @@ _COLOURS = {"waiting": "dim", "running": "cyan", "done": "green", "failed": "red
 
 
 def live_table(jobs: Sequence[ScheduledRun]) -> Table:
-    """Every run with its status, progress and time left."""
+    """A table of all runs with status, progress and time left."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in ("method", "seed", "status", "", "rounds", "time left"):
         table.add_column(title, no_wrap=True, justify="right" if title in ("seed", "rounds", "time left") else "left")

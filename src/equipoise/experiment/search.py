@@ -1,4 +1,4 @@
-"""A search: one run's configuration tried with other values, judged by training or validation clients.
+"""A search: the configuration of a run tried with other values, judged by training or validation clients.
 
     [search]
     criterion = "validation_90"                # or "train_loss"
@@ -10,8 +10,8 @@
 [data], [model], [algorithm] and [train] are those of a single run. A trial is one choice of values; its runs lie in folders
 named by these, so that the same values are never run twice, and a search that was killed, or is given more values, goes on.
 
-Test clients cannot be used: every run of a search is done by `worker --without-test`, which drops them before training; the
-first line of a run's config.toml says so, and a folder in which rows of test clients are found is refused.
+Test clients cannot be used: `worker --without-test`, which makes every run of a search, drops them before training; the first
+line of the config.toml of a run says so, and a folder with rows of test clients is refused.
 """
 
 from __future__ import annotations
@@ -24,25 +24,23 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from equipoise.errors import ConfigError
 from equipoise.experiment.config import SECTIONS, RunConfig, override, read_toml, refuse_unknown, section
 from equipoise.experiment.folder import RunFolder
-from equipoise.experiment.study import PlannedRun, merged
+from equipoise.experiment.study import PlannedRun, dotted_items, merged
 from equipoise.experiment.values import check_value, toml_text
-
-if TYPE_CHECKING:
-    pass
 
 Criterion = Literal["train_loss", "validation_90"]
 Strategy = Literal["grid", "optuna"]
+RANGE_KEYS = {"low", "high", "log"}
 CRITERIA = {"train_loss": "mean training loss", "validation_90": "90th percentile of the validation error"}
 
 
 @dataclass(frozen=True)
 class Range:
-    """All numbers between two ends, whole numbers if both ends are; `log` spreads them by orders of magnitude."""
+    """All numbers between two ends, only integers if both ends are; `log` spreads them by orders of magnitude."""
 
     low: float
     high: float
@@ -55,7 +53,7 @@ Values = dict[str, Any]  # dotted key → value
 
 @dataclass(frozen=True)
 class Search:
-    """A checked [search] with the tables of the run that it changes."""
+    """A checked section [search], with the tables of the run that it changes."""
 
     base: dict[str, Any]
     space: dict[str, Axis]
@@ -63,15 +61,15 @@ class Search:
     strategy: Strategy
     trials: int | None
     seeds: int
-    written: dict[str, Any]  # the whole file as it was given
+    file: dict[str, Any]  # all tables of the file
 
     @property
     def first(self) -> Values:
-        """A point of the space."""
+        """The first point of the space."""
         return {key: axis.low if isinstance(axis, Range) else axis[0] for key, axis in self.space.items()}
 
     def config(self, values: Values, **options: Any) -> RunConfig:
-        """The configuration of a single run with these values, checked; `options` are further ones of [train]."""
+        """The checked configuration of a run with these values; `options` are further ones of [train]."""
         changes: dict[str, Any] = {}
         # A part before its parameters, and its name first, because another name starts the part afresh.
         for key in sorted(values, key=lambda key: (key.count("."), not key.endswith(".name"))):
@@ -101,12 +99,12 @@ def nested(key: str, value: Any) -> dict[str, Any]:
     """
     for step in reversed(key.split(".")):
         value = {step: value}
-    found: dict[str, Any] = value
-    return found
+    table: dict[str, Any] = value
+    return table
 
 
 def trial_name(values: Values) -> str:
-    """A trial by its values, exactly.
+    """The name of a trial: its values, exactly.
 
     >>> trial_name({"algorithm.solver.lr": 0.1, "algorithm.risk": "mean"})
     'lr 0.1, risk mean'
@@ -116,14 +114,16 @@ def trial_name(values: Values) -> str:
 
 
 def folder_name(values: Values) -> str:
-    """A trial as part of a path; what a path cannot show is told apart by a checksum.
+    """The name of the folder of a trial; with a checksum if the values cannot be read off it.
 
     >>> folder_name({"algorithm.solver.lr": 0.1}), folder_name({"algorithm.risk": {"name": "mean"}})
     ('lr-0.1', 'risk-name-mean-efbf9ed2')
     """
     name = trial_name(values)
     short = re.sub(r"[^\w.+-]+", "-", name)[:80].strip("-.")
-    exact = short == name.replace(", ", "-").replace(" ", "-") and not any(" " in v for v in values.values() if type(v) is str)
+    exact = short == name.replace(", ", "-").replace(" ", "-") and not any(
+        " " in v for v in values.values() if isinstance(v, str)
+    )
     return short if exact else f"{short}-{zlib.crc32(name.encode()):08x}"
 
 
@@ -131,26 +131,26 @@ def folder_name(values: Values) -> str:
 
 
 def read_search(path: Path, overrides: Iterable[str] = ()) -> Search:
-    """The search that a file asks for, every value of its space checked; nothing is written."""
+    """The search that a file describes, with every value of its space checked; nothing is written."""
     table = override(read_toml(path), overrides)
     refuse_unknown(table, (*SECTIONS, "versions", "search"), "")
     if "search" not in table:
         raise ConfigError(f"{path} has no [search] section: it says what to try. See examples/tune.toml.")
-    wanted = section(table, "search")
-    refuse_unknown(wanted, ("criterion", "strategy", "trials", "seeds", "space"), "search")
-    strategy = check_value(wanted.get("strategy", "grid"), Strategy, "search.strategy")
-    if (strategy == "optuna") != ("trials" in wanted):
+    options = section(table, "search")
+    refuse_unknown(options, ("criterion", "strategy", "trials", "seeds", "space"), "search")
+    strategy = check_value(options.get("strategy", "grid"), Strategy, "search.strategy")
+    if (strategy == "optuna") != ("trials" in options):
         rule = (
             "is missing: it is how many values Optuna tries" if strategy == "optuna" else "is for Optuna; a grid is tried whole"
         )
         raise ConfigError(f"search.trials {rule}. {'Give it.' if strategy == 'optuna' else 'Leave it out.'}")
     search = Search(
         {name: table[name] for name in SECTIONS if name in table},
-        read_space(section(wanted, "space", required=False), strategy),
-        check_value(wanted.get("criterion", "train_loss"), Criterion, "search.criterion"),
+        read_space(section(options, "space", required=False), strategy),
+        check_value(options.get("criterion", "train_loss"), Criterion, "search.criterion"),
         strategy,
-        _at_least_one(wanted["trials"], "search.trials") if "trials" in wanted else None,
-        _at_least_one(wanted.get("seeds", 1), "search.seeds"),
+        _at_least_one(options["trials"], "search.trials") if "trials" in options else None,
+        _at_least_one(options.get("seeds", 1), "search.seeds"),
         table,
     )
     for values in grid(search) if strategy == "grid" else corners(search):
@@ -168,24 +168,16 @@ def _at_least_one(value: Any, key: str) -> int:
 def read_space(table: Mapping[str, Any], strategy: Strategy) -> dict[str, Axis]:
     """[search.space] as dotted key → values or range; keys may be quoted or nested tables."""
     space: dict[str, Axis] = {}
-
-    def collect(inner: Mapping[str, Any], path: tuple[str, ...]) -> None:
-        for key, axis in inner.items():
-            dotted = ".".join((*path, key))
-            if isinstance(axis, Mapping) and not axis.keys() & {"low", "high", "log"}:
-                collect(axis, (*path, key))
-            else:
-                refuse_key(dotted)
-                space[dotted] = check_axis(axis, f"search.space.{dotted}", strategy)
-
-    collect(table, ())
+    for key, axis in dotted_items(table, lambda value: not isinstance(value, Mapping) or bool(value.keys() & RANGE_KEYS)):
+        refuse_key(key)
+        space[key] = check_axis(axis, f"search.space.{key}", strategy)
     if not space:
         raise ConfigError('search.space is empty: it must name values to try, e.g. "algorithm.solver.lr" = [0.01, 0.1, 1.0].')
     return space
 
 
 def refuse_key(key: str) -> None:
-    """Refuse what must be the same for all trials: other clients or seeds would make their criteria incomparable."""
+    """Refuse a key that must be the same for all trials: with other data or seeds, criteria could not be compared."""
     root = key.partition(".")[0]
     if root == "data":
         raise ConfigError(
@@ -200,7 +192,7 @@ def refuse_key(key: str) -> None:
 
 
 def check_axis(given: Any, key: str, strategy: Strategy) -> Axis:
-    """A list of different values, or for Optuna a range."""
+    """Check an axis of the space: a list of different values, or for Optuna a range."""
     if not isinstance(given, Mapping):
         if not isinstance(given, list) or not given or len(set(map(repr, given))) < len(given):
             raise ConfigError(f"{key} must be a list of different values, but is {toml_text(given)}.")
@@ -213,29 +205,29 @@ def check_axis(given: Any, key: str, strategy: Strategy) -> Axis:
             raise ConfigError(f"{key}.{end} is missing: a range has two ends, {{low = 0.01, high = 1.0}}.")
         if not math.isfinite(check_value(given[end], float, f"{key}.{end}")):
             raise ConfigError(f"{key}.{end} must be finite, but is {toml_text(given[end])}.")
-    found = Range(given["low"], given["high"], check_value(given.get("log", False), bool, f"{key}.log"))
-    if found.low >= found.high:
-        raise ConfigError(f"{key}.low must be below high = {toml_text(found.high)}, but is {toml_text(found.low)}.")
-    if found.log and found.low <= 0:
-        raise ConfigError(f"{key}.low must be positive where log = true, but is {toml_text(found.low)}.")
-    return found
+    axis = Range(given["low"], given["high"], check_value(given.get("log", False), bool, f"{key}.log"))
+    if axis.low >= axis.high:
+        raise ConfigError(f"{key}.low must be below high = {toml_text(axis.high)}, but is {toml_text(axis.low)}.")
+    if axis.log and axis.low <= 0:
+        raise ConfigError(f"{key}.low must be positive where log = true, but is {toml_text(axis.low)}.")
+    return axis
 
 
 def grid(search: Search) -> list[Values]:
-    """Every combination of the values."""
+    """Every combination of the values of the axes."""
     axes = [axis for axis in search.space.values() if not isinstance(axis, Range)]
     return [dict(zip(search.space, values, strict=True)) for values in itertools.product(*axes)]
 
 
 def corners(search: Search) -> Iterator[Values]:
-    """Every value, and both ends of every range, with the first of all others."""
+    """Points of the space that together have every value, and both ends of every range."""
     for key, axis in search.space.items():
         for value in (axis.low, axis.high) if isinstance(axis, Range) else axis:
             yield {**search.first, key: value}
 
 
-def refuse_unjudgeable(search: Search) -> None:
-    """Build the first trial, so that what cannot run is refused at once, as is a criterion of clients that are not there."""
+def check_first_trial(search: Search) -> None:
+    """Refuse a search that cannot run, by building the first trial, and a criterion without its clients."""
     from equipoise.experiment.build import build
 
     experiment = build(search.config(search.first))

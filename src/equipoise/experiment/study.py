@@ -1,4 +1,4 @@
-"""A study: methods × seeds (× any swept key), each a run in a folder of its own.
+"""A study: methods × seeds (× values of swept keys), each a run in its own folder.
 
     [study]
     seeds = 5                                  # 0 … 4, or a list
@@ -8,21 +8,21 @@
     [sweep]
     "algorithm.solver.lr" = [0.03, 0.1]        # every method with every value
 
-[data], [model], [algorithm] and [train] are those of a single run and hold for all.
+[data], [model], [algorithm] and [train] are those of a single run and hold for all runs.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from equipoise.core.files import write_atomically
 from equipoise.errors import ConfigError
-from equipoise.experiment.config import RunConfig, override, read_toml, refuse_unknown, section
+from equipoise.experiment.config import RunConfig, override, read_toml, refuse_unknown, section, with_value
 from equipoise.experiment.folder import ORDER, RunFolder
 from equipoise.experiment.values import NONE, check_value, toml_text, value_text
 
@@ -31,7 +31,7 @@ SECTIONS = ("study", "data", "model", "attack", "algorithm", "train", "methods",
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """One run of a study: its folder, its method and seed, and its checked configuration."""
+    """A run of a study before it is made: its folder, method, seed and checked configuration."""
 
     folder: RunFolder
     method: str
@@ -40,7 +40,7 @@ class PlannedRun:
 
 
 def read_study(path: Path, overrides: Iterable[str] = (), *, out: Path) -> list[PlannedRun]:
-    """All runs that a study file asks for, each checked; nothing is written."""
+    """The runs that a study file describes, each with a checked configuration; nothing is written."""
     table = override(read_toml(path), overrides)
     refuse_unknown(table, SECTIONS, "")
     study = section(table, "study", required=False)
@@ -58,11 +58,11 @@ def read_study(path: Path, overrides: Iterable[str] = (), *, out: Path) -> list[
             raise ConfigError(f"methods.{method} must be a table of changes to [algorithm], but is {toml_text(changes)}.")
         name = ", ".join([method, *(f"{key.rpartition('.')[2]} {value_text(value)}" for key, value in values.items())])
         for seed in seeds:
-            wanted = merged(base, {"algorithm": changes})
+            run_table = merged(base, {"algorithm": changes})
             for key, value in {**values, "train.seed": seed, "train.name": name}.items():
-                wanted = _with(wanted, key.split("."), value)
+                run_table = with_value(run_table, key.split("."), value, "sweep")
             try:
-                config = RunConfig.of(wanted)
+                config = RunConfig.of(run_table)
             except ConfigError as failure:
                 raise ConfigError(f"methods.{method}: {failure}") from failure
             config = replace(config, train=replace(config.train, threads=config.train.threads or 1))
@@ -73,6 +73,7 @@ def read_study(path: Path, overrides: Iterable[str] = (), *, out: Path) -> list[
 
 
 def _seeds(given: Any) -> list[int]:
+    """The seeds of a study: a list, or the first of a number of seeds."""
     if isinstance(given, list):
         seeds = [check_value(seed, int, "study.seeds") for seed in given]
     else:
@@ -84,27 +85,32 @@ def _seeds(given: Any) -> list[int]:
     return seeds
 
 
-def _sweep(table: Mapping[str, Any], before: tuple[str, ...] = ()) -> list[dict[str, Any]]:
+def _sweep(table: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Every combination of the swept values, as dotted key → value; keys may be quoted or nested tables."""
-    axes: dict[str, list[Any]] = {}
-
-    def collect(inner: Mapping[str, Any], path: tuple[str, ...]) -> None:
-        for key, values in inner.items():
-            if isinstance(values, Mapping):
-                collect(values, (*path, key))
-            elif not isinstance(values, list) or not values:
-                raise ConfigError(f"sweep.{'.'.join((*path, key))} must be a list of values, but is {toml_text(values)}.")
-            else:
-                axes[".".join((*path, key))] = values
-                if ".".join((*path, key)) in ("train.seed", "train.name"):
-                    raise ConfigError(f"sweep.{'.'.join((*path, key))} is given by the study itself: use seeds and methods.")
-
-    collect(table, before)
+    axes = dict(dotted_items(table, lambda value: not isinstance(value, Mapping)))
+    for key, values in axes.items():
+        if not isinstance(values, list) or not values:
+            raise ConfigError(f"sweep.{key} must be a list of values, but is {toml_text(values)}.")
+        if key in ("train.seed", "train.name"):
+            raise ConfigError(f"sweep.{key} is given by the study itself: use seeds and methods.")
     return [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
 
 
+def dotted_items(table: Mapping[str, Any], is_leaf: Callable[[Any], bool], before: str = "") -> Iterator[tuple[str, Any]]:
+    """The leaves of nested tables by dotted key.
+
+    >>> dict(dotted_items({"train": {"seed": 1}, "algorithm.solver.lr": 2}, lambda value: isinstance(value, int)))
+    {'train.seed': 1, 'algorithm.solver.lr': 2}
+    """
+    for key, value in table.items():
+        if is_leaf(value):
+            yield before + key, value
+        else:
+            yield from dotted_items(value, is_leaf, f"{before}{key}.")
+
+
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables together; a table that names another part replaces the one before.
+    """Nested tables with changes applied; a change that names another part replaces the whole table of the part.
 
     >>> base = {"solver": {"lr": 0.1}, "risk": {"name": "tilted", "tilt": 2}}
     >>> merged(base, {"solver": {"prox": 1}, "risk": {"name": "mean"}})
@@ -119,17 +125,8 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any
     return result
 
 
-def _with(table: Mapping[str, Any], path: list[str], value: Any) -> dict[str, Any]:
-    first, *rest = path
-    inner = table.get(first, {})
-    inner = {"name": inner} if isinstance(inner, str) else inner
-    if rest and not isinstance(inner, Mapping):
-        raise ConfigError(f"sweep: {first} is {toml_text(inner)}, so it has no key {'.'.join(rest)!r}.")
-    return {**table, first: _with(inner, rest, value) if rest else value}
-
-
 def _slug(name: str) -> str:
-    """A name as part of a path.
+    """A name as the name of a folder.
 
     >>> _slug("Δ-FL 0.5, lr 0.1")
     'Δ-FL-0.5-lr-0.1'
@@ -138,12 +135,11 @@ def _slug(name: str) -> str:
 
 
 def prepare(runs: Sequence[PlannedRun]) -> None:
-    """Make the folders and their configurations; a folder of another configuration is refused before anything is run."""
+    """Make the folders of runs with their configurations. A folder with another configuration is refused first."""
     for run in runs:
         if not run.folder.config.exists():
             continue
-        found = RunConfig.read(run.folder.config)
-        difference = _first_difference(found.table(), run.config.table())
+        difference = _first_difference(RunConfig.read(run.folder.config).table(), run.config.table())
         if difference is not None:
             key, old, new = difference
             raise ConfigError(
@@ -153,15 +149,18 @@ def prepare(runs: Sequence[PlannedRun]) -> None:
     for run in runs:
         if not run.folder.config.exists():
             write_atomically(run.folder.config, run.config.text().encode())
-    for place in {run.folder.path.parent for run in runs}:
-        names = [run.folder.path.name for run in runs if run.folder.path.parent == place]
-        write_atomically(place / ORDER, "".join(f"{name}\n" for name in names).encode())
+    for parent in {run.folder.path.parent for run in runs}:
+        names = [run.folder.path.name for run in runs if run.folder.path.parent == parent]
+        write_atomically(parent / ORDER, "".join(f"{name}\n" for name in names).encode())
 
 
-def _first_difference(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
-    """The first key whose values differ; what the data decided (a model's features) may be there in addition."""
-    for key, value in wanted.items():
-        old = found.get(key)
+def _first_difference(stored: Mapping[str, Any], planned: Mapping[str, Any]) -> tuple[str, Any, Any] | None:
+    """The first key of the planned configuration with another stored value, and both values; None if all agree.
+
+    The stored configuration may have more keys: those that the model read from the data.
+    """
+    for key, value in planned.items():
+        old = stored.get(key)
         if key == "versions":
             continue
         if isinstance(value, Mapping) and isinstance(old, Mapping):

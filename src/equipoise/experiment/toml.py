@@ -1,4 +1,4 @@
-"""Writing TOML: text, truth values, numbers, lists and tables, which is all that a configuration holds. `tomllib` reads it."""
+"""Writes TOML with strings, booleans, numbers, lists and tables, as configurations hold them; `tomllib` reads it."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ def dumps(table: Mapping[str, Any]) -> str:
 
 
 def _sections(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[list[str]]:
+    """The lines of the section at `path`, and of all sections below it."""
     plain = [f"{_key(k)} = {_value(v)}" for k, v in table.items() if not isinstance(v, Mapping)]
     inner = {k: v for k, v in table.items() if isinstance(v, Mapping)}
     if plain or (path and not inner):  # a section that only holds others needs no heading of its own

@@ -1,6 +1,6 @@
-"""Doing a search: trials by grid or Optuna in run folders, one worker process per run; the table, and the best configuration.
+"""Runs a search: trials by grid or Optuna, one worker process per run; then the table, and the best configuration.
 
-A search that was killed goes on: a grid skips finished folders, Optuna keeps its study in study.db.
+A search that was killed goes on: a grid skips finished folders, and Optuna keeps its study in study.db.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from equipoise.experiment.search import (
     Range,
     Search,
     Values,
+    check_first_trial,
     grid,
-    refuse_unjudgeable,
     trial_name,
 )
 from equipoise.experiment.study import PlannedRun, prepare
@@ -45,7 +45,7 @@ NOTE = "# A trial of equipoise tune: trained and judged without the test clients
 
 @dataclass(frozen=True)
 class TrialResult:
-    """How a trial ended: its criterion over seeds, or None if one of its runs failed, and why."""
+    """The criterion of a trial over seeds; None, with a message, if one of its runs failed."""
 
     values: Values
     criterion: Spread | None
@@ -53,7 +53,7 @@ class TrialResult:
 
     @property
     def value(self) -> float:
-        """What a search minimises; a failed trial is worse than all others."""
+        """The number that a search minimises; infinite for a failed trial."""
         return self.criterion.mean if self.criterion is not None else math.inf
 
 
@@ -61,7 +61,7 @@ class TrialResult:
 
 
 def judge(folder: RunFolder, criterion: Criterion) -> float:
-    """The criterion of a finished run: from its table of clients, which must not know test clients."""
+    """The criterion of a finished run, from its table of clients. A table with test clients is refused."""
     from equipoise.result import ClientTable
 
     clients = ClientTable.from_parquet(folder.clients)
@@ -77,7 +77,7 @@ def judge(folder: RunFolder, criterion: Criterion) -> float:
 
 @dataclass(frozen=True)
 class Trials:
-    """Where and how trials are run."""
+    """Runs the trials of a search in a folder, with a number of worker processes."""
 
     search: Search
     out: Path
@@ -85,10 +85,10 @@ class Trials:
     console: Console
 
     def run(self, points: Sequence[Values]) -> list[TrialResult]:
-        """Run what is missing of these trials; one that fails does not stop the others."""
+        """Make the missing runs of trials; a trial that fails does not stop the others."""
         runs: dict[Path, PlannedRun] = {}  # by folder, because Optuna may ask for the same values again
         for values in points:
-            with suppress(ConfigError):  # of values that are each fine, but not together: their outcome says so
+            with suppress(ConfigError):  # values that do not go together: their result says so
                 runs |= {run.folder.path: run for run in self.search.plan(values, self.out)}
         prepare([run for run in runs.values() if run.folder.config.exists()])
         for run in runs.values():
@@ -97,10 +97,10 @@ class Trials:
         options = ("--without-test",)
         jobs = scheduler.run_all(list(runs.values()), workers=self.workers, console=self.console, options=options)
         messages = {job.folder.path: job.message for job in jobs if job.status == "failed"}
-        return [self.outcome(values, messages) for values in points]
+        return [self.result(values, messages) for values in points]
 
-    def outcome(self, values: Values, messages: Mapping[Path, str]) -> TrialResult:
-        """How a trial ended, by its folders; `messages` are of runs that have just failed."""
+    def result(self, values: Values, messages: Mapping[Path, str]) -> TrialResult:
+        """The result of a trial, from the folders of its runs; `messages` of runs that have just failed, by folder."""
         from equipoise.report.data.over_seeds import Spread
 
         try:
@@ -110,28 +110,28 @@ class Trials:
         for run in plan:
             if not run.folder.finished:
                 message = messages.get(run.folder.path, "failed before.")
-                return TrialResult(values, None, f"seed {run.seed}: {message} See {run.folder.path / 'run.log'}.")
-        found = Spread.of(judge(run.folder, self.search.criterion) for run in plan)
-        if not math.isfinite(found.mean):
+                return TrialResult(values, None, f"seed {run.seed}: {message} See {run.folder.log}.")
+        criterion = Spread.of(judge(run.folder, self.search.criterion) for run in plan)
+        if not math.isfinite(criterion.mean):
             return TrialResult(values, None, f"the {CRITERIA[self.search.criterion]} is not finite.")
-        return TrialResult(values, found)
+        return TrialResult(values, criterion)
 
 
 def run_search(search: Search, out: Path, *, workers: int, console: Console) -> list[TrialResult]:
-    """Run what is missing of a search; every trial, best first."""
+    """Make the missing runs of a search; returns the results of all trials, best first."""
     optuna = imported_optuna() if search.strategy == "optuna" else None
-    refuse_unjudgeable(search)
-    write_atomically(out / "search.toml", toml.dumps(search.written).encode())
+    check_first_trial(search)
+    write_atomically(out / "search.toml", toml.dumps(search.file).encode())
     trials = Trials(search, out, workers, console)
-    outcomes = trials.run(grid(search)) if optuna is None else search_by_optuna(optuna, trials)
-    return sorted(outcomes, key=lambda outcome: outcome.value)
+    results = trials.run(grid(search)) if optuna is None else search_by_optuna(optuna, trials)
+    return sorted(results, key=lambda result: result.value)
 
 
 # ------------------------------------------------------------------------------------------------------------- Optuna
 
 
 def imported_optuna() -> Any:
-    """Optuna, silent, or how to get it."""
+    """The module optuna, without its messages; its absence is refused with how to install it."""
     try:
         import optuna
     except ImportError as failure:
@@ -144,10 +144,10 @@ def imported_optuna() -> Any:
 
 
 def search_by_optuna(optuna: Any, trials: Trials) -> list[TrialResult]:
-    """Ask for values, run them, tell the criterion, until `trials` are done; the study is kept in study.db.
+    """Ask Optuna for values, run them and tell it the criterion, until all trials are done; the study is kept in study.db.
 
     Values are asked for in batches that fill the workers. The sampler of each trial is seeded by its position and knows the
-    batches before, and a batch that was cut off is run to its end first: a search that was killed ends as if it had not been.
+    batches before. A batch that was interrupted is run to its end first, so that a killed search ends as if it had not been.
     """
     search, total = trials.search, trials.search.trials or 0
     study = open_study(optuna, search, trials.out / "study.db")
@@ -155,67 +155,67 @@ def search_by_optuna(optuna: Any, trials: Trials) -> list[TrialResult]:
     size = math.ceil(trials.workers / search.seeds)
     space = {key: distribution(optuna, axis) for key, axis in search.space.items()}
     seed = search.config(search.first).train.seed
-    outcomes: dict[str, TrialResult] = {}
+    results: dict[str, TrialResult] = {}
     while True:
         for trial in study.get_trials(deepcopy=False, states=(running,)):
             if trial.params.keys() != space.keys():  # killed while it was asked for
                 study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-        told = study.get_trials(deepcopy=False, states=(complete,))
-        open_ones = study.get_trials(deepcopy=False, states=(running,))
-        for position in range(len(told) + len(open_ones), min(total, (len(told) // size + 1) * size)):
+        ended = study.get_trials(deepcopy=False, states=(complete,))
+        pending = study.get_trials(deepcopy=False, states=(running,))
+        for position in range(len(ended) + len(pending), min(total, (len(ended) // size + 1) * size)):
             study.sampler = sampler(optuna, seed, position)
-            open_ones.append(study.ask(space))
-        if not open_ones:
+            pending.append(study.ask(space))
+        if not pending:
             break
-        points = [values_of(search, trial.params) for trial in open_ones]
-        for trial, outcome in zip(open_ones, trials.run(points), strict=True):
-            study.tell(trial.number, outcome.value)
-            outcomes[trial_name(outcome.values)] = outcome
-    tried = {trial_name(values_of(search, trial.params)): trial for trial in told}
-    earlier = [trial for name, trial in tried.items() if name not in outcomes and math.isfinite(trial.value)]
-    # Of trials that an earlier process told of, only what was deleted since is run.
-    for outcome in trials.run([values_of(search, trial.params) for trial in earlier]) if earlier else []:
-        outcomes[trial_name(outcome.values)] = outcome
-    return [outcomes.get(name) or trials.outcome(values_of(search, trial.params), {}) for name, trial in tried.items()]
+        points = [values_of(search, trial.params) for trial in pending]
+        for trial, result in zip(pending, trials.run(points), strict=True):
+            study.tell(trial.number, result.value)
+            results[trial_name(result.values)] = result
+    tried = {trial_name(values_of(search, trial.params)): trial for trial in ended}
+    earlier = [trial for name, trial in tried.items() if name not in results and math.isfinite(trial.value)]
+    # Of trials that an earlier process ended, only runs whose folders were deleted since are made again.
+    for result in trials.run([values_of(search, trial.params) for trial in earlier]) if earlier else []:
+        results[trial_name(result.values)] = result
+    return [results.get(name) or trials.result(values_of(search, trial.params), {}) for name, trial in tried.items()]
 
 
 def sampler(optuna: Any, seed: int, position: int) -> Any:
-    """The sampler of the trial at a position: the same whichever process asks for it."""
+    """The Optuna sampler of the trial at a position, seeded so that every process makes the same one."""
     from equipoise.core.rng import stream_key
 
     return optuna.samplers.TPESampler(seed=stream_key(seed, "search", position) >> 32)
 
 
 def distribution(optuna: Any, axis: Axis) -> Any:
-    """An axis as Optuna knows it; values are categories, as JSON because Optuna keeps no tables."""
+    """An axis as an Optuna distribution; listed values are categories, as JSON because Optuna stores no tables."""
     if not isinstance(axis, Range):
         return optuna.distributions.CategoricalDistribution([json.dumps(value) for value in axis])
-    whole = isinstance(axis.low, int) and isinstance(axis.high, int)
-    kind = optuna.distributions.IntDistribution if whole else optuna.distributions.FloatDistribution
+    integers = isinstance(axis.low, int) and isinstance(axis.high, int)
+    kind = optuna.distributions.IntDistribution if integers else optuna.distributions.FloatDistribution
     return kind(axis.low, axis.high, log=axis.log)
 
 
 def values_of(search: Search, parameters: Mapping[str, Any]) -> Values:
-    """Optuna's parameters as values, in the order of the space."""
+    """The parameters of an Optuna trial as values of the search, in the order of the space."""
     return {
         key: parameters[key] if isinstance(axis, Range) else json.loads(parameters[key]) for key, axis in search.space.items()
     }
 
 
 def open_study(optuna: Any, search: Search, path: Path) -> Any:
-    """The study in a file, made if it is not there; a study of another search is refused."""
+    """The Optuna study in a file, made if it is absent; a study of another search is refused."""
     from sqlalchemy.exc import SQLAlchemyError
 
-    identity = {"criterion": search.criterion, "seeds": search.seeds, "space": search.written["search"]["space"], **search.base}
+    identity = {"criterion": search.criterion, "seeds": search.seeds, "space": search.file["search"]["space"], **search.base}
     try:
         study = optuna.create_study(study_name="search", storage=f"sqlite:///{path.resolve()}", load_if_exists=True)
-        found = study.user_attrs.get("search")
-        if found is None:
+        stored = study.user_attrs.get("search")
+        if stored is None:
             study.set_user_attr("search", json.dumps(identity, default=str))
     except (SQLAlchemyError, optuna.exceptions.OptunaError) as failure:
         reason = str(failure).splitlines()[0]
         raise ConfigError(f"{path} cannot be used: {reason}. Delete it, or name another folder: --out DIR.") from failure
-    there, here = json.loads(found or json.dumps(identity, default=str)), json.loads(json.dumps(identity, default=str))
+    there, here = json.loads(stored or json.dumps(identity, default=str)), json.loads(json.dumps(identity, default=str))
     for key in here:
         if there.get(key) != here[key]:
             raise ConfigError(f"{path} holds a search with another {key}. Name another folder: --out DIR.")
@@ -225,8 +225,8 @@ def open_study(optuna: Any, search: Search, path: Path) -> Any:
 # ----------------------------------------------------------------------------------------------------------- the result
 
 
-def search_table(search: Search, outcomes: Sequence[TrialResult]) -> Table:
-    """Every trial with its values, the criterion over seeds, and how it ended, best first."""
+def search_table(search: Search, results: Sequence[TrialResult]) -> Table:
+    """A table of all trials: values, criterion over seeds and status."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     last = [key.rpartition(".")[2] for key in search.space]
     for key in search.space:
@@ -234,39 +234,39 @@ def search_table(search: Search, outcomes: Sequence[TrialResult]) -> Table:
         table.add_column(name if last.count(name) == 1 else key)
     table.add_column(search.criterion, justify="right", no_wrap=True)
     table.add_column("status", no_wrap=True)
-    for outcome in outcomes:
-        cells = [Text(value if isinstance(value, str) else shown(value)) for value in outcome.values.values()]
-        status = Text("failed", style="red") if outcome.criterion is None else Text("done", style="green")
-        table.add_row(*cells, spread_text(outcome.criterion, search.seeds), status)
+    for result in results:
+        cells = [Text(value if isinstance(value, str) else cell_text(value)) for value in result.values.values()]
+        status = Text("failed", style="red") if result.criterion is None else Text("done", style="green")
+        table.add_row(*cells, spread_text(result.criterion, search.seeds), status)
     return table
 
 
-def shown(value: Any) -> str:
-    """A value in a table: numbers in six digits, tables and lists as JSON."""
+def cell_text(value: Any) -> str:
+    """A value as a cell of a table: numbers with six digits, tables and lists as JSON."""
     return json.dumps(value, ensure_ascii=False) if isinstance(value, Mapping | list) else value_text(value)
 
 
 def spread_text(spread: Spread | None, seeds: int) -> str:
-    """The criterion over seeds, in five digits."""
+    """The criterion with five digits, ± standard deviation over seeds; a dash for None."""
     if spread is None:
         return "–"
     return f"{spread.mean:.5g}" + (f" ± {spread.deviation:.2g}" if seeds > 1 else "")
 
 
 def write_best(search: Search, best: TrialResult, out: Path) -> Path:
-    """The best trial as a complete configuration of a run: with the test clients, the name and the seed of the file."""
-    said = f"{CRITERIA[search.criterion]} {spread_text(best.criterion, search.seeds)}"
-    note = f"# The best of a search by equipoise tune: {trial_name(best.values)} ({said}).\n"
+    """Write best.toml: the configuration of the best trial, with the test clients, name and seed of the search file."""
+    criterion = f"{CRITERIA[search.criterion]} {spread_text(best.criterion, search.seeds)}"
+    note = f"# The best of a search by equipoise tune: {trial_name(best.values)} ({criterion}).\n"
     return write_atomically(out / "best.toml", (note + search.config(best.values).text()).encode())
 
 
 def tune(search: Search, out: Path, *, workers: int, console: Console) -> list[TrialResult]:
-    """Run a search, print its table, write best.toml and say how to run it; returns the trials, best first."""
-    outcomes = run_search(search, out, workers=workers, console=console)
+    """Run a search, print its table, write best.toml and print how to run it; returns the results of trials, best first."""
+    results = run_search(search, out, workers=workers, console=console)
     over = f", mean ± standard deviation over {search.seeds} seeds" if search.seeds > 1 else ""
     console.print(Text(f"\n{search.criterion}: {CRITERIA[search.criterion]}{over}"), soft_wrap=True)
-    console.print(search_table(search, outcomes))
-    if outcomes[0].criterion is not None:
-        best = write_best(search, outcomes[0], out)
+    console.print(search_table(search, results))
+    if results[0].criterion is not None:
+        best = write_best(search, results[0], out)
         console.print(Text(f"Judge the best on test clients: equipoise run {shlex.quote(str(best))}"), soft_wrap=True)
-    return outcomes
+    return results

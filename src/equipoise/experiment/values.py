@@ -1,4 +1,4 @@
-"""Values in configurations: which types TOML can hold, how values are checked against them, and how both are shown."""
+"""Values in configurations: the types that TOML can hold, checks of values against types, and both as text."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from equipoise.errors import ConfigError
 
-NONE = "none"  # TOML has no null: this word says it where a parameter may be None
+NONE = "none"  # stands for None, because TOML has no null
 _PLAIN = (bool, int, float, str)
 _SHORT = {bool: "bool", int: "int", float: "float", str: "str", type(None): NONE}
 _LONG = {bool: "true or false", int: "a whole number", float: "a number", str: "text", type(None): f'"{NONE}"'}
 
 
 def in_toml(annotation: Any) -> Any:
-    """The part of a type that a configuration can hold; None if there is nothing (a tensor, a function, another object)."""
+    """The type without what TOML cannot hold (tensors, functions, other objects); None if nothing is left."""
     if annotation in _PLAIN or get_origin(annotation) is Literal:
         return annotation
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
-        kept = [t for t in map(in_toml, (a for a in arguments if a is not type(None))) if t is not None]
-        if kept and type(None) in arguments:
-            kept.append(type(None))
-        return Union[tuple(kept)] if kept else None  # noqa: UP007 — made at run time from a list
+        choices = [t for t in map(in_toml, (a for a in arguments if a is not type(None))) if t is not None]
+        if choices and type(None) in arguments:
+            choices.append(type(None))
+        return Union[tuple(choices)] if choices else None  # noqa: UP007 — made at run time from a list
     if origin in (dict, Mapping) and arguments[0] is str and (inner := in_toml(arguments[1])) is not None:
         return types.GenericAlias(Mapping, (str, inner))
     if origin in (list, Sequence) and (inner := in_toml(arguments[0])) is not None:
@@ -35,7 +35,7 @@ def in_toml(annotation: Any) -> Any:
 
 
 def type_text(annotation: Any, *, long: bool = False) -> str:
-    """A type in words, short for a list of parameters or long for a sentence.
+    """A type as text, short for a list of parameters, or long for a sentence.
 
     >>> type_text(float), type_text(int | None), type_text(Literal["kl", "huber"] | None)
     ('float', 'int or none', '"kl" or "huber" or none')
@@ -55,7 +55,7 @@ def type_text(annotation: Any, *, long: bool = False) -> str:
 
 
 def value_text(value: Any) -> str:
-    """A value as a configuration would write it; objects as Python shows them."""
+    """A value as TOML writes it; other objects by their repr."""
     if value is None:
         return NONE
     if isinstance(value, bool):
@@ -69,7 +69,7 @@ def value_text(value: Any) -> str:
 
 
 def check_value(value: Any, annotation: Any, key: str) -> Any:
-    """The value as the type asks for it: 1 for a float is 1.0, "none" is None; anything else than its type is refused."""
+    """The value in the type of the annotation: 1 for a float is 1.0, "none" is None; a value of another type is refused."""
     from pydantic import ValidationError
 
     if isinstance(value, str) and value == NONE and type(None) in get_args(annotation):
@@ -82,14 +82,15 @@ def check_value(value: Any, annotation: Any, key: str) -> Any:
 
 @cache
 def _adapter(annotation: Any) -> Any:
+    """The pydantic adapter that validates values of a type."""
     from pydantic import ConfigDict, TypeAdapter
 
-    # Strict: text is no number, true is not 1, 2.0 is no whole number; a whole number is still a float.
+    # Strict: text is no number, true is not 1, 2.0 is no integer; an integer is still a float.
     return TypeAdapter(annotation, config=ConfigDict(strict=True))
 
 
 def toml_text(value: Any) -> str:
-    """A value that came from TOML as one would write it there."""
+    """A value that was read from TOML as text for an error."""
     if isinstance(value, Mapping):
         return "a table with " + ", ".join(map(str, value)) if value else "an empty table"
     if isinstance(value, list):
