@@ -56,11 +56,11 @@ HOMES = {
 # What a version with a field `path` in its Choice calls the paths that are pinned here. None: it is not said, and the version
 # decides by its own rule. A version without that field is told `compiled` alone, and the rest follows from the work.
 PATH_NAMES: dict[str, str | None] = {
-    "compiled": "compiled",
-    "span": "span",
+    "compiled": "compiled softmax",
+    "span": "example span",
     "linear blocks": "linear blocks",
-    "convnet": "convnet",
-    "batched": "batched",
+    "convnet": "hand-written ConvNet",
+    "batched": "batched autograd",
     "any": None,
 }
 

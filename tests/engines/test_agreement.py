@@ -7,13 +7,16 @@ import pytest
 import torch
 import torch.utils.checkpoint
 from hypothesis import given, settings
+from taken import paths_of
 from torch import nn
 
 import equipoise as eq
 from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop, Simulator
-from equipoise.engines.simulator.chunks import most_clients, squared_norms
+from equipoise.engines.simulator.client_queue import most_clients
+from equipoise.engines.simulator.local_rule import LocalRule
+from equipoise.engines.simulator.local_work import squared_norms
 from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter
 from equipoise.solvers import SGD
 from equipoise.testing import check_engine
@@ -118,6 +121,7 @@ def two_layers():
 
 
 SIZES = [5, 1, 12, 4]
+LINEAR = ("softmax", "softmax without bias", "logistic", "svm", "regression")
 CASES = {
     "softmax": lambda: (eq.models.Softmax(4, 3), make_clients(SIZES)),
     "softmax without bias": lambda: (eq.models.Softmax(4, 3, bias=False), make_clients(SIZES)),
@@ -137,6 +141,12 @@ CASES = {
 }
 
 
+def path_of(name, solver):
+    if name == "convnet":
+        return ("hand-written ConvNet",)
+    return ("linear blocks",) if name in LINEAR and not solver.momentum else ("batched autograd",)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_every_model(name):
     model, clients = CASES[name]()
@@ -146,7 +156,7 @@ def test_every_model(name):
         SGD(lr=0.05, batch_size=None, steps=2),
     ):
         engine = Simulator(chunk_size=2)
-        assert not isinstance(engine.start(task, data), type(Loop().start(task, data)))  # no silent fallback
+        assert paths_of(engine, task, data, solver) == path_of(name, solver)  # no silent fallback
         check_engine(engine, task=task, data=data, solver=solver, tolerance=1e-8)
 
 
@@ -215,6 +225,29 @@ def test_what_cannot_be_vectorised_falls_back_with_one_notice(model, ragged):
     assert len(notices) == 1
     second = eq.train(module, ragged, rounds=2, clients_per_round=3, engine="loop")
     assert torch.equal(first.params, second.params)  # dropout draws from the client's stream, not the global one
+    assert torch.equal(first.clients.loss, second.clients.loss)  # losses and evaluation are the loop's, too
+    assert torch.equal(first.clients.error, second.clients.error)
+
+
+@pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
+def test_a_model_that_falls_back_keeps_all_of_the_loop(ragged):
+    task = Task.of(PlainLSTM())
+    engine, loop = Simulator().start(task, ragged), Loop().start(task, ragged)
+    params, cohort, solver = task.layout.read(task.module), _cohort_of(len(ragged.train)), SGD(lr=0.1)
+    assert engine.paths_taken == ("loop",)
+    assert engine.measured is None
+    assert engine.look_ahead is None
+    job = eq.types.Job(params, cohort, cohort.weights)
+    assert torch.equal(engine.losses(params, cohort, solver), loop.losses(params, cohort, solver))
+    assert torch.equal(engine.losses_of([params, -params], cohort), loop.losses_of([params, -params], cohort))
+    assert torch.equal(engine.losses_each([job])[0], loop.losses_each([job])[0])
+    assert torch.equal(engine.updates(params, cohort, solver).update, loop.updates(params, cohort, solver).update)
+    sums = [e.summed_updates([job], solver, eq.aggregators.WeightedMean())[0].update for e in (engine, loop)]
+    assert torch.equal(*sums)
+    models = params.expand(len(cohort), -1).contiguous()
+    assert torch.equal(engine.own_steps(models, cohort, solver), loop.own_steps(models, cohort, solver))
+    for clients in ragged.splits.values():
+        assert torch.equal(engine.evaluate(params, clients)[0], loop.evaluate(params, clients)[0])
 
 
 @pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
@@ -430,8 +463,8 @@ def test_norms_beyond_float32_agree():
 
 def test_one_large_client_does_not_widen_the_chunks_of_small_ones():
     clients = make_clients([9, 9])
-    assert most_clients(60, 200_000, clients, SGD(steps=2)) < 20
-    assert most_clients(60, 10, clients, SGD(steps=2)) > 1000
+    assert most_clients(60, 200_000, clients, LocalRule.of(SGD(steps=2), 0.1)) < 20
+    assert most_clients(60, 10, clients, LocalRule.of(SGD(steps=2), 0.1)) > 1000
 
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(4), nn.InstanceNorm1d(4, track_running_stats=True)])

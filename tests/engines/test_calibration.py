@@ -11,7 +11,7 @@ from equipoise.core.task import Task
 from equipoise.data.clients import FederatedData
 from equipoise.engines import Simulator
 from equipoise.engines.simulator import calibration
-from equipoise.engines.simulator.calibration import Choice
+from equipoise.engines.simulator.calibration import Choice, SpeedMeasurement
 from equipoise.engines.simulator.workers import threads
 from equipoise.runs.checkpoint import read_checkpoint
 from made_clients import make_clients
@@ -39,7 +39,9 @@ def test_a_choice_is_made_once_and_kept_for_the_next_process(cache, monkeypatch)
     assert engine.choice.chunk_size is not None
     assert engine.choice.workers is not None
     (stored,) = json.loads(cache.read_text()).values()
-    assert Choice(**stored) == engine.choice
+    assert SpeedMeasurement.of(stored).choice == engine.choice
+    assert SpeedMeasurement.of(stored).seconds == engine.measurement.seconds
+    assert len(stored["tried"]) > 1
     monkeypatch.setattr(calibration, "_measured", lambda *_: pytest.fail("measured again"))
     assert worked()[0].choice == engine.choice  # known in this process
     calibration._known.clear()
@@ -52,7 +54,7 @@ def test_a_damaged_file_is_made_anew(cache, content):
     cache.write_text(content)
     engine, _ = worked()
     assert engine.choice.chunk_size is not None
-    assert Choice(**list(json.loads(cache.read_text()).values())[-1]) == engine.choice
+    assert SpeedMeasurement.of(list(json.loads(cache.read_text()).values())[-1]).choice == engine.choice
 
 
 def test_a_folder_that_cannot_be_written_does_not_matter(cache):
@@ -70,9 +72,9 @@ def test_what_is_asked_for_is_used(cache):
 def test_many_more_clients_are_measured_again_if_the_largest_chunk_was_best(cache, monkeypatch):
     asked = []
 
-    def measured(engine, queue, *_):
-        asked.append((len(queue), torch.get_num_threads()))
-        return Choice(-(-len(queue) // 2), 2)
+    def measured(task):
+        asked.append((len(task.queue), torch.get_num_threads()))
+        return SpeedMeasurement(Choice(-(-len(task.queue) // 2), 2))
 
     monkeypatch.setattr(calibration, "_measured", measured)
     data = FederatedData(make_clients([6] * 40))
@@ -82,7 +84,7 @@ def test_many_more_clients_are_measured_again_if_the_largest_chunk_was_best(cach
         for clients in (5, 7, 10, 40, 30, 5):
             alpha = torch.full((40,), 1 / 40, dtype=torch.float64)
             cohort = eq.sampling.Uniform()(0, alpha, clients_per_round=clients, seed=0)
-            with engine.in_round():
+            with engine.round_context():
                 engine.summed_update(params, cohort, eq.solvers.SGD(batch_size=4), cohort.weights, WeightedMean())
     assert asked == [(5, 2), (40, 2)]
     engine.workers.stop()
@@ -92,6 +94,22 @@ def test_many_more_clients_are_measured_again_if_the_largest_chunk_was_best(cach
     assert not Choice(5, 2, clients=10).serves(21)
 
 
+@pytest.mark.parametrize("compiled", [True, False])
+def test_choices_of_version_0_1_are_read(cache, monkeypatch, compiled):
+    engine, _ = worked()
+    (name,) = json.loads(cache.read_text())
+    cache.write_text(json.dumps({name: {"chunk_size": 3, "workers": 1, "clients": 6, "compiled": compiled}}))
+    calibration._known.clear()
+    monkeypatch.setattr(calibration, "_measured", lambda *_: pytest.fail("measured again"))
+    path = "compiled softmax" if compiled else None
+    assert worked()[0].choice == Choice(3, 1, 6, path)
+    engine.measured.use({"chunk_size": 7, "workers": 1, "clients": 9, "compiled": compiled})  # of a checkpoint
+    assert engine.choice == Choice(7, 1, 9, path)
+    assert engine.measured.read() == {"chunk_size": 7, "workers": 1, "clients": 9, "path": path}
+    engine.measured.use(engine.measured.read())
+    assert engine.choice == Choice(7, 1, 9, path)
+
+
 def test_little_work_is_not_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(calibration, "_measured", lambda *_: pytest.fail("measured"))
     assert worked()[0].choice.workers == 1
@@ -99,13 +117,13 @@ def test_little_work_is_not_measured(tmp_path, monkeypatch):
 
 def test_the_choice_is_kept_with_a_run(cache, ragged, tmp_path, monkeypatch):
     options = {"clients_per_round": 5, "checkpoint": tmp_path / "run.safetensors"}
-    monkeypatch.setattr(calibration, "_measured", lambda *_: Choice(2, 1))
+    monkeypatch.setattr(calibration, "_measured", lambda *_: SpeedMeasurement(Choice(2, 1)))
     whole = eq.train(eq.models.Softmax(4, 3), ragged, rounds=6, clients_per_round=5)
     eq.train(eq.models.Softmax(4, 3), ragged, rounds=3, **options)
-    assert read_checkpoint(options["checkpoint"]).choice == {"chunk_size": 2, "workers": 1, "clients": 5, "compiled": False}
+    assert read_checkpoint(options["checkpoint"]).choice == {"chunk_size": 2, "workers": 1, "clients": 5, "path": None}
     calibration._known.clear()
     cache.unlink()
-    monkeypatch.setattr(calibration, "_measured", lambda *_: Choice(5, 1))  # the machine is busier now
+    monkeypatch.setattr(calibration, "_measured", lambda *_: SpeedMeasurement(Choice(5, 1)))  # the machine is busier now
     resumed = eq.train(eq.models.Softmax(4, 3), ragged, rounds=6, **options)
     assert torch.equal(resumed.params, whole.params)
 
@@ -153,7 +171,7 @@ def test_chunks_grow_while_a_turn_is_short(cache, monkeypatch, slow):
     # A call has an overhead of ten clients: larger chunks are faster, up to what may be tried.
     tried = {}
 
-    def seconds(workers, queue, choice, count, *_):
+    def seconds(task, workers, choice, count):
         tried[choice.chunk_size] = count
         return 1e-3 * slow * (1 + 10 / choice.chunk_size)
 

@@ -10,6 +10,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given, settings
+from taken import everyone, paths_of
 from torch import nn
 
 import equipoise as eq
@@ -17,11 +18,13 @@ from equipoise.aggregators import WeightedMean
 from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop, Simulator
-from equipoise.engines.simulator import calibration, chunks
+from equipoise.engines.simulator import calibration, client_queue
 from equipoise.engines.simulator.calibration import Choice
 from equipoise.engines.simulator.cpu import c_library as compiling
-from equipoise.engines.simulator.cpu.compiled_softmax import CompiledSoftmax, groups
+from equipoise.engines.simulator.cpu.compiled_softmax import CompiledSoftmax, CompiledSoftmaxPath, group_edges
 from equipoise.engines.simulator.cpu.compiled_softmax import library as compiled_library
+from equipoise.engines.simulator.local_rule import LocalRule
+from equipoise.engines.simulator.local_work import Workplace
 from equipoise.runs.checkpoint import read_checkpoint
 from equipoise.solvers import SGD, batches
 from equipoise.testing import check_engine
@@ -31,17 +34,20 @@ from made_clients import make_clients
 pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC") or "cc") is None, reason="this machine has no C compiler")
 
 
+NAME = CompiledSoftmaxPath.name
+
+
 @dataclass(frozen=True)
 class Compiled:
-    """The simulator with its choice made: compiled code with so many threads."""
+    """The simulator with its choice made: compiled code, with this many threads."""
 
     chunk: int = 100
     threads: int = 2
 
     def start(self, task, data):
         engine = Simulator().start(task, data)
-        engine.use(Choice(self.chunk, self.threads, compiled=True))
-        assert engine.compiled.possible, "it would test something else"
+        engine.use(Choice(self.chunk, self.threads, path=NAME))
+        assert engine.compiled.obstacle is None, "it would test something else"
         return engine
 
 
@@ -79,10 +85,7 @@ def test_it_agrees_with_the_loop(sizes, features, classes, batch, epochs, prox, 
         stragglers="keep" if epochs > 1 else "drop",
     )
     check_engine(engine, task=task, data=data, solver=solver, tolerance=2e-5)
-
-
-def everyone(count, round=0):
-    return eq.sampling.Full()(round, torch.full((count,), 1 / count, dtype=torch.float64), clients_per_round=count, seed=0)
+    assert paths_of(engine, task, data, solver) == ((NAME,) if epochs else ())
 
 
 def emnist_like(clients=6, examples=35):
@@ -234,11 +237,12 @@ def test_other_work_is_left_to_others(case):
         case "unknown class":  # the loss of torch refuses it, with its own words
             made = replace(made, y=made.y + 1)
     task = Task.of(model, **options)
-    assert not CompiledSoftmax(task, made).possible
+    assert CompiledSoftmax(task, made).obstacle is not None
     if case not in ("unknown class", "half"):
         engine = Simulator().start(task, FederatedData(made))
-        engine.use(Choice(2, 1, compiled=True))  # a checkpoint of another time may say so
+        engine.use(Choice(2, 1, path=NAME))  # a checkpoint of another time may say so
         check_engine(Settled(engine), task=task, data=FederatedData(made), tolerance=1e-4)
+        assert NAME not in paths_of(Settled(engine), task, FederatedData(made), SGD())
 
 
 @dataclass(frozen=True)
@@ -251,11 +255,11 @@ class Settled:
 
 def test_momentum_and_other_solvers_are_left_to_others():
     task, made = Task.of(eq.models.Softmax(4, 3)), make_clients([6, 5, 4])
-    compiled = CompiledSoftmax(task, made)
-    assert compiled.fits(SGD(), 0.1)
-    assert not compiled.fits(SGD(momentum=0.9), 0.1)
-    assert not compiled.fits(SGD(weight_decay=0.5), 2.0)
-    assert not compiled.fits(eq.solvers.MAML(), 0.1)
+    path = CompiledSoftmaxPath(Workplace(task, FederatedData(made), made))
+    assert path.supports_rule(LocalRule.of(SGD(), 0.1)) is None
+    assert path.supports_rule(LocalRule.of(SGD(momentum=0.9), 0.1)) == "SGD has momentum"
+    assert "weight decay" in path.supports_rule(LocalRule.of(SGD(weight_decay=0.5), 2.0))
+    assert path.supports_rule(LocalRule.of(eq.solvers.MAML(), 0.1)) == "the steps of MAML are not those of SGD"
     for solver in (SGD(momentum=0.9), eq.solvers.MAML(lr=0.1, inner_lr=0.1), eq.solvers.FedDane(SGD(lr=0.1, batch_size=3))):
         check_engine(Compiled(2), task=task, data=FederatedData(made), solver=solver, tolerance=1e-4)
 
@@ -280,7 +284,7 @@ def test_many_seeds_together_are_the_same_as_alone(ragged):
 )
 def test_groups_cover_every_client_once_and_never_mix_models(steps, models, threads):
     owners = sorted(i % models for i in range(len(steps)))
-    edges = groups(steps, owners, threads).tolist()
+    edges = group_edges(steps, owners, threads).tolist()
     assert edges[0] == 0
     assert edges[-1] == len(steps)
     assert all(a < b and len(set(owners[a:b])) == 1 for a, b in pairwise(edges))
@@ -311,7 +315,8 @@ def test_without_a_working_compiler_the_work_is_done_by_torch(fresh, monkeypatch
     monkeypatch.setenv("CC", compiler)
     assert compiling.library("softmax") is None
     engine, found = one_round(Simulator())
-    assert engine.choice.compiled is False
+    assert engine.choice.path is None
+    assert engine.paths_taken == ("linear blocks",)
     torch.testing.assert_close(found, one_round(Loop())[1])
 
 
@@ -349,30 +354,33 @@ def test_a_damaged_file_does_not_matter(fresh):
 
 def fastest(monkeypatch, compiled):
     """Seconds as they are where compiled code is the fastest, or the slowest."""
-    monkeypatch.setattr(calibration, "_seconds", lambda _, __, choice, *___: 1.0 if choice.compiled == compiled else 2.0)
+    monkeypatch.setattr(calibration, "_seconds", lambda _, __, choice, ___: 1.0 if (choice.path == NAME) == compiled else 2.0)
 
 
 def test_it_is_used_if_it_is_the_fastest_and_allowed(fresh, monkeypatch):
     fastest(monkeypatch, True)
     engine, found = one_round(Simulator())
-    assert engine.choice.compiled
+    assert engine.choice.path == NAME
+    assert engine.paths_taken == (NAME,)
     assert engine.waste == 0.0
     torch.testing.assert_close(found, one_round(Loop())[1])
-    assert not one_round(Simulator(compiled=False))[0].choice.compiled
-    assert not one_round(Simulator(chunk_size=2, workers=1))[0].choice.compiled  # nothing is measured
+    assert one_round(Simulator(compiled=False))[0].choice.path is None
+    unmeasured = one_round(Simulator(chunk_size=2, workers=1))[0]
+    assert unmeasured.choice.path is None
+    assert unmeasured.paths_taken == ("linear blocks",)
     fastest(monkeypatch, False)
     calibration._known.clear()
     (fresh / "equipoise" / "calibration.json").unlink()
-    assert not one_round(Simulator())[0].choice.compiled
+    assert one_round(Simulator())[0].choice.path is None
 
 
 def test_it_is_not_used_if_it_is_wrong(fresh, monkeypatch):
     fastest(monkeypatch, True)
     right = CompiledSoftmax.train
     monkeypatch.setattr(
-        CompiledSoftmax, "train", lambda self, asked, weights: (1.01 * right(self, asked, weights)[0], torch.zeros(2))
+        CompiledSoftmax, "train", lambda self, work, weights: (1.01 * right(self, work, weights)[0], torch.zeros(2))
     )
-    assert not one_round(Simulator())[0].choice.compiled
+    assert one_round(Simulator())[0].choice.path is None
 
 
 def test_a_run_is_resumed_with_it(fresh, ragged, tmp_path, monkeypatch):
@@ -380,7 +388,7 @@ def test_a_run_is_resumed_with_it(fresh, ragged, tmp_path, monkeypatch):
     fastest(monkeypatch, True)
     whole = eq.train(eq.models.Softmax(4, 3), ragged, rounds=6, clients_per_round=5)
     eq.train(eq.models.Softmax(4, 3), ragged, rounds=3, **options)
-    assert read_checkpoint(options["checkpoint"]).choice["compiled"] is True
+    assert read_checkpoint(options["checkpoint"]).choice["path"] == NAME
     monkeypatch.setattr(calibration, "_measured", lambda *_: pytest.fail("measured again"))
     calibration._known.clear()
     resumed = eq.train(eq.models.Softmax(4, 3), ragged, rounds=6, **options)
@@ -389,10 +397,10 @@ def test_a_run_is_resumed_with_it(fresh, ragged, tmp_path, monkeypatch):
 
 def test_a_chunk_is_no_larger_than_its_batches_can_be_made_at_once(monkeypatch):
     monkeypatch.setattr(batches, "TABLE", 100)
-    monkeypatch.setattr(chunks, "TABLE", 100)
+    monkeypatch.setattr(client_queue, "TABLE", 100)
     used = []
     right = CompiledSoftmax.train
-    monkeypatch.setattr(CompiledSoftmax, "train", lambda self, *a: used.append(len(a[0].which)) or right(self, *a))
+    monkeypatch.setattr(CompiledSoftmax, "train", lambda self, *a: used.append(len(a[0].chunk)) or right(self, *a))
     data = FederatedData(make_clients([120, 90, 30, 30, 20, 10, 9, 8, 7, 6]))
     task = Task.of(eq.models.Softmax(4, 3))
     check_engine(Compiled(), task=task, data=data, solver=SGD(lr=0.05, batch_size=5), tolerance=2e-5)

@@ -11,8 +11,9 @@ from torch import nn
 
 import equipoise as eq
 from equipoise.core.task import Task
-from equipoise.engines.simulator.batched_steps import Batch, stacked_gradients
+from equipoise.engines.simulator.batched_steps import stacked_gradients
 from equipoise.engines.simulator.cpu.convnet_gradients import convnet_gradients, convnet_scores, is_plain_convnet
+from equipoise.engines.simulator.example_batches import ExampleBatch
 from equipoise.errors import InvalidParameter
 
 SHAPES = ((784,), (28, 28), (1, 28, 28))
@@ -35,7 +36,7 @@ def made_batch(k, b, gen, classes=5, shape=(784,), dtype=torch.float64):
     shares = torch.rand(k, b, generator=gen, dtype=torch.float64) + 0.1
     shares[::2, max(1, b - b // 3) :] = 0
     shares /= shares.sum(1, keepdim=True)
-    return Batch(x.to(dtype), torch.randint(0, classes, (k, b), generator=gen), shares.to(dtype), False)
+    return ExampleBatch(x.to(dtype), torch.randint(0, classes, (k, b), generator=gen), shares.to(dtype), False)
 
 
 def assert_same(found, expected, rtol=1e-9):
@@ -76,7 +77,7 @@ def test_ties_in_a_pooling_window_and_zeros_before_relu(images):
     gen = torch.Generator().manual_seed(3)
     task, batch = make_task(), made_batch(2, 5, gen)
     x = torch.randint(0, 2, batch.x.shape, generator=gen).double() if images == "whole numbers" else torch.zeros_like(batch.x)
-    batch = Batch(x, batch.y, batch.shares, False)
+    batch = ExampleBatch(x, batch.y, batch.shares, False)
     params = {n: torch.randint(-1, 2, v.shape, generator=gen).double() for n, v in made_params(task, 2, gen).items()}
     params["readout.weight"] *= 1e-3  # sums of whole numbers are exact: ties are ties in any order of summation
     first = nn.functional.conv2d(x[0].view(5, 1, 28, 28), params["conv1.weight"][0], params["conv1.bias"][0])
@@ -95,7 +96,7 @@ def test_single_precision_is_as_close_to_the_truth_as_autograd():
     truth, losses = stacked_gradients(
         exact,
         {name: value.double() for name, value in params.items()},
-        Batch(batch.x.double(), batch.y, batch.shares.double(), False),
+        ExampleBatch(batch.x.double(), batch.y, batch.shares.double(), False),
     )
     found, found_losses = convnet_gradients(task, params, batch)
     assert found_losses.dtype == torch.float32
@@ -186,7 +187,7 @@ def test_other_targets_of_the_cross_entropy(kind):
     y = torch.rand(2, 35, 5, generator=gen, dtype=torch.float64).softmax(2) if kind == "probabilities" else batch.y.clone()
     if kind == "ignored":
         y[:, ::3] = -100
-    batch, params = Batch(batch.x, y, batch.shares, False), made_params(task, 2, gen)
+    batch, params = ExampleBatch(batch.x, y, batch.shares, False), made_params(task, 2, gen)
     assert_same(convnet_gradients(task, params, batch), stacked_gradients(task, params, batch))
 
 

@@ -14,7 +14,8 @@ from torch.nn import functional
 
 import equipoise as eq
 from equipoise.core.task import Task
-from equipoise.engines.simulator.batched_steps import Batch, stacked_gradients
+from equipoise.engines.simulator.batched_steps import stacked_gradients
+from equipoise.engines.simulator.example_batches import ExampleBatch
 from equipoise.errors import InvalidParameter
 
 if importlib.util.find_spec("triton") is None:
@@ -47,7 +48,7 @@ def test_interpreted():
 def _fewer_steps(monkeypatch):
     """The interpreter's time goes by the number of operations, whatever their size."""
     if INTERPRETED:
-        from equipoise.engines.simulator.cuda.kernels.convnet_gradients import SETTINGS
+        from equipoise.engines.simulator.cuda.kernels.convnet_kernels import SETTINGS
 
         for precision, settings in SETTINGS.items():
             monkeypatch.setitem(SETTINGS, precision, replace(settings, first_map_gradient={"CHANNELS": 32}))
@@ -69,7 +70,7 @@ def problem(k, b, classes, seed=0, shape=(28, 28)):
         shares[:, -1] *= float(b == 1)  # padding
         images = torch.rand(k, b, *shape, generator=gen).double()
         y = torch.randint(0, classes, (k, b), generator=gen)
-        batch = Batch(images, y, (shares / shares.sum(1, keepdim=True)).double(), last=False)
+        batch = ExampleBatch(images, y, (shares / shares.sum(1, keepdim=True)).double(), last=False)
         if all(closest({name: value[i] for name, value in params.items()}, images[i]) > 1e-6 for i in range(k)):
             return task, params, batch
 
@@ -87,11 +88,11 @@ def closest(params, images):
 
 def on_device(params, batch):
     moved = {name: value.float().to(DEVICE) for name, value in params.items()}
-    return moved, Batch(batch.x.float().to(DEVICE), batch.y.to(DEVICE), batch.shares.float().to(DEVICE), last=False)
+    return moved, ExampleBatch(batch.x.float().to(DEVICE), batch.y.to(DEVICE), batch.shares.float().to(DEVICE), last=False)
 
 
 def gradients_of(task, params, batch, **options):
-    from equipoise.engines.simulator.cuda.kernels.convnet_gradients import convnet_gradients
+    from equipoise.engines.simulator.cuda.kernels.convnet_kernels import convnet_gradients
 
     params, batch = on_device(params, batch)
     return convnet_gradients(task, params, batch, **options)
@@ -138,7 +139,7 @@ def test_parameters_in_any_memory_order_and_shared_ones():
     expected, expected_losses = stacked_gradients(task, shared, batch)
     vectors = task.layout.flatten({name: value[:1].float().to(DEVICE) for name, value in params.items()})
     named = task.layout.unflatten(vectors)
-    from equipoise.engines.simulator.cuda.kernels.convnet_gradients import convnet_gradients
+    from equipoise.engines.simulator.cuda.kernels.convnet_kernels import convnet_gradients
 
     _, moved = on_device(params, batch)
     found, losses = convnet_gradients(task, {name: v.expand(2, *v.shape[1:]) for name, v in named.items()}, moved)
@@ -153,7 +154,7 @@ def test_parameters_in_any_memory_order_and_shared_ones():
 @on_a_device
 def test_what_is_not_a_number_stays_with_its_client():
     task, params, batch = problem(3, 2, 10, seed=3)
-    alone = Batch(batch.x[1:2], batch.y[1:2], batch.shares[1:2], last=False)
+    alone = ExampleBatch(batch.x[1:2], batch.y[1:2], batch.shares[1:2], last=False)
     clean, clean_losses = gradients_of(task, {name: value[1:2] for name, value in params.items()}, alone)
     batch.x[0].view(-1)[0] = float("nan")
     params["conv2.weight"][2].view(-1)[0] = float("inf")
@@ -183,12 +184,12 @@ def test_pixels_as_bytes_with_a_scale_and_targets_to_ignore():
     task, params, batch = problem(1, 3, 10, seed=5)
     pixels = (batch.x * 255).to(torch.uint8)
     batch.y[0, 1] = -100
-    seen = Batch(pixels.double() / 255, batch.y, batch.shares, last=False)
+    seen = ExampleBatch(pixels.double() / 255, batch.y, batch.shares, last=False)
     expected, expected_losses = stacked_gradients(task, params, seen)
-    from equipoise.engines.simulator.cuda.kernels.convnet_gradients import convnet_gradients
+    from equipoise.engines.simulator.cuda.kernels.convnet_kernels import convnet_gradients
 
     moved, plain = on_device(params, batch)
-    bytes_ = Batch(pixels.to(DEVICE), plain.y, plain.shares, last=False, scale=1 / 255)
+    bytes_ = ExampleBatch(pixels.to(DEVICE), plain.y, plain.shares, last=False, scale=1 / 255)
     found, losses = convnet_gradients(task, moved, bytes_)
     assert worst(found, losses, expected, expected_losses) < 1e-5
 
@@ -199,15 +200,15 @@ def test_what_it_cannot_do_is_refused():
     with pytest.raises(InvalidParameter, match="precision must be one of"):
         gradients_of(task, params, batch, precision="float16")
     with pytest.raises(InvalidParameter, match="28 × 28"):
-        gradients_of(task, params, Batch(batch.x[..., 1:], batch.y, batch.shares, last=False))
+        gradients_of(task, params, ExampleBatch(batch.x[..., 1:], batch.y, batch.shares, last=False))
     with pytest.raises(InvalidParameter, match="one class per example"):
-        gradients_of(task, params, Batch(batch.x, batch.y.double(), batch.shares, last=False))
+        gradients_of(task, params, ExampleBatch(batch.x, batch.y.double(), batch.shares, last=False))
 
 
 @pytest.mark.skipif(DEVICE == "cpu", reason="needs a CUDA device")
 @pytest.mark.parametrize("precision", ["float32", "tf32", "bf16"])
 def test_a_cuda_graph_holds_it_and_repeats_its_bits(precision):
-    from equipoise.engines.simulator.cuda.kernels.convnet_gradients import convnet_gradients
+    from equipoise.engines.simulator.cuda.kernels.convnet_kernels import convnet_gradients
 
     task, params, batch = problem(2, 16, 62, seed=6)
     params, batch = on_device(params, batch)

@@ -1,18 +1,21 @@
 """Linear models in the span of their clients' examples: the same work as with weights."""
 
+from dataclasses import dataclass
+
 import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given
+from taken import everyone, paths_of
 
 import equipoise as eq
 from equipoise.aggregators import WeightedMean
 from equipoise.core.task import Task
 from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop, Simulator
-from equipoise.engines.simulator import chunks
-from equipoise.engines.simulator.linear_blocks import fits_linear_steps
-from equipoise.engines.simulator.linear_span import SpanUpdates
+from equipoise.engines.simulator.calibration import Choice
+from equipoise.engines.simulator.linear_span import ExampleSpan, SpanUpdates
+from equipoise.engines.simulator.workers import threads
 from equipoise.testing import check_engine
 from made_clients import make_clients
 
@@ -23,14 +26,16 @@ MODELS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def always(monkeypatch):
-    """Take the path wherever it can do the work, not only where it is the faster one."""
+@dataclass(frozen=True)
+class InSpan:
+    """The simulator, told to take this path wherever it can do the work, not only where it is the faster one."""
 
-    def fits(task, solver, lr, starts, largest, device):
-        return starts.pull is None and not starts.each_its_own and fits_linear_steps(task, solver, lr)
+    chunk: int = 10
 
-    monkeypatch.setattr(chunks, "fits_span_steps", fits)
+    def start(self, task, data):
+        engine = Simulator().start(task, data)
+        engine.use(Choice(self.chunk, 1, path=ExampleSpan.name))
+        return engine
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -46,7 +51,8 @@ def test_it_agrees_with_the_loop(model, sizes, batch, epochs, prox, decay, chunk
     task = Task.of(MODELS[model]().double())
     solver = eq.solvers.SGD(lr=0.2, batch_size=batch, epochs=epochs, prox=prox, weight_decay=decay)
     data = FederatedData(make_clients(sizes))
-    check_engine(Simulator(chunk_size=chunk), task=task, data=data, solver=solver, tolerance=1e-8)
+    check_engine(InSpan(chunk), task=task, data=data, solver=solver, tolerance=1e-8)
+    assert paths_of(InSpan(chunk), task, data, solver) == ((ExampleSpan.name,) if epochs else ())
 
 
 def test_sums_need_no_updates_of_single_clients(monkeypatch):
@@ -54,9 +60,25 @@ def test_sums_need_no_updates_of_single_clients(monkeypatch):
     data = FederatedData(make_clients([5, 9, 12]))
     task = Task.of(eq.models.Softmax(4, 3).double())
     params = torch.randn(task.layout.dimension, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    cohort = eq.sampling.Full()(0, torch.full((3,), 1 / 3, dtype=torch.float64), clients_per_round=3, seed=0)
+    cohort, engine = everyone(3), InSpan().start(task, data)
     solver, weights = eq.solvers.SGD(lr=0.3, prox=0.1), torch.tensor([0.2, 0.5, 0.3], dtype=torch.float64)
-    fast = Simulator().start(task, data).summed_update(params, cohort, solver, weights, WeightedMean())
+    fast = engine.summed_update(params, cohort, solver, weights, WeightedMean())
+    assert engine.paths_taken == (ExampleSpan.name,)
     slow = Loop().start(task, data).summed_update(params, cohort, solver, weights, WeightedMean())
     torch.testing.assert_close(fast.update, slow.update, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(fast.sq_norms, slow.sq_norms, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("epochs", "examples", "path"), [(1, 100, "linear blocks"), (5, 100, "example span"), (1, 10, "example span")]
+)
+def test_it_is_taken_where_it_is_faster(epochs, examples, path):
+    """Several passes, or few examples: measured on a CPU with one thread."""
+    data = FederatedData(make_clients([examples] * 3, features=20, classes=40))
+    task = Task.of(eq.models.Softmax(20, 40))
+    engine, cohort = Simulator(chunk_size=3, workers=1).start(task, data), everyone(3)
+    solver = eq.solvers.SGD(lr=0.1, batch_size=10, epochs=epochs)
+    with threads(1):
+        engine.summed_update(torch.zeros(task.layout.dimension), cohort, solver, cohort.weights, WeightedMean())
+        assert engine.paths_taken == (path,)
+        assert f"{path}  " in engine.explain(eq.Algorithm(solver=solver))

@@ -15,16 +15,16 @@ from equipoise.aggregators import WeightedMean
 from equipoise.core.task import Task
 from equipoise.engines import Loop
 from equipoise.engines.simulator.batched_steps import stacked_gradients
-from equipoise.engines.simulator.chunks import Queue
-from equipoise.engines.simulator.cuda import linear_round_graph as span_graph
-from equipoise.engines.simulator.cuda import linear_round_graphs as span_graphs
-from equipoise.engines.simulator.cuda.linear_round_graphs import SpanGraphs
-from equipoise.engines.simulator.cuda.step_graphs import Buffers, Kind
-from equipoise.engines.simulator.precision import FULL
-from equipoise.engines.simulator.workers import Worker
-from equipoise.runs.look_ahead import SharedRounds
+from equipoise.engines.simulator.client_queue import ClientQueue
+from equipoise.engines.simulator.cuda import linear_round_graph, linear_rounds
+from equipoise.engines.simulator.cuda.linear_rounds import LinearRounds
+from equipoise.engines.simulator.cuda.step_graphs import StepBuffers, StepShape
+from equipoise.engines.simulator.local_rule import LocalRule
+from equipoise.engines.simulator.local_work import Workplace
+from equipoise.runs.drivers import RoundsAhead, choose_driver
+from equipoise.runs.setup import set_up
 from equipoise.solvers.batches import cursor_of
-from equipoise.train import set_up
+from equipoise.types import SgdRule
 
 if importlib.util.find_spec("triton") is None:
     pytest.skip("Triton is not installed", allow_module_level=True)
@@ -62,9 +62,14 @@ def clients(sizes=SIZES):
 
 def graphs_of(data, bias=True):
     task = Task.of(eq.models.Softmax(12, 5, bias=bias))
-    found = SpanGraphs(Worker(task.to(DEVICE), data, data.train.to(DEVICE)), FULL)
-    found.possible = True  # in the interpreter, too
+    found = LinearRounds(Workplace(task.to(DEVICE), data, data.train.to(DEVICE)))
+    found.obstacle = None  # in the interpreter, too
     return found
+
+
+def rule_of(solver):
+    """The rule of round 3, of which `job` draws cohorts."""
+    return LocalRule.of(solver, solver.learning_rate(3))
 
 
 def job(data, seed, clients_per_round, bias=True):
@@ -79,7 +84,7 @@ def job(data, seed, clients_per_round, bias=True):
 def compare(data, jobs, solver, bias=True):
     graphs = graphs_of(data, bias)
     moved = [eq.types.Job(j.params.to(DEVICE), j.cohort, j.weights) for j in jobs]
-    found = [graphs.sums(moved, solver, WeightedMean()) for _ in range(4)][-1]  # from the third use on captured, on a GPU
+    found = [graphs.sums(moved, rule_of(solver)) for _ in range(4)][-1]  # from the third use on captured, on a GPU
     oracle = Loop().start(Task.of(eq.models.Softmax(12, 5, bias=bias).double()), data)
     for one, asked in zip(found, jobs, strict=True):
         wanted = oracle.summed_update(asked.params.double(), asked.cohort, solver, asked.weights, WeightedMean())
@@ -125,7 +130,7 @@ def test_several_models_are_one_graph_where_clients_are_alike():
 @pytest.mark.parametrize("models", [2, 3, 5, 17])
 @on_a_device
 def test_long_sums_are_made_of_several_products(models, monkeypatch):
-    monkeypatch.setattr(span_graph, "_LONG_SUM", 1)
+    monkeypatch.setattr(linear_round_graph, "_LONG_SUM", 1)
     data = clients([8] * 6)
     compare(data, [job(data, seed, 2 + seed % 4) for seed in range(models)], SOLVERS["one epoch"])
 
@@ -138,7 +143,7 @@ def test_several_models_of_ragged_clients():
 
 @on_a_device
 def test_clients_that_do_not_fit_at_once_are_several_graphs(monkeypatch):
-    monkeypatch.setattr(span_graphs, "_BYTES", 4 * 20 * (12 + 20))
+    monkeypatch.setattr(linear_rounds, "_BYTES", 4 * 20 * (12 + 20))
     data = clients()
     graphs = compare(data, [job(data, 1, 5)], SOLVERS["FedProx and decay"])
     assert sum(len(same) for same in graphs.graphs.values()) > 1
@@ -154,7 +159,7 @@ def test_a_cohort_with_fewer_examples_leaves_nothing_of_the_last_one():
     for kept in ([0, 1], [2, 3, 4]):
         cohort = everyone.take(torch.tensor([i in kept for i in range(5)]))
         params, weights = 0.3 * torch.randn(65, generator=torch.Generator().manual_seed(1)), torch.ones(len(kept)).double()
-        found = graphs.sums([eq.types.Job(params.to(DEVICE), cohort, weights)], solver, WeightedMean())[0]
+        found = graphs.sums([eq.types.Job(params.to(DEVICE), cohort, weights)], rule_of(solver))[0]
         oracle = Loop().start(Task.of(eq.models.Softmax(12, 5).double()), data)
         wanted = oracle.summed_update(params.double(), cohort, solver, weights, WeightedMean())
         torch.testing.assert_close(found.update.cpu().double(), wanted.update, rtol=1e-4, atol=1e-6)
@@ -169,8 +174,8 @@ def test_little_is_padded_on_log_normal_sizes_and_few_graphs_serve_all_cohorts(p
     for seed in range(40):
         cohort = eq.sampling.Uniform()(seed, alpha, clients_per_round=per_round, seed=0)
         sizes = graphs.sizes[cohort.clients.numpy()]
-        parts = graphs._parts(0, eq.types.Job(torch.zeros(65), cohort, cohort.weights), sizes, SOLVERS["one epoch"])
-        shape = graphs._shape(parts, SOLVERS["one epoch"])
+        parts = graphs._parts(0, eq.types.Job(torch.zeros(65), cohort, cohort.weights), sizes, rule_of(SOLVERS["one epoch"]))
+        shape = graphs._shape(parts, rule_of(SOLVERS["one epoch"]))
         assert len(parts) == 1
         assert 1 - sizes.sum() / shape.rows < 0.2
         shapes.add(shape)
@@ -178,13 +183,13 @@ def test_little_is_padded_on_log_normal_sizes_and_few_graphs_serve_all_cohorts(p
 
 
 @on_a_device
-def test_an_update_that_cannot_be_used_is_left_to_the_careful_path():
+def test_an_update_that_cannot_be_used_is_left_to_another_path():
     data = clients()
     wild = job(data, 1, 5)
     wild.params.mul_(1e38)
-    assert graphs_of(data).sums([wild], SOLVERS["one epoch"], WeightedMean()) is None
-    assert graphs_of(data).sums([job(data, 1, 5)], eq.solvers.SGD(steps=0), WeightedMean()) is None
-    assert graphs_of(data).sums([job(data, 1, 5)], eq.solvers.MAML(), WeightedMean()) is None
+    assert graphs_of(data).sums([wild], rule_of(SOLVERS["one epoch"])) is None
+    assert graphs_of(data).sums([job(data, 1, 5)], rule_of(eq.solvers.SGD(steps=0))) is None
+    assert graphs_of(data).sums([job(data, 1, 5)], rule_of(eq.solvers.MAML())) is None
 
 
 @on_a_device
@@ -210,7 +215,7 @@ def test_losses(kind, sizes, bias):
 @on_a_device
 def test_losses_that_do_not_fit_are_left_to_others(monkeypatch):
     data = clients()
-    monkeypatch.setattr(span_graphs, "_LOSS_BYTES", 1000)
+    monkeypatch.setattr(linear_rounds, "_LOSS_BYTES", 1000)
     assert graphs_of(data).losses([job(data, 1, 5)]) is None
 
 
@@ -229,21 +234,31 @@ def test_parameters_that_were_changed_in_place_are_copied_again():
 DELTA = {"risk": eq.risk.Superquantile(0.5), "server": eq.server_opt.SGD(lr=0.7)}
 
 
+class ByGraphs:
+    """Starts the simulator with its graphs, in the interpreter, too."""
+
+    def start(self, task, data):
+        self.engine = eq.engines.Simulator(device=DEVICE.type).start(task, data)
+        self.engine.linear_rounds.obstacle = None
+        return self.engine
+
+
 def rounds_in_a_row(data, solver, early, count=5, seeds=(0,), **parts):
     algorithm = eq.Algorithm(solver=solver, **parts)
     setting = set_up(
         eq.models.Softmax(12, 5), data, algorithm, rounds=count, clients_per_round=4, seed=0, loss=None, error=None,
-        engine=eq.engines.Simulator(device=DEVICE.type),
+        engine=ByGraphs(),
     )  # fmt: skip
-    setting.engine.spans.possible = True
-    rounds = SharedRounds([(replace(setting, seed=seed), algorithm) for seed in seeds], [[i] for i in range(len(seeds))])
-    states, reports = [setting.begin(algorithm) for _ in seeds], []
-    assert rounds.early
-    rounds.early = early
+    settings = [replace(setting, seed=seed) for seed in seeds]
+    driver = choose_driver(settings)
+    assert isinstance(driver, RoundsAhead)
+    driver.possible = early
+    states, reports = [one.first_state() for one in settings], []
     for _ in range(count):
-        states, found = zip(*rounds.following(states), strict=True)
+        states, found = zip(*driver(states), strict=True)
+        assert setting.engine.paths_taken == (LinearRounds.name,) or any(report.rejected for report in found)
         reports.append([replace(report, seconds=0.0) for report in found])
-    return states, reports, setting.engine.spans
+    return states, reports, setting.engine.linear_rounds
 
 
 @on_a_device
@@ -267,7 +282,7 @@ def test_rounds_begun_early_have_the_same_bits(sizes, solver, options):
 
 
 @on_a_device
-def test_a_round_begun_early_that_has_to_be_done_with_care():
+def test_a_round_begun_early_that_has_to_be_run_again():
     clean = clients()
     x = clean.train.x.float()
     x[: SIZES[0]] *= 1e30  # the first client's examples
@@ -283,9 +298,9 @@ def test_parameters_are_copied_only_if_they_are_not_there_yet():
     data = clients()
     graphs, asked, solver = graphs_of(data), job(data, 1, 5), SOLVERS["one epoch"]
     start = asked.params.to(DEVICE)
-    first = graphs.begin([replace(asked, params=start)], solver, WeightedMean(), 1.0)
-    second = graphs.begin([replace(asked, params=first.params[0])], solver, WeightedMean(), 1.0)
-    again = graphs.begin([replace(asked, params=start)], solver, WeightedMean(), 1.0)
+    first = graphs.begin([replace(asked, params=start)], rule_of(solver), 1.0)
+    second = graphs.begin([replace(asked, params=first.params[0])], rule_of(solver), 1.0)
+    again = graphs.begin([replace(asked, params=start)], rule_of(solver), 1.0)
     assert len({id(graph) for one in (first, second, again) for graph in one.graphs}) == 3  # nobody's results are lost
     assert torch.equal(first.params[0], again.params[0])
     assert not torch.equal(first.params[0], second.params[0])
@@ -303,12 +318,12 @@ def test_parameters_are_copied_only_if_they_are_not_there_yet():
 def test_tables_of_batches(sizes, solver, dtype):
     data = clients(sizes)
     task = Task.of(eq.models.Softmax(12, 5).to(dtype))
-    worker = Worker(task.to(DEVICE), data, data.train.to(DEVICE))
-    queue = Queue.of([job(data, 1, len(sizes))], solver, worker.clients)
+    place = Workplace(task.to(DEVICE), data, data.train.to(DEVICE))
+    queue = ClientQueue.of([job(data, 1, len(sizes))], rule_of(solver), place.clients)
     cursor = cursor_of(solver, queue.keys, queue.sizes, queue.steps)
-    first = worker.clients.offsets[queue.clients.to(DEVICE)].unsqueeze(1)
-    kind = Kind(len(sizes) + 2, len(cursor.active) + 3, cursor.width, True, 0.0, 0.0, 0.0)
-    plain, by_kernels = (Buffers(worker, kind, stacked_gradients, FULL) for _ in range(2))
+    first = place.clients.offsets[queue.clients.to(DEVICE)].unsqueeze(1)
+    shape = StepShape(len(sizes) + 2, len(cursor.active) + 3, cursor.width, True, SgdRule(0.0, 0.0, 0.0))
+    plain, by_kernels = (StepBuffers(place, shape, stacked_gradients) for _ in range(2))
     plain._tables(cursor, first, 0.3)
     for table in (by_kernels.rows, by_kernels.shares, by_kernels.rates):
         table.fill_(1)  # of an earlier round
@@ -322,15 +337,6 @@ def test_tables_of_batches(sizes, solver, dtype):
     assert int(by_kernels.rows[:count].max()) < sum(sizes)
 
 
-class ByGraphs:
-    """Starts the simulator with its graphs, in the interpreter, too."""
-
-    def start(self, task, data):
-        self.engine = eq.engines.Simulator(device=DEVICE.type).start(task, data)
-        self.engine.spans.possible = True
-        return self.engine
-
-
 @on_a_device
 @pytest.mark.parametrize("server", [eq.server_opt.SGD(lr=0.7), eq.server_opt.Momentum()])
 @pytest.mark.parametrize("risk", [eq.risk.Mean(), eq.risk.Superquantile(0.5), eq.risk.QFair(1.0)])
@@ -339,7 +345,7 @@ def test_several_seeds_are_the_runs_one_by_one(risk, server):
     common = {"rounds": 4, "clients_per_round": 3, "progress": False}
     engine = ByGraphs()
     together = eq.train_many(eq.models.Softmax(12, 5), data, algorithm, seeds=3, engine=engine, **common).results["run"]
-    in_graphs = any(shape.server is not None for shape in engine.engine.spans.graphs)
+    in_graphs = any(shape.server is not None for shape in engine.engine.linear_rounds.graphs)
     assert in_graphs == (type(server) is eq.server_opt.SGD and not isinstance(risk, eq.risk.QFair))
     for seed, found in enumerate(together):
         wanted = eq.train(eq.models.Softmax(12, 5), data, algorithm, seed=seed, engine="loop", **common)

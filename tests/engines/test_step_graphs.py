@@ -7,18 +7,19 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
+from taken import everyone
 
 import equipoise as eq
 from equipoise.core.task import Task
 from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop
-from equipoise.engines.simulator.batched_steps import stacked_gradients
 from equipoise.engines.simulator.calibration import Choice
-from equipoise.engines.simulator.chunks import steps_of
-from equipoise.engines.simulator.cuda.client_graph import padded
+from equipoise.engines.simulator.client_queue import ClientQueue
+from equipoise.engines.simulator.cuda.graph_capacity import rounded_up
 from equipoise.engines.simulator.cuda.step_graphs import StepGraphs
 from equipoise.engines.simulator.engine import SimulatorEngine
-from equipoise.engines.simulator.precision import FULL
+from equipoise.engines.simulator.local_rule import LocalRule, steps_one_by_one
+from equipoise.engines.simulator.local_work import ChunkWork
 from made_clients import make_clients
 
 SOLVERS = {
@@ -33,9 +34,8 @@ SOLVERS = {
 
 def replaying(task, data, chunk=None):
     engine = SimulatorEngine(task, data, torch.device("cpu"), Choice(chunk, 1))
-    graphs = StepGraphs(engine.workers.own, stacked_gradients, FULL)
-    graphs.possible = True
-    engine.workers.own = replace(engine.workers.own, graphs=graphs)
+    graphs = engine.workers.own.path(StepGraphs.name)
+    graphs.obstacle = None  # on a CPU, too, where nothing is captured
     return engine, graphs
 
 
@@ -54,30 +54,40 @@ def test_replayed_steps_agree_with_the_loop(name):
             found, wanted = (e.updates(params, cohort, solver) for e in (engine, Loop().start(task, data)))
             torch.testing.assert_close(found.update, wanted.update, rtol=1e-8, atol=1e-11)
             torch.testing.assert_close(found.losses, wanted.losses, rtol=1e-9, atol=1e-11, equal_nan=True)
+            assert engine.paths_taken == ("step graphs",)
         assert graphs.computed >= graphs.useful > 0
 
 
-def test_work_of_another_kind_is_left_to_the_general_path():
+@pytest.mark.parametrize(
+    ("solver", "own", "reason"),
+    [
+        (eq.solvers.MAML(), False, "the steps of MAML are not those of SGD"),
+        (eq.solvers.SGD(), True, "clients have models of their own"),
+        (eq.solvers.SGD(), False, None),
+    ],
+)
+def test_work_of_another_kind_is_left_to_the_general_path(solver, own, reason):
     data = FederatedData(make_clients([7, 20]))
-    task = Task.of(eq.models.Softmax(4, 3).double())
-    _, graphs = replaying(task, data)
-    engine, _ = replaying(task, data)
-    orders = engine._orders([eq.types.Job(torch.zeros(15), _everyone(2), _everyone(2).weights)], eq.solvers.MAML())
-    starts = orders[0].queue.starts()
-    assert not graphs.fit(eq.solvers.MAML(), starts, object())
-    assert not graphs.fit(eq.solvers.SGD(), replace(starts, each_its_own=True), object())
+    _, graphs = replaying(Task.of(eq.models.Softmax(4, 3).double()), data)
+    assert graphs.supports_rule(LocalRule.of(solver, 0.1, own)) == reason
 
 
-def _everyone(count):
-    alpha = torch.full((count,), 1 / count, dtype=torch.float64)
-    return eq.sampling.Full()(0, alpha, clients_per_round=count, seed=0)
+def test_too_many_batches_for_one_table_are_left_to_others(monkeypatch):
+    data, solver = FederatedData(make_clients([7, 20])), eq.solvers.SGD(batch_size=3)
+    engine, graphs = replaying(Task.of(eq.models.Softmax(4, 3).double()), data)
+    rule, cohort = LocalRule.of(solver, 0.1), everyone(2)
+    queue = ClientQueue.of([eq.types.Job(torch.zeros(15), cohort, cohort.weights)], rule, data.train)
+    worker = engine.workers.own
+    assert graphs.supports(ChunkWork(worker, queue, rule, worker.space)) is None
+    monkeypatch.setattr("equipoise.solvers.batches.TABLE", 10)
+    assert "too many for one table" in graphs.supports(ChunkWork(worker, queue, rule, worker.space))
 
 
 @given(st.integers(1, 5000), st.sampled_from([1, 4]))
 def test_padding_is_small_and_never_negative(count, least):
-    assert count <= padded(count, least) <= max(count + least, 1.07 * count)
-    assert padded(count, least) % least == 0
-    assert padded(padded(count, least), least) == padded(count, least)
+    assert count <= rounded_up(count, least) <= max(count + least, 1.07 * count)
+    assert rounded_up(count, least) % least == 0
+    assert rounded_up(rounded_up(count, least), least) == rounded_up(count, least)
 
 
 @pytest.mark.parametrize("solver", SOLVERS.values(), ids=SOLVERS)
@@ -86,7 +96,8 @@ def test_steps_of_many_clients_are_those_of_each(solver):
     for effort in (None, np.array([0, 1, 2, 1, 0, 5])):
         each = [solver.local_steps(int(n), None if effort is None else int(e)) for n, e in
                 zip(sizes, sizes if effort is None else effort, strict=True)]  # fmt: skip
-        assert steps_of(solver, sizes, effort).tolist() == each
+        assert LocalRule.of(solver, 0.1).steps_each(sizes, effort).tolist() == each
+        assert steps_one_by_one(solver, sizes, effort).tolist() == each
 
 
 def test_several_models_in_one_replayed_chunk():
@@ -103,6 +114,7 @@ def test_several_models_in_one_replayed_chunk():
         )
     found = engine.summed_updates(jobs, solver, eq.aggregators.WeightedMean())
     wanted = Loop().start(task, data).summed_updates(jobs, solver, eq.aggregators.WeightedMean())
+    assert engine.paths_taken == ("step graphs",)
     assert graphs.computed > 0
     for one, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(one.update, other.update, rtol=1e-8, atol=1e-11)

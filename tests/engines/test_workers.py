@@ -16,7 +16,8 @@ from equipoise.core.task import Task
 from equipoise.data.clients import FederatedData
 from equipoise.engines import Simulator
 from equipoise.engines.simulator import scoring
-from equipoise.engines.simulator.workers import Shared, Worker, Workers, can_fork, one_thread
+from equipoise.engines.simulator.local_work import Worker, Workplace
+from equipoise.engines.simulator.workers import SharedMessages, Workers, can_fork, one_thread
 from equipoise.testing import check_engine
 from made_clients import make_clients
 
@@ -24,7 +25,7 @@ pytestmark = pytest.mark.skipif(not can_fork(), reason="this system has no safe 
 
 
 def one(data):
-    return Worker(Task.of(eq.models.Softmax(4, 3)), data, data.train)
+    return Worker(Workplace(Task.of(eq.models.Softmax(4, 3)), data, data.train))
 
 
 def where_and_twice(worker, part):
@@ -115,7 +116,7 @@ class Letter:
 
 
 def test_messages_keep_values_types_and_shapes():
-    shared = Shared()
+    shared = SharedMessages()
     letter = Letter("a", torch.arange(12.0).view(3, 4).t(), (torch.tensor(True), [torch.tensor([], dtype=torch.int64), 7]))
     found = shared.loads(shared.dumps(letter))
     assert found.name == "a"
@@ -130,7 +131,7 @@ def test_messages_keep_values_types_and_shapes():
 @pytest.mark.parametrize("count", [1, 1000, 5000])  # with the message, or through the shared memory
 @pytest.mark.parametrize("dtype", [torch.int64, torch.float64, torch.float32, torch.float16, torch.uint8])
 def test_tensors_of_any_length_arrive_and_can_be_written_to(count, dtype):
-    shared = Shared()
+    shared = SharedMessages()
     sent = [(torch.arange(2 * count) % 251).to(dtype)[::2], torch.full((count, 2), 3, dtype=dtype)]
     found = shared.loads(shared.dumps(sent))
     for one, other in zip(found, sent, strict=True):
@@ -192,10 +193,11 @@ def test_a_networks_gradients_work_in_other_processes():
 def test_a_killed_run_leaves_no_process_behind():
     script = """
         import os, torch, equipoise as eq
-        from equipoise.engines.workers import Worker, Workers
-        from equipoise.task import Task
+        from equipoise.core.task import Task
+        from equipoise.engines.simulator.local_work import Worker, Workplace
+        from equipoise.engines.simulator.workers import Workers
         data = eq.data.label_shift(train_clients=4, validation_clients=1, test_clients=1, seed=0)
-        workers = Workers(Worker(Task.of(eq.models.Softmax(data.features, data.classes)), data, data.train), 3)
+        workers = Workers(Worker(Workplace(Task.of(eq.models.Softmax(data.features, data.classes)), data, data.train)), 3)
         workers._started()
         print(*[process.process.pid for process in workers._others], flush=True)
         import time; time.sleep(60)
@@ -244,10 +246,10 @@ def test_a_round_beside_other_processes_is_quiet_and_threads_come_back(ragged):
     torch.set_num_threads(2)
     try:
         engine = Simulator(workers=2).start(Task.of(eq.models.Softmax(4, 3)), ragged)
-        with engine.in_round():
+        with engine.round_context():
             assert torch.get_num_threads() == 1
         assert torch.get_num_threads() == 2
-        with Simulator(workers=1).start(Task.of(eq.models.Softmax(4, 3)), ragged).in_round():
+        with Simulator(workers=1).start(Task.of(eq.models.Softmax(4, 3)), ragged).round_context():
             assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
