@@ -23,15 +23,55 @@ READS_ABILITIES = "equipoise.core.abilities"  # the one module that asks parts w
 VALIDATES = "equipoise.algorithm"  # refuses parts that are wrong together
 
 # Questions about values that are no parts of an algorithm: module → expressions, each with its reason.
-NOT_PARTS: dict[str, dict[str, str]] = {}
+NOT_PARTS = {
+    "equipoise.core.equality": {"hasattr(value, '__dict__')": "attributes of a module"},
+    "equipoise.core.files": {"getattr(failure, 'strerror', None)": "an error of the system"},
+    "equipoise.core.numbers": {"hasattr(values, 'tolist')": "an array, a tensor or a list"},
+    "equipoise.core.task": {
+        "getattr(self.module, 'loss', None)": "a model may have its own loss",
+        "getattr(self.module, 'error', None)": "a model may have its own error",
+        "getattr(self.module, 'classes', None)": "a model may know its classes",
+        "getattr(layer, 'num_features', 'channels')": "a layer of a model, for a message",
+    },
+    "equipoise.data.convert": {"hasattr(client, 'tolist')": "an array or a list"},
+    "equipoise.engines.simulator.cpu.convnet_gradients": {"getattr(_held, 'space', None)": "memory of a thread"},
+    "equipoise.engines.simulator.cuda.kernels.convnet_kernels": {"getattr(programs, name, None)": "a module's function"},
+    "equipoise.engines.simulator.linear_blocks": {"getattr(task.loss, '__self__', None)": "whose method a loss is"},
+    "equipoise.engines.simulator.workers": {"getattr(mmap, 'MAP_NORESERVE', 16384)": "a flag of the system"},
+    "equipoise.observers": {"getattr(member, event, lambda *_: None)": "an observer fills in what it needs"},
+    "equipoise.optim.gradients": {
+        "getattr(model, 'loss', None)": "a model may have its own loss",
+        "getattr(model, 'bias', None)": "a parameter of a model",
+        "getattr(layer, 'num_features', 'channels')": "a layer of a model, for a message",
+    },
+    "equipoise.personal.regularise": {"getattr(loss, '__name__', type(loss).__name__)": "a function's name, for a message"},
+    "equipoise.runs.checkpoint": {
+        "getattr(setting.task.loss, '__qualname__', type(setting.task.loss).__name__)": "a function's name",
+        "getattr(state_class, step, None)": "a class in a module, by name",
+    },
+    "equipoise.runs.setup": {"getattr(maker, '__name__', maker)": "a function's name, for a message"},
+    "equipoise.tilted.estimators": {"getattr(estimator, '_warm', None)": "whether an estimator was fitted before"},
+    "equipoise.tilted.hierarchy": {
+        "hasattr(groups, '__array__')": "labels as an array or a list",
+        "hasattr(each, '__array__')": "labels as an array or a list",
+        "getattr(each, 'ndim', 1)": "labels as an array or a list",
+    },
+}
 
 # Modules and classes that have one name because they are one idea in two places.
-SAME_IDEA: dict[str, str] = {}
+SAME_IDEA = {
+    "attacks": "attacks, and their checks",
+    "figures": "one figure on the page, and for a paper",
+    "AdaDPS": "the method among clients, and as an optimiser",
+    "SGD": "the step of a client, and of the server",
+    "Uniform": "alike for all: clients that are drawn, iterates that are averaged",
+}
 
 
 def concrete_parts() -> set[str]:
     """The names of all classes that an algorithm can be made of, and of the engines."""
-    names = {part.target.__name__ for kind in catalog.kinds() for part in catalog.parts(kind)}
+    kinds = [kind for kind in catalog.kinds() if kind not in ("data", "model")]
+    names = {part.target.__name__ for kind in kinds for part in catalog.parts(kind)}
     return names | {"LoopEngine", "SimulatorEngine", "FlowerEngine", "Loop", "Simulator"}
 
 
@@ -164,7 +204,7 @@ def test_one_name_is_one_thing():
     assert set(SAME_IDEA) <= set(twice), "these are no longer there twice"
 
 
-# ----------------------------------------------------------------------------------------------------------- one round, four files
+# --------------------------------------------------------------------------------------------------------- one round, four files
 
 
 class Watched(nn.Module):
@@ -185,6 +225,7 @@ HELPERS = {  # small pure helpers that a round of the loop engine passes through
     "equipoise.types",  # the values that are passed on
     "equipoise.errors",  # checks of arguments
     "equipoise.core.abilities",
+    "equipoise.core.devices",
     "equipoise.core.numbers",
     "equipoise.core.params",
     "equipoise.core.rng",

@@ -255,6 +255,7 @@ class SolverTraits:
     local_steps_each: Callable[..., Any] | None = field(default=None, metadata=OWN)  # `local_steps` of many clients, as arrays
     prox: float = 0.0  # μ of a proximal term
     with_prox: Callable[[float], LocalSolver] | None = None  # the solver with another μ
+    with_epochs: Callable[[int], LocalSolver] | None = None  # the solver with another number of passes over the data
     for_own_model: Callable[[], LocalSolver] | None = None  # the solver for a client's own model
     repeats: int = 1  # for how many steps in a row a batch is used
     split: float | None = None  # the share of a client's examples that all steps but the last see

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor
 
+from equipoise.core.abilities import solver_traits
 from equipoise.errors import Diverged, IncompatibleParts, InvalidParameter, is_number, require
 from equipoise.models.linear import LinearModel
 from equipoise.personal.context import PersonalContext
-from equipoise.personal.ditto import check_solver, own_solver, refuse_unfit_solver
-from equipoise.sampling import Full, Uniform
-from equipoise.solvers.sgd import SGD
+from equipoise.personal.ditto import check_own_solver, own_solver, refuse_unfit_solver
 from equipoise.types import Cohort, LocalSolver, Pull
 
 if TYPE_CHECKING:
@@ -43,13 +42,13 @@ def raised(spread: Tensor, floor: float) -> Tensor:
     if not bool(spread.max() > 0):
         return torch.ones_like(spread)
     falling = spread.sort(descending=True).values
-    free = torch.arange(1, count + 1, dtype=spread.dtype)  # if so many are above the floor …
+    free = torch.arange(1, count + 1, dtype=spread.dtype)  # if this number of values are above the floor …
     scale = (count - (count - free) * floor) / falling.cumsum(0)  # … this is t
     above = int((scale * falling >= floor).sum())  # in exact arithmetic one at least
     return (scale[max(above, 1) - 1] * spread).clamp(min=floor)
 
 
-def pull_of(models: Tensor, relation: Tensor, strength: float, l2: float) -> Pull | None:
+def regulariser_pull(models: Tensor, relation: Tensor, strength: float, l2: float) -> Pull | None:
     """The regulariser's pull on each of the models V (n, D) while the others stand still; None if there is none.
 
     The gradient of (λ/2) tr(Ω⁻¹ V Vᵀ) at V is λ Ω⁻¹V. Clients that all go down this quadratic at once may together overshoot;
@@ -94,30 +93,32 @@ class Mocha:
             value = getattr(self, name)
             require(is_number(value) and 0 <= value < math.inf, name, "must be a number ≥ 0", value)
         require(is_number(self.floor) and 0 < self.floor <= 1, "floor", "must lie in (0, 1]", self.floor)
-        check_solver(self.solver)
+        check_own_solver(self.solver)
 
     def check(self, algorithm: Algorithm) -> None:
         """Refuse samplers that leave clients out, and steps that may leap over what pulls."""
-        if not isinstance(algorithm.sampler, Full):
+        if not algorithm.traits.sampler.everyone:
             raise IncompatibleParts(
-                f"{self!r} relates every client to every other in each round, but {algorithm.sampler or Uniform()!r} leaves "
-                "clients out.",
+                f"{self!r} relates every client to every other in each round, but {algorithm.drawn_by!r} leaves clients out.",
                 "Add sampler=sampling.Full(); with many clients use personal.Ditto() or personal.L2SGD().",
             )
         refuse_unfit_solver(self, algorithm)
         solver = own_solver(self.solver, algorithm.solver)
-        if isinstance(solver, SGD):
-            fast = solver.lr * (self.strength / self.floor + self.l2)
+        if solver_traits(solver).for_own_model is not None:
+            lr = solver.learning_rate(0)
+            fast = lr * (self.strength / self.floor + self.l2)
             require(
                 fast <= 1, "strength", "(strength / floor + l2) · the learning rate must not exceed 1, or models may diverge",
-                f"({self.strength:g} / {self.floor:g} + {self.l2:g}) · {solver.lr:g} = {fast:g}",
+                f"({self.strength:g} / {self.floor:g} + {self.l2:g}) · {lr:g} = {fast:g}",
                 "Lower strength, raise floor, or give solver=SGD(…) a smaller lr.",
             )  # fmt: skip
 
     def width(self, dimension: int) -> int:
+        """A client keeps its model, D numbers."""
         return dimension
 
     def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
+        """Every client starts from w^0, and Ω (n, n) from the identity; refuses models that are not linear."""
         module = context.task.module
         if not isinstance(module, LinearModel):
             raise InvalidParameter(
@@ -129,7 +130,8 @@ class Mocha:
     def work(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
     ) -> tuple[Tensor, Any]:
-        pull = pull_of(rows, shared, self.strength, self.l2)
+        """All models (n, D) after local steps under the regulariser, and the best Ω (n, n) for them."""
+        pull = regulariser_pull(rows, shared, self.strength, self.l2)
         after = context.engine.own_steps(rows, context.own_stream(cohort), own_solver(self.solver, solver), pull)
         lost = ~torch.isfinite(after).all(1).cpu()
         if bool(lost.any()):  # it would take all others along
@@ -139,4 +141,5 @@ class Mocha:
     def models(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
     ) -> Tensor:
+        """The models (K, D) that clients keep."""
         return rows

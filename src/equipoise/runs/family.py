@@ -22,7 +22,7 @@ from equipoise.core.numbers import plain_values
 from equipoise.core.task import PerExample
 from equipoise.data.clients import ClientSet
 from equipoise.data.splits import split_examples
-from equipoise.errors import Diverged, EquipoiseNotice, InvalidData, InvalidParameter, is_number, require
+from equipoise.errors import Diverged, EquipoiseNotice, InvalidData, InvalidParameter, ObserverFailed, is_number, require
 from equipoise.observers import History
 from equipoise.result import ClientTable, Result
 from equipoise.risk import QFair, Superquantile, Tilted
@@ -247,12 +247,18 @@ def train_family(
         engine=engine, name=names[0],
     )  # fmt: skip
     settings = [first.with_algorithm(member, name) for member, name in zip(algorithms, names, strict=True)]
+
+    def by_value(results: Sequence[Result | Diverged]) -> dict[float, Result]:
+        return {value: result for value, result in zip(members, results, strict=True) if isinstance(result, Result)}
+
     try:
-        results = train_runs(settings, watch, f"family of {len(members)}", stop_at_failure=True)
+        trained = by_value(train_runs(settings, watch, f"family of {len(members)}", stop_at_failure=True))
     except Diverged as failure:
         failure.add_note(f"This was the member with {failure.run}.")
         raise
-    trained = {value: result for value, result in zip(members, results, strict=True) if isinstance(result, Result)}
+    except ObserverFailed as failure:
+        failure.finished = failure.finished and Family(knob, by_value(failure.finished), first)
+        raise
     texts = [text for r in trained.values() for text in divergence(first, r, f"the member with {r.name}")]
     texts += rejected_updates(report for result in trained.values() for report in result.history.rounds)
     for text in texts:

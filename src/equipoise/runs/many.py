@@ -21,10 +21,11 @@ from equipoise.core.equality import same_but_for_training, same_part
 from equipoise.core.numbers import plain_values
 from equipoise.core.task import PerExample, Task
 from equipoise.data.clients import FederatedData
-from equipoise.errors import Diverged, EquipoiseError, EquipoiseNotice, is_whole, require
+from equipoise.errors import Diverged, EquipoiseError, EquipoiseNotice, ObserverFailed, is_whole, require
 from equipoise.report.text.phrases import listed
 from equipoise.result import Result
 from equipoise.round import grouped
+from equipoise.runs.checkpoint import Checkpoints
 from equipoise.runs.health import notices
 from equipoise.runs.setup import (
     DataOrMaker,
@@ -55,7 +56,7 @@ class SharedEngine:
 
 
 @dataclass(frozen=True, eq=False)
-class PlannedRun:
+class SeededRun:
     """A run to be made: an algorithm with a seed, and the model and data of that seed."""
 
     name: str
@@ -67,7 +68,7 @@ class PlannedRun:
     def __str__(self) -> str:
         return f"method {self.name!r} with seed {self.seed}"
 
-    def label(self, planned: Sequence[PlannedRun]) -> str:
+    def label(self, planned: Sequence[SeededRun]) -> str:
         """What observers call the run: the method's name, and the seed where there are several."""
         return self.name if len({run.seed for run in planned}) == 1 else f"{self.name}, seed {self.seed}"
 
@@ -97,7 +98,7 @@ class PlannedRun:
             return "the solver prepares every round"
         return None if algorithm.aggregator.linear else "the aggregator is not linear"
 
-    def goes_with(self, other: PlannedRun) -> bool:
+    def goes_with(self, other: SeededRun) -> bool:
         """Whether both runs' clients can work in one call."""
         return (
             self.alone_because is None
@@ -107,7 +108,7 @@ class PlannedRun:
             and self.served_with(other)
         )
 
-    def served_with(self, other: PlannedRun) -> bool:
+    def served_with(self, other: SeededRun) -> bool:
         """Whether one engine serves both runs."""
         return self.data is other.data and same_but_for_training(self.model, other.model)
 
@@ -126,7 +127,7 @@ def train_many(
     evaluate_every: int | None = None,
     observers: Sequence[Observer] = (),
     progress: bool | None = None,
-    checkpoint: str | Path | None = None,
+    checkpoint: Checkpoints | str | Path | None = None,
 ) -> Comparison:
     """Train with several seeds (`seeds=5` means 0 … 4), and perhaps several algorithms by name, in one batched run.
 
@@ -144,7 +145,7 @@ def train_many(
 
     Source: ours.
     """
-    watch = Watching(evaluate_every, observers, progress)
+    watch = Watching(evaluate_every, observers, progress, checkpoint)
     planned = plan_runs(model, data, named_algorithms(algorithms), chosen_seeds(seeds))
     groups = grouped(range(len(planned)), lambda i, j: planned[i].goes_with(planned[j]))
     if (text := notice_about_single_runs(planned, groups)) is not None:
@@ -164,9 +165,14 @@ def train_many(
                 apart = settings[0].engine_traits.network is not None  # there a round may be tried again, for one run at a time
                 for part in [[i] for i in range(len(runs))] if apart else [range(len(runs))]:
                     files += 1
-                    saving = replace(watch, checkpoint=numbered(checkpoint, files))
-                    results = train_planned([runs[i] for i in part], [settings[i] for i in part], saving)
-                    ended |= zip([group[i] for i in part], results, strict=True)
+                    saving = replace(watch, checkpoint=numbered(watch.saving, files))
+                    numbers = [group[i] for i in part]
+                    try:
+                        results = train_planned([runs[i] for i in part], [settings[i] for i in part], saving)
+                    except ObserverFailed as failure:  # perhaps at the end of runs that are finished
+                        ended |= zip(numbers, failure.finished or (), strict=False)
+                        raise
+                    ended |= zip(numbers, results, strict=True)
                 for number, setting in zip(group, settings, strict=True):
                     if isinstance(result := ended[number], Result):
                         who = "the run" if len(group) == 1 else str(planned[number])
@@ -180,27 +186,24 @@ def train_many(
     return comparison_of(planned, ended)
 
 
-def train_planned(runs: Sequence[PlannedRun], settings: Sequence[Setting], watch: Watching) -> list[Result | Diverged]:
-    """The results of runs that share their rounds, or of a single one, under the names of their methods."""
-    if len(runs) == 1:
-        with runs[0].named_in_errors():
-            results = train_runs(settings, watch, runs[0].name)
-    else:
-        results = train_runs(settings, watch, f"{len(runs)} runs")
-    return [
-        replace(result, name=run.name) if isinstance(result, Result) else result
-        for run, result in zip(runs, results, strict=True)
-    ]
+def train_planned(runs: Sequence[SeededRun], settings: Sequence[Setting], watch: Watching) -> list[Result | Diverged]:
+    """The results of runs that share their rounds, or of a single one, which is named in errors."""
+    if len(runs) > 1:
+        return train_runs(settings, watch, f"{len(runs)} runs")
+    with runs[0].named_in_errors():
+        return train_runs(settings, watch, runs[0].name)
 
 
-def numbered(file: str | Path | None, number: int) -> Path | None:
-    """The checkpoint file of a group: the first has the given name, later ones a number in it.
+def numbered(saving: Checkpoints | None, number: int) -> Checkpoints | None:
+    """The checkpoint of a group: the first has the given file, later ones a number in its name.
 
-    >>> numbered("many.ckpt", 1).name, numbered("many.ckpt", 2).name
-    ('many.ckpt', 'many-2.ckpt')
+    >>> numbered(Checkpoints("many.ckpt"), 2).path.name
+    'many-2.ckpt'
     """
-    path = Path(file) if file is not None else None
-    return path if path is None or number == 1 else path.with_name(f"{path.stem}-{number}{path.suffix}")
+    if saving is None or number == 1:
+        return saving
+    path = saving.path
+    return Checkpoints(path.with_name(f"{path.stem}-{number}{path.suffix}"), every=saving.every)
 
 
 def named_algorithms(algorithms: Algorithm | Mapping[str, Algorithm] | None) -> dict[str, Algorithm]:
@@ -226,7 +229,7 @@ def chosen_seeds(seeds: object) -> list[int]:
 
 def plan_runs(
     model: ModelOrMaker, data: DataOrMaker, algorithms: Mapping[str, Algorithm], seeds: Sequence[int]
-) -> list[PlannedRun]:
+) -> list[SeededRun]:
     """Every algorithm with every seed; the model and the data of a seed are made once. Data with equal content are one."""
     refuse_swapped(model, data, "train_many")
     known: dict[tuple[str, ...], FederatedData] = {}
@@ -235,11 +238,11 @@ def plan_runs(
         start, clients = build(model, seed, nn.Module, "model"), build(data, seed, FederatedData, "data")
         if clients is not data and clients.attack is None:  # attacks need not be comparable
             clients = known.setdefault((clients.name, str(clients.classes), clients.fingerprint), clients)
-        runs += [PlannedRun(name, algorithm, seed, start, clients) for name, algorithm in algorithms.items()]
+        runs += [SeededRun(name, algorithm, seed, start, clients) for name, algorithm in algorithms.items()]
     return runs
 
 
-def notice_about_single_runs(planned: Sequence[PlannedRun], groups: Sequence[Sequence[int]]) -> str | None:
+def notice_about_single_runs(planned: Sequence[SeededRun], groups: Sequence[Sequence[int]]) -> str | None:
     """Which runs are not trained together with others, and why; None if there are none, or there is one run only."""
     alone = [planned[group[0]] for group in groups if len(group) == 1]
     if not alone or len(planned) == 1:
@@ -253,16 +256,16 @@ def notice_about_single_runs(planned: Sequence[PlannedRun], groups: Sequence[Seq
     return f"{count} of the {len(planned)} runs can be trained together. One by one, with the same results, go: {because}."
 
 
-def comparison_of(planned: Sequence[PlannedRun], ended: Mapping[int, Result | Diverged]) -> Comparison:
-    """The runs that ended well, by method, in the order of their seeds."""
+def comparison_of(planned: Sequence[SeededRun], ended: Mapping[int, Result | Diverged]) -> Comparison:
+    """The runs that ended well, by method and under its name, in the order of their seeds."""
     results: dict[str, list[Result]] = {}
     for number, run in enumerate(planned):
         if isinstance(result := ended.get(number), Result):
-            results.setdefault(run.name, []).append(result)
+            results.setdefault(run.name, []).append(replace(result, name=run.name))
     return Comparison(results)
 
 
-def stop_if_any_diverged(planned: Sequence[PlannedRun], ended: Mapping[int, Result | Diverged]) -> None:
+def stop_if_any_diverged(planned: Sequence[SeededRun], ended: Mapping[int, Result | Diverged]) -> None:
     """Raise the first error of a run that diverged, after the others have ended; it names all of them."""
     failures = {number: run for number, run in sorted(ended.items()) if isinstance(run, Diverged)}
     if not failures:

@@ -122,6 +122,10 @@ class SGD:
         """The solver with another μ."""
         return replace(self, prox=prox)
 
+    def with_epochs(self, epochs: int) -> SGD:
+        """The solver with another number of passes over a client's data."""
+        return replace(self, epochs=epochs, steps=None)
+
     def for_own_model(self) -> SGD:
         """The solver for a client's own model: without stragglers, and without FedProx's term."""
         return replace(self, straggler_share=0.0, prox=0.0)
