@@ -36,7 +36,7 @@ import equipoise as eq
 from equipoise.core.rng import generator
 from equipoise.data.partition import by_classes, to_clients
 from equipoise.errors import Diverged, EquipoiseNotice
-from equipoise.personal.ditto import STRONG_ATTACK, USUAL
+from equipoise.personal.ditto import STRENGTHS_UNDER_ATTACK, USUAL_STRENGTHS
 from equipoise.result import ClientTable, Result
 from equipoise.types import Aggregator, Attack
 
@@ -154,7 +154,9 @@ class Bench:
             solver=eq.solvers.SGD(lr=0.05, batch_size=16), weights="uniform", sampler=eq.sampling.Full() if everyone else None
         )
         self.ditto = (
-            eq.personal.Ditto(0.1, choices=STRONG_ATTACK) if job.column.strong else eq.personal.Ditto(1.0, choices=USUAL)
+            eq.personal.Ditto(0.1, choices=STRENGTHS_UNDER_ATTACK)
+            if job.column.strong
+            else eq.personal.Ditto(1.0, choices=USUAL_STRENGTHS)
         )
         self.global_model: nn.Module | None = None
         self.found: dict[str, dict[str, Any]] = {}
@@ -387,7 +389,11 @@ def why(table: Table, title: str) -> str:
 def time_ratio(job: Job) -> dict[str, float]:
     """Median seconds of a round: plain, with one λ of Ditto, with three."""
     bench = Bench(replace(job, column=COLUMNS[0]))
-    methods = {"plain": None, "Ditto, one λ": eq.personal.Ditto(1.0), "Ditto, three λ": eq.personal.Ditto(1.0, choices=USUAL)}
+    methods = {
+        "plain": None,
+        "Ditto, one λ": eq.personal.Ditto(1.0),
+        "Ditto, three λ": eq.personal.Ditto(1.0, choices=USUAL_STRENGTHS),
+    }
     seconds = {}
     for name, method in methods.items():
         run = bench.train(replace(bench.base, personal=method), rounds=15)

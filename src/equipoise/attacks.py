@@ -23,8 +23,8 @@ from equipoise.types import Attack
 
 
 @dataclass(frozen=True, eq=False)
-class Sent:
-    """What an attack on updates may go by: the updates that honest work would give, and the round."""
+class SentUpdates:
+    """What malicious clients would send after honest work, and what else an attack on updates may use."""
 
     updates: Tensor  # (k, D) of the malicious clients
     keys: Tensor  # (k,) int64, a random stream for each of them in this round
@@ -72,7 +72,7 @@ def corrupted(data: FederatedData, updates: Tensor, clients: Tensor, keys: Tenso
     bad = torch.tensor([data.train.ids[i] in data.malicious for i in clients.tolist()], device=updates.device)
     if not bool(bad.any()):
         return updates
-    sent = corrupt(Sent(updates[bad], keys[bad.to(keys.device)], cohort))
+    sent = corrupt(SentUpdates(updates[bad], keys[bad.to(keys.device)], cohort))
     good = isinstance(sent, Tensor) and sent.shape == updates[bad].shape
     changed = updates.clone()
     changed[bad] = sent.to(updates) if good else math.nan
@@ -88,7 +88,7 @@ def normal_noise(keys: Tensor, count: int) -> Tensor:
     return torch.cat([radius * turn.cos(), radius * turn.sin()], 1)[:, :count]
 
 
-def poisoned_labels(clients: ClientSet, chosen: tuple[str, ...], classes: int, seed: int) -> ClientSet:
+def poison_labels(clients: ClientSet, chosen: tuple[str, ...], classes: int, seed: int) -> ClientSet:
     """The clients with the labels of the chosen ones poisoned: flipped where there are two classes, else uniformly random."""
     if clients.y.is_floating_point() or clients.y.dim() != 1 or classes < 2:
         raise InvalidData("Label poisoning needs one class per example; these targets are numbers or sequences.")
@@ -125,7 +125,8 @@ class LabelPoisoning:
         _check(self)
 
     def poison(self, clients: ClientSet, chosen: tuple[str, ...], classes: int) -> ClientSet:
-        return poisoned_labels(clients, chosen, classes, self.seed)
+        """The training clients with the labels of the chosen ones flipped or drawn at random."""
+        return poison_labels(clients, chosen, classes, self.seed)
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,8 @@ class RandomUpdates:
         good = is_number(self.scale) and 0 <= self.scale < math.inf
         require(good, "scale", "must be a number ≥ 0", self.scale)
 
-    def corrupt(self, sent: Sent) -> Tensor:
+    def corrupt(self, sent: SentUpdates) -> Tensor:
+        """Gaussian noise (k, D) in place of the updates, scaled to the spread of each."""
         spread = sent.updates.double().std(1, correction=0, keepdim=True) * self.scale
         keys = rng.client_keys(rng.stream_key(self.seed, "random updates"), sent.keys)
         return spread * normal_noise(keys, sent.updates.shape[1])
@@ -175,8 +177,10 @@ class ModelReplacement:
         require(good, "factor", "must be a positive number, or None for the size of the cohort", self.factor)
 
     def poison(self, clients: ClientSet, chosen: tuple[str, ...], classes: int) -> ClientSet:
-        return poisoned_labels(clients, chosen, classes, self.seed) if self.update == "poisoned" else clients
+        """The training clients, with poisoned labels of the chosen ones if these are what is scaled."""
+        return poison_labels(clients, chosen, classes, self.seed) if self.update == "poisoned" else clients
 
-    def corrupt(self, sent: Sent) -> Tensor:
+    def corrupt(self, sent: SentUpdates) -> Tensor:
+        """The updates (k, D) times the size of the cohort, or times `factor`; negated if asked for."""
         factor = float(self.factor if self.factor is not None else sent.cohort)
         return sent.updates * (-factor if self.update == "negated" else factor)

@@ -33,7 +33,7 @@ def _begin(params: Tensor, count: int) -> State:
     return params.to(torch.float64, copy=True), count
 
 
-def _moved(state: State, params: Tensor, rate: float) -> State:
+def _move_average(state: State, params: Tensor, rate: float) -> State:
     mean, count = state[0], state[1] + 1
     return torch.lerp(mean, params.to(mean.dtype), newest_share(rate, count)), count
 
@@ -73,7 +73,7 @@ class Uniform:
 
     def update(self, params: Tensor, state: State) -> State:
         """The mean with one more iterate."""
-        return _moved(state, params, 0.0)
+        return _move_average(state, params, 0.0)
 
     def iterate(self, params: Tensor, state: State) -> Tensor:
         """The mean, in the type of the parameters."""
@@ -109,7 +109,7 @@ class Geometric:
 
     def update(self, params: Tensor, state: State) -> State:
         """The mean with one more iterate."""
-        return _moved(state, params, self.rate)
+        return _move_average(state, params, self.rate)
 
     def iterate(self, params: Tensor, state: State) -> Tensor:
         """The mean, in the type of the parameters."""

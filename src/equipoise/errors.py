@@ -66,12 +66,12 @@ class EquipoiseNotice(UserWarning):
 
 
 def is_number(value: object) -> bool:
-    """A real number of any kind (NumPy's too), but not a bool."""
+    """Whether the value is a real number (NumPy's types too), and not a bool."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def is_whole(value: object) -> bool:
-    """A whole number of any kind (NumPy's too), but not a bool."""
+    """Whether the value is an integer (NumPy's types too), and not a bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 

@@ -88,9 +88,11 @@ class Heterogeneity(Observer):
         self._run: Run | None = None
 
     def on_start(self, run: Run) -> None:
+        """Forget the run before."""
         self._run, self.rounds = run, {}
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
+        """Measure the dissimilarity at the evaluated parameters."""
         if self._run is not None and self._run.setting is not None and evaluation.params is not None:
             setting = self._run.setting
             self.rounds[evaluation.round] = dissimilarity_of(setting.engine, evaluation.params, setting.alpha)

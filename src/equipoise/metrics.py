@@ -143,6 +143,7 @@ class Summary:
     size_correlation: float
 
     def as_dict(self) -> dict[str, object]:
+        """All figures by name."""
         return asdict(self)
 
 

@@ -21,8 +21,8 @@ def _cohort(round_index: int, seed: int, clients: Tensor, weights: Tensor, inclu
 
 
 @lru_cache(maxsize=64)
-def _alike(count: int, value: float) -> Tensor:
-    """The same number for each of `count` clients; nobody changes what a cohort holds."""
+def _constant_vector(count: int, value: float) -> Tensor:
+    """`value` for each of `count` clients, (count,) float64; it is shared, since nobody changes what a cohort holds."""
     return torch.full((count,), value, dtype=torch.float64)
 
 
@@ -59,13 +59,14 @@ class Uniform:
         _check_share(self.share)
 
     def __call__(self, round_index: int, alpha: Tensor, *, clients_per_round: int, seed: int) -> Cohort:
+        """`share` · `clients_per_round` distinct clients, drawn uniformly."""
         n = len(alpha)
         _check_size(clients_per_round, n)
         count = max(1, int(self.share * clients_per_round + 0.5))
         chosen = generator(seed, "cohort", round_index).choice(n, size=count, replace=False)
         chosen.sort()
         weights = alpha.numpy()[chosen]  # NumPy, because this is done in every round: torch takes longer over so few numbers
-        inclusion = _alike(count, count / n)
+        inclusion = _constant_vector(count, count / n)
         return Cohort(round_index, seed, torch.from_numpy(chosen), torch.from_numpy(weights / weights.sum()), inclusion)
 
 
@@ -80,6 +81,7 @@ class Proportional:
     by_weight: ClassVar[bool] = True
 
     def __call__(self, round_index: int, alpha: Tensor, *, clients_per_round: int, seed: int) -> Cohort:
+        """The distinct clients among `clients_per_round` draws, weighted by how often each was drawn."""
         good = is_whole(clients_per_round) and clients_per_round >= 1
         require(good, "clients_per_round", "must be a whole number of at least 1", clients_per_round)
         p = alpha.double().numpy()
@@ -102,6 +104,7 @@ class Poisson:
     independent: ClassVar[bool] = True
 
     def __call__(self, round_index: int, alpha: Tensor, *, clients_per_round: int, seed: int) -> Cohort:
+        """The clients whose coin of probability `clients_per_round` / n shows heads; perhaps nobody."""
         n = len(alpha)
         _check_size(clients_per_round, n)
         rate = clients_per_round / n
@@ -122,6 +125,7 @@ class Full:
     everyone: ClassVar[bool] = True
 
     def __call__(self, round_index: int, alpha: Tensor, *, clients_per_round: int, seed: int) -> Cohort:
+        """All clients, with their base weights."""
         return _cohort(round_index, seed, torch.arange(len(alpha)), alpha, torch.ones(len(alpha), dtype=torch.float64))
 
 
@@ -162,6 +166,7 @@ class Availability:
         return torch.from_numpy(since_start < length)
 
     def __call__(self, round_index: int, alpha: Tensor, *, clients_per_round: int, seed: int) -> Cohort:
+        """`clients_per_round` of the clients who are there in the round, or all of them if they are fewer."""
         _check_size(clients_per_round, len(alpha))
         clients = self.there(round_index, len(alpha)).nonzero().squeeze(1)
         present = len(clients)

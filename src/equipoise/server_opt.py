@@ -45,6 +45,7 @@ class SGD:
         """There is no state."""
 
     def step(self, params: Tensor, total: Tensor, state: None) -> tuple[Tensor, None]:
+        """The next parameters (D,) and the next state."""
         return torch.add(params, total, alpha=self.lr), None
 
 
@@ -63,9 +64,11 @@ class Momentum:
         _check_share("momentum", self.momentum)
 
     def begin(self, params: Tensor) -> Tensor:
+        """The state before the first round, at w^0."""
         return torch.zeros_like(params)
 
     def step(self, params: Tensor, total: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """The next parameters (D,) and the next state."""
         velocity = self.momentum * state + total
         return params + self.lr * velocity, velocity
 

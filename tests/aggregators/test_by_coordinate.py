@@ -10,7 +10,7 @@ from scipy.optimize import Bounds, LinearConstraint, minimize
 from equipoise import aggregators as agg
 from equipoise.aggregators import by_coordinate, robust
 from equipoise.aggregators.by_coordinate import coordinate_median, trimmed_mean
-from equipoise.aggregators.robust import geometric_median, krum_scores, min_norm_weights, norms_of, products
+from equipoise.aggregators.robust import geometric_median, gram_matrix, krum_scores, min_norm_weights, update_norms
 
 
 def drawn(clients, width, seed, dtype=torch.float32):
@@ -96,9 +96,9 @@ def test_the_geometric_median_is_that_of_plain_iterations(clients, seed, far):
     light = weights < 0.3 / clients  # those who are far hold little weight
     updates[light] *= far
     point = coordinate_median(updates, weights)
-    floor = 1e-3 * float(robust.weighted_quantile(norms_of(updates - point), weights, 0.5)) or 1e-12
+    floor = 1e-3 * float(robust.weighted_quantile(update_norms(updates - point), weights, 0.5)) or 1e-12
     for _ in range(50):
-        beta = weights / norms_of(updates - point).clamp(min=floor)
+        beta = weights / update_norms(updates - point).clamp(min=floor)
         point = (beta / beta.sum()) @ updates
     found = geometric_median(updates, weights, iterations=50, smoothing=1e-3)
     size = float(updates[~light].abs().max()) if bool((~light).any()) else 1.0
@@ -129,6 +129,6 @@ def test_products_over_blocks(monkeypatch):
     monkeypatch.setattr(robust, "_BLOCK", 20)
     updates, _ = drawn(6, 31, 1)
     centre = updates[3]
-    torch.testing.assert_close(products(updates), updates.double() @ updates.double().t())
+    torch.testing.assert_close(gram_matrix(updates), updates.double() @ updates.double().t())
     moved = (updates - centre).double()
-    torch.testing.assert_close(products(updates, centre), moved @ moved.t())
+    torch.testing.assert_close(gram_matrix(updates, centre), moved @ moved.t())

@@ -15,7 +15,7 @@ from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter
 from equipoise.personal import L2SGD, Ditto, Finetuning, Local
-from equipoise.personal.ditto import STRONG_ATTACK, USUAL, chosen_by_validation
+from equipoise.personal.ditto import STRENGTHS_UNDER_ATTACK, USUAL_STRENGTHS, choose_by_validation
 from equipoise.solvers import SGD
 from equipoise.types import Pull
 from made_clients import make_clients
@@ -157,7 +157,7 @@ def test_own_steps_and_scores_agree(sizes, solver, chunk, pull, model, seed):
 
 METHODS = [
     Ditto(0.5),
-    Ditto(1.0, choices=USUAL),
+    Ditto(1.0, choices=USUAL_STRENGTHS),
     Ditto(0.3, choices=(0.0, 1.0), solver=SGD(lr=0.3, batch_size=3, epochs=2)),
     Ditto(1.0, when="finetuning"),
     Ditto(1.0, choices=(0.1, 2.0), when="finetuning", solver=SGD(lr=0.05, epochs=3)),
@@ -272,7 +272,7 @@ def test_finetuning_by_hand():
 
 
 @pytest.mark.parametrize("engine", ["loop", "simulator"])
-@pytest.mark.parametrize("method", [Ditto(0.5), Ditto(0.5, choices=USUAL), Local(), L2SGD(0.5)], ids=repr)
+@pytest.mark.parametrize("method", [Ditto(0.5), Ditto(0.5, choices=USUAL_STRENGTHS), Local(), L2SGD(0.5)], ids=repr)
 def test_clients_that_were_never_drawn_are_served_the_shared_model(method, engine):
     data = parts([20] * 12)
     algorithm = eq.Algorithm(personal=method)
@@ -339,7 +339,7 @@ def test_clients_with_few_validation_examples_use_the_given_strength():
     data = parts([12, 12, 40, 40], validation=0.25, test=0.25)
     assert data.validation.sizes.tolist() == [3, 3, 10, 10]
     common = {"rounds": 3, "clients_per_round": 4}
-    for strength, choices in ((1.0, USUAL), (0.1, STRONG_ATTACK), (3.0, (0.0, 0.5))):
+    for strength, choices in ((1.0, USUAL_STRENGTHS), (0.1, STRENGTHS_UNDER_ATTACK), (3.0, (0.0, 0.5))):
         run = eq.train(softmax(), data, eq.Algorithm(personal=Ditto(strength, choices=choices)), **common)
         fixed = eq.train(softmax(), data, eq.Algorithm(personal=Ditto(strength)), **common)
         ids = data.train.ids
@@ -369,17 +369,29 @@ def test_fewest_errors_then_the_lowest_loss_then_the_first():
     error = [[0.5, 0.25, 0.25], [0.5, 0.5, 0.5], [0, 0, 0], [0, 0, 0.1], [nan, 0.5, 0.5], [nan, nan, 0.9]]
     context = type("Context", (), {"data": data, "engine": Scored(loss, error)})()
     models = torch.arange(3.0).expand(6, 3).unsqueeze(2)  # the number of a model is its only parameter
-    assert chosen_by_validation(context, models, torch.arange(6), [0, 1, 2]).tolist() == [1, 2, 0, 1, 1, 2]
-    assert chosen_by_validation(context, models, torch.arange(6), [2, 0]).tolist() == [2, 2, 2, 2, 2, 2]
-    assert chosen_by_validation(context, models, torch.arange(6), [0, 2]).tolist() == [2, 2, 0, 2, 0, 2]
+    assert choose_by_validation(context, models, torch.arange(6), [0, 1, 2]).tolist() == [1, 2, 0, 1, 1, 2]
+    assert choose_by_validation(context, models, torch.arange(6), [2, 0]).tolist() == [2, 2, 2, 2, 2, 2]
+    assert choose_by_validation(context, models, torch.arange(6), [0, 2]).tolist() == [2, 2, 0, 2, 0, 2]
 
 
 def test_choices_need_validation_examples_of_the_same_clients(ragged):
     with pytest.raises(InvalidParameter, match="validation examples"):
-        eq.train(eq.models.Softmax(4, 3), ragged, eq.Algorithm(personal=Ditto(choices=USUAL)), rounds=1, clients_per_round=4)
+        eq.train(
+            eq.models.Softmax(4, 3),
+            ragged,
+            eq.Algorithm(personal=Ditto(choices=USUAL_STRENGTHS)),
+            rounds=1,
+            clients_per_round=4,
+        )
     strangers = FederatedData(ragged.train, validation=ragged.test, classes=3)
     with pytest.raises(InvalidParameter, match="validation examples"):
-        eq.train(eq.models.Softmax(4, 3), strangers, eq.Algorithm(personal=Ditto(choices=USUAL)), rounds=1, clients_per_round=4)
+        eq.train(
+            eq.models.Softmax(4, 3),
+            strangers,
+            eq.Algorithm(personal=Ditto(choices=USUAL_STRENGTHS)),
+            rounds=1,
+            clients_per_round=4,
+        )
 
 
 # ------------------------------------------------------------ composition

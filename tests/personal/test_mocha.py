@@ -17,7 +17,7 @@ from equipoise.engines import Loop, Simulator
 from equipoise.errors import Diverged, IncompatibleParts, InvalidParameter
 from equipoise.personal import Local
 from equipoise.personal.context import PersonalContext
-from equipoise.personal.mocha import Mocha, pull_of, raised, relationship
+from equipoise.personal.mocha import Mocha, raised, regulariser_pull, relationship
 from equipoise.sampling import Full
 from equipoise.solvers import SGD
 from made_clients import make_clients
@@ -93,7 +93,7 @@ def test_the_pull_is_the_gradient_and_bounds_the_regulariser():
     def term(v):
         return strength / 2 * torch.trace(inverse @ v @ v.t()) + l2 / 2 * v.square().sum()
 
-    pull = pull_of(models, relation, strength, l2)
+    pull = regulariser_pull(models, relation, strength, l2)
     leaf = models.clone().requires_grad_()
     (expected,) = torch.autograd.grad(term(leaf), leaf)
     torch.testing.assert_close(pull.strength.unsqueeze(1) * (models - pull.anchor), expected)
@@ -105,7 +105,7 @@ def test_the_pull_is_the_gradient_and_bounds_the_regulariser():
     for seed in range(20):
         away = models + 3 * gaussian(5, 3, seed=100 + seed)
         assert bound(away) >= term(away)
-    assert pull_of(models, relation, 0.0, 0.0) is None
+    assert regulariser_pull(models, relation, 0.0, 0.0) is None
 
 
 # --------------------------------------------------------------------------------------------------------------- rounds

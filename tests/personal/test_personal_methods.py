@@ -15,7 +15,7 @@ from equipoise.errors import IncompatibleParts, InvalidParameter
 from equipoise.personal import Finetuning
 from equipoise.personal.context import PersonalContext
 from equipoise.personal.interpolate import APFL, Mapper, Pair, mixed_models, pair_steps, train_both, train_own
-from equipoise.personal.regularise import EWC, SymmetrisedKL, _NearPredictions, diagonal_fisher, symmetrised_kl
+from equipoise.personal.regularise import EWC, SymmetrisedKL, _PredictionPenalty, diagonal_fisher, symmetrised_kl
 from equipoise.sampling import Full
 from equipoise.solvers import SGD
 from made_clients import make_clients
@@ -176,7 +176,7 @@ def test_kl_limits():
 def test_the_predictions_to_stay_near_have_no_dropout(monkeypatch):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3)).double()
-    pair, seen, x = Pair(Task.of(model), _NearPredictions(1.0)).train(), [], torch.randn(6, 4, dtype=torch.float64)
+    pair, seen, x = Pair(Task.of(model), _PredictionPenalty(1.0)).train(), [], torch.randn(6, 4, dtype=torch.float64)
     monkeypatch.setattr(
         "equipoise.personal.regularise.symmetrised_kl", lambda *given: seen.append(given) or symmetrised_kl(*given)
     )

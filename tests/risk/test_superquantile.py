@@ -17,8 +17,8 @@ from equipoise.risk.superquantile import (
     exact_weights,
     huber_smoothed,
     kl_smoothed,
+    tail_holding,
     tail_quantile,
-    tail_with,
     threshold_weights,
 )
 
@@ -300,13 +300,13 @@ def test_enough_clients_by_hand():
     losses, alpha = tensor([1.0, 4.0, 2.0, 3.0]), tensor([0.25] * 4)
     assert exact_weights(losses, alpha, 0.1).tolist() == pytest.approx([0, 1, 0, 0])
     # The two largest losses have a mass of ½, so the tail is ½ instead of 0.1.
-    assert tail_with(losses, alpha, 0.1, 2) == 0.5
+    assert tail_holding(losses, alpha, 0.1, 2) == 0.5
     assert Superquantile(0.1, at_least=2)(losses, alpha).weights.tolist() == pytest.approx([0, 0.5, 0, 0.5])
-    assert tail_with(losses, alpha, 0.6, 2) == 0.6  # enough already
-    assert tail_with(losses, alpha, 0.1, 4) == tail_with(losses, alpha, 0.1, 9) == 1.0
+    assert tail_holding(losses, alpha, 0.6, 2) == 0.6  # enough already
+    assert tail_holding(losses, alpha, 0.1, 4) == tail_holding(losses, alpha, 0.1, 9) == 1.0
     # Of three equal losses two are needed: 2 · the mean of 0.1, 0.2 and 0.6; each of the three has a weight then.
     tied, unequal = tensor([4.0, 4.0, 1.0, 4.0]), tensor([0.1, 0.2, 0.1, 0.6])
-    assert tail_with(tied, unequal, 0.05, 2) == pytest.approx(0.6)
+    assert tail_holding(tied, unequal, 0.05, 2) == pytest.approx(0.6)
     assert Superquantile(0.05, at_least=2)(tied, unequal).weights.tolist() == pytest.approx([1 / 9, 2 / 9, 0, 6 / 9])
 
 

@@ -12,7 +12,7 @@ from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import InvalidParameter
 from equipoise.sampling import Full
 from equipoise.solvers import MAML, SGD, AdaptiveProx, FedDane
-from equipoise.solvers.batches import SplitCursor, support_sizes, split_batches
+from equipoise.solvers.batches import SplitCursor, split_batches, support_sizes
 from equipoise.solvers.prepared import ProxState, adapted
 from equipoise.solvers.sgd import stragglers
 from equipoise.types import ServerState

@@ -29,7 +29,7 @@ def sorted_rows(rows: Tensor) -> Tensor:
 def sorted_with_weights(rows: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Rows (B, K), each in rising order, and the weights (B, K) of the clients that the values are from.
 
-    On a CPU a float32 and its client become one whole number, in the order of the floats: sorting those is many times faster
+    On a CPU a float32 and its client become one integer, in the order of the floats: sorting those is many times faster
     than finding an order and gathering by it.
     """
     if rows.device.type != "cpu" or rows.dtype != torch.float32 or rows.shape[1] > 2**16:

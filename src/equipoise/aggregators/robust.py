@@ -33,7 +33,7 @@ def finite_rows(updates: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tenso
     return (updates if bool(good.all()) else updates[good]), kept, good
 
 
-def norms_of(updates: Tensor) -> Tensor:
+def update_norms(updates: Tensor) -> Tensor:
     """L2 norms of the rows in float64, which holds the squares of any float32."""
     norms: Tensor = torch.linalg.vector_norm(updates, dim=1, dtype=torch.float64)
     return norms
@@ -49,26 +49,26 @@ def weighted_quantile(values: Tensor, weights: Tensor, share: float) -> Tensor:
 # ------------------------------------------------------------------------------------------------------- by distance and norm
 
 
-def products(updates: Tensor, centre: Tensor | None = None) -> Tensor:
+def gram_matrix(updates: Tensor, centre: Tensor | None = None) -> Tensor:
     """⟨u_j − c, u_k − c⟩ of all pairs, (K, K), in float64; some coordinates at a time, without a copy of all updates."""
-    found = torch.zeros(len(updates), len(updates), dtype=torch.float64, device=updates.device)
+    gram = torch.zeros(len(updates), len(updates), dtype=torch.float64, device=updates.device)
     width = max(1, _BLOCK // max(1, len(updates)))
     for start in range(0, updates.shape[1], width):
         part = updates[:, start : start + width].double()
         if centre is not None:
             part = part - centre[start : start + width].double()
-        found.addmm_(part, part.t())
-    return found
+        gram.addmm_(part, part.t())
+    return gram
 
 
 def geometric_median(updates: Tensor, weights: Tensor, *, iterations: int, smoothing: float) -> Tensor:
     """argmin_z Σ π_k ‖z − u_k‖ by Weiszfeld's iteration, z ← Σ β_k u_k / Σ β_k with β_k ∝ π_k / max(‖z − u_k‖, ν).
 
     It starts at the coordinate median c, and ν = `smoothing` × the median distance to that point: the start is robust already.
-    Since z − c = Σ β_k (u_k − c), the products of the u_k − c give all distances, and no iteration touches the updates.
+    Since z − c = Σ β_k (u_k − c), the Gram matrix of the u_k − c gives all distances, and no iteration touches the updates.
     """
     start = coordinate_median(updates, weights)
-    gram = products(updates, start)
+    gram = gram_matrix(updates, start)
     far = ~torch.isfinite(gram.diagonal())  # beyond what squares hold: infinitely far, and so without a share
     gram[far], gram[:, far] = 0.0, 0.0
     squares = gram.diagonal().clone()
@@ -89,10 +89,10 @@ def geometric_median(updates: Tensor, weights: Tensor, *, iterations: int, smoot
 
 def krum_scores(updates: Tensor, malicious: int) -> Tensor:
     """Σ ‖u_k − u_j‖² over the K − f − 2 nearest others j, (K,) float64: small for an update among many like it."""
-    if updates.dtype == torch.float64:  # by differences, since products could cancel
+    if updates.dtype == torch.float64:  # by differences: those of products could cancel
         squares = torch.cdist(updates, updates, compute_mode="donot_use_mm_for_euclid_dist").square()
-    else:  # products of narrower numbers are exact in float64, which leaves enough digits for their differences
-        gram = products(updates)
+    else:  # products of narrower numbers are exact in float64, which leaves enough digits for differences
+        gram = gram_matrix(updates)
         squares = (gram.diagonal() + gram.diagonal().unsqueeze(1) - 2 * gram).clamp(min=0.0)
     squares.fill_diagonal_(math.inf)  # oneself is no neighbour
     return squares.sort(dim=1).values[:, : len(updates) - malicious - 2].sum(1)
@@ -100,37 +100,37 @@ def krum_scores(updates: Tensor, malicious: int) -> Tensor:
 
 def clipped_mean(updates: Tensor, weights: Tensor, bound: float) -> Tensor:
     """Σ π_k u_k · min(1, bound / ‖u_k‖)."""
-    return weighted_mean(updates, weights.to(updates.device) * (bound / norms_of(updates).clamp(min=1e-300)).clamp(max=1.0))
+    return weighted_mean(updates, weights.to(updates.device) * (bound / update_norms(updates).clamp(min=1e-300)).clamp(max=1.0))
 
 
 def min_norm_weights(updates: Tensor, centre: Tensor, epsilon: float) -> Tensor:
     """The λ with the least ‖Σ λ_k u_k‖² over the simplex with |λ_k − centre_k| ≤ ε, (K,) float64, by scipy's lsq_linear.
 
-    With A the root of the matrix of products it is ‖A λ‖², least squares in a box; a heavy row makes λ sum to 1.
+    With A the square root of the Gram matrix it is ‖A λ‖², least squares in a box; a heavy row makes λ sum to 1.
     """
     from scipy.optimize import lsq_linear
 
     if epsilon == 0 or len(centre) == 1:
         return centre.double()
-    values, vectors = np.linalg.eigh(products(updates).cpu().numpy())
+    values, vectors = np.linalg.eigh(gram_matrix(updates).cpu().numpy())
     root = (vectors * np.sqrt(np.clip(values, 0.0, None))).T
     heavy = 1e4 * max(1.0, float(np.sqrt(values[-1] / len(values))))  # then the sum is right to nine digits
     start = centre.double().cpu().numpy()
     low, high = np.maximum(start - epsilon, 0.0), np.minimum(start + epsilon, 1.0)
     rows, right = np.vstack([root, np.full_like(start, heavy)]), np.append(np.zeros_like(start), heavy)
-    found = lsq_linear(rows, right, bounds=(low, high), method="bvls", tol=1e-12, max_iter=50 * len(start))
-    weights = np.clip(found.x, low, high)
+    solution = lsq_linear(rows, right, bounds=(low, high), method="bvls", tol=1e-12, max_iter=50 * len(start))
+    weights = np.clip(solution.x, low, high)
     return torch.from_numpy(weights / weights.sum()).to(updates.device)
 
 
 # ------------------------------------------------------------------------------------------------------------------ the parts
 
 
-def _count(malicious: int) -> None:
+def _check_malicious(malicious: int) -> None:
     require(is_whole(malicious) and malicious >= 0, "malicious", "must be a whole number of clients ≥ 0", malicious)
 
 
-def _enough(part: object, clients: int, needed: int, rule: str) -> None:
+def _require_clients(part: object, clients: int, needed: int, rule: str) -> None:
     if clients < needed:
         raise InvalidParameter(
             "malicious", f"is too large for {clients} clients with a weight: {rule}", part,
@@ -150,6 +150,7 @@ class Median:
     def __call__(
         self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
     ) -> tuple[Tensor, Any]:
+        """The weighted median (D,) of the finite updates; zeros if there is none."""
         rows, kept, _ = finite_rows(updates, weights)
         return (coordinate_median(rows, kept) if len(rows) else torch.zeros_like(updates[0])), state
 
@@ -173,6 +174,7 @@ class TrimmedMean:
     def __call__(
         self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
     ) -> tuple[Tensor, Any]:
+        """The trimmed mean (D,) of the finite updates; zeros if there is none."""
         rows, kept, _ = finite_rows(updates, weights)
         return (trimmed_mean(rows, kept, self.fraction) if len(rows) else torch.zeros_like(updates[0])), state
 
@@ -197,6 +199,7 @@ class GeometricMedian:
     def __call__(
         self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
     ) -> tuple[Tensor, Any]:
+        """The weighted geometric median (D,) of the finite updates; zeros if there is none."""
         rows, kept, _ = finite_rows(updates, weights)
         if not len(rows):
             return torch.zeros_like(updates[0]), state
@@ -217,12 +220,13 @@ class Krum:
     linear: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _count(self.malicious)
+        _check_malicious(self.malicious)
 
     def __call__(
         self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
     ) -> tuple[Tensor, Any]:
-        rows, _, best = _by_krum(self, updates, weights)
+        """A copy of the update (D,) with the best score; zeros if too few are finite."""
+        rows, _, best = _rank_by_krum(self, updates, weights)
         return (rows[best[0]].clone() if len(best) else torch.zeros_like(updates[0])), state
 
 
@@ -237,21 +241,22 @@ class MultiKrum:
     linear: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _count(self.malicious)
+        _check_malicious(self.malicious)
 
     def __call__(
         self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
     ) -> tuple[Tensor, Any]:
-        rows, kept, best = _by_krum(self, updates, weights)
+        """The weighted mean (D,) of the K − f updates with the best scores; zeros if too few are finite."""
+        rows, kept, best = _rank_by_krum(self, updates, weights)
         if not len(best):
             return torch.zeros_like(updates[0]), state
         return weighted_mean(rows[best], kept[best] / kept[best].sum()), state
 
 
-def _by_krum(part: Krum | MultiKrum, updates: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _rank_by_krum(part: Krum | MultiKrum, updates: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Finite updates, their weights, and the places of the K − f best scores, best first; no place if too few are finite."""
     needed = 2 * part.malicious + 3
-    _enough(part, len(updates), needed, f"Krum needs K ≥ 2f + 3 = {needed}")
+    _require_clients(part, len(updates), needed, f"Krum needs K ≥ 2f + 3 = {needed}")
     rows, kept, good = finite_rows(updates, weights)
     left = max(0, part.malicious - int((~good).sum()))  # attackers that gave themselves away by NaN are no longer expected
     if len(rows) < 3 + left:
@@ -276,17 +281,19 @@ class NormClip:
 
     @property
     def linear(self) -> bool:
+        """Whether the bound is fixed, so that totals over chunks add up."""
         return self.bound is not None
 
     def __call__(
         self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
     ) -> tuple[Tensor, Any]:
+        """The weighted mean (D,) of the clipped updates; zeros if none is finite."""
         if self.bound is not None:
             return clipped_mean(updates, weights, self.bound), state
         rows, kept, _ = finite_rows(updates, weights)
         if not len(rows):
             return torch.zeros_like(updates[0]), state
-        return clipped_mean(rows, kept, float(weighted_quantile(norms_of(rows), kept, 0.5))), state
+        return clipped_mean(rows, kept, float(weighted_quantile(update_norms(rows), kept, 0.5))), state
 
 
 @dataclass(frozen=True)
@@ -300,17 +307,18 @@ class KNorm:
     linear: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        _count(self.malicious)
+        _check_malicious(self.malicious)
 
     def __call__(
         self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
     ) -> tuple[Tensor, Any]:
-        _enough(self, len(updates), self.malicious + 1, "k-norm must leave one")
+        """The weighted mean (D,) without the k updates of largest norm; zeros if none is left."""
+        _require_clients(self, len(updates), self.malicious + 1, "k-norm must leave one")
         rows, kept, good = finite_rows(updates, weights)
         cut = max(0, self.malicious - int((~good).sum()))
         if len(rows) <= cut:
             return torch.zeros_like(updates[0]), state
-        smallest = norms_of(rows).argsort(stable=True)[: len(rows) - cut]
+        smallest = update_norms(rows).argsort(stable=True)[: len(rows) - cut]
         return weighted_mean(rows[smallest], kept[smallest] / kept[smallest].sum()), state
 
 
@@ -328,14 +336,15 @@ class KLoss:
     needs_losses: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _count(self.malicious)
+        _check_malicious(self.malicious)
 
     def __call__(
         self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
     ) -> tuple[Tensor, Any]:
+        """The update (D,) of the client with the (k + 1)-th largest loss (K,); zeros if none is finite."""
         if losses is None:
             raise InvalidParameter("losses", "must be given to k-loss", None)
-        _enough(self, len(updates), self.malicious + 1, "k-loss needs a (k + 1)-th loss")
+        _require_clients(self, len(updates), self.malicious + 1, "k-loss needs a (k + 1)-th loss")
         rows, _, good = finite_rows(updates, weights)
         if not len(rows):
             return torch.zeros_like(updates[0]), state
@@ -365,8 +374,9 @@ class FedMGDA:
     def __call__(
         self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
     ) -> tuple[Tensor, Any]:
+        """The shortest vector in the hull of the directions, (D,), at the median norm; zeros if no update moves."""
         rows, kept, _ = finite_rows(updates, weights)
-        norms = norms_of(rows)
+        norms = update_norms(rows)
         moving = norms > 0
         if not bool(moving.any()):
             return torch.zeros_like(updates[0]), state

@@ -28,4 +28,5 @@ class WeightedMean:
     def __call__(
         self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
     ) -> tuple[Tensor, Any]:
+        """Σ_k weights_k · updates_k, (D,); the state as it is."""
         return weighted_mean(updates, weights), state

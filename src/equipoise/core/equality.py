@@ -32,19 +32,19 @@ def same_but_for_training(first: nn.Module, second: nn.Module) -> bool:
     if first is second:
         return True
     try:
-        return ParameterLayout.of(first) == ParameterLayout.of(second) and _alike(first, second, set())
+        return ParameterLayout.of(first) == ParameterLayout.of(second) and _equal_attributes(first, second, set())
     except (ValueError, TypeError, RuntimeError, AttributeError):  # attributes may be anything, such as empty closures
         return False
 
 
-def _alike(a: Any, b: Any, met: set[tuple[int, int]]) -> bool:
+def _equal_attributes(a: Any, b: Any, met: set[tuple[int, int]]) -> bool:
     """Whether two attributes are the same; `met` has the pairs on the way here, for models that refer to themselves."""
     if a is b or (id(a), id(b)) in met:
         return True
     if type(a) is not type(b):
         return False
     if isinstance(a, list | tuple):  # tuples are made on the way, and an id means something only while its object lives
-        return len(a) == len(b) and all(_alike(x, y, met) for x, y in zip(a, b, strict=True))
+        return len(a) == len(b) and all(_equal_attributes(x, y, met) for x, y in zip(a, b, strict=True))
     met.add((id(a), id(b)))
     if isinstance(a, Tensor):
         trained = isinstance(a, nn.Parameter) and a.requires_grad and b.requires_grad
@@ -52,14 +52,14 @@ def _alike(a: Any, b: Any, met: set[tuple[int, int]]) -> bool:
     if isinstance(a, np.ndarray):
         return a.dtype == b.dtype and np.array_equal(a, b)
     if isinstance(a, dict):
-        return list(a) == list(b) and all(_alike(a[key], b[key], met) for key in a)
-    if (inner := _inside(a)) is not None:
-        return _alike(inner, _inside(b), met)
+        return list(a) == list(b) and all(_equal_attributes(a[key], b[key], met) for key in a)
+    if (inner := _contents(a)) is not None:
+        return _equal_attributes(inner, _contents(b), met)
     return same_part(a, b)
 
 
-def _inside(value: Any) -> tuple[Any, ...] | None:
-    """What a function, a method or a plain object is made of; None for values that know themselves whether they are equal."""
+def _contents(value: Any) -> tuple[Any, ...] | None:
+    """The values that make up a function, a method or a plain object; None for values that define equality themselves."""
     if isinstance(value, FunctionType):
         cells = tuple(cell.cell_contents for cell in value.__closure__ or ())
         return value.__code__, value.__defaults__, value.__kwdefaults__, cells

@@ -9,7 +9,7 @@ from equipoise.errors import NotWritten
 
 
 def cache_folder() -> Path:
-    """Where what can be made again is kept for the next run: $EQUIPOISE_CACHE, or the user's cache folder."""
+    """The folder of files that can be made again, kept for later runs: $EQUIPOISE_CACHE, or the user's cache folder."""
     folder = os.environ.get("EQUIPOISE_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(folder) / "equipoise"
 

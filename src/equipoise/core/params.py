@@ -44,6 +44,7 @@ class ParameterLayout:
 
     @property
     def sizes(self) -> list[int]:
+        """The number of values of each parameter."""
         return [shape.numel() for shape in self.shapes]
 
     @property

@@ -77,8 +77,8 @@ def client_keys(key: int, clients: Tensor) -> Tensor:
     if clients.device.type != "cpu":
         return _keys_by_torch(key, clients)
     names = np.atleast_1d(clients.numpy()).view(np.uint64)
-    found = _mix_array(_mix_array(names) ^ np.uint64(key & _MASK)).view(np.int64)
-    return torch.from_numpy(found).view(clients.shape)
+    keys = _mix_array(_mix_array(names) ^ np.uint64(key & _MASK)).view(np.int64)
+    return torch.from_numpy(keys).view(clients.shape)
 
 
 def _keys_by_torch(key: int, clients: Tensor) -> Tensor:

@@ -43,13 +43,15 @@ class _Scorer(nn.Module):
     # A model's own methods are looked up when they are used: a copy of this module then uses the copied model's.
     @property
     def loss(self) -> PerExample:
-        found: PerExample = self._given_loss or getattr(self.module, "loss", None) or cross_entropy
-        return found
+        """The per-example loss: the given one, the model's own, or cross-entropy."""
+        loss: PerExample = self._given_loss or getattr(self.module, "loss", None) or cross_entropy
+        return loss
 
     @property
     def error(self) -> PerExample:
-        found: PerExample = self._given_error or getattr(self.module, "error", None) or self._usual_error
-        return found
+        """The per-example error: the given one, the model's own, or the usual one for the loss."""
+        error: PerExample = self._given_error or getattr(self.module, "error", None) or self._usual_error
+        return error
 
     @property
     def error_is_open(self) -> bool:
@@ -99,27 +101,31 @@ class Task:
             not strangers, "loss", "must not have trainable parameters outside the model", type(loss).__name__,
             "Make the loss part of the model (a method `loss`), or freeze it by requires_grad_(False).",
         )  # fmt: skip
-        return cls(_Scorer(*_copied(model, loss, error)), layout)
+        return cls(_Scorer(*_copy_all(model, loss, error)), layout)
 
     @property
     def module(self) -> nn.Module:
+        """The module that is trained: a copy of the user's."""
         return self.scorer.module
 
     @property
     def loss(self) -> PerExample:
+        """The per-example loss, a function of outputs and targets."""
         return self.scorer.loss
 
     @property
     def error(self) -> PerExample:
+        """The per-example error, a function of outputs and targets."""
         return self.scorer.error
 
     @property
     def error_is_loss(self) -> bool:
+        """Whether no error is defined apart from the loss."""
         return self.scorer.error == self.scorer.loss
 
     def to(self, device: torch.device) -> Task:
-        """The same task with the module's constants on a device."""
-        return Task(_Scorer(*_copied(self.module, self.scorer._given_loss, self.scorer._given_error)).to(device), self.layout)
+        """A copy of the task with the module's constants on a device."""
+        return Task(_Scorer(*_copy_all(self.module, self.scorer._given_loss, self.scorer._given_error)).to(device), self.layout)
 
     def outputs(self, params: Tensor | dict[str, Tensor], x: Tensor) -> Tensor:
         """The model's outputs on inputs (B, …)."""
@@ -154,13 +160,13 @@ class Task:
         x, y = data.train.inputs(rows, dtype).cpu(), data.train.targets(rows, dtype).cpu()
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             trial.scorer.eval()
-            outputs = trial._tried("model", data, lambda: trial._outputs(x))
+            outputs = trial._run_user_code("model", data, lambda: trial._outputs(x))
             trial._refuse_too_few_classes(data, outputs)
-            trial._tried("model", data, lambda: trial._refuse_mixing(x))
+            trial._run_user_code("model", data, lambda: trial._refuse_mixing(x))
             trial.scorer.train()
             params = self.layout.read(trial.module).requires_grad_()
             with torch.enable_grad():
-                losses = trial._tried("loss", data, lambda: trial.losses(params, x.clone(), y))
+                losses = trial._run_user_code("loss", data, lambda: trial.losses(params, x.clone(), y))
             require(losses.requires_grad, "loss", "must depend on the model's parameters", "detached from them")
             places = outputs.shape[:1] + outputs.shape[2:]
             scores_of_classes = outputs.dim() == 2 and y.shape == places and 1 < data.classes <= outputs.shape[1]
@@ -169,10 +175,10 @@ class Task:
                 fit = Task(_Scorer(self.module, self.scorer._given_loss, misclassified), self.layout)
                 trial = Task(_Scorer(trial.module, trial.scorer._given_loss, misclassified), self.layout)
             trial.scorer.eval()
-            several = trial._tried("error", data, lambda: trial.scores(params, x.clone(), y))
+            several = trial._run_user_code("error", data, lambda: trial.scores(params, x.clone(), y))
             alone = [trial.scores(params, x[i : i + 1].clone(), y[i : i + 1]) for i in range(len(x))]
             for place, what in enumerate(("loss", "error")):
-                if not _alike(several[place], torch.cat([scores[place] for scores in alone])):
+                if not _nearly_equal(several[place], torch.cat([scores[place] for scores in alone])):
                     raise IncompatibleParts(
                         f"The {what} of an example depends on the other examples in its batch, which padding and averaging "
                         "over clients both break.",
@@ -185,7 +191,7 @@ class Task:
         require(isinstance(outputs, Tensor), "model", "must return one tensor of outputs", type(outputs).__name__)
         return outputs
 
-    def _tried(self, what: str, data: FederatedData, run: Callable[[], Any]) -> Any:
+    def _run_user_code(self, what: str, data: FederatedData, run: Callable[[], Any]) -> Any:
         """The result of `run`; whatever it raises is said to be about the model, the loss or the error."""
         try:
             return run()
@@ -193,8 +199,8 @@ class Task:
             raise
         except Exception as failure:  # a user's function may raise anything when it is given what it does not expect
             x, y = data.train.inputs(slice(0, 1), self.layout.dtype), data.train.targets(slice(0, 1), self.layout.dtype)
-            rule = f"must fit the data {data.name!r}: inputs of shape {tuple(x.shape[1:])} and type {_plain(x)}"
-            rule += f", targets of shape {tuple(y.shape[1:])} and type {_plain(y)}" if what != "model" else ""
+            rule = f"must fit the data {data.name!r}: inputs of shape {tuple(x.shape[1:])} and type {_dtype_name(x)}"
+            rule += f", targets of shape {tuple(y.shape[1:])} and type {_dtype_name(y)}" if what != "model" else ""
             reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0]
             hint = (
                 " If the inputs are pixels, give the data scale=1/255." if what == "model" and not x.is_floating_point() else ""
@@ -223,8 +229,8 @@ class Task:
             if alone[0].shape != several[:1].shape:
                 rule = f"must give a batch of one an output of shape {tuple(several[:1].shape)}"
                 raise InvalidParameter("model", rule, tuple(alone[0].shape), "Squeeze only the last dimension: squeeze(-1).")
-            random = not _alike(several, again)  # dropout: nothing to compare
-            if not random and not _alike(several, torch.cat(alone)):
+            random = not _nearly_equal(several, again)  # dropout: nothing to compare
+            if not random and not _nearly_equal(several, torch.cat(alone)):
                 raise IncompatibleParts(
                     f"{type(self.module).__name__} gives an example another output when other examples are in its batch: a "
                     "layer mixes them, which padding and averaging over clients both break.",
@@ -240,7 +246,7 @@ class Task:
             )
 
 
-def _copied(
+def _copy_all(
     model: nn.Module, loss: PerExample | None, error: PerExample | None
 ) -> tuple[nn.Module, PerExample | None, PerExample | None]:
     """A copy of the model, with loss and error copied along: what they share with the model they share with the copy."""
@@ -251,13 +257,13 @@ def _copied(
     return copied
 
 
-def _alike(a: Tensor, b: Tensor) -> bool:
+def _nearly_equal(a: Tensor, b: Tensor) -> bool:
     """Equal up to the rounding of another batch size."""
     rough = 8 * torch.finfo(a.dtype).eps if a.is_floating_point() else 0.0
     return a.shape == b.shape and torch.allclose(a, b, rtol=max(1e-3, rough), atol=max(1e-4, rough), equal_nan=True)
 
 
-def _plain(values: Tensor) -> str:
+def _dtype_name(values: Tensor) -> str:
     return str(values.dtype).removeprefix("torch.")
 
 

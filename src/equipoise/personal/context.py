@@ -13,7 +13,7 @@ from equipoise.types import Cohort, Engine
 
 @dataclass(frozen=True, eq=False)
 class PersonalContext:
-    """The engine of the run, its task and data, and a way to start an engine for a task made from it."""
+    """The engine of the run, its task and data, and a way to start an engine for another task."""
 
     engine: Engine
     task: Task

@@ -1,4 +1,4 @@
-"""Personal models that are trained in every round beside the shared one, each pulled towards something: Ditto and its kin."""
+"""Personal models that are trained in every round beside the shared one: Ditto, local training and L2SGD."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from equipoise.types import Cohort, LocalSolver, Pull
 if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
 
-USUAL = (0.1, 1.0, 2.0)  # the strengths that clients choose from
-STRONG_ATTACK = (0.05, 0.1, 0.2)  # the same where attacks are strong: model replacement, or more than half malicious
-ENOUGH = 4  # validation examples to choose a strength by
+USUAL_STRENGTHS = (0.1, 1.0, 2.0)  # λ that clients choose from
+STRENGTHS_UNDER_ATTACK = (0.05, 0.1, 0.2)  # λ under model replacement, or if over half are malicious
+ENOUGH_EXAMPLES = 4  # validation examples to choose a strength by
 
 
 def own_solver(given: LocalSolver | None, of_algorithm: LocalSolver) -> LocalSolver:
@@ -30,8 +30,8 @@ def own_solver(given: LocalSolver | None, of_algorithm: LocalSolver) -> LocalSol
     return solver if for_own_model is None else for_own_model()
 
 
-def check_solver(solver: LocalSolver | None) -> None:
-    """Refuse what is no local solver that can train a model of a client's own."""
+def check_own_solver(solver: LocalSolver | None) -> None:
+    """Raise InvalidParameter unless `solver` is None or a local solver that can train a client's own model."""
     good = solver is None or (is_part(solver, "local_steps") and solver_traits(solver).finish is None)
     require(good, "solver", "must be a local solver, or None for the algorithm's", solver, "E.g. solvers.SGD(lr=0.05).")
 
@@ -57,7 +57,8 @@ class Ditto:
     cohort does this work, also one that has no weight in the shared model.
 
     `when="joint"` is the published algorithm. `when="finetuning"` trains v after w, from w and near it, by `solver`; nothing is
-    kept between rounds. The published choices are personal.ditto.USUAL, and STRONG_ATTACK where attacks are strong.
+    kept between rounds. The published choices are USUAL_STRENGTHS in personal.ditto, and STRENGTHS_UNDER_ATTACK there where
+    attacks are strong.
 
     Source: Li 2023 (thesis), section 5.2, Algorithms 6 and 7, section 5.7.2 (choosing λ); Li et al. 2021 (Ditto).
     """
@@ -72,10 +73,10 @@ class Ditto:
         require(good, "strength", "must be a number ≥ 0", self.strength, "0 is local training; 1 is a good start.")
         given: Any = self.choices
         good = isinstance(given, tuple | list) and all(is_number(c) and 0 <= c < math.inf for c in given)
-        require(good, "choices", "must be numbers ≥ 0", self.choices, f"E.g. {USUAL}.")
+        require(good, "choices", "must be numbers ≥ 0", self.choices, f"E.g. {USUAL_STRENGTHS}.")
         object.__setattr__(self, "choices", tuple(float(c) for c in self.choices))
         require(self.when in ("joint", "finetuning"), "when", 'must be "joint" or "finetuning"', self.when)
-        check_solver(self.solver)
+        check_own_solver(self.solver)
 
     @property
     def strengths(self) -> tuple[float, ...]:
@@ -95,9 +96,11 @@ class Ditto:
             )  # fmt: skip
 
     def width(self, dimension: int) -> int:
+        """One model per strength, D numbers each; 0 where models are trained after the shared one."""
         return len(self.strengths) * dimension if self.when == "joint" else 0
 
     def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
+        """w^0 for every strength, and no shared state; refuses `choices` without validation examples."""
         validation = context.data.validation
         if self.choices and (validation is None or set(validation.ids).isdisjoint(context.data.train.ids)):
             raise InvalidParameter(
@@ -109,9 +112,10 @@ class Ditto:
     def work(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
     ) -> tuple[Tensor, Any]:
-        return self._trained(context, params, cohort, rows.view(len(rows), -1, len(params)), solver).flatten(1), shared
+        """The cohort's models (K, strengths · D) after local steps near w^t."""
+        return self._train(context, params, cohort, rows.view(len(rows), -1, len(params)), solver).flatten(1), shared
 
-    def _trained(self, context: PersonalContext, params: Tensor, cohort: Cohort, models: Tensor, solver: LocalSolver) -> Tensor:
+    def _train(self, context: PersonalContext, params: Tensor, cohort: Cohort, models: Tensor, solver: LocalSolver) -> Tensor:
         """Models (K, C, D), one per strength, after local work near w."""
         work, solver = context.own_stream(cohort), own_solver(self.solver, solver)
         after = [
@@ -123,14 +127,15 @@ class Ditto:
     def models(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
     ) -> Tensor:
+        """The models (K, D) at `strength`, or at the choice with the best validation error of each client."""
         if self.when == "joint":
             models = rows.view(len(rows), -1, len(params))
         else:
             start = params.expand(len(cohort), len(self.strengths), -1)
-            models = self._trained(context, params, cohort, start, solver)
+            models = self._train(context, params, cohort, start, solver)
         if not self.choices:
             return models[:, 0]
-        chosen = chosen_by_validation(context, models, cohort.clients, [self.strengths.index(c) for c in self.choices])
+        chosen = choose_by_validation(context, models, cohort.clients, [self.strengths.index(c) for c in self.choices])
         return models[torch.arange(len(models)), chosen]
 
 
@@ -139,7 +144,7 @@ def pull_to(anchor: Tensor, strength: float, clients: int) -> Pull | None:
     return Pull(anchor, torch.full((clients,), float(strength), dtype=anchor.dtype)) if strength else None
 
 
-def chosen_by_validation(context: PersonalContext, models: Tensor, clients: Tensor, choices: Sequence[int]) -> Tensor:
+def choose_by_validation(context: PersonalContext, models: Tensor, clients: Tensor, choices: Sequence[int]) -> Tensor:
     """Which of the models (K, C, D) each client does best with on its validation examples, (K,); 0 where it has too few.
 
     It is one of the `choices`, numbers of models. Fewer errors are better; among equals the lower loss, then the first.
@@ -150,7 +155,7 @@ def chosen_by_validation(context: PersonalContext, models: Tensor, clients: Tens
         return chosen
     number = {name: k for k, name in enumerate(validation.ids)}
     where = torch.tensor([number.get(context.data.train.ids[k], -1) for k in clients.tolist()])
-    able = (where >= 0) & (validation.sizes.cpu()[where.clamp(min=0)] >= ENOUGH)
+    able = (where >= 0) & (validation.sizes.cpu()[where.clamp(min=0)] >= ENOUGH_EXAMPLES)
     here = able.nonzero().flatten()
     if len(here) == 0:
         return chosen
@@ -176,25 +181,30 @@ class Local:
     solver: LocalSolver | None = None
 
     def __post_init__(self) -> None:
-        check_solver(self.solver)
+        check_own_solver(self.solver)
 
     def check(self, algorithm: Algorithm) -> None:
+        """Refuse a solver that makes no personal model."""
         refuse_unfit_solver(self, algorithm)
 
     def width(self, dimension: int) -> int:
+        """A client keeps its model, D numbers."""
         return dimension
 
     def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
+        """Every client starts from w^0; there is no shared state."""
         return params, None
 
     def work(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
     ) -> tuple[Tensor, Any]:
+        """The cohort's models (K, D) after local steps on each client's own data."""
         return context.engine.own_steps(rows, context.own_stream(cohort), own_solver(self.solver, solver)), shared
 
     def models(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
     ) -> Tensor:
+        """The models (K, D) that clients keep."""
         return rows
 
 
@@ -217,20 +227,24 @@ class L2SGD:
     def __post_init__(self) -> None:
         good = is_number(self.strength) and 0 <= self.strength < math.inf
         require(good, "strength", "must be a number ≥ 0", self.strength)
-        check_solver(self.solver)
+        check_own_solver(self.solver)
 
     def check(self, algorithm: Algorithm) -> None:
+        """Refuse a solver that makes no personal model, or steps that leap over the mean model."""
         Ditto(self.strength, solver=self.solver).check(algorithm)
 
     def width(self, dimension: int) -> int:
+        """A client keeps its model, D numbers."""
         return dimension
 
     def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
+        """Every client starts from w^0, and so does the mean m, the shared state."""
         return params, params.clone()
 
     def work(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
     ) -> tuple[Tensor, Any]:
+        """The cohort's models (K, D) after local steps pulled towards m, and the new mean m."""
         pull = pull_to(shared, self.strength, len(rows))
         after = context.engine.own_steps(rows, context.own_stream(cohort), own_solver(self.solver, solver), pull)
         return after, shared + (after - rows).sum(0) / len(context.data.train)
@@ -238,4 +252,5 @@ class L2SGD:
     def models(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
     ) -> Tensor:
+        """The models (K, D) that clients keep."""
         return rows

@@ -20,14 +20,14 @@ from equipoise.core.abilities import solver_traits
 from equipoise.core.task import Task
 from equipoise.errors import IncompatibleParts, is_number, require
 from equipoise.personal.context import PersonalContext
-from equipoise.personal.ditto import check_solver, own_solver
+from equipoise.personal.ditto import check_own_solver, own_solver
 from equipoise.solvers.prepared import GRADIENT
 from equipoise.types import Cohort, Engine, LocalSolver, Pull
 
 if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
 
-Named = dict[str, Tensor]
+NamedParameters = dict[str, Tensor]
 
 
 class Pair(nn.Module):
@@ -46,24 +46,28 @@ class Pair(nn.Module):
         self.scorer = scorer  # its parameters are those of the client's own model
 
     def forward(self, x: Tensor) -> Tensor:
+        """The inputs as they are: the loss does the work."""
         return x
 
     def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """Per-example losses (B,) as the rule says."""
         return self.rule(self, x, y)
 
-    def shared_model(self) -> Named:
+    def shared_model(self) -> NamedParameters:
+        """The parameters w by name."""
         return dict(zip(self.names, self.shared, strict=True))
 
-    def own_model(self) -> Named:
+    def own_model(self) -> NamedParameters:
+        """The parameters v by name."""
         named = dict(self.scorer.module.named_parameters())
         return {name: named[name] for name in self.names}
 
-    def mixed(self, shared: Named, own: Named) -> Named:
+    def mixed(self, shared: NamedParameters, own: NamedParameters) -> NamedParameters:
         """λ v + (1 − λ) w, with λ as a constant."""
         mix = self.mix.detach()[0]
         return {name: mix * own[name] + (1 - mix) * shared[name] for name in self.names}
 
-    def losses(self, model: Named, x: Tensor, y: Tensor) -> Tensor:
+    def losses(self, model: NamedParameters, x: Tensor, y: Tensor) -> Tensor:
         """Per-example losses (B,) of a model."""
         named = {f"module.{name}": value for name, value in model.items()}
         losses: Tensor = functional_call(self.scorer, named, (x, y, False))[0]
@@ -73,18 +77,19 @@ class Pair(nn.Module):
 PairRule = Callable[[Pair, Tensor, Tensor], Tensor]
 
 
-def constant(model: Named) -> Named:
+def detach_model(model: NamedParameters) -> NamedParameters:
+    """The parameters as constants, through which no gradient flows."""
     return {name: value.detach() for name, value in model.items()}
 
 
 def train_own(pair: Pair, x: Tensor, y: Tensor) -> Tensor:
     """F(λ v + (1 − λ) w) as a function of v."""
-    return pair.losses(pair.mixed(constant(pair.shared_model()), pair.own_model()), x, y)
+    return pair.losses(pair.mixed(detach_model(pair.shared_model()), pair.own_model()), x, y)
 
 
 def train_shared(pair: Pair, x: Tensor, y: Tensor) -> Tensor:
     """F(λ v + (1 − λ) w) as a function of w."""
-    return pair.losses(pair.mixed(pair.shared_model(), constant(pair.own_model())), x, y)
+    return pair.losses(pair.mixed(pair.shared_model(), detach_model(pair.own_model())), x, y)
 
 
 def train_both(pair: Pair, x: Tensor, y: Tensor) -> Tensor:
@@ -150,7 +155,7 @@ def refuse_all_but_sgd(method: object, solver: LocalSolver) -> None:
         )
 
 
-def _share(name: str, value: object) -> None:
+def _check_mix(name: str, value: object) -> None:
     good = is_number(value) and 0 <= value <= 1  # type: ignore[operator]
     require(good, name, "must lie in [0, 1]", value, "0 is the shared model, 1 a model of the client's own.")
 
@@ -177,23 +182,27 @@ class Mapper:
         good = isinstance(given, tuple | list) and len(given) > 0
         require(good, "mixes", "must be one or more numbers in [0, 1]", given, "E.g. (0.25, 0.5, 0.75).")
         for mix in given:
-            _share("mixes", mix)
+            _check_mix("mixes", mix)
         object.__setattr__(self, "mixes", tuple(sorted({float(mix) for mix in given})))
-        check_solver(self.solver)
+        check_own_solver(self.solver)
 
     def check(self, algorithm: Algorithm) -> None:
+        """Refuse solvers other than SGD."""
         for solver in (algorithm.solver, self.solver or algorithm.solver):
             refuse_all_but_sgd(self, solver)
 
     def width(self, dimension: int) -> int:
+        """A client keeps its mixing weight and its model v, 1 + D numbers."""
         return 1 + dimension
 
     def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
+        """The first of `mixes` and v = w^0; there is no shared state."""
         return torch.cat([params.new_full((1,), self.mixes[0]), params]), None
 
     def work(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
     ) -> tuple[Tensor, Any]:
+        """For each client the (λ, v), (K, 1 + D), with the lowest training loss after local steps on v."""
         solver = own_solver(self.solver, solver)
         stream = context.own_stream(cohort)
         best, lowest = rows, torch.full((len(rows),), math.inf, dtype=torch.float64)
@@ -214,6 +223,7 @@ class Mapper:
     def models(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
     ) -> Tensor:
+        """The mixed models λ v + (1 − λ) w, (K, D)."""
         return mixed_models(rows, params)
 
 
@@ -235,22 +245,26 @@ class APFL:
     mix_lr: float | None = None
 
     def __post_init__(self) -> None:
-        _share("mix", self.mix)
+        _check_mix("mix", self.mix)
         good = self.mix_lr is None or (is_number(self.mix_lr) and 0 <= self.mix_lr < math.inf)
         require(good, "mix_lr", "must be a number ≥ 0, or None for the solver's learning rate", self.mix_lr)
 
     def check(self, algorithm: Algorithm) -> None:
+        """Refuse solvers other than SGD."""
         refuse_all_but_sgd(self, algorithm.solver)
 
     def width(self, dimension: int) -> int:
+        """A client keeps its mixing weight and its model v, 1 + D numbers."""
         return 1 + dimension
 
     def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
+        """α = `mix` and v = w^0; there is no shared state."""
         return torch.cat([params.new_full((1,), self.mix), params]), None
 
     def work(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
     ) -> tuple[Tensor, Any]:
+        """The (α, v), (K, 1 + D), after a step on α and local steps on v."""
         mix = self._learned_mix(context, params, cohort, rows, solver).unsqueeze(1)
         rows = torch.cat([mix, rows[:, 1:]], 1)
         _, own = pair_steps(context, train_both, rows, params, cohort, solver, "both")
@@ -270,4 +284,5 @@ class APFL:
     def models(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
     ) -> Tensor:
+        """The mixed models λ v + (1 − λ) w, (K, D)."""
         return mixed_models(rows, params)

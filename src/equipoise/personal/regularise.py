@@ -15,9 +15,9 @@ from equipoise.core.task import Task, cross_entropy
 from equipoise.data.clients import ClientSet
 from equipoise.errors import InvalidParameter, is_number, require
 from equipoise.personal.context import PersonalContext
-from equipoise.personal.ditto import check_solver, own_solver, refuse_unfit_solver
+from equipoise.personal.ditto import check_own_solver, own_solver, refuse_unfit_solver
 from equipoise.personal.finetune import check_epochs, for_epochs
-from equipoise.personal.interpolate import Pair, constant, pair_steps, refuse_all_but_sgd
+from equipoise.personal.interpolate import Pair, detach_model, pair_steps, refuse_all_but_sgd
 from equipoise.types import Cohort, LocalSolver, Pull
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _GRADIENT_NUMBERS = 2**24  # of per-example gradients held at once
 
 
 @dataclass(frozen=True)
-class _AfterTraining:
+class _FinetuningMethod:
     """What the methods of this module share: nothing is kept between rounds, all work is done from the trained model."""
 
     strength: float = 1.0
@@ -38,7 +38,7 @@ class _AfterTraining:
         good = is_number(self.strength) and 0 <= self.strength < math.inf
         require(good, "strength", "must be a number ≥ 0", self.strength, "0 is plain finetuning.")
         check_epochs(self.epochs)
-        check_solver(self.solver)
+        check_own_solver(self.solver)
 
     def check(self, algorithm: Algorithm) -> None:
         refuse_unfit_solver(self, algorithm)
@@ -56,7 +56,7 @@ class _AfterTraining:
 
 
 @dataclass(frozen=True)
-class EWC(_AfterTraining):
+class EWC(_FinetuningMethod):
     """Finetuning held back where the shared model is sure: min F_k(v) + (λ/2) Σ_i Fisher_ii (v_i − w_i)², from v = w.
 
     `strength` is λ, `epochs` passes over a client's data by `solver` (None: as the algorithm's). Fisher_ii is the diagonal of
@@ -74,6 +74,7 @@ class EWC(_AfterTraining):
     def models(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
     ) -> Tensor:
+        """The models (K, D) after `epochs` passes from w, held back by the diagonal Fisher information."""
         work = for_epochs(own_solver(self.solver, solver), self.epochs)
         pull = None
         if self.strength:
@@ -94,12 +95,12 @@ def diagonal_fisher(task: Task, params: Tensor, clients: ClientSet, which: Tenso
         for start in range(first, end, together):
             part = slice(start, min(start + together, end))
             x, y = (v.to(params.device) for v in (clients.inputs(part, params.dtype), clients.targets(part, params.dtype)))
-            row += summed_squares(task, params, x, y)
+            row += summed_squared_gradients(task, params, x, y)
         row /= end - first
     return fisher
 
 
-def summed_squares(task: Task, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def summed_squared_gradients(task: Task, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Σ over examples (B, …) of the squared gradient of the example's loss, (D,)."""
 
     def loss(flat: Tensor, one_x: Tensor, one_y: Tensor) -> Tensor:
@@ -128,7 +129,7 @@ def symmetrised_kl(outputs: Tensor, reference: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class _NearPredictions:
+class _PredictionPenalty:
     """The loss of a pair's own model plus (λ/2) times the symmetrised KL divergence from the predictions of the shared one."""
 
     strength: float
@@ -137,14 +138,14 @@ class _NearPredictions:
         module, training = pair.scorer.module, pair.scorer.training
         outputs = functional_call(module, pair.own_model(), (x.clone(),))
         pair.scorer.eval()  # the predictions to stay near are without dropout
-        reference = functional_call(module, constant(pair.shared_model()), (x,))
+        reference = functional_call(module, detach_model(pair.shared_model()), (x,))
         pair.scorer.train(training)
         loss: Tensor = pair.scorer.loss(outputs, y) + self.strength / 2 * symmetrised_kl(outputs, reference)
         return loss
 
 
 @dataclass(frozen=True)
-class SymmetrisedKL(_AfterTraining):
+class SymmetrisedKL(_FinetuningMethod):
     """Finetuning near the shared model's predictions: min F_k(v) + (λ/2)(KL(f(v)‖f(w)) + KL(f(w)‖f(v))), from v = w.
 
     f are the softmax probabilities of the client's training examples, so that only classification by cross-entropy has them;
@@ -155,9 +156,11 @@ class SymmetrisedKL(_AfterTraining):
     """
 
     def check(self, algorithm: Algorithm) -> None:
+        """Refuse solvers other than SGD."""
         refuse_all_but_sgd(self, self.solver or algorithm.solver)
 
     def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
+        """An empty row, and no shared state; refuses losses other than cross-entropy."""
         loss = context.task.loss
         if loss is not cross_entropy and not isinstance(loss, nn.CrossEntropyLoss):
             raise InvalidParameter(
@@ -170,7 +173,8 @@ class SymmetrisedKL(_AfterTraining):
     def models(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
     ) -> Tensor:
+        """The models (K, D) after `epochs` passes from w, held near its predictions."""
         work = for_epochs(own_solver(self.solver, solver), self.epochs)
         start = torch.cat([params.new_zeros(1), params]).expand(len(cohort), -1)  # nothing is mixed
-        rule = _NearPredictions(self.strength)
+        rule = _PredictionPenalty(self.strength)
         return pair_steps(context, rule, start, params, context.own_stream(cohort), work, "own")[1]

@@ -73,7 +73,7 @@ def _tally(events: Events) -> _Tally:
     return tuple((z, sampling, count) for (z, sampling), count in counts.items() if count > 0 and z < math.inf)
 
 
-def _chosen(method: Method | None, samplings: Iterable[Sampling], delta: float) -> Method:
+def _choose_method(method: Method | None, samplings: Iterable[Sampling], delta: float) -> Method:
     fixed = any(isinstance(sampling, FixedSampling) for sampling in samplings)
     if method is None:
         return "rdp" if fixed or delta < _SMALLEST_PLD_DELTA else "pld"
@@ -83,28 +83,28 @@ def _chosen(method: Method | None, samplings: Iterable[Sampling], delta: float) 
     return method
 
 
-def _worth_saying(record: logging.LogRecord) -> bool:
+def _is_no_note_on_orders(record: logging.LogRecord) -> bool:
     # An RDP order that does not converge is left out: that may cost tightness, never safety.
     return "Excluding this order" not in str(record.msg)
 
 
 @contextmanager
-def _library() -> Iterator[Any]:
+def _dp_accounting() -> Iterator[Any]:
     import dp_accounting  # type: ignore[import-untyped]
 
     logger = logging.getLogger("absl")
-    logger.addFilter(_worth_saying)
+    logger.addFilter(_is_no_note_on_orders)
     try:
         with np.errstate(all="ignore"):
             yield dp_accounting
     finally:
-        logger.removeFilter(_worth_saying)
+        logger.removeFilter(_is_no_note_on_orders)
 
 
 @lru_cache(maxsize=256)
 def _rdp(z: float, sampling: Sampling) -> tuple[Any, Any]:
     """The orders, and the Rényi divergence of one event at each."""
-    with _library() as dp:
+    with _dp_accounting() as dp:
         event, relation = dp.GaussianDpEvent(z), dp.NeighboringRelation.ADD_OR_REMOVE_ONE
         if isinstance(sampling, PoissonSampling):
             event = dp.PoissonSampledDpEvent(sampling.rate, event)
@@ -118,7 +118,7 @@ def _rdp(z: float, sampling: Sampling) -> tuple[Any, Any]:
 def _epsilon_rdp(tally: _Tally, delta: float) -> float:
     orders = _rdp(*tally[0][:2])[0]
     total = sum(count * _rdp(z, sampling)[1] for z, sampling, count in tally)
-    with _library() as dp:
+    with _dp_accounting() as dp:
         return float(dp.rdp.compute_epsilon(orders, total, delta)[0])
 
 
@@ -126,13 +126,13 @@ def gaussian_epsilon(multiplier: float, delta: float) -> float:
     """ε of one Gaussian release at δ = Φ(1/(2z) − εz) − e^ε Φ(−1/(2z) − εz), exactly (Balle and Wang 2018, Theorem 8)."""
     check_positive(multiplier, "multiplier", zero=True)
     check_delta(delta)
-    with _library() as dp:
+    with _dp_accounting() as dp:
         return float(dp.get_epsilon_gaussian(multiplier, delta))
 
 
 @lru_cache(maxsize=4)  # each may hold a million numbers
 def _loss_distribution(z: float, rate: float, interval: float) -> Any:
-    with _library() as dp:
+    with _dp_accounting() as dp:
         make = dp.pld.privacy_loss_distribution.from_gaussian_mechanism
         return make(z, value_discretization_interval=interval, sampling_prob=rate)
 
@@ -157,7 +157,7 @@ def _epsilon_pld(tally: _Tally, delta: float, rough: bool) -> float:
         return gaussian_epsilon(fold(*(z / math.sqrt(count) for z, _, count in tally)), delta)
     interval = _interval(tally, delta, rough)
     parts = []
-    with _library():
+    with _dp_accounting():
         for z, sampling, count in tally:
             if isinstance(sampling, PoissonSampling):
                 parts.append(_loss_distribution(z, sampling.rate, interval).self_compose(count))
@@ -183,7 +183,7 @@ def epsilon_of(events: Events, delta: float, *, method: Method | None = None) ->
     """
     check_delta(delta)
     tally = _tally(events)
-    return _epsilon(tally, delta, _chosen(method, (sampling for _, sampling, _ in tally), delta))
+    return _epsilon(tally, delta, _choose_method(method, (sampling for _, sampling, _ in tally), delta))
 
 
 # ------------------------------------------------------------------------------------------------------------ over the rounds
@@ -234,7 +234,7 @@ class Accountant:
             check_count(horizon, "horizon")
         _tally(self.pattern)  # refuses a mixture of samplings
         samplings = [event.sampling for event in self.pattern]
-        self.method: Method = _chosen(method, samplings, delta)
+        self.method: Method = _choose_method(method, samplings, delta)
         self.neighbours = "replace one" if any(isinstance(s, FixedSampling) for s in samplings) else "add or remove one"
         self.delta, self.horizon = delta, horizon
         self._known: dict[tuple[int, bool], float] = {}
@@ -322,7 +322,7 @@ def noise_for(
     check_count(rounds, "rounds")
     require(is_number(tolerance) and 1e-6 <= tolerance < 1, "tolerance", "must lie in [1e-6, 1)", tolerance)
     sampling = sampling_of(sampling_rate=sampling_rate, cohort=cohort, population=population)
-    chosen = _chosen(method, [sampling], delta)
+    chosen = _choose_method(method, [sampling], delta)
 
     def cost(z: float, rough: bool = False) -> float:
         return _epsilon(_tally([(CohortEvent((Release("all", z),), sampling), rounds)]), delta, chosen, rough)

@@ -93,7 +93,7 @@ def mu_from_chances(likelier: Array, other: Array) -> Array:
     return bound
 
 
-def _drawn(scores: Scores, present: bool, runs: int, seed: int, part: str) -> Array:
+def _draw_scores(scores: Scores, present: bool, runs: int, seed: int, part: str) -> Array:
     world = "present" if present else "absent"
     values = np.asarray(scores(present, runs, stream_key(seed, f"audit {world} {part}") >> 1), dtype=np.float64)
     if values.shape != (runs,) or np.isnan(values).any():
@@ -101,7 +101,7 @@ def _drawn(scores: Scores, present: bool, runs: int, seed: int, part: str) -> Ar
     return values
 
 
-def _hits(values: Array, thresholds: Array, below: bool) -> Array:
+def _count_hits(values: Array, thresholds: Array, below: bool) -> Array:
     under = np.searchsorted(np.sort(values), thresholds, side="left").astype(np.float64)
     return under if below else len(values) - under
 
@@ -130,19 +130,19 @@ def audit(
     def strength(likelier: Array, other: Array) -> Array:
         return mu_from_chances(likelier, other) if assume == "gaussian" else epsilon_from_chances(likelier, other, delta)
 
-    first = {present: _drawn(scores, present, half, seed, "choose") for present in (True, False)}
+    first = {present: _draw_scores(scores, present, half, seed, "choose") for present in (True, False)}
     thresholds = _candidates(first[True], first[False])
     best = (-1.0, 0.0, False, True)  # strength, threshold, below, present is likelier
     for below in (False, True):  # bounds of a tenth of the error, so that a lucky threshold far out does not win
-        bounds = {world: chance_bounds(_hits(first[world], thresholds, below), half, error / 10) for world in (True, False)}
+        bounds = {w: chance_bounds(_count_hits(first[w], thresholds, below), half, error / 10) for w in (True, False)}
         for world in (True, False):
-            found = strength(bounds[world][0], bounds[not world][1])
-            place = int(found.argmax())
-            best = max(best, (float(found[place]), float(thresholds[place]), below, world))
+            strengths = strength(bounds[world][0], bounds[not world][1])
+            place = int(strengths.argmax())
+            best = max(best, (float(strengths[place]), float(thresholds[place]), below, world))
     _, threshold, below, world = best
 
     rest = runs - half
-    hits = {w: _hits(_drawn(scores, w, rest, seed, "judge"), np.array([threshold]), below) for w in (True, False)}
+    hits = {w: _count_hits(_draw_scores(scores, w, rest, seed, "judge"), np.array([threshold]), below) for w in (True, False)}
     lower, upper = chance_bounds(hits[world], rest, error)[0], chance_bounds(hits[not world], rest, error)[1]
     bound = float(strength(lower, upper)[0])
     if assume == "gaussian":

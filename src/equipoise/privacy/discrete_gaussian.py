@@ -1,7 +1,7 @@
-"""The discrete Gaussian N_Z(0, σ²): whole numbers k with probability ∝ exp(−k²/(2σ²)), sampled exactly and in bulk.
+"""The discrete Gaussian N_Z(0, σ²): integers k with probability ∝ exp(−k²/(2σ²)), sampled exactly and in bulk.
 
-Every decision compares whole numbers, and the only randomness is uniform bits, so that the law of the samples is the stated one
-and not a rounding of it: Canonne, Kamath and Steinke 2020, Algorithms 1 to 3. The arithmetic of the variance, a rational
+Every decision compares integers, and the only randomness is uniform bits, so that the law of the samples is the stated one and
+not a rounding of it: Canonne, Kamath and Steinke 2020, Algorithms 1 to 3. The arithmetic of the variance, a rational
 number whatever its denominator, is done in Python's integers, once for each size of candidate; the arithmetic of candidates is
 done in arrays of 64-bit integers, within bounds that rule out overflow. The time taken depends on what is drawn: this is no
 defence against an observer with a stopwatch next to the client.
@@ -35,7 +35,7 @@ _LARGEST = 1 << 60  # of σ²: then candidates fit in 64 bits
 # --------------------------------------------------------------------------------------------------- coins with a rational bias
 
 
-def _halves(source: RandomSource, count: int) -> Ints:
+def _draw_32_bits(source: RandomSource, count: int) -> Ints:
     """`count` uniform numbers of 32 bits."""
     return source.words((count + 1) // 2).view(np.uint32)[:count].astype(np.int64)
 
@@ -51,7 +51,7 @@ def _bernoulli(numerator: Ints | int, denominator: int, count: int, source: Rand
     if digits < 1:
         many = np.broadcast_to(np.asarray(numerator), (count,)).tolist()
         return np.fromiter((_bernoulli_one(n, denominator, source) for n in many), dtype=np.bool_, count=count)
-    drawn = _halves(source, count)
+    drawn = _draw_32_bits(source, count)
     if digits < 32:
         drawn >>= 32 - digits
     drawn *= -denominator
@@ -65,7 +65,7 @@ def _bernoulli(numerator: Ints | int, denominator: int, count: int, source: Rand
 
 
 def _bernoulli_one(numerator: int, denominator: int, source: RandomSource) -> bool:
-    """One coin with probability numerator/denominator, for integers of any size: the same comparison, 64 digits at a time."""
+    """One coin with probability numerator/denominator, for integers of any size: compares 64 binary digits at a time."""
     while 0 < numerator < denominator:
         numerator = (numerator << 64) - int(source.words(1)[0]) * denominator
     return numerator > 0
@@ -93,7 +93,7 @@ def _bernoulli_exp(numerator: Ints, denominator: int, source: RandomSource) -> F
 
 
 def _bernoulli_exp_minus_one(count: int, source: RandomSource) -> Flags:
-    """Coins with probability 1/e: the same series at γ = 1, whose first coin never fails."""
+    """Coins with probability 1/e: the series of `_bernoulli_exp` at γ = 1, whose first coin never fails."""
     result = np.zeros(count, dtype=np.bool_)
     alive, k = np.flatnonzero(_bernoulli(1, 2, count, source)), 2
     while len(alive):
@@ -130,7 +130,7 @@ def _discrete_laplace(scale: int, count: int, source: RandomSource) -> tuple[Int
     if scale == 1:
         size = np.zeros(count, dtype=np.int64)
     else:
-        product = _halves(source, count) * scale  # a uniform number below `scale` is the high half …
+        product = _draw_32_bits(source, count) * scale  # a uniform number below `scale` is the high half …
         size = product >> 32
         fair = (product & 0xFFFFFFFF) >= (1 << 32) % scale  # … if those that would be met once too often are left out
         if not fair.all():
@@ -175,7 +175,7 @@ class _Exponents:
             left[lost] = 0
         if not self.exact:
             alive = np.flatnonzero(result)
-            for one in alive[_halves(source, len(alive)) >> (32 - _GRID) == 0].tolist():
+            for one in alive[_draw_32_bits(source, len(alive)) >> (32 - _GRID) == 0].tolist():
                 result[one] = _bernoulli_exp_tiny(self.rest[place[one]], self.denominator, source)
         return result
 
@@ -186,16 +186,16 @@ def _small_exponents(variance: Fraction, scale: int, grid: int) -> _Exponents:
     return _Exponents(range(16 * scale), variance, scale)
 
 
-def _some(variance: Fraction, scale: int, tries: int, source: RandomSource) -> Ints:
-    """The samples that come of so many tries. Source: Canonne et al. 2020, Algorithm 3."""
+def _draw_samples(variance: Fraction, scale: int, tries: int, source: RandomSource) -> Ints:
+    """The samples of N_Z(0, σ²) that `tries` candidates give, about half as many. Source: Canonne et al. 2020, Algorithm 3."""
     size, negative = _discrete_laplace(scale, tries, source)
     if not len(size):
         return size
     if 16 * scale <= _TABLE and size.max() < 16 * scale:
         table, place = _small_exponents(variance, scale, _GRID), size
     else:
-        distinct, found = np.unique(size, return_inverse=True)
-        table, place = _Exponents(distinct.tolist(), variance, scale), found.astype(np.int64)
+        distinct, inverse = np.unique(size, return_inverse=True)
+        table, place = _Exponents(distinct.tolist(), variance, scale), inverse.astype(np.int64)
     kept = table.kept(place, source)
     size, negative = size[kept], negative[kept]
     return np.where(negative, -size, size)
@@ -205,7 +205,7 @@ def _some(variance: Fraction, scale: int, tries: int, source: RandomSource) -> I
 
 
 def as_variance(sigma2: object) -> Fraction:
-    """σ² as the rational number it is: whole numbers and fractions as they are, a float as the fraction its bits stand for."""
+    """σ² as an exact fraction: integers and fractions as they are, a float as the fraction that its bits stand for."""
     good = is_number(sigma2) and not (isinstance(sigma2, Real) and not math.isfinite(sigma2))
     require(good, "sigma2", "must be a finite number ≥ 0", sigma2, "It is the variance parameter σ², not σ.")
     if isinstance(sigma2, Rational):
@@ -219,7 +219,7 @@ def as_variance(sigma2: object) -> Fraction:
 def sample_discrete_gaussian(sigma2: int | float | Fraction, size: int | Sequence[int], *, source: RandomSource) -> Tensor:
     """Independent draws of N_Z(0, σ²) as an int64 tensor of shape `size`, exact: no floating-point number decides anything.
 
-    P(k) ∝ exp(−k²/(2σ²)) over the whole numbers; for σ ≥ 1 the variance is σ² less at most a part in 10^6, for smaller σ less.
+    P(k) ∝ exp(−k²/(2σ²)) over the integers; for σ ≥ 1 the variance is σ² less at most a part in 10^6, for smaller σ less.
     σ² is taken as the rational number it is, a float too: 0.1 is 3602879701896397/2^55. σ² = 0 gives zeros. The draws are a
     pure function of σ², the size and the words of the source.
 
@@ -239,16 +239,16 @@ def sample_discrete_gaussian(sigma2: int | float | Fraction, size: int | Sequenc
         scale, done = math.isqrt(variance.numerator // variance.denominator) + 1, 0
         while done < count:
             tries = min(_CHUNK, int(2.2 * (count - done)) + 64)  # about 0.48 of them succeed
-            found = _some(variance, scale, tries, source)[: count - done]
-            drawn[done : done + len(found)] = found
-            done += len(found)
+            samples = _draw_samples(variance, scale, tries, source)[: count - done]
+            drawn[done : done + len(samples)] = samples
+            done += len(samples)
     return torch.from_numpy(drawn.reshape(shape))
 
 
 def discrete_gaussian_pmf(
     sigma2: int | float | Fraction, values: Tensor | Sequence[int] | NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """P(k) of N_Z(0, σ²) at whole numbers k, in float64: for tests and audits; the sampler does not use it."""
+    """P(k) of N_Z(0, σ²) at integers k, in float64: for tests and audits; the sampler does not use it."""
     variance = float(as_variance(sigma2))
     places = np.asarray(values, dtype=np.int64)
     require(variance > 0, "sigma2", "must be positive for a mass function", sigma2)

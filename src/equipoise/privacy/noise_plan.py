@@ -169,6 +169,7 @@ class NoisePlan:
 
     @cached_property
     def accountant(self) -> accounting.Accountant:
+        """The accountant of this run: each round is one event with all its releases."""
         named = {
             "quantile or weights": self.calibration.first,
             "update": self.calibration.update,
@@ -191,6 +192,7 @@ class NoisePlan:
         return f"{self.privacy!r} with {self.calibration!r}, {self.quantile!r}, for {self.rounds} rounds"
 
     def begin(self) -> PrivateState:
+        """The state before the first round: the first clip bound, and nobody has taken part."""
         return PrivateState(float(self.privacy.clip), torch.zeros(self.clients, dtype=torch.int32))
 
     def source(self, purpose: str, round_index: int) -> RandomSource:
@@ -212,7 +214,7 @@ class NoisePlan:
         return self.algorithm.traits.risk.tail * self.expected
 
     def epsilon_after(self, rounds: int) -> float:
-        """ε after so many rounds, for whoever receives the models."""
+        """ε after `rounds` rounds, for whoever receives the models."""
         return self.accountant.epsilon_after(rounds)
 
     def spent(self, state: PrivateState, rounds: int) -> accounting.Spent:
@@ -224,7 +226,7 @@ class NoisePlan:
 
 @dataclass(frozen=True)
 class Grid:
-    """Updates in whole numbers of `step`: their largest norm in steps, each client's noise, and the modulus of the sum."""
+    """Updates in integer multiples of `step`: their largest norm in steps, each client's noise, and the modulus of the sum."""
 
     step: float
     norm_bound: float

@@ -86,7 +86,7 @@ def client_contributions(losses: Tensor, *, bound: float, bins: int, sigma: floa
 def cumulative_counts(total: Tensor, *, bins: int, scale: int, clients: int | None = None) -> Tensor:
     """The estimated number of clients below each edge l_0 … l_b, from the centred sum: (b + 1,) float64.
 
-    None are below l_0; all are below or at l_b, so many as `clients` says, or the sum of the two halves if it is None.
+    The count is 0 at l_0. At l_b it is `clients`, or the sum of the two halves of the tree if `clients` is None.
     """
     nodes, edge = _dyadic_nodes(bins)
     counts = torch.zeros(bins + 1, dtype=torch.int64, device=total.device)
@@ -124,8 +124,8 @@ def private_quantile(
 
     Losses are clipped to [0, `bound`], counted in `bins` bins (a power of two), multiplied by `scale` c, and each client adds
     N_Z(0, `sigma`²) to each of its 2b − 2 nodes. `clients` is the number of contributors if it is public, else None: then the
-    noisy total stands in. With `shares` there are exactly so many of noise in the sum, whoever is there: clients beyond them
-    add none, and the server adds what is missing. Otherwise the width of the noise would tell how many took part, which is
+    noisy total stands in. With `shares` > 0 the sum has exactly that number of shares of noise: clients beyond them add none,
+    and the server adds what is missing. Otherwise the width of the noise would tell how many took part, which is
     all that hides a client who was added or removed. 0: one from each client, for cohorts of a size that is public.
     With `sigma` 0 this is the bin edge that sorting would give, and nothing is private.
 
@@ -149,7 +149,7 @@ def private_quantile(
 
 
 def check_tail(tail: object) -> None:
-    """Refuse what is not a share in (0, 1]."""
+    """Raise InvalidParameter unless `tail` is a number in (0, 1]."""
     good = is_number(tail) and 0 < tail <= 1  # type: ignore[operator]
     require(good, "tail", "must lie in (0, 1]", tail, "0.5 asks for the median.")
 
@@ -181,7 +181,7 @@ def safe_modulus(scale: int, sigma: float, bins: int, most: int, *, failure: flo
 
 
 def check_contributors(name: str, value: object) -> None:
-    """Refuse what is not a number of clients."""
+    """Raise InvalidParameter unless the value is an integer ≥ 1, a number of clients."""
     require(is_whole(value) and value >= 1, name, "must be a whole number of clients ≥ 1", value)  # type: ignore[operator]
 
 
@@ -239,7 +239,7 @@ class PrivateQuantile:
     def at(self, source: RandomSource, *, clients: int | None = None, shares: int = 0) -> PrivateRelease:
         """The quantile source of one round: noise from `source`; `clients`, the number of contributors, if it is public.
 
-        With `shares` there are exactly so many of noise, whoever is there (see `private_quantile`); 0: one from each client.
+        `shares` is the number of shares of noise in the sum (see `private_quantile`); 0: one from each client.
         """
         self.noise()
         if clients is not None:
@@ -247,6 +247,7 @@ class PrivateQuantile:
         return PrivateRelease(self, source, clients, shares)
 
     def __call__(self, losses: Tensor, base_weights: Tensor, tail: float) -> Tensor:
+        """Refused: every release needs fresh noise, which `at` gives it."""
         raise IncompatibleParts(
             f"{self!r} needs fresh noise in every round, and a budget for it.",
             "Add privacy=DifferentialPrivacy(epsilon, delta, clip) to the Algorithm, or call .at(source) for one round.",
@@ -274,7 +275,7 @@ class PrivateQuantile:
         adjacency: Adjacency = "add_remove",
         failure: float = 1e-9,
     ) -> PrivateQuantile:
-        """The same with σ, c and M for a noise multiplier of at least `multiplier` (and at most 1e-9 more).
+        """A copy with σ, c and M set for a noise multiplier of at least `multiplier` (and at most 1e-9 more).
 
         `contributors` is the fewest clients in the sum, `most` the most (None: the same), `failure` the probability that a sum
         wraps around. c is the smallest scale with √contributors · σ ≥ 20 and σ ≥ 2, where the shares of discrete noise add up
@@ -287,19 +288,20 @@ class PrivateQuantile:
         good = is_whole(most) and most >= contributors
         require(good, "most", f"must be a whole number of at least contributors={contributors}", most)
         require(is_number(failure) and 0 < failure < 1, "failure", "must lie in (0, 1)", failure)
-        wanted = multiplier * histogram_sensitivity(1, self.bins, adjacency)  # √m'·σ/c
-        scale = math.ceil(max(ENOUGH_NOISE, _LEAST_SIGMA * math.sqrt(contributors)) / wanted)
-        sigma = wanted * scale / math.sqrt(contributors)
-        found, excess = replace(self, sigma=sigma, scale=scale, modulus=None), 1e-15
+        noise_per_unit = multiplier * histogram_sensitivity(1, self.bins, adjacency)  # √m'·σ/c
+        scale = math.ceil(max(ENOUGH_NOISE, _LEAST_SIGMA * math.sqrt(contributors)) / noise_per_unit)
+        sigma = noise_per_unit * scale / math.sqrt(contributors)
+        calibrated, excess = replace(self, sigma=sigma, scale=scale, modulus=None), 1e-15
 
         def short() -> bool:
-            little = math.sqrt(contributors) * found.noise()[0] < ENOUGH_NOISE
-            return little or found.multiplier(contributors, adjacency=adjacency) < multiplier
+            little = math.sqrt(contributors) * calibrated.noise()[0] < ENOUGH_NOISE
+            return little or calibrated.multiplier(contributors, adjacency=adjacency) < multiplier
 
         while short():  # by rounding, or by ψ: to the safe side
-            found, excess = replace(found, sigma=sigma * (1 + excess)), 2 * excess
+            calibrated, excess = replace(calibrated, sigma=sigma * (1 + excess)), 2 * excess
         self.check_cohort(most)
-        return replace(found, modulus=safe_modulus(scale, sigma * (1 + excess), self.bins, most, failure=failure))
+        modulus = safe_modulus(scale, sigma * (1 + excess), self.bins, most, failure=failure)
+        return replace(calibrated, modulus=modulus)
 
     def check_cohort(self, clients: int) -> None:
         """A notice if there are more bins than clients to count in them."""
@@ -323,6 +325,7 @@ class PrivateRelease:
     shares: int = 0
 
     def __call__(self, losses: Tensor, base_weights: Tensor, tail: float) -> Tensor:
+        """The noisy quantile, () float64, of losses (K,) under equal base weights."""
         alike = not len(base_weights) or bool((base_weights - base_weights[0]).abs().max() <= 1e-6 * base_weights[0].abs())
         if not alike:
             rule, fix = "must be equal within a cohort under a private quantile", "Use uniform weights: a client counts once."

@@ -39,7 +39,7 @@ class PrivateSums:
         if traits.client_form == "filter":
             return self._by_quantile(traits, cohort, losses, ones), self.noise.workers
         weights = client_weights(traits, losses, ones, float(self.noise.privacy.loss_bound or 0))
-        return RiskValue(mean_of(losses, weights), weights, state), max(self._noisy_sum(weights, cohort.round), 1.0)
+        return RiskValue(mean_loss(losses, weights), weights, state), max(self._noisy_sum(weights, cohort.round), 1.0)
 
     def _noisy_sum(self, weights: Tensor, round_index: int) -> float:
         """The sum of weights in [0, 1] with noise. A client moves it by 1, also one that is replaced."""
@@ -60,7 +60,7 @@ class PrivateSums:
         release = self.noise.quantile.at(self.noise.source("quantile", cohort.round), clients=known, shares=self.noise.shares)
         clipped = losses.clamp(0.0, self.noise.quantile.bound)
         kept = client_weights(risk, clipped, ones, release(clipped, ones, risk.tail))
-        return RiskValue(mean_of(losses, kept), kept)
+        return RiskValue(mean_loss(losses, kept), kept)
 
     def combine(self, state: ServerState, engine: Engine, solver: LocalSolver, plan: Plan, sent: Tensor | None) -> Combined:
         """The noisy sum of clipped updates over its denominator (D,), and the next clip bound."""
@@ -138,6 +138,6 @@ def client_weights(risk: RiskTraits, losses: Tensor, base_weights: Tensor, publi
     return risk.client_weight(losses, base_weights, public).double()
 
 
-def mean_of(losses: Tensor, weights: Tensor) -> Tensor:
+def mean_loss(losses: Tensor, weights: Tensor) -> Tensor:
     """The weighted mean of losses, NaN without any: for the report, which no noise covers."""
     return (weights @ losses.double()) / weights.sum() if bool(weights.sum() > 0) else torch.tensor(float("nan"))

@@ -46,8 +46,9 @@ class Seeded:
         self._stream = np.random.Philox(key=key)
 
     def words(self, count: int) -> NDArray[np.uint64]:
-        found: NDArray[np.uint64] = self._stream.random_raw(count)
-        return found
+        """The next `count` words of the seeded stream."""
+        words: NDArray[np.uint64] = self._stream.random_raw(count)
+        return words
 
     def __repr__(self) -> str:
         return "Seeded(seed={!r}, purpose={!r}, round_index={!r})".format(*self._described)
@@ -57,6 +58,7 @@ class SystemSource:
     """The operating system's cryptographic generator: for deployments. Nothing drawn from it can be drawn again."""
 
     def words(self, count: int) -> NDArray[np.uint64]:
+        """`count` words of the operating system's generator."""
         return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
 
     def __repr__(self) -> str:

@@ -12,16 +12,19 @@ from equipoise.errors import IncompatibleParts, is_number, is_whole, require
 
 
 def check_positive(value: float, name: str, *, zero: bool = False) -> None:
+    """Raise InvalidParameter unless the value is a positive finite number, or with `zero` any number ≥ 0."""
     good = is_number(value) and (value >= 0 if zero else 0 < value < math.inf)
     require(good, name, "must be a number of at least 0" if zero else "must be a positive finite number", value)
 
 
 def check_count(value: int, name: str, *, least: int = 1, most: float = math.inf) -> None:
+    """Raise InvalidParameter unless the value is an integer from `least` to `most`."""
     rule = f"of at least {least}" if most == math.inf else f"between {least} and {most}"
     require(is_whole(value) and least <= value <= most, name, f"must be a whole number {rule}", value)
 
 
 def check_delta(delta: float) -> None:
+    """Raise InvalidParameter unless δ lies strictly between 0 and 1."""
     fix = "A usual choice is below one over the number of clients."
     require(is_number(delta) and 0 < delta < 1, "delta", "must lie strictly between 0 and 1", delta, fix)
 

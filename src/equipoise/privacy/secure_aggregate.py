@@ -1,4 +1,4 @@
-"""Secure aggregation at work in a run: sums of (weight · update, weight) in whole numbers, and nothing else."""
+"""Secure aggregation at work in a run: sums of (weight · update, weight) in integers, and nothing else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.update_checks import as_local_work
-from equipoise.privacy.private_sums import client_weights, mean_of
+from equipoise.privacy.private_sums import client_weights, mean_loss
 from equipoise.privacy.random_source import Seeded
 from equipoise.privacy.secure_sum import EXACT, SimulatedSecureSum, quantise
 from equipoise.types import Cohort, Combined, Engine, LocalSolver, RiskValue, ServerState
@@ -43,7 +43,7 @@ class SecureSumRule:
             return replace(risk, weights=torch.where(risk.weights > 0, base, 0.0)), 1.0
         public = None if traits.client_form == "base" else float(self.privacy.loss_bound or 0)
         weights = client_weights(traits, losses, base, public)
-        return RiskValue(mean_of(losses, weights), weights, state), 1.0
+        return RiskValue(mean_loss(losses, weights), weights, state), 1.0
 
     def combine(self, state: ServerState, engine: Engine, solver: LocalSolver, plan: Plan, sent: Tensor | None) -> Combined:
         """Σ w_k u_k / Σ w_k, both found by one secure sum; clients outside the tail send masked zeros."""

@@ -1,4 +1,4 @@
-"""Sums of whole numbers modulo M, of which nobody learns more than the sum; and how vectors of floats become whole numbers.
+"""Sums of integers modulo M, of which nobody learns more than the sum; and how vectors of floats become integers.
 
 A client does three things alone: it clips, it rounds to a grid (`quantise`), it adds its share of noise. Then a `SecureSum`
 adds the clients' rows up modulo M. In a simulation that is plain arithmetic with the wraparound of the real thing; over a
@@ -27,7 +27,8 @@ class SecureSum(Protocol):
     """A sum over clients modulo M. Law: the centred residue of Σ_k x_k, in [−M/2, M/2), and nothing else comes out."""
 
     @property
-    def modulus(self) -> int: ...
+    def modulus(self) -> int:
+        """M, which sums are taken modulo of."""
 
     def sum(self, contributions: Tensor) -> Tensor:
         """What the K rows (K, d) int64 add up to, modulo M and centred: (d,) int64. Each client knows its own row only."""
@@ -51,7 +52,7 @@ def centred(total: Tensor, modulus: int) -> Tensor:
 
 
 def check_modulus(modulus: object) -> None:
-    """Refuse what is not a whole number in 2 … 2^62."""
+    """Raise InvalidParameter unless the modulus is an integer in 2 … 2^62."""
     good = is_whole(modulus) and 2 <= modulus <= LARGEST_MODULUS  # type: ignore[operator]
     require(
         good, "modulus", "must be a whole number from 2 to 2^62", modulus, "required_modulus(...) says how large it must be."
@@ -72,12 +73,13 @@ class SimulatedSecureSum:
         check_modulus(self.modulus)
 
     def sum(self, contributions: Tensor) -> Tensor:
+        """The centred sum modulo M, (d,) int64, of the clients' rows (K, d) int64."""
         good = contributions.dtype == torch.int64 and contributions.dim() == 2
         shown = f"{contributions.dtype} of shape {tuple(contributions.shape)}"
         require(
             good, "contributions", "must be int64 with one row per client (K, d)", shown, "quantise(...) makes whole numbers."
         )
-        at_once = ((1 << 63) - 1) // (self.modulus - 1) - 1  # so many residues and one more add up within int64
+        at_once = ((1 << 63) - 1) // (self.modulus - 1) - 1  # the most residues that, with one more, add up within int64
         rows = residues(contributions, self.modulus)
         total = torch.zeros_like(rows[:0].sum(0))
         for first in range(0, len(rows), at_once):
@@ -85,7 +87,7 @@ class SimulatedSecureSum:
         return centred(total, self.modulus)
 
 
-# ------------------------------------------------------------------------------------------------- from floats to whole numbers
+# ------------------------------------------------------------------------------------------------------ from floats to integers
 
 
 def check_grid(clip: float, step: float) -> None:
@@ -156,7 +158,7 @@ def quantise(
 
     x/γ becomes ⌊x/γ⌋ + 1 with the probability of its fraction, else ⌊x/γ⌋, each coordinate by itself; the probability is that
     of float64, to 53 bits. A row whose norm exceeds `norm_bound` (in steps, see `rounded_norm_bound`) is rounded again as a
-    whole: the check is on the whole numbers that are sent, so that the sensitivity is that bound whatever the floats did.
+    whole: the check is on the integers that are sent, so that the sensitivity is that bound whatever the floats did.
     With a bound for failure β this happens to a row with probability ≤ β, and shifts the mean by no more than that.
     `modulus` refuses a row that is too large to be told from another modulo M.
 
@@ -194,7 +196,7 @@ def _round_row(scaled: Tensor, whole: Tensor, limit: int, norm_bound: float | No
 
 
 def norm_is_within(whole: Tensor, bound: float) -> bool:
-    """Whether Σ x_i² ≤ bound² for whole numbers (D,): in integers where they hold the sum, else in floats to the safe side."""
+    """Whether Σ x_i² ≤ bound² for integers (D,): in integers where they hold the sum, else in floats to the safe side."""
     size = float(whole.abs().max()) if len(whole) else 0.0
     if size**2 * len(whole) < 2.0**62:
         return int(whole.square().sum()) <= bound**2

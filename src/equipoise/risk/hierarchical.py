@@ -82,6 +82,7 @@ class HierarchicalTilt:
         return self.groups[client]
 
     def __call__(self, losses: Tensor, base_weights: Tensor, *, clients: Any = None, state: Any = None) -> RiskValue:
+        """The tilted risk of the groups' tilted risks, and its weights (K,)."""
         require(clients is not None, "clients", "must be given, because groups are told by client id", clients)
         names = [self.group_of(client) for client in clients]
         value, weights = hierarchical(losses, base_weights, names, self.tilt, self.inner_tilt)

@@ -25,6 +25,7 @@ class Mean:
     client_form: ClassVar[str] = "base"
 
     def __call__(self, losses: Tensor, base_weights: Tensor, *, clients: Any = None, state: Any = None) -> RiskValue:
+        """The mean Σ α_k F_k; its weights are α."""
         return RiskValue((base_weights * losses).sum(), base_weights, state)
 
     def client_weight(self, loss: Tensor, base_weight: Tensor, public: Any = None) -> Tensor:

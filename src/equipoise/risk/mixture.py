@@ -1,4 +1,4 @@
-"""Risks made of risks."""
+"""Weighted sums of risks."""
 
 from __future__ import annotations
 
@@ -71,6 +71,7 @@ class Mixture:
         return all(term.pure for term in self._traits)
 
     def __call__(self, losses: Tensor, base_weights: Tensor, *, clients: Any = None, state: Any = None) -> RiskValue:
+        """Σ_j c_j · risk_j, with the weights combined alike; the state holds that of each term."""
         states = state if state is not None else (None,) * len(self.terms)
         parts = [risk(losses, base_weights, clients=clients, state=s) for (_, risk), s in zip(self.terms, states, strict=True)]
         coefficients = [c for c, _ in self.terms]

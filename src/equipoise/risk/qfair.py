@@ -36,6 +36,7 @@ class QFair:
         require(good, "q", "must be a number ≥ 0", self.q, "0 is FedAvg; 1 is a usual start.")
 
     def __call__(self, losses: Tensor, base_weights: Tensor, *, clients: Any = None, state: Any = None) -> RiskValue:
+        """The q-fair risk and its weights α_k F_k^q."""
         if bool((losses < 0).any()):
             raise InvalidParameter(
                 "losses", "must be ≥ 0 for QFair", float(losses.min()), "Use Tilted for losses of either sign."

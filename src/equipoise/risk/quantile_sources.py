@@ -28,11 +28,11 @@ def tail_quantile(losses: Tensor, base_weights: Tensor, tail: float) -> Tensor:
     tensor(2.)
     """
     values, alpha = numbers(losses), numbers(base_weights)
-    return losses[int(tail_place(values, alpha / alpha.sum(), tail, base_weights.dtype))]
+    return losses[int(tail_quantile_index(values, alpha / alpha.sum(), tail, base_weights.dtype))]
 
 
-def tail_place(losses: Numbers, alpha: Numbers, tail: float, given: torch.dtype) -> np.intp:
-    """Where the weighted (1 − θ)-quantile stands among the losses; the weights α sum to 1, and were `given` in some type."""
+def tail_quantile_index(losses: Numbers, alpha: Numbers, tail: float, given: torch.dtype) -> np.intp:
+    """The index of the weighted (1 − θ)-quantile among the losses; weights α sum to 1 and had the dtype `given` before."""
     order = losses.argsort()
     ordered = alpha[order]
     mass_above = ordered[::-1].cumsum()[::-1] - ordered  # of all later ones in the order
@@ -93,6 +93,7 @@ class Exact:
     exact: ClassVar[bool] = True
 
     def __call__(self, losses: Tensor, base_weights: Tensor, tail: float) -> Tensor:
+        """The weighted (1 − tail)-quantile of losses (K,): one of them, ()."""
         return tail_quantile(losses, base_weights, tail)
 
 
@@ -105,7 +106,7 @@ class SecureSums:
 
     Majorisation–minimisation, one secure sum of two numbers per iteration. What is released is μ − ε, with ε = `tolerance` ×
     the mean absolute deviation of the losses, so that the client at the quantile still finds itself at or above it; it may lie
-    that much below the smallest loss. Losses nearer to each other than ε are not told apart: one gigantic loss makes ε large,
+    that much below the smallest loss. Losses nearer to each other than ε count as equal: one gigantic loss makes ε large,
     and then more clients are kept.
 
     Measured with the defaults on 10 to 1000 clients (uniform, lognormal, Pareto, two clusters, an outlier; equal and unequal
@@ -129,4 +130,5 @@ class SecureSums:
         require(good, "tolerance", "must lie in (0, 1)", self.tolerance, "It is a share of the spread of the losses: try 1e-4.")
 
     def __call__(self, losses: Tensor, base_weights: Tensor, tail: float) -> Tensor:
+        """The weighted (1 − tail)-quantile less ε, () float64, found by sums over clients."""
         return quantile_by_sums(losses, base_weights, tail, iterations=self.iterations, tolerance=self.tolerance)

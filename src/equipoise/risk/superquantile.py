@@ -17,7 +17,7 @@ from torch import Tensor
 from equipoise.core.abilities import is_part, read
 from equipoise.core.numbers import numbers
 from equipoise.errors import IncompatibleParts, is_number, is_whole, require
-from equipoise.risk.quantile_sources import ROUNDING, Exact, tail_place
+from equipoise.risk.quantile_sources import ROUNDING, Exact, tail_quantile_index
 from equipoise.risk.quantile_sources import tail_quantile as tail_quantile  # public here too
 from equipoise.risk.tilted import tilted
 from equipoise.types import QuantileSource, QuantileTraits, RiskValue
@@ -34,7 +34,7 @@ def exact_weights(losses: Tensor, base_weights: Tensor, tail: float) -> Tensor:
     """
     values, alpha = numbers(losses), numbers(base_weights)
     alpha = alpha / alpha.sum()
-    quantile = float(values[tail_place(values, alpha, tail, base_weights.dtype)])
+    quantile = float(values[tail_quantile_index(values, alpha, tail, base_weights.dtype)])
     if not math.isfinite(quantile):  # of more losses than the tail holds, none is finite
         return torch.full_like(base_weights, math.nan)
     # Equal losses may differ in their last digits, by the order in which an engine adds examples up: that must not tell them
@@ -48,7 +48,7 @@ def exact_weights(losses: Tensor, base_weights: Tensor, tail: float) -> Tensor:
     return torch.from_numpy(weights / weights.sum()).to(base_weights)
 
 
-def kept_by(losses: Tensor, base_weights: Tensor, quantile: Tensor | float) -> Tensor:
+def base_weights_at_or_above(losses: Tensor, base_weights: Tensor, quantile: Tensor | float) -> Tensor:
     """Base weights of the clients whose loss is at least `quantile`, 0 for the others; each client can do this alone.
 
     The comparison is in float64, up to rounding: a released quantile rounded to float32 could pass by the client that it is
@@ -61,14 +61,14 @@ def kept_by(losses: Tensor, base_weights: Tensor, quantile: Tensor | float) -> T
 def threshold_weights(losses: Tensor, base_weights: Tensor, tail: float) -> Tensor:
     """Base weights of the clients at or above the quantile, renormalised.
 
-    Source: Pillutla et al. 2023, Algorithm 1 and (10). When θK is a whole number it keeps one client more than the exact
+    Source: Pillutla et al. 2023, Algorithm 1 and (10). When θK is an integer it keeps one client more than the exact
     weights do: the papers' claim that the two then agree is an erratum.
     """
-    kept = kept_by(losses, base_weights, tail_quantile(losses, base_weights, tail)).double()
+    kept = base_weights_at_or_above(losses, base_weights, tail_quantile(losses, base_weights, tail)).double()
     return (kept / kept.sum()).to(base_weights.dtype)
 
 
-def tail_with(losses: Tensor, base_weights: Tensor, tail: float, at_least: int) -> float:
+def tail_holding(losses: Tensor, base_weights: Tensor, tail: float, at_least: int) -> float:
     """The smallest tail ≥ θ that holds the `at_least` largest losses: max(θ, their mass), and 1 for smaller cohorts.
 
     Where some of several equal losses are needed they count with their mean weight, so that the order of clients does not
@@ -77,7 +77,7 @@ def tail_with(losses: Tensor, base_weights: Tensor, tail: float, at_least: int) 
     Source: our answer to the question of Pillutla et al. 2023, section 6 (client availability), how to vary θ with the
     number of clients at hand.
 
-    >>> tail_with(torch.tensor([1., 4., 2., 3.]), torch.full((4,), 0.25), 0.1, at_least=2)
+    >>> tail_holding(torch.tensor([1., 4., 2., 3.]), torch.full((4,), 0.25), 0.1, at_least=2)
     0.5
     """
     if at_least >= len(losses):
@@ -90,7 +90,7 @@ def tail_with(losses: Tensor, base_weights: Tensor, tail: float, at_least: int) 
 
 
 def kl_smoothed(losses: Tensor, base_weights: Tensor, tail: float, nu: float) -> tuple[Tensor, Tensor]:
-    """Value and weights of max Σ π_k F_k − ν Σ π_k log(π_k/α_k) over the same box.
+    """Value and weights of max Σ π_k F_k − ν Σ π_k log(π_k/α_k) over 0 ≤ π_k ≤ α_k/θ, Σ π_k = 1.
 
     Water-filling: π_k = α_k · min(1/θ, e^{(F_k − c)/ν}) with c such that they sum to 1: the j largest losses reach their cap,
     and the rest share what these leave in proportion to α e^{F/ν}. The right j is the smallest at which no other client
@@ -176,10 +176,10 @@ class Superquantile:
     quantile. `smoothing="kl"` or `"huber"` with strength `nu` > 0 makes the objective smooth.
 
     `quantile` is where the quantile comes from: privacy.Exact() reads the losses, others release a number by which clients
-    filter themselves. `eta_every` takes a new quantile only every so many rounds, or when nobody reaches the old one.
+    filter themselves. `eta_every` rounds use one quantile; a new one is taken earlier if nobody reaches it.
     `rule=None` is "exact" where the rule can be, with Exact() in every round, else "threshold". A rough source may release
     more than every loss: then all weights are 0, the round does nothing, and the value is what was released.
-    `at_least` widens the tail, where it must, until so many clients have a weight (all of a smaller cohort).
+    `at_least` widens the tail until that number of clients have a weight (all clients of a smaller cohort).
 
     Value: max Σ π_k F_k over 0 ≤ π_k ≤ α_k/θ, Σ π = 1; weights: the maximising π.
 
@@ -224,9 +224,9 @@ class Superquantile:
         require(good, "eta_every", "must be a whole number of rounds ≥ 1", self.eta_every)
         good = self.at_least is None or (is_whole(self.at_least) and self.at_least >= 1)
         require(good, "at_least", "must be a whole number of clients ≥ 1, or None", self.at_least)
-        self._refuse_what_does_not_fit()
+        self._refuse_incompatible_options()
 
-    def _refuse_what_does_not_fit(self) -> None:
+    def _refuse_incompatible_options(self) -> None:
         if self.smoothing is not None and self.rule == "threshold":
             raise IncompatibleParts(
                 f'smoothing="{self.smoothing}" gives every client a weight between 0 and its cap, but rule="threshold" '
@@ -235,10 +235,10 @@ class Superquantile:
             )
         hidden = not read(QuantileTraits, self.quantile).exact
         if (self.smoothing is not None or self.rule == "exact") and (hidden or self.eta_every > 1):
-            asked = f'smoothing="{self.smoothing}"' if self.smoothing is not None else 'rule="exact"'
+            option = f'smoothing="{self.smoothing}"' if self.smoothing is not None else 'rule="exact"'
             given = f"quantile={self.quantile!r}" if hidden else f"eta_every={self.eta_every}"
             raise IncompatibleParts(
-                f"{asked} sets weights by all losses of the round, but with {given} clients compare their own to a number.",
+                f"{option} sets weights by all losses of the round, but with {given} clients compare their own to a number.",
                 'Use rule="threshold" without smoothing, or quantile=Exact() with eta_every=1.',
             )
         if self.at_least is not None and hidden:
@@ -255,9 +255,10 @@ class Superquantile:
         return self.rule == "threshold"
 
     def __call__(self, losses: Tensor, base_weights: Tensor, *, clients: Any = None, state: Any = None) -> RiskValue:
-        tail = self.tail if self.at_least is None else tail_with(losses, base_weights, self.tail, self.at_least)
+        """The superquantile of losses (K,) and its weights; the state is the quantile in use, where clients filter by one."""
+        tail = self.tail if self.at_least is None else tail_holding(losses, base_weights, self.tail, self.at_least)
         if self.filters:
-            return self._filtered(losses, base_weights, tail, state)
+            return self._filter_clients(losses, base_weights, tail, state)
         if self.smoothing is not None and self.nu is not None:
             smooth = kl_smoothed if self.smoothing == "kl" else huber_smoothed
             value, weights = smooth(losses, base_weights, tail, self.nu)
@@ -265,7 +266,7 @@ class Superquantile:
         weights = exact_weights(losses, base_weights, tail)
         return RiskValue((weights.double() * losses.double()).sum().to(losses.dtype), weights, state)
 
-    def _filtered(self, losses: Tensor, base_weights: Tensor, tail: float, state: Released | None) -> RiskValue:
+    def _filter_clients(self, losses: Tensor, base_weights: Tensor, tail: float, state: Released | None) -> RiskValue:
         enough = min(self.at_least or 1, len(losses))
         released = state if state is not None and state.rounds < self.eta_every else None
         if released is None or int((self.client_weight(losses, base_weights, released.eta) > 0).sum()) < enough:
@@ -285,4 +286,4 @@ class Superquantile:
                 f"{self!r} sets weights by all losses of the round, so that no client can find its own.",
                 'Use rule="threshold" without smoothing.',
             )
-        return kept_by(loss, base_weight, public)
+        return base_weights_at_or_above(loss, base_weight, public)

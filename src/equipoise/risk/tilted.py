@@ -58,6 +58,7 @@ class Tilted:
         require(is_number(self.rho) and 0 < self.rho <= 1, "rho", "must lie in (0, 1]", self.rho)
 
     def __call__(self, losses: Tensor, base_weights: Tensor, *, clients: Any = None, state: Any = None) -> RiskValue:
+        """The tilted risk and its weights ∝ α_k e^{tF_k}; the state is what the server tracks."""
         value, weights = tilted(losses, base_weights, self.tilt)
         if not self.tracked:
             return RiskValue(value.to(losses.dtype), weights.to(base_weights.dtype), state)

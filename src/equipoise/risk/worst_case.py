@@ -73,6 +73,7 @@ class WorstCase:
         require(good, "step", "must be a positive number", self.step, "Start with 0.1.")
 
     def __call__(self, losses: Tensor, base_weights: Tensor, *, clients: Any = None, state: Any = None) -> RiskValue:
+        """Σ λ_k F_k with the weights λ of this round; the state is the mixture of the next."""
         ids = tuple(clients) if clients is not None else tuple(range(len(losses)))
         values = losses.double()
         mixture = torch.full_like(values, 1 / len(values)) if state is None else state.of(ids).to(values.device)

@@ -45,7 +45,7 @@ def client_batches(key: Tensor, size: int, batch_size: int | None, steps: int, r
 TABLE = 2**22  # numbers: beyond this, batches are made step by step
 
 
-class _Table(NamedTuple):
+class _StepTable(NamedTuple):
     """What a step is about, for each of T steps or of T steps and K clients."""
 
     active: list[int]
@@ -70,15 +70,15 @@ class BatchCursor:
         self.width = largest if batch_size is None else min(batch_size, largest)
         whole = size <= self.width if batch_size is not None else np.ones(len(size), dtype=bool)
         per_epoch = np.where(whole, 1, -(-size // max(self.width, 1)))
-        begun = -(-taken // (per_epoch * repeats))  # epochs
-        self.drawn = max(1, int(begun.max(initial=1, where=~whole)))  # that need an order
+        epochs_begun = -(-taken // (per_epoch * repeats))  # epochs
+        self.drawn = max(1, int(epochs_begun.max(initial=1, where=~whole)))  # that need an order
         self.shuffled, self.per_epoch = torch.from_numpy(~whole), torch.from_numpy(per_epoch)
         self.at_once = len(keys) * max(self.drawn * largest, int(taken.max()) * self.width) <= TABLE
         if not self.at_once:  # clients whose batch is all their data keep this natural order for ever
             self.orders = torch.arange(largest, device=keys.device).expand(len(keys), largest).clone()
 
     @cached_property
-    def _table(self) -> _Table:
+    def _table(self) -> _StepTable:
         size, taken, per_epoch = self.sizes.numpy(), self.steps.numpy(), self.per_epoch.numpy()
         count = int(taken.max())
         working = np.arange(count)[:, None] < taken  # (T, K)
@@ -88,7 +88,7 @@ class BatchCursor:
         counts = np.minimum(size - starts, self.width)
         widest = np.where(working, counts, 0).max(1, initial=0)
         tables = (torch.from_numpy(table) for table in (epochs, starts, counts))
-        return _Table(working.sum(1).tolist(), widest.tolist(), *tables)
+        return _StepTable(working.sum(1).tolist(), widest.tolist(), *tables)
 
     @property
     def active(self) -> list[int]:
@@ -181,7 +181,7 @@ def cursor_of(solver: LocalSolver, keys: Tensor, sizes: Tensor, steps: Tensor) -
     return SplitCursor(keys, sizes, traits.split, steps)
 
 
-def first_part(sizes: Tensor, share: float) -> Tensor:
+def support_sizes(sizes: Tensor, share: float) -> Tensor:
     """How many examples of each client are in the first part of a split: to the nearest, and one or more in either part."""
     nearest = (sizes.double() * share + 0.5).floor().long()
     return torch.maximum(torch.minimum(nearest, sizes - 1), torch.ones_like(sizes))
@@ -193,7 +193,7 @@ def split_batches(key: Tensor, size: int, share: float, steps: int) -> Iterator[
     A client with a single example has it in both parts.
     """
     order = epoch_order(key, 0, size)
-    first = int(first_part(torch.tensor(size), share))
+    first = int(support_sizes(torch.tensor(size), share))
     for _ in range(steps - 1):
         yield order[:first]
     if steps:
@@ -210,7 +210,7 @@ class SplitCursor:
         places = torch.arange(width, device=keys.device)
         bits = random_bits(keys, 0, width).masked_fill_(places >= sizes.unsqueeze(1), torch.iinfo(torch.int64).max)
         self.orders = bits.argsort(dim=1, stable=True)
-        first = first_part(sizes, share)
+        first = support_sizes(sizes, share)
         self.start = torch.where(sizes > 1, first, 0)  # of the second part
         self.counts = first, sizes - self.start
 

@@ -46,12 +46,15 @@ class MAML:
         return self.support
 
     def local_steps(self, size: int, effort: int | None = None) -> int:
+        """The inner steps and the outer one, whatever the size of the client."""
         return self.inner_steps + 1
 
     def learning_rate(self, round_index: int) -> float:
+        """The rate of the outer step, the same in every round."""
         return self.lr
 
     def begin(self, weights: Tensor) -> tuple[Tensor, ...]:
+        """No memory is kept between steps."""
         return ()
 
     def step(self, weights: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], *, anchor: Tensor, lr: float) -> None:

@@ -59,6 +59,7 @@ class PerFedAvg:
         return GRADIENTS * done * per_epoch
 
     def learning_rate(self, round_index: int) -> float:
+        """β, the same in every round."""
         return self.lr
 
     def begin(self, weights: Tensor) -> tuple[Tensor, ...]:

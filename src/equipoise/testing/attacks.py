@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from equipoise.attacks import Sent, apply
+from equipoise.attacks import SentUpdates, apply
 from equipoise.core import rng
 from equipoise.core.abilities import attack_traits
 from equipoise.core.rng import torch_generator
@@ -58,8 +58,9 @@ def _check_data(attack: Attack, data: FederatedData) -> FederatedData:
     hold(before.fingerprint == data.fingerprint, attack, "applying an attack does not write to the data it is given")
     same = attacked.fingerprint == again.fingerprint
     hold(same and attacked.malicious == again.malicious, attack, "applying an attack again gives the same data")
-    count, asked = len(attacked.malicious), attack.share * len(data.train)
-    hold(abs(count - asked) <= 0.5, attack, "share of the clients, to the nearest, are malicious", f"{count}, not {asked:g}")
+    count, expected = len(attacked.malicious), attack.share * len(data.train)
+    shown = f"{count}, not {expected:g}"
+    hold(abs(count - expected) <= 0.5, attack, "share of the clients, to the nearest, are malicious", shown)
     hold(bool((attacked.train.sizes == data.train.sizes).all()), attack, "an attack keeps the number of examples per client")
     for position, name in enumerate(data.train.ids):
         same = all(map(torch.equal, attacked.train.client(position), data.train.client(position)))
@@ -87,13 +88,13 @@ def _check_corruption(attack: Attack, seed: int) -> None:
     for dtype in (torch.float64, torch.float32):
         updates = torch.randn(5, 7, generator=gen, dtype=torch.float64).to(dtype)
         keys = rng.client_keys(rng.stream_key(seed, "batches", 3), torch.arange(5))
-        sent = Sent(updates, keys, 12)
+        sent = SentUpdates(updates, keys, 12)
         with unchanged(attack, "an attack", updates=updates, keys=keys):
             together = corrupt(sent)
         hold(isinstance(together, Tensor), attack, "an attack gives updates as a tensor", type(together).__name__)
         hold(together.shape == updates.shape, attack, "an attack keeps the shape of updates", tuple(together.shape))
         hold(equal_values(corrupt(sent), together), attack, "what malicious clients send repeats")
-        alone = torch.cat([corrupt(Sent(updates[k : k + 1], keys[k : k + 1], 12)) for k in range(5)])
+        alone = torch.cat([corrupt(SentUpdates(updates[k : k + 1], keys[k : k + 1], 12)) for k in range(5)])
         hold(close(alone, together, 1e-6), attack, "a client sends the same alone as beside others", (alone, together))
 
 

@@ -117,11 +117,12 @@ def _check_mixture_of_clients(risk: ClientRisk, gen: torch.Generator) -> None:
         uniform = torch.full_like(alpha, 1 / count)
         hold(close(first.weights, uniform, 1e-9), risk, "the mixture starts uniform", first.weights)
         third = _call_risk(risk, later, alpha, state=second.state)
-        for here, seen, found in ((first.weights, losses, second.weights), (second.weights, later, third.weights)):
-            on_simplex = bool((found >= 0).all()) and abs(float(found.sum()) - 1) < 1e-9
-            hold(on_simplex, risk, "the next mixture is a point of the simplex", found)
+        for here, seen, following in ((first.weights, losses, second.weights), (second.weights, later, third.weights)):
+            on_simplex = bool((following >= 0).all()) and abs(float(following.sum()) - 1) < 1e-9
+            hold(on_simplex, risk, "the next mixture is a point of the simplex", following)
             expected = _projection_by_bisection(here + step * (seen - seen.max()))
-            hold(close(found, expected, 1e-9), risk, "the next mixture is the projection of λ + step · F", (found, expected))
+            same = close(following, expected, 1e-9)
+            hold(same, risk, "the next mixture is the projection of λ + step · F", (following, expected))
 
 
 def _projection_by_bisection(point: Tensor) -> Tensor:

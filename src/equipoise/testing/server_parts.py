@@ -119,17 +119,17 @@ def check_averaging(averaging: Averaging, *, rounds: int = 50, seed: int = 0) ->
             state = averaging.begin(iterates[0])
             for count, point in enumerate(iterates):
                 before, state = state, averaging.update(point, state) if count else state
-                found = averaging.iterate(point, state)
+                reported = averaging.iterate(point, state)
                 again = averaging.iterate(point, averaging.update(point, before) if count else before)
                 hold(torch.equal(point, kept[count]), averaging, "averaging does not write to the parameters it is given")
-                hold(torch.equal(found, again), averaging, "an update does not write to the state it is given")
-                _check_hull(averaging, found, torch.stack(kept[: count + 1]))
+                hold(torch.equal(reported, again), averaging, "an update does not write to the state it is given")
+                _check_hull(averaging, reported, torch.stack(kept[: count + 1]))
 
 
-def _check_hull(averaging: Averaging, found: Tensor, iterates: Tensor) -> None:
-    same_form = found.shape == iterates[0].shape and found.dtype == iterates.dtype
-    hold(same_form, averaging, "the reported point has the form of the parameters", (tuple(found.shape), found.dtype))
+def _check_hull(averaging: Averaging, reported: Tensor, iterates: Tensor) -> None:
+    same_form = reported.shape == iterates[0].shape and reported.dtype == iterates.dtype
+    hold(same_form, averaging, "the reported point has the form of the parameters", (tuple(reported.shape), reported.dtype))
     low, high = iterates.min(0).values, iterates.max(0).values
     slack = 1e-12 * iterates.abs().max()  # far below float32, whose rounding therefore shows
-    inside = bool(((found >= low - slack) & (found <= high + slack)).all())
-    hold(inside, averaging, "the reported point lies between the smallest and the largest iterate", found)
+    inside = bool(((reported >= low - slack) & (reported <= high + slack)).all())
+    hold(inside, averaging, "the reported point lies between the smallest and the largest iterate", reported)
