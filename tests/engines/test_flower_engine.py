@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import logging
 from dataclasses import dataclass, replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 
 import equipoise as eq
 from equipoise.data.clients import FederatedData
+from equipoise.engines import flower
 from equipoise.engines.flower import client_app, server_app
 from equipoise.engines.flower.apps.members import Member, make_stand_in
 from equipoise.engines.flower.apps.model_source import make_model
@@ -569,3 +572,12 @@ def test_flower_is_not_imported_with_equipoise():
 
     code = "import sys, equipoise as eq; eq.engines.flower.server_app; sys.exit('flwr' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_network_variants_are_composed_not_overridden():
+    """No class of the package extends a protection, a personalisation or an engine; it may extend Flower's own, and errors."""
+    allowed = {"Observer", "NamedTuple", "IntEnum", "SubprocessExecutor", "EquipoiseError", "RuntimeError", "MaskingError"}
+    for file in Path(flower.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                assert {ast.unparse(base) for base in node.bases} <= {*allowed, "RefusedMessage"}, node.name

@@ -97,7 +97,7 @@ def test_the_tail_is_that_of_the_same_quantile_source():
     wanted = simulate(SECURE["Δ-FL"], rounds=2)
     trained = []
     grid = federation(some_data(), softmax)
-    original = secure_node.update_row
+    original = secure_node.make_update_row
 
     def watched(session, ask, modulus, clients):
         row = original(session, ask, modulus, clients)
@@ -105,7 +105,7 @@ def test_the_tail_is_that_of_the_same_quantile_source():
         return row
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(secure_node, "update_row", watched)
+        patch.setattr(secure_node, "make_update_row", watched)
         found, _ = run(SECURE["Δ-FL"], grid)
     for t, report in enumerate(wanted.history.rounds):
         assert sum(worked for round_index, _, worked in trained if round_index == t) == report.trained
@@ -119,7 +119,7 @@ def test_what_a_filtered_client_sends_looks_like_any_other():
     data = some_data(features=199, classes=5)
     grid = federation(data, lambda: eq.models.Softmax(199, 5))
     zeros = {}
-    original = secure_node.update_row
+    original = secure_node.make_update_row
 
     def watched(session, ask, modulus, clients):
         row = original(session, ask, modulus, clients)
@@ -127,7 +127,7 @@ def test_what_a_filtered_client_sends_looks_like_any_other():
         return row
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(secure_node, "update_row", watched)
+        patch.setattr(secure_node, "make_update_row", watched)
         run(eq.Algorithm(risk=by_sums(0.3), privacy=P.SecureAggregation()), grid, model=lambda: eq.models.Softmax(199, 5),
             rounds=2)  # fmt: skip
     last = [each for each in grid.replies if each[1] == "train.masked" and "sum.update" in each[2].content["tensors"]][-4:]
@@ -298,7 +298,7 @@ def test_the_noise_has_as_many_shares_as_clients_were_expected(lost):
     grid = federation(some_data(features=199, classes=5), model)
     grid.fault = lambda d: None if d.client in lost and d.action == "train.masked" else d.answer()
     shares = []
-    original = secure_node.private_update_row
+    original = secure_node.make_private_update_row
 
     def watched(session, ask, modulus, clients):
         row = original(session, ask, modulus, clients)
@@ -306,7 +306,7 @@ def test_the_noise_has_as_many_shares_as_clients_were_expected(lost):
         return row
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(secure_node, "private_update_row", watched)
+        patch.setattr(secure_node, "make_private_update_row", watched)
         found, _ = run(algorithm, grid, model=model, rounds=1)
     ask = shares[0][1]
     sigma = math.sqrt(ask["variance"][0] / ask["variance"][1])

@@ -36,10 +36,10 @@ from equipoise.engines.flower.secure.sum_messages import (
     UnreadableShares,
     WrongShare,
     WrongSum,
-    message_kind,
     pack,
     pack_names,
     pack_table,
+    read_kind,
     unpack,
     unpack_table,
     write_sum_message,
@@ -81,7 +81,7 @@ class Federation:
         self.states, self.sent, self.refused = {}, {}, {}
 
     def reply(self, name, request):
-        if message_kind(request) == MessageKind.INVITATION:
+        if read_kind(request) == MessageKind.INVITATION:
             client = MaskingClient(request, name)
             answer = client.keys()
         else:
@@ -93,7 +93,7 @@ class Federation:
     def send(self, requests):
         answers = {}
         for name, request in requests.items():
-            kind = MessageKind(message_kind(request) + 1)
+            kind = MessageKind(read_kind(request) + 1)
             if self.leaves.get(name) == kind:
                 continue
             asked = self.change_request(name, request) if self.change_request else request
@@ -110,7 +110,7 @@ class Federation:
     def until(self, kind):
         """Requests of this kind, all before it answered."""
         requests = self.server.start()
-        while message_kind(next(iter(requests.values()))) != kind:
+        while read_kind(next(iter(requests.values()))) != kind:
             requests = self.server.advance(self.send(requests))
         return requests
 
@@ -772,9 +772,7 @@ def test_whatever_bytes_arrive_only_named_errors_leave(data):
         stop = data.draw(st.integers(start, min(len(message), start + 8)))
         return message[:start] + data.draw(st.binary(max_size=12)) + message[stop:]
 
-    federation = Federation(
-        terms, change=spoil, change_request=lambda name, request: spoil(name, message_kind(request), request)
-    )
+    federation = Federation(terms, change=spoil, change_request=lambda name, request: spoil(name, read_kind(request), request))
     try:
         server = federation.run()
     except MaskingError:

@@ -45,7 +45,7 @@ def compute_update(session: NodeSession) -> Answer:
 def compute_scores(session: NodeSession) -> Answer:
     """Mean loss and error of the model it was sent, on each of the client's splits."""
     session.refuse_single()
-    return {}, session.scores(session.params.unsqueeze(0))
+    return {}, session.score(session.params.unsqueeze(0))
 
 
 HANDLERS: dict[str, Handler] = {

@@ -19,7 +19,7 @@ from equipoise.engines.flower.apps.model_source import ModelSource, make_model
 from equipoise.engines.flower.apps.node_data import NodeData, read_node_data
 from equipoise.engines.flower.personal.kept_rows import KeptRows
 from equipoise.engines.flower.transport.messages import FLOATS, BadMessage, MessageContent
-from equipoise.engines.flower.transport.part_messages import PartNotSent, part_tensors, unpack_part
+from equipoise.engines.flower.transport.part_messages import PartNotSent, list_part_tensors, unpack_part
 from equipoise.errors import EquipoiseError, InvalidData
 from equipoise.personal.context import PersonalContext
 from equipoise.runs.setup import EngineChoice
@@ -115,7 +115,7 @@ class NodeSession:
         """A part of the algorithm, made of what the request says."""
         packed = self.request.values.get(name)
         tensors = {}
-        for key, (dtype, shape) in part_tensors(packed).items():
+        for key, (dtype, shape) in list_part_tensors(packed).items():
             if dtype not in FLOATS:
                 raise BadMessage(f"its {key!r} is of a type that parts do not hold")
             tensors[key] = self.request.tensor(key, FLOATS[dtype], shape).to(engine_traits(self.engine).device)
@@ -148,7 +148,7 @@ class NodeSession:
         task, data, engine = self.started
         return PersonalContext(engine, task, data, lambda other: self.setup.engine.start(other, data))
 
-    def scores(self, model: Tensor) -> dict[str, Tensor]:
+    def score(self, model: Tensor) -> dict[str, Tensor]:
         """Mean loss and error (2,) of a model (1, D) on each split that the client has."""
         alone, splits = torch.zeros(1, dtype=torch.int64), self.started.data.splits
         return {

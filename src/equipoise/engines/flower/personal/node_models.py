@@ -22,7 +22,7 @@ def work_on_own_model(session: NodeSession) -> Answer:
     session.refuse_unless_training()
     method, solver, params, cohort = session.part("personal"), session.solver, session.params, session.cohort
     try:
-        row = kept_row(session, method, params)
+        row = read_kept_row(session, method, params)
     except LostRow as failure:
         return {"lost": shorten(failure)}, {}
     if not session.request.values.get("send"):
@@ -34,28 +34,28 @@ def work_on_own_model(session: NodeSession) -> Answer:
     return {}, {"update": sent[0]}
 
 
-def compute_own_scores(session: NodeSession) -> Answer:
+def answer_own_scores(session: NodeSession) -> Answer:
     """Mean loss and error of the client's own model, on each of its splits."""
     session.refuse_single()
     try:
-        return {}, own_scores(session)
+        return {}, score_own_model(session)
     except LostRow as failure:
         return {"lost": shorten(failure)}, {}
 
 
-def own_scores(session: NodeSession) -> dict[str, Tensor]:
+def score_own_model(session: NodeSession) -> dict[str, Tensor]:
     """Mean loss and error (2,) of the client's own model on each split that it has."""
     session.refuse_unless_training()
     method, solver, params = session.part("personal"), session.solver, session.params
-    row = kept_row(session, method, params)
+    row = read_kept_row(session, method, params)
     with torch.enable_grad():
         model = method.models(session.personal_context, params, session.cohort, row, solver, None)
     if session.request.value("since", int) == 0 and method.width(session.task.layout.dimension) > 0:
         model = params.unsqueeze(0)  # a client that never took part is served the shared model
-    return session.scores(model)
+    return session.score(model)
 
 
-def kept_row(session: NodeSession, method: Any, params: Tensor) -> Tensor:
+def read_kept_row(session: NodeSession, method: Any, params: Tensor) -> Tensor:
     """What the client has kept since the round that the request names, (1, width); at first what all clients begin with."""
     since = session.request.value("since", int)
     width = method.width(session.task.layout.dimension)
@@ -72,4 +72,4 @@ def kept_row(session: NodeSession, method: Any, params: Tensor) -> Tensor:
     return kept
 
 
-HANDLERS: dict[str, Handler] = {"train.own": work_on_own_model, "evaluate.own": compute_own_scores}
+HANDLERS: dict[str, Handler] = {"train.own": work_on_own_model, "evaluate.own": answer_own_scores}

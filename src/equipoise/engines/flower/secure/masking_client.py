@@ -59,7 +59,7 @@ class MaskingClient:
 
     def answer(self, request: bytes, values: Any = None) -> bytes:
         """The answer to any request after the invitation; `values` are used for the inbox only."""
-        kind = messages.message_kind(request)
+        kind = messages.read_kind(request)
         if kind == MessageKind.INBOX:
             return self.mask(request, values)
         if kind == MessageKind.SURVIVORS:

@@ -49,8 +49,8 @@ def mask_sums(engine: FlowerEngine, protection: Protected, algorithm: Algorithm)
         )
     if protection.noise is None:
         return replace(protection, sums=NetworkSecureSums(engine, algorithm))
-    survivors = fewest_survivors(engine, protection.noise)
-    noise = shares_for_survivors(protection.noise, survivors)
+    survivors = find_fewest_survivors(engine, protection.noise)
+    noise = recalibrate_noise(protection.noise, survivors)
     sums: ProtectedSums = NetworkPrivateSums(engine, noise, max(survivors, noise.fewest))
     return replace(protection, sums=sums, noise=noise)
 
@@ -147,7 +147,7 @@ def _quantile_sum(number: int) -> PlannedSum:
 # ------------------------------------------------------------------------------------------------ distributed privacy
 
 
-def fewest_survivors(engine: FlowerEngine, noise: NoisePlan) -> int:
+def find_fewest_survivors(engine: FlowerEngine, noise: NoisePlan) -> int:
     """How many clients of a cohort a secure sum needs at least; cohorts of random size are refused.
 
     A sum that is refused because a Poisson cohort was small would tell more than the noise hides.
@@ -160,7 +160,7 @@ def fewest_survivors(engine: FlowerEngine, noise: NoisePlan) -> int:
     return max(engine.patience.minimum, noise.expected // 2 + 1, 2)
 
 
-def shares_for_survivors(noise: NoisePlan, survivors: int) -> NoisePlan:
+def recalibrate_noise(noise: NoisePlan, survivors: int) -> NoisePlan:
     """The noise of a run whose shares suffice for these survivors, unless its privacy says what they must suffice for."""
     if noise.privacy.fewest is not None:
         return noise

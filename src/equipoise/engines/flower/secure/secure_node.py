@@ -20,7 +20,7 @@ from torch import Tensor
 
 from equipoise.core.abilities import read
 from equipoise.engines.flower.apps.node_session import Answer, Handler, NodeSession
-from equipoise.engines.flower.personal.node_models import LostRow, own_scores
+from equipoise.engines.flower.personal.node_models import LostRow, score_own_model
 from equipoise.engines.flower.secure.masking_client import MaskingClient
 from equipoise.engines.flower.transport.messages import BadMessage, bytes_to_tensor
 from equipoise.errors import EquipoiseError
@@ -71,7 +71,7 @@ def mask_contribution(session: NodeSession) -> Answer:
     (name,) = _names(session)
     client = _load(session, name)
     terms = client.terms
-    values = contribution(session, session.request.value("sum", dict), terms.length, terms.modulus, len(terms.clients))
+    values = compute_contribution(session, session.request.value("sum", dict), terms.length, terms.modulus, len(terms.clients))
     answer = client.mask(session.request.raw_bytes(name, LARGEST), values.numpy())
     _masks(session)[name] = client.save()
     return {}, {name: bytes_to_tensor(answer)}
@@ -131,16 +131,16 @@ def _loss(session: NodeSession) -> float:
 # ------------------------------------------------------------------------------------------------- what goes into each sum
 
 
-def contribution(session: NodeSession, asked: dict[str, Any], length: int, modulus: int, clients: int) -> Tensor:
+def compute_contribution(session: NodeSession, asked: dict[str, Any], length: int, modulus: int, clients: int) -> Tensor:
     """The integers (length,) int64 that this client adds to a sum."""
     kinds = {
-        "quantile": quantile_row,
-        "reached": reached_row,
-        "update": update_row,
-        "histogram": histogram_row,
-        "weight": weight_row,
-        "private update": private_update_row,
-        "scores": scores_row,
+        "quantile": make_quantile_row,
+        "reached": make_reached_row,
+        "update": make_update_row,
+        "histogram": make_histogram_row,
+        "weight": make_weight_row,
+        "private update": make_private_update_row,
+        "scores": make_scores_row,
     }
     kind = asked.get("kind")
     if kind not in kinds:
@@ -151,7 +151,7 @@ def contribution(session: NodeSession, asked: dict[str, Any], length: int, modul
     return row
 
 
-def rounded(values: Tensor, step: float, modulus: int, clients: int, source: RandomSource) -> Tensor:
+def round_to_steps(values: Tensor, step: float, modulus: int, clients: int, source: RandomSource) -> Tensor:
     """Floats (d,) as integer multiples of a step; zeros in place of what is not finite or would not fit into the sum."""
     room = min((modulus - 1) // 2 // clients, EXACT - 1) * step
     values = values.double()
@@ -168,7 +168,7 @@ class _Row(EquipoiseError):
         self.row = row
 
 
-def quantile_row(session: NodeSession, asked: dict[str, Any], modulus: int, clients: int) -> Tensor:
+def make_quantile_row(session: NodeSession, asked: dict[str, Any], modulus: int, clients: int) -> Tensor:
     """The client's row in sum number t of the quantile, given the t sums before it.
 
     The row is found by `quantile_by_sums` over this client alone, with the sums over all clients in the place of its own.
@@ -197,11 +197,11 @@ def quantile_row(session: NodeSession, asked: dict[str, Any], modulus: int, clie
     except _Row as carried:
         row = torch.zeros(2, dtype=torch.float64)  # all sums of a quantile have two numbers; in some the second is 0
         row[: carried.row.numel()] = carried.row
-        return rounded(row if counts else torch.zeros_like(row), float(asked["step"]), modulus, clients, SystemSource())
+        return round_to_steps(row if counts else torch.zeros_like(row), float(asked["step"]), modulus, clients, SystemSource())
     raise BadMessage("it asks for a sum after the last of its quantile")
 
 
-def reached_row(session: NodeSession, asked: dict[str, Any], modulus: int, clients: int) -> Tensor:
+def make_reached_row(session: NodeSession, asked: dict[str, Any], modulus: int, clients: int) -> Tensor:
     """1 if the client's loss reaches a quantile that was released in an earlier round, else 0."""
     return (_own_weight(session, asked) > 0).long().reshape(1)
 
@@ -229,7 +229,7 @@ def _update(session: NodeSession) -> Tensor | None:
     return work.update[0] if bool(work.arrived[0]) else None
 
 
-def update_row(session: NodeSession, asked: dict[str, Any], modulus: int, clients: int) -> Tensor:
+def make_update_row(session: NodeSession, asked: dict[str, Any], modulus: int, clients: int) -> Tensor:
     """(w · u, w) of the client's weight and update, rounded; zeros outside the tail, where no work is done either."""
     weight = _own_weight(session, asked)
     nothing = torch.zeros(session.task.layout.dimension + 1, dtype=torch.int64)
@@ -240,7 +240,7 @@ def update_row(session: NodeSession, asked: dict[str, Any], modulus: int, client
         raise BadMessage("an aggregator that is not linear cannot be applied by clients")
     own = aggregator(update.unsqueeze(0), weight.to(update))[0]
     row = torch.cat([own.double().cpu(), weight])
-    return rounded(row, float(asked["step"]), modulus, clients, SystemSource())
+    return round_to_steps(row, float(asked["step"]), modulus, clients, SystemSource())
 
 
 # ----------------------------------------------------------------------------------------------- with differential privacy
@@ -263,7 +263,7 @@ def _bounded_loss(session: NodeSession, bound: float) -> Tensor:
     return torch.tensor([_loss(session)], dtype=torch.float64).nan_to_num(nan=math.inf).clamp(0.0, bound)
 
 
-def histogram_row(session: NodeSession, asked: dict[str, Any], modulus: int, clients: int) -> Tensor:
+def make_histogram_row(session: NodeSession, asked: dict[str, Any], modulus: int, clients: int) -> Tensor:
     """The client's hierarchical histogram, with its share of noise (equipoise.privacy.private_quantile)."""
     bound = float(asked["bound"])
     return client_contributions(
@@ -284,7 +284,7 @@ def _private_weight(session: NodeSession, asked: dict[str, Any]) -> Tensor:
     return client_weights(risk, loss, one, bound).clamp(0.0, 1.0)
 
 
-def weight_row(session: NodeSession, asked: dict[str, Any], modulus: int, clients: int) -> Tensor:
+def make_weight_row(session: NodeSession, asked: dict[str, Any], modulus: int, clients: int) -> Tensor:
     """The client's weight, rounded, with its share of noise."""
     scale = int(asked["scale"])
     whole = quantise(
@@ -294,7 +294,7 @@ def weight_row(session: NodeSession, asked: dict[str, Any], modulus: int, client
     return _noisy(whole, asked, _source(session, asked, "weight share"))
 
 
-def private_update_row(session: NodeSession, asked: dict[str, Any], modulus: int, clients: int) -> Tensor:
+def make_private_update_row(session: NodeSession, asked: dict[str, Any], modulus: int, clients: int) -> Tensor:
     """The client's update, clipped, weighted and rounded, with its share of noise; noise alone outside the tail."""
     weight, row = _private_weight(session, asked), torch.zeros(session.task.layout.dimension, dtype=torch.float64)
     if float(weight) > 0 and (update := _update(session)) is not None:
@@ -310,10 +310,10 @@ def private_update_row(session: NodeSession, asked: dict[str, Any], modulus: int
 # --------------------------------------------------------------------------------------------------------------- evaluation
 
 
-def scores_row(session: NodeSession, asked: dict[str, Any], modulus: int, clients: int) -> Tensor:
+def make_scores_row(session: NodeSession, asked: dict[str, Any], modulus: int, clients: int) -> Tensor:
     """For each split the client's share of the mean loss and error of the shared model, or of its own, and of the weight."""
     try:
-        scores = own_scores(session) if asked.get("own") else session.scores(session.params.unsqueeze(0))
+        scores = score_own_model(session) if asked.get("own") else session.score(session.params.unsqueeze(0))
     except LostRow:
         scores = {}
     row = torch.zeros(len(asked["shares"]), 3, dtype=torch.float64)
@@ -321,7 +321,7 @@ def scores_row(session: NodeSession, asked: dict[str, Any], modulus: int, client
         pair = scores.get(split)
         if pair is not None and bool(torch.isfinite(pair).all()):
             row[place] = torch.cat([pair, torch.ones(1, dtype=torch.float64)]) * float(share)
-    return rounded(row.flatten(), float(asked["step"]), modulus, clients, SystemSource())
+    return round_to_steps(row.flatten(), float(asked["step"]), modulus, clients, SystemSource())
 
 
 HANDLERS: dict[str, Handler] = {

@@ -163,7 +163,7 @@ def write_sum_message(kind: MessageKind, tag: bytes, parts: Iterable[bytes]) -> 
     return _MARK + bytes([kind]) + tag + pack(parts)
 
 
-def message_kind(message: bytes) -> MessageKind:
+def read_kind(message: bytes) -> MessageKind:
     """Which message this is."""
     if not isinstance(message, bytes) or len(message) < HEAD_BYTES or message[: len(_MARK)] != _MARK:
         raise MalformedMessage("These bytes are not a message of a masked sum.")
@@ -173,11 +173,11 @@ def message_kind(message: bytes) -> MessageKind:
         raise MalformedMessage(f"There is no message of kind {message[len(_MARK)]}.") from None
 
 
-def message_tag(message: bytes) -> bytes:
+def read_tag(message: bytes) -> bytes:
     """The tag of the sum that a message belongs to."""
     return message[HEAD_BYTES - _TAG_BYTES : HEAD_BYTES]
 
 
-def message_parts(message: bytes, count: int) -> list[bytes]:
+def read_parts(message: bytes, count: int) -> list[bytes]:
     """The parts of a message; MalformedMessage unless there are `count` of them."""
     return unpack(message[HEAD_BYTES:], count)

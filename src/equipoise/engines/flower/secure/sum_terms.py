@@ -127,8 +127,8 @@ class SumTerms:
 
     def read(self, message: bytes, kind: MessageKind, count: int) -> list[bytes]:
         """The parts of a message of this sum and this kind."""
-        here = messages.message_kind(message)
-        if messages.message_tag(message) != self.tag:
+        here = messages.read_kind(message)
+        if messages.read_tag(message) != self.tag:
             raise messages.WrongSum(f"A message belongs to another sum than {self}.")
         if here != kind:
             raise messages.OutOfOrder(f"A message of kind {kind.name} was expected, but this is {here.name}.")
@@ -136,7 +136,7 @@ class SumTerms:
             raise messages.MalformedMessage(
                 f"A message has {len(message)} bytes; none of this sum has more than {self.largest_message}."
             )
-        return messages.message_parts(message, count)
+        return messages.read_parts(message, count)
 
     @property
     def invitation(self) -> bytes:
@@ -146,9 +146,9 @@ class SumTerms:
     @classmethod
     def of_invitation(cls, message: bytes) -> SumTerms:
         """The terms of an invitation."""
-        if messages.message_kind(message) != MessageKind.INVITATION:
-            raise messages.OutOfOrder(f"An invitation was expected, but this is {messages.message_kind(message).name}.")
-        terms = cls.decode(messages.message_parts(message, 1)[0])
+        if messages.read_kind(message) != MessageKind.INVITATION:
+            raise messages.OutOfOrder(f"An invitation was expected, but this is {messages.read_kind(message).name}.")
+        terms = cls.decode(messages.read_parts(message, 1)[0])
         terms.read(message, MessageKind.INVITATION, 1)  # the tag must be that of the terms
         return terms
 

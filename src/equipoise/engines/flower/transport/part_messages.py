@@ -20,7 +20,7 @@ from torch import Tensor
 
 from equipoise.errors import ConfigError, EquipoiseError, InvalidParameter, is_whole
 from equipoise.experiment import catalog
-from equipoise.experiment.config import PartConfig, check_part, described
+from equipoise.experiment.config import PartConfig, check_part, config_of
 
 OURS = ("equipoise.risk", "equipoise.solvers", "equipoise.aggregators", "equipoise.personal", "equipoise.privacy")
 KINDS = ("risk", "solver", "aggregator", "personal")  # what nodes need; data, models and files are their own affair
@@ -46,7 +46,7 @@ def describe_part(kind: str, part: Any) -> dict[str, Any]:
     """A part of the catalogue as a configuration writes it; ConfigError for others."""
     if catalog.name_of(kind, part) == "mixture":
         return {"name": "mixture", "terms": [{"coefficient": c, **describe_part(kind, inner)} for c, inner in part.terms]}
-    return described(kind, part).table()
+    return config_of(kind, part).table()
 
 
 def unpack_part(packed_part: Any, tensors: Mapping[str, Tensor], allow: Iterable[str] = ()) -> Any:
@@ -115,7 +115,7 @@ def _unpack_value(value: Any, tensors: Mapping[str, Tensor], allow: tuple[str, .
         return tuple(inner) if value.get("tuple") else inner
     if "dict" in value:
         return {key: _unpack_value(each, tensors, allow, depth - 1) for key, each in value["dict"].items()}
-    kind = allowed_class(str(value.get("class")), allow)
+    kind = find_allowed_class(str(value.get("class")), allow)
     fields = value.get("fields")
     names = {f.name for f in dataclasses.fields(kind) if f.init}
     if not isinstance(fields, Mapping) or not set(fields) <= names:
@@ -123,7 +123,7 @@ def _unpack_value(value: Any, tensors: Mapping[str, Tensor], allow: tuple[str, .
     return kind(**{name: _unpack_value(each, tensors, allow, depth - 1) for name, each in fields.items()})
 
 
-def allowed_class(path: str, allow: Iterable[str]) -> Any:
+def find_allowed_class(path: str, allow: Iterable[str]) -> Any:
     """The dataclass at "package.module:Class", if this node may make it."""
     module, _, name = path.partition(":")
     allow = (*OURS, *allow)
@@ -140,10 +140,10 @@ def allowed_class(path: str, allow: Iterable[str]) -> Any:
     return named
 
 
-def part_tensors(packed_part: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
+def list_part_tensors(packed_part: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
     """The tensors that a packed part says it holds: name → type and shape, for whoever reads them from a message."""
     if isinstance(packed_part, list):
-        return {name: what for inner in packed_part for name, what in part_tensors(inner).items()}
+        return {name: what for inner in packed_part for name, what in list_part_tensors(inner).items()}
     if not isinstance(packed_part, Mapping):
         return {}
     if "tensor" in packed_part:
@@ -151,4 +151,4 @@ def part_tensors(packed_part: Any) -> dict[str, tuple[str, tuple[int, ...]]]:
         if not isinstance(shape, list) or not all(is_whole(n) and n >= 0 for n in shape):
             raise InvalidParameter("part", "must give its tensors a shape", shape)
         return {str(packed_part["tensor"]): (str(packed_part.get("dtype")), tuple(shape))}
-    return {name: what for inner in packed_part.values() for name, what in part_tensors(inner).items()}
+    return {name: what for inner in packed_part.values() for name, what in list_part_tensors(inner).items()}
