@@ -6,10 +6,10 @@ import json
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from equipoise.core.files import write_atomically
 from equipoise.errors import ObserverFailed
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from equipoise.runs.setup import Setting
     from equipoise.train import RunUnderWay
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Run:
@@ -33,6 +35,7 @@ class Run:
     first_round: int = 0
     setting: Setting | None = field(default=None, repr=False, compare=False)  # engine and data, for observers that measure
     history: History | None = field(default=None, repr=False, compare=False)  # of the rounds before the first
+    shares_rounds: bool = False  # whether other runs have their rounds between its own, as in train_many
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,47 +97,66 @@ class History(Observer):
 class JsonLines(Observer):
     """One JSON object per line and event, written through at once, so that a killed run keeps what it logged.
 
-    The file is begun anew by the first run of this observer; further runs of it, as in `compare`, are added.
+    The file is begun anew by the first run of this observer; further runs of it, as in `compare`, are added. Where runs share
+    their rounds, as in `train_many`, a line says in "run" whose it is.
     """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         self._file: TextIO | None = None
-        self._begun = False
+        self._logged: set[str] = set()  # the names of the runs in the file
+        self._several = False
 
     def on_start(self, run: Run) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        if run.first_round and not self._begun and run.history is not None:
-            self._rewrite(run)
-        self._file = self.path.open("a" if run.first_round or self._begun else "w", encoding="utf-8")
-        self._begun = True
+        self._several = run.shares_rounds
+        if run.first_round and run.history is not None and run.name not in self._logged:
+            self._write_history(run.name, run.history)
+        if self._file is None:
+            self._file = self.path.open("a" if run.first_round or self._logged else "w", encoding="utf-8")
+        self._logged.add(run.name)
         self._write(
             {"event": "start", "name": run.name, "rounds": run.rounds, "seed": run.seed, "first_round": run.first_round}
         )
 
     def on_round(self, report: RoundReport) -> None:
-        self._write({"event": "round", **asdict(report)})
+        self._write(self._record(report, report.run))
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
-        self._write({"event": "evaluation", **asdict(EvaluationPoint.of(evaluation))})
+        self._write(self._record(EvaluationPoint.of(evaluation), evaluation.run))
 
     def on_end(self) -> None:
         if self._file is not None:
             self._file.close()
             self._file = None
 
-    def _rewrite(self, run: Run) -> None:
-        """Begin the log of a run that goes on anew from its checkpoint: what was logged may say less, or more, than that."""
-        history = run.history or History()
-        events = [(r.round + 1, 0, {"event": "round", **asdict(r)}) for r in history.rounds]
-        events += [(p.round, 1, {"event": "evaluation", **asdict(p)}) for p in history.points]
-        lines = [json.dumps(_finite(record), allow_nan=False) for _, _, record in sorted(events, key=lambda e: e[:2])]
-        write_atomically(self.path, "".join(f"{line}\n" for line in lines).encode())
+    def _record(self, told: RoundReport | EvaluationPoint, run: str) -> dict[str, Any]:
+        """The line of a round or an evaluation."""
+        record = {"event": "round" if isinstance(told, RoundReport) else "evaluation", **asdict(told), "run": run}
+        return record if self._several else {name: value for name, value in record.items() if name != "run"}
+
+    def _write_history(self, run: str, history: History) -> None:
+        """The log of a run that goes on from its checkpoint, up to there: what was logged may say less, or more, than that.
+
+        The first run begins the file anew.
+        """
+        events = [(r.round + 1, 0, self._record(r, run)) for r in history.rounds]
+        events += [(p.round, 1, self._record(p, run)) for p in history.points]
+        lines = [_line(record) for _, _, record in sorted(events, key=lambda e: e[:2])]
+        if not self._logged:
+            write_atomically(self.path, "".join(lines).encode())
+        else:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.writelines(lines)
 
     def _write(self, record: dict[str, Any]) -> None:
         if self._file is not None:
-            self._file.write(json.dumps(_finite(record), allow_nan=False) + "\n")
+            self._file.write(_line(record))
             self._file.flush()
+
+
+def _line(record: dict[str, Any]) -> str:
+    return json.dumps(_finite(record), allow_nan=False) + "\n"
 
 
 def _finite(value: Any) -> Any:
@@ -145,18 +167,19 @@ def _finite(value: Any) -> Any:
 
 
 class Progress(Observer):
-    """A progress bar with round, loss, tail loss, clients trained and time left (rich)."""
+    """A progress bar with round, loss, tail loss, clients trained and time left (rich); a line for each run at hand."""
 
     def __init__(self, console: Any = None) -> None:
         self._console = console
         self._bar: Any = None  # rich is imported only when a bar is drawn
-        self._task: Any = None
-        self._last_drawn, self._rounds = 0.0, 0
+        self._tasks: dict[str, Any] = {}  # by the run's name
+        self._last_drawn: dict[Any, float] = {}
+        self._rounds, self._evaluating = 0, -1
 
     def on_start(self, run: Run) -> None:
         from rich import progress
 
-        self._bar = progress.Progress(
+        self._bar = self._bar or progress.Progress(
             progress.TextColumn("{task.description}"),
             progress.BarColumn(bar_width=24),
             progress.MofNCompleteColumn(),
@@ -165,32 +188,38 @@ class Progress(Observer):
             console=self._console,
             refresh_per_second=8,
         )
-        self._rounds = run.rounds
-        self._task = self._bar.add_task(run.name, total=run.rounds, completed=run.first_round, numbers="")
+        self._rounds, self._evaluating = run.rounds, -1
+        self._tasks[run.name] = self._bar.add_task(run.name, total=run.rounds, completed=run.first_round, numbers="")
         self._bar.start()
 
     def on_round(self, report: RoundReport) -> None:
         now = time.perf_counter()
-        if self._bar is None or self._task is None:
+        if (task := entry_of(report.run, self._tasks)) is None:
             return
         fields = {}
         if (
-            now - self._last_drawn > 0.1 or report.round + 1 == self._rounds
+            now - self._last_drawn.get(task, 0.0) > 0.1 or report.round + 1 == self._rounds
         ):  # formatting a thousand times a second would cost more than small rounds
-            self._last_drawn = now
+            self._last_drawn[task] = now
             fields["numbers"] = (
                 f"loss {report.loss:.4f}  worst 10 % {report.tail_loss:.4f}  trained {report.trained}/{report.cohort}"
             )
-        self._bar.update(self._task, completed=report.round + 1, **fields)
+        self._bar.update(task, completed=report.round + 1, **fields)
 
     def on_evaluating(self, round_index: int) -> None:
-        if self._bar is not None:
+        if self._bar is not None and self._evaluating != round_index:  # once for all runs
+            self._evaluating = round_index
             self._bar.console.print(f"evaluating all clients after round {round_index} …", style="dim", highlight=False)
 
     def on_end(self) -> None:
         if self._bar is not None:
             self._bar.stop()
-            self._bar = None
+            self._bar, self._tasks = None, {}
+
+
+def entry_of(run: str, entries: Mapping[str, T]) -> T | None:
+    """What an observer keeps for a run: the entry of that name, or the only one there is."""
+    return entries.get(run, next(iter(entries.values())) if len(entries) == 1 else None)
 
 
 class Observers:

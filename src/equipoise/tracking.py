@@ -11,11 +11,13 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from equipoise.errors import ConfigError
-from equipoise.observers import Evaluation, EvaluationPoint, Run
+from equipoise.observers import Evaluation, EvaluationPoint, Run, entry_of
 from equipoise.types import Observer, RoundReport
 
 FLUSH_SECONDS = 1.0  # between messages to MLflow: a database or server takes longer than a small round
@@ -38,6 +40,11 @@ def evaluation_numbers(evaluation: Evaluation) -> dict[str, float]:
     }
 
 
+def method_of(run: Run) -> str:
+    """The run's name without its seed, which is logged beside it."""
+    return run.name.removesuffix(f", seed {run.seed}")
+
+
 class TensorBoard(Observer):
     """Event files for `tensorboard --logdir FOLDER`, in a folder per run: FOLDER/<name>/seed-<seed>.
 
@@ -51,30 +58,31 @@ class TensorBoard(Observer):
         except ImportError as failure:
             raise _absent("TensorBoard", "tensorboard") from failure
         self.folder = Path(folder)
-        self._writer: Any = None
+        self._writers: dict[str, Any] = {}  # by the run's name
 
     def on_start(self, run: Run) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        place = self.folder / run.name.replace("/", "-") / f"seed-{run.seed}"
+        place = self.folder / method_of(run).replace("/", "-") / f"seed-{run.seed}"
         make: Any = SummaryWriter
-        self._writer = make(str(place), purge_step=run.first_round + 1)
+        self._writers[run.name] = make(str(place), purge_step=run.first_round + 1)
 
     def on_round(self, report: RoundReport) -> None:
-        self._write(round_numbers(report), report.round + 1)
+        self._write(report.run, round_numbers(report), report.round + 1)
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
-        self._write(evaluation_numbers(evaluation), evaluation.round)
+        self._write(evaluation.run, evaluation_numbers(evaluation), evaluation.round)
 
     def on_end(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        with ExitStack() as stack:
+            for writer in self._writers.values():
+                stack.callback(writer.close)
+            self._writers = {}
 
-    def _write(self, numbers: dict[str, float], step: int) -> None:
-        if self._writer is not None:
+    def _write(self, run: str, numbers: dict[str, float], step: int) -> None:
+        if (writer := entry_of(run, self._writers)) is not None:
             for name, value in numbers.items():
-                self._writer.add_scalar(name, value, step)
+                writer.add_scalar(name, value, step)
 
 
 class MLflow(Observer):
@@ -97,47 +105,63 @@ class MLflow(Observer):
         except (MlflowException, ImportError, ValueError) as failure:
             where = f"tracking_uri = {tracking_uri!r}" if tracking_uri else "MLflow's own tracking_uri"
             raise ConfigError(f"{where} cannot be used: {failure}") from failure
-        self._run_id, self._rounds, self._reached_end = "", 0, False
-        self._waiting: list[Any] = []
-        self._flushed = 0.0
+        self._runs: dict[str, _RunInMLflow] = {}  # by the run's name
 
     def on_start(self, run: Run) -> None:
         found = self._client.get_experiment_by_name(self.experiment)
         number = found.experiment_id if found is not None else self._client.create_experiment(self.experiment)
-        self._run_id = self._client.create_run(number, run_name=f"{run.name}, seed {run.seed}").info.run_id
-        self._rounds, self._reached_end, self._waiting = run.rounds, False, []
-        for name in ("name", "seed", "rounds", "first_round"):
-            self._client.log_param(self._run_id, name, getattr(run, name))
+        created = self._client.create_run(number, run_name=f"{method_of(run)}, seed {run.seed}")
+        tracked = self._runs[run.name] = _RunInMLflow(self._client, created.info.run_id, run.rounds)
+        shown = {"name": method_of(run), "seed": run.seed, "rounds": run.rounds, "first_round": run.first_round}
+        for name, value in shown.items():
+            self._client.log_param(tracked.run_id, name, value)
 
     def on_round(self, report: RoundReport) -> None:
-        self._write(round_numbers(report), report.round + 1)
+        if (tracked := entry_of(report.run, self._runs)) is not None:
+            tracked.write(round_numbers(report), report.round + 1)
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
-        numbers = evaluation_numbers(evaluation)
-        self._write(numbers, evaluation.round)
-        self._reached_end = evaluation.round == self._rounds and "train/loss" in numbers  # else it has diverged
+        if (tracked := entry_of(evaluation.run, self._runs)) is not None:
+            numbers = evaluation_numbers(evaluation)
+            tracked.write(numbers, evaluation.round)
+            tracked.reached_end = evaluation.round == tracked.rounds and "train/loss" in numbers  # else it has diverged
 
     def on_end(self) -> None:
-        if not self._run_id:
-            return
-        run_id, self._run_id = self._run_id, ""
-        try:
-            self._flush(run_id)
-        finally:
-            self._client.set_terminated(run_id, "FINISHED" if self._reached_end else "FAILED")
+        with ExitStack() as stack:
+            for tracked in self._runs.values():
+                stack.callback(tracked.close)
+            self._runs = {}
 
-    def _write(self, numbers: dict[str, float], step: int) -> None:
+
+@dataclass
+class _RunInMLflow:
+    """A run of an experiment, and what is to be sent there."""
+
+    client: Any
+    run_id: str
+    rounds: int
+    reached_end: bool = False
+    waiting: list[Any] = field(default_factory=list)
+    flushed: float = 0.0
+
+    def write(self, numbers: dict[str, float], step: int) -> None:
         from mlflow.entities import Metric
 
         now = time.time()
-        self._waiting += [Metric(name, value, int(1000 * now), step) for name, value in numbers.items()]
-        if now - self._flushed >= FLUSH_SECONDS or len(self._waiting) > BATCH - 20:
-            self._flush(self._run_id)
+        self.waiting += [Metric(name, value, int(1000 * now), step) for name, value in numbers.items()]
+        if now - self.flushed >= FLUSH_SECONDS or len(self.waiting) > BATCH - 20:
+            self.flush()
 
-    def _flush(self, run_id: str) -> None:
-        for first in range(0, len(self._waiting), BATCH):
-            self._client.log_batch(run_id, metrics=self._waiting[first : first + BATCH])
-        self._waiting, self._flushed = [], time.time()
+    def flush(self) -> None:
+        for first in range(0, len(self.waiting), BATCH):
+            self.client.log_batch(self.run_id, metrics=self.waiting[first : first + BATCH])
+        self.waiting, self.flushed = [], time.time()
+
+    def close(self) -> None:
+        try:
+            self.flush()
+        finally:
+            self.client.set_terminated(self.run_id, "FINISHED" if self.reached_end else "FAILED")
 
 
 def _absent(what: str, extra: str) -> ConfigError:

@@ -55,7 +55,11 @@ def train(
         model, data, algorithm or Algorithm(), rounds=rounds, clients_per_round=clients_per_round, seed=seed, loss=loss,
         error=error, engine=engine, name=name,
     )  # fmt: skip
-    (result,) = train_runs([setting], watch, name)
+    try:
+        (result,) = train_runs([setting], watch, name)
+    except ObserverFailed as failure:
+        failure.finished = failure.finished and failure.finished[0]
+        raise
     if isinstance(result, Diverged):
         raise result
     for text in notices(setting, result):
@@ -152,7 +156,8 @@ def train_runs(
 
     try:
         for run in runs:
-            watching.on_start(Run(run.setting.name, last_round, run.setting.seed, run.state.round, run.setting, run.history))
+            name, seed, shared = run.setting.name, run.setting.seed, len(runs) > 1
+            watching.on_start(Run(name, last_round, seed, run.state.round, run.setting, run.history, shared))
             watching.on_state(run.state)
         bar.on_start(Run(title, last_round, settings[0].seed, max(run.state.round for run in runs), settings[0]))
         saves.on_states(runs)
@@ -163,8 +168,8 @@ def train_runs(
                 run.take(outcome, watching, watch.evaluate_every)
             if any(run.failure is not None for run in alive):
                 alive, driver = still_running(), None
-            saves.on_states(runs)
-            if alive:
+            if alive:  # else the checkpoint stays where the run can be tried again
+                saves.on_states(runs)
                 bar.on_round(alive[0].history.rounds[-1])
         for run in alive:
             bar.on_evaluating(run.state.round)
@@ -181,7 +186,7 @@ def train_runs(
         for each in (bar, watching):
             each.on_end(failing=not alive)
     except ObserverFailed as failure:
-        failure.finished = results[0] if len(results) == 1 else results
+        failure.finished = results
         raise
     return results
 
