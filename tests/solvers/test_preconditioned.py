@@ -14,7 +14,8 @@ from made_clients import make_clients
 
 
 def prepared(solver, engine, params, cohort):
-    return solver.prepare(RoundContext(engine, params, cohort, cohort.weights, lambda purpose: cohort, engine.task.layout), None)[0]
+    context = RoundContext(engine, params, cohort, cohort.weights, lambda purpose: cohort, engine.task.layout)
+    return solver.prepare(context, None)[0]
 
 
 def work(engine_choice, solver, data, task):
