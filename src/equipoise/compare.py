@@ -34,6 +34,7 @@ class Comparison:
 
     @property
     def all_results(self) -> list[Result]:
+        """All results, method by method."""
         return [run for runs in self.results.values() for run in runs]
 
     def summary(self) -> str:

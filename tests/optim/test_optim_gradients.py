@@ -168,7 +168,7 @@ def test_no_example_contributes_more_than_the_clip(seed, clip, size, outputs, bi
     shift = torch.randn(rows.rows.shape[1], generator=source) if form == "shifted" else None
     for gradients in (outer, rows):
         for i in range(4):
-            one = gradients.only(torch.arange(4) == i)
+            one = gradients.select(torch.arange(4) == i)
             clipped, free = (clipped_sum(one, Query(bound, scale, shift)).double() for bound in (clip, math.inf))
             assert clipped.norm() <= clip * (1 + 1e-5)
             assert clipped @ free >= (1 - 1e-5) * clipped.norm() * free.norm()  # the same direction

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Train an algorithm on a real federation, with Flower.", no_args_is_help=True)
+app = typer.Typer(help="The same algorithm on a real federation, with Flower.", no_args_is_help=True)
 
 
 @app.command()

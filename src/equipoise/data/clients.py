@@ -37,27 +37,29 @@ class ClientSet:
     source: str = field(default="", repr=False)  # a file or generator, named in errors
 
     def __post_init__(self) -> None:
-        place = f"{self.source}: " if self.source else ""
+        origin = prefix(self.source)
         for name in ("x", "y", "offsets"):
             object.__setattr__(self, name, torch.as_tensor(getattr(self, name)))  # NumPy arrays are welcome
         if (odd := [i for i in self.ids if not isinstance(i, str)]) or not isinstance(self.ids, tuple):
-            raise InvalidData(f"{place}client ids must be a tuple of text, found {odd[0] if odd else self.ids!r}. Use str(id).")
+            raise InvalidData(
+                f"{origin}client ids must be a tuple of text, found {odd[0] if odd else self.ids!r}. Use str(id)."
+            )
         if len(self.x) != len(self.y):
-            raise InvalidData(f"{place}x has {len(self.x)} rows but y has {len(self.y)}; every example needs both.")
+            raise InvalidData(f"{origin}x has {len(self.x)} rows but y has {len(self.y)}; every example needs both.")
         if len(self.offsets) != len(self.ids) + 1:
-            raise InvalidData(f"{place}{len(self.ids)} ids need {len(self.ids) + 1} offsets, got {len(self.offsets)}.")
+            raise InvalidData(f"{origin}{len(self.ids)} ids need {len(self.ids) + 1} offsets, got {len(self.offsets)}.")
         if not self.ids:
-            raise InvalidData(f"{place}there is no client.")
+            raise InvalidData(f"{origin}there is no client.")
         if int(self.offsets[0]) != 0 or int(self.offsets[-1]) != len(self.x):
-            raise InvalidData(f"{place}offsets must run from 0 to {len(self.x)} (the number of rows).")
+            raise InvalidData(f"{origin}offsets must run from 0 to {len(self.x)} (the number of rows).")
         if (empty := torch.nonzero(self.offsets.diff() <= 0).flatten()).numel():
             names = ", ".join(self.ids[i] for i in empty[:5])
             raise InvalidData(
-                f"{place}{empty.numel()} of {len(self.ids)} clients have no example: {names}. Drop them, or give them data."
+                f"{origin}{empty.numel()} of {len(self.ids)} clients have no example: {names}. Drop them, or give them data."
             )
         if len(set(self.ids)) != len(self.ids):
             twice = sorted({i for i in self.ids if self.ids.count(i) > 1} if len(self.ids) < 5000 else [])
-            raise InvalidData(f"{place}client ids must differ; repeated: {', '.join(twice[:5]) or 'some'}.")
+            raise InvalidData(f"{origin}client ids must differ; repeated: {', '.join(twice[:5]) or 'some'}.")
         for name, values in (("x", self.x), ("y", self.y)):
             self._refuse_non_finite(name, values)
 
@@ -65,17 +67,14 @@ class ClientSet:
         if not values.is_floating_point():
             return
         for start in range(0, len(values), _ROWS_PER_CHECK):
-            bad = ~torch.isfinite(
-                values[start : start + _ROWS_PER_CHECK].flatten(1)
-                if values.dim() > 1
-                else values[start : start + _ROWS_PER_CHECK, None]
-            ).all(1)
+            rows = values[start : start + _ROWS_PER_CHECK]
+            bad = ~torch.isfinite(rows.flatten(1) if rows.dim() > 1 else rows[:, None]).all(1)
             if bad.any():
                 row = start + int(bad.nonzero()[0])
                 client = int(torch.searchsorted(self.offsets, row, right=True)) - 1
-                place = f"{self.source}: " if self.source else ""
+                origin = prefix(self.source)
                 raise InvalidData(
-                    f"{place}client {self.ids[client]!r}, row {row - int(self.offsets[client])} (row {row} of {name}) holds "
+                    f"{origin}client {self.ids[client]!r}, row {row - int(self.offsets[client])} (row {row} of {name}) holds "
                     f"NaN or infinity. Repair or drop that example."
                 )
 
@@ -90,27 +89,27 @@ class ClientSet:
         cls, clients: Iterable[tuple[str, Tensor, Tensor]], *, scale: float | None = None, shift: float = 0.0, source: str = ""
     ) -> ClientSet:
         """Pack (id, x, y) triples, one per client."""
+        origin = prefix(source)
         triples = [(name, torch.as_tensor(x), torch.as_tensor(y)) for name, x, y in clients]
         if not triples:
-            raise InvalidData(f"{source + ': ' if source else ''}there is no client.")
-        place, first = f"{source}: " if source else "", triples[0]
+            raise InvalidData(f"{origin}there is no client.")
+        first = triples[0]
         for name, x, y in triples:
             if x.dim() == 0 or y.dim() == 0:
-                raise InvalidData(f"{place}client {name!r} must have arrays with one row per example, not single numbers.")
+                raise InvalidData(f"{origin}client {name!r} must have arrays with one row per example, not single numbers.")
             if x.shape[1:] != first[1].shape[1:] or y.shape[1:] != first[2].shape[1:]:
                 raise InvalidData(
-                    f"{place}client {name!r} has inputs and targets of shapes {tuple(x.shape[1:])} and {tuple(y.shape[1:])} "
+                    f"{origin}client {name!r} has inputs and targets of shapes {tuple(x.shape[1:])} and {tuple(y.shape[1:])} "
                     f"per example, but client {first[0]!r} has {tuple(first[1].shape[1:])} and {tuple(first[2].shape[1:])}."
                 )
         sizes = torch.tensor([len(x) for _, x, _ in triples])
         for name, x, y in triples:
             if len(x) != len(y):
-                raise InvalidData(f"{source + ': ' if source else ''}client {name!r} has {len(x)} inputs but {len(y)} targets.")
-        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+                raise InvalidData(f"{origin}client {name!r} has {len(x)} inputs but {len(y)} targets.")
         return cls(
             torch.cat([x for _, x, _ in triples]),
             torch.cat([y for _, _, y in triples]),
-            offsets,
+            offsets_of(sizes),
             tuple(name for name, _, _ in triples),
             scale,
             shift,
@@ -124,24 +123,24 @@ class ClientSet:
 
     @cached_property
     def host_sizes(self) -> Tensor:
-        """The same on the CPU, wherever the data are."""
+        """Examples per client, (n,) int64, on the CPU wherever the data are."""
         return self.sizes.cpu()
 
     @cached_property
     def id_array(self) -> np.ndarray[Any, np.dtype[Any]]:
-        """The ids as an array, from which those of a cohort are quickly picked."""
-        found = np.empty(len(self.ids), dtype=object)
-        found[:] = self.ids
-        return found
+        """The ids as an array (n,) of objects, which is quickly indexed by the positions of a cohort."""
+        array = np.empty(len(self.ids), dtype=object)
+        array[:] = self.ids
+        return array
 
     @cached_property
     def keys(self) -> Tensor:
-        """A random-stream key per client, made from its id, (n,) int64: batches do not depend on the order of clients."""
+        """The key of each client's random stream, (n,) int64: a function of its id, whatever the order of clients."""
         return self.host_keys.to(self.offsets.device)
 
     @cached_property
     def host_keys(self) -> Tensor:
-        """The same on the CPU."""
+        """The key of each client's random stream, (n,) int64, on the CPU."""
         return torch.tensor([signed(name_key(i)) for i in self.ids])
 
     def rows(self, client: int) -> slice:
@@ -152,14 +151,14 @@ class ClientSet:
         """The rows of `x` as a model sees them: scaled if raw, floating numbers in `dtype`, tokens as int64."""
         x = _gather(self.x, rows)
         if self.scale is None:
-            return _fresh(x, rows, dtype if x.is_floating_point() else torch.int64)
-        x = _fresh(x, rows, dtype).mul_(self.scale)
+            return _copied(x, rows, dtype if x.is_floating_point() else torch.int64)
+        x = _copied(x, rows, dtype).mul_(self.scale)
         return x.add_(self.shift) if self.shift else x
 
     def targets(self, rows: Tensor | slice, dtype: torch.dtype = torch.float32) -> Tensor:
         """The rows of `y`: classes as int64, numbers in `dtype`."""
         y = _gather(self.y, rows)
-        return _fresh(y, rows, dtype if y.is_floating_point() else torch.int64)
+        return _copied(y, rows, dtype if y.is_floating_point() else torch.int64)
 
     def client(self, which: int | str) -> tuple[Tensor, Tensor]:
         """(x, y) of one client, by position or id, as a model sees them."""
@@ -171,51 +170,61 @@ class ClientSet:
         return self.inputs(self.rows(position)), self.targets(self.rows(position))
 
     def take(self, positions: Sequence[int] | Tensor) -> ClientSet:
-        """Some of the clients, by position or boolean mask, as a set of their own (their rows are copied)."""
+        """The clients at some positions, or of a boolean mask; their rows are copied."""
         if isinstance(positions, Tensor) and positions.dtype == torch.bool:
             positions = positions.nonzero().flatten()
         chosen = [int(p) for p in positions]
         if not chosen or min(chosen) < 0 or max(chosen) >= len(self):
             raise InvalidParameter("positions", f"must name at least one client, each from 0 to {len(self) - 1}", chosen)
         rows = torch.cat([torch.arange(int(self.offsets[p]), int(self.offsets[p + 1])) for p in chosen])
-        return self._with_rows(rows, self.sizes[chosen], tuple(self.ids[p] for p in chosen))
+        return self.with_rows(rows, self.sizes[chosen], tuple(self.ids[p] for p in chosen))
 
-    def _with_rows(self, rows: Tensor, sizes: Tensor, ids: tuple[str, ...]) -> ClientSet:
-        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
-        return replace(self, x=self.x[rows], y=self.y[rows], offsets=offsets, ids=ids)
+    def with_rows(self, rows: Tensor, sizes: Tensor, ids: tuple[str, ...]) -> ClientSet:
+        """Clients of these sizes and ids, who own some rows of this set, one after the other."""
+        return replace(self, x=self.x[rows], y=self.y[rows], offsets=offsets_of(sizes), ids=ids)
 
     def to(self, device: torch.device) -> ClientSet:
         """The set with its tensors on a device; the same object if they are there already."""
         if self.x.device == device:
             return self
-        moved = object.__new__(ClientSet)  # the data were checked when `self` was made
+        moved = object.__new__(ClientSet)  # without the checks, which `self` has passed
         for name, value in vars(self).items():
             stays = name in ("host_sizes", "host_keys") or not isinstance(value, Tensor)
             object.__setattr__(moved, name, value if stays else value.to(device))
         return moved
 
 
+def prefix(source: str) -> str:
+    """The beginning of an error about data from a file or generator; empty without a name."""
+    return f"{source}: " if source else ""
+
+
+def offsets_of(sizes: Tensor) -> Tensor:
+    """The first row of each of n clients that own `sizes` (n,) rows one after the other, and the number of rows: (n + 1,)."""
+    return torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
+
+
 def _gather(values: Tensor, rows: Tensor | slice) -> Tensor:
-    """values[rows] for rows of any shape; `index_select` copies whole rows and is many times faster than indexing."""
+    """values[rows] for rows of any shape, by `index_select`, which is many times faster than indexing."""
     if isinstance(rows, slice):
         return values[rows]
     return values.index_select(0, rows.flatten()).view(*rows.shape, *values.shape[1:])
 
 
-def _fresh(values: Tensor, rows: Tensor | slice, dtype: torch.dtype) -> Tensor:
-    """`values` in `dtype`, never sharing memory with the data: a model may work in place on what it is given."""
+def _copied(values: Tensor, rows: Tensor | slice, dtype: torch.dtype) -> Tensor:
+    """The values in `dtype` and in memory of their own, because a model may work in place on its inputs."""
     return values.to(dtype, copy=isinstance(rows, slice))  # indexing by a tensor has copied already
 
 
-def _fingerprint(*parts: object) -> str:
+def _hash_of(*values: object) -> str:
     """A short hash of tensors and texts, the same on every machine."""
     digest = hashlib.blake2b(digest_size=8)
-    for part in parts:
-        if isinstance(part, Tensor):
-            digest.update(f"{part.dtype} {tuple(part.shape)}".encode())
-            digest.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    for value in values:
+        if isinstance(value, Tensor):
+            digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
+            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
         else:
-            digest.update(repr(part).encode())
+            digest.update(repr(value).encode())
     return digest.hexdigest()
 
 
@@ -223,8 +232,8 @@ def _fingerprint(*parts: object) -> str:
 class FederatedData:
     """Clients to train on, and clients to validate and test on.
 
-    The papers use two kinds of split, and both look the same here: *by client* (`test` holds other clients, unseen in
-    training) and *inside clients* (`test` holds further examples of the same ids). A row of a result says which.
+    There are two kinds of split: *by client* (`test` holds other clients, unseen in training) and *inside clients* (`test`
+    holds further examples of the training clients). The column `seen` of a result says which.
     """
 
     train: ClientSet
@@ -265,15 +274,15 @@ class FederatedData:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A short hash of all splits: who has which examples. Two data sets with one fingerprint are the same."""
+        """A short hash of all splits and examples: equal data have equal fingerprints."""
         sets = [(name, c.ids, c.offsets, c.x, c.y, c.scale, c.shift) for name, c in self.splits.items()]
-        # A plain class shows where it lies in memory.
+        # The repr of a plain object holds its address in memory.
         attacked = (sorted(self.malicious), re.sub(r" at 0x[0-9a-f]+", "", repr(self.attack))) if self.malicious else ()
-        return _fingerprint(*(part for parts in sets for part in parts), *attacked)
+        return _hash_of(*(value for values in sets for value in values), *attacked)
 
     @property
     def splits(self) -> dict[str, ClientSet]:
-        """The sets that are there, by name."""
+        """The splits that are not None, by name."""
         named = {"train": self.train, "validation": self.validation, "test": self.test}
         return {name: clients for name, clients in named.items() if clients is not None}
 
@@ -283,5 +292,5 @@ class FederatedData:
         return self.train.x.shape[1:].numel()
 
     def __repr__(self) -> str:
-        parts = ", ".join(f"{name}: {len(c)} clients / {len(c.x)} examples" for name, c in self.splits.items())
-        return f"FederatedData({self.name!r}, {parts})"
+        splits = ", ".join(f"{name}: {len(c)} clients / {len(c.x)} examples" for name, c in self.splits.items())
+        return f"FederatedData({self.name!r}, {splits})"

@@ -93,13 +93,13 @@ def from_datasets(datasets: Mapping[str, Any], **options: Any) -> FederatedData:
 
 
 def _tensor(name: str, values: Any) -> Tensor:
-    """A tensor of numbers; float64 becomes float32, in which models work by default."""
+    """Values as a tensor of numbers; float64 becomes float32, in which models work by default."""
     if isinstance(values, np.ndarray):
         values = np.ascontiguousarray(values)  # torch cannot read arrays with negative strides
     try:
-        found = torch.as_tensor(values)
+        tensor = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError) as failure:
         raise InvalidData(f"{name} must be an array of numbers with equal shapes: {failure}") from failure
-    if found.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch has few operations for them
-        found = found.to(torch.int64)
-    return found.float() if found.dtype == torch.float64 else found
+    if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch has few operations for them
+        tensor = tensor.to(torch.int64)
+    return tensor.float() if tensor.dtype == torch.float64 else tensor

@@ -1,4 +1,4 @@
-"""Where files are, and how they are opened: every failure names the file and the reason. Nothing is ever unpickled."""
+"""Finds and reads data files: every failure names the file and the reason. No pickle is read."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def load_arrays(path: PathLike, names: Sequence[str] | None = None) -> dict[str,
             archive = np.load(file, allow_pickle=False)
             if isinstance(archive, np.ndarray):
                 raise InvalidData(f"{path}: must be an .npz archive of named arrays, but is a single array.")
-            wanted = archive.files if names is None else names
-            if missing := [name for name in wanted if name not in archive.files]:
+            chosen = archive.files if names is None else names
+            if missing := [name for name in chosen if name not in archive.files]:
                 raise InvalidData(f"{path}: array {missing[0]!r} is missing; the file holds {', '.join(archive.files)}.")
-            return {name: archive[name] for name in wanted}
+            return {name: archive[name] for name in chosen}
     except FileNotFoundError as error:
         raise InvalidData(f"{path} does not exist.") from error
     except InvalidData:
@@ -73,20 +73,20 @@ def load_json(path: PathLike) -> Any:
         raise InvalidData(f"{path}: cannot be read: {error}") from error
 
 
-def as_tensor(array: NDArray[Any], place: str) -> Tensor:
-    """Numbers as a tensor: bytes stay bytes (images, tokens), other integers become int64, floating numbers float32."""
+def as_tensor(array: NDArray[Any], source: str) -> Tensor:
+    """An array of numbers as a tensor: uint8 stays uint8 (images, tokens), other integers become int64, floats float32."""
     if array.dtype == np.uint8:
         return torch.from_numpy(np.ascontiguousarray(array))
     if array.dtype.kind in "iub":
         return torch.from_numpy(array.astype(np.int64))
     if array.dtype.kind == "f":
         return torch.from_numpy(array.astype(np.float32))
-    raise InvalidData(f"{place} must hold numbers, but has type {array.dtype}.")
+    raise InvalidData(f"{source} must hold numbers, but has type {array.dtype}.")
 
 
-def targets(array: NDArray[Any], place: str) -> Tensor:
+def targets(array: NDArray[Any], source: str) -> Tensor:
     """Targets as a tensor: classes as int64, numbers as float32. Labels −1 / +1 become classes 0 / 1."""
-    y = as_tensor(array, place)
+    y = as_tensor(array, source)
     if y.is_floating_point():
         return y
     return (y + 1) // 2 if set(np.unique(array).tolist()) == {-1, 1} else y.to(torch.int64)

@@ -17,10 +17,11 @@ from equipoise.data.class_law import CLASSES, FLIPPED, INFORMATIVE, NOISE, publi
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.data.partition import Partitioner, partitioner, to_clients
 from equipoise.data.splits import How, split, split_examples
-from equipoise.errors import InvalidData, require
+from equipoise.errors import require
 
 
-def _require_fits(values: dict[str, float], least: float) -> None:
+def _require_at_least(values: dict[str, float], least: float) -> None:
+    """Refuse parameters that are not finite numbers of at least `least`."""
     for name, value in values.items():
         require(bool(np.isfinite(value)) and value >= least, name, f"must be a finite number, at least {least}", value)
 
@@ -53,9 +54,9 @@ def synthetic(
     >>> synthetic(0.5, 0.5, clients=3, seed=1).train
     ClientSet(3 clients, 422 examples of shape (60,))
     """
-    _require_fits({"alpha": alpha, "beta": beta}, 0)
-    _require_fits({"clients": clients, "features": features}, 1)
-    _require_fits({"classes": classes}, 2)
+    _require_at_least({"alpha": alpha, "beta": beta}, 0)
+    _require_at_least({"clients": clients, "features": features}, 1)
+    _require_at_least({"classes": classes}, 2)
     shared = generator(seed, "synthetic model")
     common = shared.normal(size=(classes, features)), shared.normal(size=classes)
     deviation = np.arange(1, features + 1) ** -0.6
@@ -109,16 +110,14 @@ def label_shift(
     >>> label_shift(train_clients=5, validation_clients=0, test_clients=2, examples=10)
     FederatedData('label_shift', train: 5 clients / 50 examples, test: 2 clients / 20 examples)
     """
-    _require_fits({"train_clients": train_clients, "examples": examples}, 1)
-    _require_fits({"validation_clients": validation_clients, "test_clients": test_clients}, 0)
+    _require_at_least({"train_clients": train_clients, "examples": examples}, 1)
+    _require_at_least({"validation_clients": validation_clients, "test_clients": test_clients}, 0)
     for name, value in (("train_concentration", train_concentration), ("test_concentration", test_concentration)):
         require(np.isfinite(value) and value > 0, name, "must be positive", value)
     require(geometry in ("seeded", "published"), "geometry", 'must be "seeded" or "published"', geometry)
     law = published_law() if geometry == "published" else random_law(generator(seed, "label shift classes"))
 
-    def clients(split: str, count: int, concentration: float) -> ClientSet | None:
-        if not count:
-            return None
+    def clients(split: str, count: int, concentration: float) -> ClientSet:
         ids = tuple(f"{split}-{i}" for i in range(count))
         labels = np.empty((count, examples), np.int64)
         origins = np.empty((count, examples), np.int64)
@@ -135,15 +134,9 @@ def label_shift(
         return ClientSet(torch.from_numpy(x), torch.from_numpy(labels.reshape(-1)), offsets, ids, source="label_shift")
 
     train = clients("train", train_clients, train_concentration)
-    if train is None:  # excluded above; said for the type checker
-        raise InvalidData("label_shift: there is no training client.")
-    return FederatedData(
-        train,
-        clients("validation", validation_clients, test_concentration),
-        clients("test", test_clients, test_concentration),
-        "label_shift",
-        CLASSES,
-    )
+    validation = clients("validation", validation_clients, test_concentration) if validation_clients else None
+    test = clients("test", test_clients, test_concentration) if test_clients else None
+    return FederatedData(train, validation, test, "label_shift", CLASSES)
 
 
 def gaussian_means(

@@ -22,7 +22,8 @@ from equipoise.data.text import Features, WordVectors, alphabet, encode_characte
 from equipoise.errors import InvalidData, InvalidParameter, require
 
 
-def _sizeable(clients: list[Tensor], ids: Sequence[str], min_examples: int, path: Path) -> tuple[list[Tensor], list[str]]:
+def _large_enough(clients: list[Tensor], ids: Sequence[str], min_examples: int, path: Path) -> tuple[list[Tensor], list[str]]:
+    """The rows and ids of the clients with at least `min_examples`."""
     kept = [k for k, rows in enumerate(clients) if len(rows) >= min_examples]
     if not kept:
         largest = max((len(rows) for rows in clients), default=0)
@@ -52,9 +53,9 @@ def femnist(
     if not len(x) == len(y) == len(writer) or (len(writer) and int(writer.max()) >= len(arrays["writer_id"])):
         raise InvalidData(f"{path}: x, y and writer must have one row per image, and writer must index writer_id.")
     rows, positions = by_id(writer)
-    whole = [(r, int(p)) for r, p in zip(rows, positions, strict=True) if arrays["writer_kind"][int(p)] < 2]
-    names = [str(arrays["writer_id"][p]) for _, p in whole]
-    assignment, ids = _sizeable([r for r, _ in whole], names, min_examples, path)
+    complete = [(r, int(p)) for r, p in zip(rows, positions, strict=True) if arrays["writer_kind"][int(p)] < 2]
+    names = [str(arrays["writer_id"][p]) for _, p in complete]
+    assignment, ids = _large_enough([r for r, _ in complete], names, min_examples, path)
     images, labels = torch.from_numpy(x), torch.from_numpy(y.astype(np.int64))
     clients = to_clients(images, labels, assignment, ids=ids, scale=-1 / 255, shift=1.0, source=str(path))
     return split(clients, split_by, validation=validation, test=test, seed=seed, name="femnist", classes=62)
@@ -144,31 +145,27 @@ def shakespeare(
     path = data_file(folder, "shakespeare_roles.json.gz", "roles: a list of {play, role, speeches: [[line, …], …]}")
     texts = dict(_roles(path))
     encoded = [(name, encode_characters(text, characters)) for name, text in texts.items() if len(text) > length]
-    # The split is drawn on the short texts, so that windows are made once, not once for all and again for each part.
+    # Roles are split before their windows are copied, so that windows are copied once.
     windows = {name: codes.unfold(0, length + 1, step) for name, codes in encoded}  # views, (n, length + 1)
     kept = [name for name, view in windows.items() if len(view) >= min_examples]
     if not kept:
         largest = max((len(view) for view in windows.values()), default=0)
         raise InvalidParameter("min_examples", "leaves no role", min_examples, f"The largest role in {path} has {largest}.")
-    place = torch.arange(len(kept), dtype=torch.uint8 if len(kept) < 256 else torch.int32)
+    numbers = torch.arange(len(kept), dtype=torch.uint8 if len(kept) < 256 else torch.int32)
     drawn = split_clients(
-        ClientSet(place, place, torch.arange(len(kept) + 1), tuple(kept)), validation=validation, test=test, seed=seed
+        ClientSet(numbers, numbers, torch.arange(len(kept) + 1), tuple(kept)), validation=validation, test=test, seed=seed
     )
 
-    def pack(part: ClientSet | None) -> ClientSet | None:
-        if part is None:
-            return None
-        return ClientSet.pack(((i, windows[i][:, :-1], windows[i][:, -1]) for i in part.ids), source=str(path))
+    def pack(roles: ClientSet) -> ClientSet:
+        return ClientSet.pack(((i, windows[i][:, :-1], windows[i][:, -1]) for i in roles.ids), source=str(path))
 
-    train = pack(drawn.train) or _nothing(path)
-    return FederatedData(train, pack(drawn.validation), pack(drawn.test), "shakespeare", len(characters) + 1)
-
-
-def _nothing(path: Path) -> ClientSet:
-    raise InvalidData(f"{path}: there is no training client.")
+    packed = {name: pack(roles) for name, roles in drawn.splits.items()}
+    classes = len(characters) + 1
+    return FederatedData(packed["train"], packed.get("validation"), packed.get("test"), "shakespeare", classes)
 
 
 def _roles(path: Path) -> Iterator[tuple[str, str]]:
+    """The name and the text of each role."""
     content = load_json(path)
     if not isinstance(content, dict) or not isinstance(content.get("roles"), list):
         raise InvalidData(f"{path}: must be a JSON object whose key 'roles' is a list.")
@@ -208,11 +205,11 @@ def adult(folder: PathLike | None = None) -> FederatedData:
     education = arrays["categories__education"][arrays["cat"][:, names.index("education")]]
     group = np.where(education == "Doctorate", "doctorate", "other")
 
-    def part(rows: NDArray[np.int64]) -> ClientSet:
+    def clients(rows: NDArray[np.int64]) -> ClientSet:
         assignment, ids = by_id(group[rows])
         return to_clients(x[rows], y[rows], assignment, ids=ids, source=str(path))
 
-    return FederatedData(part(np.flatnonzero(~tested)), None, part(np.flatnonzero(tested)), "adult", 2)
+    return FederatedData(clients(np.flatnonzero(~tested)), None, clients(np.flatnonzero(tested)), "adult", 2)
 
 
 def vehicle(folder: PathLike | None = None, *, validation: float = 0.1, test: float = 0.1, seed: int = 0) -> FederatedData:
@@ -281,6 +278,7 @@ def texts(
 
 
 def _records(path: Path, name: str, client_key: str, text_key: str) -> Iterator[tuple[str, str, int]]:
+    """(client id, text, class) of each record of a file."""
     content = load_json(path)
     if not isinstance(content, list):
         raise InvalidData(f"{path}: must be a JSON list of objects.")
@@ -305,7 +303,7 @@ def imdb(folder: PathLike | None = None, *, words: int = 1000) -> tuple[Tensor, 
     rows, total = (int(n) for n in arrays["shape"])
     require(1 <= words <= total, "words", f"must lie between 1 and {total}", words)
     row = np.repeat(np.arange(rows), np.diff(arrays["indptr"]))
-    keep = arrays["indices"] < words
+    frequent = arrays["indices"] < words
     x = np.zeros((rows, words), np.uint8)
-    x[row[keep], arrays["indices"][keep]] = arrays["data"][keep]
+    x[row[frequent], arrays["indices"][frequent]] = arrays["data"][frequent]
     return torch.from_numpy(x), torch.from_numpy(arrays["y"].astype(np.int64)), tuple(arrays["vocab"][:words].tolist())

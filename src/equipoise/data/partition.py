@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.core.rng import generator
-from equipoise.data.clients import ClientSet
+from equipoise.data.clients import ClientSet, offsets_of, prefix
 from equipoise.errors import InvalidData, InvalidParameter, require, unknown_name
 
 Partitioner = Callable[..., list[Tensor]]
@@ -28,6 +28,7 @@ _Indices = NDArray[np.int64]
 
 
 def _check(labels: Tensor, clients: int, allow_empty: bool) -> _Indices:
+    """The labels as an array; labels and numbers of clients that no partitioner can deal out are refused."""
     require(labels.dim() == 1 and len(labels) > 0, "labels", "must be a vector with at least one entry", tuple(labels.shape))
     require(clients >= 1, "clients", "must be at least 1", clients)
     if not allow_empty:
@@ -37,43 +38,44 @@ def _check(labels: Tensor, clients: int, allow_empty: bool) -> _Indices:
 
 
 def _shares(total: int, weights: NDArray[np.float64]) -> _Indices:
-    """Whole numbers that sum to `total`, each within 1 of its share total · w/Σw (method of largest remainders)."""
+    """Integers that sum to `total`, each within 1 of its share total · w/Σw (method of largest remainders)."""
     exact = total * (weights / weights.sum())
-    whole: _Indices = np.floor(exact).astype(np.int64)
-    missing = total - int(whole.sum())
-    whole[np.argsort(whole - exact, kind="stable")[:missing]] += 1
-    return whole
+    shares: _Indices = np.floor(exact).astype(np.int64)
+    missing = total - int(shares.sum())
+    shares[np.argsort(shares - exact, kind="stable")[:missing]] += 1
+    return shares
 
 
 def _deal(order: _Indices, sizes: _Indices) -> list[_Indices]:
+    """Rows in this order, dealt out in pieces of these sizes."""
     return np.split(order, np.cumsum(sizes)[:-1])
 
 
-def _top_up(parts: list[_Indices], least: int) -> list[_Indices]:
+def _top_up(owned: list[_Indices], least: int) -> list[_Indices]:
     """Move single examples from the largest clients until every client has `least`; at most clients · least moves."""
-    sizes = [len(part) for part in parts]
-    moved: list[list[int]] = [[] for _ in parts]
-    largest = [(-size, k) for k, size in enumerate(sizes)]
+    moved: list[list[int]] = [[] for _ in owned]
+    largest = [(-len(rows), k) for k, rows in enumerate(owned)]
     heapq.heapify(largest)
-    for k in range(len(parts)):
-        while len(parts[k]) + len(moved[k]) < least:
+    for k in range(len(owned)):
+        while len(owned[k]) + len(moved[k]) < least:
             _, giver = heapq.heappop(largest)
-            # Parts are shuffled, so that the last example is a random one of the giver's.
-            moved[k].append(int(parts[giver][-1]))
-            parts[giver] = parts[giver][:-1]
-            heapq.heappush(largest, (-len(parts[giver]), giver))
-    return [np.concatenate([part, np.array(extra, np.int64)]) for part, extra in zip(parts, moved, strict=True)]
+            # Rows are shuffled, so that the last example is a random one of the giver's.
+            moved[k].append(int(owned[giver][-1]))
+            owned[giver] = owned[giver][:-1]
+            heapq.heappush(largest, (-len(owned[giver]), giver))
+    return [np.concatenate([rows, np.array(extra, np.int64)]) for rows, extra in zip(owned, moved, strict=True)]
 
 
-def _finish(parts: list[_Indices]) -> list[Tensor]:
-    return [torch.from_numpy(np.sort(part).astype(np.int64)) for part in parts]
+def _sorted_rows(owned: list[_Indices]) -> list[Tensor]:
+    """The rows of each client as a sorted tensor."""
+    return [torch.from_numpy(np.sort(rows).astype(np.int64)) for rows in owned]
 
 
 def iid(labels: Tensor, clients: int, *, seed: int = 0, allow_empty: bool = False) -> list[Tensor]:
     """Equal shares (to within one example) of a random order: every client sees the same law."""
     rows = len(_check(labels, clients, allow_empty))
     order = generator(seed, "partition").permutation(rows)
-    return _finish(_deal(order, _shares(rows, np.ones(clients))))
+    return _sorted_rows(_deal(order, _shares(rows, np.ones(clients))))
 
 
 def power_law(
@@ -95,7 +97,7 @@ def power_law(
     _check_least(least, rows, clients)
     rng = generator(seed, "partition")
     weights = rng.permutation(np.arange(1, clients + 1, dtype=np.float64) ** -exponent)
-    return _finish(_deal(rng.permutation(rows), least + _shares(rows - least * clients, weights)))
+    return _sorted_rows(_deal(rng.permutation(rows), least + _shares(rows - least * clients, weights)))
 
 
 def _check_least(least: int, rows: int, clients: int) -> None:
@@ -123,13 +125,13 @@ def dirichlet(
     least = 0 if allow_empty else min_examples
     _check_least(least, len(values), clients)
     rng = generator(seed, "partition")
-    parts: list[list[_Indices]] = [[] for _ in range(clients)]
+    owned: list[list[_Indices]] = [[] for _ in range(clients)]
     for value in np.unique(values):
         rows = rng.permutation(np.flatnonzero(values == value))
         share = rng.dirichlet(np.full(clients, float(concentration)))
-        for k, part in enumerate(_deal(rows, _shares(len(rows), share))):
-            parts[k].append(part)
-    return _finish(_top_up([rng.permutation(np.concatenate(part)) for part in parts], least))
+        for k, dealt in enumerate(_deal(rows, _shares(len(rows), share))):
+            owned[k].append(dealt)
+    return _sorted_rows(_top_up([rng.permutation(np.concatenate(pieces)) for pieces in owned], least))
 
 
 def by_classes(
@@ -164,13 +166,13 @@ def by_classes(
         for c in chosen:
             owners[c].append(client)
     weights = rng.permutation(np.arange(1, clients + 1, dtype=np.float64) ** -exponent)
-    parts: list[list[_Indices]] = [[np.empty(0, np.int64)] for _ in range(clients)]
+    owned: list[list[_Indices]] = [[np.empty(0, np.int64)] for _ in range(clients)]
     for name, mine in zip(names, owners, strict=True):
         rows = rng.permutation(np.flatnonzero(values == name))
-        for client, part in zip(mine, _deal(rows, _shares(len(rows), weights[mine])), strict=True):
-            parts[client].append(part)
+        for client, dealt in zip(mine, _deal(rows, _shares(len(rows), weights[mine])), strict=True):
+            owned[client].append(dealt)
     # One example from elsewhere keeps the law: a client that had none then has one class.
-    return _finish(_top_up([rng.permutation(np.concatenate(part)) for part in parts], 0 if allow_empty else 1))
+    return _sorted_rows(_top_up([rng.permutation(np.concatenate(pieces)) for pieces in owned], 0 if allow_empty else 1))
 
 
 def by_id(ids: Sequence[Any] | NDArray[Any] | Tensor) -> tuple[list[Tensor], tuple[str, ...]]:
@@ -183,15 +185,15 @@ def by_id(ids: Sequence[Any] | NDArray[Any] | Tensor) -> tuple[list[Tensor], tup
     require(values.ndim == 1 and len(values) > 0, "ids", "must be a vector with at least one entry", values.shape)
     names, which = np.unique(values, return_inverse=True)
     order = np.argsort(which, kind="stable")
-    parts = _deal(order, np.bincount(which, minlength=len(names)))
-    return [torch.from_numpy(part) for part in parts], tuple(str(name) for name in names)
+    owned = _deal(order, np.bincount(which, minlength=len(names)))
+    return [torch.from_numpy(rows) for rows in owned], tuple(str(name) for name in names)
 
 
 PARTITIONERS: dict[str, Partitioner] = {"iid": iid, "dirichlet": dirichlet, "classes": by_classes, "power_law": power_law}
 
 
 def partitioner(which: str | Partitioner) -> Partitioner:
-    """The partitioner of that name, or the function itself."""
+    """The partitioner of a name; a function is returned as it is."""
     if not isinstance(which, str):
         return which
     if which not in PARTITIONERS:
@@ -218,12 +220,11 @@ def to_clients(
     """
     names = [f"client-{k}" for k in range(len(assignment))] if ids is None else list(ids)
     require(len(names) == len(assignment), "ids", f"must be {len(assignment)}, one per client", len(names))
-    kept = [k for k, rows in enumerate(assignment) if len(rows)]
-    if not kept:
-        raise InvalidData(f"{source + ': ' if source else ''}the assignment gives no client an example.")
-    rows = torch.cat([assignment[k] for k in kept])
+    nonempty = [k for k, rows in enumerate(assignment) if len(rows)]
+    if not nonempty:
+        raise InvalidData(f"{prefix(source)}the assignment gives no client an example.")
+    rows = torch.cat([assignment[k] for k in nonempty])
     lowest, highest = int(rows.min()), int(rows.max())
     require(lowest >= 0 and highest < len(x), "assignment", f"must name rows 0 … {len(x) - 1}", (lowest, highest))
-    sizes = torch.tensor([len(assignment[k]) for k in kept])
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
-    return ClientSet(x[rows], y[rows], offsets, tuple(names[k] for k in kept), scale, shift, source)
+    sizes = torch.tensor([len(assignment[k]) for k in nonempty])
+    return ClientSet(x[rows], y[rows], offsets_of(sizes), tuple(names[k] for k in nonempty), scale, shift, source)

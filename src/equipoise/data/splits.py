@@ -1,6 +1,6 @@
 """Splits into train, validation and test: by client (others, unseen in training) or inside clients (further examples).
 
-A client's fate depends on (seed, id) and on how many clients or examples there are, never on the order of clients.
+Where a client goes depends on (seed, id) and on the number of clients or examples, not on the order of clients.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ How = Literal["clients", "examples"]
 
 
 def _share(total: int, fraction: float) -> int:
-    """The fraction rounded half up, so that the test part is the larger half of an odd number, as in the Δ-FL papers."""
+    """The fraction of `total` rounded half up, so that the larger half of an odd number is for testing, as in the papers."""
     return math.floor(total * fraction + 0.5 + 1e-9)
 
 
@@ -46,11 +46,9 @@ def split_clients(
         )
     drawn = {i: generator(seed, "split clients", client=i).random() for i in clients.ids}
     order = sorted(range(len(clients)), key=lambda k: (drawn[clients.ids[k]], clients.ids[k]))
-    parts = order[:tested], order[tested : tested + validated], order[tested + validated :]
-    test_set, validation_set, train_set = (clients.take(sorted(part)) if part else None for part in parts)
-    if train_set is None:  # excluded above; said for the type checker
-        raise InvalidParameter("clients", "must leave one to train on", len(clients))
-    return FederatedData(train_set, validation_set, test_set, name, classes)
+    held_out = order[tested : tested + validated], order[:tested]
+    validation_set, test_set = (clients.take(sorted(positions)) if positions else None for positions in held_out)
+    return FederatedData(clients.take(sorted(order[tested + validated :])), validation_set, test_set, name, classes)
 
 
 def split_examples(
@@ -67,22 +65,18 @@ def split_examples(
         tested = min(_share(size, test), size - 1)
         validated = min(_share(size, validation), size - 1 - tested)
         order = torch.from_numpy(generator(seed, "split examples", client=clients.ids[k]).permutation(size))
-        for part, rows in zip(
-            ("test", "validation", "train"), torch.split(order, [tested, validated, size - tested - validated]), strict=True
-        ):
-            chosen[part].append(start + rows.sort().values)
-    sets: dict[str, ClientSet | None] = {}
-    for part, fraction in (("train", 1.0), ("validation", validation), ("test", test)):
-        kept = [k for k, rows in enumerate(chosen[part]) if len(rows)]
-        if fraction > 0 and not kept:
-            raise InvalidParameter(part, "leaves no client with an example to spare", fraction, "Use a larger fraction.")
-        sizes = torch.tensor([len(chosen[part][k]) for k in kept])
-        ids = tuple(clients.ids[k] for k in kept)
-        sets[part] = clients._with_rows(torch.cat([chosen[part][k] for k in kept]), sizes, ids) if kept else None
-    train = sets["train"]
-    if train is None:  # every client keeps an example; said for the type checker
-        raise InvalidParameter("clients", "must have examples", len(clients))
-    return FederatedData(train, sets["validation"], sets["test"], name, classes)
+        pieces = torch.split(order, [tested, validated, size - tested - validated])
+        for split_name, rows in zip(("test", "validation", "train"), pieces, strict=True):
+            chosen[split_name].append(start + rows.sort().values)
+    sets: dict[str, ClientSet] = {}
+    for split_name, fraction in (("train", 1.0), ("validation", validation), ("test", test)):
+        owned = {clients.ids[k]: rows for k, rows in enumerate(chosen[split_name]) if len(rows)}
+        if owned:
+            sizes = torch.tensor([len(rows) for rows in owned.values()])
+            sets[split_name] = clients.with_rows(torch.cat(list(owned.values())), sizes, tuple(owned))
+        elif fraction > 0:
+            raise InvalidParameter(split_name, "leaves no client with an example to spare", fraction, "Use a larger fraction.")
+    return FederatedData(sets["train"], sets.get("validation"), sets.get("test"), name, classes)
 
 
 def split(

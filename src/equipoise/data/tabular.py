@@ -100,6 +100,6 @@ def hiv1(folder: PathLike | None = None) -> Table:
             raise InvalidData(f"{path}: row {row} must be 8 of the letters {AMINO_ACIDS}, but is {peptide!r}.")
     letters = np.array([list(peptide) for peptide in arrays["seq"].tolist()])  # (N, 8)
     x = (letters[:, :, None] == np.array(list(AMINO_ACIDS))).reshape(len(letters), -1).astype(np.float32)
-    names = tuple(f"{place + 1}{acid}" for place in range(8) for acid in AMINO_ACIDS)
+    names = tuple(f"{position + 1}{acid}" for position in range(8) for acid in AMINO_ACIDS)
     group = torch.from_numpy(arrays["dataset"].astype(np.int64))
     return Table(torch.from_numpy(x), targets(arrays["y"], f"{path}: 'y'"), names, group=group)

@@ -36,7 +36,7 @@ def alphabet(name: str) -> str:
 
 
 def encode_characters(text: str, characters: str) -> Tensor:
-    """Each character as its place in the alphabet; any character outside it as the number after the last, "other".
+    """Each character as its position in the alphabet, uint8; other characters as the length of the alphabet.
 
     >>> encode_characters("abZ ", LETTERS)
     tensor([ 0,  1, 51, 52], dtype=torch.uint8)
@@ -44,8 +44,8 @@ def encode_characters(text: str, characters: str) -> Tensor:
     other = len(characters)
     points = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     table = np.full(max(map(ord, characters)) + 2, other, np.uint8)
-    for place, character in enumerate(characters):
-        table[ord(character)] = place
+    for position, character in enumerate(characters):
+        table[ord(character)] = position
     return torch.from_numpy(table[np.minimum(points, len(table) - 1)])
 
 
@@ -78,13 +78,13 @@ class WordVectors:
 
         A recurrent model then ends on a word.
         """
-        found = [self.rows.get(word, UNKNOWN) for word in words(text)[:length]]
-        return torch.tensor([PADDING] * (length - len(found)) + found, dtype=torch.int32)
+        rows = [self.rows.get(word, UNKNOWN) for word in words(text)[:length]]
+        return torch.tensor([PADDING] * (length - len(rows)) + rows, dtype=torch.int32)
 
     def mean(self, text: str) -> Tensor:
         """The average vector of the known words, (d,); zero if there is none."""
-        found = [row for word in words(text) if (row := self.rows.get(word)) is not None]
-        return self.vectors[found].mean(0) if found else torch.zeros(self.vectors.shape[1])
+        known = [row for word in words(text) if (row := self.rows.get(word)) is not None]
+        return self.vectors[known].mean(0) if known else torch.zeros(self.vectors.shape[1])
 
 
 def glove(folder: PathLike | None = None) -> WordVectors:
@@ -125,8 +125,8 @@ def from_texts(
         texts, labels = by_client.setdefault(client, ([], []))
         texts.append(text)
         labels.append(label)
-    kept = sorted(client for client, (texts, _) in by_client.items() if len(texts) >= min_examples)
-    if not kept:
+    large_enough = sorted(client for client, (texts, _) in by_client.items() if len(texts) >= min_examples)
+    if not large_enough:
         largest = max((len(texts) for texts, _ in by_client.values()), default=0)
         fix = f"The largest client of {source or 'the data'} has {largest}."
         raise InvalidParameter("min_examples", "leaves no client", min_examples, fix)
@@ -134,5 +134,5 @@ def from_texts(
     def inputs(texts: list[str]) -> Tensor:
         return torch.stack([vectors.tokens(t, length) if features == "tokens" else vectors.mean(t) for t in texts])
 
-    triples = ((client, inputs(by_client[client][0]), torch.tensor(by_client[client][1])) for client in kept)
+    triples = ((client, inputs(by_client[client][0]), torch.tensor(by_client[client][1])) for client in large_enough)
     return ClientSet.pack(triples, source=source)

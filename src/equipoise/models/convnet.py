@@ -38,6 +38,7 @@ class ConvNet(nn.Module):
         self.readout = seeded(nn.Linear(1024, positive("classes", classes), device="meta"), generator)
 
     def forward(self, x: Tensor) -> Tensor:
+        """The logits (B, classes) of images."""
         images = grey_images(x)  # (B, 1, 28, 28)
         # ReLU is monotone, so it may follow the pooling: the same function on a quarter of the numbers.
         first = functional.max_pool2d(self.conv1(images), 2).relu()  # (B, 32, 12, 12)

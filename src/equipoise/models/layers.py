@@ -1,4 +1,4 @@
-"""What the models share: checked sizes, and layers whose initial parameters come from a given generator."""
+"""What the models share: checks of sizes, and layers whose initial parameters come from a given generator."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Layer = TypeVar("Layer", nn.Conv2d, nn.Linear)
 
 
 def positive(parameter: str, value: int) -> int:
-    """The value as an int, refused unless it is a whole number of at least 1."""
-    whole = isinstance(value, Integral) and not isinstance(value, bool)
-    require(whole and value >= 1, parameter, "must be a whole number of at least 1", value)
+    """The value as an int; all but integers of at least 1 are refused."""
+    integer = isinstance(value, Integral) and not isinstance(value, bool)
+    require(integer and value >= 1, parameter, "must be a whole number of at least 1", value)
     return int(value)
 
 
 def checked_seed(seed: int) -> int:
-    """The seed as an int, refused unless it is a whole number."""
+    """The seed as an int; all but integers are refused."""
     require(isinstance(seed, Integral) and not isinstance(seed, bool), "seed", "must be a whole number", seed)
     return int(seed)
 
@@ -32,9 +32,9 @@ def uniform(shape: tuple[int, ...], bound: float, generator: torch.Generator) ->
 
 
 def seeded(layer: Layer, generator: torch.Generator) -> Layer:
-    """A linear or convolutional layer made on "meta" (where nothing is drawn), now with torch's initial law from `generator`.
+    """A layer that was made on the device "meta", moved to the CPU with initial parameters from `generator`.
 
-    That law is the Kaiming-uniform one with a = √5 (He et al. 2015): weights and biases are U(−1/√fan_in, 1/√fan_in).
+    The law is torch's default, Kaiming-uniform with a = √5 (He et al. 2015): weights and biases are U(−1/√fan_in, 1/√fan_in).
     """
     layer = layer.to_empty(device="cpu")
     bound = layer.weight[0].numel() ** -0.5

@@ -12,27 +12,27 @@ from equipoise.models.layers import positive
 
 def logistic_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """log(1 + e^z) − y z of log-odds z (B,) against classes y (B,) in {0, 1}: (B,), finite for any finite z."""
-    _one_per_output(outputs, targets)
+    _require_one_target_per_output(outputs, targets)
     # functional.softplus drops its logarithm above 20, which float64 would notice.
     return -functional.logsigmoid(_signs(outputs, targets) * outputs)
 
 
 def hinge_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     """max(0, 1 − s z) of scores z (B,) against classes y (B,) in {0, 1}, with s = 2y − 1: (B,)."""
-    _one_per_output(outputs, targets)
+    _require_one_target_per_output(outputs, targets)
     return functional.relu(1 - _signs(outputs, targets) * outputs)
 
 
 def wrong_sign(outputs: Tensor, targets: Tensor) -> Tensor:
     """1 where the score z (B,) is on the wrong side of 0 for the class y in {0, 1}, else 0; z = 0 predicts class 0: (B,)."""
-    _one_per_output(outputs, targets)
-    _refuse_numbers(targets)
+    _require_one_target_per_output(outputs, targets)
+    _refuse_floating_classes(targets)
     return ((outputs > 0) != (targets > 0)).to(outputs.dtype)
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """(z − y)² of predictions z (B,) against numbers y (B,), without a factor ½: (B,)."""
-    _one_per_output(outputs, targets)
+    _require_one_target_per_output(outputs, targets)
     return (outputs - targets).square()
 
 
@@ -61,10 +61,12 @@ class LinearModel(nn.Module):
         self.register_parameter("bias", nn.Parameter(torch.zeros(outputs or 1)) if bias else None)
 
     def forward(self, x: Tensor) -> Tensor:
+        """The scores (B,) or (B, C) of inputs (B, …)."""
         scores = _rows(x, self.features) @ self.weight.t()  # (B,) or (B, C)
         return scores if self.bias is None else scores + self.bias
 
     def extra_repr(self) -> str:
+        """The sizes and whether there is a bias, for `repr`."""
         return f"{', '.join(map(str, reversed(self.weight.shape)))}, bias={self.bias is not None}"
 
 
@@ -177,9 +179,11 @@ class MeanEstimator(nn.Module):
         self.point = nn.Parameter(torch.zeros(self.features))
 
     def forward(self, x: Tensor) -> Tensor:
+        """The point once per example, (B, features)."""
         return self.point.expand(_rows(x, self.features).shape)
 
     def extra_repr(self) -> str:
+        """The dimension of the point, for `repr`."""
         return str(self.features)
 
 
@@ -204,17 +208,17 @@ def _rows(x: Tensor, features: int) -> Tensor:
 
 def _signs(outputs: Tensor, targets: Tensor) -> Tensor:
     """Classes 0 and 1 as −1 and +1, in the type of the outputs."""
-    _refuse_numbers(targets)
+    _refuse_floating_classes(targets)
     return targets.to(outputs.dtype) * 2 - 1
 
 
-def _refuse_numbers(targets: Tensor) -> None:
+def _refuse_floating_classes(targets: Tensor) -> None:
     # −1.0 and 1.0 would be taken for the classes −1 and 1, and their signs for −3 and 1.
     rule = "must be classes 0 or 1 as integers"
     require(not targets.is_floating_point(), "targets", rule, str(targets.dtype), "Use targets.long().")
 
 
-def _one_per_output(outputs: Tensor, targets: Tensor) -> None:
+def _require_one_target_per_output(outputs: Tensor, targets: Tensor) -> None:
     # (B, 1) against (B,) would broadcast to (B, B) without a word.
     require(
         targets.shape == outputs.shape,

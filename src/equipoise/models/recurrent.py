@@ -41,11 +41,11 @@ def gru_scan(projected: Tensor, weight: Tensor, bias: Tensor, skip: Tensor | Non
     recurrent = weight.t()  # (H, 3H)
     hidden = projected.new_zeros(projected.shape[1], size)
     states = []
-    for gate, candidate, skipped in zip(gates.unbind(), candidates.unbind(), _steps(skip), strict=False):
+    for gate, candidate, skipped in zip(gates.unbind(), candidates.unbind(), _skips(skip), strict=False):
         from_gates, from_candidate = torch.split(hidden @ recurrent, [2 * size, size], dim=1)
         reset, update = torch.sigmoid(gate + from_gates).chunk(2, dim=1)
         new = torch.tanh(candidate + reset * (from_candidate + candidate_bias))
-        hidden = _unless(skipped, torch.lerp(new, hidden, update), hidden)
+        hidden = _where_not(skipped, torch.lerp(new, hidden, update), hidden)
         states.append(hidden)
     return states
 
@@ -61,16 +61,18 @@ def lstm_scan(projected: Tensor, weight: Tensor, bias: Tensor, skip: Tensor | No
     recurrent = weight.t()  # (H, 4H)
     hidden = memory = projected.new_zeros(projected.shape[1], weight.shape[1])
     states = []
-    for gates, skipped in zip((projected + bias).unbind(), _steps(skip), strict=False):
+    for gates, skipped in zip((projected + bias).unbind(), _skips(skip), strict=False):
         enter, forget, new, leave = (gates + hidden @ recurrent).chunk(4, dim=1)
         changed = torch.sigmoid(forget) * memory + torch.sigmoid(enter) * torch.tanh(new)
-        hidden = _unless(skipped, torch.sigmoid(leave) * torch.tanh(changed), hidden)
-        memory = _unless(skipped, changed, memory)
+        hidden = _where_not(skipped, torch.sigmoid(leave) * torch.tanh(changed), hidden)
+        memory = _where_not(skipped, changed, memory)
         states.append(hidden)
     return states
 
 
 class _Cell(NamedTuple):
+    """A kind of recurrent cell: how it goes through time, and the number of its gates."""
+
     scan: Scan
     gates: int
 
@@ -134,10 +136,10 @@ class _CharModel(nn.Module):
         self.readout = seeded(nn.Linear(hidden, classes, device="meta"), generator)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        steps, skip, blot = _read(tokens, self.vocabulary, self.padding)
+        steps, skip, nan_rows = _read(tokens, self.vocabulary, self.padding)
         inputs = steps if self.embedding is None else self.embedding(steps)
         logits: Tensor = self.readout(self.recurrent(inputs, skip))
-        return logits + blot.to(logits.dtype)
+        return logits + nan_rows.to(logits.dtype)
 
 
 class CharGRU(_CharModel):
@@ -249,23 +251,28 @@ class EmbeddingLSTM(nn.Module):
         self.readout = seeded(nn.Linear(hidden, positive("classes", classes), device="meta"), generator)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        steps, skip, blot = _read(tokens, self.vocabulary, self.padding)
+        """The logits (B, classes) of tokens (B, T)."""
+        steps, skip, nan_rows = _read(tokens, self.vocabulary, self.padding)
         logits: Tensor = self.readout(self.recurrent(functional.embedding(steps, self.embeddings), skip))
-        return logits + blot.to(logits.dtype)
+        return logits + nan_rows.to(logits.dtype)
 
 
-def _steps(skip: Tensor | None) -> tuple[Tensor, ...] | repeat[None]:
+def _skips(skip: Tensor | None) -> tuple[Tensor, ...] | repeat[None]:
+    """The mask of each step; None for ever if nothing is skipped."""
     return repeat(None) if skip is None else skip.unbind()
 
 
-def _unless(skipped: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
+def _where_not(skipped: Tensor | None, new: Tensor, old: Tensor) -> Tensor:
+    """The new values, but the old ones where a step is skipped."""
     return new if skipped is None else torch.where(skipped, old, new)
 
 
 class _Tokens(NamedTuple):
+    """Checked tokens with time first."""
+
     steps: Tensor  # (T, B), all inside the vocabulary
     skip: Tensor | None  # (T, B, 1), where they are padding
-    blot: Tensor  # (B, 1), NaN for a row that held a token outside the vocabulary, else 0
+    nan_rows: Tensor  # (B, 1), NaN for a row that held a token outside the vocabulary, else 0
 
 
 def _read(tokens: Tensor, vocabulary: int, padding: int | None) -> _Tokens:
@@ -284,9 +291,9 @@ def _read(tokens: Tensor, vocabulary: int, padding: int | None) -> _Tokens:
     tokens = tokens.long()
     inside = tokens.clamp(0, vocabulary - 1)
     # Left alone, such a token would read another client's table under vmap, and end the process on a GPU.
-    blot = torch.where((tokens != inside).any(1, keepdim=True), torch.nan, 0.0)
+    nan_rows = torch.where((tokens != inside).any(1, keepdim=True), torch.nan, 0.0)
     steps = inside.transpose(0, 1)
-    return _Tokens(steps, None if padding is None else (steps == padding).unsqueeze(-1), blot)
+    return _Tokens(steps, None if padding is None else (steps == padding).unsqueeze(-1), nan_rows)
 
 
 def _checked_sizes(
@@ -305,8 +312,8 @@ def _checked_sizes(
 def _checked_padding(padding: int | None, vocabulary: int) -> int | None:
     if padding is None:
         return None
-    whole = isinstance(padding, int) and not isinstance(padding, bool)
-    require(whole and 0 <= padding < vocabulary, "padding", f"must be a token, 0 … {vocabulary - 1}, or None", padding)
+    integer = isinstance(padding, int) and not isinstance(padding, bool)
+    require(integer and 0 <= padding < vocabulary, "padding", f"must be a token, 0 … {vocabulary - 1}, or None", padding)
     return padding
 
 

@@ -1,7 +1,7 @@
-"""Noise first, then a usual optimiser on the noisy gradient g̃: DP-SGD and its adaptive relatives.
+"""DP-SGD, and adaptive optimisers that use its noisy gradient g̃ in place of the gradient.
 
-What is adaptive is a function of what was released, so each costs as much privacy as DP-SGD: one Gaussian a step. Their weak
-point is that the second moments are those of the noise, wherever it is larger than the gradient (thesis, Figure 6.2).
+Each step releases g̃ only, so that all cost as much privacy as DP-SGD. Their weak point: where the noise is larger than the
+gradient, the second moments are those of the noise (thesis, Figure 6.2).
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import Unpack
 from torch import Tensor, nn
 
 from equipoise.errors import is_number, require
-from equipoise.optim.gradients import Query
 from equipoise.optim.private import PrivacyOptions, PrivateOptimizer, Rate, check_lr, rate_at
 from equipoise.optim.second_moments import adagrad, check_adaptive, preconditioner, rmsprop
 
@@ -37,9 +36,6 @@ class DPSGD(PrivateOptimizer):
         super().__init__(model, **privacy)
         check_lr("lr", lr)
         self.lr = lr
-
-    def _queries(self, params: Tensor) -> Sequence[Query]:
-        return (Query(self.clip),)
 
     def _change(self, released: Sequence[Tensor]) -> Tensor:
         return -rate_at(self.lr, self.steps) * released[0]
@@ -68,9 +64,6 @@ class DPAdam(PrivateOptimizer):
         self.lr, self.betas, self.eps = lr, betas, eps
         self.memory = {"mean": self._zeros(), "second_moment": self._zeros()}
 
-    def _queries(self, params: Tensor) -> Sequence[Query]:
-        return (Query(self.clip),)
-
     def _change(self, released: Sequence[Tensor]) -> Tensor:
         (first, second), t = self.betas, self.steps + 1
         mean = first * self.memory["mean"] + (1 - first) * released[0]
@@ -95,9 +88,6 @@ class DPRMSProp(PrivateOptimizer):
         self.lr, self.beta, self.eps = lr, beta, eps
         self.memory = {"second_moment": self._zeros()}
 
-    def _queries(self, params: Tensor) -> Sequence[Query]:
-        return (Query(self.clip),)
-
     def _change(self, released: Sequence[Tensor]) -> Tensor:
         v = rmsprop(self.memory["second_moment"], released[0], self.beta)
         self.memory = {"second_moment": v}
@@ -116,9 +106,6 @@ class DPAdaGrad(PrivateOptimizer):
         check_adaptive(0.0, eps)
         self.lr, self.eps = lr, eps
         self.memory = {"second_moment": self._zeros()}
-
-    def _queries(self, params: Tensor) -> Sequence[Query]:
-        return (Query(self.clip),)
 
     def _change(self, released: Sequence[Tensor]) -> Tensor:
         v = adagrad(self.memory["second_moment"], released[0])

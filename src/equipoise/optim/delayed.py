@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from equipoise.errors import IncompatibleParts, InvalidParameter
 from equipoise.optim.gradients import Query
-from equipoise.optim.private import PrivacyOptions, PrivateOptimizer, Rate, check_clip, check_lr, check_whole, rate_at
+from equipoise.optim.private import PrivacyOptions, PrivateOptimizer, Rate, check_clip, check_count, check_lr, rate_at
 from equipoise.optim.second_moments import Rule, adagrad, check_adaptive, preconditioner, rmsprop, rule_named, yogi
 
 Variant = Literal["delayed", "extra_query", "noise_first"]
@@ -64,8 +64,8 @@ class DP2(PrivateOptimizer):
         check_lr("lr", self.lr)
         check_lr("lr_adaptive", self.lr_adaptive)
         self.delay, self.delay_adaptive = delay, delay if delay_adaptive is None else delay_adaptive
-        check_whole("delay", self.delay)
-        check_whole("delay_adaptive", self.delay_adaptive)
+        check_count("delay", self.delay)
+        check_count("delay_adaptive", self.delay_adaptive)
         check_adaptive(beta, eps)
         if variant not in get_args(Variant):
             raise InvalidParameter("variant", f"must be one of {', '.join(get_args(Variant))}", variant)

@@ -1,7 +1,7 @@
-"""Per-example gradients, and the one thing a private method may learn from them: the sum of their clipped transforms.
+"""Per-example gradients, and sums of their clipped transforms, which are all that a private method may learn from examples.
 
-An example i with gradient g_i is asked for clip(scale ⊙ g_i + shift, C), where clip(v, C) = v · min(1, C / ‖v‖). Whatever an
-example holds, adding or removing it moves the sum by at most C: an example whose gradient is not finite adds nothing.
+An example i with gradient g_i adds clip(scale ⊙ g_i + shift, C) to a sum, where clip(v, C) = v · min(1, C / ‖v‖). Adding or
+removing any example moves the sum by at most C: an example whose gradient is not finite adds nothing.
 
 Gradients come from `torch.func` (`vmap` of `grad`), a bounded number of examples at a time. A linear model needs less: its
 gradient is the outer product of the loss's slope and the input, so that norms and sums never build the (B, D) matrix.
@@ -28,7 +28,7 @@ ELEMENTS = 2**25  # entries of the (B, D) matrix held at once: 128 MiB of float3
 
 @dataclass(frozen=True, eq=False)
 class Query:
-    """What every example is asked for: scale ⊙ g + shift, clipped to the norm `clip` (infinity: not clipped)."""
+    """The contribution of every example to a sum: scale ⊙ g + shift, clipped to the norm `clip` (infinity: not clipped)."""
 
     clip: float
     scale: Tensor | None = None  # (D,); None: ones
@@ -36,7 +36,7 @@ class Query:
 
 
 class Gradients(Protocol):
-    """The gradients g_i of B examples, in whatever form they are held."""
+    """The gradients g_i of B examples, stored in any form."""
 
     def norms(self, scale: Tensor | None, shift: Tensor | None) -> Tensor:
         """‖scale ⊙ g_i + shift‖, (B,)."""
@@ -44,8 +44,8 @@ class Gradients(Protocol):
     def total(self, weights: Tensor) -> Tensor:
         """Σ weights_i g_i, (D,)."""
 
-    def only(self, keep: Tensor) -> Gradients:
-        """The gradients at a boolean mask (B,)."""
+    def select(self, mask: Tensor) -> Gradients:
+        """The gradients of the examples that a boolean mask (B,) selects."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,26 +55,30 @@ class RowGradients:
     rows: Tensor
 
     def norms(self, scale: Tensor | None, shift: Tensor | None) -> Tensor:
+        """‖scale ⊙ g_i + shift‖, (B,)."""
         rows = self.rows if scale is None else self.rows * scale
         norms: Tensor = torch.linalg.vector_norm(rows if shift is None else rows + shift, dim=1)
         return norms
 
     def total(self, weights: Tensor) -> Tensor:
+        """Σ weights_i g_i, (D,)."""
         return weights @ self.rows
 
-    def only(self, keep: Tensor) -> RowGradients:
-        return RowGradients(self.rows[keep])
+    def select(self, mask: Tensor) -> RowGradients:
+        """The gradients of the examples that a boolean mask (B,) selects."""
+        return RowGradients(self.rows[mask])
 
 
 @dataclass(frozen=True, eq=False)
 class OuterGradients:
-    """Gradients of a linear model: slopes δ (B, C) of the loss in the outputs times inputs x (B, F), then the biases' δ."""
+    """Gradients g_i = (δ_i x_iᵀ, δ_i) of a linear model: slopes δ (B, C) of the loss in the outputs, and inputs x (B, F)."""
 
     inputs: Tensor
     slopes: Tensor
     bias: bool
 
     def norms(self, scale: Tensor | None, shift: Tensor | None) -> Tensor:
+        """‖scale ⊙ g_i + shift‖, (B,)."""
         if shift is not None:  # the square of a sum would cancel in float32, and clipping must not rest on that
             return self._rows().norms(scale, shift)
         if scale is None:
@@ -89,12 +93,14 @@ class OuterGradients:
         return norms
 
     def total(self, weights: Tensor) -> Tensor:
+        """Σ weights_i g_i, (D,)."""
         weighted = weights.unsqueeze(1) * self.slopes
         matrix = (weighted.t() @ self.inputs).flatten()
         return torch.cat([matrix, weighted.sum(0)]) if self.bias else matrix
 
-    def only(self, keep: Tensor) -> OuterGradients:
-        return OuterGradients(self.inputs[keep], self.slopes[keep], self.bias)
+    def select(self, mask: Tensor) -> OuterGradients:
+        """The gradients of the examples that a boolean mask (B,) selects."""
+        return OuterGradients(self.inputs[mask], self.slopes[mask], self.bias)
 
     def _rows(self) -> RowGradients:
         matrix = (self.slopes.unsqueeze(2) * self.inputs.unsqueeze(1)).flatten(1)
@@ -109,7 +115,7 @@ def clipped_sum(gradients: Gradients, query: Query) -> Tensor:
     else:
         good = torch.isfinite(norms)
         if not bool(good.all()):
-            gradients, norms = gradients.only(good), norms[good]
+            gradients, norms = gradients.select(good), norms[good]
         weights = (query.clip / norms).clamp(max=1.0)  # a norm of 0 gives 1
     total = gradients.total(weights)
     total = total if query.scale is None else total * query.scale
@@ -122,7 +128,7 @@ _OWN_LOSSES: tuple[PerExample, ...] = (cross_entropy, logistic_loss, hinge_loss,
 
 
 class _Scored(nn.Module):
-    """Model and loss as one module: also parameters that a model uses in its own loss are then differentiated."""
+    """Model and loss as one module, so that parameters that the loss of a model uses are differentiated, too."""
 
     def __init__(self, module: nn.Module, loss: PerExample) -> None:
         super().__init__()
@@ -156,7 +162,7 @@ class ExampleGradients:
         return totals
 
     def chunks(self, params: Tensor, x: Tensor, y: Tensor) -> Iterator[Gradients]:
-        """The gradients of the examples, as many at a time as memory is meant to hold."""
+        """The gradients of the examples, in chunks of at most `elements` numbers."""
         if len(x) == 0:
             return
         if self._linear:
@@ -198,13 +204,15 @@ class ExampleGradients:
 
 
 def _is_linear(model: nn.Module, layout: ParameterLayout) -> bool:
-    """Whether outputs are weights times inputs plus a bias, with nothing frozen and nothing hooked in between."""
+    """Whether outputs are weights times inputs plus a bias, with all parameters trained and without hooks."""
     plain = type(model) is nn.Linear or (isinstance(model, LinearModel) and type(model).forward is LinearModel.forward)
     names = ("weight", "bias") if getattr(model, "bias", None) is not None else ("weight",)
     return plain and layout.names == names and not model._forward_hooks and not model._forward_pre_hooks
 
 
 def _vectorised(function: Callable[..., Tensor], model: nn.Module) -> Callable[..., Tensor]:
+    """The function with failures of `vmap` explained by the model."""
+
     def call(*arguments: Tensor) -> Tensor:
         try:
             return function(*arguments)
@@ -220,20 +228,20 @@ def _vectorised(function: Callable[..., Tensor], model: nn.Module) -> Callable[.
 
 
 def refuse_mixing_layers(model: nn.Module) -> None:
-    """Under batch normalisation an example's gradient depends on the others, so clipping each bounds nothing."""
+    """Refuse layers such as batch normalisation, under which an example's gradient depends on other examples."""
     for name, layer in model.named_modules():
         keeps_statistics = isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats
         if isinstance(layer, nn.modules.batchnorm._BatchNorm) or keeps_statistics:
-            place = f"model.{name}" if name else "model"
+            path = f"model.{name}" if name else "model"
             raise IncompatibleParts(
-                f"{place} is a {type(layer).__name__}: it mixes the examples of a batch, so that there is no gradient of "
+                f"{path} is a {type(layer).__name__}: it mixes the examples of a batch, so that there is no gradient of "
                 "one example to clip, and its statistics would be released without noise.",
                 f"Replace it, e.g. by torch.nn.GroupNorm(groups, {getattr(layer, 'num_features', 'channels')}).",
             )
 
 
 def check_examples(x: Tensor, y: Tensor, name: str = "y") -> None:
-    """Refuse inputs and targets that are not as many."""
+    """Refuse inputs and targets with different numbers of rows."""
     for what, value in (("x", x), (name, y)):
         require(isinstance(value, Tensor) and value.dim() > 0, what, "must be a tensor with one row per example", value)
     if len(x) != len(y):

@@ -16,7 +16,7 @@ Examples = tuple[Tensor, Tensor]
 
 
 def check_rate(sample_rate: float) -> None:
-    """Refuse what is no probability of entering a batch."""
+    """Refuse a sample rate that is not in (0, 1]."""
     require(is_number(sample_rate) and 0 < sample_rate <= 1, "sample_rate", "must lie in (0, 1]", sample_rate)
 
 

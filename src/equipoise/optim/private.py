@@ -23,7 +23,7 @@ Rate = float | Callable[[int], float]  # a learning rate, or a function of the s
 
 
 class PrivacyOptions(TypedDict):
-    """What every private optimiser is told besides its own parameters."""
+    """The options that all private optimisers share."""
 
     clip: float  # C, the largest norm of one example's contribution; math.inf only without noise
     noise_multiplier: float  # z: the noise on the sum has standard deviation z · C per coordinate; 0 is not private
@@ -34,14 +34,14 @@ class PrivacyOptions(TypedDict):
 
 
 class PrivateOptimizer(ABC):
-    """Trains a module in place from noisy sums of clipped per-example gradients; the only thing it releases.
+    """Trains a module in place from noisy sums of clipped per-example gradients, which are all that it releases.
 
     One step on a Poisson batch B at w:
         s̃ = (Σ_{i∈B} clip(scale ⊙ ∇f_i(w) + shift, C) + N(0, z² C² I)) / b,  then w moves as a function of s̃ alone,
     with b the *expected* batch size, fixed in advance: the size of B is private. Adding or removing one example moves the sum
     by at most C, so a step is one Gaussian of multiplier z, amplified by sampling; everything else is post-processing.
 
-    Methods say what they ask of examples (`_queries`) and what they make of the answers (`_change`).
+    A method defines its queries to the examples (`_queries`) and how parameters move by the noisy answers (`_change`).
 
         optimizer = DPSGD(net, lr=0.5, clip=1.0, noise_multiplier=1.0, sample_rate=64 / 25_000, seed=0)
         for x, y in optimizer.batches(X, Y, steps=1000):
@@ -102,7 +102,7 @@ class PrivateOptimizer(ABC):
         self.steps += 1
 
     def events(self) -> list[tuple[CohortEvent, int]]:
-        """What was released: the kinds of steps taken, and how many of each. All releases about one batch are one event."""
+        """The releases so far: each kind of step as one event, and the number of such steps."""
         from equipoise.privacy.releases import CohortEvent, PoissonSampling, Release
 
         return [
@@ -120,7 +120,7 @@ class PrivateOptimizer(ABC):
         return epsilon_of(self.events(), delta, method=method)
 
     def state_dict(self) -> dict[str, Any]:
-        """All but the model's parameters that a run needs to go on as if it had not stopped. As secret as the data."""
+        """All that training needs to go on besides the parameters of the model. Keep it as secret as the data."""
         return {
             "method": type(self).__name__,
             "steps": self.steps,
@@ -132,7 +132,7 @@ class PrivateOptimizer(ABC):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state of the same method on a model of the same shape."""
+        """Go on from the state of an optimiser of the same class on a model of the same shapes."""
         if missing := {"method", "steps", "spent", "expected_batch_size", "seed", "generators", "memory"} - set(state):
             raise InvalidParameter(
                 "state", "must come from `state_dict` of a private optimiser", f"without {sorted(missing)[0]}"
@@ -141,10 +141,9 @@ class PrivateOptimizer(ABC):
         same = set(state["generators"]) == set(self._generators)
         require(same, "state", f"must hold generators {sorted(self._generators)}", sorted(state["generators"]))
         shapes = {name: tuple(value.shape) for name, value in state["memory"].items()}
-        mine = {name: tuple(value.shape) for name, value in self.memory.items()}
-        require(
-            shapes == mine, "state", f"must hold memory of shapes {mine}", shapes, "Build the same model and options first."
-        )
+        own = {name: tuple(value.shape) for name, value in self.memory.items()}
+        fix = "Build the same model and options first."
+        require(shapes == own, "state", f"must hold memory of shapes {own}", shapes, fix)
         self.steps, self.spent = int(state["steps"]), dict(state["spent"])
         self.expected_batch_size, self._seed = state["expected_batch_size"], int(state["seed"])
         for name, source in self._generators.items():
@@ -155,17 +154,18 @@ class PrivateOptimizer(ABC):
 
     releases: ClassVar[tuple[str, ...]] = ("gradient",)  # the names of what a step may release
 
-    @abstractmethod
     def _queries(self, params: Tensor) -> Sequence[Query]:
-        """What the examples of this step are asked for, at parameters (D,); nothing private may enter but what was released."""
+        """The queries of a step at parameters (D,), by default the gradient; of private data they may use releases only."""
+        return (Query(self.clip),)
 
     @abstractmethod
     def _change(self, released: Sequence[Tensor]) -> Tensor:
-        """How the parameters move (D,), from one noisy mean (D,) per query."""
+        """The change of the parameters (D,), from one noisy mean (D,) per query."""
 
     # --------------------------------------------------------------------------------------------------------------- helpers
 
     def _zeros(self) -> Tensor:
+        """Zeros like the parameters, (D,)."""
         return torch.zeros_like(self.layout.read(self.model))
 
     def _generator(self, purpose: str) -> torch.Generator:
@@ -196,7 +196,7 @@ def rate_at(lr: Rate, step: int) -> float:
 
 
 def is_positive(value: object) -> bool:
-    """A positive, finite number."""
+    """Whether the value is a positive, finite number."""
     return is_number(value) and 0 < float(value) < math.inf  # type: ignore[arg-type]
 
 
@@ -214,6 +214,6 @@ def check_clip(name: str, clip: float, noise_multiplier: float) -> None:
     require(noise_multiplier == 0 or math.isfinite(clip), name, "must be finite where noise is added", clip, fix)
 
 
-def check_whole(name: str, value: int) -> None:
-    """Refuse what is no count."""
+def check_count(name: str, value: int) -> None:
+    """Refuse all but integers of at least 1."""
     require(is_whole(value) and value >= 1, name, "must be a whole number ≥ 1", value)

@@ -1,7 +1,7 @@
-"""Methods that know something public: AdaDPS, DP-R-Pub and PDA-DPMD.
+"""Methods that use public examples or side information: AdaDPS, DP-R-Pub and PDA-DPMD.
 
-Public examples, and side information made of them, must not be among the private ones (`set_aside`). They are free: each step
-releases one Gaussian about the private batch, as DP-SGD's does.
+Public examples must not be among the private ones (`set_aside`). They cost no privacy: each step releases one Gaussian about
+the private batch, as that of DP-SGD does.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class PublicGradient:
         self._examples, self._batch_size, self._generator = examples, batch_size, generator
 
     def __call__(self, params: Tensor) -> Tensor:
+        """ĝ (D,) at parameters (D,)."""
         if self._batch_size is None:
             return self._examples.mean(params, self.x, self.y)
         order = torch.randperm(len(self.x), generator=self._generator, device=self._generator.device)
@@ -123,8 +124,8 @@ class AdaDPS(PrivateOptimizer):
             return (Query(self.clip, scale=1 / divisor),)
         mean = self.beta_mean * self.memory["mean"] + (1 - self.beta_mean) * gradient
         self.memory = {"second_moment": v, "mean": mean}
-        kept = self.private_share
-        return (Query(self.clip, scale=kept / divisor, shift=(1 - kept) * mean / divisor),)
+        share = self.private_share
+        return (Query(self.clip, scale=share / divisor, shift=(1 - share) * mean / divisor),)
 
     def _change(self, released: Sequence[Tensor]) -> Tensor:
         return -rate_at(self.lr, self.steps) * released[0]
@@ -198,8 +199,8 @@ class PDADPMD(PrivateOptimizer):
         return (Query(self.clip),)
 
     def _change(self, released: Sequence[Tensor]) -> Tensor:
-        kept = rate_at(self.private_share, self.steps)
-        return -rate_at(self.lr, self.steps) * (kept * released[0] + (1 - kept) * self._latest)
+        share = rate_at(self.private_share, self.steps)
+        return -rate_at(self.lr, self.steps) * (share * released[0] + (1 - share) * self._latest)
 
 
 def cosine_share(steps: int) -> Callable[[int], float]:

@@ -32,7 +32,7 @@ def yogi(v: Tensor, g: Tensor, beta: float) -> Tensor:
 
 
 def rule_named(name: str, allowed: Mapping[str, Rule]) -> Rule:
-    """The rule of that name."""
+    """The rule that a name stands for; an unknown name is refused."""
     if name not in allowed:
         raise InvalidParameter("rule", f"must be one of {', '.join(allowed)}", name, unknown_name("rule", str(name), allowed))
     return allowed[name]
@@ -44,6 +44,6 @@ def preconditioner(v: Tensor, eps: float) -> Tensor:
 
 
 def check_adaptive(beta: float, eps: float) -> None:
-    """Refuse moving averages and floors that cannot work."""
+    """Refuse β outside [0, 1) and ε that is not positive."""
     require(is_number(beta) and 0 <= beta < 1, "beta", "must lie in [0, 1)", beta)
     require(is_number(eps) and 0 < eps < float("inf"), "eps", "must be a positive number", eps)
