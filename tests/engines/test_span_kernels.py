@@ -253,7 +253,7 @@ def rounds_in_a_row(data, solver, early, count=5, seeds=(0,), **parts):
     driver = choose_driver(settings)
     assert isinstance(driver, RoundsAhead)
     driver.possible = early
-    states, reports = [one.first_state() for one in settings], []
+    states, reports = [one.begin() for one in settings], []
     for _ in range(count):
         states, found = zip(*driver(states), strict=True)
         assert setting.engine.paths_taken == (LinearRounds.name,) or any(report.rejected for report in found)
