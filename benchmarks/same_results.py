@@ -91,10 +91,9 @@ OF_PATH = {
 }
 
 
-def explained(engine: object) -> str:
-    """HOOK: what a running engine itself says of the path that it took. Versions before `engine.explain()` say nothing."""
-    explain = getattr(engine, "explain", None)
-    return " ".join(str(explain()).split()) if callable(explain) else ""
+def said_paths(engine: object) -> list[str]:
+    """HOOK: the paths that a running engine itself says that the last call took. The version before says nothing."""
+    return sorted(getattr(engine, "paths_taken", ()))
 
 
 # ----------------------------------------------------------------------------------------------------------------- pinned paths
@@ -409,6 +408,7 @@ class Small:
     path: str
     seen: tuple[tuple[str, ...], ...]  # of each some
     unseen: tuple[str, ...]
+    meant: str | None  # the path by the name of versions that say which they took
     engine: Callable[[], Any]
     work: Callable[[Any], Values]
 
@@ -435,7 +435,8 @@ class Matrix:
         needed += [("second process",)] if workers > 1 and path != "compiled" else []
         others = [probe for kind, probes in OF_PATH.items() if kind != own for probe in probes] if own in OF_PATH else []
         shown = path + (f", {workers} {'threads' if path == 'compiled' else 'workers'}" if workers > 1 else "")
-        self.runs[name] = Small(name, shown, tuple(needed), (*others, *unseen), engine, work)
+        meant = "loop" if own == "loop" else PATH_NAMES[own]
+        self.runs[name] = Small(name, shown, tuple(needed), (*others, *unseen), meant, engine, work)
 
     def train(
         self, name: str, path: str, data: str, algorithm: Any = None, model: Callable[[], nn.Module] | None = None, *,
@@ -1015,7 +1016,7 @@ def stopped_and_resumed(m: Matrix, name: str, data: str, algorithm: Any, engine:
     options = {"rounds": 7, "evaluate_every": 3}
 
     def again() -> Any:  # an engine for every run
-        return replace(engine, started=[]) if isinstance(engine, Pinned) else engine
+        return replace(engine) if isinstance(engine, Pinned) else engine
 
     whole = result_of(data, algorithm, None, again(), **options)
     folder = m.work / "checkpoints" / re.sub(r"\W+", "-", name)
@@ -1133,23 +1134,23 @@ def one_version(options: argparse.Namespace) -> None:
             continue
         PROBED.counts.clear()
         engine, began = run.engine(), time.perf_counter()
-        with warnings.catch_warnings(record=True) as said:
+        with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             try:
                 values = run.work(engine)
             except Exception as failure:
                 values = {"failed": _said(failure)}
-        notices = [f"{w.category.__name__}: {w.message}" for w in said if issubclass(w.category, eq.errors.EquipoiseNotice)]
+        notices = [f"{w.category.__name__}: {w.message}" for w in warned if issubclass(w.category, eq.errors.EquipoiseNotice)]
         values["notices"] = "\n".join(notices)
         held = {n: v.detach().cpu().clone() if isinstance(v, Tensor) else str(v) for n, v in values.items()}
-        own_words = sorted({words for one in getattr(engine, "started", ()) if (words := explained(one))})
+        said = sorted({path for one in getattr(engine, "started", ()) for path in said_paths(one)})
         left[name] = {
             "values": held, "seconds": time.perf_counter() - began, "counts": dict(PROBED.counts), "path": run.path,
-            "seen": [list(some) for some in run.seen], "unseen": list(run.unseen), "explained": own_words,
+            "seen": [list(some) for some in run.seen], "unseen": list(run.unseen), "said": said, "meant": run.meant,
             "missing": PROBED.missing,
         }  # fmt: skip
         if options.verbose:
-            print(f"{left[name]['seconds']:6.2f} s  {name}  {dict(PROBED.counts)}", flush=True)
+            print(f"{left[name]['seconds']:6.2f} s  {name}  {dict(PROBED.counts)} {said}", flush=True)
     torch.save(left, options.out)
 
 
@@ -1187,7 +1188,8 @@ def path_trouble(run: dict[str, Any]) -> str:
     known = [some for some in run["seen"] if not set(some) & set(run["missing"])]
     absent = [" or ".join(some) for some in known if not any(run["counts"].get(probe) for probe in some)]
     wrong = [probe for probe in run["unseen"] if run["counts"].get(probe)]
-    return "; ".join([f"not by {words}" for words in absent] + [f"by {probe}" for probe in wrong])
+    said = [f"by {path}, as it says" for path in run["said"] if run["meant"] not in (None, path)]
+    return "; ".join([f"not by {words}" for words in absent] + [f"by {probe}" for probe in wrong] + said)
 
 
 def print_table(old: dict[str, Any], new: dict[str, Any]) -> int:
