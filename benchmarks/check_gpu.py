@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -39,6 +40,12 @@ def texts(seed: int = 0) -> eq.FederatedData:
     return eq.FederatedData(eq.ClientSet(tokens, y, offsets(SIZES), tuple(map(str, range(len(SIZES))))), classes=50)
 
 
+def must_be_taken(engine: Any, path: str, work: str) -> None:
+    """Stop if the last call of an engine took another path than the one that is to be checked."""
+    if engine.paths_taken != (path,):
+        raise SystemExit(f"{work}: {', '.join(engine.paths_taken)} instead of {path}\n{engine.explain()}")
+
+
 def in_double(device: str) -> None:
     """The general path, as CUDA graphs and without, in float64."""
     solvers = [
@@ -61,6 +68,12 @@ def in_double(device: str) -> None:
             eq.engines.Simulator(device=device), task=Task.of(model.double()), data=data,
             solver=eq.solvers.SGD(lr=0.05, batch_size=8), tolerance=1e-8,
         )  # fmt: skip
+    for path, solver in (("example span", solvers[0]), ("step graphs", solvers[1]), ("batched autograd", solvers[4])):
+        task, data = Task.of(eq.models.Softmax(784, 62).double()), images()
+        engine = eq.engines.Simulator(device=device).start(task, data)
+        cohort = eq.sampling.Full()(0, torch.full((len(SIZES),), 0.1, dtype=torch.float64), clients_per_round=1, seed=5)
+        engine.updates(task.layout.read(task.module).to(device), cohort, solver)
+        must_be_taken(engine, path, f"float64, {solver}")
     print("float64: general path agrees with the loop on the CPU (softmax with six solvers, ConvNet, GRU, LSTM)")
 
 
@@ -100,6 +113,8 @@ def in_single(device: str) -> None:
                 runs = [
                     engine.summed_update(start.float().to(device), cohort, solver, weights, WeightedMean()) for _ in range(2)
                 ]
+                graph = name != "ConvNet" and solver_name != "momentum"
+                must_be_taken(engine, "linear round graph" if graph else "step graphs", f"{name}, {solver_name}, {precision}")
                 if not torch.equal(runs[0].update, runs[1].update):
                     raise SystemExit(f"{name}, {solver_name}, {precision}: two runs differ")
                 difference = float((runs[0].update.cpu().double() - wanted.update).norm() / wanted.update.norm())
@@ -154,3 +169,5 @@ if __name__ == "__main__":
     in_single("cuda")
     a_whole_run("cuda")
     small_memory("cuda")
+    for model in (eq.models.Softmax(784, 62), eq.models.ConvNet(classes=62)):
+        print(eq.engines.Simulator(device="cuda").start(Task.of(model), images()).explain())

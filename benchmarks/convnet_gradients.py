@@ -18,8 +18,8 @@ import torch
 from workloads import WORKLOADS, Workload, plain_round
 
 from equipoise.core.task import Task
-from equipoise.engines.simulator.batched_steps import Batch
 from equipoise.engines.simulator.cpu.convnet_gradients import convnet_gradients
+from equipoise.engines.simulator.example_batches import ExampleBatch
 
 FLOP_PER_EXAMPLE = 3 * 2 * (64 * 800 * 64 + 1024 * 62) + 2 * 2 * 576 * 25 * 32  # the first layer has no input gradient
 
@@ -37,7 +37,7 @@ def by_hand(workload: Workload, threads: int) -> Callable[[int], None]:
         for places in torch.stack(orders).split(workload.batch_size, 1):
             rows = first + places
             shares = torch.full(rows.shape, 1 / rows.shape[1])
-            batch = Batch(clients.x[rows].float().div_(255), clients.y[rows], shares, False)
+            batch = ExampleBatch(clients.x[rows].float().div_(255), clients.y[rows], shares, False)
             held = weights or {name: value.expand(len(chosen), *value.shape[1:]) for name, value in start.items()}
             gradients, _ = convnet_gradients(task, held, batch)
             if not weights:

@@ -106,7 +106,7 @@ def engine_name(one: Measurement) -> str:
     name = {"equipoise simulator": "simulator", "equipoise loop": "loop", "plain PyTorch loop": "plain PyTorch"}.get(
         spec.contender, spec.contender
     )
-    if name == "simulator" and one.made is not None and one.made.works_by == "LoopEngine":
+    if name == "simulator" and one.made is not None and one.made.works_by == "loop":
         name = "simulator (loop)"  # the model could not be vectorised
     where = spec.precision if spec.device != "cpu" else f"{spec.threads} thr."
     return f"{name}, {where}" if where else name

@@ -22,8 +22,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from equipoise.core.task import Task
-from equipoise.engines.simulator.batched_steps import Batch, stacked_gradients
-from equipoise.engines.simulator.cuda.kernels import convnet_gradients as kernels
+from equipoise.engines.simulator.batched_steps import stacked_gradients
+from equipoise.engines.simulator.cuda.kernels import convnet_kernels as kernels
+from equipoise.engines.simulator.example_batches import ExampleBatch
 from equipoise.models import ConvNet
 
 TASK = Task.of(ConvNet(classes=62))
@@ -54,7 +55,7 @@ def variants(precision: str) -> Iterator[tuple[str, dict[str, int]]]:
                 yield name, setting
 
 
-def problem(k: int, b: int, seed: int, device: str = "cuda") -> tuple[dict[str, Tensor], Batch]:
+def problem(k: int, b: int, seed: int, device: str = "cuda") -> tuple[dict[str, Tensor], ExampleBatch]:
     """Clients with models and images of their own, in float32."""
     gen = torch.Generator().manual_seed(seed)
     params = {
@@ -63,16 +64,16 @@ def problem(k: int, b: int, seed: int, device: str = "cuda") -> tuple[dict[str, 
     }
     x, shares = torch.rand(k, b, 28, 28, generator=gen), torch.rand(k, b, generator=gen)
     y = torch.randint(0, 62, (k, b), generator=gen)
-    return params, Batch(x.to(device), y.to(device), (shares / shares.sum(1, keepdim=True)).to(device), last=False)
+    return params, ExampleBatch(x.to(device), y.to(device), (shares / shares.sum(1, keepdim=True)).to(device), last=False)
 
 
-def kept_in_order(params: dict[str, Tensor], batch: Batch) -> dict[str, Tensor]:
+def kept_in_order(params: dict[str, Tensor], batch: ExampleBatch) -> dict[str, Tensor]:
     """The parameters in the memory order of their gradients, as the simulator keeps them."""
     gradients, _ = kernels.convnet_gradients(TASK, params, batch, precision="tf32")
     return {name: torch.empty_like(gradients[name]).copy_(value) for name, value in params.items()}
 
 
-def exact(params: dict[str, Tensor], batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+def exact(params: dict[str, Tensor], batch: ExampleBatch) -> tuple[dict[str, Tensor], Tensor]:
     """Gradients and losses by autograd in float64, one client after another."""
     found: list[tuple[Tensor, ...]] = []
     losses = []
@@ -89,7 +90,7 @@ def exact(params: dict[str, Tensor], batch: Batch) -> tuple[dict[str, Tensor], T
     return {name: torch.stack([one[j] for one in found]) for j, name in enumerate(params)}, torch.stack(losses)
 
 
-def by_columns(params: dict[str, Tensor], batch: Batch) -> tuple[tuple[Tensor, ...], Tensor]:
+def by_columns(params: dict[str, Tensor], batch: ExampleBatch) -> tuple[tuple[Tensor, ...], Tensor]:
     """The same by patches in columns and batched matrix products, with autograd's backward pass."""
     k, b = batch.shares.shape
     leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
@@ -139,7 +140,9 @@ def errors(found: dict[str, Tensor], losses: Tensor, expected: dict[str, Tensor]
 class Recorder:
     """Runs a gradient under some settings and keeps the launch of one program, to be repeated alone."""
 
-    def __init__(self, params: dict[str, Tensor], batch: Batch, precision: str, name: str, setting: dict[str, int]) -> None:
+    def __init__(
+        self, params: dict[str, Tensor], batch: ExampleBatch, precision: str, name: str, setting: dict[str, int]
+    ) -> None:
         self.again: Callable[[], None] | None = None
         plain, settings = kernels._Step._launch, kernels.SETTINGS[precision]
 
@@ -200,7 +203,7 @@ def check_poison(seed: int) -> None:
         print(f"{precision}: NaN shown where it belongs {shown and not losses[1:3].isfinite().any()}, others kept {kept}")
 
 
-def ten_steps(own: dict[str, Tensor], batch: Batch, precision: str) -> None:
+def ten_steps(own: dict[str, Tensor], batch: ExampleBatch, precision: str) -> None:
     """A round of ten steps of SGD; the rate is tiny, so that the numbers stay what they are."""
     for _ in range(10):
         gradients, _ = kernels.convnet_gradients(TASK, own, batch, precision=precision)

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import equipoise as eq
-from equipoise.runs.family import family_round
-from equipoise.runs.look_ahead import Rounds, SharedRounds
-from equipoise.train import set_up
-from equipoise.types import Cohort
+from equipoise.errors import Diverged
+from equipoise.round import Outcome, draw_cohort
+from equipoise.runs.drivers import choose_driver
+from equipoise.runs.setup import set_up
+from equipoise.types import Cohort, ServerState
 
 Round = Callable[[int], None]
 Inputs = Literal["images", "characters", "words"]
@@ -137,6 +138,16 @@ def precisions() -> tuple[str | None, ...]:
     return ("float32", "tf32", "bf16") if has_choice else (None,)
 
 
+def states_of(outcomes: Iterable[Outcome]) -> list[ServerState]:
+    """The states after a round; a run that diverges stops the benchmark."""
+    states = []
+    for outcome in outcomes:
+        if isinstance(outcome, Diverged):
+            raise outcome
+        states.append(outcome[0])
+    return states
+
+
 class EquipoiseRounds:
     """Rounds of Equipoise with an engine, as `train` runs them: calling it with an index runs that round."""
 
@@ -151,7 +162,7 @@ class EquipoiseRounds:
             workload.model(), self.data, self.algorithm, rounds=10**9, clients_per_round=workload.clients_per_round, seed=0,
             loss=None, error=None, engine=choice,
         )  # fmt: skip
-        self.engine, self.state = self.setting.engine, self.setting.begin(self.algorithm)
+        self.engine, self.state = self.setting.engine, self.setting.begin()
         self.clients_per_round = workload.clients_per_round
 
     @property
@@ -161,15 +172,15 @@ class EquipoiseRounds:
     @clients_per_round.setter
     def clients_per_round(self, count: int) -> None:
         self.setting = replace(self.setting, clients_per_round=count)
-        self.rounds = Rounds(self.setting, self.algorithm)
+        self.driver = choose_driver([self.setting])
 
     def cohort(self, index: int) -> Cohort:
-        return self.setting.cohort(index)
+        return draw_cohort(self.setting, index)
 
     def __call__(self, index: int) -> None:
         if self.state.round != index:
             self.state = replace(self.state, round=index)
-        self.state, _ = self.rounds.following(self.state)
+        (self.state,) = states_of(self.driver([self.state]))
 
     def local_work(self, cohort: Cohort) -> None:
         """The engine's part of a round alone, from the present model; the result is dropped."""
@@ -190,8 +201,8 @@ class EquipoiseRounds:
 
     @property
     def works_by(self) -> str:
-        """The class of the engine that does the work: the simulator may have chosen the loop."""
-        return type(self.engine).__name__
+        """The paths that did the last round's local work; "loop" for the loop engine, which the simulator may have chosen."""
+        return ", ".join(getattr(self.engine, "paths_taken", ("loop",)))
 
     def close(self) -> None:
         getattr(self.engine, "close", lambda: None)()
@@ -214,18 +225,16 @@ def tails_round(workload: Workload, together: bool, device: str | None = None) -
         model, data, algorithms[0], rounds=10**9, clients_per_round=workload.clients_per_round, seed=0, loss=None, error=None,
         engine=eq.engines.Simulator(device=device),
     )  # fmt: skip
-    states = [setting.begin(algorithm) for algorithm in algorithms]
-    shared = SharedRounds([(setting, algorithm) for algorithm in algorithms], [range(len(TAILS))])
-    alone = [Rounds(setting, algorithm) for algorithm in algorithms]
+    settings = [setting.with_algorithm(one, f"tail {tail}") for one, tail in zip(algorithms, TAILS, strict=True)]
+    states = [one.begin() for one in settings]
+    drivers = [choose_driver(settings)] if together else [choose_driver([one]) for one in settings]
 
     def one(index: int) -> None:
         nonlocal states
         if states[0].round != index:
             states = [replace(state, round=index) for state in states]
-        if together:
-            states, _ = family_round(shared, states)
-        else:
-            states = [rounds.following(state)[0] for rounds, state in zip(alone, states, strict=True)]
+        given = [states] if together else [[state] for state in states]
+        states = [state for driver, some in zip(drivers, given, strict=True) for state in states_of(driver(some))]
 
     return one
 
