@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from equipoise.engines.simulator.calibration import SpeedMeasurement, Choice
+from equipoise.engines.simulator.calibration import Choice, SpeedMeasurement
 from equipoise.engines.simulator.client_queue import ClientQueue
 from equipoise.engines.simulator.local_rule import LocalRule
 from equipoise.engines.simulator.local_work import ChunkWork, LocalPath, Worker
@@ -39,6 +39,9 @@ class PathQuestion:
                     taken[path.name] += 1
                     break
                 refused.setdefault(path.name, why)
+        for path in worker.candidates(self.rule, self.chosen):  # those after the one that is taken
+            if not taken[path.name] and path.name not in refused and (why := path.supports(works[0])) is not None:
+                refused[path.name] = why
         return {path.name: self._answer(path.name, taken, refused.get(path.name)) for path in paths}
 
     def _why_not(self, path: LocalPath, work: ChunkWork) -> str | None:
