@@ -1,4 +1,4 @@
-"""What a run leaves: the model, one row per client, and the history."""
+"""The result of a run: the model, a table with one row per client, and the history."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from equipoise.runs.setup import Setting
 
 COLUMNS = ("client", "split", "seen", "size", "loss", "error")
-OPTIONAL = ("malicious", "personal_loss", "personal_error")  # columns of runs under attack, or with personal models
+OPTIONAL = ("malicious", "personal_loss", "personal_error")  # columns of runs under attack and with personal models
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +75,7 @@ class ClientTable:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The names of the columns that are there."""
+        """The names of the columns of this table."""
         return COLUMNS + tuple(name for name in OPTIONAL if getattr(self, name) is not None)
 
     @property
@@ -86,9 +86,8 @@ class ClientTable:
     @property
     def served_loss(self) -> Tensor:
         """The loss of each client with the model that it is served: its own if it has one, else the shared one."""
-        return (
-            self.loss if self.personal_loss is None else torch.where(self.personal_loss.isnan(), self.loss, self.personal_loss)
-        )
+        own = self.personal_loss
+        return self.loss if own is None else torch.where(own.isnan(), self.loss, own)
 
     @property
     def served_error(self) -> Tensor:
@@ -103,8 +102,8 @@ class ClientTable:
         """A column by name."""
         if column not in self.columns:
             raise InvalidParameter("column", f"must be one of {', '.join(self.columns)}", column)
-        found: Tensor | tuple[str, ...] = getattr(self, column)
-        return found
+        values: Tensor | tuple[str, ...] = getattr(self, column)
+        return values
 
     def __iter__(self) -> Iterator[dict[str, object]]:
         columns = {name: self[name] for name in self.columns}
@@ -124,10 +123,10 @@ class ClientTable:
 
     def where(self, split: str) -> ClientTable:
         """The rows of one split."""
-        keep = [i for i, s in enumerate(self.split) if s == split]
-        if not keep:
+        rows = [i for i, s in enumerate(self.split) if s == split]
+        if not rows:
             raise InvalidParameter("split", f"must be one of {', '.join(sorted(set(self.split)))}", split)
-        return self.take(torch.tensor(keep))
+        return self.take(torch.tensor(rows))
 
     def take(self, rows: Tensor) -> ClientTable:
         """The rows at some positions."""
@@ -182,11 +181,11 @@ class ClientTable:
         """The rows of a Parquet file that `to_parquet` wrote."""
         import pyarrow.parquet
 
-        there = set(pyarrow.parquet.read_schema(path).names)
-        wanted = [name for name in COLUMNS + OPTIONAL if name in COLUMNS or name in there]
-        table = pyarrow.parquet.read_table(path, columns=wanted).to_pydict()
+        stored = set(pyarrow.parquet.read_schema(path).names)
+        names = [name for name in COLUMNS + OPTIONAL if name in COLUMNS or name in stored]
+        table = pyarrow.parquet.read_table(path, columns=names).to_pydict()
         kinds = {"seen": torch.bool, "malicious": torch.bool, "size": torch.int64}
-        tensors = {name: torch.tensor(table[name], dtype=kinds.get(name, torch.float64)) for name in wanted[2:]}
+        tensors = {name: torch.tensor(table[name], dtype=kinds.get(name, torch.float64)) for name in names[2:]}
         return cls(tuple(table["client"]), tuple(table["split"]), **tensors)
 
     def to_csv(self, path: str | Path) -> Path:
@@ -200,7 +199,7 @@ class ClientTable:
 
 @dataclass(frozen=True, eq=False)
 class RunSummary:
-    """The figures people ask for first, of the clients a model was judged on. `str()` is a table."""
+    """Figures of the error and the loss over the clients that a model is judged on. `str()` is a table."""
 
     name: str
     split: str
@@ -208,7 +207,7 @@ class RunSummary:
     error: Summary
     loss: Summary
     shared_error: Summary | None = None  # of the shared model, where clients are served their own
-    malicious: int = 0  # clients left out because they are
+    malicious: int = 0  # the number of malicious clients, who are left out
 
     def __str__(self) -> str:
         who = (
@@ -233,7 +232,7 @@ class RunSummary:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RunRecord:
-    """What is known of a finished run without its model: all that a report needs."""
+    """A finished run without its model: all that a report needs."""
 
     name: str
     algorithm: Algorithm
@@ -244,8 +243,8 @@ class RunRecord:
     data: str  # the name of the data
     rounds: int
     clients_per_round: int
-    error_is_loss: bool = False  # a task without a notion of error of its own
-    epsilon: Spent | None = None  # what was spent, under differential privacy
+    error_is_loss: bool = False  # whether the task has no error besides its loss
+    epsilon: Spent | None = None  # the privacy spent, under differential privacy
 
     def __repr__(self) -> str:
         return (
@@ -254,16 +253,16 @@ class RunRecord:
 
     @property
     def judged_on(self) -> str:
-        """The split that a summary speaks of: test clients if there are any, else validation, else training clients."""
+        """The split that summaries are about: test clients if there are any, else validation, else training clients."""
         return next(s for s in ("test", "validation", "train") if s in self.clients.split)
 
     def summary(self, split: str | None = None) -> RunSummary:
         """Mean, 90th percentile, worst 10 % and standard deviation over clients."""
         split = split or self.judged_on
         rows = self.clients.where(split)
-        found = rows.summaries()[split]
+        figures = rows.summaries()[split]
         return RunSummary(
-            self.name, split, not bool(rows.seen.any()), found["error"], found["loss"], found.get("shared_error"),
+            self.name, split, not bool(rows.seen.any()), figures["error"], figures["loss"], figures.get("shared_error"),
             len(rows) - len(rows.benign),
         )  # fmt: skip
 
@@ -282,7 +281,7 @@ class Result(RunRecord):
 
 
 class PersonalModels:
-    """The models of the training clients, by id. Models made after training (finetuning) are made again when asked for."""
+    """The models of the training clients, by id. Models that are made after training (finetuning) are made on each call."""
 
     def __init__(self, setting: Setting, state: ServerState, params: Tensor) -> None:
         self._setting, self._state, self._params = setting, state, params

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import equipoise as eq
-from equipoise.report.interactive.script import plotly_js
+from equipoise.report.interactive.assets import plotly_js
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 FIGURES = {"histogram", "percentiles", "tradeoff", "sizes", "curves", "selected"}

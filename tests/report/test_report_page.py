@@ -13,7 +13,7 @@ import equipoise as eq
 from equipoise import metrics
 from equipoise.errors import EquipoiseError, InvalidParameter, NotWritten
 from equipoise.report import write_report
-from equipoise.report.interactive.script import embedded, plotly_js
+from equipoise.report.interactive.assets import embedded, plotly_js
 
 
 def test_comparison_page_shows_everything(comparison, tmp_path):

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from equipoise.compare import Spread
-from equipoise.report.text.sentences import JudgedClients, ValueFormat, comparison_sentence, single_method_sentence
+from equipoise.report.text.sentences import JudgedClients, ValueFormat, comparison_sentence, method_sentence
 
 PERCENT = ValueFormat(percent=True, decimals=1)
 JUDGED = JudgedClients((500, 500), "test", unseen=True, weighted=False)
@@ -59,20 +59,20 @@ def test_numbers_that_do_not_exist_are_not_written(before, after):
 
 
 def test_one_method_says_who_is_left_behind():
-    assert single_method_sentence(row(0.2, 0.4, 0.41), 0.123, JUDGED, PERCENT) == (
+    assert method_sentence(row(0.2, 0.4, 0.41), 0.123, JUDGED, PERCENT) == (
         "Half of the 500 unseen test clients see an error of 12.3 % or less; the worst 10 % see 41.0 % on average."
     )
     training = JudgedClients((20, 20), "train", unseen=False, weighted=True)
-    assert single_method_sentence(row(0.2, 0.4), 0.1, training, PERCENT, seeds=3).startswith(
+    assert method_sentence(row(0.2, 0.4), 0.1, training, PERCENT, seeds=3).startswith(
         "Half of the 20 training clients, weighted by their examples, see"
     )
-    assert "(mean over 3 seeds)" in single_method_sentence(row(0.2, 0.4), 0.1, training, PERCENT, seeds=3)
+    assert "(mean over 3 seeds)" in method_sentence(row(0.2, 0.4), 0.1, training, PERCENT, seeds=3)
 
 
 def test_one_client_and_no_finite_number():
     one = JudgedClients((1, 1), "test", unseen=True, weighted=False)
-    assert single_method_sentence(row(0.25, 0.25), 0.25, one, PERCENT) == "The one unseen test client sees an error of 25.0 %."
-    assert "not finite" in single_method_sentence(row(math.nan, 0.25), 0.25, one, PERCENT)
+    assert method_sentence(row(0.25, 0.25), 0.25, one, PERCENT) == "The one unseen test client sees an error of 25.0 %."
+    assert "not finite" in method_sentence(row(math.nan, 0.25), 0.25, one, PERCENT)
 
 
 def test_plain_numbers_have_three_digits_and_no_percent():

@@ -14,13 +14,7 @@ from numpy.typing import NDArray
 from equipoise import metrics
 from equipoise.errors import InvalidParameter, require
 from equipoise.report.data.over_seeds import Spread, figures_of, malicious_clients
-from equipoise.report.text.sentences import (
-    JudgedClients,
-    MethodFigures,
-    ValueFormat,
-    comparison_sentence,
-    single_method_sentence,
-)
+from equipoise.report.text.sentences import JudgedClients, MethodFigures, ValueFormat, comparison_sentence, method_sentence
 
 if TYPE_CHECKING:
     from equipoise.result import ClientTable, RunRecord
@@ -160,13 +154,10 @@ class Study:
             by_name.setdefault(result.name, []).append(result)
         for name, runs in by_name.items():
             _refuse_mixed_runs(name, runs)
-        for what, words in (("data", "data set"), ("error_is_loss", "kind of error")):
-            values = sorted({str(getattr(result, what)) for result in results})
-            if len(values) > 1:
-                raise InvalidParameter("results", f"must be of one {words} to be compared", values, "Report them one by one.")
+        _require_equal(results, "data", "must be of one data set to be compared", "Report them one by one.")
+        _require_equal(results, "error_is_loss", "must be of one kind of error to be compared", "Report them one by one.")
+        _require_equal(results, "judged_on", "must be judged on the same split", "Report them one by one.")
         split = results[0].judged_on
-        if len(splits := sorted({result.judged_on for result in results})) > 1:
-            raise InvalidParameter("results", "must be judged on the same split", splits, "Report them one by one.")
         weighted = split == "train"
         methods = []
         for name, runs in by_name.items():
@@ -210,7 +201,7 @@ class Study:
         first = self.methods[0]
         if len(self.methods) == 1:
             median = first.percentile(50).mean
-            return single_method_sentence(first.figures, median, self.judged, self.scale, len(first.runs), first.shared_median)
+            return method_sentence(first.figures, median, self.judged, self.scale, len(first.runs), first.shared_median)
         return comparison_sentence(self.table, self.judged, self.scale, _wins(first, self.best))
 
     @property
@@ -258,15 +249,20 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else float(value)
 
 
+def _require_equal(runs: Sequence[RunRecord], attribute: str, rule: str, fix: str, name: str | None = None) -> None:
+    """Refuse runs (of one name) that differ in an attribute."""
+    values = sorted({str(getattr(run, attribute)) for run in runs})
+    if len(values) > 1:
+        raise InvalidParameter("results", rule, values if name is None else (name, values), fix)
+
+
 def _refuse_mixed_runs(name: str, runs: list[RunRecord]) -> None:
     """Refuse runs of one name that are not seeds of one method, because they would be pooled."""
     fix = "Give each its own name: train(..., name=…), or use equipoise.compare."
     if any(run.algorithm != runs[0].algorithm and repr(run.algorithm) != repr(runs[0].algorithm) for run in runs):
         raise InvalidParameter("results", "with the same name must have the same algorithm", name, fix)
-    for what in ("data", "rounds", "clients_per_round"):
-        values = sorted({str(getattr(run, what)) for run in runs})
-        if len(values) > 1:
-            raise InvalidParameter("results", f"with the same name must have the same {what}", (name, values), fix)
+    for attribute in ("data", "rounds", "clients_per_round"):
+        _require_equal(runs, attribute, f"with the same name must have the same {attribute}", fix, name)
     seeds = [run.seed for run in runs]
     if len(set(seeds)) < len(seeds):
         raise InvalidParameter("results", "with the same name must have different seeds", (name, seeds), fix)

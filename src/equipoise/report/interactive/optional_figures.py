@@ -8,19 +8,8 @@ import numpy as np
 
 from equipoise.report.data import series
 from equipoise.report.data.results_by_method import MethodResults, Numbers, Study
-from equipoise.report.interactive.theme import (
-    FULL,
-    HALF,
-    Json,
-    as_json,
-    escape_markup,
-    figure,
-    label,
-    log_axis,
-    method_traces,
-    round_axis,
-)
-from equipoise.report.palette import FAINT, colour, shorten
+from equipoise.report.interactive.theme import FULL, HALF, Json, as_json, figure, label, log_axis, method_traces, round_axis
+from equipoise.report.palette import FAINT, colour
 from equipoise.report.text.phrases import listed
 
 MALICIOUS = "x"  # the mark of malicious clients; benign ones are discs
@@ -63,7 +52,7 @@ def _points(study: Study, method: MethodResults, index: int, pairs: series.Error
     """A point per pair of errors; larger where several clients share a pair."""
     scale, kind = study.scale, "malicious client" if malicious else "client"
     words = [
-        f"{kind}{'s' if len(ids) > 1 else ''} {escape_markup(listed([shorten(name, 24) for name in ids], _POINT_NAMES))}<br>"
+        f"{kind}{'s' if len(ids) > 1 else ''} {listed([label(name, 24) for name in ids], _POINT_NAMES)}<br>"
         f"shared model {scale.value(shared)}<br>own model {scale.value(mine)}<br>({label(method.name)})"
         for shared, mine, ids in zip(pairs.shared, pairs.own, pairs.clients, strict=True)
     ]

@@ -11,8 +11,7 @@ from equipoise.core.version import VERSION
 from equipoise.report.data.results_by_method import MethodResults, Study
 from equipoise.report.interactive import figures as interactive
 from equipoise.report.interactive import theme
-from equipoise.report.interactive.script import SCRIPT, embedded, fingerprint, plotly_js
-from equipoise.report.interactive.style_sheet import CSS
+from equipoise.report.interactive.assets import asset, embedded, fingerprint, plotly_js
 from equipoise.report.palette import COLOURS, DARK_COLOURS
 from equipoise.report.text import notes
 from equipoise.report.text.captions import captions
@@ -37,7 +36,7 @@ def page(study: Study) -> str:
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             f'<meta http-equiv="Content-Security-Policy" content="{_policy()}">',
             f"<title>{escape(names)} – Equipoise report</title>",
-            f"<style>{CSS}{_palette()}</style>",
+            f"<style>{asset('page.css')}{_palette()}</style>",
             "</head>",
             "<body>",
             "<main>",
@@ -61,7 +60,7 @@ def page(study: Study) -> str:
             "</main>",
             f'<script type="application/json" id="figure-data">{embedded(data)}</script>',
             f"<script>{plotly_js()}</script>",
-            f"<script>{SCRIPT}</script>",
+            f"<script>{asset('page.js')}</script>",
             "</body>",
             "</html>",
             "",
@@ -71,7 +70,7 @@ def page(study: Study) -> str:
 
 def _policy() -> str:
     """The content security policy: a browser fetches nothing and runs the two scripts of the page only."""
-    scripts = f"{fingerprint(plotly_js())} {fingerprint(SCRIPT)}"
+    scripts = f"{fingerprint(plotly_js())} {fingerprint(asset('page.js'))}"
     return f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:"
 
 

@@ -118,7 +118,7 @@ def comparison_sentence(
     return f"{best} lowers {over} from {scale.value(before)} to {scale.value(after)}{price}, against {baseline}{seeds}.{own}"
 
 
-def single_method_sentence(
+def method_sentence(
     row: MethodFigures,
     median: float,
     judged: JudgedClients,
