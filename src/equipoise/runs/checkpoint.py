@@ -158,11 +158,8 @@ class Checkpoints(Observer):
         if not self.path.exists():
             return None
         saved = read_checkpoint(self.path, settings[0].engine_traits.device)
-        if len(saved.runs) != len(settings):
-            raise CheckpointError(
-                f"{self.path} is the checkpoint of {len(saved.runs)} runs, here there are {len(settings)}. Give the same runs "
-                "again, or start new ones with another file."
-            )
+        count = "number of runs"
+        refuse_other_run(self.path, {count: str(len(saved.runs))}, {count: str(len(settings))})
         for run, identity, setting in zip(saved.runs, self._identities, settings, strict=True):
             refuse_other_run(self.path, run.identity, identity)
             if run.state.round > setting.rounds:
