@@ -32,7 +32,7 @@ def test_every_public_part_is_in_the_catalogue(kind, home):
     listed = {part.target for part in catalog.parts(kind)}
     listed |= {catalog.CatalogPart("function", name, catalog.Entry(name)).target for name in catalog.FUNCTIONS}  # Python only
     missing = [c.__name__ for c in public_classes(importlib.import_module(home)) if c not in listed]
-    assert not missing, f"add a line to CATALOG[{kind!r}] for {missing}"
+    assert not missing, f"add a line to [parts.{kind}] of catalog.toml for {missing}"
 
 
 @pytest.mark.parametrize("part", ALL, ids=lambda p: f"{p.kind}-{p.name}")

@@ -1,6 +1,6 @@
-"""Every part that a configuration can name, in one table: kind → name → "module:class".
+"""Every part that a configuration can name, in one table (`catalog.toml`): kind → name → "module:class".
 
-To offer a new part, add one line to `CATALOG`. Parameters, types, defaults, summary and source are read from the signature
+To offer a new part, add one line to the table. Parameters, types, defaults, summary and source are read from the signature
 and the docstring of the part. A module is imported when one of its parts is first used.
 """
 
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import inspect
 import re
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cached_property
 from importlib import import_module
+from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -28,142 +30,9 @@ class Entry:
     renamed: Mapping[str, str] = field(default_factory=dict)  # in Python → in a configuration
 
 
-CATALOG: dict[str, dict[str, str | Entry]] = {
-    "risk": {
-        "mean": "equipoise.risk:Mean",
-        "superquantile": "equipoise.risk:Superquantile",
-        "tilted": "equipoise.risk:Tilted",
-        "qfair": "equipoise.risk:QFair",
-        "mixture": "equipoise.risk:Mixture",
-        "worst_case": "equipoise.risk:WorstCase",
-        "hierarchical_tilt": "equipoise.risk:HierarchicalTilt",
-    },
-    "quantile": {
-        "exact": "equipoise.privacy:Exact",
-        "secure_sums": "equipoise.privacy:SecureSums",
-        "private": "equipoise.privacy:PrivateQuantile",
-    },
-    "solver": {
-        "sgd": "equipoise.solvers:SGD",
-        "adaptive_prox": "equipoise.solvers:AdaptiveProx",
-        "feddane": "equipoise.solvers:FedDane",
-        "maml": "equipoise.solvers:MAML",
-        "per_fedavg": "equipoise.solvers:PerFedAvg",
-    },
-    "aggregator": {
-        "weighted_mean": "equipoise.aggregators:WeightedMean",
-        "median": "equipoise.aggregators:Median",
-        "trimmed_mean": "equipoise.aggregators:TrimmedMean",
-        "geometric_median": "equipoise.aggregators:GeometricMedian",
-        "krum": "equipoise.aggregators:Krum",
-        "multi_krum": "equipoise.aggregators:MultiKrum",
-        "norm_clip": "equipoise.aggregators:NormClip",
-        "k_norm": "equipoise.aggregators:KNorm",
-        "k_loss": "equipoise.aggregators:KLoss",
-        "fedmgda": "equipoise.aggregators:FedMGDA",
-    },
-    "server": {
-        "sgd": "equipoise.server_opt:SGD",
-        "momentum": "equipoise.server_opt:Momentum",
-        "adam": "equipoise.server_opt:Adam",
-        "yogi": "equipoise.server_opt:Yogi",
-        "adagrad": "equipoise.server_opt:Adagrad",
-    },
-    "sampler": {
-        "uniform": "equipoise.sampling:Uniform",
-        "proportional": "equipoise.sampling:Proportional",
-        "poisson": "equipoise.sampling:Poisson",
-        "full": "equipoise.sampling:Full",
-        "availability": "equipoise.sampling:Availability",
-    },
-    "averaging": {
-        "last": "equipoise.averaging:Last",
-        "uniform": "equipoise.averaging:Uniform",
-        "geometric": "equipoise.averaging:Geometric",
-    },
-    "personal": {
-        "ditto": "equipoise.personal:Ditto",
-        "local": "equipoise.personal:Local",
-        "finetuning": "equipoise.personal:Finetuning",
-        "l2sgd": "equipoise.personal:L2SGD",
-        "ewc": "equipoise.personal:EWC",
-        "symmetrised_kl": "equipoise.personal:SymmetrisedKL",
-        "mapper": "equipoise.personal:Mapper",
-        "apfl": "equipoise.personal:APFL",
-        "mocha": "equipoise.personal:Mocha",
-    },
-    "privacy": {
-        "differential_privacy": "equipoise.privacy:DifferentialPrivacy",
-        "gaussian_mechanism": "equipoise.privacy:GaussianMechanism",
-        "secure_aggregation": "equipoise.privacy:SecureAggregation",
-    },
-    "clip_rule": {
-        "adaptive": "equipoise.privacy:AdaptiveClip",
-    },
-    "attack": {
-        "label_poisoning": "equipoise.attacks:LabelPoisoning",
-        "random_updates": "equipoise.attacks:RandomUpdates",
-        "model_replacement": "equipoise.attacks:ModelReplacement",
-    },
-    "engine": {
-        "simulator": "equipoise.engines:Simulator",
-        "loop": "equipoise.engines:Loop",
-    },
-    "model": {
-        "softmax": "equipoise.models:Softmax",
-        "logistic": "equipoise.models:Logistic",
-        "linear_svm": "equipoise.models:LinearSVM",
-        "linear_regression": "equipoise.models:LinearRegression",
-        "mean_estimator": "equipoise.models:MeanEstimator",
-        "convnet": "equipoise.models:ConvNet",
-        "char_gru": "equipoise.models:CharGRU",
-        "char_lstm": "equipoise.models:CharLSTM",
-        "embedding_lstm": "equipoise.models:EmbeddingLSTM",
-    },
-    "data": {
-        "label_shift": "equipoise.data:label_shift",
-        "synthetic": "equipoise.data:synthetic",
-        "gaussian_means": "equipoise.data:gaussian_means",
-        "digits": "equipoise.data:digits",
-        "npz": "equipoise.experiment.data_recipes:npz",
-        "leaf": Entry("equipoise.data:leaf", renamed={"path": "folder"}),
-        "femnist": "equipoise.data:femnist",
-        "fashion_mnist": "equipoise.data:fashion_mnist",
-        "omniglot": "equipoise.data:omniglot",
-        "shakespeare": "equipoise.data:shakespeare",
-        "clothing": Entry("equipoise.data:texts", fixed={"name": "clothing"}),
-        "stackoverflow": Entry("equipoise.data:texts", fixed={"name": "stackoverflow"}),
-        "sent140": Entry("equipoise.data:texts", fixed={"name": "sent140"}),
-        "adult": "equipoise.data:adult",
-        "vehicle": "equipoise.data:vehicle",
-        "mocha": "equipoise.data:mocha",
-    },
-}
-
-# Functions and classes for Python code only, which `equipoise methods` lists after the parts.
-FUNCTIONS = (
-    "equipoise:train_family",
-    "equipoise:train_many",
-    "equipoise:compare",
-    "equipoise.risk.measures:value_at_risk",
-    "equipoise.risk.measures:superquantile",
-    "equipoise.risk.measures:entropic_value_at_risk",
-    "equipoise.risk.measures:tilted_value_at_risk",
-    "equipoise.attacks:apply",
-    "equipoise.solvers:AdaDPS",
-    "equipoise.privacy:epsilon_of",
-    "equipoise.privacy:noise_for",
-    "equipoise.optim:DPSGD",
-    "equipoise.optim:DPAdam",
-    "equipoise.optim:DPRMSProp",
-    "equipoise.optim:DPAdaGrad",
-    "equipoise.optim:DPRPub",
-    "equipoise.optim:AdaDPS",
-    "equipoise.optim:DP2",
-    "equipoise.optim:PDADPMD",
-    "equipoise.heterogeneity:dissimilarity",
-    "equipoise.heterogeneity:inexactness",
-)
+_TABLE = tomllib.loads(Path(__file__).with_name("catalog.toml").read_text(encoding="utf-8"))
+CATALOG: dict[str, dict[str, Any]] = _TABLE["parts"]
+FUNCTIONS: list[str] = _TABLE["functions"]
 
 # The parts of an algorithm, with the name of the default.
 ALGORITHM_PARTS = {
@@ -335,7 +204,7 @@ def part(kind: str, name: str, *, where: str = "") -> CatalogPart:
     if name not in CATALOG[kind]:
         raise ConfigError((f"{where}: " if where else "") + unknown_name(kind, name, CATALOG[kind]))
     entry = CATALOG[kind][name]
-    return CatalogPart(kind, name, entry if isinstance(entry, Entry) else Entry(entry))
+    return CatalogPart(kind, name, Entry(entry) if isinstance(entry, str) else Entry(**entry))
 
 
 def name_of(kind: str, instance: object) -> str:
