@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import equipoise as eq
-from equipoise.data.clients import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop
 from equipoise.engines.loop import LoopEngine
 from equipoise.errors import Diverged, EquipoiseNotice
 from equipoise.runs.drivers import RoundsAhead, can_begin_early, choose_driver
-from equipoise.types import LocalWork
+from equipoise.types import Cohort, LocalWork
 from made_clients import make_clients
 from rounds import start_run
 
@@ -306,3 +306,78 @@ def test_losses_are_asked_at_the_tensors_that_work_starts_from(monkeypatch):
     eq.train_family(eq.models.Softmax(4, 3), data_of(), algorithm, tails=[1.0, 0.5], engine=Early(), **options)
     assert len(scored) == len(started) == 3
     assert all(a is b for there, here in zip(scored, started, strict=True) for a, b in zip(there, here, strict=True))
+
+
+# -------------------------------------------------------------------------------------------------------- a group of one
+
+
+class Recorded:
+    """The loop engine, which notes what it is asked for."""
+
+    def __init__(self, inner, calls):
+        self.inner, self.calls = inner, calls
+
+    def __getattr__(self, name):
+        found = getattr(self.inner, name)
+        if not callable(found) or name in ("task",):
+            return found
+
+        def noted(*given):
+            self.calls.append((name, *(len(each) for each in given if isinstance(each, Cohort | ClientSet))))
+            return found(*given)
+
+        return noted
+
+
+class Record:
+    def __init__(self):
+        self.calls = []
+
+    def start(self, task, data):
+        return Recorded(Loop().start(task, data), self.calls)
+
+
+@pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        eq.Algorithm(solver=WORK),
+        eq.Algorithm(solver=WORK, risk=eq.risk.Superquantile(0.5)),
+        eq.Algorithm(solver=WORK, risk=eq.risk.Superquantile(0.5), sampler=eq.sampling.Poisson()),
+        eq.Algorithm(solver=eq.solvers.MAML(), risk=eq.risk.Superquantile(0.5)),
+        eq.Algorithm(solver=eq.solvers.AdaptiveProx(WORK), risk=eq.risk.Superquantile(0.5)),
+        eq.Algorithm(solver=eq.solvers.FedDane(WORK)),
+        eq.Algorithm(solver=WORK, risk=eq.risk.Superquantile(0.5), aggregator=eq.aggregators.Median()),
+        eq.Algorithm(solver=WORK, personal=eq.personal.Ditto(0.1)),
+        eq.Algorithm(solver=WORK, personal=eq.personal.Mapper()),
+        eq.Algorithm(solver=WORK, privacy=eq.privacy.SecureAggregation()),
+        eq.Algorithm(solver=WORK, privacy=eq.privacy.GaussianMechanism(clip=1.0, noise_multiplier=1.0)),
+    ],
+    ids=repr,
+)
+def test_a_group_of_one_asks_the_engine_for_what_a_single_run_asks(algorithm):
+    single, many, family = Record(), Record(), Record()
+    options = {"rounds": 4, "clients_per_round": 3, "evaluate_every": 2}
+    data = data_of()
+    alone = eq.train(eq.models.Softmax(4, 3), data, algorithm, seed=1, engine=single, **options)
+    (one,) = eq.train_many(eq.models.Softmax(4, 3), data, algorithm, seeds=[1], engine=many, **options).results["run"]
+    assert many.calls == single.calls
+    assert torch.equal(one.params, alone.params)
+    names = {name for name, *_ in single.calls}
+    assert not names & {"losses_of", "losses_each", "summed_updates"}  # those are for several runs
+    assert "evaluate" in names
+    if isinstance(algorithm.risk, eq.risk.Superquantile):
+        members = eq.train_family(eq.models.Softmax(4, 3), data, algorithm, tails=[0.5], seed=1, engine=family, **options)
+        assert family.calls == single.calls
+        assert torch.equal(members.results[0.5].params, alone.params)
+
+
+def test_runs_with_nothing_in_common_ask_as_single_runs_do():
+    # Two runs whose clients cannot work in one call, in one round: each is asked for as if it were alone.
+    record = Record()
+    algorithms = [eq.Algorithm(solver=WORK), eq.Algorithm(solver=WORK, aggregator=eq.aggregators.Median())]
+    settings = [started(record, algorithm) for algorithm in algorithms]
+    both = [replace(setting, engine=settings[0].engine) for setting in settings]
+    record.calls.clear()
+    choose_driver(both)([setting.begin() for setting in both])
+    assert [name for name, *_ in record.calls] == ["updates", "summed_update"]

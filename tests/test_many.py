@@ -3,8 +3,10 @@
 import warnings
 from dataclasses import replace
 
+import hypothesis.strategies as st
 import pytest
 import torch
+from hypothesis import given, settings
 from torch import nn
 
 import equipoise as eq
@@ -237,6 +239,61 @@ def test_reports_work_at_once(data, tmp_path):
     assert "FedAvg" in page
 
 
+PARTS = {
+    "risk": [
+        eq.risk.Mean(), eq.risk.Superquantile(0.5), eq.risk.Superquantile(0.3, eta_every=2), eq.risk.Tilted(1.0, tracked=True),
+        eq.risk.QFair(1.0), eq.risk.WorstCase(),
+    ],
+    "solver": [
+        SGD, eq.solvers.SGD(lr=0.1, epochs=2, straggler_share=0.5), eq.solvers.MAML(), eq.solvers.AdaptiveProx(SGD),
+        eq.solvers.FedDane(SGD),
+    ],
+    "aggregator": [eq.aggregators.WeightedMean(), eq.aggregators.NormClip(0.3), eq.aggregators.Median()],
+    "server": [eq.server_opt.SGD(), eq.server_opt.Momentum(), eq.server_opt.Adam(lr=0.1)],
+    "sampler": [None, eq.sampling.Poisson(), eq.sampling.Full(), eq.sampling.Proportional()],
+    "averaging": [None, eq.averaging.Uniform(), eq.averaging.Geometric(0.1)],
+    "weights": [None, "uniform"],
+    "personal": [None, None, None, None, eq.personal.Ditto(0.1), eq.personal.Mapper()],
+    "privacy": [None, None, None, eq.privacy.SecureAggregation(loss_bound=4.0)],
+}  # fmt: skip
+
+
+def fitting(parts):
+    """The algorithm of these parts without those that do not go with the others, one after another."""
+    for name in ("", "personal", "privacy", "sampler", "aggregator", "solver", "risk"):
+        parts = {part: value for part, value in parts.items() if part != name}
+        try:
+            return eq.Algorithm(**parts)
+        except IncompatibleParts:
+            continue
+    raise AssertionError(parts)
+
+
+any_algorithm = st.fixed_dictionaries({name: st.sampled_from(values) for name, values in PARTS.items()}).map(fitting)
+
+
+@pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
+@settings(max_examples=15)
+@given(
+    algorithms=st.lists(any_algorithm, min_size=1, max_size=3),
+    repeated=st.booleans(),
+    seeds=st.lists(st.integers(0, 2**40), min_size=1, max_size=2, unique=True),
+)
+def test_any_mixture_equals_separate_runs_bit_for_bit(algorithms, repeated, seeds):
+    if repeated:  # the same parts with another risk share their rounds, and mostly their cohorts
+        algorithms = [*algorithms, replace(algorithms[0], server=eq.server_opt.SGD(lr=0.5))]
+    named = {f"method {number}": algorithm for number, algorithm in enumerate(algorithms)}
+    data, options = clients(), {"rounds": 3, "clients_per_round": 3, "evaluate_every": 2, "engine": "loop"}
+    together = eq.train_many(softmax, data, named, seeds=seeds, **options).results
+    for name, algorithm in named.items():
+        for seed, run in zip(seeds, together[name], strict=True):
+            alone = eq.train(softmax, data, algorithm, seed=seed, name=name, **options)
+            assert torch.equal(run.params, alone.params)
+            assert torch.equal(run.clients.loss, alone.clients.loss)
+            assert run.history.points == alone.history.points
+            assert_same_run(run, alone, 0.0, 0.0)
+
+
 # ------------------------------------------------------------------------------------------- what is not trained together
 
 
@@ -273,6 +330,17 @@ def test_what_cannot_share_rounds_still_runs_and_is_named(reason, data, calls):
             assert_same_run(run, eq.train(softmax, data, both[name], seed=run.seed, name=name, **OPTIONS))
     with pytest.warns(EquipoiseNotice, match="^None of the 2 runs can be trained together"):
         eq.train_many(softmax, data, both["odd"], seeds=2, **OPTIONS)
+
+
+@pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+def test_a_run_alone_may_start_an_engine_of_its_own(engine, data):
+    algorithm = eq.Algorithm(solver=SGD, personal=eq.personal.Mapper())  # trains pairs of models as one
+    options = {**OPTIONS, "engine": engine}
+    for run in eq.train_many(softmax, data, algorithm, seeds=2, **options).results["run"]:
+        alone = eq.train(softmax, data, algorithm, seed=run.seed, **options)
+        assert_same_run(run, alone, 0.0, 0.0)
+        assert torch.equal(run.personal.params(data.train.ids), alone.personal.params(data.train.ids))
 
 
 def test_data_by_seed_are_batched_where_seeds_share_them(calls):
