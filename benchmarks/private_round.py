@@ -20,11 +20,11 @@ import torch
 from workloads import WORKLOADS
 
 import equipoise as eq
-from equipoise.core.task import Task
+from equipoise.errors import Diverged
 from equipoise.privacy import DifferentialPrivacy, PrivateQuantile
-from equipoise.privacy.private_run import PrivateRun
-from equipoise.round import run_round
-from equipoise.types import RoundReport, ServerState
+from equipoise.round import draw_cohort, run_round
+from equipoise.runs.setup import set_up
+from equipoise.types import RoundReport, RunSize
 
 WORKLOAD = WORKLOADS["linear"]
 TAIL, BOUND, BINS = 0.5, 16.0, 32
@@ -45,40 +45,45 @@ def main() -> None:
     options = asked.parse_args()
     torch.set_num_threads(1)
 
-    data, task, solver = uneven_data(), Task.of(WORKLOAD.model()), eq.solvers.SGD(lr=0.05, batch_size=WORKLOAD.batch_size)
+    data, solver = uneven_data(), eq.solvers.SGD(lr=0.05, batch_size=WORKLOAD.batch_size)
     private_risk = eq.risk.Superquantile(TAIL, quantile=PrivateQuantile(BOUND, BINS))
     algorithms = {
         "plain": eq.Algorithm(eq.risk.Superquantile(TAIL), solver, sampler=eq.sampling.Poisson(), weights="uniform"),
         "private": eq.Algorithm(private_risk, solver, privacy=DifferentialPrivacy(EPSILON, 1 / len(data.train), clip=1.0)),
     }
-    began = time.process_time()
-    private = PrivateRun(
-        algorithms["private"].privacy, algorithms["private"], clients=len(data.train),
-        clients_per_round=WORKLOAD.clients_per_round, rounds=options.rounds, dimension=task.layout.dimension, seed=0,
+    plain = set_up(
+        WORKLOAD.model(), data, algorithms["plain"], rounds=options.rounds, clients_per_round=WORKLOAD.clients_per_round,
+        seed=0, loss=None, error=None, engine="simulator",
     )  # fmt: skip
+    dimension = plain.task.layout.dimension
+    size = RunSize(len(data.train), WORKLOAD.clients_per_round, options.rounds, dimension, seed=0)
+    began = time.process_time()
+    protection = algorithms["private"].privacy.protect(algorithms["private"], size)
     calibration = time.process_time() - began
     began = time.process_time()
     for done in range(1, options.rounds + 1):
-        private.epsilon_after(done)
+        protection.epsilon_after(done)
     accounting = (time.process_time() - began) / options.rounds
 
-    engine, alpha = eq.engines.Simulator().start(task, data), algorithms["private"].base_weights(data.train)
-    params = 0.2 * torch.randn(task.layout.dimension, generator=torch.Generator().manual_seed(0))
-    start = ServerState(0, params, privacy=private.begin())
-    protections = {"plain": None, "private": private}
+    runs = {"plain": plain, "private": replace(plain, algorithm=algorithms["private"], protection=protection)}
+    params = 0.2 * torch.randn(dimension, generator=torch.Generator().manual_seed(0))
+    starts = {name: replace(run.begin(), params=params) for name, run in runs.items()}
 
     def round_of(name: str, index: int) -> RoundReport:
-        cohort = eq.sampling.Poisson()(index, alpha, clients_per_round=WORKLOAD.clients_per_round, seed=0)
-        state = replace(start, round=index % options.rounds)
-        return run_round(state, algorithms[name], engine, cohort, data.train, protection=protections[name])[1]
+        state, cohort = replace(starts[name], round=index % options.rounds), draw_cohort(plain, index)
+        with plain.engine_traits.round_context():
+            (outcome,) = run_round([runs[name]], [state], [cohort], plain.engine)
+        if isinstance(outcome, Diverged):
+            raise outcome
+        return outcome[1]
 
     times, trained = alternate(round_of, options.passes)
-    plain, noisy = statistics.median(times["plain"]), statistics.median(times["private"]) + accounting
-    print(f"{WORKLOAD.title}; tail {TAIL}, {BINS} bins, {task.layout.dimension} parameters, one thread")
+    usual, noisy = statistics.median(times["plain"]), statistics.median(times["private"]) + accounting
+    print(f"{WORKLOAD.title}; tail {TAIL}, {BINS} bins, {dimension} parameters, one thread")
     print(f"calibration, once for a run: {calibration:.1f} s; ε of a round: {1000 * accounting:.2f} ms")
-    print(f"plain Δ-FL round:   {1000 * plain:7.1f} ms, {statistics.mean(trained['plain']):.1f} clients at work")
+    print(f"plain Δ-FL round:   {1000 * usual:7.1f} ms, {statistics.mean(trained['plain']):.1f} clients at work")
     print(f"private Δ-FL round: {1000 * noisy:7.1f} ms, {statistics.mean(trained['private']):.1f} clients at work")
-    print(f"ratio {noisy / plain:.3f} (goal: at most 1.3)")
+    print(f"ratio {noisy / usual:.3f} (goal: at most 1.3)")
 
 
 def alternate(round_of: Callable[[str, int], RoundReport], passes: int) -> tuple[dict[str, list[float]], dict[str, list[int]]]:
