@@ -14,7 +14,7 @@ import equipoise as eq
 from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop, Simulator
-from equipoise.errors import Diverged, IncompatibleParts, InvalidParameter
+from equipoise.errors import Diverged, EquipoiseNotice, IncompatibleParts, InvalidParameter
 from equipoise.personal import Local
 from equipoise.personal.context import PersonalContext
 from equipoise.personal.mocha import Mocha, raised, regulariser_pull, relationship
@@ -229,8 +229,14 @@ def test_a_client_that_diverges_is_named():
     x = torch.ones(1, 1, dtype=torch.float64)
     data = FederatedData(ClientSet.pack([("a", x, x[0]), ("b", 1e200 * x, x[0])]))
     algorithm = eq.Algorithm(personal=Mocha(), sampler=Full(), solver=SGD(lr=0.1, epochs=5), aggregator=eq.aggregators.Median())
-    with pytest.raises(Diverged, match="own model of client b "):
-        eq.train(eq.models.LinearRegression(1, bias=False).double(), data, algorithm, rounds=2, progress=False)
+    model = eq.models.LinearRegression(1, bias=False).double()
+    with pytest.raises(Diverged, match="own model of client b ") as caught:
+        eq.train(model, data, algorithm, rounds=2, progress=False, name="Mocha")
+    assert (caught.value.round, caught.value.run, caught.value.history.rounds) == (0, "Mocha", [])
+    plain = replace(algorithm, personal=None, solver=SGD(epochs=0))
+    with pytest.warns(EquipoiseNotice), pytest.raises(Diverged, match="own model of client b ") as caught:
+        eq.train_many(model, data, {"Mocha": algorithm, "plain": plain}, seeds=1, rounds=2, progress=False)
+    assert list(caught.value.finished.results) == ["plain"]  # the other run went on
 
 
 # ------------------------------------------------------------------------------------------------------------ refusals

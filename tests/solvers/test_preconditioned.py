@@ -59,6 +59,9 @@ def test_what_does_not_fit_is_refused():
     data, task = FederatedData(make_clients([5, 8])), Task.of(eq.models.Softmax(4, 3))
     with pytest.raises(InvalidParameter, match="positive"):
         AdaDPS({"weight": torch.zeros(4)})
+    for solver in (SGD, eq.solvers.MAML(), None):
+        with pytest.raises(InvalidParameter, match=r"solver must be a solvers\.SGD"):
+            AdaDPS({"weight": torch.ones(4)}, solver)
     with pytest.raises(InvalidParameter, match="weight, bias"):
         work(Loop(), AdaDPS({"wieght": torch.ones(4)}), data, task)
     with pytest.raises(InvalidParameter, match="broadcast"):

@@ -274,6 +274,8 @@ def test_split_batches_are_two_parts_that_share_no_example(sizes, share, steps):
         (lambda: MAML(support=1.0), "support must lie in (0, 1)"),
         (lambda: AdaptiveProx(MAML()), "solver must be a solvers.SGD"),
         (lambda: FedDane(solver="sgd"), "solver must be a solvers.SGD"),
+        (lambda: AdaptiveProx(SGD), "solver must be a solvers.SGD, but is <class"),
+        (lambda: FedDane(SGD), "solver must be a solvers.SGD, but is <class"),
         (lambda: AdaptiveProx(step=0.0), "step must be a positive number"),
         (lambda: AdaptiveProx(patience=0), "patience must be a whole number of at least 1"),
     ],

@@ -34,8 +34,10 @@ def _fields(kind: Any) -> list[tuple[str, bool, Any]]:
 def read(kind: type[T], part: object) -> T:
     """The description `kind` of a part: of each field the part's attribute of that name, or the field's default.
 
-    A field marked OWN is read from the part's own class only, not from a class that it extends.
+    A field marked OWN is read from the part's own class only, not from a class that it extends. A class is no part, and offers
+    nothing.
     """
+    part = None if isinstance(part, type) else part
     own = vars(type(part))
     description = object.__new__(kind)  # a frozen dataclass sets its fields one by one, which takes longer than to read them
     vars(description).update(
