@@ -47,17 +47,20 @@ ENOUGH = 10  # pairs, for an interval: those of fewer are too narrow
 class Case:
     """A workload of benchmarks/workloads.py, who works on it and how."""
 
-    workload: str  # the name of one, or of a model in its table
+    workload: str  # the name of one, or of a model in its table, or "tiny"
     clients_per_round: int
     tail: float | None = None  # of Δ-FL; None is FedAvg
     precision: str | None = None
     path: str | None = None  # to pin, as in same_results.py; None: nothing is chosen
     chunk_size: int = 0
     workers: int = 0
+    threads: int | None = None  # of torch; None: as many as asked for
 
     def made(self, workloads: Any, device: str) -> Any:
         """The workload itself."""
         on_gpu = device != "cpu"
+        if self.workload == "tiny":  # little more than what a round takes beside its arithmetic
+            return workloads.scaling_workload(clients_per_round=self.clients_per_round, clients=100, examples=20, features=20)
         if self.workload in workloads.WORKLOADS and not on_gpu:
             return replace(workloads.WORKLOADS[self.workload], clients_per_round=self.clients_per_round)
         return workloads.grid_workload(self.workload, self.clients_per_round, "equal", clients=1000, on_gpu=on_gpu)
@@ -84,6 +87,8 @@ CASES: dict[str, dict[str, Case]] = {
         "linear, 10 clients": Case("linear", 10, **COMPILED),
         "linear, 100 clients, tail 0.5": Case("linear", 100, tail=0.5, **COMPILED),
         "linear blocks, 100 clients": Case("linear", 100, path="linear blocks", chunk_size=50, workers=2),
+        "tiny, 10 clients": Case("tiny", 10, path="span", chunk_size=10, workers=1, threads=1),
+        "tiny, 10 clients, tail 0.5": Case("tiny", 10, tail=0.5, path="compiled", chunk_size=10, workers=1, threads=1),
         "ConvNet, 10 clients": Case("convnet", 10, path="convnet", chunk_size=5, workers=2),
     },
     "cuda": {
@@ -180,6 +185,7 @@ class Version:
     """A living process of one version."""
 
     def __init__(self, checkout: Path, device: str, name: str, threads: int, cache: Path) -> None:
+        threads = CASES[device][name].threads or threads
         environment = os.environ | {
             "PYTHONPATH": str(checkout / "src"), "EQUIPOISE_CACHE": str(cache), "OMP_NUM_THREADS": str(threads),
             "MKL_NUM_THREADS": str(threads), "PYTHONDONTWRITEBYTECODE": "1",
