@@ -1,5 +1,6 @@
 """Training end to end: what a result holds, and what bad input is told."""
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from torch import nn
 import equipoise as eq
 from equipoise.core.params import ParameterLayout
 from equipoise.data.clients import FederatedData
-from equipoise.errors import IncompatibleParts, InvalidParameter, ObserverFailed
+from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter, ObserverFailed
 from made_clients import make_clients
 
 
@@ -284,3 +285,30 @@ def test_mixed_precision_models_are_refused(ragged):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3).double())
     with pytest.raises(InvalidParameter, match="one floating type"):
         eq.train(model, ragged, rounds=1, clients_per_round=2)
+
+
+FAST = eq.Algorithm(solver=eq.solvers.SGD(lr=30.0, batch_size=None))
+
+
+@pytest.mark.parametrize(
+    ("train", "words"),
+    [
+        (lambda *given, **options: eq.train(*given, FAST, **options), "were left out: client-2"),
+        (lambda *given, **options: eq.train_family(*given, FAST, tails=[1.0, 0.9], **options), "were left out: client-2"),
+        (lambda *given, **options: eq.train_many(*given, FAST, seeds=2, **options), "were left out: client-2"),
+        (
+            lambda *given, **options: eq.train_many(
+                *given, {"a": FAST, "b": dataclasses.replace(FAST, aggregator=eq.aggregators.Median())}, seeds=1, **options
+            ),
+            "None of the 2 runs can be trained together",
+        ),
+    ],
+    ids=["train", "train_family", "train_many", "one by one"],
+)
+def test_notices_point_at_the_line_of_the_call(train, words, ragged):
+    x = ragged.train.x.clone()
+    x[ragged.train.offsets[2]] *= 1e30  # an update of the third client that cannot be used
+    data = FederatedData(dataclasses.replace(ragged.train, x=x))
+    with pytest.warns(EquipoiseNotice, match=words) as said:
+        train(softmax(), data, rounds=2, clients_per_round=8, progress=False)
+    assert {notice.filename for notice in said} == {__file__}
