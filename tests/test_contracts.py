@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import equipoise.attacks as attack_module
-from equipoise import engines, personal, privacy, risk, solvers
+from equipoise import engines, personal, privacy, risk
 from equipoise.errors import InvalidParameter
 from equipoise.personal.personal_run import PersonalRun
 from equipoise.risk.quantile_sources import tail_quantile
@@ -642,7 +642,7 @@ def test_check_engine_catches(methods, law):
 
 def test_check_engine_catches_attacks_that_are_left_out():
     with pytest.raises(LawBroken, match="under attack agree"):
-        check_engine(IgnoresAttacks(), solver=solvers.SGD())
+        check_engine(IgnoresAttacks())
 
 
 def test_an_engine_of_ones_own_passes():

@@ -25,6 +25,7 @@ from equipoise import (
     testing,
     types,
 )
+from equipoise.core.rng import torch_generator
 from equipoise.experiment import catalog
 from equipoise.privacy import DifferentialPrivacy, GaussianMechanism, PrivateQuantile, SecureAggregation
 from equipoise.privacy.random_source import Seeded
@@ -46,6 +47,7 @@ from equipoise.testing import (
     check_server_optimizer,
     check_solver,
 )
+from equipoise.testing.small_run import draw_everyone, make_small_task, perturb_params
 
 
 def three_groups(client):
@@ -269,6 +271,35 @@ def test_engine(part, solver):
 @pytest.mark.parametrize("part", ENGINES, ids=repr)
 def test_engine_with_the_solvers_of_the_check(part):
     check_engine(part)
+
+
+@dataclass(frozen=True)
+class OneSendsNothingUsable:
+    """Malicious clients double their update; one of them sends NaN."""
+
+    share: float = 0.5
+    seed: int = 0
+
+    def corrupt(self, sent):
+        return torch.where(sent.updates.norm(dim=1, keepdim=True) < 0.09, math.nan, 2 * sent.updates)
+
+
+@pytest.mark.xfail(
+    strict=True, reason="simulator.assignments.sum_updates: `sent` corrupts again what it has corrupted in place"
+)
+def test_updates_are_corrupted_once_beside_one_that_is_left_out():
+    task, data = make_small_task(0)
+    data = attacks.apply(data, OneSendsNothingUsable())
+    params, cohort = perturb_params(task, torch_generator(0, "test")), draw_everyone(data, 0)
+    expected, work = (
+        engine.start(task, data).summed_update(
+            params, cohort, solvers.SGD(momentum=0.5), cohort.weights, aggregators.WeightedMean()
+        )
+        for engine in ENGINES[:2]
+    )
+    assert 0 < int(expected.arrived.sum()) < len(cohort)
+    assert (work.arrived == expected.arrived).all()
+    torch.testing.assert_close(work.update, expected.update)
 
 
 @pytest.mark.parametrize("engine", ["loop", "simulator"])

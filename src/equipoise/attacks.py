@@ -18,7 +18,7 @@ from torch import Tensor
 from equipoise.core import rng
 from equipoise.core.abilities import attack_traits, is_part
 from equipoise.data.clients import ClientSet, FederatedData
-from equipoise.errors import InvalidData, InvalidParameter, is_number, is_whole, require
+from equipoise.errors import InvalidData, InvalidParameter, is_integer, is_number, require
 from equipoise.types import Attack
 
 
@@ -105,7 +105,7 @@ def poison_labels(clients: ClientSet, chosen: tuple[str, ...], classes: int, see
 
 def _check(attack: Attack) -> None:
     require(is_number(attack.share) and 0 <= attack.share <= 1, "share", "must lie in [0, 1]", attack.share)
-    good = is_whole(attack.seed) and 0 <= attack.seed < 2**63
+    good = is_integer(attack.seed) and 0 <= attack.seed < 2**63
     require(good, "seed", "must be a whole number from 0 to 2^63 − 1", attack.seed)
 
 

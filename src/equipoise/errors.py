@@ -70,7 +70,7 @@ def is_number(value: object) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
-def is_whole(value: object) -> bool:
+def is_integer(value: object) -> bool:
     """Whether the value is an integer (NumPy's types too), and not a bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.rng import generator
-from equipoise.errors import is_number, is_whole, require
+from equipoise.errors import is_integer, is_number, require
 from equipoise.types import Cohort
 
 
@@ -28,7 +28,7 @@ def _constant_vector(count: int, value: float) -> Tensor:
 
 def _check_size(clients_per_round: int, n: int) -> None:
     require(
-        is_whole(clients_per_round) and 1 <= clients_per_round <= n,
+        is_integer(clients_per_round) and 1 <= clients_per_round <= n,
         "clients_per_round",
         f"must be a whole number between 1 and the number of training clients, {n}",
         clients_per_round,
@@ -82,7 +82,7 @@ class Proportional:
 
     def __call__(self, round_index: int, alpha: Tensor, *, clients_per_round: int, seed: int) -> Cohort:
         """The distinct clients among `clients_per_round` draws, weighted by how often each was drawn."""
-        good = is_whole(clients_per_round) and clients_per_round >= 1
+        good = is_integer(clients_per_round) and clients_per_round >= 1
         require(good, "clients_per_round", "must be a whole number of at least 1", clients_per_round)
         p = alpha.double().numpy()
         drawn = generator(seed, "cohort", round_index).choice(len(p), size=clients_per_round, replace=True, p=p / p.sum())
@@ -151,10 +151,10 @@ class Availability:
     pure: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require(is_whole(self.day) and self.day >= 1, "day", "must be a whole number of rounds, at least 1", self.day)
+        require(is_integer(self.day) and self.day >= 1, "day", "must be a whole number of rounds, at least 1", self.day)
         _check_share(self.share)
         require(is_number(self.aligned) and 0 <= self.aligned <= 1, "aligned", "must lie in [0, 1]", self.aligned)
-        good = is_whole(self.schedule) and self.schedule >= 0
+        good = is_integer(self.schedule) and self.schedule >= 0
         require(good, "schedule", "must be a whole number of at least 0", self.schedule)
 
     def there(self, round_index: int, n: int) -> Tensor:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from equipoise.algorithm import Algorithm
 from equipoise.core.task import PerExample
-from equipoise.errors import Diverged, EquipoiseNotice, ObserverFailed, is_whole, require
+from equipoise.errors import Diverged, EquipoiseNotice, ObserverFailed, is_integer, require
 from equipoise.observers import History, Observers, Progress, Run, show_progress
 from equipoise.result import Result
 from equipoise.round import Outcome
@@ -77,7 +77,7 @@ class Watching:
     checkpoint: Checkpoints | str | Path | None = None
 
     def __post_init__(self) -> None:
-        good = self.evaluate_every is None or (is_whole(self.evaluate_every) and self.evaluate_every >= 1)
+        good = self.evaluate_every is None or (is_integer(self.evaluate_every) and self.evaluate_every >= 1)
         require(good, "evaluate_every", "must be at least 1 round", self.evaluate_every)
         good = isinstance(self.observers, Sequence)
         require(good, "observers", "must be a list of observers", self.observers.__class__.__name__)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from equipoise.aggregators.by_coordinate import coordinate_median, trimmed_mean
 from equipoise.aggregators.weighted_mean import weighted_mean
-from equipoise.errors import InvalidParameter, is_number, is_whole, require
+from equipoise.errors import InvalidParameter, is_integer, is_number, require
 
 _BLOCK = 2**19  # numbers looked at together
 
@@ -127,7 +127,7 @@ def min_norm_weights(updates: Tensor, centre: Tensor, epsilon: float) -> Tensor:
 
 
 def _check_malicious(malicious: int) -> None:
-    require(is_whole(malicious) and malicious >= 0, "malicious", "must be a whole number of clients ≥ 0", malicious)
+    require(is_integer(malicious) and malicious >= 0, "malicious", "must be a whole number of clients ≥ 0", malicious)
 
 
 def _require_clients(part: object, clients: int, needed: int, rule: str) -> None:
@@ -191,7 +191,7 @@ class GeometricMedian:
     linear: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        good = is_whole(self.iterations) and self.iterations >= 1
+        good = is_integer(self.iterations) and self.iterations >= 1
         require(good, "iterations", "must be a whole number of at least 1", self.iterations)
         good = is_number(self.smoothing) and 0 < self.smoothing < 1
         require(good, "smoothing", "must lie in (0, 1): a share of the median distance", self.smoothing)

@@ -13,7 +13,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from equipoise.core.params import ParameterLayout
-from equipoise.errors import EquipoiseError, IncompatibleParts, InvalidParameter, is_whole, require
+from equipoise.errors import EquipoiseError, IncompatibleParts, InvalidParameter, is_integer, require
 
 if TYPE_CHECKING:
     from equipoise.data.clients import FederatedData
@@ -210,7 +210,7 @@ class Task:
 
     def _refuse_too_few_classes(self, data: FederatedData, outputs: Tensor) -> None:
         known, name = getattr(self.module, "classes", None), type(self.module).__name__
-        if not is_whole(known):
+        if not is_integer(known):
             known = outputs.shape[1] if self.scorer.is_cross_entropy and outputs.dim() > 1 else data.classes
         if known is not None and data.classes > known:
             rule = (

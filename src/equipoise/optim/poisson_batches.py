@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.rng import generator
-from equipoise.errors import is_number, is_whole, require
+from equipoise.errors import is_integer, is_number, require
 from equipoise.optim.gradients import check_examples
 
 Examples = tuple[Tensor, Tensor]
@@ -22,7 +22,7 @@ def check_rate(sample_rate: float) -> None:
 
 def fresh_seed(seed: int | None) -> int:
     """The seed given, or one from the operating system."""
-    require(seed is None or is_whole(seed), "seed", "must be a whole number, or None for one that nobody knows", seed)
+    require(seed is None or is_integer(seed), "seed", "must be a whole number, or None for one that nobody knows", seed)
     return secrets.randbits(62) if seed is None else int(seed)
 
 
@@ -50,8 +50,8 @@ def poisson_batches(
     check_examples(x, y)
     check_rate(sample_rate)
     require(len(x) > 0, "x", "must hold at least one example", len(x))
-    require(is_whole(steps) and steps >= 0, "steps", "must be a whole number ≥ 0", steps)
-    require(is_whole(start) and start >= 0, "start", "must be a whole number ≥ 0", start)
+    require(is_integer(steps) and steps >= 0, "steps", "must be a whole number ≥ 0", steps)
+    require(is_integer(start) and start >= 0, "start", "must be a whole number ≥ 0", start)
     chosen = fresh_seed(seed)
 
     def draw() -> Iterator[Examples]:
@@ -70,7 +70,7 @@ def set_aside(x: Tensor, y: Tensor, *, examples: int, seed: int) -> tuple[Exampl
     """
     check_examples(x, y)
     rule = f"must be a whole number between 1 and {len(x) - 1}"
-    require(is_whole(examples) and 1 <= examples < len(x), "examples", rule, examples)
+    require(is_integer(examples) and 1 <= examples < len(x), "examples", rule, examples)
     order = torch.from_numpy(generator(fresh_seed(seed), "public examples").permutation(len(x)))
     public, private = order[:examples].sort().values, order[examples:].sort().values
     return (x[public.to(x.device)], y[public.to(y.device)]), (x[private.to(x.device)], y[private.to(y.device)])

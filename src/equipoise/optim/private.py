@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from equipoise.core.rng import stream_key
 from equipoise.core.task import PerExample
-from equipoise.errors import InvalidParameter, is_number, is_whole, require
+from equipoise.errors import InvalidParameter, is_integer, is_number, require
 from equipoise.optim.gradients import ExampleGradients, Query, check_examples
 from equipoise.optim.poisson_batches import Examples, check_rate, fresh_seed, poisson_batches
 
@@ -216,4 +216,4 @@ def check_clip(name: str, clip: float, noise_multiplier: float) -> None:
 
 def check_count(name: str, value: int) -> None:
     """Refuse all but integers of at least 1."""
-    require(is_whole(value) and value >= 1, name, "must be a whole number ≥ 1", value)
+    require(is_integer(value) and value >= 1, name, "must be a whole number ≥ 1", value)

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, Unpack
 import torch
 from torch import Tensor, nn
 
-from equipoise.errors import IncompatibleParts, InvalidParameter, is_number, is_whole, require
+from equipoise.errors import IncompatibleParts, InvalidParameter, is_integer, is_number, require
 from equipoise.optim.gradients import ExampleGradients, Query, check_examples
 from equipoise.optim.poisson_batches import Examples
 from equipoise.optim.private import PrivacyOptions, PrivateOptimizer, Rate, check_lr, rate_at
@@ -30,7 +30,7 @@ class PublicGradient:
         self.x, self.y = public
         check_examples(self.x, self.y, "y of public")
         require(len(self.x) > 0, "public", "must hold at least one example", len(self.x))
-        good = batch_size is None or (is_whole(batch_size) and 1 <= batch_size <= len(self.x))
+        good = batch_size is None or (is_integer(batch_size) and 1 <= batch_size <= len(self.x))
         require(good, "public_batch_size", f"must be None or a whole number between 1 and {len(self.x)}", batch_size)
         self._examples, self._batch_size, self._generator = examples, batch_size, generator
 
@@ -209,5 +209,5 @@ def cosine_share(steps: int) -> Callable[[int], float]:
     >>> [round(cosine_share(3)(t), 3) for t in range(5)]
     [1.0, 0.866, 0.5, 0.0, 0.0]
     """
-    require(is_whole(steps) and steps >= 1, "steps", "must be a whole number ≥ 1", steps)
+    require(is_integer(steps) and steps >= 1, "steps", "must be a whole number ≥ 1", steps)
     return lambda t: max(0.0, math.cos(math.pi / 2 * min(t / steps, 1.0)))

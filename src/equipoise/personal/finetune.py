@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from equipoise.core.abilities import solver_traits
-from equipoise.errors import is_whole, require
+from equipoise.errors import is_integer, require
 from equipoise.personal.context import PersonalContext
 from equipoise.personal.ditto import check_own_solver, own_solver, refuse_unfit_solver
 from equipoise.types import Cohort, LocalSolver
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def check_epochs(epochs: int) -> None:
     """Raise InvalidParameter unless `epochs` is an integer ≥ 1."""
-    require(is_whole(epochs) and epochs >= 1, "epochs", "must be a whole number of at least 1", epochs)
+    require(is_integer(epochs) and epochs >= 1, "epochs", "must be a whole number of at least 1", epochs)
 
 
 def for_epochs(solver: LocalSolver, epochs: int) -> LocalSolver:

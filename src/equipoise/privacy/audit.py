@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.core.rng import generator, stream_key
-from equipoise.errors import InvalidData, is_number, is_whole, require
+from equipoise.errors import InvalidData, is_integer, is_number, require
 from equipoise.privacy.accounting import gaussian_epsilon
 
 Array = NDArray[np.float64]
@@ -122,7 +122,7 @@ def audit(
     a mechanism that runs once. More runs give a tighter bound: ε much above log(runs / 10) cannot be seen at small δ.
     """
     require(is_number(delta) and 0 <= delta < 1, "delta", "must lie in [0, 1)", delta)
-    require(is_whole(runs) and runs >= 100, "runs", "must be a whole number of at least 100", runs)
+    require(is_integer(runs) and runs >= 100, "runs", "must be a whole number of at least 100", runs)
     require(is_number(confidence) and 0 < confidence < 1, "confidence", "must lie strictly between 0 and 1", confidence)
     require(assume in ("nothing", "gaussian"), "assume", "must be 'nothing' or 'gaussian'", assume)
     error, half = (1 - confidence) / 2, runs // 2
@@ -186,7 +186,7 @@ def gaussian_sum_scores(
     for name, value in (("noise_multiplier", noise_multiplier), ("clip", clip)):
         require(is_number(value) and 0 < value < math.inf, name, "must be a positive finite number", value)
     for name, count in (("dimension", dimension), ("rounds", rounds)):
-        require(is_whole(count) and count >= 1, name, "must be a whole number of at least 1", count)
+        require(is_integer(count) and count >= 1, name, "must be a whole number of at least 1", count)
     require(is_number(sampling_rate) and 0 < sampling_rate <= 1, "sampling_rate", "must lie in (0, 1]", sampling_rate)
     update = np.full(dimension, (10 * clip if canary_norm is None else canary_norm) / math.sqrt(dimension))
     direction = np.full(dimension, 1 / math.sqrt(dimension))

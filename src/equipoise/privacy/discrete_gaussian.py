@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equipoise.errors import is_number, is_whole, require
+from equipoise.errors import is_integer, is_number, require
 from equipoise.privacy.random_source import RandomSource
 
 Ints = NDArray[np.int64]
@@ -231,7 +231,7 @@ def sample_discrete_gaussian(sigma2: int | float | Fraction, size: int | Sequenc
     """
     variance = as_variance(sigma2)
     shape: tuple[int, ...] = tuple(size) if isinstance(size, Sequence) and not isinstance(size, str) else (size,)
-    good = all(is_whole(length) and length >= 0 for length in shape)
+    good = all(is_integer(length) and length >= 0 for length in shape)
     require(good, "size", "must be a whole number ≥ 0, or several", size)
     count = math.prod(shape)
     drawn = np.zeros(count, dtype=np.int64)

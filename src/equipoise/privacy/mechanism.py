@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from equipoise.core.abilities import is_part
-from equipoise.errors import IncompatibleParts, is_number, is_whole, require
+from equipoise.errors import IncompatibleParts, is_integer, is_number, require
 from equipoise.privacy.compatibility import refuse_unprotected, refuse_visible
 from equipoise.privacy.noise_plan import NoisePlan
 from equipoise.privacy.private_sums import PrivateSums
@@ -109,7 +109,7 @@ class DifferentialPrivacy:
         require(self.source in ("seeded", "system"), "source", 'must be "seeded" or "system"', self.source)
         require(self.method in (None, "pld", "rdp"), "method", 'must be "pld", "rdp" or None', self.method)
         few = self.fewest
-        require(few is None or (is_whole(few) and few >= 1), "fewest", "must be a whole number of clients ≥ 1, or None", few)
+        require(few is None or (is_integer(few) and few >= 1), "fewest", "must be a whole number of clients ≥ 1, or None", few)
         if self.noise == "distributed" and (self.clip_rule is not None or self.clip == math.inf):
             raise IncompatibleParts(
                 f"Distributed noise lies on a grid made for one clip bound, but this is {self.clip_rule or self.clip!r}.",

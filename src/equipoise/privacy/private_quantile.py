@@ -18,7 +18,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter, is_number, is_whole, require
+from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter, is_integer, is_number, require
 from equipoise.privacy.discrete_gaussian import concentrated_epsilon, sample_discrete_gaussian
 from equipoise.privacy.random_source import RandomSource
 from equipoise.privacy.secure_sum import LARGEST_MODULUS, SimulatedSecureSum, check_modulus, power_of_two_above
@@ -182,7 +182,7 @@ def safe_modulus(scale: int, sigma: float, bins: int, most: int, *, failure: flo
 
 def check_contributors(name: str, value: object) -> None:
     """Raise InvalidParameter unless the value is an integer ≥ 1, a number of clients."""
-    require(is_whole(value) and value >= 1, name, "must be a whole number of clients ≥ 1", value)  # type: ignore[operator]
+    require(is_integer(value) and value >= 1, name, "must be a whole number of clients ≥ 1", value)  # type: ignore[operator]
 
 
 @dataclass(frozen=True)
@@ -214,11 +214,11 @@ class PrivateQuantile:
     def __post_init__(self) -> None:
         good = is_number(self.bound) and 0 < self.bound < math.inf
         require(good, "bound", "must be a positive number", self.bound, "Losses above it count as equal: a high typical loss.")
-        good = is_whole(self.bins) and 2 <= self.bins <= LARGEST_BINS and self.bins & (self.bins - 1) == 0
+        good = is_integer(self.bins) and 2 <= self.bins <= LARGEST_BINS and self.bins & (self.bins - 1) == 0
         require(good, "bins", "must be a power of two from 2 to 65536", self.bins, "32 is a good start for 100 clients.")
         good = self.sigma is None or (is_number(self.sigma) and 0 <= self.sigma <= 2.0**30)
         require(good, "sigma", "must be a number from 0 to 2^30, or None", self.sigma, "0 is no noise and no privacy.")
-        good = self.scale is None or (is_whole(self.scale) and 1 <= self.scale <= 1 << 40)
+        good = self.scale is None or (is_integer(self.scale) and 1 <= self.scale <= 1 << 40)
         require(good, "scale", "must be a whole number ≥ 1, or None", self.scale, "sigma / scale is the noise of one client.")
         if self.modulus is not None:
             check_modulus(self.modulus)
@@ -285,7 +285,7 @@ class PrivateQuantile:
         require(good, "multiplier", "must be a positive number", multiplier, "It is noise over sensitivity, as of a Gaussian.")
         check_contributors("contributors", contributors)
         most = contributors if most is None else most
-        good = is_whole(most) and most >= contributors
+        good = is_integer(most) and most >= contributors
         require(good, "most", f"must be a whole number of at least contributors={contributors}", most)
         require(is_number(failure) and 0 < failure < 1, "failure", "must lie in (0, 1)", failure)
         noise_per_unit = multiplier * histogram_sensitivity(1, self.bins, adjacency)  # √m'·σ/c

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.core import rng
-from equipoise.errors import is_whole, require
+from equipoise.errors import is_integer, require
 
 
 class RandomSource(Protocol):
@@ -36,9 +36,9 @@ class Seeded:
     """
 
     def __init__(self, seed: int, purpose: str, round_index: int = 0) -> None:
-        require(is_whole(seed), "seed", "must be a whole number", seed)
+        require(is_integer(seed), "seed", "must be a whole number", seed)
         require(isinstance(purpose, str), "purpose", "must be a string", purpose, 'E.g. "quantile": what the noise is for.')
-        good = is_whole(round_index) and round_index >= 0
+        good = is_integer(round_index) and round_index >= 0
         require(good, "round_index", "must be a whole number ≥ 0", round_index)
         self._described = (int(seed), purpose, int(round_index))
         # The prefix keeps noise apart from whatever else is drawn for a purpose of the same name.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from equipoise.errors import IncompatibleParts, is_number, is_whole, require
+from equipoise.errors import IncompatibleParts, is_integer, is_number, require
 
 
 def check_positive(value: float, name: str, *, zero: bool = False) -> None:
@@ -20,7 +20,7 @@ def check_positive(value: float, name: str, *, zero: bool = False) -> None:
 def check_count(value: int, name: str, *, least: int = 1, most: float = math.inf) -> None:
     """Raise InvalidParameter unless the value is an integer from `least` to `most`."""
     rule = f"of at least {least}" if most == math.inf else f"between {least} and {most}"
-    require(is_whole(value) and least <= value <= most, name, f"must be a whole number {rule}", value)
+    require(is_integer(value) and least <= value <= most, name, f"must be a whole number {rule}", value)
 
 
 def check_delta(delta: float) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.errors import InvalidParameter, is_number, is_whole, require
+from equipoise.errors import InvalidParameter, is_integer, is_number, require
 from equipoise.privacy.random_source import RandomSource
 
 LARGEST_MODULUS = 1 << 62
@@ -53,7 +53,7 @@ def centred(total: Tensor, modulus: int) -> Tensor:
 
 def check_modulus(modulus: object) -> None:
     """Raise InvalidParameter unless the modulus is an integer in 2 … 2^62."""
-    good = is_whole(modulus) and 2 <= modulus <= LARGEST_MODULUS  # type: ignore[operator]
+    good = is_integer(modulus) and 2 <= modulus <= LARGEST_MODULUS  # type: ignore[operator]
     require(
         good, "modulus", "must be a whole number from 2 to 2^62", modulus, "required_modulus(...) says how large it must be."
     )
@@ -113,7 +113,7 @@ def rounded_norm_bound(clip: float, step: float, dimension: int, *, failure: flo
     200.0
     """
     check_grid(clip, step)
-    require(is_whole(dimension) and dimension >= 1, "dimension", "must be a whole number ≥ 1", dimension)
+    require(is_integer(dimension) and dimension >= 1, "dimension", "must be a whole number ≥ 1", dimension)
     good = failure is None or (is_number(failure) and 0 < failure < 1)
     require(good, "failure", "must lie in (0, 1), or be None for the worst case", failure)
     norm, root = clip / step, math.sqrt(dimension)
@@ -135,7 +135,7 @@ def required_modulus(
     """
     check_grid(clip, step)
     for name, value in (("contributors", contributors), ("dimension", dimension)):
-        require(is_whole(value) and value >= 1, name, "must be a whole number ≥ 1", value)
+        require(is_integer(value) and value >= 1, name, "must be a whole number ≥ 1", value)
     require(is_number(sigma) and 0 <= sigma < math.inf, "sigma", "must be a number ≥ 0", sigma)
     require(is_number(failure) and 0 < failure < 1, "failure", "must lie in (0, 1)", failure)
     noise = math.sqrt(2 * contributors * sigma**2 * math.log(2 * dimension / failure))

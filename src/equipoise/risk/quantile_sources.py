@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.numbers import Numbers, numbers
-from equipoise.errors import is_number, is_whole, require
+from equipoise.errors import is_integer, is_number, require
 
 _RESCUES = 60
 _EPSILON = float(np.finfo(np.float64).eps)
@@ -124,7 +124,7 @@ class SecureSums:
     tolerance: float = 1e-4
 
     def __post_init__(self) -> None:
-        good = is_whole(self.iterations) and self.iterations >= 1
+        good = is_integer(self.iterations) and self.iterations >= 1
         require(good, "iterations", "must be a whole number ≥ 1", self.iterations, "200 is enough for most cohorts.")
         good = is_number(self.tolerance) and 0 < self.tolerance < 1
         require(good, "tolerance", "must lie in (0, 1)", self.tolerance, "It is a share of the spread of the losses: try 1e-4.")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from equipoise.core.abilities import is_part, read
 from equipoise.core.numbers import numbers
-from equipoise.errors import IncompatibleParts, is_number, is_whole, require
+from equipoise.errors import IncompatibleParts, is_integer, is_number, require
 from equipoise.risk.quantile_sources import ROUNDING, Exact, tail_quantile_index
 from equipoise.risk.quantile_sources import tail_quantile as tail_quantile  # public here too
 from equipoise.risk.tilted import tilted
@@ -220,9 +220,9 @@ class Superquantile:
             )
         good = callable(self.quantile) and is_part(self.quantile, "reads_losses")
         require(good, "quantile", "must be a source of quantiles", self.quantile, "E.g. Exact() or SecureSums() of privacy.")
-        good = is_whole(self.eta_every) and self.eta_every >= 1
+        good = is_integer(self.eta_every) and self.eta_every >= 1
         require(good, "eta_every", "must be a whole number of rounds ≥ 1", self.eta_every)
-        good = self.at_least is None or (is_whole(self.at_least) and self.at_least >= 1)
+        good = self.at_least is None or (is_integer(self.at_least) and self.at_least >= 1)
         require(good, "at_least", "must be a whole number of clients ≥ 1, or None", self.at_least)
         self._refuse_incompatible_options()
 

@@ -21,7 +21,7 @@ from equipoise.core.equality import same_but_for_training, same_part
 from equipoise.core.numbers import plain_values
 from equipoise.core.task import PerExample, Task
 from equipoise.data.clients import FederatedData
-from equipoise.errors import Diverged, EquipoiseError, EquipoiseNotice, ObserverFailed, is_whole, require
+from equipoise.errors import Diverged, EquipoiseError, EquipoiseNotice, ObserverFailed, is_integer, require
 from equipoise.report.text.phrases import listed
 from equipoise.result import Result
 from equipoise.round import grouped
@@ -221,8 +221,8 @@ def named_algorithms(algorithms: Algorithm | Mapping[str, Algorithm] | None) -> 
 def chosen_seeds(seeds: object) -> list[int]:
     """Different seeds as a list; a number n means 0 … n − 1."""
     plain = plain_values(seeds)
-    numbers = list(range(plain)) if is_whole(plain) else list(plain) if isinstance(plain, Iterable) else []
-    good = len(numbers) > 0 and all(is_whole(seed) for seed in numbers) and len(set(numbers)) == len(numbers)
+    numbers = list(range(plain)) if is_integer(plain) else list(plain) if isinstance(plain, Iterable) else []
+    good = len(numbers) > 0 and all(is_integer(seed) for seed in numbers) and len(set(numbers)) == len(numbers)
     require(good, "seeds", "must be one or more different whole numbers, or how many", seeds, "E.g. seeds=5 for 0 … 4.")
     return [int(seed) for seed in numbers]
 

@@ -16,7 +16,7 @@ from equipoise.core.abilities import engine_traits, is_part, read
 from equipoise.core.task import PerExample, Task
 from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop, Simulator
-from equipoise.errors import InvalidParameter, is_whole, require
+from equipoise.errors import InvalidParameter, is_integer, require
 from equipoise.observers import Evaluation, History
 from equipoise.personal.context import PersonalContext
 from equipoise.personal.personal_run import PersonalRun
@@ -144,8 +144,8 @@ def set_up(
     name: str = "run",
 ) -> Setting:
     """Check what a run is given, and start its engine; what cannot run is refused here."""
-    require(is_whole(rounds) and rounds >= 0, "rounds", "must be a whole number ≥ 0", rounds)
-    require(is_whole(seed) and 0 <= seed < 2**63, "seed", "must be a whole number from 0 to 2^63 − 1", seed)
+    require(is_integer(rounds) and rounds >= 0, "rounds", "must be a whole number ≥ 0", rounds)
+    require(is_integer(seed) and 0 <= seed < 2**63, "seed", "must be a whole number from 0 to 2^63 − 1", seed)
     rounds, seed = int(rounds), int(seed)
     if not isinstance(algorithm, Algorithm):
         raise InvalidParameter("algorithm", "must be an equipoise.Algorithm", algorithm, "Write Algorithm(risk=…).")

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from equipoise.errors import is_number, is_whole, require
+from equipoise.errors import is_integer, is_number, require
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class MAML:
         for name in ("lr", "inner_lr"):
             value = getattr(self, name)
             require(is_number(value) and 0 < value < math.inf, name, "must be a positive number", value)
-        good = is_whole(self.inner_steps) and self.inner_steps >= 1
+        good = is_integer(self.inner_steps) and self.inner_steps >= 1
         require(good, "inner_steps", "must be a whole number of at least 1", self.inner_steps)
         require(is_number(self.support) and 0 < self.support < 1, "support", "must lie in (0, 1)", self.support)
 

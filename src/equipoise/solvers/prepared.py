@@ -16,7 +16,7 @@ from torch import Tensor
 from equipoise.aggregators import WeightedMean
 from equipoise.core.abilities import solver_traits
 from equipoise.core.params import ParameterLayout
-from equipoise.errors import InvalidParameter, is_number, is_whole, require
+from equipoise.errors import InvalidParameter, is_integer, is_number, require
 from equipoise.solvers.sgd import SGD
 from equipoise.types import Cohort, Engine, LocalSolver
 
@@ -62,7 +62,7 @@ class AdaptiveProx:
     def __post_init__(self) -> None:
         with_prox(self.solver, 0.0)
         require(is_number(self.step) and 0 < self.step < math.inf, "step", "must be a positive number", self.step)
-        good = is_whole(self.patience) and self.patience >= 1
+        good = is_integer(self.patience) and self.patience >= 1
         require(good, "patience", "must be a whole number of at least 1", self.patience)
 
     def prepare(self, context: RoundContext, state: ProxState | None) -> tuple[LocalSolver, ProxState]:

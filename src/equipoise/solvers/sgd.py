@@ -12,7 +12,7 @@ from torch import Tensor
 
 from equipoise.core import rng
 from equipoise.core.numbers import Numbers
-from equipoise.errors import is_number, is_whole, require
+from equipoise.errors import is_integer, is_number, require
 from equipoise.types import Cohort, SgdRule
 
 
@@ -58,14 +58,17 @@ class SGD:
     def __post_init__(self) -> None:
         require(is_number(self.lr) and 0 < self.lr < math.inf, "lr", "must be a positive number", self.lr)
         require(
-            self.batch_size is None or (is_whole(self.batch_size) and self.batch_size >= 1),
+            self.batch_size is None or (is_integer(self.batch_size) and self.batch_size >= 1),
             "batch_size",
             "must be a whole number of at least 1, or None for the full batch",
             self.batch_size,
         )
-        require(is_whole(self.epochs) and self.epochs >= 0, "epochs", "must be a whole number ≥ 0", self.epochs)
+        require(is_integer(self.epochs) and self.epochs >= 0, "epochs", "must be a whole number ≥ 0", self.epochs)
         require(
-            self.steps is None or (is_whole(self.steps) and self.steps >= 0), "steps", "must be a whole number ≥ 0", self.steps
+            self.steps is None or (is_integer(self.steps) and self.steps >= 0),
+            "steps",
+            "must be a whole number ≥ 0",
+            self.steps,
         )
         require(
             self.steps is None or self.epochs == 1,
@@ -84,7 +87,7 @@ class SGD:
         require(is_number(self.prox) and 0 <= self.prox < math.inf, "prox", "must not be negative", self.prox)
         require(is_number(self.lr_decay) and 0 < self.lr_decay <= 1, "lr_decay", "must lie in (0, 1]", self.lr_decay)
         require(
-            is_whole(self.lr_decay_every) and self.lr_decay_every >= 1,
+            is_integer(self.lr_decay_every) and self.lr_decay_every >= 1,
             "lr_decay_every",
             "must be at least 1 round",
             self.lr_decay_every,

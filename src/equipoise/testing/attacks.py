@@ -17,7 +17,7 @@ from equipoise.core.rng import torch_generator
 from equipoise.core.task import Task
 from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop, Simulator
-from equipoise.errors import is_number, is_whole
+from equipoise.errors import is_integer, is_number
 from equipoise.runs.setup import EngineChoice
 from equipoise.solvers import SGD
 from equipoise.testing.laws import close, equal_values, hold, unchanged
@@ -44,7 +44,7 @@ def check_attack(
     if task is None or data is None:
         task, data = make_small_task(seed)
     hold(is_number(attack.share) and 0 <= attack.share <= 1, attack, "share lies in [0, 1]", attack.share)
-    hold(is_whole(attack.seed) and attack.seed >= 0, attack, "seed is an integer ≥ 0", attack.seed)
+    hold(is_integer(attack.seed) and attack.seed >= 0, attack, "seed is an integer ≥ 0", attack.seed)
     attacked = _check_data(attack, data)
     _check_seed(attack, data)
     _check_corruption(attack, seed)

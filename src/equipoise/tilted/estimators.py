@@ -22,7 +22,7 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from equipoise.errors import InvalidParameter, is_number, is_whole, require
+from equipoise.errors import InvalidParameter, is_integer, is_number, require
 from equipoise.risk.quantile_sources import tail_quantile
 from equipoise.tilted import links
 from equipoise.tilted.convex import Fit, Objective, Settings, fit_linear
@@ -80,7 +80,7 @@ def check_parameters(estimator: Any) -> None:
     require(good, "alpha", "must be a number ≥ 0, the strength of the L2 penalty", estimator.alpha)
     require(is_number(estimator.tol) and estimator.tol > 0, "tol", "must be a positive number", estimator.tol)
     require(
-        is_whole(estimator.max_iter) and estimator.max_iter >= 1, "max_iter", "must be a whole number ≥ 1", estimator.max_iter
+        is_integer(estimator.max_iter) and estimator.max_iter >= 1, "max_iter", "must be a whole number ≥ 1", estimator.max_iter
     )
 
 

@@ -15,7 +15,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from equipoise.errors import is_number, is_whole, require
+from equipoise.errors import is_integer, is_number, require
 from equipoise.tilted.convex import LOOSE, Objective
 from equipoise.tilted.estimators import Risk, as_tensor, objective_of
 from equipoise.tilted.hierarchy import Hierarchy
@@ -100,10 +100,10 @@ class FairPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         """Fit; `groups` has a label per row, or one column of labels per level, outermost first. `y` is ignored."""
         X = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
         rank, most = self.n_components, X.shape[1]
-        good = rank is None or (is_whole(rank) and 1 <= rank <= most)
+        good = rank is None or (is_integer(rank) and 1 <= rank <= most)
         require(good, "n_components", f"must be None or a whole number in 1 … {most}", rank)
         require(is_number(self.tol) and self.tol > 0, "tol", "must be a positive number", self.tol)
-        require(is_whole(self.max_iter) and self.max_iter >= 1, "max_iter", "must be a whole number ≥ 1", self.max_iter)
+        require(is_integer(self.max_iter) and self.max_iter >= 1, "max_iter", "must be a whole number ≥ 1", self.max_iter)
         objective, kept = objective_of(self, len(X), sample_weight, groups, X)
         rows = as_tensor(X if kept is None else X[kept])
         mean = objective.masses @ rows

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from equipoise.errors import is_number, is_whole, require
+from equipoise.errors import is_integer, is_number, require
 from equipoise.tilted.hierarchy import hierarchy, level_tilts
 from equipoise.tilted.losses import tilted_loss, tracked
 
@@ -97,7 +97,7 @@ def stochastic_descent(
     """
     _check(lr, steps, anneal, batch_size=batch_size, rho=rho)
     require(batches in (1, 2), "batches", "must be 1 or 2", batches)
-    require(is_whole(size) and size >= 1, "size", "must be the number of examples, at least 1", size)
+    require(is_integer(size) and size >= 1, "size", "must be the number of examples, at least 1", size)
     (tilt,) = level_tilts(tilt, (), 0)
     generator = torch.Generator().manual_seed(seed)
     theta, values = start.detach().clone(), []
@@ -205,8 +205,8 @@ def _check(lr: Rate, steps: int, anneal: float | None, *, batch_size: int = 1, r
     require(
         callable(lr) or (is_number(lr) and 0 < lr < math.inf), "lr", "must be a positive number or a function of the step", lr
     )
-    require(is_whole(steps) and steps >= 1, "steps", "must be a whole number of at least 1", steps)
+    require(is_integer(steps) and steps >= 1, "steps", "must be a whole number of at least 1", steps)
     good = anneal is None or (is_number(anneal) and 0 <= anneal <= 1)
     require(good, "anneal", "must be a share of the steps, in [0, 1], or None", anneal, "0 starts at the tilt itself.")
-    require(is_whole(batch_size) and batch_size >= 1, "batch_size", "must be a whole number of at least 1", batch_size)
+    require(is_integer(batch_size) and batch_size >= 1, "batch_size", "must be a whole number of at least 1", batch_size)
     require(is_number(rho) and 0 < rho <= 1, "rho", "must lie in (0, 1]", rho)

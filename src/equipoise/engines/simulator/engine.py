@@ -28,7 +28,7 @@ from equipoise.engines.loop import LoopEngine
 from equipoise.engines.simulator import paths as local_paths
 from equipoise.engines.simulator.assignments import Assignment, Summation, adapted_losses, each_update, sum_updates
 from equipoise.engines.simulator.batched_steps import stacked_gradients
-from equipoise.engines.simulator.calibration import SpeedMeasurement, CalibrationTask, Choice, calibrated
+from equipoise.engines.simulator.calibration import CalibrationTask, Choice, SpeedMeasurement, calibrated
 from equipoise.engines.simulator.client_queue import ClientQueue, chunks_of, padding_share
 from equipoise.engines.simulator.cpu.compiled_softmax import CompiledSoftmax, CompiledSoftmaxPath
 from equipoise.engines.simulator.cuda.client_capacity import ClientCapacity
@@ -41,7 +41,7 @@ from equipoise.engines.simulator.loop_path import LoopPath
 from equipoise.engines.simulator.precision import FULL, PRECISIONS, Precision
 from equipoise.engines.simulator.scoring import Scoring
 from equipoise.engines.simulator.workers import Workers, can_fork, one_thread
-from equipoise.errors import EquipoiseNotice, is_whole, require
+from equipoise.errors import EquipoiseNotice, is_integer, require
 from equipoise.solvers import SGD
 from equipoise.types import Aggregator, AggregatorTraits, Cohort, Job, LocalSolver, LocalWork, LookAheadEngine, Pull
 
@@ -79,7 +79,7 @@ class Simulator:
     def __post_init__(self) -> None:
         for name in ("chunk_size", "workers"):
             value = getattr(self, name)
-            good = value is None or (is_whole(value) and value >= 1)
+            good = value is None or (is_integer(value) and value >= 1)
             require(good, name, "must be a whole number of at least 1, or None", value)
         require(isinstance(self.compiled, bool), "compiled", "must be True or False", self.compiled)
         on_cpu = self.device is None or str(self.device).startswith("cpu")

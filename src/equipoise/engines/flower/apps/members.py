@@ -20,7 +20,7 @@ from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines.flower.apps.model_source import digest_frozen, digest_layout
 from equipoise.engines.flower.transport.messages import BadMessage, MessageContent, shorten
 from equipoise.engines.flower.transport.messenger import ClientRequest, Messenger
-from equipoise.errors import InvalidData, is_whole
+from equipoise.errors import InvalidData, is_integer
 
 SPLITS = ("train", "validation", "test")
 LONGEST_NAME = 200  # bytes
@@ -53,7 +53,7 @@ class Member:
         if content.value("frozen", str) != digest_frozen(task):
             raise BadMessage(f"{name} has another model: its buffers or frozen parameters differ, and these do not travel")
         splits = content.value("splits", dict)
-        good = bool(splits) and all(s in SPLITS and is_whole(n) and 0 < n < 2**40 for s, n in splits.items())
+        good = bool(splits) and all(s in SPLITS and is_integer(n) and 0 < n < 2**40 for s, n in splits.items())
         if not good:
             raise BadMessage(f"{name} says of its examples {shorten(splits)!r}")
         x, y = (_example(content.value(key, dict), name) for key in ("x", "y"))
@@ -74,7 +74,7 @@ class Member:
 
 def _example(kind: dict[str, Any], name: str) -> dict[str, Any]:
     shape, dtype = kind.get("shape"), kind.get("dtype")
-    good = isinstance(shape, list) and len(shape) <= 8 and all(is_whole(n) and 0 <= n < 2**24 for n in shape)
+    good = isinstance(shape, list) and len(shape) <= 8 and all(is_integer(n) and 0 <= n < 2**24 for n in shape)
     if not good or dtype not in _TYPES or torch.Size(shape).numel() > 2**28:  # type: ignore[arg-type]
         raise BadMessage(f"{name} has examples of shape {shorten(shape)!r} and type {shorten(dtype)!r}")
     return {"shape": shape, "dtype": dtype}

@@ -11,7 +11,7 @@ from equipoise.algorithm import Algorithm
 from equipoise.core.task import PerExample
 from equipoise.engines.flower.apps.flower_extra import require_flower
 from equipoise.engines.flower.apps.model_source import ModelSource
-from equipoise.errors import InvalidParameter, is_number, is_whole, require
+from equipoise.errors import InvalidParameter, is_integer, is_number, require
 from equipoise.result import Result
 from equipoise.types import Observer
 
@@ -113,10 +113,10 @@ class ServerPlan:
             raise InvalidParameter("algorithm", "must be an equipoise.Algorithm", self.algorithm, "Write Algorithm(risk=…).")
         for key, least in (("rounds", 0), ("seed", 0), ("minimum", 1), ("retries", 0)):
             value = getattr(self, key)
-            require(is_whole(value) and value >= least, key, f"must be a whole number ≥ {least}", value)
+            require(is_integer(value) and value >= least, key, f"must be a whole number ≥ {least}", value)
         for key in ("clients_per_round", "clients", "evaluate_every"):
             value = getattr(self, key)
-            require(value is None or (is_whole(value) and value >= 1), key, "must be a whole number ≥ 1, or None", value)
+            require(value is None or (is_integer(value) and value >= 1), key, "must be a whole number ≥ 1, or None", value)
         for key in ("timeout", "patience"):
             require(is_number(getattr(self, key)) and getattr(self, key) > 0, key, "must be seconds > 0", getattr(self, key))
         require(is_number(self.pause) and self.pause >= 0, "pause", "must be seconds ≥ 0", self.pause)
@@ -134,7 +134,7 @@ class ServerPlan:
             value = config.get(key.replace("_", "-"))
             if value is None or value == "":
                 continue
-            good = is_whole(value) if key in whole else is_number(value) if key in numbers else isinstance(value, str)
+            good = is_integer(value) if key in whole else is_number(value) if key in numbers else isinstance(value, str)
             kind = "a whole number" if key in whole else "a number" if key in numbers else "text"
             require(good, key.replace("_", "-"), f"of the run configuration must be {kind}", value)
             changed[key] = value

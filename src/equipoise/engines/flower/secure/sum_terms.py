@@ -10,7 +10,7 @@ from functools import cached_property
 
 from equipoise.engines.flower.secure import sum_messages as messages
 from equipoise.engines.flower.secure.sum_messages import MessageKind
-from equipoise.errors import InvalidParameter, is_whole, require
+from equipoise.errors import InvalidParameter, is_integer, require
 from equipoise.privacy.secure_sum import check_modulus
 
 MOST_CLIENTS = 10_000
@@ -47,27 +47,27 @@ class SumTerms:
     def __post_init__(self) -> None:
         for name, text in (("run", self.run), ("purpose", self.purpose)):
             require(_is_name(text), name, f"must be a string of 1 to {_LONGEST_NAME} bytes", text)
-        require(is_whole(self.round) and 0 <= self.round < 1 << 62, "round", "must be a whole number ≥ 0", self.round)
+        require(is_integer(self.round) and 0 <= self.round < 1 << 62, "round", "must be a whole number ≥ 0", self.round)
         good = isinstance(self.clients, tuple) and 2 <= len(self.clients) <= MOST_CLIENTS
         require(good, "clients", f"must be a tuple of 2 to {MOST_CLIENTS} names", self.clients)
         good = all(map(_is_name, self.clients)) and list(self.clients) == sorted(set(self.clients))
         rule = f"must be different names of 1 to {_LONGEST_NAME} bytes, in rising order"
         require(good, "clients", rule, self.clients, "SumTerms.fresh(...) sorts them.")
-        good = is_whole(self.length) and 1 <= self.length <= LONGEST_VECTOR
+        good = is_integer(self.length) and 1 <= self.length <= LONGEST_VECTOR
         require(good, "length", f"must be a whole number from 1 to {LONGEST_VECTOR}", self.length)
         check_modulus(self.modulus)
         near = self.neighbours
-        good = near is None or (is_whole(near) and near >= 2 and near % 2 == 0 and near <= MOST_CLIENTS)
+        good = near is None or (is_integer(near) and near >= 2 and near % 2 == 0 and near <= MOST_CLIENTS)
         require(good, "neighbours", "must be an even number ≥ 2, or None for all", near)
         good = near is not None or len(self.clients) <= MOST_LINKED
         require(good, "neighbours", f"must be given for more than {MOST_LINKED} clients", near, "Work grows with its square.")
         holders, most = _holders(len(self.clients), near), len(self.clients)
-        good = is_whole(self.threshold) and max(2, holders // 2 + 1) <= self.threshold <= holders
+        good = is_integer(self.threshold) and max(2, holders // 2 + 1) <= self.threshold <= holders
         rule = (
             f"must lie between {max(2, holders // 2 + 1)} and {holders}: more than half of the holders of a secret, at most all"
         )
         require(good, "threshold", rule, self.threshold)
-        good = is_whole(self.fewest) and self.threshold <= self.fewest <= most
+        good = is_integer(self.fewest) and self.threshold <= self.fewest <= most
         require(good, "fewest", f"must lie between the threshold ({self.threshold}) and {most}", self.fewest)
         good = isinstance(self.nonce, bytes) and len(self.nonce) == _NONCE_BYTES
         require(good, "nonce", f"must be {_NONCE_BYTES} random bytes", self.nonce)
@@ -89,9 +89,9 @@ class SumTerms:
         """New terms. Without `threshold` two thirds of a secret's holders, without `fewest` two thirds of the clients."""
         names = tuple(sorted(clients))
         if threshold is None:
-            threshold = max(2, -(-2 * _holders(len(names), neighbours if is_whole(neighbours) else None) // 3))
+            threshold = max(2, -(-2 * _holders(len(names), neighbours if is_integer(neighbours) else None) // 3))
         if fewest is None:
-            fewest = max(threshold, -(-2 * len(names) // 3)) if is_whole(threshold) else threshold
+            fewest = max(threshold, -(-2 * len(names) // 3)) if is_integer(threshold) else threshold
         nonce = os.urandom(_NONCE_BYTES)
         return cls(run, round_index, purpose, names, length, modulus, threshold, fewest, neighbours, nonce)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from equipoise.errors import ConfigError, EquipoiseError, InvalidParameter, is_whole
+from equipoise.errors import ConfigError, EquipoiseError, InvalidParameter, is_integer
 from equipoise.experiment import catalog
 from equipoise.experiment.config import PartConfig, check_part, config_of
 
@@ -148,7 +148,7 @@ def list_part_tensors(packed_part: Any) -> dict[str, tuple[str, tuple[int, ...]]
         return {}
     if "tensor" in packed_part:
         shape = packed_part.get("shape")
-        if not isinstance(shape, list) or not all(is_whole(n) and n >= 0 for n in shape):
+        if not isinstance(shape, list) or not all(is_integer(n) and n >= 0 for n in shape):
             raise InvalidParameter("part", "must give its tensors a shape", shape)
         return {str(packed_part["tensor"]): (str(packed_part.get("dtype")), tuple(shape))}
     return {name: what for inner in packed_part.values() for name, what in list_part_tensors(inner).items()}
