@@ -309,6 +309,7 @@ def test_notices_point_at_the_line_of_the_call(train, words, ragged):
     x = ragged.train.x.clone()
     x[ragged.train.offsets[2]] *= 1e30  # an update of the third client that cannot be used
     data = FederatedData(dataclasses.replace(ragged.train, x=x))
-    with pytest.warns(EquipoiseNotice, match=words) as said:
+    with pytest.warns(EquipoiseNotice) as said:
         train(softmax(), data, rounds=2, clients_per_round=8, progress=False)
+    assert any(words in str(notice.message) for notice in said)
     assert {notice.filename for notice in said} == {__file__}
