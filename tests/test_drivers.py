@@ -12,9 +12,10 @@ import equipoise as eq
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop
 from equipoise.engines.loop import LoopEngine
-from equipoise.errors import Diverged, EquipoiseNotice
+from equipoise.errors import Diverged, EquipoiseNotice, ObserverFailed
+from equipoise.runs.checkpoint import Checkpoints, read_checkpoint
 from equipoise.runs.drivers import RoundsAhead, can_begin_early, choose_driver
-from equipoise.types import Cohort, LocalWork
+from equipoise.types import Cohort, LocalWork, Observer
 from made_clients import make_clients
 from rounds import start_run
 
@@ -255,6 +256,30 @@ def test_a_run_that_diverges_leaves_the_others_as_they_are():
     wanted = [trained("loop", algorithm, seed=seed) for seed in (0, 2)]
     assert [torch.equal(a.params, b.params) for a, b in zip(finished, wanted, strict=True)] == [True, True]
     assert start.engine.most_open == 2
+
+
+@pytest.mark.parametrize("stop", [1, 4, 6])
+def test_runs_that_stop_with_a_round_begun_go_on_as_if_they_had_not(stop, tmp_path):
+    class Stop(Observer):
+        def on_state(self, state):
+            if state.round == stop:
+                raise RuntimeError("power cut")
+
+    algorithms = {"FedAvg": eq.Algorithm(solver=WORK), "tail": eq.Algorithm(solver=WORK, risk=eq.risk.Superquantile(0.5))}
+
+    def many(engine, **options):
+        given = {"seeds": [1, 5], "rounds": 7, "clients_per_round": 3, "engine": engine} | options
+        results = eq.train_many(eq.models.Softmax(4, 3), data_of(), algorithms, **given).results
+        return [run for runs in results.values() for run in runs]
+
+    early, saving = Early(), Checkpoints(tmp_path / "state", every=1)
+    with pytest.raises(ObserverFailed):
+        many(early, observers=[Stop()], checkpoint=saving)
+    assert early.engine.most_open == 2
+    assert [run.state.round for run in read_checkpoint(saving.path).runs] == [stop - 1] * 4
+    for found, wanted in zip(many(Early(), checkpoint=saving), many("loop"), strict=True):
+        assert torch.equal(found.params, wanted.params)
+        assert without_time(found.history) == without_time(wanted.history)
 
 
 @pytest.mark.parametrize("kind", ["one run", "many"])

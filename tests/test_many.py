@@ -419,6 +419,15 @@ def test_an_engine_over_a_network_is_asked_for_one_run_after_another(data, calls
         assert_same_run(run, eq.train(softmax, data, seed=run.seed, engine="loop", **OPTIONS), 0.0, 0.0)
 
 
+def test_a_family_over_a_network_is_asked_for_one_member_after_another(data, calls):
+    tails = {"tails": [1.0, 0.5], "seed": 3, **OPTIONS}
+    family = eq.train_family(softmax(), data, ALGORITHMS["FedAvg"], engine=Network(), **tails)
+    assert not calls
+    for run in family.results.values():
+        alone = eq.train(softmax(), data, run.algorithm, seed=3, name=run.name, engine="loop", **OPTIONS)
+        assert_same_run(run, alone, 0.0, 0.0)
+
+
 def test_a_model_that_cannot_be_vectorised_falls_back_to_the_loop_with_one_notice(data):
     def dropping(seed):
         return nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3)).double()

@@ -26,7 +26,7 @@ def choose_driver(settings: Sequence[Setting]) -> Driver:
     rounds = Rounds(settings, grouped(range(len(settings)), lambda i, j: draw_alike(settings[i], settings[j])))
     traits = settings[0].engine_traits
     if traits.network is not None:
-        return partial(attempt_round, traits.network, rounds)
+        return partial(attempt_rounds, traits.network, rounds)
     rates = {setting.algorithm.traits.server.linear_rate for setting in settings}
     if traits.look_ahead is not None and len(rates) == 1 and all(map(can_begin_early, settings)):
         return RoundsAhead(rounds, traits.look_ahead, float(rates.pop() or 0))
@@ -39,9 +39,14 @@ def draw_alike(first: Setting, second: Setting) -> bool:
     return same and same_part(first.sampler, second.sampler) and torch.equal(first.alpha, second.alpha)
 
 
-def attempt_round(network: Network, rounds: Rounds, states: Sequence[ServerState]) -> list[Outcome]:
+def attempt_rounds(network: Network, rounds: Rounds, states: Sequence[ServerState]) -> list[Outcome]:
+    """One round of each run over a network, one run at a time."""
+    with rounds.settings[0].engine_traits.round_context():
+        return [attempt_round(network, *run) for run in zip(rounds.settings, states, strict=True)]
+
+
+def attempt_round(network: Network, setting: Setting, state: ServerState) -> Outcome:
     """One round over a network, which may have to try several times, each with another cohort."""
-    (setting,), (state,) = rounds.settings, states
 
     def run(cohort: Cohort) -> tuple[ServerState, RoundReport]:
         (outcome,) = run_round([setting], [state], [cohort], setting.engine)
@@ -49,11 +54,10 @@ def attempt_round(network: Network, rounds: Rounds, states: Sequence[ServerState
             raise outcome
         return outcome
 
-    with setting.engine_traits.round_context():
-        try:
-            return [network.attempt(run, partial(draw_cohort, setting, state.round))]
-        except Diverged as failure:
-            return [failure]
+    try:
+        return network.attempt(run, partial(draw_cohort, setting, state.round))
+    except Diverged as failure:
+        return failure
 
 
 def can_begin_early(setting: Setting) -> bool:
