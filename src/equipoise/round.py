@@ -189,7 +189,8 @@ def cohort_losses(runs: Sequence[RunInRound], engine: Engine) -> list[Tensor | N
         if len(runs[i].cohort) == 0:
             losses[i] = torch.zeros(0, dtype=torch.float64)
         elif len(shared) < 2 or i not in shared:
-            losses[i] = engine.losses(runs[i].state.params, runs[i].cohort, runs[i].solver)
+            solver = runs[i].solver if runs[i].solver_traits.adapts else None
+            losses[i] = engine.losses(runs[i].state.params, runs[i].cohort, solver)
     if len(shared) < 2:
         return losses
     cohorts = {i: runs[i].cohort.clients for i in shared}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -247,7 +248,7 @@ class Superquantile:
                 "Use quantile=Exact(), or drop at_least.",
             )
 
-    @property
+    @cached_property
     def filters(self) -> bool:
         """Whether clients are kept whole or not at all: the threshold rule, given or by `rule=None`."""
         if self.rule is None:
