@@ -43,11 +43,12 @@ class Compiled:
 
     chunk: int = 100
     threads: int = 2
+    able: bool = True  # to do the work of the model
 
     def start(self, task, data):
         engine = Simulator().start(task, data)
         engine.use(Choice(self.chunk, self.threads, path=NAME))
-        assert engine.compiled.obstacle is None, "it would test something else"
+        assert (engine.compiled.obstacle is None) == self.able, "it would test something else"
         return engine
 
 
@@ -239,18 +240,9 @@ def test_other_work_is_left_to_others(case):
     task = Task.of(model, **options)
     assert CompiledSoftmax(task, made).obstacle is not None
     if case not in ("unknown class", "half"):
-        engine = Simulator().start(task, FederatedData(made))
-        engine.use(Choice(2, 1, path=NAME))  # a checkpoint of another time may say so
-        check_engine(Settled(engine), task=task, data=FederatedData(made), tolerance=1e-4)
-        assert NAME not in paths_of(Settled(engine), task, FederatedData(made), SGD())
-
-
-@dataclass(frozen=True)
-class Settled:
-    engine: object
-
-    def start(self, task, data):
-        return self.engine
+        engine = Compiled(2, 1, able=False)  # a checkpoint of another time may say so
+        check_engine(engine, task=task, data=FederatedData(made), tolerance=1e-4)
+        assert NAME not in paths_of(engine, task, FederatedData(made), SGD())
 
 
 def test_momentum_and_other_solvers_are_left_to_others():
@@ -316,7 +308,7 @@ def test_without_a_working_compiler_the_work_is_done_by_torch(fresh, monkeypatch
     assert compiling.library("softmax") is None
     engine, found = one_round(Simulator())
     assert engine.choice.path is None
-    assert engine.paths_taken == ("linear blocks",)
+    assert NAME not in engine.paths_taken
     torch.testing.assert_close(found, one_round(Loop())[1])
 
 
@@ -367,7 +359,7 @@ def test_it_is_used_if_it_is_the_fastest_and_allowed(fresh, monkeypatch):
     assert one_round(Simulator(compiled=False))[0].choice.path is None
     unmeasured = one_round(Simulator(chunk_size=2, workers=1))[0]
     assert unmeasured.choice.path is None
-    assert unmeasured.paths_taken == ("linear blocks",)
+    assert NAME not in unmeasured.paths_taken
     fastest(monkeypatch, False)
     calibration._known.clear()
     (fresh / "equipoise" / "calibration.json").unlink()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from equipoise.aggregators import WeightedMean
 from equipoise.attacks import corrupted
-from equipoise.core.update_checks import checked_norms
+from equipoise.core.update_checks import usable
 from equipoise.engines.simulator.client_queue import ClientQueue, chunks_of, owner_rows, owner_stretches
 from equipoise.engines.simulator.local_rule import LocalRule
 from equipoise.engines.simulator.local_work import ChunkResult, ChunkWork, WeightedSums, Worker, squared_norms
@@ -103,8 +103,8 @@ def sum_updates(worker: Worker, asked: tuple[Assignment, Summation]) -> SummedUp
         updates = result.updates if plain else assignment.sent(worker, result)
         sq_norms = squared_norms(updates) if isinstance(updates, Tensor) else result.squared_norms(worker.space)
         weights, done.losses[part] = rule.weights[part], result.losses
-        norms = checked_norms(sq_norms, result.losses, rule.longest_of(result.chunk.owners))
-        done.sq_norms[part], good = norms, torch.isfinite(norms)
+        good = usable(sq_norms, result.losses, rule.longest_of(result.chunk.owners))
+        done.sq_norms[part] = torch.where(good, sq_norms, torch.inf)
         if not bool(good.all()):  # rare, so that the good ones are not copied in every round
             arrived = assignment.sent(worker, result)
             for owner, rows in owner_rows(result.chunk.owners):

@@ -6,8 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet, FederatedData
-from equipoise.engines.simulator.client_queue import ClientQueue, StartModels
+from equipoise.engines.simulator.client_queue import ClientQueue
 from equipoise.engines.simulator.local_rule import LocalRule
 from equipoise.engines.simulator.precision import FULL, Precision
 from equipoise.solvers.batches import BatchCursor, SplitCursor
@@ -114,7 +113,8 @@ class Worker:
         if int(chunk.steps[0]) == 0:
             nothing = torch.zeros(len(chunk), models.shape[1], dtype=models.dtype, device=models.device)
             return ChunkResult(chunk, nothing, torch.full((len(chunk),), float("nan"), dtype=torch.float64))
-        self.task.scorer.train()
+        if not self.task.scorer.training:
+            self.task.scorer.train()
         for path in self.candidates(work.rule, work.chosen):
             if path.supports(work) is None and (result := path.run(work)) is not None:
                 self.taken[path.name] += 1
@@ -122,30 +122,31 @@ class Worker:
         raise RuntimeError(f"No path supports the local work of {work.rule.solver!r}.")
 
 
-@dataclass(frozen=True, eq=False)
 class ChunkWork:
     """Local work of the clients of a chunk."""
 
-    worker: Worker
-    chunk: ClientQueue
-    rule: LocalRule
-    space: Workspace
-    weights: Tensor | None = None  # (k,): weighted sums of updates are enough, where that is faster
-    chosen: str | None = None  # the path that a measurement or a user has named
-    threads: int = 0  # of a path that has its own
-
-    @cached_property
-    def starts(self) -> StartModels:
-        """The models that the clients start from."""
-        return self.chunk.starts()
-
-    @cached_property
-    def cursor(self) -> BatchCursor | SplitCursor:
-        """The examples of each step."""
-        chunk, solver, traits = self.chunk, self.rule.solver, self.rule.traits
+    def __init__(
+        self,
+        worker: Worker,
+        chunk: ClientQueue,
+        rule: LocalRule,
+        space: Workspace,
+        weights: Tensor | None = None,
+        chosen: str | None = None,
+        threads: int = 0,
+    ) -> None:
+        self.worker, self.chunk, self.rule, self.space = worker, chunk, rule, space
+        self.weights = weights  # (k,): weighted sums of updates are enough, where that is faster
+        self.chosen = chosen  # the path that a measurement or a user has named
+        self.threads = threads  # of a path that has its own
+        self.starts = chunk.starts()
+        self.positions = chunk.clients.to(chunk.models.device)  # (k,) in the training set, on the engine's device
+        solver, traits = rule.solver, rule.traits
+        self.cursor: BatchCursor | SplitCursor  # the examples of each step
         if traits.split is None:
-            return BatchCursor(chunk.keys, chunk.sizes, solver.batch_size, chunk.steps, traits.repeats)
-        return SplitCursor(chunk.keys, chunk.sizes, traits.split, chunk.steps)
+            self.cursor = BatchCursor(chunk.keys, chunk.sizes, solver.batch_size, chunk.steps, traits.repeats)
+        else:
+            self.cursor = SplitCursor(chunk.keys, chunk.sizes, traits.split, chunk.steps)
 
     @property
     def batches(self) -> BatchCursor:
@@ -154,12 +155,7 @@ class ChunkWork:
             raise TypeError(f"{self.rule.solver!r} splits the examples of a client")
         return self.cursor
 
-    @cached_property
-    def positions(self) -> Tensor:
-        """The clients' positions in the training set, (k,), on the engine's device."""
-        return self.chunk.clients.to(self.chunk.models.device)
-
-    @cached_property
+    @property
     def first_rows(self) -> Tensor:
         """The row of each client's first example, (k, 1)."""
         return self.worker.clients.offsets[self.positions].unsqueeze(1)
@@ -181,7 +177,7 @@ class ChunkWork:
 
     def other(self, chunk: ClientQueue, rule: LocalRule) -> ChunkWork:
         """Work beside this one, in other memory and by whichever path."""
-        return replace(self, chunk=chunk, rule=rule, weights=None, chosen=None, threads=0, space=Workspace())
+        return ChunkWork(self.worker, chunk, rule, Workspace())
 
 
 class CompactUpdates(Protocol):
