@@ -291,3 +291,10 @@ def test_a_study_from_file_to_report(tmp_path):
 )
 def test_commands_that_cannot_be_are_refused(arguments, words):
     assert words in refused(*arguments)
+
+
+def test_run_explains_how_local_work_is_done(tmp_path):
+    shown = call("run", TAIL, *SMALL, "--explain").stdout
+    assert "linear blocks" in shown
+    assert "not taken: it needs a CUDA device" in shown
+    assert list(tmp_path.iterdir()) == []

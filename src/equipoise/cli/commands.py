@@ -137,9 +137,13 @@ def run(
         Path | None, typer.Option(metavar="DIR", help="Also write event files for TensorBoard here.")
     ] = None,
     mlflow: Annotated[str | None, typer.Option(metavar="URI", help="Also log to MLflow, e.g. sqlite:///mlflow.db.")] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Only say how local work is done, and why, after one round; leave nothing.")
+    ] = False,
 ) -> None:
     """Train what a TOML file describes; leave config, log, checkpoint, clients, model and report in a folder."""
     from equipoise.experiment import folder
+    from equipoise.experiment.build import build
     from equipoise.experiment.config import RunConfig
 
     if resume is not None:
@@ -149,6 +153,9 @@ def run(
         checked = RunConfig.read(run_folder.config)
     elif config is None:
         raise ConfigError("Name a configuration, e.g. equipoise run examples/tail.toml, or a folder: --resume DIR.")
+    elif explain:
+        Console().print(Text(build(RunConfig.read(config, settings or ())).explain()), soft_wrap=True)
+        return
     else:
         checked = RunConfig.read(config, settings or ())
         path = out or folder.free_folder(config, checked.train.seed)
@@ -160,8 +167,6 @@ def run(
 
         observers += [tracking.TensorBoard(tensorboard)] if tensorboard is not None else []
         observers += [tracking.MLflow(tracking_uri=mlflow)] if mlflow is not None else []
-
-    from equipoise.experiment.build import build
 
     experiment = build(checked)
     if resume is None:

@@ -61,6 +61,21 @@ class PreparedRun:
                 checkpoint=Checkpoints(checkpoint, every=options.checkpoint_every) if checkpoint is not None else None,
             )
 
+    def explain(self) -> str:
+        """How clients' local work is done and why not in another way, in words, after one round that is dropped."""
+        from equipoise.round import Rounds
+        from equipoise.runs.setup import set_up
+
+        options = self.config.train
+        with torch_threads(options.threads):
+            setting = set_up(
+                self.model, self.data, self.algorithm, rounds=options.rounds, clients_per_round=options.clients_per_round,
+                seed=options.seed, loss=None, error=None, engine=options.chosen_engine(),
+            )  # fmt: skip
+            Rounds([setting])([setting.begin()])  # what is fastest is measured before the first round
+            explain = setting.engine_traits.explain
+            return explain(self.algorithm) if explain is not None else "The loop engine trains one client after another."
+
 
 @contextmanager
 def torch_threads(count: int | None) -> Iterator[None]:
