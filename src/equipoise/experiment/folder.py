@@ -241,13 +241,13 @@ def read_record(path: str | Path) -> RunRecord:
     if end.get("event") != "end":
         raise ConfigError(f"The run in {path} has not ended. Go on with it: equipoise run --resume {shlex.quote(str(path))}")
     config = FederatedConfig.read(folder.config) if is_federated(folder.config) else RunConfig.read(folder.config)
-    history = History()
+    name, history = config.train.name or folder.path.resolve().name, History()
     try:
         for line in folder.rounds.read_text(encoding="utf-8").splitlines():
             event = json.loads(line)
             kind = event.pop("event")
             if kind == "round":
-                history.rounds.append(RoundReport(**_numbers(event)))
+                history.rounds.append(RoundReport(**{"run": name, **_numbers(event)}))
             elif kind == "evaluation":
                 history.points.append(EvaluationPoint(event["round"], {k: _numbers(v) for k, v in event["splits"].items()}))
         clients = ClientTable.from_parquet(folder.clients)
@@ -259,7 +259,7 @@ def read_record(path: str | Path) -> RunRecord:
     if [report.round for report in history.rounds] != list(range(rounds)):
         raise ConfigError(f"{folder.rounds} does not hold each of the {rounds} rounds once: the log is damaged.")
     return RunRecord(
-        name=config.train.name or folder.path.resolve().name,
+        name=name,
         algorithm=config.algorithm(),
         seed=config.train.seed,
         clients=clients,
