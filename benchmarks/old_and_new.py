@@ -5,7 +5,8 @@
 `--old` and `--new` are checkouts with folders src and benchmarks. For each workload every version has one living process. It
 trains by the public `train`, and an observer holds it between blocks of rounds until it is its turn: so set-up is not in the
 figures, only one version works at a time, and what else the machine does hits both alike. The order is old, new, new, old, and
-so on. The ratio is that of the medians, new over old; its interval holds 95 % of the ratios of resampled alternations.
+so on. The ratio is that of the medians, new over old; its interval holds 95 % of the ratios of resampled alternations. It does
+not hold what two processes of one version differ by, about 3 %: repeat what matters.
 
 A second line is about set-up and the first three rounds, in fresh processes of both versions by turns; the start of Python, its
 imports, the data and the device itself are not in it. The first of each is dropped: it may compile what later ones find.
@@ -40,6 +41,7 @@ FIRST_ROUNDS = 3
 WARM_SECONDS = 1.0  # rounds before the first block, for caches and clocks
 PAUSE = 0.02  # seconds between blocks, in which threads that wait for work go to sleep
 RESAMPLES = 4000
+MARGIN = 0.03  # by which two processes of one version have been seen to differ, beyond the interval of their blocks
 ENOUGH = 10  # pairs, for an interval: those of fewer are too narrow
 
 
@@ -259,7 +261,7 @@ def in_words(old: Sequence[float], new: Sequence[float]) -> str:
     if len(old) < ENOUGH:
         pairs = np.array(new) / np.array(old)
         return f"{medians} (pairs from {pairs.min():.3f} to {pairs.max():.3f})"
-    verdict = "  SLOWER" if low > 1 else "  faster" if high < 1 else ""
+    verdict = "  SLOWER" if low > 1 + MARGIN else "  faster" if high < 1 - MARGIN else ""
     fast = float(np.quantile(new, 0.25) / np.quantile(old, 0.25))
     return f"{medians} (95 %: {low:.3f} … {high:.3f}; of the lower quartiles {fast:.3f}){verdict}"
 
