@@ -204,7 +204,7 @@ def test_one_name_is_one_thing():
     assert set(SAME_IDEA) <= set(twice), "these are no longer there twice"
 
 
-# --------------------------------------------------------------------------------------------------------- one round, four files
+# ------------------------------------------------------------------------------------------------------- one round, four files
 
 
 class Watched(nn.Module):

@@ -23,12 +23,14 @@ from equipoise import (
 )
 from equipoise.algorithm import Algorithm
 from equipoise.compare import Comparison, compare
-from equipoise.core.version import VERSION as __version__
+from equipoise.core.version import VERSION
 from equipoise.data import ClientSet, FederatedData
 from equipoise.result import Result
 from equipoise.runs.family import Family, train_family
 from equipoise.runs.many import train_many
 from equipoise.train import train
+
+__version__ = VERSION
 
 __all__ = [
     "Algorithm",

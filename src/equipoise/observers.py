@@ -61,6 +61,7 @@ class EvaluationPoint:
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> EvaluationPoint:
+        """The evaluation as a few numbers per split."""
         splits: dict[str, dict[str, float]] = {}
         for split, found in evaluation.clients.summaries().items():
             numbers = splits[split] = {}
@@ -87,9 +88,11 @@ class History(Observer):
     points: list[EvaluationPoint] = field(default_factory=list)
 
     def on_round(self, report: RoundReport) -> None:
+        """Take in the report of a round."""
         self.rounds.append(report)
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
+        """Take in an evaluation of all clients."""
         self.evaluations.append(replace(evaluation, params=None))
         self.points.append(EvaluationPoint.of(evaluation))
 
@@ -108,6 +111,7 @@ class JsonLines(Observer):
         self._several = False
 
     def on_start(self, run: Run) -> None:
+        """Begin to watch a run."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._several = run.shares_rounds
         if run.first_round and run.history is not None and run.name not in self._logged:
@@ -120,12 +124,15 @@ class JsonLines(Observer):
         )
 
     def on_round(self, report: RoundReport) -> None:
+        """Take in the report of a round."""
         self._write(self._record(report, report.run))
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
+        """Take in an evaluation of all clients."""
         self._write(self._record(EvaluationPoint.of(evaluation), evaluation.run))
 
     def on_end(self) -> None:
+        """Close what was opened."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -177,6 +184,7 @@ class Progress(Observer):
         self._rounds, self._evaluating = 0, -1
 
     def on_start(self, run: Run) -> None:
+        """Begin to watch a run."""
         from rich import progress
 
         self._bar = self._bar or progress.Progress(
@@ -193,6 +201,7 @@ class Progress(Observer):
         self._bar.start()
 
     def on_round(self, report: RoundReport) -> None:
+        """Take in the report of a round."""
         now = time.perf_counter()
         if (task := entry_of(report.run, self._tasks)) is None:
             return
@@ -207,11 +216,13 @@ class Progress(Observer):
         self._bar.update(task, completed=report.round + 1, **fields)
 
     def on_evaluating(self, round_index: int) -> None:
+        """The final evaluation of a run begins."""
         if self._bar is not None and self._evaluating != round_index:  # once for all runs
             self._evaluating = round_index
             self._bar.console.print(f"evaluating all clients after round {round_index} …", style="dim", highlight=False)
 
     def on_end(self) -> None:
+        """Close what was opened."""
         if self._bar is not None:
             self._bar.stop()
             self._bar, self._tasks = None, {}
@@ -229,12 +240,15 @@ class Observers:
         self._members = tuple(members)
 
     def on_start(self, run: Run) -> None:
+        """Begin to watch a run."""
         self._tell("on_start", run)
 
     def on_round(self, report: RoundReport) -> None:
+        """Take in the report of a round."""
         self._tell("on_round", report)
 
     def on_state(self, state: ServerState) -> None:
+        """Take in the state between two rounds."""
         self._tell("on_state", state)
 
     def on_states(self, runs: Sequence[RunUnderWay]) -> None:
@@ -242,9 +256,11 @@ class Observers:
         self._tell("on_states", runs)
 
     def on_evaluating(self, round_index: int) -> None:
+        """The final evaluation of a run begins."""
         self._tell("on_evaluating", round_index)
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
+        """Take in an evaluation of all clients."""
         self._tell("on_evaluation", evaluation)
 
     def on_end(self, *, failing: bool = False) -> None:

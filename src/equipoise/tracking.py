@@ -61,6 +61,7 @@ class TensorBoard(Observer):
         self._writers: dict[str, Any] = {}  # by the run's name
 
     def on_start(self, run: Run) -> None:
+        """Begin to watch a run."""
         from torch.utils.tensorboard import SummaryWriter
 
         place = self.folder / method_of(run).replace("/", "-") / f"seed-{run.seed}"
@@ -68,12 +69,15 @@ class TensorBoard(Observer):
         self._writers[run.name] = make(str(place), purge_step=run.first_round + 1)
 
     def on_round(self, report: RoundReport) -> None:
+        """Take in the report of a round."""
         self._write(report.run, round_numbers(report), report.round + 1)
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
+        """Take in an evaluation of all clients."""
         self._write(evaluation.run, evaluation_numbers(evaluation), evaluation.round)
 
     def on_end(self) -> None:
+        """Close what was opened."""
         with ExitStack() as stack:
             for writer in self._writers.values():
                 stack.callback(writer.close)
@@ -108,6 +112,7 @@ class MLflow(Observer):
         self._runs: dict[str, _RunInMLflow] = {}  # by the run's name
 
     def on_start(self, run: Run) -> None:
+        """Begin to watch a run."""
         found = self._client.get_experiment_by_name(self.experiment)
         number = found.experiment_id if found is not None else self._client.create_experiment(self.experiment)
         created = self._client.create_run(number, run_name=f"{method_of(run)}, seed {run.seed}")
@@ -117,16 +122,19 @@ class MLflow(Observer):
             self._client.log_param(tracked.run_id, name, value)
 
     def on_round(self, report: RoundReport) -> None:
+        """Take in the report of a round."""
         if (tracked := entry_of(report.run, self._runs)) is not None:
             tracked.write(round_numbers(report), report.round + 1)
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
+        """Take in an evaluation of all clients."""
         if (tracked := entry_of(evaluation.run, self._runs)) is not None:
             numbers = evaluation_numbers(evaluation)
             tracked.write(numbers, evaluation.round)
             tracked.reached_end = evaluation.round == tracked.rounds and "train/loss" in numbers  # else it has diverged
 
     def on_end(self) -> None:
+        """Close what was opened."""
         with ExitStack() as stack:
             for tracked in self._runs.values():
                 stack.callback(tracked.close)

@@ -45,10 +45,12 @@ class Family:
 
     @property
     def values(self) -> tuple[float, ...]:
+        """The values of the knob."""
         return tuple(self.results)
 
     @property
     def models(self) -> dict[float, nn.Module]:
+        """The models by the value of the knob."""
         return {value: result.model for value, result in self.results.items()}
 
     def __repr__(self) -> str:
@@ -180,6 +182,7 @@ class EachClientsChoice:
     values: tuple[float, ...]
 
     def __call__(self, losses: Tensor, base_weights: Tensor, *, clients: Any = None, state: Any = None) -> RiskValue:
+        """Refuse to be trained with: the clients' choices are made after training."""
         raise InvalidParameter("risk", "is not one risk but a choice among several", self, "Train with one of its members.")
 
 

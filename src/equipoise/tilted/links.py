@@ -25,6 +25,7 @@ class Link:
     quadratic: bool = False
 
     def __call__(self, predictions: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss of each prediction, and its slope."""
         return self.function(predictions, targets)
 
 

@@ -129,6 +129,7 @@ class TiltedLoss:
         require(is_number(self.rho) and 0 < self.rho <= 1, "rho", "must lie in (0, 1]", self.rho)
 
     def __call__(self, losses: Tensor, groups: Any = None, sample_weight: Tensor | None = None) -> Tensor:
+        """The tilted loss of a batch: ()."""
         if self.tracked and groups is not None:
             raise IncompatibleParts(
                 "TiltedLoss(tracked=True) tracks one normaliser, but groups need one each.",
