@@ -132,7 +132,7 @@ import json, sys
 import torch
 torch.set_num_threads(1)
 import equipoise as eq
-from equipoise.checkpoint import Checkpoints
+from equipoise.runs.checkpoint import Checkpoints
 
 class Says(eq.types.Observer):
     def on_round(self, report):
