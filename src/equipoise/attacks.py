@@ -23,7 +23,7 @@ from equipoise.types import Attack
 
 
 @dataclass(frozen=True, eq=False)
-class SentUpdates:
+class Sent:
     """What malicious clients would send after honest work, and what else an attack on updates may use."""
 
     updates: Tensor  # (k, D) of the malicious clients
@@ -72,7 +72,7 @@ def corrupted(data: FederatedData, updates: Tensor, clients: Tensor, keys: Tenso
     bad = torch.tensor([data.train.ids[i] in data.malicious for i in clients.tolist()], device=updates.device)
     if not bool(bad.any()):
         return updates
-    sent = corrupt(SentUpdates(updates[bad], keys[bad.to(keys.device)], cohort))
+    sent = corrupt(Sent(updates[bad], keys[bad.to(keys.device)], cohort))
     good = isinstance(sent, Tensor) and sent.shape == updates[bad].shape
     changed = updates.clone()
     changed[bad] = sent.to(updates) if good else math.nan
@@ -147,7 +147,7 @@ class RandomUpdates:
         good = is_number(self.scale) and 0 <= self.scale < math.inf
         require(good, "scale", "must be a number ≥ 0", self.scale)
 
-    def corrupt(self, sent: SentUpdates) -> Tensor:
+    def corrupt(self, sent: Sent) -> Tensor:
         """Gaussian noise (k, D) in place of the updates, scaled to the spread of each."""
         spread = sent.updates.double().std(1, correction=0, keepdim=True) * self.scale
         keys = rng.client_keys(rng.stream_key(self.seed, "random updates"), sent.keys)
@@ -180,7 +180,7 @@ class ModelReplacement:
         """The training clients, with poisoned labels of the chosen ones if these are what is scaled."""
         return poison_labels(clients, chosen, classes, self.seed) if self.update == "poisoned" else clients
 
-    def corrupt(self, sent: SentUpdates) -> Tensor:
+    def corrupt(self, sent: Sent) -> Tensor:
         """The updates (k, D) times the size of the cohort, or times `factor`; negated if asked for."""
         factor = float(self.factor if self.factor is not None else sent.cohort)
         return sent.updates * (-factor if self.update == "negated" else factor)

@@ -39,7 +39,7 @@ def relationship(models: Tensor, floor: float) -> Tensor:
 def raised(spread: Tensor, floor: float) -> Tensor:
     """The ω (n,) that minimise Σ s_i²/ω_i with Σ ω_i = n and ω_i ≥ floor: max(floor, t s_i), with the t that gives the sum."""
     count = len(spread)
-    if not bool(spread.max() > 0):
+    if not bool(spread.max() > 1e-300):  # of smaller ones the ratios are lost
         return torch.ones_like(spread)
     falling = spread.sort(descending=True).values
     free = torch.arange(1, count + 1, dtype=spread.dtype)  # if this number of values are above the floor …

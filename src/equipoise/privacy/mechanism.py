@@ -19,6 +19,7 @@ from equipoise.types import ClipRule, RunSize
 if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
 
+_LARGEST_EXPONENT, _SMALLEST_BOUND = 100.0, 1e-100  # a clip bound stays a positive finite number
 Noise = Literal["central", "distributed"]
 Source = Literal["seeded", "system"]
 
@@ -44,7 +45,9 @@ class AdaptiveClip:
 
     def next_bound(self, bound: float, share: float) -> float:
         """The bound after a round in which a noisy `share` of updates were within `bound`."""
-        return bound * math.exp(-self.rate * (share - self.quantile))
+        exponent = -self.rate * (share - self.quantile)
+        moved = bound * math.exp(min(max(exponent, -_LARGEST_EXPONENT), _LARGEST_EXPONENT))  # noise may be of any size
+        return min(max(moved, _SMALLEST_BOUND), 1 / _SMALLEST_BOUND)
 
 
 @dataclass(frozen=True)

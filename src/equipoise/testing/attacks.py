@@ -10,7 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from equipoise.attacks import SentUpdates, apply
+from equipoise.attacks import Sent, apply
 from equipoise.core import rng
 from equipoise.core.abilities import attack_traits
 from equipoise.core.rng import torch_generator
@@ -88,13 +88,13 @@ def _check_corruption(attack: Attack, seed: int) -> None:
     for dtype in (torch.float64, torch.float32):
         updates = torch.randn(5, 7, generator=gen, dtype=torch.float64).to(dtype)
         keys = rng.client_keys(rng.stream_key(seed, "batches", 3), torch.arange(5))
-        sent = SentUpdates(updates, keys, 12)
+        sent = Sent(updates, keys, 12)
         with unchanged(attack, "an attack", updates=updates, keys=keys):
             together = corrupt(sent)
         hold(isinstance(together, Tensor), attack, "an attack gives updates as a tensor", type(together).__name__)
         hold(together.shape == updates.shape, attack, "an attack keeps the shape of updates", tuple(together.shape))
         hold(equal_values(corrupt(sent), together), attack, "what malicious clients send repeats")
-        alone = torch.cat([corrupt(SentUpdates(updates[k : k + 1], keys[k : k + 1], 12)) for k in range(5)])
+        alone = torch.cat([corrupt(Sent(updates[k : k + 1], keys[k : k + 1], 12)) for k in range(5)])
         hold(close(alone, together, 1e-6), attack, "a client sends the same alone as beside others", (alone, together))
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise.aggregators import NormClip, WeightedMean
-from equipoise.attacks import SentUpdates, apply, normal_noise
+from equipoise.attacks import Sent, apply, normal_noise
 from equipoise.core.abilities import engine_traits, solver_traits
 from equipoise.core.rng import torch_generator
 from equipoise.core.task import Task
@@ -35,7 +35,7 @@ class NoisyReplacement:
     share: float = 0.4
     seed: int = 0
 
-    def corrupt(self, sent: SentUpdates) -> Tensor:
+    def corrupt(self, sent: Sent) -> Tensor:
         """The corrupted updates (k, D)."""
         return sent.cohort * sent.updates + normal_noise(sent.keys, sent.updates.shape[1]).to(sent.updates)
 

@@ -106,7 +106,7 @@ def sum_updates(worker: Worker, asked: tuple[Assignment, Summation]) -> SummedUp
         good = usable(sq_norms, result.losses, rule.longest_of(result.chunk.owners))
         done.sq_norms[part] = torch.where(good, sq_norms, torch.inf)
         if not bool(good.all()):  # rare, so that the good ones are not copied in every round
-            arrived = assignment.sent(worker, result)
+            arrived = updates if isinstance(updates, Tensor) else assignment.sent(worker, result)
             for owner, rows in owner_rows(result.chunk.owners):
                 if bool(good[rows].any()):
                     kept = arrived[rows][good[rows].to(arrived.device)]
