@@ -27,19 +27,18 @@ from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines.loop import LoopEngine
 from equipoise.engines.simulator import paths as local_paths
 from equipoise.engines.simulator.assignments import Assignment, Summation, adapted_losses, each_update, sum_updates
-from equipoise.engines.simulator.batched_steps import stacked_gradients
 from equipoise.engines.simulator.calibration import CalibrationTask, Choice, SpeedMeasurement, calibrated
 from equipoise.engines.simulator.client_queue import ClientQueue, chunks_of, padding_share
 from equipoise.engines.simulator.cpu.compiled_softmax import CompiledSoftmax, CompiledSoftmaxPath
 from equipoise.engines.simulator.cuda.client_capacity import ClientCapacity
 from equipoise.engines.simulator.cuda.linear_rounds import LinearRounds, LinearRoundUnderWay
-from equipoise.engines.simulator.example_batches import ExampleBatch
 from equipoise.engines.simulator.explanation import PathQuestion, measured_lines, table
 from equipoise.engines.simulator.local_rule import LocalRule, PullKind, kind_of
 from equipoise.engines.simulator.local_work import Worker, Workplace, squared_norms
 from equipoise.engines.simulator.loop_path import LoopPath
 from equipoise.engines.simulator.precision import FULL, PRECISIONS, Precision
 from equipoise.engines.simulator.scoring import Scoring
+from equipoise.engines.simulator.vectorisation import why_not_vectorised
 from equipoise.engines.simulator.workers import Workers, can_fork, one_thread
 from equipoise.errors import EquipoiseNotice, is_integer, require
 from equipoise.solvers import SGD
@@ -110,14 +109,9 @@ class SimulatorEngine:
     """The running simulator of one task on one data set, whose tensors live on the device."""
 
     def __init__(
-        self,
-        task: Task,
-        data: FederatedData,
-        device: torch.device,
-        given: Choice,
-        precision: Precision = FULL,
+        self, task: Task, data: FederatedData, device: torch.device, given: Choice, precision: Precision = FULL,
         compiled: bool = True,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.device, self.task, self.sets = device, task.to(device), ResidentSets(device)
         self.data, self.train = data, self.sets[data.train]
         self.given, self.choice = given, given  # what was asked for, and what is used
@@ -160,31 +154,8 @@ class SimulatorEngine:
         return StoredChoice(self) if self.unvectorised is None else None
 
     def why_not_vectorised(self) -> str | None:
-        """Try two clients with two examples each against one at a time; the reason if that fails or differs."""
-        self.task.scorer.train()
-        rows = torch.tensor([[0, 1 % len(self.train.x)], [len(self.train.x) - 1, 0]], device=self.device)
-        flat = self.task.layout.read(self.task.module).expand(2, -1).contiguous()
-        params = self.task.layout.unflatten(flat)
-        x, y = self.train.inputs(rows, flat.dtype), self.train.targets(rows, flat.dtype)
-        even = torch.full((2, 2), 0.5, dtype=flat.dtype, device=self.device)
-        single = []
-        devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
-            for i in range(2):
-                leaf = flat[i].detach().requires_grad_()
-                loss = self.task.losses(leaf, x[i].clone(), y[i]).mean()
-                single.append(self.task.layout.unflatten(torch.autograd.grad(loss, leaf)[0]))
-            warnings.filterwarnings("error", message="There is a performance drop")  # vmap's own slow loop
-            try:
-                together, _ = stacked_gradients(self.task, params, ExampleBatch(x, y, even, False))
-            except Exception as failure:  # vmap refuses in many ways
-                return (str(failure).strip().splitlines() or [type(failure).__name__])[0][:160]
-        for name, gradient in together.items():
-            expected = torch.stack([s[name] for s in single])
-            scale = float(expected.nan_to_num(0, 0, 0).abs().max()) + 1e-3
-            if not torch.allclose(gradient, expected, rtol=1e-3, atol=1e-3 * scale, equal_nan=True):
-                return f"the batched gradient of {name} differs from the plain one"
-        return None
+        """Why clients of this task cannot be trained as one batch; None if they can."""
+        return why_not_vectorised(self.task, self.train)
 
     def losses(self, params: Tensor, cohort: Cohort, solver: LocalSolver | None = None) -> Tensor:
         """F_k(w) of each client of the cohort, (K,): one pass over all their examples, or the inner steps of a solver."""

@@ -28,13 +28,7 @@ class ExampleBatch(NamedTuple):
 
 
 def gather_inputs(
-    clients: ClientSet,
-    rows: Tensor,
-    dtype: torch.dtype,
-    space: Workspace,
-    *,
-    scaled: bool = True,
-    out: Tensor | None = None,
+    clients: ClientSet, rows: Tensor, dtype: torch.dtype, space: Workspace, *, scaled: bool = True, out: Tensor | None = None
 ) -> Tensor:
     """What `clients.inputs(rows, dtype)` gives, in `out` or in memory that is valid until the next call with the same space.
 
@@ -74,14 +68,7 @@ class FlatBatches:
     """
 
     def __init__(
-        self,
-        clients: ClientSet,
-        cursor: BatchCursor,
-        first: Tensor,
-        dtype: torch.dtype,
-        space: Workspace,
-        *,
-        constant: bool = False,
+        self, clients: ClientSet, cursor: BatchCursor, first: Tensor, dtype: torch.dtype, space: Workspace, *, constant: bool
     ) -> None:
         self.clients, self.cursor, self.dtype, self.space = clients, cursor, dtype, space
         places, inside = cursor.batches

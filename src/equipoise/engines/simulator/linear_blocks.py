@@ -61,11 +61,6 @@ def why_not_linear(task: Task) -> str | None:
     return None if all_trained else "some parameters of the model are frozen, or it has others than weight and bias"
 
 
-def is_plain_linear(task: Task) -> bool:
-    """Whether there is nothing against a linear path."""
-    return why_not_linear(task) is None
-
-
 def weight_shape(task: Task) -> torch.Size:
     """The shape of a linear model's weights: (C, F), or (F,)."""
     return task.layout.shapes[task.layout.names.index("weight")]

@@ -126,15 +126,9 @@ class ChunkWork:
     """Local work of the clients of a chunk."""
 
     def __init__(
-        self,
-        worker: Worker,
-        chunk: ClientQueue,
-        rule: LocalRule,
-        space: Workspace,
-        weights: Tensor | None = None,
-        chosen: str | None = None,
-        threads: int = 0,
-    ) -> None:
+        self, worker: Worker, chunk: ClientQueue, rule: LocalRule, space: Workspace, weights: Tensor | None = None,
+        chosen: str | None = None, threads: int = 0,
+    ) -> None:  # fmt: skip
         self.worker, self.chunk, self.rule, self.space = worker, chunk, rule, space
         self.weights = weights  # (k,): weighted sums of updates are enough, where that is faster
         self.chosen = chosen  # the path that a measurement or a user has named

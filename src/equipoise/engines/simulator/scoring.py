@@ -13,7 +13,7 @@ from torch.func import vmap
 from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet
 from equipoise.engines.simulator.cpu.convnet_gradients import convnet_scores, is_plain_convnet
-from equipoise.engines.simulator.linear_blocks import is_plain_linear, linear_losses
+from equipoise.engines.simulator.linear_blocks import linear_losses, why_not_linear
 from equipoise.engines.simulator.local_work import Worker
 from equipoise.engines.simulator.precision import FULL, Precision
 from equipoise.engines.simulator.workers import Workers
@@ -64,7 +64,7 @@ class Scoring:
         elif which is not None:
             rows = _rows_of(clients, which, lengths, count)
         width = _ROWS.get(self.device.type, 1024)
-        if is_plain_linear(self.task):
+        if why_not_linear(self.task) is None:
             width = max(width, _LINEAR_NUMBERS // max(1, clients.x.shape[1:].numel()))
         scores = torch.empty(1 + with_errors, len(models), count, dtype=torch.float64, device=self.device)
 
@@ -128,7 +128,7 @@ class Scoring:
             return tuple(torch.stack(values) for values in zip(*(score(params, x) for params in models), strict=True))
         if len(models) == 1:
             return tuple(values.unsqueeze(0) for values in score(models[0], x))
-        if not with_errors and is_plain_linear(self.task):
+        if not with_errors and why_not_linear(self.task) is None:
             return (linear_losses(self.task, models, x, y),)
         if self.models_together:
             try:

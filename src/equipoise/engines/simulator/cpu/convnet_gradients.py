@@ -316,13 +316,7 @@ def _forward(own: _Chunk, model: _Model, x: Tensor) -> None:
 
 
 def _backward(
-    own: _Chunk,
-    model: _Model,
-    delta: Tensor,
-    gradients: dict[str, Tensor],
-    weight_gradients: tuple[Tensor, ...],
-    *,
-    keep: float,
+    own: _Chunk, model: _Model, delta: Tensor, gradients: dict[str, Tensor], seconds: tuple[Tensor, ...], *, keep: float
 ) -> None:
     """Add the chunk's gradients, from those of its logits (n, C), to `keep` (0 or 1) times what is there."""
     n = len(delta)
@@ -334,7 +328,7 @@ def _backward(
     gradients["conv2.bias"].addmv_(back.view(16 * n, 64).t(), own.ones[: 16 * n], beta=keep)
     for pair, share in enumerate(_divided(back, own.second_pairs)):
         _hand_on(share, own.second_four[2 * pair], own.second_four[2 * pair + 1])
-    for rows, gradient in zip(own.rows, weight_gradients, strict=True):
+    for rows, gradient in zip(own.rows, seconds, strict=True):
         gradient.addmm_(rows.t(), own.second, beta=keep)
     own.last_rows.zero_()
     torch.mm(own.second, model.weight[0].t(), out=own.rows[0])

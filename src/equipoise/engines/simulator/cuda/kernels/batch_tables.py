@@ -96,14 +96,9 @@ def draw_permutations(
 
 
 def fill_tables(
-    permutations: Tensor,
-    first: Tensor,
-    sizes: Tensor,
-    steps: Tensor,
-    tables: tuple[Tensor, Tensor, Tensor],
-    count: int,
+    permutations: Tensor, first: Tensor, sizes: Tensor, steps: Tensor, tables: tuple[Tensor, Tensor, Tensor], count: int,
     width: int,
-) -> None:
+) -> None:  # fmt: skip
     """Rows (T, R, B), weights (T, R, B) and rates (T, R), 1 or 0, of the first `count` steps of k ≤ R clients, in batches of
     `width`.
 

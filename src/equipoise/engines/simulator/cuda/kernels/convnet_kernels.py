@@ -130,17 +130,10 @@ class _Step:
     """One gradient: its inputs, and the memory that the programs hand to each other."""
 
     def __init__(
-        self,
-        x: Tensor,
-        y: Tensor,
-        shares: Tensor,
-        scale: float,
-        params: dict[str, Tensor],
-        precision: str,
-        settings: KernelSizes,
+        self, x: Tensor, y: Tensor, shares: Tensor, scale: float, params: dict[str, Tensor], precision: str, sizes: KernelSizes
     ) -> None:
         self.x, self.y, self.shares, self.scale = x, y, shares, float(scale)
-        self.precision, self.settings = precision, settings
+        self.precision, self.settings = precision, sizes
         self.k, self.b = shares.shape
         self.blocks = triton.cdiv(self.b, 16)
         self.classes = params["readout.bias"].shape[1]

@@ -300,14 +300,9 @@ def weigh(
 
 
 def crossed_with_start(
-    coefficients: Tensor,
-    outputs: Tensor,
-    biases: Tensor | None,
-    scales: Tensor,
-    clients: RaggedClients,
-    classes: int,
+    coefficients: Tensor, outputs: Tensor, biases: Tensor | None, scales: Tensor, clients: RaggedClients, classes: int,
     crossed: Tensor,
-) -> None:
+) -> None:  # fmt: skip
     """⟨A, X W_0ᵀ⟩ of every client, (k,)."""
     count, width = len(scales), coefficients.shape[1]
     together, bias_stride = (count, 0) if biases is None else (count // len(biases), biases.stride(0))
@@ -318,24 +313,10 @@ def crossed_with_start(
 
 
 def take_steps(
-    outputs: Tensor,
-    biases: Tensor | None,
-    gram: Tensor,
-    targets: Tensor,
-    clients: RaggedClients,
-    offsets: Tensor,
-    steps: Tensor,
-    orders: Tensor,
-    rate: Tensor,
-    coefficients: Tensor,
-    results: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
-    *,
-    classes: int,
-    batch: int,
-    decay: float,
-    prox: float,
-    tf32: bool,
-) -> None:
+    outputs: Tensor, biases: Tensor | None, gram: Tensor, targets: Tensor, clients: RaggedClients, offsets: Tensor,
+    steps: Tensor, orders: Tensor, rate: Tensor, coefficients: Tensor, results: tuple[Tensor, Tensor, Tensor, Tensor, Tensor],
+    *, classes: int, batch: int, decay: float, prox: float, tf32: bool,
+) -> None:  # fmt: skip
     """All local steps of all clients: `coefficients` (R, P) begin at 0, P ≥ `classes`.
 
     `outputs` (R, P) are those at the start without `biases` (M, C), or (R, 2 P), which are to be added up.
