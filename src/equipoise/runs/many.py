@@ -158,7 +158,8 @@ def train_many(
     files = 0
     try:
         for sharing in [*([together[number] for number in numbers] for numbers in on_one_engine), *alone]:
-            shared = SharedEngine(choose_engine(engine))
+            choice = choose_engine(engine)
+            shared = SharedEngine(choice) if len(sharing[0]) > 1 else choice  # a run alone may start further engines (Mapper)
             for group in sharing:
                 runs = [planned[i] for i in group]
                 settings = [run.set_up(shared, options, label=run.label(planned)) for run in runs]
