@@ -89,6 +89,7 @@ class Worker:
         self.task, self.data, self.clients = place.task, place.data, place.clients
         self.taken: Counter[str] = Counter()  # chunks of the last call, by the path that did them
         self._makers, self.paths = tuple(paths), tuple(make(place) for make in paths)
+        self._named = {path.name: path for path in self.paths}
         self._asked: tuple[LocalRule | None, str | None] = (None, None)
         self._candidates: list[LocalPath] = []
 
@@ -98,7 +99,7 @@ class Worker:
 
     def path(self, name: str | None) -> LocalPath | None:
         """The path of this name, if there is one."""
-        return next((path for path in self.paths if path.name == name), None)
+        return self._named.get(name) if name is not None else None
 
     def candidates(self, rule: LocalRule, chosen: str | None) -> list[LocalPath]:
         """The paths that support a rule, in order; one that was chosen by name comes first."""
