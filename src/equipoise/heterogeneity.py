@@ -84,18 +84,21 @@ class Heterogeneity(Observer):
     """
 
     def __init__(self) -> None:
-        self.rounds: dict[int, Dissimilarity] = {}
-        self._run: Run | None = None
+        self.rounds: dict[int, Dissimilarity] = {}  # of the run that began last
+        self.runs: dict[str, dict[int, Dissimilarity]] = {}  # of every run, by its name
+        self._watched: dict[str, Run] = {}
 
     def on_start(self, run: Run) -> None:
-        """Forget the run before."""
-        self._run, self.rounds = run, {}
+        """Begin to watch a run."""
+        self.rounds = self.runs[run.name] = {}
+        self._watched[run.name] = run
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
-        """Measure the dissimilarity at the evaluated parameters."""
-        if self._run is not None and self._run.setting is not None and evaluation.params is not None:
-            setting = self._run.setting
-            self.rounds[evaluation.round] = dissimilarity_of(setting.engine, evaluation.params, setting.alpha)
+        """Measure the dissimilarity at the parameters of an evaluation."""
+        run = self._watched.get(evaluation.run)
+        if run is not None and run.setting is not None and evaluation.params is not None:
+            measured = dissimilarity_of(run.setting.engine, evaluation.params, run.setting.alpha)
+            self.runs[evaluation.run][evaluation.round] = measured
 
 
 def _everyone(alpha: Tensor) -> Cohort:
