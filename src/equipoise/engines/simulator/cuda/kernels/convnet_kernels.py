@@ -151,13 +151,13 @@ class _Step:
         pooled, pooled_turned, first_code = self._first_layer()
         features, code, feature_code = self._second_layer(pooled, weight_copy)
         slopes, losses = self._readout(features)
-        found, back, back_turned, code_turned = self._readout_gradients(features, feature_code, slopes, losses)
-        found["conv2.weight"] = self._second_weights(pooled_turned, back_turned, code_turned)
+        gradients, back, back_turned, code_turned = self._readout_gradients(features, feature_code, slopes, losses)
+        gradients["conv2.weight"] = self._second_weights(pooled_turned, back_turned, code_turned)
         weight = weight_copy if self.precision == "bf16" else self.second_weight
         map_gradient = pooled.view(self.k * self.blocks, 144, 32, 16)  # `pooled` itself has been used
         self._launch("first_map_gradient", 9 * self.blocks, back, code, weight, map_gradient, weight.stride(0), self.blocks)
-        found["conv1.weight"], found["conv1.bias"] = self._first_weights(images, map_gradient, first_code)
-        return found, found.pop("losses")
+        gradients["conv1.weight"], gradients["conv1.bias"] = self._first_weights(images, map_gradient, first_code)
+        return gradients, gradients.pop("losses")
 
     def _new(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self.x.device)
@@ -210,17 +210,17 @@ class _Step:
     def _readout_gradients(
         self, features: Tensor, feature_code: Tensor, slopes: Tensor, losses: Tensor
     ) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor]:
-        found = {
+        gradients = {
             "readout.weight": self._new(self.k, self.classes, 1024), "readout.bias": self._new(self.k, self.classes),
             "conv2.bias": self._new(self.k, 64), "losses": self._new(self.k),
         }  # fmt: skip
         back, turned = self._short(self.k * self.blocks * 16, 16, 64), self._short(self.k * self.blocks, 16, 64, 16)
         code = self._codes(self.k * self.blocks, 16, 64, 16)
-        inputs = (features, self.readout_weight, feature_code, slopes, losses, *found.values(), back, turned, code)
+        inputs = (features, self.readout_weight, feature_code, slopes, losses, *gradients.values(), back, turned, code)
         sizes = (self.readout_weight.stride(0), self.b, self.blocks)
         count = 64 // self.settings.readout_gradients["CHANNELS"]
         self._launch("readout_gradients", count, *inputs, *sizes, CLASSES=self.classes, PADDED=self.padded)
-        return found, back, turned, code
+        return gradients, back, turned, code
 
     def _second_weights(self, pooled: Tensor, back: Tensor, code: Tensor) -> Tensor:
         gradient = self._new(self.k, 5, 5, 32, 64)
