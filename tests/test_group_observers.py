@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import sys
+import time
 
 import pytest
 import torch
@@ -304,6 +305,7 @@ def test_tensorboard_goes_on_in_the_curves_of_each_run(tmp_path):
     saving = Checkpoints(tmp_path / "state", every=2)
     with pytest.raises(ObserverFailed):
         family(observers=[tracking.TensorBoard(tmp_path / "logs"), StopAfter(3)], checkpoint=saving)
+    time.sleep(1.1)  # TensorBoard reads files by name, which holds the second, then a number that does not sort
     members = family(observers=[tracking.TensorBoard(tmp_path / "logs")], checkpoint=saving).results
     for tail, run in members.items():
         here = curves(tmp_path / "logs" / f"tail {tail:g}" / "seed-3")

@@ -307,8 +307,9 @@ def finish(
     changed |= {"aggregator": combined.aggregator, "privacy": combined.privacy}
     after = next_state(setting, state, **changed)
     report = report_of(setting, plan, began, work, runs=runs)
+    rejected = rejected_clients(plan, work, setting.data.train) if setting.protection.in_the_open else ()
     epsilon = setting.protection.epsilon_after(after.round)
-    return after, report if epsilon is None else replace(report, epsilon=epsilon)
+    return after, report if epsilon is None and not rejected else replace(report, rejected=rejected, epsilon=epsilon)
 
 
 # ------------------------------------------------------------------------------------------------------------ weights and sums
@@ -481,7 +482,6 @@ def report_of(setting: Setting, plan: Plan, began: float, work: LocalWork | None
         trained=len(plan.workers),
         seconds=(time.perf_counter() - began) / runs,
         dropped=plan.dropped,
-        rejected=rejected_clients(plan, work, setting.data.train) if setting.protection.in_the_open else (),
         run=setting.name,
     )
 
