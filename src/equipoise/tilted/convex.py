@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from scipy.optimize import minimize
@@ -20,6 +21,7 @@ from equipoise.risk.tilted import tilted
 from equipoise.tilted.hierarchy import Hierarchy
 from equipoise.tilted.links import Link
 from equipoise.tilted.losses import superquantile_loss, tilted_loss
+from equipoise.tilted.newton import refine_minimum
 
 FACTOR = 4.0  # by which a negative tilt grows from one step of the annealing to the next, so as to stay in its valley
 CONVEX_FACTOR = 16.0  # the same when no tilt is negative: there is one minimum, and steps only save iterations
@@ -28,6 +30,8 @@ LOOSE = 1e-2  # the tolerance of all steps but the last
 SMOOTHING = (1.0, 0.1, 0.01, 0.001)  # of the superquantile, relative to the mean loss: the last one stays
 WHITENED = 500  # more columns than this are only scaled, because a square matrix of them costs too much
 SMALL = 50_000  # numbers in the data, up to which a solution is refined as far as float64 goes, because it costs nothing
+TURN = 200  # iterations of L-BFGS before Newton's method takes over, where a solution is refined
+LIMITS = {"maxls": 50, "maxfun": 10**9}  # of L-BFGS, besides the limit on its iterations
 ROWS = 10_000  # enough to estimate the correlations that the preconditioner needs
 
 
@@ -48,15 +52,30 @@ class Objective:
             value, weights = tilted(losses, self.masses, level * self.tilts[-1])
             return float(value), weights
         points = losses.detach().requires_grad_(True)
+        value = self._traced(points, level)
+        (weights,) = torch.autograd.grad(value, points)
+        return float(value.detach()), weights
+
+    def differentiate_weights(self, losses: Tensor, level: float) -> Callable[[Tensor], Tensor]:
+        """The Hessian of the risk with respect to the losses, as a function that multiplies a vector (N,) by it."""
+        if level == 0:
+            return torch.zeros_like
+        if self.tail is None and self.tree.depth == 0:
+            tilt = level * self.tilts[-1]
+            _, shares = tilted(losses, self.masses, tilt)
+            return lambda vector: tilt * shares * (vector - shares @ vector)
+        points = losses.detach().requires_grad_(True)
+        (weights,) = torch.autograd.grad(self._traced(points, level), points, create_graph=True)
+        return lambda vector: torch.autograd.grad(weights, points, vector, retain_graph=True)[0]
+
+    def _traced(self, points: Tensor, level: float) -> Tensor:
+        """The risk, differentiable by autograd."""
         groups = self.tree if self.tree.depth else None
         if self.tail is None:
             inner = [level * each for each in reversed(self.tilts[:-1])]
-            value = tilted_loss(points, level * self.tilts[-1], groups, inner_tilt=inner, sample_weight=self.masses)
-        else:
-            inner = list(reversed(self.tilts[:-1]))
-            value = superquantile_loss(points, self.tail, groups, inner_tilt=inner, sample_weight=self.masses, nu=level)
-        (weights,) = torch.autograd.grad(value, points)
-        return float(value.detach()), weights
+            return tilted_loss(points, level * self.tilts[-1], groups, inner_tilt=inner, sample_weight=self.masses)
+        inner = list(reversed(self.tilts[:-1]))
+        return superquantile_loss(points, self.tail, groups, inner_tilt=inner, sample_weight=self.masses, nu=level)
 
     def exact(self, losses: Tensor) -> float:
         """The risk itself, without any smoothing."""
@@ -154,7 +173,11 @@ class _Problem:
         return Fit(coef, intercept, used, converged, value)
 
     def solve(self, coef: Tensor, intercept: Tensor, level: float, tol: float) -> tuple[Tensor, Tensor, int, bool]:
-        """L-BFGS at one level, in coordinates (u, v) with W = W₀ + c u Bᵀ and b + m·W = β₀ + c v."""
+        """Solve one level in coordinates (u, v) with W = W₀ + c u Bᵀ and b + m·W = β₀ + c v.
+
+        On large data this is L-BFGS. On small data L-BFGS and Newton's method take turns until `tol` is reached, and Newton's
+        method finds the remaining digits.
+        """
         alpha, fit_intercept = self.settings.alpha, self.settings.fit_intercept
         losses = self.losses(coef, intercept)
         _, weights = self.objective(losses, level)
@@ -178,57 +201,63 @@ class _Problem:
             new = coef + c * (table[:, :features] @ basis.T if basis.dim() == 2 else table[:, :features] * basis)
             return new, (shift + c * table[:, features] if fit_intercept else shift) - new @ center
 
-        def function(flat: object) -> tuple[float, object]:
-            new, offset = unpack(torch.as_tensor(flat, dtype=torch.float64))
+        def function(point: Tensor) -> tuple[float, Tensor]:
+            new, offset = unpack(point)
             losses, slopes = self.link(self.predictions(new, offset), self.y)
             value, weights = self.objective(losses, level)
-            parts = slopes * (weights if slopes.dim() == 1 else weights[:, None])
+            gradient = gather(slopes * (weights if slopes.dim() == 1 else weights[:, None]), new)
+            return (value + 0.5 * alpha * float(new.square().sum())) / unit, gradient
+
+        def function_of_arrays(flat: Any) -> tuple[float, Any]:
+            value, gradient = function(torch.from_numpy(flat))
+            return value, gradient.numpy()
+
+        def gather(parts: Tensor, penalised: Tensor) -> Tensor:
+            """The derivative by the point from the derivatives by predictions and the coefficients under the penalty."""
             total = parts.sum(0).reshape(outputs, 1)
-            along = (parts @ self.x)[None] if slopes.dim() == 1 else parts.T @ self.x
-            gradient = along - total * center + alpha * new
+            along = (parts @ self.x)[None] if parts.dim() == 1 else parts.T @ self.x
+            gradient = along - total * center + alpha * penalised
             gradient = gradient @ basis if basis.dim() == 2 else gradient * basis
             full = torch.cat([gradient, total if fit_intercept else torch.zeros_like(total)], 1) * (c / unit)
-            return (value + 0.5 * alpha * float(new.square().sum())) / unit, full.flatten().numpy()
+            if outputs > 1:  # the same for all classes changes no probability: rounding must not move the point there
+                full = full - full.mean(0)
+            flat: Tensor = full.flatten()
+            return flat
 
-        zero = torch.zeros(outputs * (features + 1), dtype=torch.float64).numpy()
-        options = {"maxiter": self.settings.max_iter, "gtol": tol, "maxls": 50, "maxfun": 10**9}
-        options["ftol"] = 2.2e-16 if tol <= self.settings.tol else 1e-9
-        found = minimize(function, zero, jac=True, method="L-BFGS-B", options=options)
-        point = torch.from_numpy(found.x)
-        if tol <= self.settings.tol and self.x.numel() * outputs <= SMALL:
-            point = polished(lambda at: torch.as_tensor(function(at)[1]), point)
-        coef, intercept = unpack(point)
-        return coef, intercept, int(found.nit), found.status != 1
+        def hessian(point: Tensor) -> Callable[[Tensor], Tensor]:
+            """The Hessian at a point, as a function that multiplies a direction by it."""
+            at = self.predictions(*unpack(point)).requires_grad_(True)
+            losses, slopes = self.link(at, self.y)
+            losses, fixed = losses.detach(), slopes.detach()
+            _, weights = self.objective(losses, level)
+            derivative = self.objective.differentiate_weights(losses, level)
+            # With one output each slope depends on its own prediction alone, so that one pass gives all second derivatives.
+            second = torch.autograd.grad(slopes.sum(), at)[0] * weights if at.dim() == 1 else None
 
+            def multiply(direction: Tensor) -> Tensor:
+                table = c * direction.reshape(outputs, features + 1)
+                change = table[:, :features] @ basis.T if basis.dim() == 2 else table[:, :features] * basis
+                moved = self.predictions(change, (table[:, features] if fit_intercept else 0.0) - change @ center)
+                if second is not None:
+                    return gather(second * moved + fixed * derivative(fixed * moved), change)
+                (bent,) = torch.autograd.grad(slopes, at, moved, retain_graph=True)
+                return gather(bent * weights[:, None] + fixed * derivative((fixed * moved).sum(1))[:, None], change)
 
-def polished(gradient: Callable[[Tensor], Tensor], point: Tensor, steps: int = 6) -> Tensor:
-    """Newton steps, by conjugate gradients on differences of the gradient, as long as they make the gradient smaller.
+            return multiply
 
-    A line search compares values, which stop telling points apart while the gradient is still 1e-8; this compares gradients.
-    """
-    slope = gradient(point)
-    for _ in range(steps):
-        step = torch.zeros_like(point)
-        residual = -slope
-        direction, size = residual.clone(), float(residual @ residual)
-        goal = max(1e-8 * size, 1e-26)
-        for _ in range(2 * len(point)):
-            if size <= goal:
-                break
-            width = 1e-4 / float(direction.abs().max())
-            curved = (gradient(point + width * direction) - gradient(point - width * direction)) / (2 * width)
-            along = float(direction @ curved)
-            if along <= 0:  # not a minimum along this direction: leave it to what was found so far
-                break
-            step = step + size / along * direction
-            residual = residual - size / along * curved
-            before, size = size, float(residual @ residual)
-            direction = residual + size / before * direction
-        new = gradient(point + step)
-        if not float(new.abs().max()) < float(slope.abs().max()):
-            break
-        point, slope = point + step, new
-    return point
+        point, used, last = torch.zeros(outputs * (features + 1), dtype=torch.float64), 0, tol <= self.settings.tol
+        refine = last and self.x.numel() * outputs <= SMALL
+        while True:
+            left = self.settings.max_iter - used
+            options = {"maxiter": min(left, TURN) if refine else left, "gtol": tol, "ftol": 2.2e-16 if last else 1e-9}
+            found = minimize(function_of_arrays, point.numpy(), jac=True, method="L-BFGS-B", options=LIMITS | options)
+            point, used, enough = torch.from_numpy(found.x), used + int(found.nit), found.status != 1
+            if refine:
+                point, steps, largest = refine_minimum(function, hessian, point, self.settings.max_iter - used)
+                used, enough = (used, True) if enough else (used + steps, largest <= tol)
+            if enough or used >= self.settings.max_iter:
+                coef, intercept = unpack(point)
+                return coef, intercept, used, enough
 
 
 def coordinates(x: Tensor, weights: Tensor, fit_intercept: bool, ridge: float) -> tuple[Tensor, Tensor]:

@@ -16,8 +16,9 @@ HINGE_WIDTH = 0.01  # over which the kink of the hinge is rounded off
 class Link:
     """A loss: `function(predictions, targets)` gives losses (N,) and slopes in the shape of the predictions.
 
-    `curvature` is its largest second derivative, which a penalty is weighed against; `quadratic` says that it scales like the
-    square of predictions, so that their unit must not matter for a tolerance.
+    Slopes are differentiable by autograd, which second derivatives come from. `curvature` is the largest of these, which a
+    penalty is weighed against; `quadratic` says that the loss scales like the square of predictions, so that their unit must
+    not matter for a tolerance.
     """
 
     function: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -46,9 +47,9 @@ def _multinomial(predictions: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Cross-entropy log Σ_k e^{z_k} − z_y, for predictions (N, K) and classes (N,)."""
     rows = torch.arange(len(targets))
     logs = torch.log_softmax(predictions, 1)
-    slopes = logs.exp()
-    slopes[rows, targets] -= 1.0
-    return -logs[rows, targets], slopes
+    true = torch.zeros_like(logs)
+    true[rows, targets] = 1.0
+    return -logs[rows, targets], logs.exp() - true
 
 
 def _squared_hinge(predictions: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

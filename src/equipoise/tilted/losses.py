@@ -75,7 +75,8 @@ def superquantile_loss(
 ) -> Tensor:
     """The mean of the worst share `tail` of the losses (CVaR); with groups, of the groups' (tilted) losses by their mass.
 
-    `nu` > 0 smooths it as in `risk.Superquantile(smoothing="huber")`. The gradient is the (sub)gradient; there is no second.
+    `nu` > 0 smooths it as in `risk.Superquantile(smoothing="huber")`. The gradient is the (sub)gradient. With `nu` the
+    second derivative is exact too, except at kinks of the gradient; without, it takes the weights of the tail as constants.
 
     Source: Pillutla et al. 2023, (5)–(7); Li 2023 (thesis), (7.61).
 
@@ -93,7 +94,12 @@ def superquantile_loss(
         weights = exact_weights(tops.detach(), masses, tail).double()
         return (weights * tops).sum().to(losses.dtype)
     value, weights = huber_smoothed(tops.detach(), masses, tail, nu)
-    return (value + (weights * (tops - tops.detach())).sum()).to(losses.dtype)
+    moved = tops - tops.detach()  # 0, with derivatives
+    ratio = weights * tail / masses
+    inside = torch.where((ratio > 0) & (ratio < 1 - 1e-12), masses, 0.0)  # neither left out nor at the cap, up to rounding
+    level = (inside * moved).sum() / inside.sum().clamp(min=1e-300)  # η* moves so that the weights still sum to 1
+    curved = (inside * (moved - level).square()).sum() / (2 * tail * nu)
+    return (value + (weights * moved).sum() + curved).to(losses.dtype)
 
 
 def tracked(estimate: Tensor | None, batch_value: Tensor, tilt: float, rho: float) -> Tensor:
