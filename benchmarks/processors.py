@@ -3,8 +3,9 @@
     python benchmarks/processors.py [--only NAME] [--processes N] [--folder FOLDER] [--again] [TESTS ...]
 
 Each setting changes which kernels PyTorch, OpenBLAS or MKL choose, which C compiler is found, or how many cores there are.
-TESTS are arguments for pytest (options after --); by default it runs everything. A setting's result is written to FOLDER/NAME.json and pytest's
-output to FOLDER/NAME.log. A setting that has a result for this commit and these arguments is skipped, unless --again.
+TESTS are arguments for pytest (options after --); by default it runs everything. A setting's result is written to
+FOLDER/NAME.json and pytest's output to FOLDER/NAME.log. A setting that has a result for this commit and these arguments is
+skipped, unless --again.
 """
 
 from __future__ import annotations
