@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from equipoise.tilted import superquantile_loss
 from equipoise.tilted.convex import Objective
 from equipoise.tilted.hierarchy import hierarchy
-from equipoise.tilted.newton import find_step_length, refine_minimum, solve_newton_step
+from equipoise.tilted.newton import refine_minimum, search_along, solve_newton_step
 
 
 def kinked(matrix, bounds):
@@ -38,25 +38,26 @@ def test_newton_with_kinks(seed):
     assert refine_minimum(function, hessian, start, 0)[1:] == (0, float(function(start)[1].abs().max()))
 
 
-def test_newton_keeps_to_directions_with_curvature():
-    slope = torch.tensor([2.0, 0.0, 1e-20], dtype=torch.float64)
-    flat = torch.tensor([4.0, 1.0, 0.0], dtype=torch.float64)
-    torch.testing.assert_close(
-        solve_newton_step(lambda d: flat * d, slope), torch.tensor([-0.5, 0.0, 0.0], dtype=torch.float64)
-    )
-    assert not solve_newton_step(lambda d: -d, slope).any()
+def test_newton_steps_keep_to_directions_with_curvature():
+    gradient = torch.tensor([2.0, 0.0, 1e-20], dtype=torch.float64)
+    diagonal = torch.tensor([4.0, 1.0, 0.0], dtype=torch.float64)
+    step, curvature = solve_newton_step(lambda d: diagonal * d, gradient)
+    torch.testing.assert_close(step, torch.tensor([-0.5, 0.0, 0.0], dtype=torch.float64))
+    assert curvature == pytest.approx(4.0)
+    assert not solve_newton_step(lambda d: -d, gradient)[0].any()
 
 
-def test_step_lengths():
-    def function(point):  # x², then from 1 on a hundred times as steep
+def test_lengths_of_steps():
+    def function(point):  # x², and from 1 on fifty times as steep
         x = float(point)
         return (x * x, 2 * point) if x < 1 else (100 * (x - 1) + 1, torch.full_like(point, 100.0))
 
-    start, down = torch.tensor([-0.8], dtype=torch.float64), torch.tensor([1.6], dtype=torch.float64)
-    assert find_step_length(function, start, down / 2, -1.28, 0.64) == 1.0  # to the minimum
-    short = find_step_length(function, start, 2 * down, -5.12, 0.64)  # to 2.4, beyond the kink
-    assert abs(-0.8 + 3.2 * short) <= 0.3 * 0.8
-    assert find_step_length(function, start, -down, 2.56, 0.64) == 0.0  # uphill
+    start, ahead = torch.tensor([-0.8], dtype=torch.float64), torch.tensor([1.6], dtype=torch.float64)
+    assert search_along(function, start, ahead / 2, -1.28, 0.64)[:2] == (1.0, 0.0)  # to the minimum
+    length, value, gradient = search_along(function, start, 2 * ahead, -5.12, 0.64)  # to 2.4, beyond the kink
+    assert abs(-0.8 + 3.2 * length) <= 0.3 * 0.8
+    assert (value, gradient) == function(start + 2 * length * ahead)
+    assert search_along(function, start, -ahead, 2.56, 0.64)[0] == 0.0  # uphill
 
 
 @pytest.mark.parametrize(

@@ -195,6 +195,8 @@ class _Problem:
         outputs, features = coef.shape
         center, basis = self.center, self.basis
         shift = intercept + coef @ center  # β₀
+        last = tol <= self.settings.tol
+        refine = last and self.x.numel() * outputs <= SMALL
 
         def unpack(point: Tensor) -> tuple[Tensor, Tensor]:
             table = point.reshape(outputs, features + 1)
@@ -219,7 +221,7 @@ class _Problem:
             gradient = along - total * center + alpha * penalised
             gradient = gradient @ basis if basis.dim() == 2 else gradient * basis
             full = torch.cat([gradient, total if fit_intercept else torch.zeros_like(total)], 1) * (c / unit)
-            if outputs > 1:  # the same for all classes changes no probability: rounding must not move the point there
+            if outputs > 1 and refine:  # the same for all classes changes no probability: no direction for the last digits
                 full = full - full.mean(0)
             flat: Tensor = full.flatten()
             return flat
@@ -245,15 +247,15 @@ class _Problem:
 
             return multiply
 
-        point, used, last = torch.zeros(outputs * (features + 1), dtype=torch.float64), 0, tol <= self.settings.tol
-        refine = last and self.x.numel() * outputs <= SMALL
+        point, used = torch.zeros(outputs * (features + 1), dtype=torch.float64), 0
         while True:
             left = self.settings.max_iter - used
             options = {"maxiter": min(left, TURN) if refine else left, "gtol": tol, "ftol": 2.2e-16 if last else 1e-9}
             found = minimize(function_of_arrays, point.numpy(), jac=True, method="L-BFGS-B", options=LIMITS | options)
             point, used, enough = torch.from_numpy(found.x), used + int(found.nit), found.status != 1
             if refine:
-                point, steps, largest = refine_minimum(function, hessian, point, self.settings.max_iter - used)
+                least = self.link.curvature if self.link.quadratic and level == 0 and basis.dim() == 2 else 0.0  # by B's making
+                point, steps, largest = refine_minimum(function, hessian, point, self.settings.max_iter - used, least)
                 used, enough = (used, True) if enough else (used + steps, largest <= tol)
             if enough or used >= self.settings.max_iter:
                 coef, intercept = unpack(point)
