@@ -12,7 +12,7 @@ Numbers = np.ndarray[Any, np.dtype[Any]]
 
 def numbers(values: Tensor) -> Numbers:
     """The values in float64 on the CPU; a view where they are that already."""
-    array: Numbers = values.detach().cpu().numpy().astype(np.float64, copy=False)
+    array: Numbers = values.numpy(force=True).astype(np.float64, copy=False)
     return array
 
 
