@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from functools import lru_cache
 from numbers import Integral, Real
 from typing import Any
 
@@ -79,6 +80,46 @@ def require(condition: bool, parameter: str, rule: str, value: object, fix: str 
     """Raise InvalidParameter unless `condition` holds."""
     if not condition:
         raise InvalidParameter(parameter, rule, value, fix)
+
+
+_NAMED_INTERVALS = {
+    "(0, ∞)": "must be a positive number",
+    "(0, ∞]": "must be a positive number",
+    "[0, ∞)": "must be a number ≥ 0",
+    "(-∞, ∞)": "must be a finite number",
+}
+
+
+@lru_cache(maxsize=64)
+def _bounds(interval: str) -> tuple[float, float]:
+    low, high = interval[1:-1].replace("∞", "inf").split(",")
+    return float(low), float(high)
+
+
+def require_number(parameter: str, value: Any, interval: str, fix: str = "", *, none: str = "") -> None:
+    """Raise InvalidParameter unless the value is a number in an interval such as "(0, 1]" or "[0, ∞)".
+
+    `none` says what None stands for, where None is allowed.
+    """
+    if none and value is None:
+        return
+    low, high = _bounds(interval)
+    good = is_number(value) and low <= value <= high
+    good = good and (value != low or interval[0] == "[") and (value != high or interval[-1] == "]")
+    rule = _NAMED_INTERVALS.get(interval, f"must lie in {interval}")
+    require(good, parameter, f"{rule}, or None for {none}" if none else rule, value, fix)
+
+
+def require_integer(parameter: str, value: Any, least: int, most: int | None = None, fix: str = "", *, none: str = "") -> None:
+    """Raise InvalidParameter unless the value is an integer of at least `least`, and of at most `most` if that is given.
+
+    `none` says what None stands for, where None is allowed.
+    """
+    if none and value is None:
+        return
+    good = is_integer(value) and value >= least and (most is None or value <= most)
+    rule = "must be a whole number " + (f"of at least {least}" if most is None else f"between {least} and {most}")
+    require(good, parameter, f"{rule}, or None for {none}" if none else rule, value, fix)
 
 
 def unknown_name(kind: str, name: str, allowed: Iterable[str]) -> str:

@@ -122,8 +122,8 @@ def test_sources_say_whether_losses_are_read():
 @pytest.mark.parametrize(
     ("wrong", "words"),
     [
-        ({"iterations": 0}, "iterations must be a whole number ≥ 1"),
-        ({"iterations": 1.5}, "iterations must be a whole number ≥ 1"),
+        ({"iterations": 0}, "iterations must be a whole number of at least 1"),
+        ({"iterations": 1.5}, "iterations must be a whole number of at least 1"),
         ({"tolerance": 0.0}, r"tolerance must lie in \(0, 1\)"),
         ({"tolerance": "a"}, r"tolerance must lie in \(0, 1\)"),
     ],

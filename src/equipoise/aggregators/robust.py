@@ -7,8 +7,9 @@ others are scaled up; a total of zero if none is left. `malicious` is the number
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from equipoise.aggregators.by_coordinate import coordinate_median, trimmed_mean
 from equipoise.aggregators.weighted_mean import weighted_mean
-from equipoise.errors import InvalidParameter, is_integer, is_number, require
+from equipoise.errors import require, require_integer, require_number
 
 _BLOCK = 2**19  # numbers looked at together
 
@@ -126,37 +127,44 @@ def min_norm_weights(updates: Tensor, centre: Tensor, epsilon: float) -> Tensor:
 # ------------------------------------------------------------------------------------------------------------------ the parts
 
 
-def _check_malicious(malicious: int) -> None:
-    require(is_integer(malicious) and malicious >= 0, "malicious", "must be a whole number of clients ≥ 0", malicious)
+class _RobustAggregator(ABC):
+    """Aggregates the updates that are finite; the total is zero where too few of them are left."""
 
+    @property
+    def linear(self) -> bool:
+        """Whether totals over chunks of a cohort add up to the total over the cohort."""
+        return False
 
-def _require_clients(part: object, clients: int, needed: int, rule: str) -> None:
-    if clients < needed:
-        raise InvalidParameter(
-            "malicious", f"is too large for {clients} clients with a weight: {rule}", part,
-            "Lower it, take more clients per round, or widen the tail.",
-        )  # fmt: skip
+    def __call__(
+        self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
+    ) -> tuple[Tensor, Any]:
+        """The total (D,) of the finite ones among updates (K, D), zeros if they are too few; the state as it is."""
+        self._check(len(updates), losses)
+        rows, kept, good = finite_rows(updates, weights)
+        total = self._total(rows, kept, good, losses) if len(rows) else None
+        return (torch.zeros_like(updates[0]) if total is None else total), state
+
+    def _check(self, clients: int, losses: Tensor | None) -> None:  # noqa: B027 — most aggregators have nothing to refuse
+        """Refuse what the aggregator cannot work with."""
+
+    @abstractmethod
+    def _total(self, rows: Tensor, kept: Tensor, good: Tensor, losses: Tensor | None) -> Tensor | None:
+        """The total (D,) of one or more finite rows with weights `kept`; `good` (K,) says which of all they are."""
 
 
 @dataclass(frozen=True)
-class Median:
+class Median(_RobustAggregator):
     """The weighted median of each coordinate: attackers with less than half of the weight cannot leave the honest range.
 
     Source: Yin et al. 2018; Li 2023 (thesis), chapter 5.
     """
 
-    linear: ClassVar[bool] = False
-
-    def __call__(
-        self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
-    ) -> tuple[Tensor, Any]:
-        """The weighted median (D,) of the finite updates; zeros if there is none."""
-        rows, kept, _ = finite_rows(updates, weights)
-        return (coordinate_median(rows, kept) if len(rows) else torch.zeros_like(updates[0])), state
+    def _total(self, rows: Tensor, kept: Tensor, good: Tensor, losses: Tensor | None) -> Tensor:
+        return coordinate_median(rows, kept)
 
 
 @dataclass(frozen=True)
-class TrimmedMean:
+class TrimmedMean(_RobustAggregator):
     """The weighted mean of each coordinate without the `fraction` of the weight at either end.
 
     Attackers with less than `fraction` of the weight cannot leave the honest range.
@@ -165,22 +173,16 @@ class TrimmedMean:
     """
 
     fraction: float = 0.1
-    linear: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        good = is_number(self.fraction) and 0 <= self.fraction < 0.5
-        require(good, "fraction", "must lie in [0, 0.5): it is cut at either end", self.fraction)
+        require_number("fraction", self.fraction, "[0, 0.5)", "It is cut at either end.")
 
-    def __call__(
-        self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
-    ) -> tuple[Tensor, Any]:
-        """The trimmed mean (D,) of the finite updates; zeros if there is none."""
-        rows, kept, _ = finite_rows(updates, weights)
-        return (trimmed_mean(rows, kept, self.fraction) if len(rows) else torch.zeros_like(updates[0])), state
+    def _total(self, rows: Tensor, kept: Tensor, good: Tensor, losses: Tensor | None) -> Tensor:
+        return trimmed_mean(rows, kept, self.fraction)
 
 
 @dataclass(frozen=True)
-class GeometricMedian:
+class GeometricMedian(_RobustAggregator):
     """The point with the smallest weighted sum of distances to the updates: robust while attackers hold less than half.
 
     Source: Pillutla, Kakade, Harchaoui 2022 (RFA), smoothed Weiszfeld iteration.
@@ -188,26 +190,35 @@ class GeometricMedian:
 
     iterations: int = 50
     smoothing: float = 1e-3
-    linear: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        good = is_integer(self.iterations) and self.iterations >= 1
-        require(good, "iterations", "must be a whole number of at least 1", self.iterations)
-        good = is_number(self.smoothing) and 0 < self.smoothing < 1
-        require(good, "smoothing", "must lie in (0, 1): a share of the median distance", self.smoothing)
+        require_integer("iterations", self.iterations, 1)
+        require_number("smoothing", self.smoothing, "(0, 1)", "It is a share of the median distance.")
 
-    def __call__(
-        self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
-    ) -> tuple[Tensor, Any]:
-        """The weighted geometric median (D,) of the finite updates; zeros if there is none."""
-        rows, kept, _ = finite_rows(updates, weights)
-        if not len(rows):
-            return torch.zeros_like(updates[0]), state
-        return geometric_median(rows, kept, iterations=self.iterations, smoothing=self.smoothing), state
+    def _total(self, rows: Tensor, kept: Tensor, good: Tensor, losses: Tensor | None) -> Tensor:
+        return geometric_median(rows, kept, iterations=self.iterations, smoothing=self.smoothing)
 
 
 @dataclass(frozen=True)
-class Krum:
+class _AgainstAttackers(_RobustAggregator):
+    """An aggregator that is told how many attackers to expect."""
+
+    malicious: int = 1
+
+    def __post_init__(self) -> None:
+        require_integer("malicious", self.malicious, 0)
+
+    def _require_clients(self, clients: int, needed: int, rule: str) -> None:
+        text = f"is too large for {clients} clients with a weight: {rule}"
+        require(clients >= needed, "malicious", text, self, "Lower it, take more clients per round, or widen the tail.")
+
+    def _still_expected(self, good: Tensor) -> int:
+        """How many attackers are expected among the finite updates: those that sent NaN gave themselves away."""
+        return max(0, self.malicious - int((~good).sum()))
+
+
+@dataclass(frozen=True)
+class Krum(_AgainstAttackers):
     """The one update with the nearest neighbours: least Σ ‖u_k − u_j‖² over its K − f − 2 nearest others.
 
     Needs K ≥ 2f + 3 clients with a weight in every round; weights otherwise play no part. It is within √(K − f − 2) honest
@@ -216,56 +227,34 @@ class Krum:
     Source: Blanchard et al. 2017; Li 2023 (thesis), chapter 5. The published code counts the client itself as a neighbour.
     """
 
-    malicious: int = 1
-    linear: ClassVar[bool] = False
+    def _check(self, clients: int, losses: Tensor | None) -> None:
+        needed = 2 * self.malicious + 3
+        self._require_clients(clients, needed, f"Krum needs K ≥ 2f + 3 = {needed}")
 
-    def __post_init__(self) -> None:
-        _check_malicious(self.malicious)
+    def _total(self, rows: Tensor, kept: Tensor, good: Tensor, losses: Tensor | None) -> Tensor | None:
+        left = self._still_expected(good)
+        if len(rows) < 3 + left:
+            return None
+        return self._chosen(rows, kept, krum_scores(rows, left).argsort(stable=True)[: len(rows) - left])
 
-    def __call__(
-        self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
-    ) -> tuple[Tensor, Any]:
-        """A copy of the update (D,) with the best score; zeros if too few are finite."""
-        rows, _, best = _rank_by_krum(self, updates, weights)
-        return (rows[best[0]].clone() if len(best) else torch.zeros_like(updates[0])), state
+    def _chosen(self, rows: Tensor, kept: Tensor, best: Tensor) -> Tensor:
+        """The total of the rows with the best scores, whose places are `best`, best first."""
+        return rows[best[0]].clone()
 
 
 @dataclass(frozen=True)
-class MultiKrum:
+class MultiKrum(Krum):
     """The weighted mean of the K − f updates with the best Krum scores, weights scaled to sum to 1 over them.
 
     Source: Blanchard et al. 2017; Li 2023 (thesis), chapter 5.
     """
 
-    malicious: int = 1
-    linear: ClassVar[bool] = False
-
-    def __post_init__(self) -> None:
-        _check_malicious(self.malicious)
-
-    def __call__(
-        self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
-    ) -> tuple[Tensor, Any]:
-        """The weighted mean (D,) of the K − f updates with the best scores; zeros if too few are finite."""
-        rows, kept, best = _rank_by_krum(self, updates, weights)
-        if not len(best):
-            return torch.zeros_like(updates[0]), state
-        return weighted_mean(rows[best], kept[best] / kept[best].sum()), state
-
-
-def _rank_by_krum(part: Krum | MultiKrum, updates: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Finite updates, their weights, and the places of the K − f best scores, best first; no place if too few are finite."""
-    needed = 2 * part.malicious + 3
-    _require_clients(part, len(updates), needed, f"Krum needs K ≥ 2f + 3 = {needed}")
-    rows, kept, good = finite_rows(updates, weights)
-    left = max(0, part.malicious - int((~good).sum()))  # attackers that gave themselves away by NaN are no longer expected
-    if len(rows) < 3 + left:
-        return rows, kept, torch.zeros(0, dtype=torch.int64)
-    return rows, kept, krum_scores(rows, left).argsort(stable=True)[: len(rows) - left]
+    def _chosen(self, rows: Tensor, kept: Tensor, best: Tensor) -> Tensor:
+        return weighted_mean(rows[best], kept[best] / kept[best].sum())
 
 
 @dataclass(frozen=True)
-class NormClip:
+class NormClip(_RobustAggregator):
     """The weighted mean of updates clipped to a norm of at most `bound`; None: to the weighted median norm of the cohort.
 
     With a fixed bound it is linear, and updates are added up as they come.
@@ -276,8 +265,7 @@ class NormClip:
     bound: float | None = None
 
     def __post_init__(self) -> None:
-        good = self.bound is None or (is_number(self.bound) and 0 < self.bound < math.inf)
-        require(good, "bound", "must be a positive number, or None for the median norm", self.bound)
+        require_number("bound", self.bound, "(0, ∞)", none="the median norm")
 
     @property
     def linear(self) -> bool:
@@ -287,43 +275,35 @@ class NormClip:
     def __call__(
         self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
     ) -> tuple[Tensor, Any]:
-        """The weighted mean (D,) of the clipped updates; zeros if none is finite."""
+        """The weighted mean (D,) of the clipped updates; where the bound is not fixed, zeros if none is finite."""
         if self.bound is not None:
             return clipped_mean(updates, weights, self.bound), state
-        rows, kept, _ = finite_rows(updates, weights)
-        if not len(rows):
-            return torch.zeros_like(updates[0]), state
-        return clipped_mean(rows, kept, float(weighted_quantile(update_norms(rows), kept, 0.5))), state
+        return super().__call__(updates, weights, losses=losses, state=state)
+
+    def _total(self, rows: Tensor, kept: Tensor, good: Tensor, losses: Tensor | None) -> Tensor:
+        return clipped_mean(rows, kept, float(weighted_quantile(update_norms(rows), kept, 0.5)))
 
 
 @dataclass(frozen=True)
-class KNorm:
+class KNorm(_AgainstAttackers):
     """The weighted mean without the k updates of largest norm, weights scaled to sum to 1 over the others.
 
     Source: Li 2023 (thesis), chapter 5 ("k-norm").
     """
 
-    malicious: int = 1
-    linear: ClassVar[bool] = False
+    def _check(self, clients: int, losses: Tensor | None) -> None:
+        self._require_clients(clients, self.malicious + 1, "k-norm must leave one")
 
-    def __post_init__(self) -> None:
-        _check_malicious(self.malicious)
-
-    def __call__(
-        self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
-    ) -> tuple[Tensor, Any]:
-        """The weighted mean (D,) without the k updates of largest norm; zeros if none is left."""
-        _require_clients(self, len(updates), self.malicious + 1, "k-norm must leave one")
-        rows, kept, good = finite_rows(updates, weights)
-        cut = max(0, self.malicious - int((~good).sum()))
+    def _total(self, rows: Tensor, kept: Tensor, good: Tensor, losses: Tensor | None) -> Tensor | None:
+        cut = self._still_expected(good)
         if len(rows) <= cut:
-            return torch.zeros_like(updates[0]), state
+            return None
         smallest = update_norms(rows).argsort(stable=True)[: len(rows) - cut]
-        return weighted_mean(rows[smallest], kept[smallest] / kept[smallest].sum()), state
+        return weighted_mean(rows[smallest], kept[smallest] / kept[smallest].sum())
 
 
 @dataclass(frozen=True)
-class KLoss:
+class KLoss(_AgainstAttackers):
     """The update of the client with the (k + 1)-th largest reported loss.
 
     It trusts what clients report: an attacker who reports a small loss is never cut. It needs every round's losses.
@@ -331,30 +311,20 @@ class KLoss:
     Source: Li 2023 (thesis), chapter 5 ("k-loss").
     """
 
-    malicious: int = 1
-    linear: ClassVar[bool] = False
     needs_losses: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        _check_malicious(self.malicious)
+    def _check(self, clients: int, losses: Tensor | None) -> None:
+        require(losses is not None, "losses", "must be given to k-loss", None)
+        self._require_clients(clients, self.malicious + 1, "k-loss needs a (k + 1)-th loss")
 
-    def __call__(
-        self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
-    ) -> tuple[Tensor, Any]:
-        """The update (D,) of the client with the (k + 1)-th largest loss (K,); zeros if none is finite."""
-        if losses is None:
-            raise InvalidParameter("losses", "must be given to k-loss", None)
-        _require_clients(self, len(updates), self.malicious + 1, "k-loss needs a (k + 1)-th loss")
-        rows, _, good = finite_rows(updates, weights)
-        if not len(rows):
-            return torch.zeros_like(updates[0]), state
-        reported = losses.double().cpu()[good.cpu()]
-        rank = min(max(0, self.malicious - int((~good).sum())), len(rows) - 1)
-        return rows[int(reported.argsort(descending=True, stable=True)[rank])].clone(), state
+    def _total(self, rows: Tensor, kept: Tensor, good: Tensor, losses: Tensor | None) -> Tensor:
+        reported = cast(Tensor, losses).double().cpu()[good.cpu()]
+        rank = min(self._still_expected(good), len(rows) - 1)
+        return rows[int(reported.argsort(descending=True, stable=True)[rank])].clone()
 
 
 @dataclass(frozen=True)
-class FedMGDA:
+class FedMGDA(_RobustAggregator):
     """FedMGDA+: the shortest vector in the hull of the normalised updates, with weights within ε of the risk's.
 
     min ‖Σ λ_k u_k/‖u_k‖‖² over the simplex with |λ_k − π_k| ≤ ε: a direction that serves all clients; with ε = 0 the weighted
@@ -365,23 +335,16 @@ class FedMGDA:
     """
 
     epsilon: float = 0.1
-    linear: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        good = is_number(self.epsilon) and 0 <= self.epsilon <= 1
-        require(good, "epsilon", "must lie in [0, 1]", self.epsilon)
+        require_number("epsilon", self.epsilon, "[0, 1]")
 
-    def __call__(
-        self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
-    ) -> tuple[Tensor, Any]:
-        """The shortest vector in the hull of the directions, (D,), at the median norm; zeros if no update moves."""
-        rows, kept, _ = finite_rows(updates, weights)
+    def _total(self, rows: Tensor, kept: Tensor, good: Tensor, losses: Tensor | None) -> Tensor | None:
         norms = update_norms(rows)
         moving = norms > 0
         if not bool(moving.any()):
-            return torch.zeros_like(updates[0]), state
+            return None
         kept = kept[moving] / kept[moving].sum()
         directions = rows[moving] / norms[moving].to(rows.dtype).unsqueeze(1)
         chosen = min_norm_weights(directions, kept, self.epsilon)
-        length = float(weighted_quantile(norms[moving], kept, 0.5))
-        return weighted_mean(directions, chosen) * length, state
+        return weighted_mean(directions, chosen) * float(weighted_quantile(norms[moving], kept, 0.5))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
 
-from equipoise.errors import is_integer, is_number, require
+from equipoise.errors import require_integer, require_number
 
 
 @dataclass(frozen=True)
@@ -34,11 +33,9 @@ class MAML:
 
     def __post_init__(self) -> None:
         for name in ("lr", "inner_lr"):
-            value = getattr(self, name)
-            require(is_number(value) and 0 < value < math.inf, name, "must be a positive number", value)
-        good = is_integer(self.inner_steps) and self.inner_steps >= 1
-        require(good, "inner_steps", "must be a whole number of at least 1", self.inner_steps)
-        require(is_number(self.support) and 0 < self.support < 1, "support", "must lie in (0, 1)", self.support)
+            require_number(name, getattr(self, name), "(0, ∞)")
+        require_integer("inner_steps", self.inner_steps, 1)
+        require_number("support", self.support, "(0, 1)")
 
     @property
     def split(self) -> float:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from equipoise.errors import is_integer, is_number, require
+from equipoise.errors import require_integer, require_number
+from equipoise.solvers.sgd import check_local_work
 
 GRADIENTS = 4  # of one meta-step: at w, at w − αg, at w + δg′ and at w − δg′
 
@@ -41,15 +41,9 @@ class PerFedAvg:
 
     def __post_init__(self) -> None:
         for name in ("lr", "inner_lr", "delta"):
-            value = getattr(self, name)
-            require(is_number(value) and 0 < value < math.inf, name, "must be a positive number", value)
-        good = self.batch_size is None or (is_integer(self.batch_size) and self.batch_size >= 1)
-        require(good, "batch_size", "must be a whole number of at least 1, or None for all examples", self.batch_size)
-        require(is_integer(self.epochs) and self.epochs >= 0, "epochs", "must be a whole number ≥ 0", self.epochs)
-        good = self.steps is None or (is_integer(self.steps) and self.steps >= 0)
-        require(good, "steps", "must be a whole number ≥ 0, or None", self.steps)
-        rule, fix = "must be left alone when steps is given", "Say how long clients work either by epochs or by steps."
-        require(self.steps is None or self.epochs == 1, "epochs", rule, self.epochs, fix)
+            require_number(name, getattr(self, name), "(0, ∞)")
+        require_integer("batch_size", self.batch_size, 1, none="all examples")
+        check_local_work(self.epochs, self.steps)
 
     def local_steps(self, size: int, effort: int | None = None) -> int:
         """Four times the meta-steps of a client with `size` examples; `effort` counts epochs (or meta-steps)."""

@@ -6,7 +6,6 @@ from the round before; it returns the solver for this round and the next state.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -16,7 +15,7 @@ from torch import Tensor
 from equipoise.aggregators import WeightedMean
 from equipoise.core.abilities import solver_traits
 from equipoise.core.params import ParameterLayout
-from equipoise.errors import InvalidParameter, is_integer, is_number, require
+from equipoise.errors import InvalidParameter, require_integer, require_number
 from equipoise.solvers.sgd import SGD
 from equipoise.types import Cohort, Engine, LocalSolver
 
@@ -61,9 +60,8 @@ class AdaptiveProx:
 
     def __post_init__(self) -> None:
         with_prox(self.solver, 0.0)
-        require(is_number(self.step) and 0 < self.step < math.inf, "step", "must be a positive number", self.step)
-        good = is_integer(self.patience) and self.patience >= 1
-        require(good, "patience", "must be a whole number of at least 1", self.patience)
+        require_number("step", self.step, "(0, ∞)")
+        require_integer("patience", self.patience, 1)
 
     def prepare(self, context: RoundContext, state: ProxState | None) -> tuple[LocalSolver, ProxState]:
         """The solver with this round's μ."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from equipoise.core import rng
 from equipoise.core.numbers import Numbers
-from equipoise.errors import is_integer, is_number, require
+from equipoise.errors import require, require_integer, require_number
 from equipoise.types import Cohort, SgdRule
 
 
@@ -27,6 +26,14 @@ def stragglers(keys: Tensor, share: float, full: int) -> tuple[Tensor, Tensor]:
     slow = torch.zeros(len(keys), dtype=torch.bool)
     slow[bits[:, 0].argsort(stable=True)[:count]] = True
     return slow, 1 + bits[:, 1] % full
+
+
+def check_local_work(epochs: int, steps: int | None) -> None:
+    """Raise InvalidParameter unless the length of local work is given by epochs, or by steps."""
+    require_integer("epochs", epochs, 0)
+    require_integer("steps", steps, 0, none="work by epochs")
+    fix = "Say how long clients work either by epochs or by steps."
+    require(steps is None or epochs == 1, "epochs", "must be left alone when steps is given", epochs, fix)
 
 
 @dataclass(frozen=True)
@@ -56,52 +63,20 @@ class SGD:
     stragglers: Literal["keep", "drop"] = "keep"
 
     def __post_init__(self) -> None:
-        require(is_number(self.lr) and 0 < self.lr < math.inf, "lr", "must be a positive number", self.lr)
-        require(
-            self.batch_size is None or (is_integer(self.batch_size) and self.batch_size >= 1),
-            "batch_size",
-            "must be a whole number of at least 1, or None for the full batch",
-            self.batch_size,
-        )
-        require(is_integer(self.epochs) and self.epochs >= 0, "epochs", "must be a whole number ≥ 0", self.epochs)
-        require(
-            self.steps is None or (is_integer(self.steps) and self.steps >= 0),
-            "steps",
-            "must be a whole number ≥ 0",
-            self.steps,
-        )
-        require(
-            self.steps is None or self.epochs == 1,
-            "epochs",
-            "must be left alone when steps is given",
-            self.epochs,
-            "Say how long clients work either by epochs or by steps.",
-        )
-        require(is_number(self.momentum) and 0 <= self.momentum < 1, "momentum", "must lie in [0, 1)", self.momentum)
-        require(
-            is_number(self.weight_decay) and 0 <= self.weight_decay < math.inf,
-            "weight_decay",
-            "must not be negative",
-            self.weight_decay,
-        )
-        require(is_number(self.prox) and 0 <= self.prox < math.inf, "prox", "must not be negative", self.prox)
-        require(is_number(self.lr_decay) and 0 < self.lr_decay <= 1, "lr_decay", "must lie in (0, 1]", self.lr_decay)
-        require(
-            is_integer(self.lr_decay_every) and self.lr_decay_every >= 1,
-            "lr_decay_every",
-            "must be at least 1 round",
-            self.lr_decay_every,
-        )
-        share = self.straggler_share
-        require(is_number(share) and 0 <= share < 1, "straggler_share", "must lie in [0, 1)", share)
+        require_number("lr", self.lr, "(0, ∞)")
+        require_integer("batch_size", self.batch_size, 1, none="the full batch")
+        check_local_work(self.epochs, self.steps)
+        for name in ("momentum", "straggler_share"):
+            require_number(name, getattr(self, name), "[0, 1)")
+        for name in ("weight_decay", "prox"):
+            require_number(name, getattr(self, name), "[0, ∞)")
+        require_number("lr_decay", self.lr_decay, "(0, 1]")
+        require_integer("lr_decay_every", self.lr_decay_every, 1)
         require(self.stragglers in ("keep", "drop"), "stragglers", 'must be "keep" or "drop"', self.stragglers)
-        require(
-            share == 0 or self.stragglers == "drop" or (self.epochs if self.steps is None else self.steps) != 1,
-            "straggler_share",
-            'needs more than one epoch (or step) with stragglers="keep": whoever gets one done has done all',
-            share,
-            "Give more epochs, count work in steps, or drop stragglers.",
-        )
+        share, full = self.straggler_share, self.epochs if self.steps is None else self.steps
+        rule = 'needs more than one epoch (or step) with stragglers="keep": whoever gets one done has done all'
+        fix = "Give more epochs, count work in steps, or drop stragglers."
+        require(share == 0 or self.stragglers == "drop" or full != 1, "straggler_share", rule, share, fix)
 
     def local_steps(self, size: int, effort: int | None = None) -> int:
         """Steps that a client with `size` examples takes; `effort` is how many epochs (or steps) it gets done, if not all."""
@@ -138,8 +113,8 @@ class SGD:
         full = self.epochs if self.steps is None else self.steps
         if self.straggler_share == 0 or full == 0:
             return None
-        slow, done = stragglers(rng.client_keys(rng.stream_key(cohort.seed, "stragglers", cohort.round), keys),
-                                self.straggler_share, full)  # fmt: skip
+        own_keys = rng.client_keys(rng.stream_key(cohort.seed, "stragglers", cohort.round), keys)
+        slow, done = stragglers(own_keys, self.straggler_share, full)
         return torch.where(slow, done if self.stragglers == "keep" else 0, full)
 
     def learning_rate(self, round_index: int) -> float:
