@@ -19,8 +19,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -52,10 +52,10 @@ class _Workspace:
     def chunk(self, n: int) -> _Chunk:
         """The memory as the tensors of n examples."""
         if n not in self._chunks:
-            self._chunks[n] = _Chunk.of(self, n)
+            self._chunks[n] = _Chunk(self, n)
         return self._chunks[n]
 
-    def part(self, name: str, n: int, *shape: int) -> Tensor:
+    def part(self, n: int, name: str, *shape: int) -> Tensor:
         """The beginning of a named stretch of memory, as a tensor whose size is in proportion to n."""
         size = torch.Size(shape).numel()
         if name not in self._flat:
@@ -65,37 +65,26 @@ class _Workspace:
     def for_clients(self, k: int) -> _Clients:
         """Memory for k clients; that of many more is given back."""
         if self.clients is None or not k <= self.clients.count <= 4 * k:
-            self.clients = _Clients.of(self, k)
+            self.clients = _Clients(self, k)
         return self.clients
 
 
-@dataclass(frozen=True, eq=False)
 class _Clients:
-    """The gradients of a call's clients, in the order in which the products write them."""
+    """The gradients of k clients of a call, in the order in which the products write them."""
 
-    count: int
-    taps: Tensor  # (k, 5, 6, 32): ∂T, with a row to spare
-    named: dict[str, Tensor]  # (k, …): the gradients, in the shapes of the parameters
-    own: list[dict[str, Tensor]]  # k × the gradients as matrices and vectors
-    second: list[tuple[Tensor, ...]]  # k × 5 × (160, 64): ∂W_i
-
-    @classmethod
-    def of(cls, space: _Workspace, k: int) -> _Clients:
+    def __init__(self, space: _Workspace, k: int) -> None:
         fresh, C = space.like.new_empty, space.classes
-        first, second, taps = fresh(k, 5, 5, 32), fresh(k, 5, 5, 32, 64), fresh(k, 5, 6, 32)
+        self.count, self.taps = k, fresh(k, 5, 6, 32)  # ∂T, with a row to spare
+        first, second = fresh(k, 5, 5, 32), fresh(k, 5, 5, 32, 64)
         others = {
             "conv1.bias": fresh(k, 32), "conv2.bias": fresh(k, 64),
             "readout.weight": fresh(k, C, 1024), "readout.bias": fresh(k, C),
         }  # fmt: skip
         convolutions = {"conv1.weight": first.permute(0, 3, 1, 2).unsqueeze(2), "conv2.weight": second.permute(0, 4, 3, 1, 2)}
-        matrices = {"taps": taps.view(k, 30, 32)[:, :29]} | others
-        return cls(
-            k,
-            taps,
-            convolutions | others,
-            [{name: value[i] for name, value in matrices.items()} for i in range(k)],
-            [one.view(5, 160, 64).unbind() for one in second],
-        )
+        self.named = convolutions | others  # (k, …): the gradients, in the shapes of the parameters
+        matrices = {"taps": self.taps.view(k, 30, 32)[:, :29]} | others
+        self.own = [{name: value[i] for name, value in matrices.items()} for i in range(k)]  # as matrices and vectors
+        self.second = [one.view(5, 160, 64).unbind() for one in second]  # k × 5 × (160, 64): ∂W_i
 
     def finish(self, k: int, names: Iterable[str]) -> dict[str, Tensor]:
         """The gradients of the first k clients, once all their chunks are done."""
@@ -103,74 +92,39 @@ class _Clients:
         return {name: self.named[name][:k] for name in names}
 
 
-@dataclass(frozen=True, eq=False)
 class _Chunk:
     """A workspace seen as the tensors of n examples; P = 144 n pooling windows in the first layer."""
 
-    pixels: Tensor  # (2, 28, n, 14): [v, y, n, x] is pixel (y, 2x + v)
-    windows: Tensor  # (6, 3, 2, 12, n, 12): `pixels` as they go into `columns`
-    columns: Tensor  # the same shape: 36 rows of P
-    shifted: list[Tensor]  # 4 × (29, P): the rows from s_p on
-    first: tuple[Tensor, ...]  # 4 × (P, 32): z_p, later its gradient
-    first_pairs: tuple[Tensor, ...]  # 2 × (P, 32)
-    first_peak: Tensor  # (P, 32)
-    runs: Tensor  # (12, n, 8, 160): `first_peak` as it goes into `unrolled`
-    unrolled: Tensor  # (12, n, 8, 160): U, later its gradient
-    rows: list[Tensor]  # 5 × (64 n, 160): U_i
-    last_rows: Tensor  # (4, n, 8, 160): what of U is not in U_0
-    slices: tuple[Tensor, ...]  # 5 × (12, n, 8, 32): what `unrolled` holds for tap j
-    back: Tensor  # (P, 32): ∂h
-    places: list[Tensor]  # 5 × (12, n, 8, 32): where in `back` it belongs
-    beyond: Tensor  # (12, n, 4, 32): what of `back` tap 0 does not reach
-    second: Tensor  # (64 n, 64): z, later its gradient
-    second_four: list[Tensor]  # 4 × (4, n, 4, 64): its four positions
-    second_pairs: tuple[Tensor, ...]  # 2 × (4, n, 4, 64)
-    second_peak: Tensor  # (4, n, 4, 64)
-    second_back: Tensor  # (4, n, 4, 64)
-    features: Tensor  # (n, 1024)
-    features_spread: Tensor  # (4, n, 4, 64): `features` in the order of `second_peak`
-    feature_gradient: Tensor  # (n, 1024)
-    feature_gradient_spread: Tensor  # (4, n, 4, 64)
-    products: Tensor  # (C, n)
-    logits: Tensor  # (n, C)
-    ones: Tensor  # (P,)
-
-    @classmethod
-    def of(cls, space: _Workspace, n: int) -> _Chunk:
-        P = 144 * n
-        pixels, columns = space.part("pixels", n, 2, 28, n, 14), space.part("columns", n, 6, 3, 2, 12, n, 12)
-        peak, unrolled = space.part("first_peak", n, P, 32), space.part("unrolled", n, 12, n, 8, 160)
-        back, second = space.part("back", n, 12, n, 12, 32), space.part("second", n, 4, 2, n, 4, 2, 64)
-        features, gradient = space.part("features", n, n, 1024), space.part("feature_gradient", n, n, 1024)
-        return cls(
-            pixels=pixels,
-            windows=pixels.as_strided(columns.shape, (14 * n, 1, 28 * 14 * n, 28 * n, 14, 1)),
-            columns=columns,
-            shifted=[columns.view(36, P)[s : s + 29] for s in _STARTS],
-            first=space.part("first", n, 4, P, 32).unbind(),
-            first_pairs=space.part("first_pairs", n, 2, P, 32).unbind(),
-            first_peak=peak,
-            runs=peak.as_strided(unrolled.shape, (384 * n, 384, 32, 1)),
-            unrolled=unrolled,
-            rows=[unrolled[i : i + 8].view(64 * n, 160) for i in range(5)],
-            last_rows=unrolled[8:],
-            slices=unrolled.view(12, n, 8, 5, 32).unbind(3),
-            back=back.view(P, 32),
-            places=[back[:, :, j : j + 8] for j in range(5)],
-            beyond=back[:, :, 8:],
-            second=second.view(64 * n, 64),
-            second_four=[second[:, u, :, :, v] for u in (0, 1) for v in (0, 1)],
-            second_pairs=space.part("second_pairs", n, 2, 4, n, 4, 64).unbind(),
-            second_peak=space.part("second_peak", n, 4, n, 4, 64),
-            second_back=space.part("second_back", n, 4, n, 4, 64),
-            features=features,
-            features_spread=features.view(n, 64, 4, 4).permute(2, 0, 3, 1),
-            feature_gradient=gradient,
-            feature_gradient_spread=gradient.view(n, 64, 4, 4).permute(2, 0, 3, 1),
-            products=space.part("products", n, space.classes, n),
-            logits=space.part("logits", n, n, space.classes),
-            ones=space.part("ones", n, P).fill_(1),
+    def __init__(self, space: _Workspace, n: int) -> None:
+        P, part = 144 * n, partial(space.part, n)
+        self.pixels = part("pixels", 2, 28, n, 14)  # [v, y, n, x] is pixel (y, 2x + v)
+        self.columns = part("columns", 6, 3, 2, 12, n, 12)  # 36 rows of P
+        strides = (14 * n, 1, 28 * 14 * n, 28 * n, 14, 1)
+        self.windows = self.pixels.as_strided(self.columns.shape, strides)  # `pixels` as they go into `columns`
+        self.shifted = [self.columns.view(36, P)[s : s + 29] for s in _STARTS]  # 4 × (29, P): the rows from s_p on
+        self.first = part("first", 4, P, 32).unbind()  # 4 × (P, 32): z_p, later its gradient
+        self.first_pairs = part("first_pairs", 2, P, 32).unbind()
+        self.first_peak = part("first_peak", P, 32)
+        self.unrolled = part("unrolled", 12, n, 8, 160)  # U, later its gradient
+        self.runs = self.first_peak.as_strided(self.unrolled.shape, (384 * n, 384, 32, 1))  # as it goes into `unrolled`
+        self.rows = [self.unrolled[i : i + 8].view(64 * n, 160) for i in range(5)]  # U_i
+        self.last_rows = self.unrolled[8:]  # what of U is not in U_0
+        self.slices = self.unrolled.view(12, n, 8, 5, 32).unbind(3)  # 5 × (12, n, 8, 32): what `unrolled` holds for tap j
+        back = part("back", 12, n, 12, 32)
+        self.back = back.view(P, 32)  # ∂h
+        self.places = [back[:, :, j : j + 8] for j in range(5)]  # 5 × (12, n, 8, 32): where the slices belong in `back`
+        self.beyond = back[:, :, 8:]  # what of `back` tap 0 does not reach
+        second = part("second", 4, 2, n, 4, 2, 64)
+        self.second = second.view(64 * n, 64)  # z, later its gradient
+        self.second_four = [second[:, u, :, :, v] for u in (0, 1) for v in (0, 1)]  # 4 × (4, n, 4, 64): its four positions
+        self.second_pairs = part("second_pairs", 2, 4, n, 4, 64).unbind()
+        self.second_peak, self.second_back = (part(name, 4, n, 4, 64) for name in ("second_peak", "second_back"))
+        self.features, self.feature_gradient = (part(name, n, 1024) for name in ("features", "feature_gradient"))
+        self.features_spread, self.feature_gradient_spread = (  # (4, n, 4, 64): in the order of `second_peak`
+            value.view(n, 64, 4, 4).permute(2, 0, 3, 1) for value in (self.features, self.feature_gradient)
         )
+        self.products, self.logits = part("products", space.classes, n), part("logits", n, space.classes)
+        self.ones = part("ones", P).fill_(1)
 
 
 _held = threading.local()
@@ -184,8 +138,7 @@ def _workspace(classes: int, like: Tensor) -> _Workspace:
     return space
 
 
-@dataclass(frozen=True, eq=False)
-class _Model:
+class _Model(NamedTuple):
     """One client's parameters as the matrices of the products."""
 
     taps: Tensor  # (29, 32): T
@@ -204,10 +157,8 @@ def _models(space: _Workspace, params: dict[str, Tensor]) -> Iterator[_Model]:
     taps = spread.view(k, 30, 32)[:, :29].unbind()
     weights = params["conv2.weight"].permute(0, 3, 4, 2, 1).unbind()  # k × (5, 5, 32, 64)
     in_order, shared = weights[0].is_contiguous(), params["conv2.weight"].stride(0) == 0
-    vectors = zip(
-        *(params[name].unbind() for name in ("conv1.bias", "conv2.bias", "readout.weight", "readout.bias")), strict=True
-    )
-    for i, (bias1, bias2, readout, bias3) in enumerate(vectors):
+    vectors = [params[name].unbind() for name in ("conv1.bias", "conv2.bias", "readout.weight", "readout.bias")]
+    for i, (bias1, bias2, readout, bias3) in enumerate(zip(*vectors, strict=True)):
         if not in_order and (i == 0 or not shared):
             space.weight.view(5, 5, 32, 64).copy_(weights[i])
         weight = weights[i].view(5, 160, 64) if in_order else space.weight
