@@ -22,6 +22,5 @@ class PersonalContext:
 
     def own_stream(self, cohort: Cohort) -> Cohort:
         """The cohort with batches of its own: personal work does not see the batches of the shared model's work."""
-        return Cohort(
-            cohort.round, rng.stream_key(cohort.seed, "personal") >> 1, cohort.clients, cohort.weights, cohort.inclusion
-        )
+        seed = rng.stream_key(cohort.seed, "personal") >> 1
+        return Cohort(cohort.round, seed, cohort.clients, cohort.weights, cohort.inclusion)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.abilities import is_part, solver_traits
-from equipoise.errors import IncompatibleParts, InvalidParameter, is_number, require
+from equipoise.errors import IncompatibleParts, InvalidParameter, is_number, require, require_number
 from equipoise.personal.context import PersonalContext
 from equipoise.types import Cohort, LocalSolver, Pull
 
@@ -47,6 +47,33 @@ def refuse_unfit_solver(method: object, algorithm: Algorithm) -> None:
         )
 
 
+class TrainsOwnModels:
+    """What methods share whose clients keep a model of their own, trained by `solver` (None: by the algorithm's)."""
+
+    solver: LocalSolver | None
+
+    def __post_init__(self) -> None:
+        check_own_solver(self.solver)
+
+    def check(self, algorithm: Algorithm) -> None:
+        """Refuse a solver that makes no personal model."""
+        refuse_unfit_solver(self, algorithm)
+
+    def width(self, dimension: int) -> int:
+        """A client keeps its model, D numbers."""
+        return dimension
+
+    def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
+        """Every client starts from w^0; there is no shared state."""
+        return params, None
+
+    def models(
+        self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
+    ) -> Tensor:
+        """The models (K, D) that clients keep."""
+        return rows
+
+
 @dataclass(frozen=True)
 class Ditto:
     """Each client also trains a model of its own near the shared one: v ← v − η(∇F_k(v) + λ(v − w^t)), v kept between rounds.
@@ -69,8 +96,7 @@ class Ditto:
     when: Literal["joint", "finetuning"] = "joint"
 
     def __post_init__(self) -> None:
-        good = is_number(self.strength) and 0 <= self.strength < math.inf
-        require(good, "strength", "must be a number ≥ 0", self.strength, "0 is local training; 1 is a good start.")
+        require_number("strength", self.strength, "[0, ∞)", "0 is local training; 1 is a good start.")
         given: Any = self.choices
         good = isinstance(given, tuple | list) and all(is_number(c) and 0 <= c < math.inf for c in given)
         require(good, "choices", "must be numbers ≥ 0", self.choices, f"E.g. {USUAL_STRENGTHS}.")
@@ -170,7 +196,7 @@ def choose_by_validation(context: PersonalContext, models: Tensor, clients: Tens
 
 
 @dataclass(frozen=True)
-class Local:
+class Local(TrainsOwnModels):
     """Each client trains alone, on its own data, whenever it is in a cohort; its model is kept between rounds.
 
     The shared model is trained as ever, beside it. `solver` trains the clients' own models (None: as the algorithm's).
@@ -180,36 +206,15 @@ class Local:
 
     solver: LocalSolver | None = None
 
-    def __post_init__(self) -> None:
-        check_own_solver(self.solver)
-
-    def check(self, algorithm: Algorithm) -> None:
-        """Refuse a solver that makes no personal model."""
-        refuse_unfit_solver(self, algorithm)
-
-    def width(self, dimension: int) -> int:
-        """A client keeps its model, D numbers."""
-        return dimension
-
-    def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
-        """Every client starts from w^0; there is no shared state."""
-        return params, None
-
     def work(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
     ) -> tuple[Tensor, Any]:
         """The cohort's models (K, D) after local steps on each client's own data."""
         return context.engine.own_steps(rows, context.own_stream(cohort), own_solver(self.solver, solver)), shared
 
-    def models(
-        self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
-    ) -> Tensor:
-        """The models (K, D) that clients keep."""
-        return rows
-
 
 @dataclass(frozen=True)
-class L2SGD:
+class L2SGD(TrainsOwnModels):
     """Clients' own models, each pulled towards the mean of all: min Σ_k F_k(v_k) + (λ/2)‖v_k − m‖², m the mean over clients.
 
     `strength` is λ. The published method needs all clients now and then; as in the comparison with Ditto, the clients of a
@@ -225,17 +230,12 @@ class L2SGD:
     sums_models: ClassVar[bool] = True  # the server learns the mean of the clients' own models
 
     def __post_init__(self) -> None:
-        good = is_number(self.strength) and 0 <= self.strength < math.inf
-        require(good, "strength", "must be a number ≥ 0", self.strength)
-        check_own_solver(self.solver)
+        super().__post_init__()
+        require_number("strength", self.strength, "[0, ∞)")
 
     def check(self, algorithm: Algorithm) -> None:
         """Refuse a solver that makes no personal model, or steps that leap over the mean model."""
         Ditto(self.strength, solver=self.solver).check(algorithm)
-
-    def width(self, dimension: int) -> int:
-        """A client keeps its model, D numbers."""
-        return dimension
 
     def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
         """Every client starts from w^0, and so does the mean m, the shared state."""
@@ -248,9 +248,3 @@ class L2SGD:
         pull = pull_to(shared, self.strength, len(rows))
         after = context.engine.own_steps(rows, context.own_stream(cohort), own_solver(self.solver, solver), pull)
         return after, shared + (after - rows).sum(0) / len(context.data.train)
-
-    def models(
-        self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
-    ) -> Tensor:
-        """The models (K, D) that clients keep."""
-        return rows

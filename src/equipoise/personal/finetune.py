@@ -3,50 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from equipoise.core.abilities import solver_traits
-from equipoise.errors import is_integer, require
+from equipoise.errors import require_integer
 from equipoise.personal.context import PersonalContext
-from equipoise.personal.ditto import check_own_solver, own_solver, refuse_unfit_solver
+from equipoise.personal.ditto import TrainsOwnModels, own_solver
 from equipoise.types import Cohort, LocalSolver
 
-if TYPE_CHECKING:
-    from equipoise.algorithm import Algorithm
 
+class FinetuningMethod(TrainsOwnModels):
+    """What methods share that train after the rounds only: clients keep nothing, and go on from the shared model."""
 
-def check_epochs(epochs: int) -> None:
-    """Raise InvalidParameter unless `epochs` is an integer ≥ 1."""
-    require(is_integer(epochs) and epochs >= 1, "epochs", "must be a whole number of at least 1", epochs)
-
-
-def for_epochs(solver: LocalSolver, epochs: int) -> LocalSolver:
-    """The solver with `epochs` passes over a client's data; other solvers than SGD as they are."""
-    with_epochs = solver_traits(solver).with_epochs
-    return solver if with_epochs is None else with_epochs(epochs)
-
-
-@dataclass(frozen=True)
-class Finetuning:
-    """After training each client takes `epochs` passes over its own data from the shared model; nothing is kept in rounds.
-
-    `solver` says how (None: as the algorithm's).
-
-    Source: Li 2023 (thesis), sections 5.3 and 5.7.1 (50 epochs); Pillutla et al. 2023, Table 4 (10 epochs).
-    """
-
-    epochs: int = 10
-    solver: LocalSolver | None = None
+    epochs: int
 
     def __post_init__(self) -> None:
-        check_epochs(self.epochs)
-        check_own_solver(self.solver)
-
-    def check(self, algorithm: Algorithm) -> None:
-        """Refuse a solver that makes no personal model."""
-        refuse_unfit_solver(self, algorithm)
+        require_integer("epochs", self.epochs, 1)
+        super().__post_init__()
 
     def width(self, dimension: int) -> int:
         """Clients keep nothing between rounds."""
@@ -62,10 +37,28 @@ class Finetuning:
         """Nothing is done in rounds: rows and shared state as they are."""
         return rows, shared
 
+    def for_epochs(self, solver: LocalSolver) -> LocalSolver:
+        """The method's solver, or the algorithm's, with `epochs` passes over a client's data; all but SGD as they are."""
+        own = own_solver(self.solver, solver)
+        with_epochs = solver_traits(own).with_epochs
+        return own if with_epochs is None else with_epochs(self.epochs)
+
+
+@dataclass(frozen=True)
+class Finetuning(FinetuningMethod):
+    """After training each client takes `epochs` passes over its own data from the shared model; nothing is kept in rounds.
+
+    `solver` says how (None: as the algorithm's).
+
+    Source: Li 2023 (thesis), sections 5.3 and 5.7.1 (50 epochs); Pillutla et al. 2023, Table 4 (10 epochs).
+    """
+
+    epochs: int = 10
+    solver: LocalSolver | None = None
+
     def models(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
     ) -> Tensor:
         """The models (K, D) after `epochs` passes over each client's data, from the shared model."""
         start = params.expand(len(cohort), -1).contiguous()
-        work = for_epochs(own_solver(self.solver, solver), self.epochs)
-        return context.engine.own_steps(start, context.own_stream(cohort), work)
+        return context.engine.own_steps(start, context.own_stream(cohort), self.for_epochs(solver))

@@ -18,7 +18,7 @@ from torch.func import functional_call
 
 from equipoise.core.abilities import solver_traits
 from equipoise.core.task import Task
-from equipoise.errors import IncompatibleParts, is_number, require
+from equipoise.errors import IncompatibleParts, require, require_number
 from equipoise.personal.context import PersonalContext
 from equipoise.personal.ditto import check_own_solver, own_solver
 from equipoise.solvers.prepared import GRADIENT
@@ -155,13 +155,25 @@ def refuse_all_but_sgd(method: object, solver: LocalSolver) -> None:
         )
 
 
-def _check_mix(name: str, value: object) -> None:
-    good = is_number(value) and 0 <= value <= 1  # type: ignore[operator]
-    require(good, name, "must lie in [0, 1]", value, "0 is the shared model, 1 a model of the client's own.")
+class _MixesModels:
+    """What methods share whose clients keep (λ, v) and are served λ v + (1 − λ) w."""
+
+    def width(self, dimension: int) -> int:
+        """A client keeps its mixing weight and its model v, 1 + D numbers."""
+        return 1 + dimension
+
+    def models(
+        self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
+    ) -> Tensor:
+        """The mixed models λ v + (1 − λ) w, (K, D)."""
+        return mixed_models(rows, params)
+
+
+_MIX_FIX = "0 is the shared model, 1 a model of the client's own."
 
 
 @dataclass(frozen=True)
-class Mapper:
+class Mapper(_MixesModels):
     """A client's model is λ v + (1 − λ) w, with a λ of `mixes` that it chooses by its training loss; w learns from the mixture.
 
     In a round each client trains its own v on F_k(λ v + (1 − λ) w^t) with w^t fixed, from the v that it has, once for every λ
@@ -182,7 +194,7 @@ class Mapper:
         good = isinstance(given, tuple | list) and len(given) > 0
         require(good, "mixes", "must be one or more numbers in [0, 1]", given, "E.g. (0.25, 0.5, 0.75).")
         for mix in given:
-            _check_mix("mixes", mix)
+            require_number("mixes", mix, "[0, 1]", _MIX_FIX)
         object.__setattr__(self, "mixes", tuple(sorted({float(mix) for mix in given})))
         check_own_solver(self.solver)
 
@@ -190,10 +202,6 @@ class Mapper:
         """Refuse solvers other than SGD."""
         for solver in (algorithm.solver, self.solver or algorithm.solver):
             refuse_all_but_sgd(self, solver)
-
-    def width(self, dimension: int) -> int:
-        """A client keeps its mixing weight and its model v, 1 + D numbers."""
-        return 1 + dimension
 
     def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
         """The first of `mixes` and v = w^0; there is no shared state."""
@@ -220,15 +228,9 @@ class Mapper:
         after, _ = pair_steps(context, train_shared, rows, params, cohort, solver, "shared")
         return after - params
 
-    def models(
-        self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
-    ) -> Tensor:
-        """The mixed models λ v + (1 − λ) w, (K, D)."""
-        return mixed_models(rows, params)
-
 
 @dataclass(frozen=True)
-class APFL:
+class APFL(_MixesModels):
     """A client's model is u = α v + (1 − α) w, where v and α are its own and learned beside the shared w.
 
     In a round a client takes the local steps w_k ← w_k − η∇F_k(w_k) of the shared model from w^t and, on the same batches,
@@ -245,17 +247,12 @@ class APFL:
     mix_lr: float | None = None
 
     def __post_init__(self) -> None:
-        _check_mix("mix", self.mix)
-        good = self.mix_lr is None or (is_number(self.mix_lr) and 0 <= self.mix_lr < math.inf)
-        require(good, "mix_lr", "must be a number ≥ 0, or None for the solver's learning rate", self.mix_lr)
+        require_number("mix", self.mix, "[0, 1]", _MIX_FIX)
+        require_number("mix_lr", self.mix_lr, "[0, ∞)", none="the solver's learning rate")
 
     def check(self, algorithm: Algorithm) -> None:
         """Refuse solvers other than SGD."""
         refuse_all_but_sgd(self, algorithm.solver)
-
-    def width(self, dimension: int) -> int:
-        """A client keeps its mixing weight and its model v, 1 + D numbers."""
-        return 1 + dimension
 
     def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
         """α = `mix` and v = w^0; there is no shared state."""
@@ -280,9 +277,3 @@ class APFL:
         gradient = models - context.engine.own_steps(models, cohort, GRADIENT)
         slope = ((rows[:, 1:] - params) * gradient).sum(1)
         return (rows[:, 0] - rate * slope).clamp(0, 1)
-
-    def models(
-        self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
-    ) -> Tensor:
-        """The mixed models λ v + (1 − λ) w, (K, D)."""
-        return mixed_models(rows, params)

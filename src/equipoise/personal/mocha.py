@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -10,10 +9,10 @@ import torch
 from torch import Tensor
 
 from equipoise.core.abilities import solver_traits
-from equipoise.errors import Diverged, IncompatibleParts, InvalidParameter, is_number, require
+from equipoise.errors import Diverged, IncompatibleParts, InvalidParameter, require, require_number
 from equipoise.models.linear import LinearModel
 from equipoise.personal.context import PersonalContext
-from equipoise.personal.ditto import check_own_solver, own_solver, refuse_unfit_solver
+from equipoise.personal.ditto import TrainsOwnModels, own_solver
 from equipoise.types import Cohort, LocalSolver, Pull
 
 if TYPE_CHECKING:
@@ -64,7 +63,7 @@ def regulariser_pull(models: Tensor, relation: Tensor, strength: float, l2: floa
 
 
 @dataclass(frozen=True)
-class Mocha:
+class Mocha(TrainsOwnModels):
     """Multi-task learning: min over V, Ω of Σ_k F_k(v_k) + (λ/2) tr(Ω⁻¹ V Vᵀ) + (λ₂/2)‖V‖², v_k the rows of V, Ω learned.
 
     Ω (n, n) says how the clients' models relate. It starts at the identity (clients know nothing of each other), has trace n,
@@ -90,10 +89,9 @@ class Mocha:
 
     def __post_init__(self) -> None:
         for name in ("strength", "l2"):
-            value = getattr(self, name)
-            require(is_number(value) and 0 <= value < math.inf, name, "must be a number ≥ 0", value)
-        require(is_number(self.floor) and 0 < self.floor <= 1, "floor", "must lie in (0, 1]", self.floor)
-        check_own_solver(self.solver)
+            require_number(name, getattr(self, name), "[0, ∞)")
+        require_number("floor", self.floor, "(0, 1]")
+        super().__post_init__()
 
     def check(self, algorithm: Algorithm) -> None:
         """Refuse samplers that leave clients out, and steps that may leap over what pulls."""
@@ -102,7 +100,7 @@ class Mocha:
                 f"{self!r} relates every client to every other in each round, but {algorithm.drawn_by!r} leaves clients out.",
                 "Add sampler=sampling.Full(); with many clients use personal.Ditto() or personal.L2SGD().",
             )
-        refuse_unfit_solver(self, algorithm)
+        super().check(algorithm)
         solver = own_solver(self.solver, algorithm.solver)
         if solver_traits(solver).for_own_model is not None:
             lr = solver.learning_rate(0)
@@ -112,10 +110,6 @@ class Mocha:
                 f"({self.strength:g} / {self.floor:g} + {self.l2:g}) · {lr:g} = {fast:g}",
                 "Lower strength, raise floor, or give solver=SGD(…) a smaller lr.",
             )  # fmt: skip
-
-    def width(self, dimension: int) -> int:
-        """A client keeps its model, D numbers."""
-        return dimension
 
     def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
         """Every client starts from w^0, and Ω (n, n) from the identity; refuses models that are not linear."""
@@ -137,9 +131,3 @@ class Mocha:
         if bool(lost.any()):  # it would take all others along
             raise Diverged(cohort.round, (context.data.train.ids[k] for k in cohort.clients[lost].tolist()), "own model")
         return after, relationship(after, self.floor)
-
-    def models(
-        self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
-    ) -> Tensor:
-        """The models (K, D) that clients keep."""
-        return rows

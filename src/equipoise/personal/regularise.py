@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +12,9 @@ from torch.nn import functional
 
 from equipoise.core.task import Task, cross_entropy
 from equipoise.data.clients import ClientSet
-from equipoise.errors import InvalidParameter, is_number, require
+from equipoise.errors import InvalidParameter, require_number
 from equipoise.personal.context import PersonalContext
-from equipoise.personal.ditto import check_own_solver, own_solver, refuse_unfit_solver
-from equipoise.personal.finetune import check_epochs, for_epochs
+from equipoise.personal.finetune import FinetuningMethod
 from equipoise.personal.interpolate import Pair, detach_model, pair_steps, refuse_all_but_sgd
 from equipoise.types import Cohort, LocalSolver, Pull
 
@@ -27,36 +25,20 @@ _GRADIENT_NUMBERS = 2**24  # of per-example gradients held at once
 
 
 @dataclass(frozen=True)
-class _FinetuningMethod:
-    """What the methods of this module share: nothing is kept between rounds, all work is done from the trained model."""
+class _HeldBack(FinetuningMethod):
+    """Finetuning that a term of the given strength keeps near the shared model."""
 
     strength: float = 1.0
     epochs: int = 50
     solver: LocalSolver | None = None
 
     def __post_init__(self) -> None:
-        good = is_number(self.strength) and 0 <= self.strength < math.inf
-        require(good, "strength", "must be a number ≥ 0", self.strength, "0 is plain finetuning.")
-        check_epochs(self.epochs)
-        check_own_solver(self.solver)
-
-    def check(self, algorithm: Algorithm) -> None:
-        refuse_unfit_solver(self, algorithm)
-
-    def width(self, dimension: int) -> int:
-        return 0
-
-    def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
-        return params[:0], None
-
-    def work(
-        self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
-    ) -> tuple[Tensor, Any]:
-        return rows, shared
+        require_number("strength", self.strength, "[0, ∞)", "0 is plain finetuning.")
+        super().__post_init__()
 
 
 @dataclass(frozen=True)
-class EWC(_FinetuningMethod):
+class EWC(_HeldBack):
     """Finetuning held back where the shared model is sure: min F_k(v) + (λ/2) Σ_i Fisher_ii (v_i − w_i)², from v = w.
 
     `strength` is λ, `epochs` passes over a client's data by `solver` (None: as the algorithm's). Fisher_ii is the diagonal of
@@ -75,7 +57,7 @@ class EWC(_FinetuningMethod):
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
     ) -> Tensor:
         """The models (K, D) after `epochs` passes from w, held back by the diagonal Fisher information."""
-        work = for_epochs(own_solver(self.solver, solver), self.epochs)
+        work = self.for_epochs(solver)
         pull = None
         if self.strength:
             fisher = diagonal_fisher(context.task, params, context.data.train, cohort.clients)
@@ -145,7 +127,7 @@ class _PredictionPenalty:
 
 
 @dataclass(frozen=True)
-class SymmetrisedKL(_FinetuningMethod):
+class SymmetrisedKL(_HeldBack):
     """Finetuning near the shared model's predictions: min F_k(v) + (λ/2)(KL(f(v)‖f(w)) + KL(f(w)‖f(v))), from v = w.
 
     f are the softmax probabilities of the client's training examples, so that only classification by cross-entropy has them;
@@ -174,7 +156,7 @@ class SymmetrisedKL(_FinetuningMethod):
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
     ) -> Tensor:
         """The models (K, D) after `epochs` passes from w, held near its predictions."""
-        work = for_epochs(own_solver(self.solver, solver), self.epochs)
+        work = self.for_epochs(solver)
         start = torch.cat([params.new_zeros(1), params]).expand(len(cohort), -1)  # nothing is mixed
         rule = _PredictionPenalty(self.strength)
         return pair_steps(context, rule, start, params, context.own_stream(cohort), work, "own")[1]

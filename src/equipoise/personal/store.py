@@ -30,9 +30,7 @@ class ClientRows:
         self.first = first.detach().cpu()
         self.saved = torch.zeros(clients, dtype=torch.uint8) if places is None else places.clone()
         self.path = path if path is not None else self._temporary_file()
-        kind = (
-            torch.zeros(0, dtype=first.dtype if first.dtype in (torch.float32, torch.float64) else torch.float32).numpy().dtype
-        )
+        kind = np.dtype(np.float64 if first.dtype == torch.float64 else np.float32)
         shape = (2, clients, len(first))
         try:
             if places is None:
