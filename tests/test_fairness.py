@@ -15,7 +15,7 @@ from equipoise.solvers import SGD
 
 def at_most(clients, examples):
     """The same clients with at most so many examples each: rounds are short, sizes still differ."""
-    return eq.ClientSet.pack((name, *(part[:examples] for part in clients.client(k))) for k, name in enumerate(clients.ids))
+    return eq.ClientSet.pack((name, *(part[:examples] for part in clients.client(at=k))) for k, name in enumerate(clients.ids))
 
 
 def synthetic(clients, examples, test, seed):

@@ -258,7 +258,7 @@ def test_a_clients_pixels_are_scaled_once():
         pixels = eq.data.from_arrays(raw, y, [f"c{i % 8}" for i in range(40)], scale=1 / 255)
         family = eq.train_family(eq.models.Softmax(4, 3), pixels, tails=[1.0, 0.5], rounds=3, clients_per_round=3)
         wanted = family.losses(pixels.test.take([0]))
-        assert family.losses(pixels.test.client(0)) == pytest.approx(wanted)
+        assert family.losses(pixels.test.client(at=0)) == pytest.approx(wanted)
     with pytest.raises(InvalidParameter, match="client_data must have whole targets from 0 to 2"):
         family.losses((torch.rand(2, 4), torch.tensor([0, 99])))
     with pytest.raises(InvalidParameter, match="client_data must have whole targets"):

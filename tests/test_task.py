@@ -106,7 +106,7 @@ class Pair(nn.Linear):
             "model must give a batch of one an output of shape (1,)",
         ),
         ({"model": nn.LazyLinear(3)}, "model must have parameters of known shape"),
-        ({"model": Pair(4, 3)}, "model must return one tensor of outputs, but is 'tuple'"),
+        ({"model": Pair(4, 3)}, "model must return one tensor of outputs, unless a loss"),
     ],
 )
 def test_the_right_part_is_blamed(options, words):
@@ -159,7 +159,7 @@ def test_the_trained_model_predicts_as_it_was_judged(ragged):
     model = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 3))
     with pytest.warns(EquipoiseNotice, match="cannot be vectorised"):
         result = eq.train(model, ragged, rounds=2, clients_per_round=3)
-    x, y = ragged.test.client(0)
+    x, y = ragged.test.client(at=0)
     row = next(iter(result.clients.where("test")))
     assert row["error"] == pytest.approx(float((result.model(x).argmax(1) != y).double().mean()))
 

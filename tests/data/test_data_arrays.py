@@ -38,7 +38,7 @@ def test_split_inside_clients_and_raw_pixels():
     data = eq.data.from_arrays(pixels, Y, OWNERS, split_by="examples", test=0.34, scale=1 / 255)
     assert data.train.ids == data.test.ids
     assert data.train.x.dtype == torch.uint8
-    assert float(data.train.client(0)[0].max()) == pytest.approx(1.0)
+    assert float(data.train.client(at=0)[0].max()) == pytest.approx(1.0)
 
 
 def test_a_dictionary_and_datasets_give_the_same():
@@ -56,8 +56,8 @@ def test_a_dictionary_and_datasets_give_the_same():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda: eq.data.from_arrays(X, Y[:-1], OWNERS), "x has 12 rows, y 11 and client 12"),
-        (lambda: eq.data.from_arrays([["a"]], [0], [0]), "x must be an array of numbers"),
+        (lambda: eq.data.from_arrays(X, Y[:-1], OWNERS), "the numbers of rows differ (x 12, y 11, client 12)"),
+        (lambda: eq.data.from_arrays([["a"]], [0], [0]), "x holds text"),
         (lambda: eq.data.from_arrays([[1.0], [1.0, 2.0]], [0, 1], [0, 1]), "x must be an array of numbers"),
         (lambda: eq.data.from_dict({"a": X}), "client 'a' must be a pair (x, y)"),
         (lambda: eq.data.from_dict({"a": (X, Y[:3]), "b": (X, Y)}), "client 'a' has 12 inputs but 3 targets"),
@@ -66,10 +66,10 @@ def test_a_dictionary_and_datasets_give_the_same():
             lambda: eq.data.from_dict({"a": (X, Y), "b": (X[:, :1], Y)}),
             "client 'b' has inputs and targets of shapes (1,) and ()",
         ),
-        (lambda: eq.data.from_dict({"a": (1.0, 0)}), "client 'a' must have arrays with one row per example"),
-        (lambda: eq.data.from_arrays(X[:2], Y[:2], [1.0, float("nan")]), "row 1 has no client (NaN)"),
+        (lambda: eq.data.from_dict({"a": (1.0, 0)}), "client 'a': y must have one row per example"),
+        (lambda: eq.data.from_arrays(X[:2], Y[:2], [1.0, float("nan")]), "client, row 1 is missing"),
         (lambda: eq.data.from_datasets({"a": [1.0, 2.0]}), "must be pairs (x, y)"),
-        (lambda: eq.data.from_arrays(np.where(X == 8, np.nan, X), Y, OWNERS), "client '8'"),
+        (lambda: eq.data.from_arrays(np.where(X == 8, np.nan, X), Y, OWNERS), "x, row 4, column 0 holds nan"),
         (lambda: eq.ClientSet(X, Y, [0, 12], (7,)), "client ids must be a tuple of text, found 7. Use str(id)."),
     ],
 )

@@ -27,7 +27,7 @@ def test_clients_are_slices_of_one_tensor():
     x, y = clients.client("b")
     assert torch.equal(x, clients.x[1:4])
     assert y.tolist() == [1, 0, 1]
-    assert torch.equal(clients.client(2)[0], clients.x[4:])
+    assert torch.equal(clients.client(at=2)[0], clients.x[4:])
 
 
 def test_pack_inverts_client():

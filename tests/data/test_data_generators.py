@@ -189,7 +189,7 @@ def test_synthetic_splits_inside_clients():
 
 def test_synthetic_inputs_have_the_stated_covariance():
     data = synthetic(clients=60, features=5, seed=1)
-    centred = torch.cat([x - x.mean(0) for x, _ in (data.train.client(k) for k in range(60))])
+    centred = torch.cat([x - x.mean(0) for x, _ in (data.train.client(at=k) for k in range(60))])
     n = len(centred)
     covariance = (centred.T @ centred / (n - 60)).double().numpy()
     expected = np.diag(np.arange(1, 6) ** -1.2)
@@ -201,7 +201,7 @@ def test_synthetic_inputs_have_the_stated_covariance():
 def test_beta_is_the_standard_deviation_of_the_clients_level(beta):
     # The mean over 200 features of v_k is N(0, β² + 1/200), and sampling adds little.
     data = synthetic(1.0, beta, clients=300, features=200, classes=2, seed=2)
-    level = np.array([data.train.client(k)[0].mean().item() for k in range(300)])
+    level = np.array([data.train.client(at=k)[0].mean().item() for k in range(300)])
     assert np.std(level) == pytest.approx(np.sqrt(beta**2 + 1 / 200), rel=0.2)
 
 
@@ -226,12 +226,12 @@ def test_clients_of_synthetic_disagree():
     data = synthetic(1.0, 0.0, clients=6, features=10, classes=3, seed=4)
 
     def fit(k):
-        x, y = data.train.client(k)
+        x, y = data.train.client(at=k)
         x = torch.cat([x, torch.ones(len(x), 1)], 1)
         return torch.linalg.lstsq(x, torch.nn.functional.one_hot(y, 3).float()).solution
 
     def accuracy(w, k):
-        x, y = data.train.client(k)
+        x, y = data.train.client(at=k)
         return ((torch.cat([x, torch.ones(len(x), 1)], 1) @ w).argmax(1) == y).float().mean().item()
 
     own = np.mean([accuracy(fit(k), k) for k in range(6)])
@@ -301,6 +301,6 @@ def test_digits_are_all_there_once():
 
 def test_digits_with_another_partition():
     data = digits(clients=20, partition=partial(by_classes, classes_per_client=1), test=0.25)
-    assert all(len(data.train.client(k)[1].unique()) == 1 for k in range(len(data.train)))
+    assert all(len(data.train.client(at=k)[1].unique()) == 1 for k in range(len(data.train)))
     with pytest.raises(InvalidParameter, match="clients"):
         digits(clients=2000)

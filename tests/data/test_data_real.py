@@ -24,7 +24,7 @@ def test_femnist():
     assert abs(len(data.train) - len(data.test)) == 1
     assert min(int(part.sizes.min()) for part in data.splits.values()) >= 100
     assert data.classes == 62
-    x, _ = data.train.client(0)
+    x, _ = data.train.client(at=0)
     assert x.shape[1:] == (28, 28)
     assert 0.02 < x.mean() < 0.3  # ink is 1 and rare
     assert set(d.femnist(seed=1).train.ids) != set(data.train.ids)
@@ -58,7 +58,7 @@ def test_adult():
     assert data.train.sizes.tolist() == [413, 32_148]
     assert data.test.sizes.tolist() == [181, 16_100]
     assert data.features == 108
-    rich = [float(data.train.client(k)[1].float().mean()) for k in range(2)]
+    rich = [float(data.train.client(at=k)[1].float().mean()) for k in range(2)]
     assert rich[0] > 0.7 > 0.3 > rich[1]
 
 

@@ -269,7 +269,7 @@ def test_the_data_are_left_alone():
         for engine in ("loop", "simulator"):
             model = nn.Sequential(nn.ReLU(inplace=True), nn.Linear(4, 3))
             eq.train(model, data, rounds=2, clients_per_round=2, engine=engine, evaluate_every=1)
-        data.train.client(0)
+        data.train.client(at=0)
         assert torch.equal(data.train.x, before)
 
 

@@ -149,7 +149,7 @@ def show_data(console: Console, data: FederatedData) -> None:
         sizes = clients.sizes.double()
         quantiles = torch.quantile(sizes, torch.tensor([0.0, 0.1, 0.5, 0.9, 1.0], dtype=torch.float64), interpolation="lower")
         cells = [f"{int(q)}" for q in quantiles]
-        table.add_row(name, str(len(clients)), unseen, str(len(clients.x)), *cells)
+        table.add_row(name, str(len(clients)), unseen, str(clients.examples), *cells)
     console.print(table)
     console.print()
     console.print(Text("Examples per training client", style="bold"))

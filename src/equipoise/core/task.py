@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
+from equipoise.core import trees
 from equipoise.core.params import ParameterLayout
 from equipoise.errors import EquipoiseError, IncompatibleParts, InvalidParameter, is_integer, require
 
 if TYPE_CHECKING:
     from equipoise.data.clients import FederatedData
 
-PerExample = Callable[[Tensor, Tensor], Tensor]
+PerExample = Callable[[Any, Any], Tensor]  # of trees of outputs and targets
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -31,6 +32,37 @@ def misclassified(outputs: Tensor, targets: Tensor) -> Tensor:
     """1 where the largest of the logits (B, C, …) is not the target class, else 0: (B,)."""
     wrong = (outputs.argmax(1) != targets).to(outputs.dtype)
     return wrong.flatten(1).mean(1) if wrong.dim() > 1 else wrong
+
+
+@dataclass(frozen=True)
+class MaskedCrossEntropy:
+    """Cross-entropy of logits (B, C, …) against classes (B, …): the mean over the places of an example that are not ignored."""
+
+    ignore_index: int
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """One number per example, (B,)."""
+        losses = functional.cross_entropy(outputs, targets, reduction="none", ignore_index=self.ignore_index)
+        return _mean_where(targets != self.ignore_index, losses)
+
+
+@dataclass(frozen=True)
+class MaskedMisclassified:
+    """The share of an example's places, without the ignored ones, where the largest logit is not the target class."""
+
+    ignore_index: int
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """One number per example, (B,)."""
+        return _mean_where(targets != self.ignore_index, (outputs.argmax(1) != targets).to(outputs.dtype))
+
+
+def _mean_where(known: Tensor, values: Tensor) -> Tensor:
+    """The mean of each example's values (B, …) where they are known, (B,)."""
+    if values.dim() == 1:
+        return values
+    shares = known.to(values.dtype).flatten(1)
+    return (values.flatten(1) * shares).sum(1) / shares.sum(1).clamp(min=1)
 
 
 class _Scorer(nn.Module):
@@ -60,14 +92,15 @@ class _Scorer(nn.Module):
 
     @property
     def is_cross_entropy(self) -> bool:
-        return self.loss is cross_entropy or isinstance(self.loss, nn.CrossEntropyLoss | nn.NLLLoss | nn.MultiMarginLoss)
+        known = MaskedCrossEntropy | nn.CrossEntropyLoss | nn.NLLLoss | nn.MultiMarginLoss
+        return self.loss is cross_entropy or isinstance(self.loss, known)
 
     @property
     def _usual_error(self) -> PerExample:
         return misclassified if self.is_cross_entropy else self.loss
 
-    def forward(self, x: Tensor, y: Tensor, with_error: bool) -> tuple[Tensor, Tensor | None]:
-        outputs = self.module(x)
+    def forward(self, x: Any, y: Any, with_error: bool) -> tuple[Tensor, Tensor | None]:
+        outputs = trees.call(self.module, x)
         return per_example("loss", self.loss(outputs, y), x), (
             per_example("error", self.error(outputs, y), x) if with_error else None
         )
@@ -127,18 +160,18 @@ class Task:
         """A copy of the task with the module's constants on a device."""
         return Task(_Scorer(*_copy_all(self.module, self.scorer._given_loss, self.scorer._given_error)).to(device), self.layout)
 
-    def outputs(self, params: Tensor | dict[str, Tensor], x: Tensor) -> Tensor:
+    def outputs(self, params: Tensor | dict[str, Tensor], x: Any) -> Any:
         """The model's outputs on inputs (B, …)."""
         named = self.layout.unflatten(params) if isinstance(params, Tensor) else params
-        outputs: Tensor = functional_call(self.module, named, (x,))
-        return outputs
+        given = ((), x) if isinstance(x, dict) else (x if isinstance(x, tuple) else (x,), {})
+        return functional_call(self.module, named, *given)
 
-    def losses(self, params: Tensor | dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+    def losses(self, params: Tensor | dict[str, Tensor], x: Any, y: Any) -> Tensor:
         """Per-example losses (B,)."""
         losses: Tensor = functional_call(self.scorer, self._named(params), (x, y, False))[0]
         return losses
 
-    def scores(self, params: Tensor | dict[str, Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def scores(self, params: Tensor | dict[str, Tensor], x: Any, y: Any) -> tuple[Tensor, Tensor]:
         """Per-example losses and errors, (B,) and (B,)."""
         losses, errors = functional_call(self.scorer, self._named(params), (x, y, True))
         return losses, errors
@@ -154,10 +187,11 @@ class Task:
         gradient, and models whose output for one example depends on its batch or that change buffers when they run. If the
         data have classes and the outputs are scores of classes, an error that nobody defined is misclassification.
         """
-        trial = self.to(torch.device("cpu"))
-        rows = slice(0, min(3, len(data.train.x)))
+        wanted = self._respecting(data)
+        trial = wanted.to(torch.device("cpu"))
+        rows = slice(0, min(3, data.train.examples))
         dtype = self.layout.dtype
-        x, y = data.train.inputs(rows, dtype).cpu(), data.train.targets(rows, dtype).cpu()
+        x, y = (trees.map_tree(Tensor.cpu, part(rows, dtype)) for part in (data.train.inputs, data.train.targets))
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             trial.scorer.eval()
             outputs = trial._run_user_code("model", data, lambda: trial._outputs(x))
@@ -166,17 +200,17 @@ class Task:
             trial.scorer.train()
             params = self.layout.read(trial.module).requires_grad_()
             with torch.enable_grad():
-                losses = trial._run_user_code("loss", data, lambda: trial.losses(params, x.clone(), y))
+                losses = trial._run_user_code("loss", data, lambda: trial.losses(params, trees.clone(x), y))
             require(losses.requires_grad, "loss", "must depend on the model's parameters", "detached from them")
-            places = outputs.shape[:1] + outputs.shape[2:]
-            scores_of_classes = outputs.dim() == 2 and y.shape == places and 1 < data.classes <= outputs.shape[1]
-            fit = self
-            if self.scorer.error_is_open and (scores_of_classes or self.scorer.is_cross_entropy):
-                fit = Task(_Scorer(self.module, self.scorer._given_loss, misclassified), self.layout)
-                trial = Task(_Scorer(trial.module, trial.scorer._given_loss, misclassified), self.layout)
+            if trial.scorer.error_is_open and (trial._scores_classes(data, outputs, y) or trial.scorer.is_cross_entropy):
+                error = MaskedMisclassified(data.ignore_index) if data.has_ignored else misclassified
+                wanted, trial = (
+                    Task(_Scorer(task.module, task.scorer._given_loss, error), self.layout) for task in (wanted, trial)
+                )
             trial.scorer.eval()
-            several = trial._run_user_code("error", data, lambda: trial.scores(params, x.clone(), y))
-            alone = [trial.scores(params, x[i : i + 1].clone(), y[i : i + 1]) for i in range(len(x))]
+            several = trial._run_user_code("error", data, lambda: trial.scores(params, trees.clone(x), y))
+            single = [(trees.select(x, slice(i, i + 1)), trees.select(y, slice(i, i + 1))) for i in range(len(several[0]))]
+            alone = [trial.scores(params, trees.clone(one), target) for one, target in single]
             for place, what in enumerate(("loss", "error")):
                 if not _nearly_equal(several[place], torch.cat([scores[place] for scores in alone])):
                     raise IncompatibleParts(
@@ -184,11 +218,41 @@ class Task:
                         "over clients both break.",
                         "Compute it from the example's own outputs and target.",
                     )
-        return fit
+            trial._refuse_padding(data, rows, params, several)
+        return wanted
 
-    def _outputs(self, x: Tensor) -> Tensor:
-        outputs: Tensor = self.module(x.clone())
-        require(isinstance(outputs, Tensor), "model", "must return one tensor of outputs", type(outputs).__name__)
+    def _respecting(self, data: FederatedData) -> Task:
+        """The task with a default loss that leaves out the targets which these data ignore."""
+        if self.scorer.loss is not cross_entropy or not data.has_ignored:
+            return self
+        return Task(_Scorer(self.module, MaskedCrossEntropy(data.ignore_index), self.scorer._given_error), self.layout)
+
+    def _scores_classes(self, data: FederatedData, outputs: Any, y: Any) -> bool:
+        """Whether the outputs are one score per class of the data."""
+        tensors = isinstance(outputs, Tensor) and isinstance(y, Tensor) and outputs.dim() == 2
+        return tensors and y.shape == outputs.shape[:1] and 1 < data.classes <= outputs.shape[1]
+
+    def _refuse_padding(self, data: FederatedData, rows: slice, params: Tensor, scores: tuple[Tensor, Tensor]) -> None:
+        """Where sequences are padded, more padding must change neither loss nor error."""
+        clients, dtype = data.train, self.layout.dtype
+        if not clients.has_sequences:
+            return
+        x, y = (trees.map_tree(Tensor.cpu, part(rows, dtype, wider=8)) for part in (clients.inputs, clients.targets))
+        wider = self._run_user_code("model", data, lambda: self.scores(params, x, y))
+        for what, narrow, wide in zip(("loss", "error"), scores, wider, strict=True):
+            if not _nearly_equal(narrow, wide):
+                raise IncompatibleParts(
+                    f"The {what} of {type(self.module).__name__} changes when sequences are padded further, so that it depends "
+                    "on the other sequences in a batch.",
+                    "Use the mask: take the output at the last step where it is 1 (not outputs[:, -1]), average over steps "
+                    "where it is 1, hand it to attention as a padding mask; pad targets with the ignored class −100.",
+                )
+
+    def _outputs(self, x: Any) -> Any:
+        outputs = trees.call(self.module, trees.clone(x))
+        own = self.scorer.loss is not cross_entropy and not isinstance(self.scorer.loss, MaskedCrossEntropy)
+        rule = "must return one tensor of outputs, unless a loss is given for what it returns"
+        require(own or isinstance(outputs, Tensor), "model", rule, type(outputs).__name__)
         return outputs
 
     def _run_user_code(self, what: str, data: FederatedData, run: Callable[[], Any]) -> Any:
@@ -199,43 +263,52 @@ class Task:
             raise
         except Exception as failure:  # a user's function may raise anything when it is given what it does not expect
             x, y = data.train.inputs(slice(0, 1), self.layout.dtype), data.train.targets(slice(0, 1), self.layout.dtype)
-            rule = f"must fit the data {data.name!r}: inputs of shape {tuple(x.shape[1:])} and type {_dtype_name(x)}"
-            rule += f", targets of shape {tuple(y.shape[1:])} and type {_dtype_name(y)}" if what != "model" else ""
+            rule = f"must fit the data {data.name!r}: inputs of {_described(x)}"
+            rule += f", targets of {_described(y)}" if what != "model" else ""
             reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0]
-            hint = (
-                " If the inputs are pixels, give the data scale=1/255." if what == "model" and not x.is_floating_point() else ""
-            )
+            pixels = what == "model" and isinstance(x, Tensor) and not x.is_floating_point()
+            hint = " If the inputs are pixels, give the data scale=1/255." if pixels else ""
             name = type(self.module).__name__ if what == "model" else getattr(self.scorer, what)
             raise InvalidParameter(what, rule, name, f"It said: {reason}.{hint}") from failure
 
-    def _refuse_too_few_classes(self, data: FederatedData, outputs: Tensor) -> None:
+    def _refuse_too_few_classes(self, data: FederatedData, outputs: Any) -> None:
         known, name = getattr(self.module, "classes", None), type(self.module).__name__
         if not is_integer(known):
-            known = outputs.shape[1] if self.scorer.is_cross_entropy and outputs.dim() > 1 else data.classes
+            logits = self.scorer.is_cross_entropy and isinstance(outputs, Tensor) and outputs.dim() > 1
+            known = outputs.shape[1] if logits else data.classes
         if known is not None and data.classes > known:
             rule = (
                 f"must tell the {data.classes} classes of {data.name!r} (0 to {data.classes - 1}) apart; {name} knows {known}"
             )
             raise InvalidParameter("model", rule, name, "Give it more classes, or use models.Softmax.")
 
-    def _refuse_mixing(self, x: Tensor) -> None:
+    def _refuse_mixing(self, x: Any) -> None:
         """An example's output must not depend on its batch, and a forward pass must not change the module."""
-        self.module(x.clone())  # buffers that are made on first use are there now
+
+        def run(batch: Any) -> list[Tensor]:
+            outputs = trees.call(self.module, trees.clone(batch))
+            return [leaf for leaf in trees.leaves(outputs) if isinstance(leaf, Tensor)]
+
+        run(x)  # buffers that are made on first use are there now
         before = {name: value.clone() for name, value in self.module.named_buffers()}
+        count = trees.batch_shape(x)[0]
         for training in (False, True):
             self.scorer.train(training)
-            several, again = self.module(x.clone()), self.module(x.clone())
-            alone = [self.module(x[i : i + 1].clone()) for i in range(len(x))]
-            if alone[0].shape != several[:1].shape:
-                rule = f"must give a batch of one an output of shape {tuple(several[:1].shape)}"
-                raise InvalidParameter("model", rule, tuple(alone[0].shape), "Squeeze only the last dimension: squeeze(-1).")
-            random = not _nearly_equal(several, again)  # dropout: nothing to compare
-            if not random and not _nearly_equal(several, torch.cat(alone)):
-                raise IncompatibleParts(
-                    f"{type(self.module).__name__} gives an example another output when other examples are in its batch: a "
-                    "layer mixes them, which padding and averaging over clients both break.",
-                    "Normalise within each example, e.g. by torch.nn.GroupNorm or LayerNorm.",
-                )
+            alone = [run(trees.select(x, slice(i, i + 1))) for i in range(count)]
+            for place, (several, again) in enumerate(zip(run(x), run(x), strict=True)):
+                single = [outputs[place] for outputs in alone]
+                if single[0].shape != several[:1].shape:
+                    rule = f"must give a batch of one an output of shape {tuple(several[:1].shape)}"
+                    raise InvalidParameter(
+                        "model", rule, tuple(single[0].shape), "Squeeze only the last dimension: squeeze(-1)."
+                    )
+                random = not _nearly_equal(several, again)  # dropout: nothing to compare
+                if not random and not _nearly_equal(several, torch.cat(single)):
+                    raise IncompatibleParts(
+                        f"{type(self.module).__name__} gives an example another output when other examples are in its batch: a "
+                        "layer mixes them, which padding and averaging over clients both break.",
+                        "Normalise within each example, e.g. by torch.nn.GroupNorm or LayerNorm.",
+                    )
         now = dict(self.module.named_buffers())
         changed = [name for name, value in before.items() if not torch.equal(now[name].nan_to_num(), value.nan_to_num())]
         if changed:
@@ -263,17 +336,21 @@ def _nearly_equal(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and torch.allclose(a, b, rtol=max(1e-3, rough), atol=max(1e-4, rough), equal_nan=True)
 
 
-def _dtype_name(values: Tensor) -> str:
-    return str(values.dtype).removeprefix("torch.")
+def _described(tree: Any) -> str:
+    """Shapes and types of one example."""
+    texts = {name: f"shape {tuple(leaf.shape[1:])} and type {str(leaf.dtype).removeprefix('torch.')}"
+             for name, leaf in trees.named_leaves("", tree).items()}  # fmt: skip
+    return "; ".join(f"{name} {text}".strip() for name, text in texts.items())
 
 
-def per_example(name: str, values: Tensor, x: Tensor) -> Tensor:
+def per_example(name: str, values: Tensor, x: Any) -> Tensor:
     """Refuse a loss that was already averaged: clients need one number per example."""
-    if values.shape != x.shape[:1]:
+    batch = trees.batch_shape(x)
+    if not isinstance(values, Tensor) or values.shape != batch:
         raise InvalidParameter(
             name,
-            f"must give one number per example, shape ({x.shape[0]},)",
-            tuple(values.shape),
+            f"must give one number per example, shape ({batch[0]},)",
+            tuple(values.shape) if isinstance(values, Tensor) else values,
             'With a torch loss use reduction="none", and average over all but the first dimension.',
         )
     return values

@@ -1,120 +1,169 @@
-"""Federated data: the examples of all clients packed into one tensor, with offsets that say where each client begins."""
+"""Federated data: the examples of all clients packed one after the other, with offsets that say where each client begins."""
 
 from __future__ import annotations
 
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from equipoise.core.rng import name_key, signed
-from equipoise.errors import InvalidData, InvalidParameter
+from equipoise.core.trees import leaves, map_tree, named_leaves
+from equipoise.data import leaves as leaf_of
+from equipoise.data.leaves import refuse_non_finite, shown_shape
+from equipoise.data.ragged import Ragged
+from equipoise.errors import InvalidData, InvalidParameter, is_integer, require
 from equipoise.types import Attack
 
-_ROWS_PER_CHECK = 65_536
+IGNORE = -100  # the usual class of places that losses ignore
 
 
 @dataclass(frozen=True, eq=False)
 class ClientSet:
     """n clients: client k owns rows offsets[k] … offsets[k+1] − 1 of `x` and `y`. Clients are slices, never copies.
 
-    `scale` says that `x` holds raw numbers (such as uint8 pixels) and that a model sees x · scale + shift; the conversion
-    happens when a batch is gathered, so that the data stay small in memory. Without it integers are tokens (int64).
+    `x` and `y` are a tensor, a tuple of tensors, or a dict of tensors and `Ragged` sequences, each with one row per example; a
+    model is called as model(x), model(*x) or model(**x). `scale` says that `x` holds raw numbers (such as uint8 pixels) and
+    that a model sees x · scale + shift; the conversion happens when a batch is gathered, so that the data stay small in
+    memory. Without it integers are tokens (int64). Of a tuple or dict, `scale` and `shift` are a tuple or dict, too.
     """
 
-    x: Tensor  # (N, …)
-    y: Tensor  # (N, …)
+    x: Any  # (N, …), or a tuple or dict of leaves
+    y: Any
     offsets: Tensor  # (n + 1,) int64
-    ids: tuple[str, ...]
-    scale: float | None = None
-    shift: float = 0.0
+    ids: Sequence[str]
+    scale: Any = None
+    shift: Any = 0.0
     source: str = field(default="", repr=False)  # a file or generator, named in errors
 
     def __post_init__(self) -> None:
-        origin = prefix(self.source)
-        for name in ("x", "y", "offsets"):
-            object.__setattr__(self, name, torch.as_tensor(getattr(self, name)))  # NumPy arrays are welcome
+        for name in ("x", "y"):
+            object.__setattr__(self, name, map_tree(leaf_of.as_leaf, getattr(self, name)))
+        object.__setattr__(self, "offsets", torch.as_tensor(self.offsets))
+        for name, default in (("scale", None), ("shift", 0.0)):
+            object.__setattr__(self, name, leaf_of.per_leaf(name, getattr(self, name), self.x, default))
+        self.check_leaves()
+        self._check_clients()
+        for name, values in (named_leaves("x", self.x) | named_leaves("y", self.y)).items():
+            refuse_non_finite(values, lambda row, name=name: f"{prefix(self.source)}{self._place(row)} (row {row} of {name})")
+
+    @classmethod
+    def trusted(cls, **given: Any) -> ClientSet:
+        """A set of fields, and of cached properties by their names, that need no checks."""
+        made = object.__new__(cls)
+        defaults = {each.name: each.default for each in fields(cls) if each.name in ("scale", "shift", "source")}
+        for name, value in (defaults | given).items():
+            object.__setattr__(made, name, value)
+        return made
+
+    def check_leaves(self) -> None:
+        """Refuse leaves with different numbers of rows, and masks without a name of their own."""
+        origin, inputs = prefix(self.source), named_leaves("x", self.x)
+        if not inputs:
+            raise InvalidData(f"{origin}x has no leaf; give at least one tensor.")
+        counts = {name: len(leaf) for name, leaf in (inputs | named_leaves("y", self.y)).items()}
+        rows = counts[next(iter(inputs))]
+        for name, count in counts.items():
+            if count != rows:
+                first = next(iter(inputs))
+                raise InvalidData(f"{origin}{first} has {rows} rows but {name} has {count}; every example needs both.")
+        masks = [leaf.mask for leaf in inputs.values() if isinstance(leaf, Ragged)]
+        if masks and not isinstance(self.x, dict):
+            raise InvalidData(
+                f"{origin}sequences of different lengths must be a leaf of a dict, so that their mask has a name: "
+                'x={"input_ids": Ragged(…)}.'
+            )
+        named = [mask for mask in masks if mask is not None]
+        if twice := [mask for mask in named if mask in self.x or named.count(mask) > 1]:
+            raise InvalidData(
+                f"{origin}two inputs would be called {twice[0]!r}. Give one of the Ragged leaves another mask=…, or mask=None."
+            )
+
+    def _check_clients(self) -> None:
+        origin, rows = prefix(self.source), len(leaves(self.x)[0])
         if (odd := [i for i in self.ids if not isinstance(i, str)]) or not isinstance(self.ids, tuple):
             raise InvalidData(
                 f"{origin}client ids must be a tuple of text, found {odd[0] if odd else self.ids!r}. Use str(id)."
             )
-        if len(self.x) != len(self.y):
-            raise InvalidData(f"{origin}x has {len(self.x)} rows but y has {len(self.y)}; every example needs both.")
         if len(self.offsets) != len(self.ids) + 1:
             raise InvalidData(f"{origin}{len(self.ids)} ids need {len(self.ids) + 1} offsets, got {len(self.offsets)}.")
         if not self.ids:
             raise InvalidData(f"{origin}there is no client.")
-        if int(self.offsets[0]) != 0 or int(self.offsets[-1]) != len(self.x):
-            raise InvalidData(f"{origin}offsets must run from 0 to {len(self.x)} (the number of rows).")
+        if int(self.offsets[0]) != 0 or int(self.offsets[-1]) != rows:
+            raise InvalidData(f"{origin}offsets must run from 0 to {rows} (the number of rows).")
         if (empty := torch.nonzero(self.offsets.diff() <= 0).flatten()).numel():
             names = ", ".join(self.ids[i] for i in empty[:5])
             raise InvalidData(
                 f"{origin}{empty.numel()} of {len(self.ids)} clients have no example: {names}. Drop them, or give them data."
             )
         if len(set(self.ids)) != len(self.ids):
-            twice = sorted({i for i in self.ids if self.ids.count(i) > 1} if len(self.ids) < 5000 else [])
-            raise InvalidData(f"{origin}client ids must differ; repeated: {', '.join(twice[:5]) or 'some'}.")
-        for name, values in (("x", self.x), ("y", self.y)):
-            self._refuse_non_finite(name, values)
+            ordered = sorted(self.ids)
+            twice = sorted({a for a, b in pairwise(ordered) if a == b})
+            raise InvalidData(f"{origin}client ids must differ; repeated: {', '.join(twice[:5])}.")
 
-    def _refuse_non_finite(self, name: str, values: Tensor) -> None:
-        if not values.is_floating_point():
-            return
-        for start in range(0, len(values), _ROWS_PER_CHECK):
-            rows = values[start : start + _ROWS_PER_CHECK]
-            bad = ~torch.isfinite(rows.flatten(1) if rows.dim() > 1 else rows[:, None]).all(1)
-            if bad.any():
-                row = start + int(bad.nonzero()[0])
-                client = int(torch.searchsorted(self.offsets, row, right=True)) - 1
-                origin = prefix(self.source)
-                raise InvalidData(
-                    f"{origin}client {self.ids[client]!r}, row {row - int(self.offsets[client])} (row {row} of {name}) holds "
-                    f"NaN or infinity. Repair or drop that example."
-                )
+    def _place(self, row: int) -> str:
+        """A row in words: whose it is, and the how-manieth of that client."""
+        client = int(torch.searchsorted(self.offsets, row, right=True)) - 1
+        return f"client {self.ids[client]!r}, row {row - int(self.offsets[client])}"
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __repr__(self) -> str:
-        return f"ClientSet({len(self)} clients, {len(self.x)} examples of shape {tuple(self.x.shape[1:])})"
+        return f"ClientSet({len(self)} clients, {self.examples} examples of shape {shown_shape(self.x)})"
 
     @classmethod
     def pack(
-        cls, clients: Iterable[tuple[str, Tensor, Tensor]], *, scale: float | None = None, shift: float = 0.0, source: str = ""
+        cls, clients: Iterable[tuple[str, Any, Any]], *, scale: Any = None, shift: Any = 0.0, source: str = ""
     ) -> ClientSet:
         """Pack (id, x, y) triples, one per client."""
         origin = prefix(source)
-        triples = [(name, torch.as_tensor(x), torch.as_tensor(y)) for name, x, y in clients]
+        triples = [(name, map_tree(leaf_of.as_leaf, x), map_tree(leaf_of.as_leaf, y)) for name, x, y in clients]
         if not triples:
             raise InvalidData(f"{origin}there is no client.")
         first = triples[0]
+        wanted = [(key, leaf_of.kind_of(leaf)) for tree in first[1:] for key, leaf in named_leaves("", tree).items()]
         for name, x, y in triples:
-            if x.dim() == 0 or y.dim() == 0:
-                raise InvalidData(f"{origin}client {name!r} must have arrays with one row per example, not single numbers.")
-            if x.shape[1:] != first[1].shape[1:] or y.shape[1:] != first[2].shape[1:]:
+            for what, tree in (("x", x), ("y", y)):
+                for leaf_name, leaf in named_leaves(what, tree).items():
+                    if isinstance(leaf, Tensor) and leaf.dim() == 0:
+                        raise InvalidData(
+                            f"{origin}client {name!r} must have arrays with one row per example, not single numbers."
+                        )
+                    refuse_non_finite(leaf, lambda row, n=name, of=leaf_name: f"{origin}client {n!r}, row {row} of its {of}")
+            if [(key, leaf_of.kind_of(leaf)) for tree in (x, y) for key, leaf in named_leaves("", tree).items()] != wanted:
                 raise InvalidData(
-                    f"{origin}client {name!r} has inputs and targets of shapes {tuple(x.shape[1:])} and {tuple(y.shape[1:])} "
-                    f"per example, but client {first[0]!r} has {tuple(first[1].shape[1:])} and {tuple(first[2].shape[1:])}."
+                    f"{origin}client {name!r} has inputs and targets of shapes {shown_shape(x)} and {shown_shape(y)} "
+                    f"per example, but client {first[0]!r} has {shown_shape(first[1])} and {shown_shape(first[2])}."
                 )
-        sizes = torch.tensor([len(x) for _, x, _ in triples])
-        for name, x, y in triples:
-            if len(x) != len(y):
-                raise InvalidData(f"{origin}client {name!r} has {len(x)} inputs but {len(y)} targets.")
-        return cls(
-            torch.cat([x for _, x, _ in triples]),
-            torch.cat([y for _, _, y in triples]),
-            offsets_of(sizes),
-            tuple(name for name, _, _ in triples),
-            scale,
-            shift,
-            source,
+            counts = [len(leaf) for leaf in (*leaves(x), *leaves(y))]
+            if len(set(counts)) > 1:
+                raise InvalidData(f"{origin}client {name!r} has {counts[0]} inputs but {counts[-1]} targets.")
+        sizes = torch.tensor([len(leaves(x)[0]) for _, x, _ in triples])
+        made = cls.trusted(
+            x=map_tree(leaf_of.joined, *(x for _, x, _ in triples)),
+            y=map_tree(leaf_of.joined, *(y for _, _, y in triples)),
+            offsets=offsets_of(sizes),
+            ids=tuple(name for name, _, _ in triples),
+            scale=leaf_of.per_leaf("scale", scale, first[1], None),
+            shift=leaf_of.per_leaf("shift", shift, first[1], 0.0),
+            source=source,
         )
+        made.check_leaves()
+        made._check_clients()
+        return made
+
+    @cached_property
+    def starts(self) -> Tensor:
+        """The first row of each client, (n,) int64."""
+        return self.offsets[:-1]
 
     @cached_property
     def sizes(self) -> Tensor:
@@ -136,62 +185,151 @@ class ClientSet:
     @cached_property
     def keys(self) -> Tensor:
         """The key of each client's random stream, (n,) int64: a function of its id, whatever the order of clients."""
-        return self.host_keys.to(self.offsets.device)
+        return self.host_keys.to(self.device)
 
     @cached_property
     def host_keys(self) -> Tensor:
         """The key of each client's random stream, (n,) int64, on the CPU."""
         return torch.tensor([signed(name_key(i)) for i in self.ids])
 
+    @property
+    def examples(self) -> int:
+        """The number of examples of all clients."""
+        return int(self.offsets[-1])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the examples are."""
+        device: torch.device = leaves(self.x)[0].device
+        return device
+
+    @property
+    def features(self) -> int:
+        """Numbers in the inputs of one example; of sequences, in the longest."""
+        return sum(leaf_of.numbers_in(leaf) for leaf in leaves(self.x))
+
+    @cached_property
+    def plain(self) -> bool:
+        """Whether inputs and targets are one tensor each."""
+        return isinstance(self.x, Tensor) and isinstance(self.y, Tensor)
+
+    @cached_property
+    def has_sequences(self) -> bool:
+        """Whether some leaves are sequences of different lengths, which batches pad."""
+        return any(isinstance(leaf, Ragged) for leaf in (*leaves(self.x), *leaves(self.y)))
+
     def rows(self, client: int) -> slice:
         """The rows of one client."""
-        return slice(int(self.offsets[client]), int(self.offsets[client + 1]))
+        first = int(self.starts[client])
+        return slice(first, first + int(self.sizes[client]))
 
-    def inputs(self, rows: Tensor | slice, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The rows of `x` as a model sees them: scaled if raw, floating numbers in `dtype`, tokens as int64."""
-        x = _gather(self.x, rows)
-        if self.scale is None:
-            return _copied(x, rows, dtype if x.is_floating_point() else torch.int64)
-        x = _copied(x, rows, dtype).mul_(self.scale)
-        return x.add_(self.shift) if self.shift else x
+    def inputs(self, rows: Tensor | slice, dtype: torch.dtype = torch.float32, *, wider: int = 0) -> Any:
+        """The rows of `x` as a model sees them: scaled if raw, floating numbers in `dtype`, tokens as int64.
 
-    def targets(self, rows: Tensor | slice, dtype: torch.dtype = torch.float32) -> Tensor:
+        Sequences are padded and their masks added. `wider` adds so many places of padding.
+        """
+        if isinstance(self.x, Tensor):
+            return leaf_of.prepared(leaf_of.gather(self.x, rows, wider), rows, dtype, self.scale, self.shift)
+        gathered = map_tree(
+            lambda leaf, *units: leaf_of.prepared(leaf_of.gather(leaf, rows, wider), rows, dtype, *units),
+            self.x,
+            self.scale,
+            self.shift,
+        )
+        if isinstance(self.x, dict):
+            for name, leaf in self.x.items():
+                if isinstance(leaf, Ragged) and leaf.mask is not None:
+                    gathered[leaf.mask] = leaf.inside(
+                        leaf_of.indices(rows, leaf.device), gathered[name].shape[leaf_of.dimensions(rows)]
+                    )
+        return gathered
+
+    def targets(self, rows: Tensor | slice, dtype: torch.dtype = torch.float32, *, wider: int = 0) -> Any:
         """The rows of `y`: classes as int64, numbers in `dtype`."""
-        y = _gather(self.y, rows)
-        return _copied(y, rows, dtype if y.is_floating_point() else torch.int64)
+        return map_tree(lambda leaf: leaf_of.prepared(leaf_of.gather(leaf, rows, wider), rows, dtype, None, 0.0), self.y)
 
-    def client(self, which: int | str) -> tuple[Tensor, Tensor]:
-        """(x, y) of one client, by position or id, as a model sees them."""
-        if isinstance(which, str) and which not in self.ids:
+    def client(self, which: str | None = None, *, at: int | None = None) -> tuple[Any, Any]:
+        """(x, y) of one client, by its id or by its position `at`, as a model sees them."""
+        if is_integer(which):
+            raise InvalidParameter(
+                "which", "must be a client id, which is text", which, f"Write at={which} for a position, or {str(which)!r}."
+            )
+        if (which is None) == (at is None):
+            fix = "Write client(id) or client(at=0)."
+            raise InvalidParameter("which", "or at must be given, and not both", (which, at), fix)
+        if which is not None and which not in self.ids:
             raise InvalidParameter(
                 "which", f"must be one of the {len(self)} client ids", which, f"The first is {self.ids[0]!r}."
             )
-        position = self.ids.index(which) if isinstance(which, str) else which
-        return self.inputs(self.rows(position)), self.targets(self.rows(position))
+        position = self.ids.index(which) if which is not None else at
+        good = is_integer(position) and 0 <= position < len(self)
+        require(good, "at", f"must be a position from 0 to {len(self) - 1}", position)
+        rows = self.rows(int(position))  # type: ignore[arg-type]
+        return self.inputs(rows), self.targets(rows)
 
     def take(self, positions: Sequence[int] | Tensor) -> ClientSet:
         """The clients at some positions, or of a boolean mask; their rows are copied."""
         if isinstance(positions, Tensor) and positions.dtype == torch.bool:
             positions = positions.nonzero().flatten()
-        chosen = [int(p) for p in positions]
-        if not chosen or min(chosen) < 0 or max(chosen) >= len(self):
-            raise InvalidParameter("positions", f"must name at least one client, each from 0 to {len(self) - 1}", chosen)
-        rows = torch.cat([torch.arange(int(self.offsets[p]), int(self.offsets[p + 1])) for p in chosen])
-        return self.with_rows(rows, self.sizes[chosen], tuple(self.ids[p] for p in chosen))
+        chosen = torch.as_tensor(positions, dtype=torch.int64).cpu()
+        if not len(chosen) or int(chosen.min()) < 0 or int(chosen.max()) >= len(self):
+            shown = chosen.tolist()[:10]
+            raise InvalidParameter("positions", f"must name at least one client, each from 0 to {len(self) - 1}", shown)
+        sizes = self.host_sizes[chosen]
+        rows = rows_in_turn(self.starts.cpu()[chosen], sizes)
+        return self.with_rows(rows, sizes, tuple(self.ids[p] for p in chosen.tolist()))
 
     def with_rows(self, rows: Tensor, sizes: Tensor, ids: tuple[str, ...]) -> ClientSet:
         """Clients of these sizes and ids, who own some rows of this set, one after the other."""
-        return replace(self, x=self.x[rows], y=self.y[rows], offsets=offsets_of(sizes), ids=ids)
+        x, y = (map_tree(lambda leaf: leaf[rows], tree) for tree in (self.x, self.y))
+        made = ClientSet.trusted(
+            x=x, y=y, offsets=offsets_of(sizes), ids=ids, scale=self.scale, shift=self.shift, source=self.source
+        )
+        made._check_clients()
+        return made
 
     def to(self, device: torch.device) -> ClientSet:
         """The set with its tensors on a device; the same object if they are there already."""
-        if self.x.device == device:
+        if self.device == device:
             return self
-        moved = object.__new__(ClientSet)  # without the checks, which `self` has passed
-        for name, value in vars(self).items():
-            stays = name in ("host_sizes", "host_keys") or not isinstance(value, Tensor)
-            object.__setattr__(moved, name, value if stays else value.to(device))
-        return moved
+        stays = {name: value for name, value in vars(self).items() if name in ("host_sizes", "host_keys")}
+        return ClientSet.trusted(**{name: leaf_of.moved(value, device) for name, value in vars(self).items()} | stays)
+
+    def label_range(self, ignore: int) -> LabelRange | None:
+        """The smallest and the largest class, and whether some places are ignored; None if targets are not classes."""
+        if not isinstance(self.y, Tensor | Ragged) or self.y.is_floating_point():
+            return None
+        values = self.y.values if isinstance(self.y, Ragged) else self.y
+        lowest, highest = int(values.min()), int(values.max())
+        padded = isinstance(self.y, Ragged) and self.y.pad == ignore and bool((self.y.lengths != self.y.longest).any())
+        padded |= isinstance(self.y, Ragged) and self.y.longest % 8 > 0
+        if lowest > ignore or not bool((known := values != ignore).logical_not().any()):
+            return LabelRange(lowest, highest, padded)
+        self._refuse_examples_without_class(known)
+        if not bool(known.any()):
+            return LabelRange(0, 0, True)
+        return LabelRange(int(values[known].min()), int(values[known].max()), True)
+
+    def _refuse_examples_without_class(self, known: Tensor) -> None:
+        if isinstance(self.y, Ragged):
+            counts = torch.segment_reduce(known.double().flatten(1).sum(1) if known.dim() > 1 else known.double(), "sum",
+                                          lengths=self.y.lengths)  # fmt: skip
+            bare = counts == 0
+        else:
+            bare = ~known.flatten(1).any(1) if known.dim() > 1 else ~known
+        if bool(bare.any()):
+            row = int(bare.nonzero()[0])
+            raise InvalidData(
+                f"{prefix(self.source)}{self._place(row)} has no target that counts: all are of the ignored class. Drop it."
+            )
+
+
+class LabelRange(NamedTuple):
+    """The smallest and the largest class of some targets, and whether some of their places are ignored."""
+
+    lowest: int
+    highest: int
+    ignored: bool
 
 
 def prefix(source: str) -> str:
@@ -204,16 +342,10 @@ def offsets_of(sizes: Tensor) -> Tensor:
     return torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)])
 
 
-def _gather(values: Tensor, rows: Tensor | slice) -> Tensor:
-    """values[rows] for rows of any shape, by `index_select`, which is many times faster than indexing."""
-    if isinstance(rows, slice):
-        return values[rows]
-    return values.index_select(0, rows.flatten()).view(*rows.shape, *values.shape[1:])
-
-
-def _copied(values: Tensor, rows: Tensor | slice, dtype: torch.dtype) -> Tensor:
-    """The values in `dtype` and in memory of their own, because a model may work in place on its inputs."""
-    return values.to(dtype, copy=isinstance(rows, slice))  # indexing by a tensor has copied already
+def rows_in_turn(starts: Tensor, sizes: Tensor) -> Tensor:
+    """The rows of clients one after another, whose first rows and sizes are `starts` (n,) and `sizes` (n,)."""
+    ends = sizes.cumsum(0)
+    return torch.arange(int(ends[-1])) + (starts - ends + sizes).repeat_interleave(sizes)
 
 
 def _hash_of(*values: object) -> str:
@@ -233,7 +365,8 @@ class FederatedData:
     """Clients to train on, and clients to validate and test on.
 
     There are two kinds of split: *by client* (`test` holds other clients, unseen in training) and *inside clients* (`test`
-    holds further examples of the training clients). The column `seen` of a result says which.
+    holds further examples of the training clients). The column `seen` of a result says which. Integer targets are classes;
+    places of the class `ignore_index` count neither in losses nor in errors.
     """
 
     train: ClientSet
@@ -243,6 +376,7 @@ class FederatedData:
     classes: int = 0  # 0: read from the targets
     malicious: frozenset[str] = frozenset()  # ids of training clients under `attack` (equipoise.attacks.apply)
     attack: Attack | None = None
+    ignore_index: int = IGNORE
 
     def __post_init__(self) -> None:
         for split, clients in self.splits.items():
@@ -251,34 +385,43 @@ class FederatedData:
                     split, "must be a ClientSet", type(clients).__name__,
                     "Make the data by data.from_arrays(x, y, client) or data.from_dict({id: (x, y)}).",
                 )  # fmt: skip
-            if clients.x.shape[1:] != self.train.x.shape[1:]:
+            if shown_shape(clients.x) != shown_shape(self.train.x):
                 raise InvalidData(
-                    f"{self.name}: examples of {split} have shape {tuple(clients.x.shape[1:])}, those of train "
-                    f"{tuple(self.train.x.shape[1:])}."
+                    f"{self.name}: examples of {split} have shape {shown_shape(clients.x)}, those of train "
+                    f"{shown_shape(self.train.x)}."
                 )
-            if clients.y.is_floating_point() != self.train.y.is_floating_point():
-                raise InvalidData(
-                    f"{self.name}: targets of {split} are {clients.y.dtype}, those of train {self.train.y.dtype}."
-                )
-        if self.train.y.is_floating_point() or self.train.y.dim() > 2:
+            if _types(clients.y) != _types(self.train.y):
+                mine, other = (", ".join(str(leaf.dtype) for leaf in leaves(each.y)) for each in (clients, self.train))
+                raise InvalidData(f"{self.name}: targets of {split} are {mine}, those of train {other}.")
+        ranges = {name: labels for name, c in self.splits.items() if (labels := c.label_range(self.ignore_index)) is not None}
+        if not ranges:
             return
-        largest = max(int(c.y.max()) for c in self.splits.values())
-        smallest = min(int(c.y.min()) for c in self.splits.values())
-        if smallest < 0 or (self.classes and largest >= self.classes):
+        lowest, highest = min(each.lowest for each in ranges.values()), max(each.highest for each in ranges.values())
+        if lowest < 0 or (self.classes and highest >= self.classes):
             raise InvalidData(
                 f"{self.name}: classes must be 0 … {self.classes - 1 if self.classes else 'C − 1'}, "
-                f"found {smallest} … {largest}."
+                f"found {lowest} … {highest}. Only {self.ignore_index} may stand for a target to ignore."
             )
         if not self.classes:
-            object.__setattr__(self, "classes", largest + 1)
+            object.__setattr__(self, "classes", highest + 1)
+
+    @cached_property
+    def has_ignored(self) -> bool:
+        """Whether some targets are to be ignored."""
+        ranges = [clients.label_range(self.ignore_index) for clients in self.splits.values()]
+        return any(labels is not None and labels.ignored for labels in ranges)
 
     @cached_property
     def fingerprint(self) -> str:
         """A short hash of all splits and examples: equal data have equal fingerprints."""
-        sets = [(name, c.ids, c.offsets, c.x, c.y, c.scale, c.shift) for name, c in self.splits.items()]
+        sets = [
+            (name, c.ids, c.offsets, *leaf_of.hashed_parts(c.x), *leaf_of.hashed_parts(c.y), c.scale, c.shift)
+            for name, c in self.splits.items()
+        ]
         # The repr of a plain object holds its address in memory.
         attacked = (sorted(self.malicious), re.sub(r" at 0x[0-9a-f]+", "", repr(self.attack))) if self.malicious else ()
-        return _hash_of(*(value for values in sets for value in values), *attacked)
+        ignored = (self.ignore_index,) if self.ignore_index != IGNORE else ()
+        return _hash_of(*(value for values in sets for value in values), *attacked, *ignored)
 
     @property
     def splits(self) -> dict[str, ClientSet]:
@@ -289,8 +432,12 @@ class FederatedData:
     @property
     def features(self) -> int:
         """The number of input features of one example."""
-        return self.train.x.shape[1:].numel()
+        return self.train.features
 
     def __repr__(self) -> str:
-        splits = ", ".join(f"{name}: {len(c)} clients / {len(c.x)} examples" for name, c in self.splits.items())
+        splits = ", ".join(f"{name}: {len(c)} clients / {c.examples} examples" for name, c in self.splits.items())
         return f"FederatedData({self.name!r}, {splits})"
+
+
+def _types(tree: Any) -> list[bool]:
+    return [leaf.is_floating_point() for leaf in leaves(tree)]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from equipoise.data.clients import ClientSet, FederatedData
-from equipoise.data.partition import by_id, to_clients
+from equipoise.core.trees import leaves, map_tree
+from equipoise.data.arrays import as_tree, client_of_rows, row_counts, rows_by_client
+from equipoise.data.clients import IGNORE, ClientSet, FederatedData, offsets_of
+from equipoise.data.leaves import per_leaf
 from equipoise.data.splits import How, split
 from equipoise.errors import InvalidData, require
 
@@ -23,28 +23,52 @@ def from_arrays(
     split_by: How = "clients",
     validation: float = 0.0,
     test: float = 0.2,
-    scale: float | None = None,
-    shift: float = 0.0,
+    scale: Any = None,
+    shift: Any = 0.0,
     seed: int = 0,
     name: str = "arrays",
+    classes: int = 0,
+    ignore_index: int = IGNORE,
 ) -> FederatedData:
-    """Examples x (N, …), targets y (N, …) and the client of each row (N,), as arrays, tensors or lists.
+    """Examples x (N, …), targets y (N, …) and the client of each row (N,), as arrays, tensors or lists of whatever library.
 
-    `split_by="clients"` keeps a share `test` of the clients apart, unseen in training; "examples" keeps a share of each
-    client's examples. Raw pixels: give `scale=1/255`, and they stay uint8 in memory.
+    Several inputs are a tuple or a dict of arrays, with a `scale` each; sequences of different lengths a leaf `Ragged` of a
+    dict. `split_by="clients"` keeps a share `test` of the clients apart, unseen in training; "examples" keeps a share of each
+    client's examples. Raw pixels: give `scale=1/255`, and they stay uint8 in memory. `classes` is needed only where the
+    targets do not show all of them.
 
     >>> from_arrays([[0.0], [1.0], [2.0], [3.0]], [0, 1, 0, 1], ["a", "a", "b", "b"], test=0.5)
     FederatedData('arrays', train: 1 clients / 2 examples, test: 1 clients / 2 examples)
     """
-    x, y = _tensor("x", x), _tensor("y", y)
-    owners = [str(c) for c in (client.tolist() if hasattr(client, "tolist") else client)]
-    if "nan" in owners:
-        raise InvalidData(f"{name}: row {owners.index('nan')} has no client (NaN). Drop it, or name its client.")
-    if not len(x) == len(y) == len(owners):
-        raise InvalidData(f"{name}: x has {len(x)} rows, y {len(y)} and client {len(owners)}; each example needs all three.")
-    rows, ids = by_id(owners)
-    clients = to_clients(x, y, rows, ids=ids, scale=scale, shift=shift, source=name)
-    return split(clients, split_by, validation=validation, test=test, seed=seed, name=name)
+    clients = pack_rows(x, y, client, scale=scale, shift=shift, name=name)
+    return split(
+        clients, split_by, validation=validation, test=test, seed=seed, name=name, classes=classes, ignore_index=ignore_index
+    )
+
+
+def pack_rows(x: Any, y: Any, client: Any, *, scale: Any = None, shift: Any = 0.0, name: str = "arrays") -> ClientSet:
+    """The clients of arrays with one client per row, in the order of their names."""
+    try:
+        which, ids = client_of_rows(client)
+        x, y = as_tree("x", x, len(which)), as_tree("y", y, len(which))
+    except InvalidData as failure:
+        raise InvalidData(f"{name}: {failure}") from None
+    counts = row_counts(x=x, y=y) | {"client": len(which)}
+    if len(set(counts.values())) > 1:
+        shown = ", ".join(f"{leaf} {count}" for leaf, count in counts.items())
+        raise InvalidData(f"{name}: the numbers of rows differ ({shown}); each example needs all of them.")
+    rows, sizes = rows_by_client(which, len(ids))
+    made = ClientSet.trusted(
+        x=map_tree(lambda leaf: leaf[rows], x),
+        y=map_tree(lambda leaf: leaf[rows], y),
+        offsets=offsets_of(sizes),
+        ids=ids,
+        scale=per_leaf("scale", scale, x, None),
+        shift=per_leaf("shift", shift, x, 0.0),
+        source=name,
+    )
+    made.check_leaves()
+    return made
 
 
 def from_dict(
@@ -53,10 +77,12 @@ def from_dict(
     split_by: How = "clients",
     validation: float = 0.0,
     test: float = 0.2,
-    scale: float | None = None,
-    shift: float = 0.0,
+    scale: Any = None,
+    shift: Any = 0.0,
     seed: int = 0,
     name: str = "clients",
+    classes: int = 0,
+    ignore_index: int = IGNORE,
 ) -> FederatedData:
     """One pair (x, y) per client id, as arrays, tensors or lists; splits as in `from_arrays`.
 
@@ -66,14 +92,20 @@ def from_dict(
     require(
         isinstance(clients, Mapping) and len(clients) > 0, "clients", "must map client ids to (x, y)", type(clients).__name__
     )
+    triples = []
     for owner, pair in clients.items():
-        if not (isinstance(pair, Sequence) and len(pair) == 2):
+        if not (isinstance(pair, Sequence) and not isinstance(pair, str) and len(pair) == 2):
             raise InvalidData(f"{name}: client {owner!r} must be a pair (x, y), but is {type(pair).__name__}.")
-    packed = ClientSet.pack(
-        ((str(owner), _tensor("x", x), _tensor("y", y)) for owner, (x, y) in clients.items()),
-        scale=scale, shift=shift, source=name,
-    )  # fmt: skip
-    return split(packed, split_by, validation=validation, test=test, seed=seed, name=name)
+        _, (who,) = client_of_rows([owner])
+        try:
+            y = as_tree("y", pair[1])
+            triples.append((who, as_tree("x", pair[0], len(leaves(y)[0])), y))
+        except InvalidData as failure:
+            raise InvalidData(f"{name}: client {who!r}: {failure}") from None
+    packed = ClientSet.pack(triples, scale=scale, shift=shift, source=name)
+    return split(
+        packed, split_by, validation=validation, test=test, seed=seed, name=name, classes=classes, ignore_index=ignore_index
+    )
 
 
 def from_datasets(datasets: Mapping[str, Any], **options: Any) -> FederatedData:
@@ -85,21 +117,10 @@ def from_datasets(datasets: Mapping[str, Any], **options: Any) -> FederatedData:
             raise InvalidData(f"client {owner!r}: examples of a Dataset must be pairs (x, y).")
         if not examples:
             raise InvalidData(f"client {owner!r} has no example. Drop it, or give it data.")
-        pairs[owner] = (
-            torch.stack([torch.as_tensor(example[0]) for example in examples]),
-            torch.stack([torch.as_tensor(example[1]) for example in examples]),
-        )
+        pairs[owner] = (_stacked([example[0] for example in examples]), _stacked([example[1] for example in examples]))
     return from_dict(pairs, **options)
 
 
-def _tensor(name: str, values: Any) -> Tensor:
-    """Values as a tensor of numbers; float64 becomes float32, in which models work by default."""
-    if isinstance(values, np.ndarray):
-        values = np.ascontiguousarray(values)  # torch cannot read arrays with negative strides
-    try:
-        tensor = torch.as_tensor(values)
-    except (TypeError, ValueError, RuntimeError) as failure:
-        raise InvalidData(f"{name} must be an array of numbers with equal shapes: {failure}") from failure
-    if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch has few operations for them
-        tensor = tensor.to(torch.int64)
-    return tensor.float() if tensor.dtype == torch.float64 else tensor
+def _stacked(examples: list[Any]) -> Any:
+    """Examples of one client, each a tensor or a tree of tensors, as one tree with a row per example."""
+    return map_tree(lambda *parts: torch.stack([torch.as_tensor(part) for part in parts]), *examples)

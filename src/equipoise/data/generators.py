@@ -159,7 +159,7 @@ def gaussian_means(
     section 3, which says midpoint for every triangle.
 
     >>> data = gaussian_means([[0.0, 0.0], [4.0, 0.0], [0.0, 3.0]], examples=50, exact=True)
-    >>> torch.allclose(data.train.client(1)[0].mean(0), torch.tensor([4.0, 0.0]), atol=1e-6)
+    >>> torch.allclose(data.train.client(at=1)[0].mean(0), torch.tensor([4.0, 0.0]), atol=1e-6)
     True
     """
     centres = torch.as_tensor(means, dtype=torch.float64)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.rng import generator
-from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.data.clients import IGNORE, ClientSet, FederatedData
 from equipoise.errors import InvalidParameter, require
 
 How = Literal["clients", "examples"]
@@ -30,7 +30,14 @@ def _check(validation: float, test: float) -> None:
 
 
 def split_clients(
-    clients: ClientSet, *, validation: float = 0.0, test: float = 0.5, seed: int = 0, name: str = "data", classes: int = 0
+    clients: ClientSet,
+    *,
+    validation: float = 0.0,
+    test: float = 0.5,
+    seed: int = 0,
+    name: str = "data",
+    classes: int = 0,
+    ignore_index: int = IGNORE,
 ) -> FederatedData:
     """Disjoint clients: a fraction to validate on, a fraction to test on, the rest to train on (each at least one client).
 
@@ -48,11 +55,19 @@ def split_clients(
     order = sorted(range(len(clients)), key=lambda k: (drawn[clients.ids[k]], clients.ids[k]))
     held_out = order[tested : tested + validated], order[:tested]
     validation_set, test_set = (clients.take(sorted(positions)) if positions else None for positions in held_out)
-    return FederatedData(clients.take(sorted(order[tested + validated :])), validation_set, test_set, name, classes)
+    train = clients.take(sorted(order[tested + validated :]))
+    return FederatedData(train, validation_set, test_set, name, classes, ignore_index=ignore_index)
 
 
 def split_examples(
-    clients: ClientSet, *, validation: float = 0.0, test: float = 0.1, seed: int = 0, name: str = "data", classes: int = 0
+    clients: ClientSet,
+    *,
+    validation: float = 0.0,
+    test: float = 0.1,
+    seed: int = 0,
+    name: str = "data",
+    classes: int = 0,
+    ignore_index: int = IGNORE,
 ) -> FederatedData:
     """Inside each client: a fraction of its examples to validate and to test on, the same ids in all parts.
 
@@ -76,7 +91,8 @@ def split_examples(
             sets[split_name] = clients.with_rows(torch.cat(list(owned.values())), sizes, tuple(owned))
         elif fraction > 0:
             raise InvalidParameter(split_name, "leaves no client with an example to spare", fraction, "Use a larger fraction.")
-    return FederatedData(sets["train"], sets.get("validation"), sets.get("test"), name, classes)
+    rest = sets.get("validation"), sets.get("test")
+    return FederatedData(sets["train"], *rest, name, classes, ignore_index=ignore_index)
 
 
 def split(
@@ -88,8 +104,9 @@ def split(
     seed: int = 0,
     name: str = "data",
     classes: int = 0,
+    ignore_index: int = IGNORE,
 ) -> FederatedData:
     """`split_clients` or `split_examples`, by name."""
     require(how in ("clients", "examples"), "split_by", 'must be "clients" or "examples"', how)
     chosen = split_clients if how == "clients" else split_examples
-    return chosen(clients, validation=validation, test=test, seed=seed, name=name, classes=classes)
+    return chosen(clients, validation=validation, test=test, seed=seed, name=name, classes=classes, ignore_index=ignore_index)

@@ -130,7 +130,7 @@ def tweets(features: Features, folder: Path | None, seed: int) -> FederatedData:
 def mean_vectors(clients: ClientSet, vectors: WordVectors) -> ClientSet:
     """Clients whose texts, as tokens, are replaced by the mean vector of their known words, (N, 50); zero without any."""
     known = (clients.x > UNKNOWN).float()  # (N, length)
-    total = torch.zeros(len(clients.x), vectors.vectors.shape[1])
+    total = torch.zeros(clients.examples, vectors.vectors.shape[1])
     for column in range(clients.x.shape[1]):  # column by column: (N, length, 50) would be large
         total += vectors.vectors[clients.x[:, column].long()] * known[:, column, None]
     return replace(clients, x=total / known.sum(1, keepdim=True).clamp(min=1))

@@ -206,7 +206,7 @@ class ExperimentRuns:
             "versions": versions(),
             "settings": self.settings(method, lr),
             "clients": {split: len(clients) for split, clients in data.splits.items()},
-            "examples": {split: len(clients.x) for split, clients in data.splits.items()},
+            "examples": {split: clients.examples for split, clients in data.splits.items()},
         }
         try:
             result = self.train(method, seed, data, lr, self.scale.rounds)

@@ -63,7 +63,7 @@ def _check_data(attack: Attack, data: FederatedData) -> FederatedData:
     hold(abs(count - expected) <= 0.5, attack, "share of the clients, to the nearest, are malicious", shown)
     hold(bool((attacked.train.sizes == data.train.sizes).all()), attack, "an attack keeps the number of examples per client")
     for position, name in enumerate(data.train.ids):
-        same = all(map(torch.equal, attacked.train.client(position), data.train.client(position)))
+        same = all(map(torch.equal, attacked.train.client(at=position), data.train.client(at=position)))
         hold(same or name in attacked.malicious, attack, "the examples of clean clients stay as they are", name)
     return attacked
 

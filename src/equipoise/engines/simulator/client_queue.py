@@ -79,7 +79,7 @@ class ClientQueue:
         order = (-(steps * (int(second.max()) + 1) + second)).argsort(kind="stable")
         owner, place, size, taken = (torch.from_numpy(values[order]) for values in (owners, places, sizes, steps))
         picked = torch.from_numpy(order)
-        device = clients.x.device
+        device = clients.device
         own = jobs[0].params.dim() == 2
         models = jobs[0].params if own else torch.stack([job.params for job in jobs])
         pull = None if pull is None else _pull_of(pull, picked.to(device))
@@ -108,8 +108,8 @@ class ClientQueue:
 def most_clients(parameter_bytes: int, largest: int, clients: ClientSet, rule: LocalRule) -> int:
     """How many clients with up to `largest` examples fit into a chunk: their parameters, gradients, batch and order."""
     batch = largest if rule.whole_clients else min(rule.solver.batch_size or 1, largest)
-    each = 3 * parameter_bytes + 4 * batch * clients.x.shape[1:].numel() + 24 * largest
-    return max(1, _CHUNK_BYTES.get(clients.x.device.type, 2**26) // each)
+    each = 3 * parameter_bytes + 4 * batch * clients.features + 24 * largest
+    return max(1, _CHUNK_BYTES.get(clients.device.type, 2**26) // each)
 
 
 def chunks_of(

@@ -34,7 +34,7 @@ def gather_inputs(
 
     Without `scaled` the numbers are as they are stored, but for their type and a shift.
     """
-    shape, device = (rows.numel(), *clients.x.shape[1:]), clients.x.device
+    shape, device = (rows.numel(), *clients.x.shape[1:]), clients.device
     raw = torch.index_select(clients.x, 0, rows.flatten(), out=space.empty("raw inputs", shape, clients.x.dtype, device))
     wanted = dtype if clients.scale is not None or raw.is_floating_point() else torch.int64
     if out is not None:
@@ -72,7 +72,7 @@ class FlatBatches:
     ) -> None:
         self.clients, self.cursor, self.dtype, self.space = clients, cursor, dtype, space
         places, inside = cursor.batches
-        self.rows, self.features = places + first, max(1, clients.x.shape[1:].numel())  # (T, K, b)
+        self.rows, self.features = places + first, max(1, clients.features)  # (T, K, b)
         self.scale, self.width = 1.0 if clients.scale is None else clients.scale, row_width(self.features, constant)
         self.shift = clients.shift / clients.scale if clients.scale is not None and clients.shift else 0.0
         self._memory: dict[torch.Size, ExampleMemory] = {}
@@ -87,10 +87,10 @@ class FlatBatches:
     @staticmethod
     def fit(clients: ClientSet, cursor: BatchCursor) -> bool:
         """Whether the batches are not too much memory at once."""
-        if clients.x.device.type == "cpu":
+        if clients.device.type == "cpu":
             return cursor.at_once
         count = len(cursor.active) * len(cursor.sizes) * cursor.width
-        return cursor.at_once and count * clients.x.shape[1:].numel() <= _AT_ONCE
+        return cursor.at_once and count * clients.features <= _AT_ONCE
 
     def stretches(self, block: slice) -> list[tuple[slice, bool]]:
         """All steps of a stretch of the clients, as those in a row in which each of them has a full batch, and the others."""
@@ -128,8 +128,8 @@ class FlatBatches:
         """Memory for examples of this shape (…), with the constant features in place."""
         if shape not in self._memory:  # views are made once, not at every step: they cost as much as a small product
             clients, count = self.clients, shape.numel()
-            raw = self.space.empty("raw inputs", (count, *clients.x.shape[1:]), clients.x.dtype, clients.x.device)
-            flat = self.space.empty("rows of features", (count, self.width), self.dtype, clients.x.device)
+            raw = self.space.empty("raw inputs", (count, *clients.x.shape[1:]), clients.x.dtype, clients.device)
+            flat = self.space.empty("rows of features", (count, self.width), self.dtype, clients.device)
             self._memory[shape] = ExampleMemory(
                 raw, raw.view(count, -1), flat[:, : self.features], flat.view(*shape, self.width)
             )

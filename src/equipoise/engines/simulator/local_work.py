@@ -48,7 +48,7 @@ class Workplace:
     @property
     def device(self) -> torch.device:
         """Where the clients' examples are."""
-        return self.clients.x.device
+        return self.clients.device
 
 
 class LocalPath(ABC):

@@ -65,7 +65,7 @@ class Scoring:
             rows = _rows_of(clients, which, lengths, count)
         width = _ROWS.get(self.device.type, 1024)
         if why_not_linear(self.task) is None:
-            width = max(width, _LINEAR_NUMBERS // max(1, clients.x.shape[1:].numel()))
+            width = max(width, _LINEAR_NUMBERS // max(1, clients.features))
         scores = torch.empty(1 + with_errors, len(models), count, dtype=torch.float64, device=self.device)
 
         self.task.scorer.eval()
@@ -80,7 +80,7 @@ class Scoring:
 
     def can_batch(self, models: Tensor, clients: ClientSet, cohorts: Sequence[Tensor]) -> bool:
         """Whether `means_each` is worth it: on a GPU, for little work, which takes its host longer than itself."""
-        rows, inputs = max(int(clients.host_sizes[which].sum()) for which in cohorts), clients.x.shape[1:].numel()
+        rows, inputs = max(int(clients.host_sizes[which].sum()) for which in cohorts), clients.features
         little = models.numel() * rows <= _WORTH_BATCHING and len(models) * rows * inputs <= _BATCHED_NUMBERS
         return self.device.type == "cuda" and self.models_together and little
 
@@ -144,7 +144,7 @@ class Scoring:
         sizes = clients.sizes.cpu()[which]
         totals = torch.zeros(2, len(which), dtype=torch.float64)
         order = sizes.argsort(descending=True, stable=True)
-        numbers = max(1, clients.x.shape[1:].numel())
+        numbers = max(1, clients.features)
         together = max(1, _OWN_BYTES.get(self.device.type, 2**26) // (models[0].nbytes + 4 * numbers))
 
         self.task.scorer.eval()

@@ -15,8 +15,8 @@ from equipoise.engines.simulator.example_batches import ExampleBatch
 def why_not_vectorised(task: Task, clients: ClientSet) -> str | None:
     """Try two clients with two examples each against one at a time; the reason if that fails or differs."""
     task.scorer.train()
-    device = clients.x.device
-    rows = torch.tensor([[0, 1 % len(clients.x)], [len(clients.x) - 1, 0]], device=device)
+    device = clients.device
+    rows = torch.tensor([[0, 1 % clients.examples], [len(clients.x) - 1, 0]], device=device)
     flat = task.layout.read(task.module).expand(2, -1).contiguous()
     params = task.layout.unflatten(flat)
     x, y = clients.inputs(rows, flat.dtype), clients.targets(rows, flat.dtype)

@@ -33,7 +33,7 @@ class NodeData:
     def sizes(self) -> dict[str, int]:
         """Examples by split, of the splits that the client really has."""
         splits = self.data.splits.items()
-        return {name: len(clients.x) for name, clients in splits if self.trains or name != "train"}
+        return {name: clients.examples for name, clients in splits if self.trains or name != "train"}
 
 
 def read_node_data(given: Any, context: Context) -> NodeData:

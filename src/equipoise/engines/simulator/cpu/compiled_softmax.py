@@ -247,7 +247,7 @@ class CompiledSoftmax:
             strength = torch.full((count,), lr / keep * sgd.prox, dtype=torch.float32)
         memory_each = -(-(packing.numbers + (packing.lines + packing.columns) * cursor.width) // 64) * 64
         memory, totals = (
-            self.space.empty(name, shape, torch.float32, clients.x.device)
+            self.space.empty(name, shape, torch.float32, clients.device)
             for name, shape in (("memory", (work.threads, memory_each)), ("totals", (len(edges) - 1, packing.numbers)))
         )
         squares, losses = torch.empty(count, dtype=torch.float64), torch.empty(count, dtype=torch.float64)
@@ -276,7 +276,7 @@ class CompiledSoftmax:
             first, sizes = first[which], sizes[which]
         losses, errors = torch.empty(2, len(models), len(sizes), dtype=torch.float64).unbind()
         memory_each = -(-(packing.lines + packing.columns) * self._library.block() // 64) * 64
-        memory = self.space.empty("scores", (threads, memory_each), torch.float32, clients.x.device)
+        memory = self.space.empty("scores", (threads, memory_each), torch.float32, clients.device)
         tensors = {
             "first": first.contiguous(), "sizes": sizes.contiguous(), "weights": self._packed("models", models),
             "losses": losses, "errors": errors, "memory": memory,

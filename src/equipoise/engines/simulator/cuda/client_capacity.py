@@ -31,7 +31,7 @@ class ClientCapacity:
         each = self._bytes[width] + 5 * parameters + table
         if each * len(queue) <= self._granted:  # asking a device takes a millisecond
             return len(queue)
-        device = self.place.clients.x.device
+        device = self.place.clients.device
         free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         limit = torch.cuda.get_per_process_memory_fraction(device) * torch.cuda.get_device_properties(device).total_memory
         free = min(free, int(limit) - torch.cuda.memory_allocated(device))
@@ -42,7 +42,7 @@ class ClientCapacity:
 
     def _measured(self, queue: ClientQueue, width: int) -> int:
         """Bytes per client that a gradient takes at its peak."""
-        clients, device, count = self.place.clients, self.place.clients.x.device, min(_TRIED, len(queue))
+        clients, device, count = self.place.clients, self.place.clients.device, min(_TRIED, len(queue))
         named = self.place.task.layout.unflatten(queue.models[:1].expand(count, -1).contiguous())
         rows = torch.zeros(count, width, dtype=torch.int64, device=device)
         dtype = queue.models.dtype

@@ -30,7 +30,7 @@ class DeviceModels:
     """The parameters of some models on the device, in memory that graphs read, and write to with a server's step."""
 
     def __init__(self, count: int, place: Workplace) -> None:
-        self.params = torch.zeros(count, place.task.layout.dimension, device=place.clients.x.device)
+        self.params = torch.zeros(count, place.task.layout.dimension, device=place.clients.device)
         self.rows = self.params.unbind()
         self._here: list[tuple[Tensor, int] | None] = [None] * count  # whose values these are, as of which change
 
@@ -65,7 +65,7 @@ class ClientGraph(ABC):
         self, place: Workplace, capacity: GraphCapacity, here: DeviceModels, columns: int, more: int, answers: int
     ) -> None:
         self.place, self.capacity, self.precision, self.clients = place, capacity, place.precision, place.clients
-        task, self.device = place.task, place.clients.x.device
+        task, self.device = place.task, place.clients.device
         self.on_gpu = self.device.type == "cuda"
         self.classes, self.features = task.layout.shapes[task.layout.names.index("weight")]
         self.bias = "bias" in task.layout.names
@@ -173,7 +173,7 @@ class ClientGraph(ABC):
 
         clients = self.clients
         scale, shift = (1.0, 0.0) if clients.scale is None or self.scale != 1.0 else (clients.scale, clients.shift)
-        kernels.gather_examples(clients.x.view(len(clients.x), -1), here, clients.offsets, self.x, scale, shift)
+        kernels.gather_examples(clients.x.view(clients.examples, -1), here, clients.offsets, self.x, scale, shift)
 
     def _multiply(self) -> None:
         """The outputs X Wᵀ of all examples, without bias."""

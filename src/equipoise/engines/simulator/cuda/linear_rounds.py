@@ -45,7 +45,7 @@ class LinearRounds(LocalPath):
         self.models: dict[int, DeviceModels] = {}
         self.sizes = place.clients.host_sizes.numpy()
         self.grams, self.largest = 1, power_of_two(int(self.sizes.max(initial=1)), 16)  # of every new graph
-        self.features = place.clients.x.shape[1:].numel()
+        self.features = place.clients.features
         self.alike = bool(self.sizes.min() == self.sizes.max())  # then what depends on sizes alone is found once
         self._grouped: dict[tuple[Any, ...], tuple[Numbers, bool, list[Numbers]]] = {}
         self._capacities: dict[tuple[int, ...], GraphCapacity] = {}

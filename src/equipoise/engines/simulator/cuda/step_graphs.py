@@ -134,7 +134,7 @@ class StepBuffers:
 
     def __init__(self, place: Workplace, shape: StepShape, gradients_of: Gradients) -> None:
         self.place, self.shape, self.gradients_of = place, shape, gradients_of
-        self.device, self.dtype = place.clients.x.device, place.task.layout.dtype
+        self.device, self.dtype = place.clients.device, place.task.layout.dtype
         table = (shape.steps, shape.clients, shape.batch)
         self.rows = torch.zeros(table, dtype=torch.int64, device=self.device)
         self.shares = torch.zeros(table, dtype=self.dtype, device=self.device)

@@ -1,0 +1,191 @@
+"""Arrays of any library as tensors: refusals name the row and the column of the user's own array."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from equipoise.core.trees import named_leaves
+from equipoise.data.ragged import Ragged
+from equipoise.errors import InvalidData
+
+_ROWS_PER_CHECK = 65_536
+
+
+def as_tree(name: str, values: Any, rows: int | None = None) -> Any:
+    """Inputs or targets as a tensor, or as a tuple or dict of leaves.
+
+    A tuple is one of several inputs if its entries are arrays (of `rows` rows, where that is known); other tuples are arrays.
+    """
+    if isinstance(values, dict):
+        if not values or not all(isinstance(key, str) for key in values):
+            raise InvalidData(f"{name} as a dict must map names of the model's arguments to arrays.")
+        return {key: as_leaf(f"{name}[{key!r}]", leaf) for key, leaf in values.items()}
+    if isinstance(values, tuple) and values and all(_is_array(leaf) and rows in (None, len(leaf)) for leaf in values):
+        return tuple(as_leaf(f"{name}[{i}]", leaf) for i, leaf in enumerate(values))
+    return as_leaf(name, values)
+
+
+def _is_array(value: Any) -> bool:
+    """Whether something is an array of one or more dimensions, of whatever library."""
+    if isinstance(value, Tensor | np.ndarray):
+        return value.ndim > 0
+    return isinstance(value, Ragged) or _has_array(value)
+
+
+def _has_array(value: Any) -> bool:
+    return hasattr(type(value), "__array__") and hasattr(type(value), "__len__")
+
+
+def as_leaf(name: str, values: Any) -> Any:
+    """A tensor of finite numbers, or sequences; float64 becomes float32, in which models work by default."""
+    if isinstance(values, Ragged):
+        _refuse_non_finite(name, values.values, None)
+        return values
+    tensor = values if isinstance(values, Tensor) else _as_tensor(name, values)
+    if tensor.is_complex():
+        raise InvalidData(f"{name} holds complex numbers ({tensor.dtype}). Give real and imaginary parts as two features.")
+    if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch has few operations for them
+        tensor = tensor.to(torch.int64)
+    if tensor.dim() == 0:
+        raise InvalidData(f"{name} must have one row per example, but is the single number {tensor.item()}.")
+    _refuse_non_finite(name, tensor, getattr(values, "columns", None))
+    return tensor.float() if tensor.dtype == torch.float64 else tensor
+
+
+def _as_tensor(name: str, values: Any) -> Tensor:
+    if isinstance(values, list) and any(isinstance(row, Tensor) for row in values[:1]):
+        try:
+            return torch.stack([torch.as_tensor(row) for row in values])
+        except (TypeError, ValueError, RuntimeError) as failure:
+            raise InvalidData(f"{name} must be an array of numbers with equal shapes: {_first_line(failure)}") from failure
+    try:
+        array = np.asarray(values)
+    except ValueError as failure:  # rows of different lengths
+        raise InvalidData(
+            f"{name} must be an array of numbers with equal shapes: {_first_line(failure)}. Sequences of different lengths are "
+            "a leaf Ragged.of(sequences) of a dict."
+        ) from failure
+    if array.dtype.kind == "O":
+        array = _numbers_of_objects(name, array, getattr(values, "columns", None))
+    if array.dtype.kind not in "biuf":
+        what = {"c": "complex numbers", "U": "text", "S": "bytes", "M": "dates", "m": "times"}.get(
+            array.dtype.kind, "no numbers"
+        )
+        hint = " Did you swap y and client?" if name == "y" and array.dtype.kind in "US" else ""
+        raise InvalidData(f"{name} holds {what} ({array.dtype}), but must hold numbers.{hint} Tables: data.from_frame.")
+    return torch.from_numpy(np.ascontiguousarray(array))  # torch cannot read arrays with negative strides
+
+
+def _numbers_of_objects(name: str, array: NDArray[Any], columns: Any) -> NDArray[Any]:
+    """An array of Python objects as numbers; a column of text, or a missing value, is named."""
+    try:
+        return array.astype(np.float64)
+    except (TypeError, ValueError):
+        for place, value in np.ndenumerate(array):
+            try:
+                float(value)
+            except (TypeError, ValueError):
+                where = f"row {place[0]}{_column(place[1:], columns)}"
+                shape = (
+                    " Rows of different lengths: use Ragged."
+                    if hasattr(value, "__len__") and not isinstance(value, str)
+                    else ""
+                )
+                raise InvalidData(
+                    f"{name}, {where} holds {value!r}, which is no number.{shape} Tables with text or missing values: "
+                    "data.from_frame(frame, client=…, target=…)."
+                ) from None
+        raise
+
+
+def _refuse_non_finite(name: str, values: Tensor, columns: Any) -> None:
+    if not values.is_floating_point():
+        return
+    for start in range(0, len(values), _ROWS_PER_CHECK):
+        part = values[start : start + _ROWS_PER_CHECK]
+        if not bool((finite := torch.isfinite(part)).all()):
+            row, *place = (~finite).nonzero()[0].tolist()
+            raise InvalidData(
+                f"{name}, row {start + row}{_column(place, columns)} holds {part[(row, *place)].item()}. Repair or drop that "
+                "example; data.from_frame takes tables with missing values."
+            )
+
+
+def _column(place: Any, columns: Any) -> str:
+    """The column of a value, by its name in a table."""
+    if len(place) != 1:
+        return f", place {tuple(place)}" if len(place) else ""
+    return f", column {place[0]}" if columns is None else f", column {str(columns[place[0]])!r}"
+
+
+def client_of_rows(values: Any, rows: int | None = None) -> tuple[NDArray[Any], tuple[str, ...]]:
+    """The client of each row as numbers (N,) into the sorted names (n,); 1, 1.0 and "1" are one client.
+
+    >>> client_of_rows([2, "1", 1.0])
+    (array([1, 0, 0]), ('1', '2'))
+    """
+    array = values.detach().cpu().numpy() if isinstance(values, Tensor) else values
+    if isinstance(array, list | tuple) and any(isinstance(each, str) for each in array):
+        array = np.array(array, dtype=object)
+    array = np.asarray(array)
+    if array.ndim != 1:
+        raise InvalidData(f"client must hold one id per row, but has shape {array.shape}.")
+    if len(array) == 0:
+        raise InvalidData("client holds no id: there is no row.")
+    if rows is not None and len(array) != rows:
+        raise InvalidData(f"client has {len(array)} rows, but x has {rows}; each example needs one.")
+    if array.dtype.kind == "O":
+        distinct: dict[Any, int] = {}
+        which = np.fromiter((distinct.setdefault(_hashable(i, row), len(distinct)) for row, i in enumerate(array)), np.int64)
+        unique = list(distinct)
+    else:
+        found, which = np.unique(array, return_inverse=True)
+        unique = found.tolist()
+    names = [_client_name(value, which, place) for place, value in enumerate(unique)]
+    ordered = sorted(set(names))
+    position = {name: k for k, name in enumerate(ordered)}
+    return np.array([position[name] for name in names])[which], tuple(ordered)
+
+
+def _hashable(value: Any, row: int) -> Any:
+    try:
+        hash(value)
+    except TypeError:
+        raise InvalidData(f"client, row {row} holds {value!r}, which is no id.") from None
+    return ("nan",) if value is None or value != value else value  # one key for all that is missing
+
+
+def _client_name(value: Any, which: NDArray[Any], place: int) -> str:
+    missing = value == ("nan",) or (isinstance(value, float) and not math.isfinite(value)) or str(value) in ("<NA>", "NaT")
+    if missing:
+        row = int(np.flatnonzero(which == place)[0])
+        raise InvalidData(f"client, row {row} is missing. Drop that row, or name its client.")
+    if isinstance(value, complex):
+        raise InvalidData("client holds complex numbers; ids must be text or integers.")
+    text = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+    if not text:
+        raise InvalidData(
+            f"client, row {int(np.flatnonzero(which == place)[0])} is empty text. Drop that row, or name its client."
+        )
+    return text
+
+
+def _first_line(failure: Exception) -> str:
+    return (str(failure).strip().splitlines() or [type(failure).__name__])[0].rstrip(".")
+
+
+def rows_by_client(which: NDArray[Any], clients: int) -> tuple[Tensor, Tensor]:
+    """The rows of client 0, then those of client 1 …, (N,), each in order; and how many each has, (n,)."""
+    order = np.argsort(which, kind="stable")
+    return torch.from_numpy(order), torch.from_numpy(np.bincount(which, minlength=clients))
+
+
+def row_counts(**named: Any) -> dict[str, int]:
+    """Rows of every leaf of some trees, by name."""
+    return {name: len(leaf) for key, tree in named.items() for name, leaf in named_leaves(key, tree).items()}

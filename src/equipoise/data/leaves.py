@@ -1,0 +1,119 @@
+"""One leaf of the inputs or targets of clients: a tensor, or sequences of different lengths. How it is checked and gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise.core.trees import leaves, map_tree, named_leaves
+from equipoise.data.ragged import Ragged
+from equipoise.errors import InvalidData, require
+
+_ROWS_PER_CHECK = 65_536
+
+
+def shown_shape(tree: Any) -> Any:
+    """The shape of one example, in a form to be printed."""
+    return map_tree(lambda leaf: ("…", *leaf.step_shape) if isinstance(leaf, Ragged) else tuple(leaf.shape[1:]), tree)
+
+
+def refuse_non_finite(values: Any, place: Callable[[int], str]) -> None:
+    """Refuse NaN and infinity; `place` says in words where a row is."""
+    numbers = values.values if isinstance(values, Ragged) else values
+    if not numbers.is_floating_point():
+        return
+    for start in range(0, len(numbers), _ROWS_PER_CHECK):
+        rows = numbers[start : start + _ROWS_PER_CHECK]
+        bad = ~torch.isfinite(rows.flatten(1) if rows.dim() > 1 else rows[:, None]).all(1)
+        if bad.any():
+            row = start + int(bad.nonzero()[0])
+            if isinstance(values, Ragged):
+                row = int(torch.searchsorted(values.offsets, row, right=True)) - 1
+            raise InvalidData(f"{place(row)} holds NaN or infinity. Repair or drop that example.")
+
+
+def as_leaf(values: Any) -> Any:
+    """A tensor, or sequences; NumPy arrays are welcome."""
+    return values if isinstance(values, Ragged) else torch.as_tensor(values)
+
+
+def joined(*parts: Any) -> Any:
+    """The rows of the leaves one after the other."""
+    return Ragged.joined(list(parts)) if isinstance(parts[0], Ragged) else torch.cat(parts)
+
+
+def kind_of(leaf: Any) -> tuple[bool, torch.Size]:
+    """What the leaves of all clients must share."""
+    ragged = isinstance(leaf, Ragged)
+    return ragged, leaf.step_shape if ragged else leaf.shape[1:]
+
+
+def numbers_in(leaf: Any) -> int:
+    """Numbers in one example of a leaf; of sequences, in the longest."""
+    return leaf.longest * leaf.step_shape.numel() if isinstance(leaf, Ragged) else leaf.shape[1:].numel()
+
+
+def per_leaf(name: str, given: Any, x: Any, default: Any) -> Any:
+    """`scale` or `shift` for every leaf of the inputs; leaves that are not named get the default."""
+    if not isinstance(x, dict | tuple):
+        return given
+    if given == default:
+        return map_tree(lambda leaf: default, x)
+    if isinstance(x, tuple):
+        good = isinstance(given, tuple | list) and len(given) == len(x)
+        require(good, name, f"must be a tuple of {len(x)}, one per input", given)
+        return tuple(given)
+    good = isinstance(given, dict) and set(given) <= set(x)
+    require(good, name, f"must be a dict by some of the inputs {', '.join(map(repr, x))}", given)
+    return {key: given.get(key, default) for key in x}
+
+
+def dimensions(rows: Tensor | slice) -> int:
+    """Dimensions of a batch of these rows."""
+    return 1 if isinstance(rows, slice) else rows.dim()
+
+
+def indices(rows: Tensor | slice, device: torch.device) -> Tensor:
+    """The rows as a tensor."""
+    return torch.arange(rows.start, rows.stop, device=device) if isinstance(rows, slice) else rows
+
+
+def gather(values: Any, rows: Tensor | slice, wider: int) -> Tensor:
+    """values[rows] for rows of any shape, by `index_select`, which is many times faster than indexing."""
+    if isinstance(values, Ragged):
+        where = indices(rows, values.device)
+        return values.gather(where, values.width(where) + wider)
+    if isinstance(rows, slice):
+        part: Tensor = values[rows]
+        return part
+    gathered: Tensor = values.index_select(0, rows.flatten()).view(*rows.shape, *values.shape[1:])
+    return gathered
+
+
+def prepared(values: Tensor, rows: Tensor | slice, dtype: torch.dtype, scale: float | None, shift: float) -> Tensor:
+    """Gathered values as a model sees them, in memory of their own, because a model may work in place on its inputs."""
+    copy = isinstance(rows, slice)  # indexing by a tensor has copied already
+    if scale is None:
+        return values.to(dtype if values.is_floating_point() else torch.int64, copy=copy)
+    scaled = values.to(dtype, copy=copy).mul_(scale)
+    return scaled.add_(shift) if shift else scaled
+
+
+def moved(value: Any, device: torch.device) -> Any:
+    """A tensor or a tree of tensors on a device; anything else as it is."""
+    if isinstance(value, Tensor | Ragged):
+        return value.to(device)
+    trees = isinstance(value, dict | tuple) and any(isinstance(leaf, Tensor | Ragged) for leaf in leaves(value))
+    return map_tree(lambda leaf: leaf.to(device), value) if trees else value
+
+
+def hashed_parts(tree: Any) -> list[object]:
+    """What a tree adds to a fingerprint; a tensor itself."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    if isinstance(tree, Ragged):
+        return [tree.values, tree.offsets, tree.pad, tree.mask]
+    return [part for name, leaf in named_leaves("", tree).items() for part in (name, *hashed_parts(leaf))]

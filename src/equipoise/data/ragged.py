@@ -1,0 +1,125 @@
+"""Sequences of different lengths, packed one after the other and padded when a batch is gathered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise.errors import InvalidData, require
+
+MULTIPLE = 8  # batches are padded to a multiple of this many steps
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """N sequences: sequence i is values[offsets[i] : offsets[i + 1]].
+
+    A batch of them has the shape (B, T, …), where T is the length of its longest sequence, rounded up to a multiple of 8; the
+    other places hold `pad`. Beside inputs goes a mask (B, T) of int64, 1 at values and 0 at padding, under the name `mask`.
+    Targets have none: give them `pad=-100`, which losses ignore.
+
+    >>> Ragged.of([[1, 2, 3], [4]]).gather(torch.tensor([1]))
+    tensor([[4, 0, 0, 0, 0, 0, 0, 0]])
+    """
+
+    values: Tensor  # (V, …)
+    offsets: Tensor  # (N + 1,) int64
+    pad: float = 0
+    mask: str | None = "attention_mask"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "values", torch.as_tensor(self.values))
+        object.__setattr__(self, "offsets", torch.as_tensor(self.offsets).to(torch.int64))
+        good = self.mask is None or (isinstance(self.mask, str) and self.mask.isidentifier())
+        require(good, "mask", "must be the name of an argument of the model, or None", self.mask)
+        if self.offsets.dim() != 1 or len(self.offsets) == 0 or self.values.dim() == 0:
+            raise InvalidData("Ragged needs values (V, …) and offsets (N + 1,).")
+        if int(self.offsets[0]) != 0 or int(self.offsets[-1]) != len(self.values):
+            raise InvalidData(f"offsets of Ragged must run from 0 to {len(self.values)} (the number of values).")
+        if bool((short := self.offsets.diff() < 1).any()):
+            raise InvalidData(f"sequence {int(short.nonzero()[0])} of Ragged is empty. Drop it, or give it a value.")
+
+    @classmethod
+    def of(cls, sequences: Iterable[Any], *, pad: float = 0, mask: str | None = "attention_mask") -> Ragged:
+        """Sequences, each an array or a list (T, …), packed."""
+        tensors = [torch.as_tensor(sequence) for sequence in sequences]
+        if not tensors:
+            raise InvalidData("Ragged needs at least one sequence.")
+        lengths = torch.tensor([0, *(len(tensor) for tensor in tensors)])
+        return cls(torch.cat(tensors), lengths.cumsum(0), pad, mask)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __repr__(self) -> str:
+        return f"Ragged({len(self)} sequences of {int(self.lengths.min())} to {self.longest} steps)"
+
+    @cached_property
+    def lengths(self) -> Tensor:
+        """Steps of each sequence, (N,)."""
+        return self.offsets.diff()
+
+    @cached_property
+    def longest(self) -> int:
+        """Steps of the longest sequence."""
+        return int(self.lengths.max())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of the values."""
+        return self.values.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the values are."""
+        return self.values.device
+
+    @property
+    def step_shape(self) -> torch.Size:
+        """The shape of one step of a sequence."""
+        return self.values.shape[1:]
+
+    def is_floating_point(self) -> bool:
+        """Whether the values are floating numbers."""
+        return self.values.is_floating_point()
+
+    def __getitem__(self, rows: Tensor) -> Ragged:
+        """Some of the sequences; their values are copied."""
+        lengths = self.lengths[rows]
+        ends = lengths.cumsum(0)
+        within = torch.arange(int(ends[-1]), device=ends.device) - (ends - lengths).repeat_interleave(lengths)
+        taken = self.values[self.offsets[:-1][rows].repeat_interleave(lengths) + within]
+        return replace(self, values=taken, offsets=torch.cat([ends.new_zeros(1), ends]))
+
+    def width(self, rows: Tensor) -> int:
+        """The length to which a batch of these sequences is padded."""
+        return -(-int(self.lengths[rows].max()) // MULTIPLE) * MULTIPLE
+
+    def gather(self, rows: Tensor, width: int | None = None) -> Tensor:
+        """The sequences (*rows, T, …), padded to a multiple of 8 or to `width`."""
+        steps = torch.arange(self.width(rows) if width is None else width, device=rows.device)
+        inside = steps < self.lengths[rows].unsqueeze(-1)
+        places = torch.where(inside, self.offsets[rows].unsqueeze(-1) + steps, 0)
+        padded = self.values.index_select(0, places.flatten()).view(*places.shape, *self.step_shape)
+        filled: Tensor = padded.masked_fill_(~inside.view(*inside.shape, *(1 for _ in self.step_shape)), self.pad)
+        return filled
+
+    def inside(self, rows: Tensor, width: int) -> Tensor:
+        """1 at values and 0 at padding, (*rows, T) int64."""
+        return (torch.arange(width, device=rows.device) < self.lengths[rows].unsqueeze(-1)).long()
+
+    def to(self, device: torch.device) -> Ragged:
+        """The sequences on a device."""
+        return replace(self, values=self.values.to(device), offsets=self.offsets.to(device))
+
+    @staticmethod
+    def joined(parts: list[Ragged]) -> Ragged:
+        """Sequences of several, one after the other."""
+        lengths = torch.cat([part.lengths for part in parts])
+        offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        return replace(parts[0], values=torch.cat([part.values for part in parts]), offsets=offsets)
