@@ -79,7 +79,10 @@ def _as_tensor(name: str, values: Any) -> Tensor:
         )
         hint = " Did you swap y and client?" if name == "y" and array.dtype.kind in "US" else ""
         raise InvalidData(f"{name} holds {what} ({array.dtype}), but must hold numbers.{hint} Tables: data.from_frame.")
-    return torch.from_numpy(np.ascontiguousarray(array))  # torch cannot read arrays with negative strides
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    readable = array.flags.writeable and all(step >= 0 for step in array.strides)  # by torch
+    return torch.from_numpy(array if readable else array.copy())
 
 
 def _numbers_of_objects(name: str, array: NDArray[Any], columns: Any) -> NDArray[Any]:
