@@ -227,7 +227,7 @@ def test_an_explanation_names_every_path_with_its_reason():
     assert lines["compiled softmax"].endswith("not taken: compiled code is not allowed (compiled=False)")
     assert "too few for their Gram matrix" in lines["example span"]
     assert lines["linear blocks"].endswith("  taken")
-    assert lines["batched autograd"].endswith("not taken: another one that does this work comes before it")
+    assert lines["batched autograd"].endswith("not needed: linear blocks comes first and can do it")
     assert "Chunks of as many clients as memory allows; processes: 1" in text
     assert "Nothing was measured" in text
     assert engine_traits(engine).explain(eq.Algorithm()) == engine.explain(eq.Algorithm())
