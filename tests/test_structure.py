@@ -50,7 +50,7 @@ NOT_PARTS = {
         "getattr(state_class, step, None)": "a class in a module, by name",
     },
     "equipoise.runs.setup": {"getattr(maker, '__name__', maker)": "a function's name, for a message"},
-    "equipoise.tilted.estimators": {"getattr(estimator, '_warm', None)": "whether an estimator was fitted before"},
+    "equipoise.tilted.estimators": {"getattr(self, '_warm', [])": "whether an estimator was fitted before"},
     "equipoise.tilted.hierarchy": {
         "hasattr(groups, '__array__')": "labels as an array or a list",
         "hasattr(each, '__array__')": "labels as an array or a list",
