@@ -18,7 +18,7 @@ from torch import Tensor
 from equipoise.core import rng
 from equipoise.core.abilities import attack_traits, is_part
 from equipoise.data.clients import ClientSet, FederatedData
-from equipoise.errors import InvalidData, InvalidParameter, require, require_integer, require_number
+from equipoise.errors import InvalidData, InvalidParameter, is_integer, require, require_number
 from equipoise.types import Attack
 
 
@@ -105,7 +105,8 @@ def poison_labels(clients: ClientSet, chosen: tuple[str, ...], classes: int, see
 
 def _check(attack: Attack) -> None:
     require_number("share", attack.share, "[0, 1]")
-    require_integer("seed", attack.seed, 0, 2**63 - 1)
+    good = is_integer(attack.seed) and 0 <= attack.seed < 2**63
+    require(good, "seed", "must be a whole number from 0 to 2^63 − 1", attack.seed)
 
 
 @dataclass(frozen=True)
