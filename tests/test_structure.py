@@ -42,7 +42,6 @@ NOT_PARTS = {
     "equipoise.optim.gradients": {
         "getattr(model, 'loss', None)": "a model may have its own loss",
         "getattr(model, 'bias', None)": "a parameter of a model",
-        "getattr(layer, 'num_features', 'channels')": "a layer of a model, for a message",
     },
     "equipoise.personal.regularise": {"getattr(loss, '__name__', type(loss).__name__)": "a function's name, for a message"},
     "equipoise.runs.checkpoint": {
