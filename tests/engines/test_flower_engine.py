@@ -575,7 +575,7 @@ def test_flower_is_not_imported_with_equipoise():
 
 
 def test_network_variants_are_composed_not_overridden():
-    """No class of the package extends a protection, a personalisation or an engine; contracts, Flower's own and errors it may."""
+    """No class of the package extends a protection, a personalisation or an engine; contracts, Flower's own, errors it may."""
     allowed = {
         "Observer",
         "Engine",
