@@ -42,7 +42,6 @@ NOT_PARTS = {
     "equipoise.optim.gradients": {
         "getattr(model, 'loss', None)": "a model may have its own loss",
         "getattr(model, 'bias', None)": "a parameter of a model",
-        "getattr(layer, 'num_features', 'channels')": "a layer of a model, for a message",
     },
     "equipoise.personal.regularise": {"getattr(loss, '__name__', type(loss).__name__)": "a function's name, for a message"},
     "equipoise.runs.checkpoint": {
@@ -50,7 +49,7 @@ NOT_PARTS = {
         "getattr(state_class, step, None)": "a class in a module, by name",
     },
     "equipoise.runs.setup": {"getattr(maker, '__name__', maker)": "a function's name, for a message"},
-    "equipoise.tilted.estimators": {"getattr(estimator, '_warm', None)": "whether an estimator was fitted before"},
+    "equipoise.tilted.estimators": {"getattr(self, '_warm', [])": "whether an estimator was fitted before"},
     "equipoise.tilted.hierarchy": {
         "hasattr(groups, '__array__')": "labels as an array or a list",
         "hasattr(each, '__array__')": "labels as an array or a list",

@@ -37,6 +37,7 @@ _CONTRACTS: dict[str, tuple[str, ...]] = {
     "personal": ("width", "begin", "work", "models"),
     "privacy": ("check",),
 }
+_HOMES = {"server": "server_opt", "sampler": "sampling", "solver": "solvers", "aggregator": "aggregators"}
 _OPTIONAL = ("sampler", "averaging", "personal", "privacy")
 
 
@@ -67,14 +68,12 @@ class Algorithm:
             if part.name == "weights" or (part.name in _OPTIONAL and value is None):
                 continue
             if isinstance(value, type):
-                raise InvalidParameter(
-                    part.name, "must be an object", value.__name__, f"Write {value.__name__}(…), with its parameters."
-                )
+                fix = f"Write {value.__name__}(…), with its parameters."
+                raise InvalidParameter(part.name, "must be an object", value.__name__, fix)
             missing = [name for name in _CONTRACTS[part.name] if not is_part(value, name)]
             if missing and not (part.name == "solver" and is_part(value, "prepare")):
-                raise InvalidParameter(
-                    part.name, f"must offer {', '.join(missing)}", value, f"See equipoise.{_home(part.name)}."
-                )
+                rule, fix = f"must offer {', '.join(missing)}", f"See equipoise.{_HOMES.get(part.name, part.name)}."
+                raise InvalidParameter(part.name, rule, value, fix)
         require(self.weights in (None, "examples", "uniform"), "weights", 'must be "examples", "uniform" or None', self.weights)
         traits = self.traits
         if traits.sampler.by_weight and self.weights == "uniform":
@@ -88,7 +87,6 @@ class Algorithm:
                 f"{self.sampler or sampling.Uniform()!r} leaves clients out.",
                 "Add sampler=sampling.Full(); with many clients use risk.QFair(q=10) or a Superquantile with a small tail.",
             )
-
         if isinstance(self.solver, solvers.FedDane) and traits.risk.needs_losses:
             raise IncompatibleParts(
                 "FedDane moves every client along the mean gradient g of a cohort: at w^t each corrected gradient is g, and "
@@ -131,7 +129,3 @@ class Algorithm:
         uniform = self.weights == "uniform" or (self.weights is None and self.private)
         alpha = torch.ones_like(sizes) if uniform else sizes
         return alpha / alpha.sum()
-
-
-def _home(part: str) -> str:
-    return {"server": "server_opt", "sampler": "sampling", "solver": "solvers", "aggregator": "aggregators"}.get(part, part)

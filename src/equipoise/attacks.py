@@ -18,7 +18,7 @@ from torch import Tensor
 from equipoise.core import rng
 from equipoise.core.abilities import attack_traits, is_part
 from equipoise.data.clients import ClientSet, FederatedData
-from equipoise.errors import InvalidData, InvalidParameter, is_integer, is_number, require
+from equipoise.errors import InvalidData, InvalidParameter, is_integer, require, require_number
 from equipoise.types import Attack
 
 
@@ -104,7 +104,7 @@ def poison_labels(clients: ClientSet, chosen: tuple[str, ...], classes: int, see
 
 
 def _check(attack: Attack) -> None:
-    require(is_number(attack.share) and 0 <= attack.share <= 1, "share", "must lie in [0, 1]", attack.share)
+    require_number("share", attack.share, "[0, 1]")
     good = is_integer(attack.seed) and 0 <= attack.seed < 2**63
     require(good, "seed", "must be a whole number from 0 to 2^63 − 1", attack.seed)
 
@@ -144,8 +144,7 @@ class RandomUpdates:
 
     def __post_init__(self) -> None:
         _check(self)
-        good = is_number(self.scale) and 0 <= self.scale < math.inf
-        require(good, "scale", "must be a number ≥ 0", self.scale)
+        require_number("scale", self.scale, "[0, ∞)")
 
     def corrupt(self, sent: Sent) -> Tensor:
         """Gaussian noise (k, D) in place of the updates, scaled to the spread of each."""
@@ -173,8 +172,7 @@ class ModelReplacement:
         _check(self)
         allowed = ("poisoned", "negated", "honest")
         require(self.update in allowed, "update", 'must be "poisoned", "negated" or "honest"', self.update)
-        good = self.factor is None or (is_number(self.factor) and 0 < self.factor < math.inf)
-        require(good, "factor", "must be a positive number, or None for the size of the cohort", self.factor)
+        require_number("factor", self.factor, "(0, ∞)", none="the size of the cohort")
 
     def poison(self, clients: ClientSet, chosen: tuple[str, ...], classes: int) -> ClientSet:
         """The training clients, with poisoned labels of the chosen ones if these are what is scaled."""

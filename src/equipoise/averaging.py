@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.errors import is_number, require
+from equipoise.errors import require_number
 
 State = tuple[Tensor, int]
 
@@ -95,13 +95,8 @@ class Geometric:
     pure: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        require(
-            is_number(self.rate) and 0 <= self.rate < 1,
-            "rate",
-            "must lie in [0, 1)",
-            self.rate,
-            "Half of learning rate × weight decay × local steps is the choice of the theory.",
-        )
+        fix = "Half of learning rate × weight decay × local steps is the choice of the theory."
+        require_number("rate", self.rate, "[0, 1)", fix)
 
     def begin(self, params: Tensor) -> State:
         """The mean of w^0 alone."""

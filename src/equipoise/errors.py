@@ -86,6 +86,7 @@ _NAMED_INTERVALS = {
     "(0, ∞)": "must be a positive number",
     "(0, ∞]": "must be a positive number",
     "[0, ∞)": "must be a number ≥ 0",
+    "[0, ∞]": "must be a number ≥ 0",
     "(-∞, ∞)": "must be a finite number",
 }
 

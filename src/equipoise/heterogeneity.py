@@ -52,9 +52,8 @@ def dissimilarity(
 
     Source: Li 2023 (thesis), Definition 7.
     """
-    setting = set_up(
-        model, data, algorithm or Algorithm(), rounds=0, clients_per_round=1, seed=0, loss=loss, error=None, engine=engine
-    )
+    parts = algorithm or Algorithm()
+    setting = set_up(model, data, parts, rounds=0, clients_per_round=1, seed=0, loss=loss, error=None, engine=engine)
     return dissimilarity_of(setting.engine, setting.first_params, setting.alpha)
 
 
@@ -64,10 +63,8 @@ def inexactness(engine: Engine, params: Tensor, cohort: Cohort, solver: LocalSol
     h_k(w) = F_k(w) + (μ/2)‖w − w^t‖² with the solver's proximal μ, w_k the client's model after its local work from `params`.
     Source: Li 2023 (thesis), Definition 6.
     """
-    require(
-        is_part(solver, "local_steps"), "solver", "must be one whose work does not change from round to round", solver,
-        "Give the solver that it wraps.",
-    )  # fmt: skip
+    rule, fix = "must be one whose work does not change from round to round", "Give the solver that it wraps."
+    require(is_part(solver, "local_steps"), "solver", rule, solver, fix)
     moved = engine.updates(params, cohort, solver).update  # (K, D)
     before = engine.updates(params, cohort, GRADIENT).sq_norms.sqrt()
     one = torch.ones(1, dtype=torch.float64)

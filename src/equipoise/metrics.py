@@ -6,7 +6,7 @@ Percentiles take no average of neighbours: the p-th is the smallest value with a
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -141,10 +141,6 @@ class Summary:
     kl_to_uniform: float
     gini: float
     size_correlation: float
-
-    def as_dict(self) -> dict[str, object]:
-        """All figures by name."""
-        return asdict(self)
 
 
 def summarise(values: Tensor, sizes: Tensor, weights: Tensor | None = None) -> Summary:

@@ -8,19 +8,19 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from equipoise.core.files import write_atomically
 from equipoise.errors import ObserverFailed
-from equipoise.types import Observer, RoundReport, ServerState
+from equipoise.types import Observer, RoundReport
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from equipoise.result import ClientTable
     from equipoise.runs.setup import Setting
-    from equipoise.train import RunUnderWay
 
 T = TypeVar("T")
 
@@ -66,12 +66,9 @@ class EvaluationPoint:
         for split, found in evaluation.clients.summaries().items():
             numbers = splits[split] = {}
             for prefix in ("", "shared_") if "shared_error" in found else ("",):
-                loss, error = found[f"{prefix}loss"], found[f"{prefix}error"]
-                numbers |= {
-                    f"{prefix}loss": loss.mean,
-                    f"{prefix}error": error.mean,
-                    f"{prefix}error_90": error.percentiles[90],
-                }
+                error = found[f"{prefix}error"]
+                numbers |= {f"{prefix}loss": found[f"{prefix}loss"].mean, f"{prefix}error": error.mean}
+                numbers[f"{prefix}error_90"] = error.percentiles[90]
         return cls(evaluation.round, splits)
 
 
@@ -119,9 +116,8 @@ class JsonLines(Observer):
         if self._file is None:
             self._file = self.path.open("a" if run.first_round or self._logged else "w", encoding="utf-8")
         self._logged.add(run.name)
-        self._write(
-            {"event": "start", "name": run.name, "rounds": run.rounds, "seed": run.seed, "first_round": run.first_round}
-        )
+        about = {"name": run.name, "rounds": run.rounds, "seed": run.seed, "first_round": run.first_round}
+        self._write({"event": "start", **about})
 
     def on_round(self, report: RoundReport) -> None:
         """Take in the report of a round."""
@@ -206,13 +202,11 @@ class Progress(Observer):
         if (task := entry_of(report.run, self._tasks)) is None:
             return
         fields = {}
-        if (
-            now - self._last_drawn.get(task, 0.0) > 0.1 or report.round + 1 == self._rounds
-        ):  # formatting a thousand times a second would cost more than small rounds
+        # Formatting a thousand times a second would cost more than small rounds.
+        if now - self._last_drawn.get(task, 0.0) > 0.1 or report.round + 1 == self._rounds:
             self._last_drawn[task] = now
-            fields["numbers"] = (
-                f"loss {report.loss:.4f}  worst 10 % {report.tail_loss:.4f}  trained {report.trained}/{report.cohort}"
-            )
+            losses = f"loss {report.loss:.4f}  worst 10 % {report.tail_loss:.4f}"
+            fields["numbers"] = f"{losses}  trained {report.trained}/{report.cohort}"
         self._bar.update(task, completed=report.round + 1, **fields)
 
     def on_evaluating(self, round_index: int) -> None:
@@ -239,31 +233,12 @@ class Observers:
     def __init__(self, members: Sequence[Observer]) -> None:
         self._members = tuple(members)
 
-    def on_start(self, run: Run) -> None:
-        """Begin to watch a run."""
-        self._tell("on_start", run)
+    def tell(self, event: str, told: object) -> None:
+        """Tell every observer of an event: "on_start", "on_round", "on_state", "on_evaluating", "on_evaluation" and so on."""
+        for member in self._members:
+            self._call(member, event, told)
 
-    def on_round(self, report: RoundReport) -> None:
-        """Take in the report of a round."""
-        self._tell("on_round", report)
-
-    def on_state(self, state: ServerState) -> None:
-        """Take in the state between two rounds."""
-        self._tell("on_state", state)
-
-    def on_states(self, runs: Sequence[RunUnderWay]) -> None:
-        """All runs of a group between two rounds."""
-        self._tell("on_states", runs)
-
-    def on_evaluating(self, round_index: int) -> None:
-        """The final evaluation of a run begins."""
-        self._tell("on_evaluating", round_index)
-
-    def on_evaluation(self, evaluation: Evaluation) -> None:
-        """Take in an evaluation of all clients."""
-        self._tell("on_evaluation", evaluation)
-
-    def on_end(self, *, failing: bool = False) -> None:
+    def end(self, *, failing: bool = False) -> None:
         """Let every observer close what it opened, also after one that fails; a run that fails keeps its own error."""
         first = None
         for member in self._members:
@@ -274,25 +249,13 @@ class Observers:
         if first is not None and not failing:
             raise first
 
-    def _tell(self, event: str, *values: object) -> None:
-        for member in self._members:
-            self._call(member, event, *values)
-
-    def _call(self, member: Observer, event: str, *values: object) -> None:
+    def _call(self, member: Observer, event: str, *told: object) -> None:
         try:
-            getattr(member, event, lambda *_: None)(*values)
+            getattr(member, event, lambda *_: None)(*told)
         except Exception as failure:
             raise ObserverFailed(f"Observer {type(member).__name__} failed in {event}: {failure}") from failure
 
 
 def show_progress(progress: bool | None) -> bool:
     """Whether to draw a bar: as asked, else only where a person watches a terminal and rich is installed."""
-    if progress is not None:
-        return progress
-    if not sys.stdout.isatty():
-        return False
-    try:
-        import rich  # noqa: F401
-    except ImportError:
-        return False
-    return True
+    return progress if progress is not None else sys.stdout.isatty() and find_spec("rich") is not None

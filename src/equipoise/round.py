@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from equipoise.core.equality import same_part
 from equipoise.core.numbers import Numbers, numbers
 from equipoise.core.update_checks import as_local_work
 from equipoise.data.clients import ClientSet
-from equipoise.errors import Diverged, InvalidParameter
+from equipoise.errors import Diverged, require
 from equipoise.solvers.prepared import RoundContext
 from equipoise.types import (
     Cohort,
@@ -41,8 +41,9 @@ from equipoise.types import (
 if TYPE_CHECKING:
     from equipoise.runs.setup import Setting
 
+T = TypeVar("T")
 TAIL = 0.1  # the share of clients in a report's tail loss
-_UNKNOWN = torch.tensor(float("nan"))
+_UNKNOWN, _NOTHING = torch.tensor(float("nan")), (torch.zeros(0), torch.zeros(0))
 Outcome = tuple[ServerState, RoundReport] | Diverged
 
 
@@ -78,11 +79,6 @@ class Plan:
     worker_losses: Tensor | None
     dropped: int  # clients with a weight whose work does not arrive
     denominator: float = 1.0  # fixed in advance, under differential privacy
-
-    @classmethod
-    def nobody(cls, cohort: Cohort) -> Plan:
-        """The plan of an empty cohort."""
-        return cls(cohort, None, RiskValue(_UNKNOWN, cohort.weights), cohort, cohort.weights, None, 0)
 
 
 Planned = tuple[RunInRound, Plan]
@@ -126,21 +122,10 @@ def run_round(
     settings: Sequence[Setting], states: Sequence[ServerState], cohorts: Sequence[Cohort], engine: Engine
 ) -> list[Outcome]:
     """One round of each run: prepare → losses → plan → local work → finish."""
-    began = time.perf_counter()
-    outcomes: list[Outcome | None] = [None] * len(settings)
-    planned: dict[int, Planned] = {}
-    for number, each in enumerate(plan_rounds(settings, states, cohorts, engine)):
-        if isinstance(each, Diverged):
-            outcomes[number] = each
-        else:
-            planned[number] = each
-    works = local_work(list(planned.values()), engine)
-    for (number, (run, plan)), work in zip(planned.items(), works, strict=True):
-        try:
-            outcomes[number] = work if isinstance(work, Diverged) else finish(run, plan, *work, began, len(settings))
-        except Diverged as failure:
-            outcomes[number] = failure
-    return [outcome for outcome in outcomes if outcome is not None]
+    began, runs = time.perf_counter(), len(settings)
+    plans = plan_rounds(settings, states, cohorts, engine)
+    works = iter(local_work([plan for plan in plans if not isinstance(plan, Diverged)], engine))
+    return [plan if isinstance(plan, Diverged) else or_diverged(finish, *plan, next(works), began, runs) for plan in plans]
 
 
 def plan_rounds(
@@ -148,13 +133,15 @@ def plan_rounds(
 ) -> list[Planned | Diverged]:
     """The first half of a round: the solver of each run, the losses of its cohort, and who works with which weight."""
     runs = [prepare(*given, engine) for given in zip(settings, states, cohorts, strict=True)]
-    plans: list[Planned | Diverged] = []
-    for run, losses in zip(runs, cohort_losses(runs, engine), strict=True):
-        try:
-            plans.append((run, make_plan(run, *without_lost_clients(run, losses))))
-        except Diverged as failure:
-            plans.append(failure)
-    return plans
+    return [or_diverged(make_plan, *each) for each in zip(runs, cohort_losses(runs, engine), strict=True)]
+
+
+def or_diverged(step: Callable[..., T], *arguments: Any) -> T | Diverged:
+    """What a step of one run gives, or the error that stops this run and no other."""
+    try:
+        return step(*arguments)
+    except Diverged as failure:
+        return failure
 
 
 def prepare(setting: Setting, state: ServerState, cohort: Cohort, engine: Engine) -> RunInRound:
@@ -182,7 +169,7 @@ def cohort_losses(runs: Sequence[RunInRound], engine: Engine) -> list[Tensor | N
 
     Runs with one cohort are scored in one pass over its examples.
     """
-    losses: list[Tensor | None] = [None] * len(runs)
+    losses: dict[int, Tensor] = {}
     asked = [i for i, run in enumerate(runs) if run.algorithm.traits.needs_losses and has_work(run.setting, run.cohort)]
     shared = [i for i in asked if len(runs[i].cohort) and not runs[i].solver_traits.adapts]
     for i in asked:
@@ -191,21 +178,17 @@ def cohort_losses(runs: Sequence[RunInRound], engine: Engine) -> list[Tensor | N
         elif len(shared) < 2 or i not in shared:
             solver = runs[i].solver if runs[i].solver_traits.adapts else None
             losses[i] = engine.losses(runs[i].state.params, runs[i].cohort, solver)
-    if len(shared) < 2:
-        return losses
-    cohorts = {i: runs[i].cohort.clients for i in shared}
-    groups = grouped(shared, lambda i, j: cohorts[i] is cohorts[j] or torch.equal(cohorts[i], cohorts[j]))
-    for same in groups:
-        if len(same) > 1:
-            for i, values in zip(
-                same, engine.losses_of([runs[i].state.params for i in same], runs[same[0]].cohort), strict=True
-            ):
-                losses[i] = values
-    alone = [same[0] for same in groups if len(same) == 1]
-    jobs = [Job(runs[i].state.params, runs[i].cohort, runs[i].cohort.weights) for i in alone]
-    for i, values in zip(alone, engine.losses_each(jobs) if jobs else [], strict=True):
-        losses[i] = values
-    return losses
+    if len(shared) > 1:
+        cohorts = {i: runs[i].cohort.clients for i in shared}
+        groups = grouped(shared, lambda i, j: cohorts[i] is cohorts[j] or torch.equal(cohorts[i], cohorts[j]))
+        for same in groups:
+            if len(same) > 1:
+                models = [runs[i].state.params for i in same]
+                losses |= zip(same, engine.losses_of(models, runs[same[0]].cohort), strict=True)
+        alone = [same[0] for same in groups if len(same) == 1]
+        jobs = [Job(runs[i].state.params, runs[i].cohort, runs[i].cohort.weights) for i in alone]
+        losses |= zip(alone, engine.losses_each(jobs) if jobs else [], strict=True)
+    return [losses.get(i) for i in range(len(runs))]
 
 
 def without_lost_clients(run: RunInRound, losses: Tensor | None) -> tuple[Cohort, Tensor | None]:
@@ -218,11 +201,12 @@ def without_lost_clients(run: RunInRound, losses: Tensor | None) -> tuple[Cohort
     return left, losses[~gone] if losses is not None else None
 
 
-def make_plan(run: RunInRound, cohort: Cohort, losses: Tensor | None) -> Plan:
+def make_plan(run: RunInRound, losses: Tensor | None) -> Planned:
     """The risk of the cohort, and the clients that work for it: those with a weight whose work arrives."""
     clients, protection = run.setting.data.train, run.setting.protection
+    cohort, losses = without_lost_clients(run, losses)
     if not has_work(run.setting, run.cohort):
-        return Plan.nobody(cohort)
+        return run, Plan(cohort, None, RiskValue(_UNKNOWN, cohort.weights), cohort, cohort.weights, None, 0)
     if losses is not None and protection.in_the_open:  # a protected client is not named, nor does the run stop because of it
         stop_unless_finite(losses, cohort, clients, "loss")
     traits = run.solver_traits
@@ -240,7 +224,7 @@ def make_plan(run: RunInRound, cohort: Cohort, losses: Tensor | None) -> Plan:
         worker_losses = losses[places.to(losses.device)] if losses is not None else None
     fixed = 1.0 if denominator is None else denominator
     weights = torch.from_numpy(kept / (kept.sum() if denominator is None else denominator))
-    return Plan(cohort, losses, risk, workers, weights, worker_losses, dropped, fixed)
+    return run, Plan(cohort, losses, risk, workers, weights, worker_losses, dropped, fixed)
 
 
 def local_work(planned: Sequence[Planned], engine: Engine) -> list[Worked | Diverged]:
@@ -256,10 +240,7 @@ def local_work(planned: Sequence[Planned], engine: Engine) -> list[Worked | Dive
         if len(planned) > 1 and open_sum and len(plan.workers):
             together.append(i)
             continue
-        try:
-            works[i] = work_alone(run, plan, engine)
-        except Diverged as failure:  # a client's own model
-            works[i] = failure
+        works[i] = or_diverged(work_alone, run, plan, engine)  # a client's own model may diverge
 
     def alike(i: int, j: int) -> bool:
         first, second = planned[i][0], planned[j][0]
@@ -288,11 +269,11 @@ def work_alone(run: RunInRound, plan: Plan, engine: Engine) -> Worked:
     return setting.protection.combine(state, engine, run.solver, plan, sent), own
 
 
-def finish(
-    run: RunInRound, plan: Plan, combined: Combined | None, own: Any, began: float, runs: int
-) -> tuple[ServerState, RoundReport]:
+def finish(run: RunInRound, plan: Plan, worked: Worked | Diverged, began: float, runs: int) -> tuple[ServerState, RoundReport]:
     """The server's part of a run's round: the next state, and the report. The round began at `began` for all `runs`."""
-    setting, state = run.setting, run.state
+    if isinstance(worked, Diverged):
+        raise worked
+    setting, state, (combined, own) = run.setting, run.state, worked
     if not has_work(setting, run.cohort):
         return next_state(setting, state), report_of(setting, plan, began, runs=runs)
     changed: dict[str, Any] = {"risk": plan.risk.state, "solver": run.solver_state, "personal": own}
@@ -322,16 +303,8 @@ class Unprotected:
     algorithm: Algorithm
     clients: ClientSet
     rounds_allowed: int
-
-    @property
-    def in_the_open(self) -> bool:
-        """Single clients may be named."""
-        return True
-
-    @property
-    def without_clients(self) -> bool:
-        """A round without clients releases nothing."""
-        return False
+    in_the_open: bool = True  # single clients may be named
+    without_clients: bool = False  # a round without clients releases nothing
 
     def begin(self) -> None:
         """There is no state."""
@@ -343,13 +316,9 @@ class Unprotected:
         ids = tuple(self.clients.id_array[cohort.clients.numpy()].tolist())
         given = losses if losses is not None else torch.zeros_like(cohort.weights)
         risk = self.algorithm.risk(given, cohort.weights, clients=ids, state=state)
-        if risk.weights.shape != cohort.weights.shape or not _are_weights(numbers(risk.weights)):
-            raise InvalidParameter(
-                "risk",
-                f"must give {len(cohort)} finite weights ≥ 0, one per client",
-                self.algorithm.risk,
-                "equipoise.testing.check_risk(risk) says which law it breaks.",
-            )
+        good = risk.weights.shape == cohort.weights.shape and _are_weights(numbers(risk.weights))
+        rule, fix = "finite weights ≥ 0, one per client", "equipoise.testing.check_risk(risk) says which law it breaks."
+        require(good, "risk", f"must give {len(cohort)} {rule}", self.algorithm.risk, fix)
         return risk, None
 
     def combine(self, state: ServerState, engine: Engine, solver: LocalSolver, plan: Plan, sent: Tensor | None) -> Combined:
@@ -357,15 +326,10 @@ class Unprotected:
 
         Updates that are not finite, or absurdly long, are left out: their weight goes to the others.
         """
-        aggregator = self.algorithm.aggregator
+        aggregator, params, workers = self.algorithm.aggregator, state.params, plan.workers
         if aggregator.linear and sent is None:
-            work = engine.summed_update(state.params, plan.workers, solver, plan.weights, aggregator)
-            return combined_sum(state, plan, work)
-        work = (
-            engine.updates(state.params, plan.workers, solver)
-            if sent is None
-            else as_local_work(sent, state.params, plan.worker_losses)
-        )
+            return combined_sum(state, plan, engine.summed_update(params, workers, solver, plan.weights, aggregator))
+        work = engine.updates(params, workers, solver) if sent is None else as_local_work(sent, params, plan.worker_losses)
         updates, arrived = work.update, torch.isfinite(work.sq_norms)
         if not bool(arrived.all()):  # robust aggregators know NaN for what cannot be used
             updates = torch.where(arrived.to(updates.device).unsqueeze(1), updates, float("nan"))
@@ -462,11 +426,8 @@ def report_of(setting: Setting, plan: Plan, began: float, work: LocalWork | None
 
     Where several runs share the round, each reports its part of the time so far.
     """
-    if plan.losses is not None:
-        seen, weights = plan.losses, plan.cohort.weights
-    else:
-        seen, weights = (work.losses, plan.weights) if work is not None else (torch.zeros(0), torch.zeros(0))
-    shown, share = numbers(seen), numbers(weights)
+    at_work = _NOTHING if work is None else (work.losses, plan.weights)
+    shown, share = map(numbers, at_work if plan.losses is None else (plan.losses, plan.cohort.weights))
     if not math.isfinite(shown.sum()):  # a client without a step saw no loss; one that is left out may have an infinite one
         known = np.isfinite(shown)
         shown, share = shown[known], share[known]

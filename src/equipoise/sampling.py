@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.rng import generator
-from equipoise.errors import is_integer, is_number, require
+from equipoise.errors import is_integer, require, require_integer, require_number
 from equipoise.types import Cohort
 
 
@@ -27,17 +27,10 @@ def _constant_vector(count: int, value: float) -> Tensor:
 
 
 def _check_size(clients_per_round: int, n: int) -> None:
-    require(
-        is_integer(clients_per_round) and 1 <= clients_per_round <= n,
-        "clients_per_round",
-        f"must be a whole number between 1 and the number of training clients, {n}",
-        clients_per_round,
-        "Lower it, or use sampling.Proportional(), which draws with replacement.",
-    )
-
-
-def _check_share(share: float) -> None:
-    require(is_number(share) and 0 < share <= 1, "share", "must lie in (0, 1]", share)
+    good = is_integer(clients_per_round) and 1 <= clients_per_round <= n
+    rule = f"must be a whole number between 1 and the number of training clients, {n}"
+    fix = "Lower it, or use sampling.Proportional(), which draws with replacement."
+    require(good, "clients_per_round", rule, clients_per_round, fix)
 
 
 @dataclass(frozen=True)
@@ -56,7 +49,7 @@ class Uniform:
     accounted: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _check_share(self.share)
+        require_number("share", self.share, "(0, 1]")
 
     def __call__(self, round_index: int, alpha: Tensor, *, clients_per_round: int, seed: int) -> Cohort:
         """`share` · `clients_per_round` distinct clients, drawn uniformly."""
@@ -82,8 +75,7 @@ class Proportional:
 
     def __call__(self, round_index: int, alpha: Tensor, *, clients_per_round: int, seed: int) -> Cohort:
         """The distinct clients among `clients_per_round` draws, weighted by how often each was drawn."""
-        good = is_integer(clients_per_round) and clients_per_round >= 1
-        require(good, "clients_per_round", "must be a whole number of at least 1", clients_per_round)
+        require_integer("clients_per_round", clients_per_round, 1)
         p = alpha.double().numpy()
         drawn = generator(seed, "cohort", round_index).choice(len(p), size=clients_per_round, replace=True, p=p / p.sum())
         positions, counts = np.unique(drawn, return_counts=True)
@@ -152,10 +144,9 @@ class Availability:
 
     def __post_init__(self) -> None:
         require(is_integer(self.day) and self.day >= 1, "day", "must be a whole number of rounds, at least 1", self.day)
-        _check_share(self.share)
-        require(is_number(self.aligned) and 0 <= self.aligned <= 1, "aligned", "must lie in [0, 1]", self.aligned)
-        good = is_integer(self.schedule) and self.schedule >= 0
-        require(good, "schedule", "must be a whole number of at least 0", self.schedule)
+        require_number("share", self.share, "(0, 1]")
+        require_number("aligned", self.aligned, "[0, 1]")
+        require_integer("schedule", self.schedule, 0)
 
     def there(self, round_index: int, n: int) -> Tensor:
         """Which of n clients are there in a round: bool (n,). Client k's window is the same whatever n."""

@@ -6,22 +6,13 @@ moments started at ε², and ε added to their root.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from equipoise.errors import is_number, require
-
-
-def _check_lr(lr: float) -> None:
-    require(is_number(lr) and 0 < lr < math.inf, "lr", "must be a positive number", lr)
-
-
-def _check_share(name: str, value: float) -> None:
-    require(is_number(value) and 0 <= value < 1, name, "must lie in [0, 1)", value)
+from equipoise.errors import require_number
 
 
 @dataclass(frozen=True)
@@ -34,7 +25,7 @@ class SGD:
     lr: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_lr(self.lr)
+        require_number("lr", self.lr, "(0, ∞)")
 
     @property
     def linear_rate(self) -> float:
@@ -60,8 +51,8 @@ class Momentum:
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
-        _check_lr(self.lr)
-        _check_share("momentum", self.momentum)
+        require_number("lr", self.lr, "(0, ∞)")
+        require_number("momentum", self.momentum, "[0, 1)")
 
     def begin(self, params: Tensor) -> Tensor:
         """The state before the first round, at w^0."""
@@ -82,9 +73,9 @@ class _Adaptive(ABC):
     epsilon: float = 1e-3
 
     def __post_init__(self) -> None:
-        _check_lr(self.lr)
-        _check_share("beta1", self.beta1)
-        require(is_number(self.epsilon) and 0 < self.epsilon < math.inf, "epsilon", "must be a positive number", self.epsilon)
+        require_number("lr", self.lr, "(0, ∞)")
+        require_number("beta1", self.beta1, "[0, 1)")
+        require_number("epsilon", self.epsilon, "(0, ∞)")
 
     def begin(self, params: Tensor) -> tuple[Tensor, Tensor]:
         return torch.zeros_like(params), torch.full_like(params, self.epsilon**2)
@@ -112,34 +103,33 @@ class Adagrad(_Adaptive):
 
 
 @dataclass(frozen=True)
-class Adam(_Adaptive):
-    """FedAdam: v ← β2 v + (1 − β2) Δ².
-
-    Source: Reddi et al. 2021, Algorithm 2.
-    """
+class _Forgetting(_Adaptive):
+    """An adaptive optimiser whose second moments forget earlier updates at the rate 1 − β2."""
 
     beta2: float = 0.99
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_share("beta2", self.beta2)
+        require_number("beta2", self.beta2, "[0, 1)")
+
+
+@dataclass(frozen=True)
+class Adam(_Forgetting):
+    """FedAdam: v ← β2 v + (1 − β2) Δ².
+
+    Source: Reddi et al. 2021, Algorithm 2.
+    """
 
     def _second_moment(self, v: Tensor, total: Tensor) -> Tensor:
         return self.beta2 * v + (1 - self.beta2) * total.square()
 
 
 @dataclass(frozen=True)
-class Yogi(_Adaptive):
+class Yogi(_Forgetting):
     """FedYogi: v ← v − (1 − β2) Δ² sign(v − Δ²).
 
     Source: Reddi et al. 2021, Algorithm 2.
     """
-
-    beta2: float = 0.99
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_share("beta2", self.beta2)
 
     def _second_moment(self, v: Tensor, total: Tensor) -> Tensor:
         squared = total.square()

@@ -14,7 +14,7 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from equipoise.errors import ConfigError
 from equipoise.observers import Evaluation, EvaluationPoint, Run, entry_of
@@ -54,19 +54,16 @@ class TensorBoard(Observer):
 
     def __init__(self, folder: str | Path) -> None:
         try:
-            from torch.utils.tensorboard import SummaryWriter  # noqa: F401 — refused here, not after the data are read
+            from torch.utils.tensorboard import SummaryWriter  # refused here, not after the data are read
         except ImportError as failure:
             raise _absent("TensorBoard", "tensorboard") from failure
-        self.folder = Path(folder)
+        self.folder, self._make_writer = Path(folder), cast("Any", SummaryWriter)
         self._writers: dict[str, Any] = {}  # by the run's name
 
     def on_start(self, run: Run) -> None:
         """Begin to watch a run."""
-        from torch.utils.tensorboard import SummaryWriter
-
         place = self.folder / method_of(run).replace("/", "-") / f"seed-{run.seed}"
-        make: Any = SummaryWriter
-        self._writers[run.name] = make(str(place), purge_step=run.first_round + 1)
+        self._writers[run.name] = self._make_writer(str(place), purge_step=run.first_round + 1)
 
     def on_round(self, report: RoundReport) -> None:
         """Take in the report of a round."""

@@ -104,11 +104,11 @@ class RunUnderWay:
             return
         self.state, report = outcome
         self.history.on_round(report)
-        watching.on_round(report)
+        watching.tell("on_round", report)
         last_round = self.setting.protection.rounds_allowed
         if evaluate_every and self.state.round % evaluate_every == 0 and self.state.round < last_round:
             self.evaluate(watching)
-        watching.on_state(self.state)
+        watching.tell("on_state", self.state)
 
     def fail(self, failure: Diverged) -> None:
         """Stop here; what was logged before is kept with the error."""
@@ -119,7 +119,7 @@ class RunUnderWay:
         """Evaluate all clients; after the last round a loss that is not finite stops the run."""
         evaluation = self.setting.evaluation(self.state, final=final)
         self.history.on_evaluation(evaluation)
-        watching.on_evaluation(evaluation)
+        watching.tell("on_evaluation", evaluation)
         if final:
             try:
                 stop_if_lost(evaluation)
@@ -157,10 +157,10 @@ def train_runs(
     try:
         for run in runs:
             name, seed, shared = run.setting.name, run.setting.seed, len(runs) > 1
-            watching.on_start(Run(name, last_round, seed, run.state.round, run.setting, run.history, shared))
-            watching.on_state(run.state)
-        bar.on_start(Run(title, last_round, settings[0].seed, max(run.state.round for run in runs), settings[0]))
-        saves.on_states(runs)
+            watching.tell("on_start", Run(name, last_round, seed, run.state.round, run.setting, run.history, shared))
+            watching.tell("on_state", run.state)
+        bar.tell("on_start", Run(title, last_round, settings[0].seed, max(run.state.round for run in runs), settings[0]))
+        saves.tell("on_states", runs)
         alive, driver = still_running(), None
         while alive and alive[0].state.round < last_round:
             driver = driver or choose_driver([run.setting for run in alive])
@@ -169,22 +169,22 @@ def train_runs(
             if any(run.failure is not None for run in alive):
                 alive, driver = still_running(), None
             if alive:  # else the checkpoint stays where the run can be tried again
-                saves.on_states(runs)
-                bar.on_round(alive[0].history.rounds[-1])
+                saves.tell("on_states", runs)
+                bar.tell("on_round", alive[0].history.rounds[-1])
         for run in alive:
-            bar.on_evaluating(run.state.round)
-            watching.on_evaluating(run.state.round)
+            bar.tell("on_evaluating", run.state.round)
+            watching.tell("on_evaluating", run.state.round)
             run.evaluate(watching, final=True)
         alive = still_running()
     except BaseException:
         for each in (watching, bar):
-            each.on_end(failing=True)
+            each.end(failing=True)
         raise
     seconds = (time.perf_counter() - began) / len(runs)
     results = [run.ended(seconds) for run in runs]
     try:
         for each in (bar, watching):
-            each.on_end(failing=not alive)
+            each.end(failing=not alive)
     except ObserverFailed as failure:
         failure.finished = results
         raise

@@ -554,10 +554,12 @@ class Engine(Protocol):
         """
 
     def losses_of(self, models: Sequence[Tensor], cohort: Cohort) -> Tensor:
-        """`losses` of several models, (D,) each, at once: (M, K)."""
+        """`losses` of several models, (D,) each: (M, K). An engine may do better than one after another."""
+        return torch.stack([self.losses(params, cohort) for params in models])
 
     def losses_each(self, jobs: Sequence[Job]) -> list[Tensor]:
         """`losses` of several models, each on a cohort of its own: (K,) each."""
+        return [self.losses(job.params, job.cohort) for job in jobs]
 
     def updates(self, params: Tensor, cohort: Cohort, solver: LocalSolver) -> LocalWork:
         """Local work of each client; its `update` is (K, D)."""
@@ -568,7 +570,8 @@ class Engine(Protocol):
         """Local work, streamed through a linear aggregator; its `update` is the sum of the chunks' totals, (D,)."""
 
     def summed_updates(self, jobs: Sequence[Job], solver: LocalSolver, aggregator: Aggregator) -> list[LocalWork]:
-        """`summed_update` of several models at once, one per job; the jobs' cohorts are of one round."""
+        """`summed_update` of several models, one per job; the jobs' cohorts are of one round."""
+        return [self.summed_update(job.params, job.cohort, solver, job.weights, aggregator) for job in jobs]
 
     def own_steps(self, models: Tensor, cohort: Cohort, solver: LocalSolver, pull: Pull | None = None) -> Tensor:
         """Local work of each client on a model of its own: models (K, D) in, models (K, D) out. Nothing is attacked here."""

@@ -4,7 +4,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from importlib.metadata import version
 
 import numpy as np
@@ -51,7 +50,7 @@ def _fewer_steps(monkeypatch):
         from equipoise.engines.simulator.cuda.kernels.convnet_kernels import SETTINGS
 
         for precision, settings in SETTINGS.items():
-            monkeypatch.setitem(SETTINGS, precision, replace(settings, first_map_gradient={"CHANNELS": 32}))
+            monkeypatch.setitem(SETTINGS, precision, settings | {"first_map_gradient": {"CHANNELS": 32}})
 
 
 def problem(k, b, classes, seed=0, shape=(28, 28)):

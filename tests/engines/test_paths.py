@@ -16,8 +16,10 @@ from equipoise.engines.simulator import paths
 from equipoise.engines.simulator.batched_steps import stacked_gradients, take_batched_steps
 from equipoise.engines.simulator.calibration import Choice, SpeedMeasurement
 from equipoise.engines.simulator.client_queue import ClientQueue
+from equipoise.engines.simulator.convnet_path import fastest_gradients, why_not_by_hand
 from equipoise.engines.simulator.local_rule import LocalRule
 from equipoise.engines.simulator.local_work import ChunkWork, LocalPath, Worker, Workplace
+from equipoise.engines.simulator.precision import FULL
 from equipoise.engines.simulator.workers import threads
 from equipoise.solvers import MAML, SGD
 from made_clients import make_clients
@@ -136,6 +138,24 @@ def test_a_long_pass_is_not_for_the_span_unless_it_is_chosen():
         assert path.supports(chunk_of(worker, rule, chosen="example span")) is None
 
 
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        (ModuleNotFoundError("No module named 'triton'", name="triton"), "Triton is not installed"),
+        (ImportError("cannot import name 'jit'", name="triton.language"), "cannot be imported (cannot import name 'jit')"),
+        (AttributeError("no constexpr\nmore"), "cannot be imported (no constexpr)"),
+    ],
+)
+def test_kernels_that_cannot_be_imported_leave_the_work_to_autograd(monkeypatch, failure, reason):
+    def broken(name):
+        raise failure
+
+    task, device = Task.of(eq.models.ConvNet(classes=3)), torch.device("cuda")
+    monkeypatch.setattr("equipoise.engines.simulator.precision.import_module", broken)
+    assert why_not_by_hand(task, device).endswith(reason)
+    assert fastest_gradients(task, device, FULL) is stacked_gradients
+
+
 @dataclass
 class Counted:
     """What a rule-level question was asked for."""
@@ -227,7 +247,7 @@ def test_an_explanation_names_every_path_with_its_reason():
     assert lines["compiled softmax"].endswith("not taken: compiled code is not allowed (compiled=False)")
     assert "too few for their Gram matrix" in lines["example span"]
     assert lines["linear blocks"].endswith("  taken")
-    assert lines["batched autograd"].endswith("not taken: another one that does this work comes before it")
+    assert lines["batched autograd"].endswith("not needed: linear blocks comes first and can do it")
     assert "Chunks of as many clients as memory allows; processes: 1" in text
     assert "Nothing was measured" in text
     assert engine_traits(engine).explain(eq.Algorithm()) == engine.explain(eq.Algorithm())

@@ -14,7 +14,6 @@ from equipoise.errors import InvalidParameter
 from equipoise.privacy import discrete_gaussian as module
 from equipoise.privacy.discrete_gaussian import (
     concentrated_epsilon,
-    discrete_gaussian_pmf,
     sample_discrete_gaussian,
     share_excess,
 )
@@ -237,13 +236,6 @@ def test_paths_that_are_rarely_taken(monkeypatch, grid, table, sigma2):
     monkeypatch.setattr(module, "_TABLE", table)
     draws = sample_discrete_gaussian(sigma2, 30_000, source=Seeded(7, f"rare {grid} {table}"))
     assert p_value(draws, sigma2) > 1e-3
-
-
-def test_pmf():
-    assert discrete_gaussian_pmf(4, range(-24, 25)) == pytest.approx(mass(4, 24), rel=1e-12)
-    assert float(discrete_gaussian_pmf(10**6, torch.arange(-9000, 9001)).sum()) == pytest.approx(1)
-    with pytest.raises(InvalidParameter):
-        discrete_gaussian_pmf(0, [0])
 
 
 # ------------------------------------------------------------------------------------------------------ privacy of a sum

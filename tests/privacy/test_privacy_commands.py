@@ -109,14 +109,14 @@ def test_half_the_noise_fails_the_audit_of_what_was_claimed():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("noise", "--epsilon", "1", "--delta", "2", "--rounds", "5"), "delta must lie strictly between 0 and 1"),
+        (("noise", "--epsilon", "1", "--delta", "2", "--rounds", "5"), "delta must lie in (0, 1)"),
         (("noise", "--epsilon", "-1", "--delta", "1e-5", "--rounds", "5"), "epsilon must be a positive"),
         (("noise", "--epsilon", "1", "--delta", "1e-5", "--rounds", "0"), "rounds must be"),
         (("noise", "--epsilon", "1", "--delta", "1e-5", "--rounds", "5", "--sampling-rate", "0"), "sampling_rate must lie"),
         (("noise", "--epsilon", "1", "--delta", "1e-5", "--rounds", "5", "--cohort", "5"), "not a mixture"),
         (("noise", "--epsilon", "1", "--delta", "1e-5", "--rounds", "5", "--method", "x"), "method must be"),
         (("noise", "--epsilon", "1", *RUN, "--quantile-ratio", "0"), "quantile_ratio must be"),
-        (("epsilon", "--noise", "-1", *RUN), "must be a number of at least 0"),
+        (("epsilon", "--noise", "-1", *RUN), "must be a number ≥ 0"),
         (("epsilon", "--noise", "1", "--delta", "1e-5", "--rounds", "0"), "must be a whole number of at least 1"),
         (("audit", "--noise", "0", "--delta", "1e-5"), "noise_multiplier must be"),
         (("audit", "--noise", "1", "--delta", "1e-5", "--runs", "3"), "runs must be"),

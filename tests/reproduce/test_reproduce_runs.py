@@ -20,6 +20,7 @@ from equipoise.reproduce import EXPERIMENTS, Scale, reproduce, runner
 from equipoise.reproduce import data_sets as sources
 from equipoise.reproduce import scores as measures
 from equipoise.reproduce.__main__ import main
+from equipoise.reproduce.experiments import FILES
 from equipoise.reproduce.side_by_side import slug
 
 with warnings.catch_warnings():  # typer 0.20 imports names that click 8.5 deprecates; only that import is excused
@@ -225,7 +226,7 @@ def test_finetuning_is_training_alone():
 
 
 def test_mean_vectors_are_those_of_the_texts(files):
-    data = sources.tweets("mean", files, 0)
+    data = sources.tweets(files, 0, "mean")
     words = json.loads((files / "sent140" / "test" / "all_data.json").read_text(encoding="utf-8"))["user_data"]["d"]["x"][0][4]
     expected = sources.word_vectors(files).mean(words)
     assert torch.allclose(data.test.client("d")[0][0], expected, atol=1e-6)
@@ -236,13 +237,13 @@ def test_sent140_takes_only_splits_by_user(files, tmp_path):
     (tmp_path / "glove6B_50d_subset.npz").write_bytes((files / "glove6B_50d_subset.npz").read_bytes())
     users = (files / "sent140" / "train" / "all_data.json").read_text(encoding="utf-8")
     (tmp_path / "sent140" / "train" / "all_data.json").write_text(users, encoding="utf-8")
-    halves = sources.tweets("tokens", tmp_path, 5)  # no test part: users are split here, the same for all seeds
+    halves = sources.tweets(tmp_path, 5, "tokens")  # no test part: users are split here, the same for all seeds
     assert not set(halves.train.ids) & set(halves.test.ids)
-    assert halves.train.ids == sources.tweets("tokens", tmp_path, 6).train.ids
+    assert halves.train.ids == sources.tweets(tmp_path, 6, "tokens").train.ids
     (tmp_path / "sent140" / "test").mkdir()
     (tmp_path / "sent140" / "test" / "all_data.json").write_text(users, encoding="utf-8")
     with pytest.raises(InvalidData, match="the papers split users"):
-        sources.tweets("tokens", tmp_path, 0)
+        sources.tweets(tmp_path, 0, "tokens")
 
 
 # The command line
@@ -289,10 +290,11 @@ def test_mistakes_end_in_one_message(arguments, words, capsys):
 
 
 def test_missing_files_are_named_alone(files, tmp_path):
+    glove = FILES["glove6B_50d_subset.npz"]
     with pytest.raises(InvalidData) as failure:
-        sources.require_files("x", (sources.GLOVE, sources.SHAKESPEARE, sources.SENT140), tmp_path)
+        sources.require_files("x", (glove, FILES["shakespeare_roles.json.gz"], FILES["sent140"]), tmp_path)
     assert "glove6B_50d_subset.npz" in str(failure.value)
-    sources.require_files("x", (sources.GLOVE,), files)
+    sources.require_files("x", (glove,), files)
     with pytest.raises(InvalidParameter, match="seeds"):
         run("emnist-linear", files, seeds=0)
 

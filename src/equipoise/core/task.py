@@ -356,13 +356,14 @@ def per_example(name: str, values: Tensor, x: Any) -> Tensor:
     return values
 
 
-def refuse_batch_normalisation(model: nn.Module) -> None:
-    """Batch normalisation is not a function of one example, so padding and averaging over clients both break it."""
+def refuse_batch_normalisation(
+    model: nn.Module, harm: str = "mix the examples of a batch and, once averaged, the data of different clients"
+) -> None:
+    """Refuse layers whose output for one example depends on others, so that padding and averaging break it; `harm` says why."""
     for name, layer in model.named_modules():
         keeps_statistics = isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats
         if isinstance(layer, nn.modules.batchnorm._BatchNorm) or keeps_statistics:
             raise IncompatibleParts(
-                f"model.{name} is a {type(layer).__name__}: its statistics mix the examples of a batch and, once averaged, the "
-                "data of different clients.",
+                f"{f'model.{name}' if name else 'model'} is a {type(layer).__name__}: its statistics {harm}.",
                 f"Replace it, e.g. by torch.nn.GroupNorm(groups, {getattr(layer, 'num_features', 'channels')}).",
             )

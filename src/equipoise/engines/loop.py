@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +15,7 @@ from equipoise.core.task import Task
 from equipoise.core.update_checks import as_local_work, checked_norms, longest_square
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.solvers.batches import batches_of
-from equipoise.types import Aggregator, Cohort, Job, LocalSolver, LocalWork, Pull
+from equipoise.types import Aggregator, Cohort, Engine, LocalSolver, LocalWork, Pull
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Loop:
         return LoopEngine(task, data, usable_device(self.device))
 
 
-class LoopEngine:
+class LoopEngine(Engine):
     """The running loop engine of one task on one data set."""
 
     def __init__(self, task: Task, data: FederatedData, device: torch.device) -> None:
@@ -64,18 +63,6 @@ class LoopEngine:
                 total += aggregator(update.unsqueeze(0), weight.reshape(1).to(self.device))[0]
             losses.append(loss)
         return LocalWork(total, torch.stack(sq_norms), torch.stack(losses))
-
-    def losses_of(self, models: Sequence[Tensor], cohort: Cohort) -> Tensor:
-        """The losses of several models, one after another: (M, K)."""
-        return torch.stack([self.losses(params, cohort) for params in models])
-
-    def losses_each(self, jobs: Sequence[Job]) -> list[Tensor]:
-        """The losses (K,) of several models, each on its own cohort, one after another."""
-        return [self.losses(job.params, job.cohort) for job in jobs]
-
-    def summed_updates(self, jobs: Sequence[Job], solver: LocalSolver, aggregator: Aggregator) -> list[LocalWork]:
-        """The summed updates of several models, one after another."""
-        return [self.summed_update(job.params, job.cohort, solver, job.weights, aggregator) for job in jobs]
 
     def own_steps(self, models: Tensor, cohort: Cohort, solver: LocalSolver, pull: Pull | None = None) -> Tensor:
         """Each client's own model after its local work, (K, D)."""

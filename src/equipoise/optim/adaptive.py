@@ -88,26 +88,23 @@ class DPRMSProp(PrivateOptimizer):
         self.lr, self.beta, self.eps = lr, beta, eps
         self.memory = {"second_moment": self._zeros()}
 
+    def _second_moment(self, v: Tensor, gradient: Tensor) -> Tensor:
+        return rmsprop(v, gradient, self.beta)
+
     def _change(self, released: Sequence[Tensor]) -> Tensor:
-        v = rmsprop(self.memory["second_moment"], released[0], self.beta)
+        v = self._second_moment(self.memory["second_moment"], released[0])
         self.memory = {"second_moment": v}
         return -rate_at(self.lr, self.steps) * released[0] / preconditioner(v, self.eps)
 
 
-class DPAdaGrad(PrivateOptimizer):
+class DPAdaGrad(DPRMSProp):
     """v ← v + g̃², w ← w − lr · g̃ / (√v + ε).
 
     Source: Li 2023 (thesis), 6.7.1 and 6.13.3.
     """
 
     def __init__(self, model: nn.Module, *, lr: Rate, eps: float = 1e-3, **privacy: Unpack[PrivacyOptions]) -> None:
-        super().__init__(model, **privacy)
-        check_lr("lr", lr)
-        check_adaptive(0.0, eps)
-        self.lr, self.eps = lr, eps
-        self.memory = {"second_moment": self._zeros()}
+        super().__init__(model, lr=lr, beta=0.0, eps=eps, **privacy)
 
-    def _change(self, released: Sequence[Tensor]) -> Tensor:
-        v = adagrad(self.memory["second_moment"], released[0])
-        self.memory = {"second_moment": v}
-        return -rate_at(self.lr, self.steps) * released[0] / preconditioner(v, self.eps)
+    def _second_moment(self, v: Tensor, gradient: Tensor) -> Tensor:
+        return adagrad(v, gradient)

@@ -8,9 +8,9 @@ from typing import ClassVar, Literal, Unpack, get_args
 import torch
 from torch import Tensor, nn
 
-from equipoise.errors import IncompatibleParts, InvalidParameter
+from equipoise.errors import IncompatibleParts, require, require_integer
 from equipoise.optim.gradients import Query
-from equipoise.optim.private import PrivacyOptions, PrivateOptimizer, Rate, check_clip, check_count, check_lr, rate_at
+from equipoise.optim.private import PrivacyOptions, PrivateOptimizer, Rate, check_clip, check_lr, rate_at
 from equipoise.optim.second_moments import Rule, adagrad, check_adaptive, preconditioner, rmsprop, rule_named, yogi
 
 Variant = Literal["delayed", "extra_query", "noise_first"]
@@ -64,11 +64,10 @@ class DP2(PrivateOptimizer):
         check_lr("lr", self.lr)
         check_lr("lr_adaptive", self.lr_adaptive)
         self.delay, self.delay_adaptive = delay, delay if delay_adaptive is None else delay_adaptive
-        check_count("delay", self.delay)
-        check_count("delay_adaptive", self.delay_adaptive)
+        require_integer("delay", self.delay, 1)
+        require_integer("delay_adaptive", self.delay_adaptive, 1)
         check_adaptive(beta, eps)
-        if variant not in get_args(Variant):
-            raise InvalidParameter("variant", f"must be one of {', '.join(get_args(Variant))}", variant)
+        require(variant in get_args(Variant), "variant", f"must be one of {', '.join(get_args(Variant))}", variant)
         if variant == "noise_first" and clip_adaptive not in (None, self.clip):
             raise IncompatibleParts(
                 f"noise_first clips raw gradients in both phases, but clip is {self.clip} and clip_adaptive {clip_adaptive}.",

@@ -10,7 +10,7 @@ gradient is the outer product of the loss's slope and the input, so that norms a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from equipoise.core.params import ParameterLayout
-from equipoise.core.task import PerExample, cross_entropy, per_example
-from equipoise.errors import IncompatibleParts, InvalidParameter, require
+from equipoise.core.task import PerExample, cross_entropy, per_example, refuse_batch_normalisation
+from equipoise.errors import IncompatibleParts, require
 from equipoise.models.linear import LinearModel, hinge_loss, logistic_loss, squared_error
 
 ELEMENTS = 2**25  # entries of the (B, D) matrix held at once: 128 MiB of float32
@@ -124,6 +124,7 @@ def clipped_sum(gradients: Gradients, query: Query) -> Tensor:
 
 # ------------------------------------------------------------------------------------------------------- differentiation
 
+_HARM = "mix the examples of a batch, so that there is no gradient of one example to clip, and would be released without noise"
 _OWN_LOSSES: tuple[PerExample, ...] = (cross_entropy, logistic_loss, hinge_loss, squared_error)
 
 
@@ -144,7 +145,7 @@ class ExampleGradients:
     def __init__(self, model: nn.Module, loss: PerExample | None = None, *, elements: int = ELEMENTS) -> None:
         require(isinstance(model, nn.Module), "model", "must be a torch.nn.Module", type(model).__name__)
         require(loss is None or callable(loss), "loss", "must be a function of (outputs, targets)", loss)
-        refuse_mixing_layers(model)
+        refuse_batch_normalisation(model, _HARM)
         self.layout = ParameterLayout.of(model)
         exact = self.layout.dtype in (torch.float32, torch.float64)  # a norm in half precision would not bound anything
         require(exact, "model", "must have parameters in float32 or float64", str(self.layout.dtype), "Use model.float().")
@@ -178,7 +179,16 @@ class ExampleGradients:
         def loss(flat: Tensor, one_x: Tensor, one_y: Tensor) -> Tensor:
             return self._losses(flat, one_x.unsqueeze(0), one_y.unsqueeze(0))[0]
 
-        return _vectorised(vmap(grad(loss), in_dims=(None, 0, 0), randomness="different"), self._model)(params, x, y)
+        try:
+            gradients: Tensor = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")(params, x, y)
+        except RuntimeError as failure:
+            if "vmap" not in str(failure):
+                raise
+            raise IncompatibleParts(
+                f"{type(self._model).__name__} cannot be differentiated one example at a time by torch.func.vmap: {failure}",
+                "Write its forward pass without branches on values, .item() and buffers that change.",
+            ) from failure
+        return gradients
 
     def mean(self, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
         """The gradient of the mean loss, (D,): for public examples, which need no clipping."""
@@ -210,39 +220,8 @@ def _is_linear(model: nn.Module, layout: ParameterLayout) -> bool:
     return plain and layout.names == names and not model._forward_hooks and not model._forward_pre_hooks
 
 
-def _vectorised(function: Callable[..., Tensor], model: nn.Module) -> Callable[..., Tensor]:
-    """The function with failures of `vmap` explained by the model."""
-
-    def call(*arguments: Tensor) -> Tensor:
-        try:
-            return function(*arguments)
-        except RuntimeError as failure:
-            if "vmap" not in str(failure):
-                raise
-            raise IncompatibleParts(
-                f"{type(model).__name__} cannot be differentiated one example at a time by torch.func.vmap: {failure}",
-                "Write its forward pass without branches on values, .item() and buffers that change.",
-            ) from failure
-
-    return call
-
-
-def refuse_mixing_layers(model: nn.Module) -> None:
-    """Refuse layers such as batch normalisation, under which an example's gradient depends on other examples."""
-    for name, layer in model.named_modules():
-        keeps_statistics = isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) or keeps_statistics:
-            path = f"model.{name}" if name else "model"
-            raise IncompatibleParts(
-                f"{path} is a {type(layer).__name__}: it mixes the examples of a batch, so that there is no gradient of "
-                "one example to clip, and its statistics would be released without noise.",
-                f"Replace it, e.g. by torch.nn.GroupNorm(groups, {getattr(layer, 'num_features', 'channels')}).",
-            )
-
-
 def check_examples(x: Tensor, y: Tensor, name: str = "y") -> None:
     """Refuse inputs and targets with different numbers of rows."""
     for what, value in (("x", x), (name, y)):
         require(isinstance(value, Tensor) and value.dim() > 0, what, "must be a tensor with one row per example", value)
-    if len(x) != len(y):
-        raise InvalidParameter(name, f"must have one row per example, {len(x)}", len(y))
+    require(len(x) == len(y), name, f"must have one row per example, {len(x)}", len(y))

@@ -9,15 +9,10 @@ import torch
 from torch import Tensor
 
 from equipoise.core.rng import generator
-from equipoise.errors import is_integer, is_number, require
+from equipoise.errors import is_integer, require, require_integer, require_number
 from equipoise.optim.gradients import check_examples
 
 Examples = tuple[Tensor, Tensor]
-
-
-def check_rate(sample_rate: float) -> None:
-    """Refuse a sample rate that is not in (0, 1]."""
-    require(is_number(sample_rate) and 0 < sample_rate <= 1, "sample_rate", "must lie in (0, 1]", sample_rate)
 
 
 def fresh_seed(seed: int | None) -> int:
@@ -48,10 +43,10 @@ def poisson_batches(
     [10, 10, 10]
     """
     check_examples(x, y)
-    check_rate(sample_rate)
+    require_number("sample_rate", sample_rate, "(0, 1]")
     require(len(x) > 0, "x", "must hold at least one example", len(x))
-    require(is_integer(steps) and steps >= 0, "steps", "must be a whole number ≥ 0", steps)
-    require(is_integer(start) and start >= 0, "start", "must be a whole number ≥ 0", start)
+    require_integer("steps", steps, 0)
+    require_integer("start", start, 0)
     chosen = fresh_seed(seed)
 
     def draw() -> Iterator[Examples]:
@@ -69,8 +64,7 @@ def set_aside(x: Tensor, y: Tensor, *, examples: int, seed: int) -> tuple[Exampl
     the experiment of Li 2023 (thesis), 6.4.1.1, where 1 % of it stands for public data.
     """
     check_examples(x, y)
-    rule = f"must be a whole number between 1 and {len(x) - 1}"
-    require(is_integer(examples) and 1 <= examples < len(x), "examples", rule, examples)
+    require_integer("examples", examples, 1, len(x) - 1)
     order = torch.from_numpy(generator(fresh_seed(seed), "public examples").permutation(len(x)))
     public, private = order[:examples].sort().values, order[examples:].sort().values
     return (x[public.to(x.device)], y[public.to(y.device)]), (x[private.to(x.device)], y[private.to(y.device)])

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from equipoise.core.rng import stream_key
 from equipoise.core.task import PerExample
-from equipoise.errors import InvalidParameter, is_integer, is_number, require
+from equipoise.errors import InvalidParameter, require, require_number
 from equipoise.optim.gradients import ExampleGradients, Query, check_examples
-from equipoise.optim.poisson_batches import Examples, check_rate, fresh_seed, poisson_batches
+from equipoise.optim.poisson_batches import Examples, fresh_seed, poisson_batches
 
 if TYPE_CHECKING:
     from equipoise.privacy.releases import CohortEvent
@@ -67,11 +67,10 @@ class PrivateOptimizer(ABC):
         self._examples = ExampleGradients(model, loss)
         self.layout = self._examples.layout
         check_clip("clip", clip, noise_multiplier)
-        check_rate(sample_rate)
+        require_number("sample_rate", sample_rate, "(0, 1]")
+        require_number("expected_batch_size", expected_batch_size, "(0, ∞)", none="sample_rate · N")
         self.model, self.clip, self.noise_multiplier, self.sample_rate = model, clip, noise_multiplier, sample_rate
         self.expected_batch_size = expected_batch_size
-        if expected_batch_size is not None:
-            require(is_positive(expected_batch_size), "expected_batch_size", "must be a positive number", expected_batch_size)
         self.steps = 0
         self.spent: dict[tuple[float, tuple[float, ...]], int] = {}  # (sample rate, multipliers of a step) → steps
         self.memory: dict[str, Tensor] = {}
@@ -134,9 +133,8 @@ class PrivateOptimizer(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from the state of an optimiser of the same class on a model of the same shapes."""
         if missing := {"method", "steps", "spent", "expected_batch_size", "seed", "generators", "memory"} - set(state):
-            raise InvalidParameter(
-                "state", "must come from `state_dict` of a private optimiser", f"without {sorted(missing)[0]}"
-            )
+            rule = "must come from `state_dict` of a private optimiser"
+            raise InvalidParameter("state", rule, f"without {sorted(missing)[0]}")
         require(state["method"] == type(self).__name__, "state", f"must be of {type(self).__name__}", state["method"])
         same = set(state["generators"]) == set(self._generators)
         require(same, "state", f"must hold generators {sorted(self._generators)}", sorted(state["generators"]))
@@ -174,12 +172,8 @@ class PrivateOptimizer(ABC):
 
     def _batch_size(self) -> float:
         if self.expected_batch_size is None:
-            raise InvalidParameter(
-                "expected_batch_size",
-                "must be known before the first step",
-                None,
-                "Give it, or draw the batches by optimizer.batches(x, y, steps=…), which takes sample_rate · len(x).",
-            )
+            fix = "Give it, or draw the batches by optimizer.batches(x, y, steps=…), which takes sample_rate · len(x)."
+            raise InvalidParameter("expected_batch_size", "must be known before the first step", None, fix)
         return self.expected_batch_size
 
     def _noisy(self, total: Tensor, clip: float) -> Tensor:
@@ -195,25 +189,15 @@ def rate_at(lr: Rate, step: int) -> float:
     return lr(step) if callable(lr) else lr
 
 
-def is_positive(value: object) -> bool:
-    """Whether the value is a positive, finite number."""
-    return is_number(value) and 0 < float(value) < math.inf  # type: ignore[arg-type]
-
-
 def check_lr(name: str, lr: Rate) -> None:
     """Refuse a learning rate that is neither a positive number nor a function."""
-    require(callable(lr) or is_positive(lr), name, "must be a positive number or a function of the step", lr)
+    if not callable(lr):
+        require_number(name, lr, "(0, ∞)", "Or give a function of the step.")
 
 
 def check_clip(name: str, clip: float, noise_multiplier: float) -> None:
     """Refuse a clip that is not positive, and noise without a finite clip."""
-    good = is_number(noise_multiplier) and 0 <= noise_multiplier < math.inf
-    require(good, "noise_multiplier", "must be a number ≥ 0", noise_multiplier)
-    require(is_number(clip) and clip > 0, name, "must be a positive number", clip)
+    require_number("noise_multiplier", noise_multiplier, "[0, ∞)")
+    require_number(name, clip, "(0, ∞]")
     fix = "Give a finite clip, or noise_multiplier=0 for training that is not private."
     require(noise_multiplier == 0 or math.isfinite(clip), name, "must be finite where noise is added", clip, fix)
-
-
-def check_count(name: str, value: int) -> None:
-    """Refuse all but integers of at least 1."""
-    require(is_integer(value) and value >= 1, name, "must be a whole number ≥ 1", value)

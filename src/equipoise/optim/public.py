@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, Unpack
 import torch
 from torch import Tensor, nn
 
-from equipoise.errors import IncompatibleParts, InvalidParameter, is_integer, is_number, require
+from equipoise.errors import IncompatibleParts, InvalidParameter, require, require_integer, require_number
 from equipoise.optim.gradients import ExampleGradients, Query, check_examples
 from equipoise.optim.poisson_batches import Examples
 from equipoise.optim.private import PrivacyOptions, PrivateOptimizer, Rate, check_lr, rate_at
@@ -30,8 +30,7 @@ class PublicGradient:
         self.x, self.y = public
         check_examples(self.x, self.y, "y of public")
         require(len(self.x) > 0, "public", "must hold at least one example", len(self.x))
-        good = batch_size is None or (is_integer(batch_size) and 1 <= batch_size <= len(self.x))
-        require(good, "public_batch_size", f"must be None or a whole number between 1 and {len(self.x)}", batch_size)
+        require_integer("public_batch_size", batch_size, 1, len(self.x), none="all public examples")
         self._examples, self._batch_size, self._generator = examples, batch_size, generator
 
     def __call__(self, params: Tensor) -> Tensor:
@@ -80,8 +79,8 @@ class AdaDPS(PrivateOptimizer):
         super().__init__(model, **privacy)
         check_lr("lr", lr)
         check_adaptive(beta, eps)
-        require(is_number(beta_mean) and 0 <= beta_mean < 1, "beta_mean", "must lie in [0, 1)", beta_mean)
-        require(is_number(private_share) and 0 < private_share <= 1, "private_share", "must lie in (0, 1]", private_share)
+        require_number("beta_mean", beta_mean, "[0, 1)")
+        require_number("private_share", private_share, "(0, 1]")
         if (public is None) == (side_information is None):
             raise IncompatibleParts(
                 "AdaDPS takes either public examples or side information that is fixed before training.",
@@ -187,8 +186,8 @@ class PDADPMD(PrivateOptimizer):
     ) -> None:
         super().__init__(model, **privacy)
         check_lr("lr", lr)
-        good = callable(private_share) or (is_number(private_share) and 0 <= private_share <= 1)
-        require(good, "private_share", "must lie in [0, 1] or be a function of the step", private_share)
+        if not callable(private_share):
+            require_number("private_share", private_share, "[0, 1]", "Or give a function of the step.")
         self.lr, self.private_share = lr, private_share
         self._generators["public"] = self._generator("public batches")
         self._public = PublicGradient(self._examples, public, public_batch_size, self._generators["public"])
@@ -209,5 +208,5 @@ def cosine_share(steps: int) -> Callable[[int], float]:
     >>> [round(cosine_share(3)(t), 3) for t in range(5)]
     [1.0, 0.866, 0.5, 0.0, 0.0]
     """
-    require(is_integer(steps) and steps >= 1, "steps", "must be a whole number ≥ 1", steps)
+    require_integer("steps", steps, 1)
     return lambda t: max(0.0, math.cos(math.pi / 2 * min(t / steps, 1.0)))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from equipoise.errors import InvalidParameter, is_number, require, unknown_name
+from equipoise.errors import InvalidParameter, require_number, unknown_name
 
 Rule = Callable[[Tensor, Tensor, float], Tensor]
 
@@ -45,5 +45,5 @@ def preconditioner(v: Tensor, eps: float) -> Tensor:
 
 def check_adaptive(beta: float, eps: float) -> None:
     """Refuse β outside [0, 1) and ε that is not positive."""
-    require(is_number(beta) and 0 <= beta < 1, "beta", "must lie in [0, 1)", beta)
-    require(is_number(eps) and 0 < eps < float("inf"), "eps", "must be a positive number", eps)
+    require_number("beta", beta, "[0, 1)")
+    require_number("eps", eps, "(0, ∞)")

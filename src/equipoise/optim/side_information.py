@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from equipoise.errors import is_number, require
+from equipoise.errors import require, require_number
 
 
 def token_frequency(x: Tensor, *, floor: float = 1e-3) -> Tensor:
@@ -40,7 +40,7 @@ def inverse_tfidf(x: Tensor, *, floor: float = 1e-3) -> Tensor:
 
 
 def _checked(x: Tensor, floor: float) -> Tensor:
-    require(is_number(floor) and 0 < floor <= 1, "floor", "must lie in (0, 1]", floor)
+    require_number("floor", floor, "(0, 1]")
     require(x.dim() == 2 and len(x) > 0, "x", "must hold token counts of shape (examples, tokens)", tuple(x.shape))
     counts = x.double()
     good = bool(torch.isfinite(counts).all()) and bool((counts >= 0).all()) and bool((counts > 0).any())

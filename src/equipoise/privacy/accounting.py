@@ -32,7 +32,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from equipoise.errors import IncompatibleParts, InvalidParameter, is_number, require
+from equipoise.errors import IncompatibleParts, InvalidParameter, require, require_integer, require_number
 from equipoise.privacy.releases import (
     CohortEvent,
     FixedSampling,
@@ -40,9 +40,7 @@ from equipoise.privacy.releases import (
     PoissonSampling,
     Release,
     Sampling,
-    check_count,
     check_delta,
-    check_positive,
     fold,
     sampling_of,
 )
@@ -62,13 +60,11 @@ def _tally(events: Events) -> _Tally:
     counts: Counter[tuple[float, Sampling]] = Counter()
     for item in events:
         event, count = (item, 1) if isinstance(item, CohortEvent) else item
-        check_count(count, "count", least=0)
+        require_integer("count", count, 0)
         everyone = isinstance(event.sampling, PoissonSampling) and event.sampling.rate == 1
         counts[event.multiplier, NoSampling() if everyone else event.sampling] += count
     if len({type(sampling) for _, sampling in counts} - {NoSampling}) > 1:
-        reason = (
-            "Poisson cohorts count neighbours by adding or removing a client, fixed ones by replacing one: costs do not add."
-        )
+        reason = "Poisson cohorts count neighbours by adding or removing one, fixed ones by replacing one: costs do not add."
         raise IncompatibleParts(reason, "Use one kind of sampling for the whole run.")
     return tuple((z, sampling, count) for (z, sampling), count in counts.items() if count > 0 and z < math.inf)
 
@@ -124,7 +120,7 @@ def _epsilon_rdp(tally: _Tally, delta: float) -> float:
 
 def gaussian_epsilon(multiplier: float, delta: float) -> float:
     """ε of one Gaussian release at δ = Φ(1/(2z) − εz) − e^ε Φ(−1/(2z) − εz), exactly (Balle and Wang 2018, Theorem 8)."""
-    check_positive(multiplier, "multiplier", zero=True)
+    require_number("multiplier", multiplier, "[0, ∞]")
     check_delta(delta)
     with _dp_accounting() as dp:
         return float(dp.get_epsilon_gaussian(multiplier, delta))
@@ -230,8 +226,7 @@ class Accountant:
         check_delta(delta)
         self.pattern = (pattern,) if isinstance(pattern, CohortEvent) else tuple(pattern)
         require(len(self.pattern) > 0, "pattern", "must hold at least one event", self.pattern)
-        if horizon is not None:
-            check_count(horizon, "horizon")
+        require_integer("horizon", horizon, 1, none="runs of any length")
         _tally(self.pattern)  # refuses a mixture of samplings
         samplings = [event.sampling for event in self.pattern]
         self.method: Method = _choose_method(method, samplings, delta)
@@ -250,14 +245,14 @@ class Accountant:
 
     def exact_after(self, rounds: int) -> float:
         """ε after `rounds` rounds, equal to `epsilon_of`."""
-        check_count(rounds, "rounds", least=0)
+        require_integer("rounds", rounds, 0)
         return self._after(rounds, False)
 
     def epsilon_after(self, rounds: int) -> float:
         """ε after `rounds` rounds, cheaply: exact by RDP, a close upper bound by PLD."""
         if self.method == "rdp" or rounds in (0, self.horizon):
             return self.exact_after(rounds)
-        check_count(rounds, "rounds")
+        require_integer("rounds", rounds, 1)
         checkpoint = max(rounds, math.ceil(20 * 1.05 ** math.ceil(math.log(rounds / 20, 1.05)))) if rounds > 20 else rounds
         if self.horizon is None or rounds > self.horizon:
             return self._after(checkpoint, True)
@@ -265,7 +260,7 @@ class Accountant:
 
     def rounds_within(self, epsilon: float, *, at_most: int | None = None) -> int:
         """The most rounds, up to `at_most` (default: the horizon; without one a million), whose exact ε is within `epsilon`."""
-        check_positive(epsilon, "epsilon")
+        require_number("epsilon", epsilon, "(0, ∞)")
         most = at_most or self.horizon or 1_000_000
         if self.exact_after(1) > epsilon:
             return 0
@@ -276,10 +271,10 @@ class Accountant:
 
     def server_after(self, rounds: int, participations: int | None = None) -> float:
         """ε for one who knows the cohorts, about a client in `participations` of the rounds (None: in all); exact, by z/√k."""
-        check_count(rounds, "rounds", least=0)
+        require_integer("rounds", rounds, 0)
         if participations is None:
             return gaussian_epsilon(fold(*(z / math.sqrt(count) for z, _, count in self._tally(rounds))), self.delta)
-        check_count(participations, "participations", least=0, most=rounds)
+        require_integer("participations", participations, 0, rounds)
         dearest = min(event.multiplier for event in self.pattern)  # which rounds of the pattern they were is not known
         return gaussian_epsilon(dearest / math.sqrt(participations) if participations else math.inf, self.delta)
 
@@ -317,10 +312,10 @@ def noise_for(
 
     Source: the inverse of dp-accounting's accountants.
     """
-    check_positive(epsilon, "epsilon")
+    require_number("epsilon", epsilon, "(0, ∞)")
     check_delta(delta)
-    check_count(rounds, "rounds")
-    require(is_number(tolerance) and 1e-6 <= tolerance < 1, "tolerance", "must lie in [1e-6, 1)", tolerance)
+    require_integer("rounds", rounds, 1)
+    require_number("tolerance", tolerance, "[1e-6, 1)")
     sampling = sampling_of(sampling_rate=sampling_rate, cohort=cohort, population=population)
     chosen = _choose_method(method, [sampling], delta)
 

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.core.rng import generator, stream_key
-from equipoise.errors import InvalidData, is_integer, is_number, require
+from equipoise.errors import InvalidData, require, require_integer, require_number
 from equipoise.privacy.accounting import gaussian_epsilon
 
 Array = NDArray[np.float64]
@@ -121,9 +121,9 @@ def audit(
     `scores(present, runs, seed)` returns `runs` scores of independent runs, determined by the seed; `one_by_one` makes it from
     a mechanism that runs once. More runs give a tighter bound: ε much above log(runs / 10) cannot be seen at small δ.
     """
-    require(is_number(delta) and 0 <= delta < 1, "delta", "must lie in [0, 1)", delta)
-    require(is_integer(runs) and runs >= 100, "runs", "must be a whole number of at least 100", runs)
-    require(is_number(confidence) and 0 < confidence < 1, "confidence", "must lie strictly between 0 and 1", confidence)
+    require_number("delta", delta, "[0, 1)")
+    require_integer("runs", runs, 100)
+    require_number("confidence", confidence, "(0, 1)")
     require(assume in ("nothing", "gaussian"), "assume", "must be 'nothing' or 'gaussian'", assume)
     error, half = (1 - confidence) / 2, runs // 2
 
@@ -184,10 +184,10 @@ def gaussian_sum_scores(
     likelihood ratios of the rounds. `clipping=False` is a mechanism with the mistake that an audit must find.
     """
     for name, value in (("noise_multiplier", noise_multiplier), ("clip", clip)):
-        require(is_number(value) and 0 < value < math.inf, name, "must be a positive finite number", value)
+        require_number(name, value, "(0, ∞)")
     for name, count in (("dimension", dimension), ("rounds", rounds)):
-        require(is_integer(count) and count >= 1, name, "must be a whole number of at least 1", count)
-    require(is_number(sampling_rate) and 0 < sampling_rate <= 1, "sampling_rate", "must lie in (0, 1]", sampling_rate)
+        require_integer(name, count, 1)
+    require_number("sampling_rate", sampling_rate, "(0, 1]")
     update = np.full(dimension, (10 * clip if canary_norm is None else canary_norm) / math.sqrt(dimension))
     direction = np.full(dimension, 1 / math.sqrt(dimension))
     norm = float(np.linalg.norm(update))

@@ -245,19 +245,6 @@ def sample_discrete_gaussian(sigma2: int | float | Fraction, size: int | Sequenc
     return torch.from_numpy(drawn.reshape(shape))
 
 
-def discrete_gaussian_pmf(
-    sigma2: int | float | Fraction, values: Tensor | Sequence[int] | NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """P(k) of N_Z(0, σ²) at integers k, in float64: for tests and audits; the sampler does not use it."""
-    variance = float(as_variance(sigma2))
-    places = np.asarray(values, dtype=np.int64)
-    require(variance > 0, "sigma2", "must be positive for a mass function", sigma2)
-    reach = math.ceil(40 * math.sqrt(variance)) + 1  # what is left out is below e^−800
-    total = 1 + 2 * np.exp(-(np.arange(reach, 0, -1, dtype=np.float64) ** 2) / (2 * variance)).sum()
-    mass: NDArray[np.float64] = np.exp(-(places.astype(np.float64) ** 2) / (2 * variance)) / total
-    return mass
-
-
 def share_excess(sigma: float, contributors: int) -> float:
     """ψ = 10 Σ_{i=1}^{m'−1} exp(−2π²σ² i/(i+1)): how far the sum of m' discrete Gaussians may be from one of variance m'σ².
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from equipoise.core.abilities import is_part
-from equipoise.errors import IncompatibleParts, is_integer, is_number, require
+from equipoise.errors import IncompatibleParts, require, require_integer, require_number
 from equipoise.privacy.compatibility import refuse_unprotected, refuse_visible
 from equipoise.privacy.noise_plan import NoisePlan
 from equipoise.privacy.private_sums import PrivateSums
 from equipoise.privacy.protected import Protected
+from equipoise.privacy.releases import check_delta
 from equipoise.privacy.secure_aggregate import SecureSumRule
 from equipoise.privacy.secure_sum import check_modulus
 from equipoise.types import ClipRule, RunSize
@@ -39,9 +40,9 @@ class AdaptiveClip:
     ratio: float = 0.05
 
     def __post_init__(self) -> None:
-        require(is_number(self.quantile) and 0 < self.quantile < 1, "quantile", "must lie in (0, 1)", self.quantile)
-        _positive("rate", self.rate)
-        _positive("ratio", self.ratio)
+        require_number("quantile", self.quantile, "(0, 1)")
+        for name in ("rate", "ratio"):
+            require_number(name, getattr(self, name), "(0, ∞)")
 
     def next_bound(self, bound: float, share: float) -> float:
         """The bound after a round in which a noisy `share` of updates were within `bound`."""
@@ -90,29 +91,23 @@ class DifferentialPrivacy:
     method: Literal["pld", "rdp"] | None = None
 
     def __post_init__(self) -> None:
-        require(self.epsilon is None or _is_positive(self.epsilon), "epsilon", "must be a positive number", self.epsilon)
-        require(
-            is_number(self.delta) and 0 < self.delta < 1, "delta", "must lie strictly between 0 and 1", self.delta,
-            "A usual choice is one over the number of clients, or less.",
-        )  # fmt: skip
+        require_number("epsilon", self.epsilon, "(0, ∞)", none="no budget")
+        check_delta(self.delta)
         none = self.epsilon is None and self.noise_multiplier is None
         require(not none, "epsilon", "or noise_multiplier must be given", None, "Say how much privacy, or how much noise.")
-        require(is_number(self.clip) and self.clip > 0, "clip", "must be a positive number", self.clip)
+        require_number("clip", self.clip, "(0, ∞]")
         good = self.clip < math.inf or (self.noise_multiplier == 0 and self.clip_rule is None)
         require(good, "clip", "must be finite where there is noise", self.clip, "An update's norm is what noise hides.")
         good = self.clip_rule is None or is_part(self.clip_rule, "next_bound")
         require(good, "clip_rule", "must be a rule such as AdaptiveClip(), or None", self.clip_rule)
-        _positive("quantile_ratio", self.quantile_ratio)
-        z = self.noise_multiplier
-        require(z is None or (is_number(z) and 0 <= z < math.inf), "noise_multiplier", "must be a number ≥ 0, or None", z)
-        for name in ("loss_bound", "step"):
-            value = getattr(self, name)
-            require(value is None or _is_positive(value), name, "must be a positive number, or None", value)
+        require_number("quantile_ratio", self.quantile_ratio, "(0, ∞)")
+        require_number("noise_multiplier", self.noise_multiplier, "[0, ∞)", none="the least noise within the budget")
+        require_number("loss_bound", self.loss_bound, "(0, ∞)", none="no bound")
+        require_number("step", self.step, "(0, ∞)", none="one that fits the noise")
+        require_integer("fewest", self.fewest, 1, none="half of the expected cohort")
         require(self.noise in ("central", "distributed"), "noise", 'must be "central" or "distributed"', self.noise)
         require(self.source in ("seeded", "system"), "source", 'must be "seeded" or "system"', self.source)
         require(self.method in (None, "pld", "rdp"), "method", 'must be "pld", "rdp" or None', self.method)
-        few = self.fewest
-        require(few is None or (is_integer(few) and few >= 1), "fewest", "must be a whole number of clients ≥ 1, or None", few)
         if self.noise == "distributed" and (self.clip_rule is not None or self.clip == math.inf):
             raise IncompatibleParts(
                 f"Distributed noise lies on a grid made for one clip bound, but this is {self.clip_rule or self.clip!r}.",
@@ -185,10 +180,9 @@ class SecureAggregation:
     only_sums: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        _positive("step", self.step)
+        require_number("step", self.step, "(0, ∞)")
         check_modulus(self.modulus)
-        good = self.loss_bound is None or _is_positive(self.loss_bound)
-        require(good, "loss_bound", "must be a positive number, or None", self.loss_bound)
+        require_number("loss_bound", self.loss_bound, "(0, ∞)", none="no bound")
 
     def check(self, algorithm: Algorithm) -> None:
         """Refuse what has to see a single client."""
@@ -199,11 +193,3 @@ class SecureAggregation:
         fix = "Draw more clients per round."
         require(size.clients_per_round > 1, "clients_per_round", "must be at least 2: one client's sum is its own", 1, fix)
         return Protected(SecureSumRule(self, algorithm, size.seed), size.rounds)
-
-
-def _is_positive(value: Any) -> bool:
-    return is_number(value) and 0 < value < math.inf
-
-
-def _positive(name: str, value: Any) -> None:
-    require(_is_positive(value), name, "must be a positive number", value)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core import rng
-from equipoise.errors import InvalidParameter, require
+from equipoise.errors import require
 from equipoise.privacy import accounting, releases
 from equipoise.privacy.discrete_gaussian import concentrated_epsilon
 from equipoise.privacy.private_quantile import ENOUGH_NOISE, Adjacency, PrivateQuantile
@@ -80,8 +80,7 @@ class NoisePlan:
         given = self.privacy.fewest
         if given is None:
             return max(1, self.expected // 2) if self.poisson and self.privacy.noise == "distributed" else self.expected
-        if given > self.most:
-            raise InvalidParameter("fewest", f"must not exceed the {self.most} clients that a round may have", given)
+        require(given <= self.most, "fewest", f"must not exceed the {self.most} clients that a round may have", given)
         return given
 
     def _calibrate(self) -> Calibration:
@@ -89,13 +88,8 @@ class NoisePlan:
         if whole is None:
             if self.rounds == 0:
                 return Calibration(math.inf, math.inf)
-            whole = accounting.noise_for(
-                float(self.privacy.epsilon or 0),
-                self.privacy.delta,
-                rounds=self.rounds,
-                method=self.privacy.method,
-                **self._rates(),
-            )
+            budget, method = float(self.privacy.epsilon or 0), self.privacy.method
+            whole = accounting.noise_for(budget, self.privacy.delta, rounds=self.rounds, method=method, **self._rates())
         count, rest = None, whole
         if self.privacy.clip_rule is not None:
             count, rest = releases.split(whole, self.privacy.clip_rule.ratio)
@@ -157,10 +151,8 @@ class NoisePlan:
         bound = rounded_norm_bound(clip, step, self.dimension, failure=_ROUNDING_FAILURE)
         sigma = z * self.change * bound / math.sqrt(self.fewest)
         if z > 0:
-            if math.sqrt(self.fewest) * sigma < ENOUGH_NOISE:
-                raise InvalidParameter(
-                    "step", f"must be so small that √{self.fewest} shares of noise are {ENOUGH_NOISE:g} steps wide", step
-                )
+            rule = f"must be so small that √{self.fewest} shares of noise are {ENOUGH_NOISE:g} steps wide"
+            require(math.sqrt(self.fewest) * sigma >= ENOUGH_NOISE, "step", rule, step)
             start, excess = sigma, 1e-15
             while 1 / concentrated_epsilon(self.change * bound, sigma, self.fewest, self.dimension) < z:
                 # What adding discrete shares costs more than one Gaussian: to the safe side.
@@ -170,15 +162,11 @@ class NoisePlan:
     @cached_property
     def accountant(self) -> accounting.Accountant:
         """The accountant of this run: each round is one event with all its releases."""
-        named = {
-            "quantile or weights": self.calibration.first,
-            "update": self.calibration.update,
-            "count": self.calibration.count,
-        }
+        noise = self.calibration
+        named = {"quantile or weights": noise.first, "update": noise.update, "count": noise.count}
         noisy = tuple(releases.Release(name, z) for name, z in named.items() if z is not None)
-        horizon = self.rounds if self.rounds >= 1 else None
         event = releases.CohortEvent(noisy, self.sampling)
-        return accounting.Accountant(event, self.privacy.delta, method=self.privacy.method, horizon=horizon)
+        return accounting.Accountant(event, self.privacy.delta, method=self.privacy.method, horizon=self.rounds or None)
 
     @cached_property
     def rounds_allowed(self) -> int:

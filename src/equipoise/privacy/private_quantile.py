@@ -18,7 +18,16 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter, is_integer, is_number, require
+from equipoise.errors import (
+    EquipoiseNotice,
+    IncompatibleParts,
+    InvalidParameter,
+    is_integer,
+    is_number,
+    require,
+    require_integer,
+    require_number,
+)
 from equipoise.privacy.discrete_gaussian import concentrated_epsilon, sample_discrete_gaussian
 from equipoise.privacy.random_source import RandomSource
 from equipoise.privacy.secure_sum import LARGEST_MODULUS, SimulatedSecureSum, check_modulus, power_of_two_above
@@ -135,7 +144,7 @@ def private_quantile(
     Source: Pillutla et al. 2023, Algorithm 2.
     """
     PrivateQuantile(bound, bins, sigma, scale, modulus)  # refuses what breaks a rule
-    check_tail(tail)
+    require_number("tail", tail, "(0, 1]", "0.5 asks for the median.")
     noisy = min(shares, len(losses)) if shares else len(losses)
     rows = [
         client_contributions(losses[:noisy], bound=bound, bins=bins, sigma=sigma, scale=scale, source=source),
@@ -146,12 +155,6 @@ def private_quantile(
         rows.append(extra.to(losses.device))
     total = SimulatedSecureSum(modulus).sum(torch.cat(rows))
     return quantile_of_sum(total, tail, bound=bound, bins=bins, scale=scale, clients=clients)
-
-
-def check_tail(tail: object) -> None:
-    """Raise InvalidParameter unless `tail` is a number in (0, 1]."""
-    good = is_number(tail) and 0 < tail <= 1  # type: ignore[operator]
-    require(good, "tail", "must lie in (0, 1]", tail, "0.5 asks for the median.")
 
 
 # --------------------------------------------------------------------------------------------------------- what a release costs
@@ -178,11 +181,6 @@ def safe_modulus(scale: int, sigma: float, bins: int, most: int, *, failure: flo
     modulus = power_of_two_above(2 + 2 * scale * most + 2 * most * spread)
     require(modulus <= LARGEST_MODULUS, "scale", "must leave the sum room in 62 bits", scale, "Lower scale and sigma alike.")
     return modulus
-
-
-def check_contributors(name: str, value: object) -> None:
-    """Raise InvalidParameter unless the value is an integer ≥ 1, a number of clients."""
-    require(is_integer(value) and value >= 1, name, "must be a whole number of clients ≥ 1", value)  # type: ignore[operator]
 
 
 @dataclass(frozen=True)
@@ -212,8 +210,7 @@ class PrivateQuantile:
     modulus: int | None = None
 
     def __post_init__(self) -> None:
-        good = is_number(self.bound) and 0 < self.bound < math.inf
-        require(good, "bound", "must be a positive number", self.bound, "Losses above it count as equal: a high typical loss.")
+        require_number("bound", self.bound, "(0, ∞)", "Losses above it count as equal: a high typical loss.")
         good = is_integer(self.bins) and 2 <= self.bins <= LARGEST_BINS and self.bins & (self.bins - 1) == 0
         require(good, "bins", "must be a power of two from 2 to 65536", self.bins, "32 is a good start for 100 clients.")
         good = self.sigma is None or (is_number(self.sigma) and 0 <= self.sigma <= 2.0**30)
@@ -231,9 +228,8 @@ class PrivateQuantile:
     def noise(self) -> tuple[float, int]:
         """σ and c, if they are set."""
         if self.sigma is None or self.scale is None:
-            raise InvalidParameter(
-                "sigma", "must be set before a release", None, "calibrated(multiplier, contributors) sets it, or a budget does."
-            )
+            fix = "calibrated(multiplier, contributors) sets it, or a budget does."
+            raise InvalidParameter("sigma", "must be set before a release", None, fix)
         return self.sigma, self.scale
 
     def at(self, source: RandomSource, *, clients: int | None = None, shares: int = 0) -> PrivateRelease:
@@ -242,8 +238,7 @@ class PrivateQuantile:
         `shares` is the number of shares of noise in the sum (see `private_quantile`); 0: one from each client.
         """
         self.noise()
-        if clients is not None:
-            check_contributors("clients", clients)
+        require_integer("clients", clients, 1, none="a number that is not public")
         return PrivateRelease(self, source, clients, shares)
 
     def __call__(self, losses: Tensor, base_weights: Tensor, tail: float) -> Tensor:
@@ -259,7 +254,7 @@ class PrivateQuantile:
         `contributors` is the fewest clients whose noise may be in the sum. An accountant may take the release for that Gaussian
         mechanism's if √contributors · σ ≥ 20, which `calibrated` sees to; below, only its zCDP is right. 0 without noise.
         """
-        check_contributors("contributors", contributors)
+        require_integer("contributors", contributors, 1)
         sigma, scale = self.noise()
         if sigma == 0:
             return 0.0
@@ -281,13 +276,11 @@ class PrivateQuantile:
         wraps around. c is the smallest scale with √contributors · σ ≥ 20 and σ ≥ 2, where the shares of discrete noise add up
         to a Gaussian's privacy; σ then follows without rounding. A larger c would need more bits and gain nothing.
         """
-        good = is_number(multiplier) and 0 < multiplier < math.inf
-        require(good, "multiplier", "must be a positive number", multiplier, "It is noise over sensitivity, as of a Gaussian.")
-        check_contributors("contributors", contributors)
+        require_number("multiplier", multiplier, "(0, ∞)", "It is noise over sensitivity, as of a Gaussian.")
+        require_integer("contributors", contributors, 1)
         most = contributors if most is None else most
-        good = is_integer(most) and most >= contributors
-        require(good, "most", f"must be a whole number of at least contributors={contributors}", most)
-        require(is_number(failure) and 0 < failure < 1, "failure", "must lie in (0, 1)", failure)
+        require_integer("most", most, contributors, fix=f"At least contributors={contributors} are in the sum.")
+        require_number("failure", failure, "(0, 1)")
         noise_per_unit = multiplier * histogram_sensitivity(1, self.bins, adjacency)  # √m'·σ/c
         scale = math.ceil(max(ENOUGH_NOISE, _LEAST_SIGMA * math.sqrt(contributors)) / noise_per_unit)
         sigma = noise_per_unit * scale / math.sqrt(contributors)

@@ -104,9 +104,8 @@ class PrivateSums:
             norms = work.sq_norms.sqrt()
             shrink = torch.where(good, plan.weights * plan.denominator * (clip / norms.clamp(min=1e-300)).clamp(max=1.0), 0.0)
             rows[places] = work.update.double().cpu().nan_to_num(0.0, 0.0, 0.0) * shrink.unsqueeze(1)
-        whole = quantise(
-            rows, step=grid.step, source=self.noise.source("rounding", index), norm_bound=grid.norm_bound, modulus=grid.modulus
-        )
+        rounding = self.noise.source("rounding", index)
+        whole = quantise(rows, step=grid.step, source=rounding, norm_bound=grid.norm_bound, modulus=grid.modulus)
         noise, secure = self.noise.source("update shares", index), SimulatedSecureSum(grid.modulus)
         total = torch.zeros(len(params), dtype=torch.int64)
         for k in range(max(len(rows), self.noise.shares)):  # share by share: all of them at once would be many times the model
@@ -121,12 +120,8 @@ class PrivateSums:
         if rule is None:
             return clip
         within = (work.sq_norms.sqrt() <= clip).double() if work is not None else torch.zeros(0, dtype=torch.float64)
-        noise = (
-            float(self.noise.gaussian("count", plan.cohort.round, 1))
-            * float(self.noise.calibration.count or 0)
-            * self.noise.change
-            / 2
-        )
+        spread = float(self.noise.calibration.count or 0)
+        noise = float(self.noise.gaussian("count", plan.cohort.round, 1)) * spread * self.noise.change / 2
         count = float((within - 0.5).sum()) + noise  # centred, so that a client moves it by ½ at most
         return rule.next_bound(clip, count / self.noise.workers + 0.5)
 

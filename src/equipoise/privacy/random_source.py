@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.core import rng
-from equipoise.errors import is_integer, require
+from equipoise.errors import is_integer, require, require_integer
 
 
 class RandomSource(Protocol):
@@ -38,8 +38,7 @@ class Seeded:
     def __init__(self, seed: int, purpose: str, round_index: int = 0) -> None:
         require(is_integer(seed), "seed", "must be a whole number", seed)
         require(isinstance(purpose, str), "purpose", "must be a string", purpose, 'E.g. "quantile": what the noise is for.')
-        good = is_integer(round_index) and round_index >= 0
-        require(good, "round_index", "must be a whole number ≥ 0", round_index)
+        require_integer("round_index", round_index, 0)
         self._described = (int(seed), purpose, int(round_index))
         # The prefix keeps noise apart from whatever else is drawn for a purpose of the same name.
         key = rng.stream_key(int(seed), f"private noise: {purpose}", int(round_index))

@@ -8,25 +8,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from equipoise.errors import IncompatibleParts, is_integer, is_number, require
-
-
-def check_positive(value: float, name: str, *, zero: bool = False) -> None:
-    """Raise InvalidParameter unless the value is a positive finite number, or with `zero` any number ≥ 0."""
-    good = is_number(value) and (value >= 0 if zero else 0 < value < math.inf)
-    require(good, name, "must be a number of at least 0" if zero else "must be a positive finite number", value)
-
-
-def check_count(value: int, name: str, *, least: int = 1, most: float = math.inf) -> None:
-    """Raise InvalidParameter unless the value is an integer from `least` to `most`."""
-    rule = f"of at least {least}" if most == math.inf else f"between {least} and {most}"
-    require(is_integer(value) and least <= value <= most, name, f"must be a whole number {rule}", value)
+from equipoise.errors import IncompatibleParts, require, require_integer, require_number
 
 
 def check_delta(delta: float) -> None:
     """Raise InvalidParameter unless δ lies strictly between 0 and 1."""
-    fix = "A usual choice is below one over the number of clients."
-    require(is_number(delta) and 0 < delta < 1, "delta", "must lie strictly between 0 and 1", delta, fix)
+    require_number("delta", delta, "(0, 1)", "A usual choice is below one over the number of clients.")
 
 
 @dataclass(frozen=True)
@@ -41,7 +28,7 @@ class PoissonSampling:
     rate: float
 
     def __post_init__(self) -> None:
-        require(is_number(self.rate) and 0 < self.rate <= 1, "sampling_rate", "must lie in (0, 1]", self.rate)
+        require_number("sampling_rate", self.rate, "(0, 1]")
 
 
 @dataclass(frozen=True)
@@ -55,8 +42,8 @@ class FixedSampling:
     population: int
 
     def __post_init__(self) -> None:
-        check_count(self.population, "population")
-        check_count(self.cohort, "cohort", most=self.population)
+        require_integer("population", self.population, 1)
+        require_integer("cohort", self.cohort, 1, self.population)
 
 
 Sampling = NoSampling | PoissonSampling | FixedSampling
@@ -81,7 +68,7 @@ class Release:
     multiplier: float
 
     def __post_init__(self) -> None:
-        check_positive(self.multiplier, f"the noise multiplier of {self.name!r}", zero=True)
+        require_number(f"the noise multiplier of {self.name!r}", self.multiplier, "[0, ∞]")
 
 
 @dataclass(frozen=True)
@@ -113,8 +100,8 @@ def split(multiplier: float, ratio: float) -> tuple[float, float]:
 
     Costs are in zCDP, ρ = 1/(2z²): ρ_q = r ρ_u and ρ_q + ρ_u = 1/(2z²). Source: Pillutla et al. 2023, Algorithm 4.
     """
-    check_positive(multiplier, "multiplier", zero=True)
-    check_positive(ratio, "quantile_ratio")
+    require_number("multiplier", multiplier, "[0, ∞]")
+    require_number("quantile_ratio", ratio, "(0, ∞)")
     return multiplier * math.sqrt((1 + ratio) / ratio), multiplier * math.sqrt(1 + ratio)
 
 
@@ -123,22 +110,3 @@ def remaining(multiplier: float, taken: float) -> float:
     rule = f"must exceed {multiplier:.4g}, the multiplier of the whole round"
     require(taken > multiplier, "taken", rule, taken, "Give this release more noise, or the run a larger budget.")
     return (multiplier**-2 - taken**-2) ** -0.5 if multiplier > 0 else 0.0
-
-
-def equal_zcdp_multiplier(epsilon_zcdp: float) -> float:
-    """The multiplier 1/ε of the Gaussian that costs ρ = ε²/2, as a ½ε²-zCDP release does."""
-    check_positive(epsilon_zcdp, "epsilon_zcdp", zero=True)
-    return 1 / epsilon_zcdp if epsilon_zcdp > 0 else math.inf
-
-
-def discrete_release(name: str, epsilon_zcdp: float, *, sigma: float, contributors: int) -> Release:
-    """A sum of discrete Gaussian noises, ½ε²-zCDP, recorded as the Gaussian of equal zCDP.
-
-    `dp-accounting` has no discrete Gaussian. With sampling, and by PLD, the stand-in is an approximation and no bound. It is
-    close if the whole noise is wide against the integers: refused unless √m' · σ ≥ 20 for the fewest contributors m' allowed.
-    """
-    check_count(contributors, "contributors")
-    rule = f"must be at least 20/√{contributors}, or accounting the discrete noise as Gaussian is not close"
-    fix = "Raise sigma and the scale together: the cost stays and the noise is finer."
-    require(math.sqrt(contributors) * sigma >= 20, "sigma", rule, sigma, fix)
-    return Release(name, equal_zcdp_multiplier(epsilon_zcdp))

@@ -1,37 +1,26 @@
 """Sums of integers modulo M, of which nobody learns more than the sum; and how vectors of floats become integers.
 
-A client does three things alone: it clips, it rounds to a grid (`quantise`), it adds its share of noise. Then a `SecureSum`
-adds the clients' rows up modulo M. In a simulation that is plain arithmetic with the wraparound of the real thing; over a
-network it is a masking protocol with the same two names. Whoever calls it sees the sum, and has no other way to the rows.
+A client does three things alone: it clips, it rounds to a grid (`quantise`), it adds its share of noise. Then a secure
+sum adds the clients' rows up modulo M: the centred residue of the sum, in [−M/2, M/2), and nothing else comes out. In a
+simulation that is plain arithmetic with the wraparound of the real thing; over a network it is a masking protocol. Whoever
+calls it sees the sum, and has no other way to the rows.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.errors import InvalidParameter, is_integer, is_number, require
+from equipoise.errors import InvalidParameter, is_integer, require, require_integer, require_number
 from equipoise.privacy.random_source import RandomSource
 
 LARGEST_MODULUS = 1 << 62
 EXACT = 1 << 52  # beyond it a float64 has no fraction left to round
 _ROUNDINGS = 100
-
-
-class SecureSum(Protocol):
-    """A sum over clients modulo M. Law: the centred residue of Σ_k x_k, in [−M/2, M/2), and nothing else comes out."""
-
-    @property
-    def modulus(self) -> int:
-        """M, which sums are taken modulo of."""
-
-    def sum(self, contributions: Tensor) -> Tensor:
-        """What the K rows (K, d) int64 add up to, modulo M and centred: (d,) int64. Each client knows its own row only."""
 
 
 def residues(values: Tensor, modulus: int) -> Tensor:
@@ -54,9 +43,8 @@ def centred(total: Tensor, modulus: int) -> Tensor:
 def check_modulus(modulus: object) -> None:
     """Raise InvalidParameter unless the modulus is an integer in 2 … 2^62."""
     good = is_integer(modulus) and 2 <= modulus <= LARGEST_MODULUS  # type: ignore[operator]
-    require(
-        good, "modulus", "must be a whole number from 2 to 2^62", modulus, "required_modulus(...) says how large it must be."
-    )
+    fix = "required_modulus(...) says how large it must be."
+    require(good, "modulus", "must be a whole number from 2 to 2^62", modulus, fix)
 
 
 @dataclass(frozen=True)
@@ -76,9 +64,8 @@ class SimulatedSecureSum:
         """The centred sum modulo M, (d,) int64, of the clients' rows (K, d) int64."""
         good = contributions.dtype == torch.int64 and contributions.dim() == 2
         shown = f"{contributions.dtype} of shape {tuple(contributions.shape)}"
-        require(
-            good, "contributions", "must be int64 with one row per client (K, d)", shown, "quantise(...) makes whole numbers."
-        )
+        rule = "must be int64 with one row per client (K, d)"
+        require(good, "contributions", rule, shown, "quantise(...) makes whole numbers.")
         at_once = ((1 << 63) - 1) // (self.modulus - 1) - 1  # the most residues that, with one more, add up within int64
         rows = residues(contributions, self.modulus)
         total = torch.zeros_like(rows[:0].sum(0))
@@ -93,8 +80,7 @@ class SimulatedSecureSum:
 def check_grid(clip: float, step: float) -> None:
     """Refuse a clip bound or a step that is not a positive number."""
     for name, value in (("clip", clip), ("step", step)):
-        good = is_number(value) and 0 < value < math.inf
-        require(good, name, "must be a positive number", value, "clip bounds a client's L2 norm; step is the grid's width.")
+        require_number(name, value, "(0, ∞)", "clip bounds a client's L2 norm; step is the grid's width.")
 
 
 def rounded_norm_bound(clip: float, step: float, dimension: int, *, failure: float | None = None) -> float:
@@ -113,9 +99,8 @@ def rounded_norm_bound(clip: float, step: float, dimension: int, *, failure: flo
     200.0
     """
     check_grid(clip, step)
-    require(is_integer(dimension) and dimension >= 1, "dimension", "must be a whole number ≥ 1", dimension)
-    good = failure is None or (is_number(failure) and 0 < failure < 1)
-    require(good, "failure", "must lie in (0, 1), or be None for the worst case", failure)
+    require_integer("dimension", dimension, 1)
+    require_number("failure", failure, "(0, 1)", none="the worst case")
     norm, root = clip / step, math.sqrt(dimension)
     worst = norm + root
     if failure is None:
@@ -135,9 +120,9 @@ def required_modulus(
     """
     check_grid(clip, step)
     for name, value in (("contributors", contributors), ("dimension", dimension)):
-        require(is_integer(value) and value >= 1, name, "must be a whole number ≥ 1", value)
-    require(is_number(sigma) and 0 <= sigma < math.inf, "sigma", "must be a number ≥ 0", sigma)
-    require(is_number(failure) and 0 < failure < 1, "failure", "must lie in (0, 1)", failure)
+        require_integer(name, value, 1)
+    require_number("sigma", sigma, "[0, ∞)")
+    require_number("failure", failure, "(0, 1)")
     noise = math.sqrt(2 * contributors * sigma**2 * math.log(2 * dimension / failure))
     modulus = power_of_two_above(2 + 2 * contributors * math.ceil(clip / step) + 2 * noise)
     if modulus > LARGEST_MODULUS:
@@ -180,9 +165,8 @@ def _round_row(scaled: Tensor, whole: Tensor, limit: int, norm_bound: float | No
     largest = float(scaled.abs().max()) if len(scaled) else 0.0
     if not (largest < math.inf and math.ceil(largest) <= limit):  # NaN is not below infinity
         rule = f"must be finite and within ±{limit} steps: half of the modulus, and never more than 2^52"
-        raise InvalidParameter(
-            "values / step", rule, largest, "Clip the update first, take a larger step, or a larger modulus."
-        )
+        fix = "Clip the update first, take a larger step, or a larger modulus."
+        raise InvalidParameter("values / step", rule, largest, fix)
     below = scaled.floor()
     chance = scaled - below
     for _ in range(_ROUNDINGS):

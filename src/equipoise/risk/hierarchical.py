@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -10,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.errors import InvalidParameter, is_number, require
+from equipoise.errors import InvalidParameter, require, require_number
 from equipoise.risk.tilted import tilted
 from equipoise.types import RiskValue
 
@@ -55,18 +54,14 @@ class HierarchicalTilt:
 
     def __post_init__(self) -> None:
         for name in ("tilt", "inner_tilt"):
-            value = getattr(self, name)
-            require(
-                is_number(value) and math.isfinite(value), name, "must be a finite number", value,
-                "Positive leans towards large losses, negative away from them; 0 is the mean.",
-            )  # fmt: skip
+            fix = "Positive leans towards large losses, negative away from them; 0 is the mean."
+            require_number(name, getattr(self, name), "(-∞, ∞)", fix)
         if isinstance(self.groups, Mapping):
             require(len(self.groups) > 0, "groups", "must name a group for every client", {}, _FIX)
             for client, group in self.groups.items():
                 good = isinstance(client, str) and isinstance(group, str)
-                require(
-                    good, f"groups[{client!r}]", "must be a text, the name of a group, and its key a client id", group, _FIX
-                )
+                rule = "must be a text, the name of a group, and its key a client id"
+                require(good, f"groups[{client!r}]", rule, group, _FIX)
             object.__setattr__(self, "groups", dict(self.groups))  # later changes of the caller's do not reach a frozen part
         else:
             require(callable(self.groups), "groups", "must be a mapping or a function of client ids", self.groups, _FIX)

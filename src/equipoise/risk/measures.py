@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from equipoise.errors import InvalidParameter, is_number, require
+from equipoise.errors import InvalidParameter, is_number, require, require_number
 from equipoise.risk.superquantile import exact_weights, tail_quantile
 
 
@@ -21,7 +21,7 @@ def _checked(losses: Tensor, tail: float, weights: Tensor | None) -> tuple[Tenso
     losses = torch.as_tensor(losses).double()
     if losses.dim() != 1 or len(losses) == 0 or not bool(torch.isfinite(losses).all()):
         raise InvalidParameter("losses", "must be a vector of finite numbers, at least one", tuple(losses.shape))
-    require(is_number(tail) and 0 < tail <= 1, "tail", "must lie in (0, 1]", tail)
+    require_number("tail", tail, "(0, 1]")
     if weights is None:
         return losses, torch.full_like(losses, 1 / len(losses))
     alpha = torch.as_tensor(weights).double()

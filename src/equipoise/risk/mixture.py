@@ -30,15 +30,10 @@ class Mixture:
         require(len(terms) > 0, "terms", "must hold at least one (coefficient, risk) pair", terms)
         for index, term in enumerate(terms):
             if not (isinstance(term, tuple | list) and len(term) == 2 and callable(term[1]) and not isinstance(term[1], type)):
-                raise InvalidParameter(
-                    f"terms[{index}]",
-                    "must be a (coefficient, risk) pair",
-                    term,
-                    "E.g. Mixture((0.3, Mean()), (0.7, Superquantile(0.2))).",
-                )
-            require(
-                is_number(term[0]) and 0 < term[0] < math.inf, f"terms[{index}]", "must have a positive coefficient", term[0]
-            )
+                fix = "E.g. Mixture((0.3, Mean()), (0.7, Superquantile(0.2)))."
+                raise InvalidParameter(f"terms[{index}]", "must be a (coefficient, risk) pair", term, fix)
+            good = is_number(term[0]) and 0 < term[0] < math.inf
+            require(good, f"terms[{index}]", "must have a positive coefficient", term[0])
             if read(RiskTraits, term[1]).server_step is not None:
                 raise IncompatibleParts(
                     f"{term[1]!r} scales the server's step by its own weights, which a sum with other risks cannot do.",

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.errors import InvalidParameter, is_number, require
+from equipoise.errors import InvalidParameter, require_number
 from equipoise.types import RiskValue
 
 FLOOR = 1e-10  # of a loss, so that powers and their derivatives exist at 0
@@ -32,15 +32,13 @@ class QFair:
     client_form: ClassVar[str] = "loss"
 
     def __post_init__(self) -> None:
-        good = is_number(self.q) and 0 <= self.q < math.inf
-        require(good, "q", "must be a number ≥ 0", self.q, "0 is FedAvg; 1 is a usual start.")
+        require_number("q", self.q, "[0, ∞)", "0 is FedAvg; 1 is a usual start.")
 
     def __call__(self, losses: Tensor, base_weights: Tensor, *, clients: Any = None, state: Any = None) -> RiskValue:
         """The q-fair risk and its weights α_k F_k^q."""
         if bool((losses < 0).any()):
-            raise InvalidParameter(
-                "losses", "must be ≥ 0 for QFair", float(losses.min()), "Use Tilted for losses of either sign."
-            )
+            fix = "Use Tilted for losses of either sign."
+            raise InvalidParameter("losses", "must be ≥ 0 for QFair", float(losses.min()), fix)
         alpha, values = base_weights.double(), losses.double().clamp(min=FLOOR)
         value = (alpha * values.pow(self.q + 1)).sum() / (self.q + 1)
         logs = self.q * values.log() + alpha.log()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.numbers import Numbers, numbers
-from equipoise.errors import is_integer, is_number, require
+from equipoise.errors import require_integer, require_number
 
 _RESCUES = 60
 _EPSILON = float(np.finfo(np.float64).eps)
@@ -124,10 +124,8 @@ class SecureSums:
     tolerance: float = 1e-4
 
     def __post_init__(self) -> None:
-        good = is_integer(self.iterations) and self.iterations >= 1
-        require(good, "iterations", "must be a whole number ≥ 1", self.iterations, "200 is enough for most cohorts.")
-        good = is_number(self.tolerance) and 0 < self.tolerance < 1
-        require(good, "tolerance", "must lie in (0, 1)", self.tolerance, "It is a share of the spread of the losses: try 1e-4.")
+        require_integer("iterations", self.iterations, 1, fix="200 is enough for most cohorts.")
+        require_number("tolerance", self.tolerance, "(0, 1)", "It is a share of the spread of the losses: try 1e-4.")
 
     def __call__(self, losses: Tensor, base_weights: Tensor, tail: float) -> Tensor:
         """The weighted (1 − tail)-quantile less ε, () float64, found by sums over clients."""

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from equipoise.core.abilities import is_part, read
 from equipoise.core.numbers import numbers
-from equipoise.errors import IncompatibleParts, is_integer, is_number, require
+from equipoise.errors import IncompatibleParts, require, require_integer, require_number
 from equipoise.risk.quantile_sources import ROUNDING, Exact, tail_quantile_index
 from equipoise.risk.quantile_sources import tail_quantile as tail_quantile  # public here too
 from equipoise.risk.tilted import tilted
@@ -200,31 +200,17 @@ class Superquantile:
     client_form: ClassVar[str] = "filter"
 
     def __post_init__(self) -> None:
-        require(
-            is_number(self.tail) and 0 < self.tail <= 1,
-            "tail",
-            "must lie in (0, 1]",
-            self.tail,
-            "0.5 trains on the worse half of the clients; 1.0 is FedAvg.",
-        )
+        require_number("tail", self.tail, "(0, 1]", "0.5 trains on the worse half of the clients; 1.0 is FedAvg.")
         require(self.rule in (None, "exact", "threshold"), "rule", 'must be "exact", "threshold" or None', self.rule)
         require(self.smoothing in (None, "kl", "huber"), "smoothing", 'must be None, "kl" or "huber"', self.smoothing)
         if self.smoothing is None:
             require(self.nu is None, "nu", "is the strength of smoothing and needs one", self.nu, 'Add smoothing="kl".')
         else:
-            require(
-                is_number(self.nu) and 0 < (self.nu or 0) < math.inf,
-                "nu",
-                "must be a positive number when smoothing",
-                self.nu,
-                "Start with a tenth of a typical client loss.",
-            )
+            require_number("nu", self.nu, "(0, ∞)", "Smoothing needs it: start with a tenth of a typical client loss.")
         good = callable(self.quantile) and is_part(self.quantile, "reads_losses")
         require(good, "quantile", "must be a source of quantiles", self.quantile, "E.g. Exact() or SecureSums() of privacy.")
-        good = is_integer(self.eta_every) and self.eta_every >= 1
-        require(good, "eta_every", "must be a whole number of rounds ≥ 1", self.eta_every)
-        good = self.at_least is None or (is_integer(self.at_least) and self.at_least >= 1)
-        require(good, "at_least", "must be a whole number of clients ≥ 1, or None", self.at_least)
+        require_integer("eta_every", self.eta_every, 1)
+        require_integer("at_least", self.at_least, 1, none="the tail as it is")
         self._refuse_incompatible_options()
 
     def _refuse_incompatible_options(self) -> None:

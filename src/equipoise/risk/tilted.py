@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -10,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.errors import is_number, require
+from equipoise.errors import require, require_number
 from equipoise.types import RiskValue
 
 
@@ -50,12 +49,9 @@ class Tilted:
     client_form: ClassVar[str] = "loss"
 
     def __post_init__(self) -> None:
-        require(
-            is_number(self.tilt) and math.isfinite(self.tilt), "tilt", "must be a finite number", self.tilt,
-            "Positive for fairness, negative for robustness; 0 is the mean.",
-        )  # fmt: skip
+        require_number("tilt", self.tilt, "(-∞, ∞)", "Positive for fairness, negative for robustness; 0 is the mean.")
         require(not self.tracked or self.tilt != 0, "tracked", "needs a tilt other than 0", self.tracked)
-        require(is_number(self.rho) and 0 < self.rho <= 1, "rho", "must lie in (0, 1]", self.rho)
+        require_number("rho", self.rho, "(0, 1]")
 
     def __call__(self, losses: Tensor, base_weights: Tensor, *, clients: Any = None, state: Any = None) -> RiskValue:
         """The tilted risk and its weights ∝ α_k e^{tF_k}; the state is what the server tracks."""

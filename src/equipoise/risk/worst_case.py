@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from equipoise.errors import IncompatibleParts, is_number, require
+from equipoise.errors import IncompatibleParts, require_number
 from equipoise.types import RiskValue
 
 
@@ -69,8 +68,7 @@ class WorstCase:
     step: float = 0.1
 
     def __post_init__(self) -> None:
-        good = is_number(self.step) and 0 < self.step < math.inf
-        require(good, "step", "must be a positive number", self.step, "Start with 0.1.")
+        require_number("step", self.step, "(0, ∞)", "Start with 0.1.")
 
     def __call__(self, losses: Tensor, base_weights: Tensor, *, clients: Any = None, state: Any = None) -> RiskValue:
         """Σ λ_k F_k with the weights λ of this round; the state is the mixture of the next."""

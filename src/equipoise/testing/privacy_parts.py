@@ -168,7 +168,7 @@ class ProtectedRounds:
         run = prepare(self.setting, state, cohort, self.setting.engine)
         needs_losses = self.setting.algorithm.traits.needs_losses
         losses = self.setting.engine.losses(state.params, cohort) if needs_losses else None
-        return run, make_plan(run, cohort, losses)
+        return make_plan(run, losses)
 
     def combine(self, state: ServerState, run: RunInRound, plan: Plan, sent: Tensor | None = None) -> Combined:
         """The round's total, as the protection finds it."""

@@ -70,19 +70,18 @@ class Objective:
 
     def _traced(self, points: Tensor, level: float) -> Tensor:
         """The risk, differentiable by autograd."""
-        groups = self.tree if self.tree.depth else None
-        if self.tail is None:
-            inner = [level * each for each in reversed(self.tilts[:-1])]
-            return tilted_loss(points, level * self.tilts[-1], groups, inner_tilt=inner, sample_weight=self.masses)
-        inner = list(reversed(self.tilts[:-1]))
-        return superquantile_loss(points, self.tail, groups, inner_tilt=inner, sample_weight=self.masses, nu=level)
+        if self.tail is not None:
+            return self._superquantile(points, self.tail, nu=level)
+        inner = [level * each for each in reversed(self.tilts[:-1])]
+        return tilted_loss(points, level * self.tilts[-1], self.tree, inner_tilt=inner, sample_weight=self.masses)
+
+    def _superquantile(self, points: Tensor, tail: float, nu: float | None = None) -> Tensor:
+        inner = tuple(reversed(self.tilts[:-1]))
+        return superquantile_loss(points, tail, self.tree, inner_tilt=inner, sample_weight=self.masses, nu=nu)
 
     def exact(self, losses: Tensor) -> float:
         """The risk itself, without any smoothing."""
-        if self.tail is None:
-            return self(losses, 1.0)[0]
-        groups, inner = self.tree if self.tree.depth else None, list(reversed(self.tilts[:-1]))
-        return float(superquantile_loss(losses, self.tail, groups, inner_tilt=inner, sample_weight=self.masses))
+        return self(losses, 1.0)[0] if self.tail is None else float(self._superquantile(losses, self.tail))
 
     @property
     def plain(self) -> bool:
@@ -251,8 +250,8 @@ class _Problem:
         while True:
             left = self.settings.max_iter - used
             options = {"maxiter": min(left, TURN) if refine else left, "gtol": tol, "ftol": 2.2e-16 if last else 1e-9}
-            found = minimize(function_of_arrays, point.numpy(), jac=True, method="L-BFGS-B", options=LIMITS | options)
-            point, used, enough = torch.from_numpy(found.x), used + int(found.nit), found.status != 1
+            optimum = minimize(function_of_arrays, point.numpy(), jac=True, method="L-BFGS-B", options=LIMITS | options)
+            point, used, enough = torch.from_numpy(optimum.x), used + int(optimum.nit), optimum.status != 1
             if refine:
                 least = self.link.curvature if self.link.quadratic and level == 0 and basis.dim() == 2 else 0.0  # by B's making
                 point, steps, largest = refine_minimum(function, hessian, point, self.settings.max_iter - used, least)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, Literal, Self
 
 import numpy as np
@@ -32,26 +32,22 @@ Floats = NDArray[np.float64]
 Risk = Literal["tilted", "superquantile"]
 
 
-def objective_of(estimator: Any, size: int, sample_weight: ArrayLike | None, groups: Any, x: Floats) -> tuple[Objective, Any]:
-    """The risk an estimator's parameters ask for, and which rows have a weight (None: all)."""
+def objective_of(estimator: Any, x: Floats, sample_weight: ArrayLike | None, groups: Any) -> tuple[Objective, Any]:
+    """The risk that an estimator's parameters ask for, and an index of the rows that have a weight."""
     require(
         estimator.risk in ("tilted", "superquantile"), "risk", 'must be "tilted" or "superquantile"', estimator.risk
     )  # fmt: skip
-    weights = (
-        None if sample_weight is None else _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
-    )
-    kept = None
-    if weights is not None:
+    weights, kept = np.ones(len(x)), slice(None)
+    if sample_weight is not None:
+        weights = _check_sample_weight(sample_weight, x, dtype=np.float64, ensure_non_negative=True)
         require(bool(weights.sum() > 0), "sample_weight", "must have a positive sum", float(weights.sum()))
         kept = weights > 0
         weights = weights[kept]
-    tree = hierarchy(groups, size)
-    if kept is not None and tree.depth:
-        tree = hierarchy(_rows(groups, kept), int(kept.sum()))
+    tree = hierarchy(groups, len(x))
+    if tree.depth and sample_weight is not None:
+        tree = hierarchy(_rows(groups, kept), len(weights))
     tilts = level_tilts(estimator.tilt, estimator.inner_tilt if tree.depth else (), tree.depth)
-    masses = (
-        torch.full((size,), 1 / size, dtype=torch.float64) if weights is None else torch.from_numpy(weights / weights.sum())
-    )
+    masses = torch.from_numpy(weights / weights.sum())
     if estimator.risk == "tilted":
         return Objective(masses, tree, tilts), kept
     require(
@@ -63,7 +59,7 @@ def objective_of(estimator: Any, size: int, sample_weight: ArrayLike | None, gro
 
 
 def as_tensor(array: Floats) -> Tensor:
-    """The same memory as a tensor; a copy only where the array is read-only, which torch does not know."""
+    """An array as a tensor that shares its memory; a copy only where the array is read-only, which torch does not know."""
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 
@@ -74,47 +70,78 @@ def _rows(groups: Any, kept: Any) -> Any:
     return np.asarray(groups)[kept]
 
 
-def check_parameters(estimator: Any) -> None:
-    """What all linear estimators share."""
-    good = is_number(estimator.alpha) and 0 <= estimator.alpha < math.inf
-    require(good, "alpha", "must be a number ≥ 0, the strength of the L2 penalty", estimator.alpha)
+def check_stopping(estimator: Any) -> None:
+    """Refuse a tolerance or a number of iterations that cannot be."""
     require(is_number(estimator.tol) and estimator.tol > 0, "tol", "must be a positive number", estimator.tol)
-    require(
-        is_integer(estimator.max_iter) and estimator.max_iter >= 1, "max_iter", "must be a whole number ≥ 1", estimator.max_iter
-    )
+    most = estimator.max_iter
+    require(is_integer(most) and most >= 1, "max_iter", "must be a whole number ≥ 1", most)
 
 
-def _minimise(
-    estimator: Any, x: Floats, y: Tensor, link: links.Link, outputs: int, objective: Objective, kept: Any, row: int = 0
-) -> Fit:
-    """Fit from zeros with annealing, or from the last fit without, if `warm_start`."""
-    check_parameters(estimator)
-    data = as_tensor(x if kept is None else x[kept])
-    coef, intercept = torch.zeros(outputs, data.shape[1], dtype=torch.float64), torch.zeros(outputs, dtype=torch.float64)
-    if link.quadratic and estimator.fit_intercept:
-        # The median, because outliers must not choose where negative tilts start.
-        intercept[0] = tail_quantile(y, objective.masses, 0.5) if min(objective.tilts) < 0 else objective.masses @ y
-    before = getattr(estimator, "_warm", None) if estimator.warm_start else None
-    warm = before is not None and row < len(before) and before[row][0].shape == coef.shape
-    if warm and before is not None:
-        coef, intercept = (torch.from_numpy(part.copy()) for part in before[row])
-        intercept = intercept if estimator.fit_intercept else torch.zeros_like(intercept)
-    anneal = bool(estimator.anneal) and not warm
-    settings = Settings(
-        float(estimator.alpha), bool(estimator.fit_intercept), anneal, float(estimator.tol), int(estimator.max_iter)
-    )
-    fit = fit_linear(data, y, link, objective, (coef, intercept), settings)
-    if not fit.converged:
-        warnings.warn(
-            f"{type(estimator).__name__} stopped after max_iter={estimator.max_iter} iterations before reaching tol="
-            f"{estimator.tol:g}. Raise max_iter or tol, or add a penalty alpha if classes can be separated without error.",
-            ConvergenceWarning,
-            stacklevel=3,
-        )
-    return fit
+@dataclass(eq=False, repr=False)
+class _LinearEstimator(BaseEstimator):  # type: ignore[misc]
+    """The parameters of linear estimators, which scikit-learn reads from the signature, and their fit."""
+
+    tilt: float = 0.0
+    _: KW_ONLY
+    inner_tilt: float | Sequence[float] = 0.0
+    risk: Risk = "tilted"
+    tail: float = 0.5
+    alpha: float = 1e-4
+    fit_intercept: bool = True
+    anneal: bool = True
+    warm_start: bool = False
+    tol: float = 1e-6
+    max_iter: int = 1000
+
+    def fit(self, X: Any, y: Any, sample_weight: ArrayLike | None = None, groups: Any = None) -> Self:
+        """Fit; `groups` has a label per row, or one column of labels per level, outermost first."""
+        X, targets = self._prepare(X, y)
+        objective, kept = objective_of(self, X, sample_weight, groups)
+        fits = self._minima(as_tensor(X[kept]), as_tensor(targets[kept]), objective)
+        self._warm = [(fit.coef.numpy(), fit.intercept.numpy()) for fit in fits]
+        self.coef_ = np.concatenate([fit.coef.numpy() for fit in fits])
+        self.intercept_: Any = np.concatenate([fit.intercept.numpy() for fit in fits])
+        self.n_iter_ = max(1, *(fit.iterations for fit in fits))
+        self.objective_ = sum(fit.value for fit in fits)
+        return self
+
+    def _prepare(self, X: Any, y: Any) -> tuple[Floats, NDArray[Any]]:
+        """Check the data; give the rows and the targets as numbers."""
+        raise NotImplementedError
+
+    def _minima(self, x: Tensor, targets: Tensor, objective: Objective) -> list[Fit]:
+        """Fit one vector of coefficients, or several."""
+        raise NotImplementedError
+
+    def _minimise(self, x: Tensor, y: Tensor, link: links.Link, objective: Objective, outputs: int = 1, row: int = 0) -> Fit:
+        """Fit from zeros with annealing, or from the last fit without, if `warm_start`."""
+        good = is_number(self.alpha) and 0 <= self.alpha < math.inf
+        require(good, "alpha", "must be a number ≥ 0, the strength of the L2 penalty", self.alpha)
+        check_stopping(self)
+        coef, intercept = torch.zeros(outputs, x.shape[1], dtype=torch.float64), torch.zeros(outputs, dtype=torch.float64)
+        if link.quadratic and self.fit_intercept:
+            # The median, because outliers must not choose where negative tilts start.
+            intercept[0] = tail_quantile(y, objective.masses, 0.5) if min(objective.tilts) < 0 else objective.masses @ y
+        before = getattr(self, "_warm", []) if self.warm_start else []
+        warm = row < len(before) and before[row][0].shape == coef.shape
+        if warm:
+            coef, intercept = (torch.from_numpy(part.copy()) for part in before[row])
+            intercept = intercept if self.fit_intercept else torch.zeros_like(intercept)
+        anneal = bool(self.anneal) and not warm
+        settings = Settings(float(self.alpha), bool(self.fit_intercept), anneal, float(self.tol), int(self.max_iter))
+        fit = fit_linear(x, y, link, objective, (coef, intercept), settings)
+        if not fit.converged:
+            warnings.warn(
+                f"{type(self).__name__} stopped after max_iter={self.max_iter} iterations before reaching tol="
+                f"{self.tol:g}. Raise max_iter or tol, or add a penalty alpha if classes can be separated without error.",
+                ConvergenceWarning,
+                stacklevel=4,
+            )
+        return fit
 
 
-class TiltedLinearRegression(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+@dataclass(eq=False, repr=False)
+class TiltedLinearRegression(RegressorMixin, _LinearEstimator):  # type: ignore[misc]
     """Least squares with a tilted risk: min (1/t) log Σ α_i e^{t (y_i − x_i·w − b)²} + (alpha/2)‖w‖².
 
     `tilt` = 0 is ordinary least squares; negative tilts ignore outliers (the thesis uses −2 on targets of about unit spread),
@@ -141,40 +168,19 @@ class TiltedLinearRegression(RegressorMixin, BaseEstimator):  # type: ignore[mis
     1.0
     """
 
-    def __init__(
-        self,
-        tilt: float = 0.0,
-        *,
-        inner_tilt: float | Sequence[float] = 0.0,
-        risk: Risk = "tilted",
-        tail: float = 0.5,
-        alpha: float = 0.0,
-        fit_intercept: bool = True,
-        anneal: bool = True,
-        warm_start: bool = False,
-        tol: float = 1e-6,
-        max_iter: int = 1000,
-    ) -> None:
-        self.tilt = tilt
-        self.inner_tilt = inner_tilt
-        self.risk = risk
-        self.tail = tail
-        self.alpha = alpha
-        self.fit_intercept = fit_intercept
-        self.anneal = anneal
-        self.warm_start = warm_start
-        self.tol = tol
-        self.max_iter = max_iter
+    alpha: float = 0.0
+
+    def _prepare(self, X: Any, y: Any) -> tuple[Floats, NDArray[Any]]:
+        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
+        return X, np.asarray(y, np.float64)
+
+    def _minima(self, x: Tensor, targets: Tensor, objective: Objective) -> list[Fit]:
+        return [self._minimise(x, targets, links.squared, objective)]
 
     def fit(self, X: Any, y: Any, sample_weight: ArrayLike | None = None, groups: Any = None) -> Self:
         """Fit; `groups` has a label per row, or one column of labels per level, outermost first."""
-        X, y = validate_data(self, X, y, dtype=np.float64, y_numeric=True)
-        objective, kept = objective_of(self, len(X), sample_weight, groups, X)
-        targets = as_tensor(np.asarray(y, np.float64) if kept is None else np.asarray(y, np.float64)[kept])
-        fit = _minimise(self, X, targets, links.squared, 1, objective, kept)
-        self._warm = [(fit.coef.numpy(), fit.intercept.numpy())]
-        self.coef_, self.intercept_ = fit.coef[0].numpy().copy(), float(fit.intercept[0])
-        self.n_iter_, self.objective_ = max(fit.iterations, 1), fit.value
+        super().fit(X, y, sample_weight, groups)
+        self.coef_, self.intercept_ = self.coef_[0], float(self.intercept_[0])
         return self
 
     def predict(self, X: Any) -> Floats:
@@ -184,14 +190,14 @@ class TiltedLinearRegression(RegressorMixin, BaseEstimator):  # type: ignore[mis
         return np.asarray(X @ self.coef_ + self.intercept_)
 
 
-class _Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+class _Classifier(ClassifierMixin, _LinearEstimator):  # type: ignore[misc]
     """What the two classifiers share: classes, scores and predictions from `coef_` (K, F) and `intercept_` (K,)."""
 
     coef_: Floats
     intercept_: Floats
     classes_: NDArray[Any]
 
-    def _prepare(self, X: Any, y: Any) -> tuple[Floats, NDArray[np.int64]]:
+    def _prepare(self, X: Any, y: Any) -> tuple[Floats, NDArray[Any]]:
         X, y = validate_data(self, X, y, dtype=np.float64)
         check_classification_targets(y)
         self.classes_, codes = np.unique(y, return_inverse=True)
@@ -214,13 +220,6 @@ class _Classifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         scores = self.decision_function(X)
         return np.asarray(self.classes_[(scores > 0).astype(np.int64) if scores.ndim == 1 else scores.argmax(1)])
 
-    def _keep(self, fits: list[Fit]) -> None:
-        self._warm = [(fit.coef.numpy(), fit.intercept.numpy()) for fit in fits]
-        self.coef_ = np.concatenate([fit.coef.numpy() for fit in fits])
-        self.intercept_ = np.concatenate([fit.intercept.numpy() for fit in fits])
-        self.n_iter_ = max(1, *(fit.iterations for fit in fits))
-        self.objective_ = sum(fit.value for fit in fits)
-
 
 class TiltedLogisticRegression(_Classifier):
     """Logistic regression with a tilted risk: min (1/t) log Σ α_i e^{t ℓ_i} + (alpha/2)‖w‖², ℓ_i = −log p(y_i | x_i).
@@ -233,45 +232,12 @@ class TiltedLogisticRegression(_Classifier):
     Source: Li 2023 (thesis), sections 7.5, 7.6, 7.7.2.5 and 7.7.3.1.
     """
 
-    def __init__(
-        self,
-        tilt: float = 0.0,
-        *,
-        inner_tilt: float | Sequence[float] = 0.0,
-        risk: Risk = "tilted",
-        tail: float = 0.5,
-        alpha: float = 1e-4,
-        fit_intercept: bool = True,
-        anneal: bool = True,
-        warm_start: bool = False,
-        tol: float = 1e-6,
-        max_iter: int = 1000,
-    ) -> None:
-        self.tilt = tilt
-        self.inner_tilt = inner_tilt
-        self.risk = risk
-        self.tail = tail
-        self.alpha = alpha
-        self.fit_intercept = fit_intercept
-        self.anneal = anneal
-        self.warm_start = warm_start
-        self.tol = tol
-        self.max_iter = max_iter
-
-    def fit(self, X: Any, y: Any, sample_weight: ArrayLike | None = None, groups: Any = None) -> Self:
-        """Fit; `groups` has a label per row, or one column of labels per level, outermost first."""
-        X, codes = self._prepare(X, y)
-        objective, kept = objective_of(self, len(X), sample_weight, groups, X)
-        targets = torch.from_numpy(codes if kept is None else codes[kept])
-        binary = len(self.classes_) == 2
-        link = links.logistic if binary else links.multinomial
-        fit = _minimise(
-            self, X, targets.double() if binary else targets, link, 1 if binary else len(self.classes_), objective, kept
-        )
-        if not binary:  # adding the same to all classes changes nothing: choose the sum 0
-            fit = replace(fit, coef=fit.coef - fit.coef.mean(0), intercept=fit.intercept - fit.intercept.mean())
-        self._keep([fit])
-        return self
+    def _minima(self, x: Tensor, targets: Tensor, objective: Objective) -> list[Fit]:
+        if len(self.classes_) == 2:
+            return [self._minimise(x, targets.double(), links.logistic, objective)]
+        fit = self._minimise(x, targets, links.multinomial, objective, outputs=len(self.classes_))
+        # Adding the same to all classes changes nothing: choose the sum 0.
+        return [replace(fit, coef=fit.coef - fit.coef.mean(0), intercept=fit.intercept - fit.intercept.mean())]
 
     def predict_log_proba(self, X: Any) -> Floats:
         """Logarithms of the class probabilities (N, classes)."""
@@ -285,6 +251,7 @@ class TiltedLogisticRegression(_Classifier):
         return np.asarray(np.exp(self.predict_log_proba(X)))
 
 
+@dataclass(eq=False, repr=False, kw_only=True)
 class TiltedSVC(_Classifier):
     """A linear support vector classifier with a tilted risk: min (1/t) log Σ α_i e^{t ℓ_i} + (alpha/2)‖w‖².
 
@@ -295,40 +262,13 @@ class TiltedSVC(_Classifier):
     Source: Li 2023 (thesis), sections 7.7.2.2 and 7.7.2.5.
     """
 
-    def __init__(
-        self,
-        tilt: float = 0.0,
-        *,
-        inner_tilt: float | Sequence[float] = 0.0,
-        risk: Risk = "tilted",
-        tail: float = 0.5,
-        loss: Literal["squared_hinge", "hinge"] = "squared_hinge",
-        alpha: float = 1e-4,
-        fit_intercept: bool = True,
-        anneal: bool = True,
-        warm_start: bool = False,
-        tol: float = 1e-6,
-        max_iter: int = 1000,
-    ) -> None:
-        self.tilt = tilt
-        self.inner_tilt = inner_tilt
-        self.risk = risk
-        self.tail = tail
-        self.loss = loss
-        self.alpha = alpha
-        self.fit_intercept = fit_intercept
-        self.anneal = anneal
-        self.warm_start = warm_start
-        self.tol = tol
-        self.max_iter = max_iter
+    loss: Literal["squared_hinge", "hinge"] = "squared_hinge"
 
-    def fit(self, X: Any, y: Any, sample_weight: ArrayLike | None = None, groups: Any = None) -> Self:
-        """Fit; `groups` has a label per row, or one column of labels per level, outermost first."""
+    def _prepare(self, X: Any, y: Any) -> tuple[Floats, NDArray[Any]]:
         require(self.loss in ("squared_hinge", "hinge"), "loss", 'must be "squared_hinge" or "hinge"', self.loss)
-        X, codes = self._prepare(X, y)
-        objective, kept = objective_of(self, len(X), sample_weight, groups, X)
+        return super()._prepare(X, y)
+
+    def _minima(self, x: Tensor, targets: Tensor, objective: Objective) -> list[Fit]:
         link = links.squared_hinge if self.loss == "squared_hinge" else links.hinge
-        targets = torch.from_numpy(codes if kept is None else codes[kept])
         chosen = [1] if len(self.classes_) == 2 else range(len(self.classes_))
-        self._keep([_minimise(self, X, (targets == k).double(), link, 1, objective, kept, row) for row, k in enumerate(chosen)])
-        return self
+        return [self._minimise(x, (targets == k).double(), link, objective, row=row) for row, k in enumerate(chosen)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -43,25 +44,19 @@ def hierarchy(groups: Any, size: int, device: torch.device | str = "cpu") -> Hie
         return Hierarchy((), ())
     if isinstance(groups, Hierarchy):
         return groups
-    path: Tensor | None = None  # the group of each example, told apart by all labels down to this level
-    finer: list[tuple[Tensor, int]] = []
-    for labels in _columns(groups, size):
+    levels: list[
+        tuple[Tensor, int]
+    ] = []  # the group of each example, told apart by all labels down to the level; innermost first
+    for labels in _columns(groups):
         codes, count = _codes(labels, size, device)
-        if path is not None:
-            _, codes = torch.unique(path * count + codes, return_inverse=True)
+        if levels:
+            _, codes = torch.unique(levels[0][0] * count + codes, return_inverse=True)
             count = int(codes.max()) + 1
-        finer.append((codes, count))
-        path = codes
-    parents, counts = [], []
-    for level in range(len(finer) - 1, -1, -1):
-        codes, count = finer[level]
-        if level == len(finer) - 1:
-            parents.append(codes)
-        else:
-            below, below_count = finer[level + 1]
-            parents.append(torch.zeros(below_count, dtype=torch.int64, device=codes.device).scatter_(0, below, codes))
-        counts.append(count)
-    return Hierarchy(tuple(parents), tuple(counts))
+        levels.insert(0, (codes, count))
+    parents = [levels[0][0]]
+    for (below, count), (codes, _) in pairwise(levels):
+        parents.append(torch.zeros(count, dtype=torch.int64, device=codes.device).scatter_(0, below, codes))
+    return Hierarchy(tuple(parents), tuple(count for _, count in levels))
 
 
 def level_tilts(tilt: float, inner_tilt: float | Sequence[float], depth: int) -> tuple[float, ...]:
@@ -81,7 +76,7 @@ def level_tilts(tilt: float, inner_tilt: float | Sequence[float], depth: int) ->
     return (*(float(value) for value in reversed(inner)), float(tilt))
 
 
-def _columns(groups: Any, size: int) -> list[Any]:
+def _columns(groups: Any) -> list[Any]:
     """One vector of labels per level."""
     if isinstance(groups, Tensor | np.ndarray) or hasattr(groups, "__array__"):
         array = groups if isinstance(groups, Tensor) else np.asarray(groups)
@@ -96,7 +91,7 @@ def _columns(groups: Any, size: int) -> list[Any]:
 
 
 def _codes(labels: Any, size: int, device: torch.device | str) -> tuple[Tensor, int]:
-    """Labels as whole numbers from 0, and how many different ones there are."""
+    """Labels as integers from 0, and how many different ones there are."""
     if isinstance(labels, Tensor):
         kinds, codes = torch.unique(labels.detach(), return_inverse=True)
         bad = kinds.is_floating_point() and not bool(torch.isfinite(kinds).all())
@@ -107,9 +102,9 @@ def _codes(labels: Any, size: int, device: torch.device | str) -> tuple[Tensor, 
             missing = [each for each in array.ravel().tolist() if each is None or each != each]
             require(not missing, "groups", "must have a label for every example", missing[:1], _FIX)
             array = array.astype(str)
-        names, found = np.unique(array, return_inverse=True)
+        names, inverse = np.unique(array, return_inverse=True)
         bad = names.dtype.kind == "f" and not bool(np.isfinite(names).all())
-        codes, shape, count = torch.from_numpy(found.reshape(array.shape)), array.shape, len(names)
+        codes, shape, count = torch.from_numpy(inverse.reshape(array.shape)), array.shape, len(names)
     require(shape == (size,), "groups", f"must have one label for each of the {size} examples", shape, _FIX)
     require(not bad, "groups", "must have a label for every example, not NaN or infinity", "NaN", _FIX)
     return codes.to(device=device, dtype=torch.int64), count

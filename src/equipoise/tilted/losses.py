@@ -41,7 +41,10 @@ def tilted_loss(
     tensor([8.8080e-01, 1.1920e-01, 1.3415e-08])
     """
     tree = hierarchy(groups, _length(losses), losses.device)
-    return _rise(losses, _masses(losses, sample_weight), tree, level_tilts(tilt, inner_tilt, tree.depth))[0].to(losses.dtype)
+    *inner, outer = level_tilts(tilt, inner_tilt, tree.depth)
+    values, masses = _climb(losses, _masses(losses, sample_weight), tree, inner)
+    root = torch.zeros(len(values), dtype=torch.int64, device=values.device)
+    return _Level.apply(values, masses, root, 1, outer)[0].to(losses.dtype)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def tilted_weights(
@@ -173,12 +176,6 @@ def _climb(values: Tensor, masses: Tensor, tree: Hierarchy, tilts: Sequence[floa
         values = _Level.apply(values, masses, parent, count, tilt)  # type: ignore[no-untyped-call]
         masses = masses.new_zeros(count).index_add_(0, parent, masses)
     return values, masses
-
-
-def _rise(losses: Tensor, masses: Tensor, tree: Hierarchy, tilts: Sequence[float]) -> tuple[Tensor, Tensor]:
-    values, masses = _climb(losses, masses, tree, tilts[:-1])
-    root = torch.zeros(len(values), dtype=torch.int64, device=values.device)
-    return _Level.apply(values, masses, root, 1, tilts[-1])[0], masses  # type: ignore[no-untyped-call]
 
 
 def _exponentials(values: Tensor, masses: Tensor, parent: Tensor, count: int, tilt: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Self
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy.optimize import minimize
 from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor
 
-from equipoise.errors import is_integer, is_number, require
+from equipoise.errors import is_integer, require
 from equipoise.tilted.convex import LOOSE, Objective
-from equipoise.tilted.estimators import Risk, as_tensor, objective_of
+from equipoise.tilted.estimators import Floats, Risk, as_tensor, check_stopping, objective_of
 from equipoise.tilted.hierarchy import Hierarchy
-
-Floats = NDArray[np.float64]
 
 
 def top_groups(tree: Hierarchy) -> Tensor:
     """The outermost group of every example (N,)."""
-    found = tree.parents[0]
+    group = tree.parents[0]
     for parent in tree.parents[1:]:
-        found = parent[found]
-    return found
+        group = parent[group]
+    return group
 
 
 def best_directions(x: Tensor, masses: Tensor, rank: int) -> Tensor:
@@ -55,6 +54,7 @@ def best_errors(x: Tensor, objective: Objective, rank: int) -> Tensor:
     return base
 
 
+@dataclass(eq=False, repr=False)
 class FairPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):  # type: ignore[misc]
     """Principal components of a tilted risk: min over U of (1/t) log Σ_g α_g e^{t f_g(U)}.
 
@@ -77,24 +77,14 @@ class FairPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     Source: Li 2023 (thesis), section 7.7.2.1 and Algorithm 15; Samadi et al. 2018 (the loss and the min-max limit).
     """
 
-    def __init__(
-        self,
-        n_components: int | None = None,
-        *,
-        tilt: float = 0.0,
-        inner_tilt: float | Sequence[float] = 0.0,
-        risk: Risk = "tilted",
-        tail: float = 0.5,
-        tol: float = 1e-7,
-        max_iter: int = 2000,
-    ) -> None:
-        self.n_components = n_components
-        self.tilt = tilt
-        self.inner_tilt = inner_tilt
-        self.risk = risk
-        self.tail = tail
-        self.tol = tol
-        self.max_iter = max_iter
+    n_components: int | None = None
+    _: KW_ONLY
+    tilt: float = 0.0
+    inner_tilt: float | Sequence[float] = 0.0
+    risk: Risk = "tilted"
+    tail: float = 0.5
+    tol: float = 1e-7
+    max_iter: int = 2000
 
     def fit(self, X: Any, y: Any = None, sample_weight: ArrayLike | None = None, groups: Any = None) -> Self:
         """Fit; `groups` has a label per row, or one column of labels per level, outermost first. `y` is ignored."""
@@ -102,10 +92,9 @@ class FairPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
         rank, most = self.n_components, X.shape[1]
         good = rank is None or (is_integer(rank) and 1 <= rank <= most)
         require(good, "n_components", f"must be None or a whole number in 1 … {most}", rank)
-        require(is_number(self.tol) and self.tol > 0, "tol", "must be a positive number", self.tol)
-        require(is_integer(self.max_iter) and self.max_iter >= 1, "max_iter", "must be a whole number ≥ 1", self.max_iter)
-        objective, kept = objective_of(self, len(X), sample_weight, groups, X)
-        rows = as_tensor(X if kept is None else X[kept])
+        check_stopping(self)
+        objective, kept = objective_of(self, X, sample_weight, groups)
+        rows = as_tensor(X[kept])
         mean = objective.masses @ rows
         rows = rows - mean
         rank = _directions_of(rows, objective.masses) if rank is None else int(rank)
@@ -144,9 +133,9 @@ class FairPCA(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
             last = level == levels[-1]
             options = {"maxiter": self.max_iter, "gtol": self.tol if last else max(self.tol, 1e-2 * LOOSE), "maxls": 50}
             options |= {"ftol": 1e-15 if last else 1e-10, "maxfun": 10**9}
-            found = minimize(function, directions.flatten().numpy(), jac=True, method="L-BFGS-B", options=options)
-            directions = torch.linalg.qr(torch.from_numpy(found.x).reshape(-1, rank)).Q
-            iterations, status, value = iterations + int(found.nit), found.status, float(found.fun) * unit
+            optimum = minimize(function, directions.flatten().numpy(), jac=True, method="L-BFGS-B", options=options)
+            directions = torch.linalg.qr(torch.from_numpy(optimum.x).reshape(-1, rank)).Q
+            iterations, status, value = iterations + int(optimum.nit), optimum.status, float(optimum.fun) * unit
         if status == 1:
             warnings.warn(f"FairPCA stopped after max_iter={self.max_iter} iterations.", ConvergenceWarning, stacklevel=3)
         return directions, max(iterations, 1), value
@@ -170,7 +159,10 @@ def _directions_of(x: Tensor, masses: Tensor) -> int:
 
 
 def _ordered(x: Tensor, masses: Tensor, directions: Tensor) -> tuple[Floats, Floats]:
-    """The same subspace by axes of falling variance, the largest entry of each positive: only the subspace was fitted."""
+    """Axes of the subspace of `directions`, by falling variance, and their variances; the largest entry of an axis is positive.
+
+    Only the subspace was fitted, so that its axes may be chosen.
+    """
     along = x @ directions
     values, vectors = torch.linalg.eigh(along.T @ (along * masses[:, None]))
     components = (directions @ vectors.flip(1)).T

@@ -66,7 +66,7 @@ def batch_descent(
         scale = annealed(1.0, _progress(step, steps, anneal, tilts))
         theta.requires_grad_(True)
         inside = [scale * each for each in reversed(tilts[:-1])]
-        value = tilted_loss(losses(theta), scale * tilts[-1], tree if tree.depth else None, inner_tilt=inside)
+        value = tilted_loss(losses(theta), scale * tilts[-1], tree, inner_tilt=inside)
         (slope,) = torch.autograd.grad(value, theta)
         theta = (theta - _rate(lr, step) * slope).detach()
         values.append(value.detach())

@@ -35,7 +35,7 @@ from equipoise.solvers.prepared import GRADIENT
 from equipoise.types import (
     Aggregator,
     Cohort,
-    Job,
+    Engine,
     LocalSolver,
     LocalWork,
     Personalisation,
@@ -89,7 +89,7 @@ class RoundAtHand:
     counted: set[str] = field(default_factory=set)  # whose work is in the secure sum, though they may have gone since
 
 
-class FlowerEngine:
+class FlowerEngine(Engine):
     """The running engine of one task on a federation, and its own `types.Network`."""
 
     device = torch.device("cpu")
@@ -125,8 +125,8 @@ class FlowerEngine:
                     raise TooFewClients(f"{failure} The round was tried {number + 1} times.") from failure
                 continue
             finally:
-                sent.update(self.messenger.traffic.sent)
-                received.update(self.messenger.traffic.received)
+                sent.update(self.messenger.sent)
+                received.update(self.messenger.received)
             absent = set(self.round.drawn) - self.round.counted
             missing = {client: why for client, why in self.messenger.faults.items() if client in absent}
             return state, replace(
@@ -237,14 +237,6 @@ class FlowerEngine:
         self.require_enough(cohort)
         return torch.tensor([math.nan if loss is None else loss for loss in losses], dtype=torch.float64)
 
-    def losses_of(self, models: Sequence[Tensor], cohort: Cohort) -> Tensor:
-        """The losses of several models, one after another: (M, K)."""
-        return torch.stack([self.losses(params, cohort) for params in models])
-
-    def losses_each(self, jobs: Sequence[Job]) -> list[Tensor]:
-        """The losses (K,) of several models, each on its own cohort, one after another."""
-        return [self.losses(job.params, job.cohort) for job in jobs]
-
     def updates(self, params: Tensor, cohort: Cohort, solver: LocalSolver) -> LocalWork:
         """Local work of each client: updates (K, D), NaN and marked by an infinite norm where a client is gone."""
         tensors: dict[str, Tensor] = {"params": params}
@@ -276,10 +268,6 @@ class FlowerEngine:
             if arrived:
                 total += aggregator(update.unsqueeze(0), weight.reshape(1))[0]
         return LocalWork(total, work.sq_norms, work.losses)
-
-    def summed_updates(self, jobs: Sequence[Job], solver: LocalSolver, aggregator: Aggregator) -> list[LocalWork]:
-        """The summed updates of several models, one after another."""
-        return [self.summed_update(job.params, job.cohort, solver, job.weights, aggregator) for job in jobs]
 
     def own_steps(self, models: Tensor, cohort: Cohort, solver: LocalSolver, pull: Pull | None = None) -> Tensor:
         """Refused: clients' own models stay on their nodes, where this work is done (`personal_work`)."""

@@ -34,16 +34,17 @@ class Assignment:
         size = path.most_clients(self.queue, self.chunk_size, sums=weights is not None) if path else self.chunk_size
         for chunk in chunks_of(self.queue, worker.clients, self.rule, size, at_once=path is not None):
             part = slice(start, start + len(chunk))
-            yield part, worker.train(self._work(worker, chunk, None if weights is None else weights[part]))
+            yield part, worker.train(self.work(worker, chunk, None if weights is None else weights[part]))
             start += len(chunk)
 
-    def _work(self, worker: Worker, chunk: ClientQueue, weights: Tensor | None = None) -> ChunkWork:
+    def work(self, worker: Worker, chunk: ClientQueue, weights: Tensor | None = None) -> ChunkWork:
+        """The work of a chunk; with `weights` (k,) weighted sums of updates are enough."""
         return ChunkWork(worker, chunk, self.rule, worker.space, weights, self.chosen, self.threads)
 
     def sent(self, worker: Worker, result: ChunkResult) -> Tensor:
         """The updates of a chunk as they arrive, (k, D): those of malicious clients as an attack makes them."""
         if isinstance(result.updates, WeightedSums):  # rare: some of them cannot be used
-            result = worker.train(self._work(worker, result.chunk))
+            result = worker.train(self.work(worker, result.chunk))
         sent, chunk = result.dense(worker.space), result.chunk
         if worker.data.malicious and self.cohorts:
             for owner, rows in owner_stretches(chunk.owners):

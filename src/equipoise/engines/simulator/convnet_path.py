@@ -11,7 +11,7 @@ from equipoise.engines.simulator.batched_steps import Gradients, stacked_gradien
 from equipoise.engines.simulator.cpu.convnet_gradients import convnet_gradients, why_not_plain_convnet
 from equipoise.engines.simulator.local_rule import LocalRule
 from equipoise.engines.simulator.local_work import ChunkResult, ChunkWork, LocalPath, Workplace
-from equipoise.engines.simulator.precision import Precision, why_no_triton
+from equipoise.engines.simulator.precision import Precision, why_no_kernels
 
 
 class HandWrittenConvNet(LocalPath):
@@ -44,7 +44,7 @@ def why_not_by_hand(task: Task, device: torch.device) -> str | None:
         return reason
     if device.type != "cuda":
         return f"there is no such gradient for the device {device}"
-    return why_no_triton() if task.layout.dtype == torch.float32 else "its programs for a GPU are for float32"
+    return why_no_kernels("convnet_kernels") if task.layout.dtype == torch.float32 else "its programs for a GPU are for float32"
 
 
 def fastest_gradients(task: Task, device: torch.device, precision: Precision) -> Gradients:

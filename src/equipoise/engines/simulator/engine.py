@@ -32,7 +32,7 @@ from equipoise.engines.simulator.client_queue import ClientQueue, chunks_of, pad
 from equipoise.engines.simulator.cpu.compiled_softmax import CompiledSoftmax, CompiledSoftmaxPath
 from equipoise.engines.simulator.cuda.client_capacity import ClientCapacity
 from equipoise.engines.simulator.cuda.linear_rounds import LinearRounds, LinearRoundUnderWay
-from equipoise.engines.simulator.explanation import PathQuestion, measured_lines, table
+from equipoise.engines.simulator.explanation import measured_lines, path_answers, table
 from equipoise.engines.simulator.local_rule import LocalRule, PullKind, kind_of
 from equipoise.engines.simulator.local_work import Worker, Workplace, squared_norms
 from equipoise.engines.simulator.loop_path import LoopPath
@@ -361,14 +361,18 @@ class SimulatorEngine:
 
     def _answers(self, rule: LocalRule, sums_only: bool) -> dict[str, str]:
         """By path, whether it is taken for the first clients of the training set and why not."""
+        worker = self.workers.own
+        if self.unvectorised is not None:
+            reason = f"not taken: the model cannot be vectorised over clients ({self.unvectorised})"
+            return {path.name: reason for path in worker.paths} | {LoopPath.name: "taken: one client after another"}
         count = min(len(self.train), _EXPLAINED)
         cohort = Cohort(0, 0, torch.arange(count), *torch.full((2, count), 1 / count, dtype=torch.float64).unbind())
         models = torch.zeros(self.task.layout.dimension, dtype=self.task.layout.dtype, device=self.device)
         models = models.expand(count, -1) if rule.own_models else models
         queue = ClientQueue.of([Job(models, cohort, cohort.weights)], rule, self.train)
-        chunks = list(chunks_of(queue, self.train, rule, self.choice.chunk_size))
-        question = PathQuestion(self.workers.own, rule, chunks, self.choice.path, self._own_threads(rule), sums_only)
-        return question.answers(self.unvectorised)
+        asked = Assignment(queue, rule, self.choice.chunk_size, (), self.choice.path, self._own_threads(rule))
+        chunks = chunks_of(queue, self.train, rule, self.choice.chunk_size)
+        return path_answers([asked.work(worker, chunk) for chunk in chunks], sums_only=sums_only)
 
 
 class EarlyRounds:

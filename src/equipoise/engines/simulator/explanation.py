@@ -4,59 +4,47 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from equipoise.engines.simulator.calibration import Choice, SpeedMeasurement
-from equipoise.engines.simulator.client_queue import ClientQueue
-from equipoise.engines.simulator.local_rule import LocalRule
-from equipoise.engines.simulator.local_work import ChunkWork, LocalPath, Worker
+from equipoise.engines.simulator.local_work import ChunkWork, LocalPath
 
 
-@dataclass(frozen=True, eq=False)
-class PathQuestion:
-    """Some work that the paths are asked about: a rule, and the chunks in which clients would be trained."""
+def path_answers(works: Sequence[ChunkWork], *, sums_only: bool) -> dict[str, str]:
+    """By path, that it is taken for chunks of one rule, or why it is not.
 
-    worker: Worker
-    rule: LocalRule
-    chunks: Sequence[ClientQueue]
-    chosen: str | None  # a path by name
-    threads: int
-    sums_only: bool  # whether the server wants weighted sums of updates and nothing else
+    `sums_only` says whether the server wants weighted sums of updates and nothing else.
+    """
+    paths, chosen = works[0].worker.paths, works[0].chosen
+    taken: Counter[str] = Counter()
+    reasons: dict[str, str] = {}
+    for work in works:
+        answers = {path.name: _why_not(path, work, sums_only) for path in paths}
+        reasons = {name: why for name, why in answers.items() if why is not None} | reasons
+        able = [path for path in paths if answers[path.name] is None]
+        first = min(able, key=lambda path: (not path.whole_rounds, path.name != chosen))
+        taken[first.name] += 1
 
-    def answers(self, unvectorised: str | None = None) -> dict[str, str]:
-        """By path, that it is taken, or the reason why it is not. `unvectorised` is why the loop does all the work."""
-        paths, worker = self.worker.paths, self.worker
-        if unvectorised is not None:
-            reason = f"not taken: the model cannot be vectorised over clients ({unvectorised})"
-            return {path.name: reason for path in paths[:-1]} | {paths[-1].name: "taken: one client after another"}
-        works = [ChunkWork(worker, chunk, self.rule, worker.space, None, self.chosen, self.threads) for chunk in self.chunks]
-        refused = {path.name: why for path in paths if (why := self._why_not(path, works[0])) is not None}
-        whole = [path for path in paths if path.whole_rounds and path.name not in refused]
-        taken = Counter({path.name: len(works) for path in whole[:1]})
-        for work in works if not whole else ():
-            for path in worker.candidates(self.rule, self.chosen):
-                if (why := path.supports(work)) is None:
-                    taken[path.name] += 1
-                    break
-                refused.setdefault(path.name, why)
-        for path in worker.candidates(self.rule, self.chosen):  # those after the one that is taken
-            if not taken[path.name] and path.name not in refused and (why := path.supports(works[0])) is not None:
-                refused[path.name] = why
-        return {path.name: self._answer(path.name, taken, refused.get(path.name)) for path in paths}
-
-    def _why_not(self, path: LocalPath, work: ChunkWork) -> str | None:
-        """The reason against a path whatever the others are."""
-        reason = path.supports_rule(self.rule)
-        if not path.whole_rounds or reason is not None:
-            return reason
-        return path.supports(work) if self.sums_only else "the aggregator is not the weighted mean"
-
-    def _answer(self, name: str, taken: Mapping[str, int], reason: str | None) -> str:
-        if not taken.get(name):
-            return f"not taken: {reason or 'another one that does this work comes before it'}"
-        if taken[name] == len(self.chunks):
+    def answer(name: str) -> str:
+        if not taken[name]:
+            return (
+                f"not taken: {reasons[name]}"
+                if name in reasons
+                else f"not needed: {' or '.join(taken)} comes first and can do it"
+            )
+        if taken[name] == len(works):
             return "taken"
-        return f"taken for {taken[name]} of {len(self.chunks)} chunks" + (f"; for others not: {reason}" if reason else "")
+        return f"taken for {taken[name]} of {len(works)} chunks" + (
+            f"; for others not: {reasons[name]}" if name in reasons else ""
+        )
+
+    return {path.name: answer(path.name) for path in paths}
+
+
+def _why_not(path: LocalPath, work: ChunkWork, sums_only: bool) -> str | None:
+    """The reason against a path, whatever the others are."""
+    if path.whole_rounds and not sums_only:
+        return path.supports_rule(work.rule) or "the aggregator is not the weighted mean"
+    return path.supports_rule(work.rule) or path.supports(work)
 
 
 def table(title: str, answers: Mapping[str, str]) -> str:

@@ -1,10 +1,11 @@
-"""How exactly a GPU multiplies: full float32, or one of its fast modes."""
+"""What a GPU offers: how exactly it multiplies, in full float32 or one of its fast modes, and kernels written in Triton."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 
 import torch
 
@@ -51,10 +52,17 @@ class Precision:
 FULL = Precision()
 
 
-def why_no_triton() -> str | None:
-    """Why kernels written in Triton cannot be compiled here; None if they can."""
+def why_no_kernels(module: str) -> str | None:
+    """Why the Triton kernels of a module of `cuda.kernels` cannot be used here; None if they can."""
     try:
-        import triton  # noqa: F401
-    except ImportError:
-        return "Triton is not installed"
+        import_module(f"equipoise.engines.simulator.cuda.kernels.{module}")
+    except Exception as failure:  # Triton may be absent, or another version than they are written for
+        if isinstance(failure, ImportError) and failure.name == "triton":
+            return "Triton is not installed"
+        return f"its Triton kernels cannot be imported ({first_line(failure)})"
     return None
+
+
+def first_line(failure: BaseException) -> str:
+    """What an error says, in short."""
+    return (str(failure).strip().splitlines() or [type(failure).__name__])[0][:160]

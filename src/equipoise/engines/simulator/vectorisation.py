@@ -10,6 +10,7 @@ from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet
 from equipoise.engines.simulator.batched_steps import stacked_gradients
 from equipoise.engines.simulator.example_batches import ExampleBatch
+from equipoise.engines.simulator.precision import first_line
 
 
 def why_not_vectorised(task: Task, clients: ClientSet) -> str | None:
@@ -32,7 +33,7 @@ def why_not_vectorised(task: Task, clients: ClientSet) -> str | None:
         try:
             together, _ = stacked_gradients(task, params, ExampleBatch(x, y, even, False))
         except Exception as failure:  # vmap refuses in many ways
-            return (str(failure).strip().splitlines() or [type(failure).__name__])[0][:160]
+            return first_line(failure)
     for name, gradient in together.items():
         expected = torch.stack([s[name] for s in single])
         scale = float(expected.nan_to_num(0, 0, 0).abs().max()) + 1e-3

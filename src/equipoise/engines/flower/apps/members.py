@@ -53,8 +53,7 @@ class Member:
         if content.value("frozen", str) != digest_frozen(task):
             raise BadMessage(f"{name} has another model: its buffers or frozen parameters differ, and these do not travel")
         splits = content.value("splits", dict)
-        good = bool(splits) and all(s in SPLITS and is_integer(n) and 0 < n < 2**40 for s, n in splits.items())
-        if not good:
+        if not splits or not all(s in SPLITS and is_integer(n) and 0 < n < 2**40 for s, n in splits.items()):
             raise BadMessage(f"{name} says of its examples {shorten(splits)!r}")
         x, y = (_example(content.value(key, dict), name) for key in ("x", "y"))
         scale, shift = content.values.get("scale"), content.value("shift", (int, float))
@@ -116,13 +115,8 @@ def _zeros(sizes: list[tuple[str, int]], like: Member) -> ClientSet:
     made = object.__new__(ClientSet)  # there is nothing in it to check
     kinds = {key: (kind["shape"], _TYPES[kind["dtype"]]) for key, kind in (("x", like.x), ("y", like.y))}
     values: dict[str, Any] = {key: torch.zeros(1, *shape, dtype=t).expand(total, *shape) for key, (shape, t) in kinds.items()}
-    values |= {
-        "offsets": torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]),
-        "ids": tuple(name for name, _ in sizes),
-        "scale": like.scale,
-        "shift": like.shift,
-        "source": "",
-    }
+    offsets, ids = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]), tuple(name for name, _ in sizes)
+    values |= {"offsets": offsets, "ids": ids, "scale": like.scale, "shift": like.shift, "source": ""}
     for key, value in values.items():
         object.__setattr__(made, key, value)
     return made
@@ -131,4 +125,4 @@ def _zeros(sizes: list[tuple[str, int]], like: Member) -> ClientSet:
 def ask_introductions(messenger: Messenger, nodes: Iterable[int], task: Task, seed: int) -> dict[int, Member]:
     """Ask nodes, by Flower's ids, which client they are; those that answer as they should."""
     requests = {node: ClientRequest({"seed": seed, "model": seed}) for node in nodes}
-    return messenger.ask_nodes("query.hello", requests, 0, lambda answer: Member.read(answer, task))
+    return messenger.ask_nodes("query.hello", requests, 0, lambda answer: Member.read(answer, task), {})

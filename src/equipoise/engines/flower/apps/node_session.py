@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from flwr.app import Context
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from equipoise.core.abilities import engine_traits, is_part
 from equipoise.core.task import PerExample, Task
-from equipoise.data.clients import FederatedData
 from equipoise.engines.flower.apps.model_source import ModelSource, make_model
 from equipoise.engines.flower.apps.node_data import NodeData, read_node_data
 from equipoise.engines.flower.personal.kept_rows import KeptRows
@@ -26,14 +25,6 @@ from equipoise.runs.setup import EngineChoice
 from equipoise.types import Cohort, Engine, LocalSolver
 
 Answer = tuple[dict[str, Any], dict[str, Tensor]]  # plain values and tensors
-
-
-class StartedEngine(NamedTuple):
-    """An engine on the node's data, and its task."""
-
-    task: Task
-    data: FederatedData
-    engine: Engine
 
 
 @dataclass(eq=False)
@@ -50,7 +41,7 @@ class NodeSetup:
     folder: Path | None  # where the client's own model is kept
     loaded: dict[int, NodeData] = field(default_factory=dict)  # by Flower's node id
     models: dict[int, nn.Module] = field(default_factory=dict)  # by seed
-    started: dict[tuple[int, int, int], StartedEngine] = field(default_factory=dict)  # by node id, seed and classes
+    started: dict[tuple[int, int, int], PersonalContext] = field(default_factory=dict)  # by node id, seed and classes
 
     def data(self, context: Context) -> NodeData:
         """The node's examples, loaded once in a process."""
@@ -58,8 +49,8 @@ class NodeSetup:
             self.loaded[context.node_id] = read_node_data(self.load_data(context), context)
         return self.loaded[context.node_id]
 
-    def start(self, context: Context, seed: int, classes: int) -> StartedEngine:
-        """The engine of a run; its data have as many classes as all nodes' together."""
+    def start(self, context: Context, seed: int, classes: int) -> PersonalContext:
+        """The engine of a run, its task and its data; these have as many classes as all nodes' together."""
         key = (context.node_id, seed, classes)
         if key not in self.started:
             data = self.data(context).data
@@ -67,7 +58,8 @@ class NodeSetup:
             if seed not in self.models:
                 self.models[seed] = make_model(self.model, seed)
             task = Task.of(self.models[seed], self.loss, self.error).fitted(data)
-            self.started[key] = StartedEngine(task, data, self.engine.start(task, data))
+            engine = self.engine.start(task, data)
+            self.started[key] = PersonalContext(engine, task, data, lambda other: self.engine.start(other, data))
         return self.started[key]
 
 
@@ -80,8 +72,8 @@ class NodeSession:
         self.client = self.node.client
 
     @cached_property
-    def started(self) -> StartedEngine:
-        """The node's engine, its task and its data."""
+    def started(self) -> PersonalContext:
+        """The node's engine, its task and its data, as a personalisation method takes them."""
         seed, classes = self.request.value("model", int), self.request.values.get("classes", 0)
         return self.setup.start(self.context, seed, classes if isinstance(classes, int) else 0)
 
@@ -98,8 +90,7 @@ class NodeSession:
     @property
     def seed(self) -> int:
         """The seed of the run."""
-        seed: int = self.request.value("seed", int)
-        return seed
+        return int(self.request.value("seed", int))
 
     @property
     def params(self) -> Tensor:
@@ -142,18 +133,10 @@ class NodeSession:
         """What the client keeps between rounds of this run."""
         return KeptRows(self.context.state, self.request.value("run", str), self.client, self.setup.folder)
 
-    @property
-    def personal_context(self) -> PersonalContext:
-        """What a personalisation method may use: the node's engine on the node's data."""
-        task, data, engine = self.started
-        return PersonalContext(engine, task, data, lambda other: self.setup.engine.start(other, data))
-
     def score(self, model: Tensor) -> dict[str, Tensor]:
         """Mean loss and error (2,) of a model (1, D) on each split that the client has."""
         alone, splits = torch.zeros(1, dtype=torch.int64), self.started.data.splits
-        return {
-            split: torch.cat(self.engine.evaluate_own(model, splits[split], alone)).double() for split in self.node.sizes
-        }  # fmt: skip
+        return {s: torch.cat(self.engine.evaluate_own(model, splits[s], alone)).double() for s in self.node.sizes}
 
     def refuse_unless_training(self) -> None:
         """A node without training examples takes no part in rounds."""

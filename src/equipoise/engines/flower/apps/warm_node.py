@@ -46,9 +46,9 @@ def run(arguments: Sequence[str], *, preload: Sequence[str] = ()) -> int:
     signal.signal(signal.SIGCHLD, lambda *_: children.take_leave())
     reading, writing = os.pipe()
     node_arguments = [*passed_on, "--host", host, "--port", str(port), "--isolation", "process"]
-    supernode = _fork(_supernode, node_arguments, reading, writing)
-    children.lasting.append(supernode)
-    children.lasting.append(_fork(_superexec, ["--insecure", "--runtime-api-address", f"{host}:{port}"], reading, writing))
+    exec_arguments = ["--insecure", "--runtime-api-address", f"{host}:{port}"]
+    for work, its_arguments in ((_supernode, node_arguments), (_superexec, exec_arguments)):
+        children.lasting.append(_fork(work, its_arguments, reading, writing))
     os.close(writing)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: children.end())
@@ -60,7 +60,7 @@ def run(arguments: Sequence[str], *, preload: Sequence[str] = ()) -> int:
                 children.wait_for(app)
                 del children.codes[app]  # its id may be another's some day
             app = _fork(_client_app, json.loads(line), reading)
-    return children.wait_for(supernode)
+    return children.wait_for(children.lasting[0])
 
 
 class Children:
@@ -108,9 +108,8 @@ def _address(arguments: Sequence[str]) -> tuple[str, int, list[str]]:
     known, others = parser.parse_known_args(list(arguments))
     for name, value in (("--isolation", known.isolation), ("--ssl-certfile", known.ssl_certfile)):
         if value is not None:
-            raise InvalidParameter(
-                name, "cannot be given: the app runs on this machine", value, "Use flower-supernode instead."
-            )
+            rule = "cannot be given: the app runs on this machine"
+            raise InvalidParameter(name, rule, value, "Use flower-supernode instead.")
     if known.port:
         return known.host, known.port, others
     with socket.socket() as probe:
@@ -215,10 +214,5 @@ def _client_app(spec: dict[str, Any], parent: int) -> None:
     """What the command `flwr-clientapp` does, without the imports."""
     from flwr.supernode.runtime.run_clientapp import run_clientapp
 
-    run_clientapp(
-        runtime_api_address=spec["runtime_api_address"],
-        token=spec["token"],
-        insecure=spec["insecure"],
-        parent_pid=parent,
-        runtime_dependency_install=spec["runtime_dependency_install"],
-    )
+    passed_on = ("runtime_api_address", "token", "insecure", "runtime_dependency_install")
+    run_clientapp(parent_pid=parent, **{name: spec[name] for name in passed_on})

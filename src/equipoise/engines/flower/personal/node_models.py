@@ -26,11 +26,11 @@ def work_on_own_model(session: NodeSession) -> Answer:
     except LostRow as failure:
         return {"lost": shorten(failure)}, {}
     if not session.request.values.get("send"):
-        after, _ = method.work(session.personal_context, params, cohort, row, solver, None)
+        after, _ = method.work(session.started, params, cohort, row, solver, None)
         session.rows.write(session.request.value("since", int), cohort.round + 1, after[0])
         return {}, {}
     session.refuse_single()
-    sent = method.updates(session.personal_context, params, cohort, row, solver)
+    sent = method.updates(session.started, params, cohort, row, solver)
     return {}, {"update": sent[0]}
 
 
@@ -49,7 +49,7 @@ def score_own_model(session: NodeSession) -> dict[str, Tensor]:
     method, solver, params = session.part("personal"), session.solver, session.params
     row = read_kept_row(session, method, params)
     with torch.enable_grad():
-        model = method.models(session.personal_context, params, session.cohort, row, solver, None)
+        model = method.models(session.started, params, session.cohort, row, solver, None)
     if session.request.value("since", int) == 0 and method.width(session.task.layout.dimension) > 0:
         model = params.unsqueeze(0)  # a client that never took part is served the shared model
     return session.score(model)
@@ -61,7 +61,7 @@ def read_kept_row(session: NodeSession, method: Any, params: Tensor) -> Tensor:
     width = method.width(session.task.layout.dimension)
     if width == 0 or since == 0:
         first = session.vector("first") if "first" in session.request.arrays else params
-        row, shared = method.begin(session.personal_context, first)
+        row, shared = method.begin(session.started, first)
         if shared is not None:
             raise PartNotSent(f"{type(method).__name__} needs what all clients' models add up to, which no node has.")
     else:

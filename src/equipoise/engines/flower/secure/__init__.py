@@ -6,14 +6,14 @@ that leave.
 One `MaskingServer` and one `MaskingClient` per node, all on the same `SumTerms`, exchange four requests and answers, as bytes:
 
     invitation →  ← keys        two public keys of each client: one for letters to other clients, one for masks
-    roster     →  ← shares      shares of a seed b and of the masking key s, sealed for each neighbour
+    roster     →  ← shares      shares of a seed b and of the masking key s, sealed for each other client
     inbox      →  ← masked      y_u = x_u + PRG(b_u) + Σ_{v > u} PRG(s_uv) − Σ_{v < u} PRG(s_uv)  modulo M
     survivors  →  ← revealed    of each survivor a share of b, of each that left after sharing a share of s
 
 s_uv is agreed by Diffie–Hellman, so that pairwise masks cancel in the sum; b is there because an answer that comes late must
-stay hidden although the masks it shares with others were given up. Up to (holders − threshold) clients may leave at any step.
+stay hidden although the masks it shares with others were given up. Up to (clients − threshold) clients may leave at any step.
 
-    server = MaskingServer(SumTerms.fresh(run="a", round_index=3, purpose="updates", clients=names, length=D, modulus=2**48))
+    server = MaskingServer(SumTerms("a", 3, "updates", names, length=D, modulus=2**48, threshold=67, fewest=67))
     requests = server.start()
     while requests:
         requests = server.advance(send(requests))     # {client: bytes} → {client: bytes}; who is silent is left out
@@ -31,10 +31,10 @@ exchanges of many sums may travel in the same messages, as they do not depend on
 authenticated nodes), but looks at all it gets, together with up to threshold − 1 clients. It then learns the sum over the
 survivors and who they are; with its accomplices' own values it knows the sum over the others, so that `fewest` should exceed
 their number by the size of the crowd one wants to hide in. A server that lies about who survived is kept, by clients who reveal
-once, one kind of share per peer, and by 2 · threshold > holders, from both secrets of a client, unless 2 · threshold − holders
+once, one kind of share per peer, and by 2 · threshold > clients, from both secrets of a client, unless 2 · threshold − clients
 clients help it. A server that replaces public keys, or invites nodes of its own, is not kept from anything: that would need
 keys that clients can check, as Bonawitz et al. have them against active adversaries. Clients that send wrong values spoil the
 sum unnoticed; wrong shares are noticed.
 
-Source: Bonawitz et al. 2017, Figure 4, without signatures and the check of consistency; Bell et al. 2020 (sparse graphs).
+Source: Bonawitz et al. 2017, Figure 4, without signatures and the check of consistency.
 """

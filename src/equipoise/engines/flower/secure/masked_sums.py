@@ -75,17 +75,11 @@ class MaskedSums:
         fewest = max(self.fewest, self.engine.patience.minimum, threshold)
         if len(here) < fewest:
             raise self._too_few(f"{len(here)} clients are there for a secure sum, and it needs {fewest}.")
-        return SumTerms.fresh(
-            run=self.engine.federation.run, round_index=self.round, clients=here, threshold=threshold, fewest=fewest,
-            **planned._asdict(),
-        )  # fmt: skip
+        run, (purpose, length, modulus) = self.engine.federation.run, planned
+        return SumTerms(run, self.round, purpose, tuple(sorted(here)), length, modulus, threshold, fewest)
 
     def _exchange(
-        self,
-        action: str,
-        servers: Mapping[str, MaskingServer],
-        requests: Mapping[str, Mapping[str, bytes]],
-        base: RequestMaker,
+        self, action: str, servers: Mapping[str, MaskingServer], requests: Mapping[str, Mapping[str, bytes]], base: RequestMaker
     ) -> dict[str, dict[str, bytes]]:
         """Send each client its part of all sums in one message, and hand the answers to the sums: their next requests."""
         messenger = self.engine.messenger
@@ -122,20 +116,13 @@ class MaskedSums:
 class RoundSums:
     """The secure sums of the round at hand, and what every request of it carries."""
 
+    sums: MaskedSums  # prepared by `begin`, when the round's cohort is weighed
+
     def __init__(self, engine: FlowerEngine, algorithm: Algorithm, fewest: int = 2) -> None:
         self.engine, self.fewest = engine, fewest
         self.seed = engine.federation.seed
-        self._parts = {
-            "risk": pack_part("risk", algorithm.risk, {}),
-            "aggregator": pack_part("aggregator", algorithm.aggregator, {}),
-        }
-        self._sums: MaskedSums | None = None
-
-    @property
-    def sums(self) -> MaskedSums:
-        """The sums that were prepared when the round's cohort was weighed."""
-        assert self._sums is not None  # noqa: S101 — `begin` is called when a cohort is weighed
-        return self._sums
+        parts = {"risk": algorithm.risk, "aggregator": algorithm.aggregator}
+        self._parts = {kind: pack_part(kind, part, {}) for kind, part in parts.items()}
 
     def values(self, **more: Any) -> dict[str, Any]:
         """Plain values of the round's requests: the risk and the aggregator travel by name."""
@@ -144,8 +131,8 @@ class RoundSums:
     def begin(self, cohort: Cohort, sums: Sequence[PlannedSum], params: Tensor | None) -> None:
         """Prepare the round's sums; with `params`, nodes compute their losses at them first."""
         self.seed = cohort.seed
-        self._sums = MaskedSums(self.engine, cohort.round, self.engine.names(cohort), fewest=self.fewest)
-        self._sums.prepare(sums, ClientRequest(self.values(), {"params": params} if params is not None else {}))
+        self.sums = MaskedSums(self.engine, cohort.round, self.engine.names(cohort), fewest=self.fewest)
+        self.sums.prepare(sums, ClientRequest(self.values(), {"params": params} if params is not None else {}))
 
     def add(self, sums: Sequence[PlannedSum]) -> None:
         """Prepare more sums of this round."""

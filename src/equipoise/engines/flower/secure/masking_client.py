@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 from equipoise.engines.flower.secure import masks, shares
 from equipoise.engines.flower.secure import sum_messages as messages
 from equipoise.engines.flower.secure.sum_messages import MessageKind
-from equipoise.engines.flower.secure.sum_terms import SumTerms, is_connected
+from equipoise.engines.flower.secure.sum_terms import SumTerms
 from equipoise.errors import require
 
 SEALED_BYTES = 2 * shares.SHARE_BYTES + masks.SEALED_EXTRA
@@ -23,34 +23,25 @@ _SHARE_SIZES = (shares.SHARE_BYTES, shares.SHARE_BYTES)
 class MaskingClient:
     """One client in one masked sum. Each request is answered once, in order; then its secrets are forgotten.
 
-    `fewest` is the client's own condition: it takes part only in sums over at least that many clients. A request that
-    breaks a rule raises a MaskingError and changes nothing, so that the right one can still be answered.
+    A request that breaks a rule raises a MaskingError and changes nothing, so that the right one can still be answered.
     """
 
-    def __init__(self, invitation: bytes, me: str, *, fewest: int = 2) -> None:
+    def __init__(self, invitation: bytes, me: str) -> None:
         self.terms = SumTerms.of_invitation(invitation)
         self.me = me
         if me not in self.terms.place:
             raise messages.RefusedTerms(f"{me!r} was invited to {self.terms}, but is not among its clients.", [me])
-        if self.terms.fewest < fewest:
-            reason = f"{me!r} takes part in sums over at least {fewest} clients; {self.terms} allows {self.terms.fewest}."
-            raise messages.RefusedTerms(reason, [me])
-        self._awaits: MessageKind | None = MessageKind.ROSTER
+        self.awaits: MessageKind | None = MessageKind.ROSTER  # the request that comes next; None when all are answered
         self._sealing: EllipticCurvePrivateKey | None = masks.new_key()
         self._masking: EllipticCurvePrivateKey | None = masks.new_key()
         self._seed = os.urandom(masks.SEED_BYTES)
         self._present: tuple[str, ...] = ()  # all who sent keys
-        self._peers: dict[str, tuple[bytes, ...]] = {}  # the public keys of neighbours
+        self._peers: dict[str, tuple[bytes, ...]] = {}  # the public keys of the others
         self._dealers: tuple[str, ...] = ()  # all who sent shares
         self._held: dict[str, tuple[bytes, ...]] = {}  # of each dealer, and of itself, a share of b and one of s
 
     def __repr__(self) -> str:
-        return f"MaskingClient(me={self.me!r}, sum={self.terms}, awaits={self._awaits.name if self._awaits else None})"
-
-    @property
-    def awaits(self) -> MessageKind | None:
-        """The request that comes next; None when all are answered. `MessageKind.INBOX` is the one that needs values."""
-        return self._awaits
+        return f"MaskingClient(me={self.me!r}, sum={self.terms}, awaits={self.awaits.name if self.awaits else None})"
 
     def keys(self) -> bytes:
         """The answer to the invitation: the two public keys."""
@@ -59,41 +50,35 @@ class MaskingClient:
 
     def answer(self, request: bytes, values: Any = None) -> bytes:
         """The answer to any request after the invitation; `values` are used for the inbox only."""
-        kind = messages.read_kind(request)
-        if kind == MessageKind.INBOX:
+        if (kind := messages.read_kind(request)) == MessageKind.INBOX:
             return self.mask(request, values)
-        if kind == MessageKind.SURVIVORS:
-            return self.reveal(request)
-        return self.share(request)
+        return self.reveal(request) if kind == MessageKind.SURVIVORS else self.share(request)
 
     def share(self, roster: bytes) -> bytes:
-        """Shares of b and s for each neighbour, sealed so that only it can read them."""
+        """Shares of b and s for each other client, sealed so that only it can read them."""
         sealing, masking = self._secret_keys(MessageKind.ROSTER)
         names, table = self.terms.read(roster, MessageKind.ROSTER, 2)
         present, peers = messages.unpack_names(names), messages.unpack_table(table, _KEY_SIZES)
         self._check_crowd(present, self.terms.clients, "Exchange of keys")
-        near = self.terms.graph(present)[self.me]
-        if set(peers) != near:
-            raise messages.MalformedMessage("The roster must have the keys of this client's neighbours, and no others.")
+        if set(peers) != set(present) - {self.me}:
+            raise messages.MalformedMessage("The roster must have the keys of the clients that are there, and no others.")
         for key in (key for keys in peers.values() for key in keys):
             masks.read_public(key)
-        holders = sorted(near | {self.me})
-        self._check_holders(len(holders), "Exchange of keys")
-        places = tuple(self.terms.place[name] for name in holders)
+        places = tuple(self.terms.place[name] for name in present)
         secrets = (int.from_bytes(self._seed, "big"), masks.secret_of(masking))
         dealt = [shares.split(secret, self.terms.threshold, places) for secret in secrets]
         of = {
             name: (seed.to_bytes(shares.SHARE_BYTES, "big"), key.to_bytes(shares.SHARE_BYTES, "big"))
-            for name, seed, key in zip(holders, *dealt, strict=True)
+            for name, seed, key in zip(present, *dealt, strict=True)
         }
         own = (masks.public_of(sealing), masks.public_of(masking))
         sealed = {}
-        for name in near:
-            about = self._about(self.me, own, name, peers[name])
-            key = masks.derive(masks.agreed_key(sealing, peers[name][0]), about)
+        for name, keys in peers.items():
+            about = self._about(self.me, own, name, keys)
+            key = masks.derive(masks.agreed_key(sealing, keys[0]), about)
             sealed[name] = (masks.seal(key, b"".join(of[name]), about),)
         self._present, self._peers, self._held = present, peers, {self.me: of[self.me]}
-        self._awaits = MessageKind.INBOX
+        self.awaits = MessageKind.INBOX
         fixed = masks.commitment(self.terms, self.me, self._seed)
         return self.terms.write(MessageKind.SHARES, self.me.encode(), fixed, messages.pack_table(sealed))
 
@@ -103,9 +88,8 @@ class MaskingClient:
         names, table = self.terms.read(inbox, MessageKind.INBOX, 2)
         dealers, letters = messages.unpack_names(names), messages.unpack_table(table, (SEALED_BYTES,))
         self._check_crowd(dealers, self._present, "Sharing")
-        if set(letters) != set(dealers) & set(self._peers):
-            raise messages.MalformedMessage("The inbox must have the shares of this client's neighbours, and no others.")
-        self._check_holders(1 + len(letters), "Sharing")
+        if set(letters) != set(dealers) - {self.me}:
+            raise messages.MalformedMessage("The inbox must have the shares of the clients that dealt some, and no others.")
         modulus = self.terms.modulus
         numbers = np.asarray(values)
         shown = f"{numbers.dtype} of shape {numbers.shape}"
@@ -128,31 +112,28 @@ class MaskingClient:
         self._dealers, self._held = dealers, held
         self._sealing = self._masking = None  # so that nothing else can be masked with them
         self._seed = b""
-        self._awaits = MessageKind.SURVIVORS
+        self.awaits = MessageKind.SURVIVORS
         masked = masks.write_residues(total, modulus)
         return self.terms.write(MessageKind.MASKED, self.me.encode(), masked, messages.pack_names(sorted(closed)))
 
     def reveal(self, survivors: bytes) -> bytes:
-        """Of each neighbour one share: of b if it survived, of s if it left. Never both, and once."""
-        if self._awaits != MessageKind.SURVIVORS:
+        """Of each dealer one share: of b if it survived, of s if it left. Never both, and once."""
+        if self.awaits != MessageKind.SURVIVORS:
             raise messages.OutOfOrder(f"{self.me!r} reveals shares once, after masking.", [self.me])
         first, second = map(messages.unpack_names, self.terms.read(survivors, MessageKind.SURVIVORS, 2))
         alive, gone = set(first), set(second)
         if both := alive & gone:
-            raise messages.RefusedToReveal(
-                "Both shares of a client would undo its mask: it survived, or it left.", sorted(both)
-            )
+            reason = "Both shares of a client would undo its mask: it survived, or it left."
+            raise messages.RefusedToReveal(reason, sorted(both))
         if alive | gone != set(self._dealers):
             raise messages.RefusedToReveal("Survivors and those who left must be the clients that dealt shares, all of them.")
         if self.me not in alive:
             raise messages.RefusedToReveal(f"{self.me!r} is said to have left, but has sent its values.", [self.me])
         if len(alive) < self.terms.fewest:
             raise messages.RefusedToReveal(f"A sum over {len(alive)} clients says too much: {self.terms.fewest} were agreed.")
-        if not is_connected(self.terms.graph(self._present), alive):
-            raise messages.RefusedToReveal("The survivors are not linked by neighbours: sums over parts of them would be seen.")
         seeds = {name: (self._held[name][0],) for name in alive & set(self._held)}
         keys = {name: (self._held[name][1],) for name in gone & set(self._held)}
-        self._held, self._awaits = {}, None
+        self._held, self.awaits = {}, None
         return self.terms.write(MessageKind.REVEALED, self.me.encode(), messages.pack_table(seeds), messages.pack_table(keys))
 
     # -------------------------------------------------------------------------------------------------- between two messages
@@ -164,7 +145,7 @@ class MaskingClient:
         """
         keys = (self._sealing, self._masking)
         secrets = [b"" if key is None else masks.secret_of(key).to_bytes(masks.PRIVATE_BYTES, "big") for key in keys]
-        awaits = bytes([self._awaits or 0])
+        awaits = bytes([self.awaits or 0])
         names = [messages.pack_names(self._present), messages.pack_names(self._dealers)]
         tables = [messages.pack_table(self._peers), messages.pack_table(self._held)]
         state = messages.pack([self.terms.invitation, self.me.encode(), awaits, *secrets, self._seed, *names, *tables])
@@ -177,7 +158,7 @@ class MaskingClient:
             raise messages.MalformedMessage("These bytes are not a client that was saved, or not all of it.")
         invitation, me, awaits, sealing, masking, seed, present, dealers, peers, held = messages.unpack(state[32:], 10)
         client = cls(invitation, messages.read_name(me))
-        client._awaits = MessageKind(awaits[0]) if awaits[0] else None
+        client.awaits = MessageKind(awaits[0]) if awaits[0] else None
         client._sealing, client._masking = _read_private(sealing), _read_private(masking)
         client._seed = seed
         client._present, client._dealers = messages.unpack_names(present), messages.unpack_names(dealers)
@@ -185,8 +166,8 @@ class MaskingClient:
         return client
 
     def _secret_keys(self, kind: MessageKind) -> tuple[EllipticCurvePrivateKey, EllipticCurvePrivateKey]:
-        if self._awaits != kind or self._sealing is None or self._masking is None:
-            waits = f"waits for {self._awaits.name}" if self._awaits else "has answered all"
+        if self.awaits != kind or self._sealing is None or self._masking is None:
+            waits = f"waits for {self.awaits.name}" if self.awaits else "has answered all"
             raise messages.OutOfOrder(f"{self.me!r} {waits} of {self.terms}, and answers each request once.", [self.me])
         return self._sealing, self._masking
 
@@ -195,10 +176,6 @@ class MaskingClient:
             raise messages.MalformedMessage(f"{step}: the clients must be some of those before, and this one among them.")
         if len(names) < self.terms.fewest:
             raise messages.SumTooSmall(step, len(names), self.terms.fewest)
-
-    def _check_holders(self, count: int, step: str) -> None:
-        if count < self.terms.threshold:
-            raise messages.SumTooSmall(step, count, self.terms.threshold, [self.me])
 
     def _about(self, sender: str, sender_keys: tuple[bytes, ...], receiver: str, receiver_keys: tuple[bytes, ...]) -> bytes:
         """What a letter is tied to: the sum (run, round, purpose, all terms), its writer, its reader, and all their keys."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from functools import partial
 
 import numpy as np
@@ -13,7 +13,7 @@ from equipoise.engines.flower.secure import masks, shares
 from equipoise.engines.flower.secure import sum_messages as messages
 from equipoise.engines.flower.secure.masking_client import SEALED_BYTES
 from equipoise.engines.flower.secure.sum_messages import MessageKind
-from equipoise.engines.flower.secure.sum_terms import SumTerms, is_connected
+from equipoise.engines.flower.secure.sum_terms import SumTerms
 
 _COMMITMENT_BYTES = 32
 _STEPS = {
@@ -29,7 +29,7 @@ class MaskingServer:
     """One masked sum. `start` and then `advance` give the requests to send, by client; no more of them: `total` is there.
 
     A client whose answer is missing or refused is left out from then on, and named with the reason in `faults`. When too few
-    are left `advance` raises (SumTooSmall, SplitSurvivors, LostSecret), and nothing was learned; the step stays open, so that
+    are left `advance` raises (SumTooSmall, LostSecret), and nothing was learned; the step stays open, so that
     late answers may still be handed to `advance`. To try again, make new terms.
 
     `survivors` are the clients whose values are in the sum. A client may be among them and in `faults` too, if it fell silent
@@ -49,11 +49,11 @@ class MaskingServer:
         }
         self._expected: frozenset[str] = frozenset(terms.clients)
         self._answered: set[str] = set()
-        self._graph: dict[str, frozenset[str]] = {}
+        self._present: frozenset[str] = frozenset()  # all who sent keys
         self._keys: dict[str, tuple[bytes, bytes]] = {}
         self._sealed: dict[str, dict[str, tuple[bytes, ...]]] = {}
         self._commitments: dict[str, bytes] = {}
-        self._dealers: frozenset[str] = frozenset()
+        self._dealers: frozenset[str] = frozenset()  # all who sent shares
         self._closed: dict[str, frozenset[str]] = {}  # whose shares each client could not open
         self._shares: dict[str, dict[int, int]] = {}  # of each client's one secret, by place
         self._sum = np.zeros(terms.length, dtype=np.uint64)
@@ -123,13 +123,13 @@ class MaskingServer:
 
     def _take_shares(self, client: str, commitment: bytes, table: bytes) -> None:
         sealed = messages.unpack_table(table, (SEALED_BYTES,))
-        if set(sealed) != self._graph[client] or len(commitment) != _COMMITMENT_BYTES:
-            raise messages.MalformedMessage("There must be one sealed letter for each neighbour, and a commitment.")
+        if set(sealed) != self._present - {client} or len(commitment) != _COMMITMENT_BYTES:
+            raise messages.MalformedMessage("There must be one sealed letter for each other client, and a commitment.")
         self._sealed[client], self._commitments[client] = sealed, commitment
 
     def _take_masked(self, client: str, masked: bytes, closed: bytes) -> None:
         names = frozenset(messages.unpack_names(closed))
-        if not names <= self._graph[client] & self._dealers:
+        if not names <= self._dealers - {client}:
             raise messages.MalformedMessage("It complains about shares that it was not sent.")
         words = masks.read_residues(masked, self.terms.length, self.terms.modulus)
         self._closed[client] = names
@@ -138,11 +138,10 @@ class MaskingServer:
     def _take_revealed(self, client: str, seeds: bytes, keys: bytes) -> None:
         alive = frozenset(self.survivors)
         of_seeds, of_keys = (messages.unpack_table(table, (shares.SHARE_BYTES,)) for table in (seeds, keys))
-        wanted = (self._graph[client] | {client}) - self._closed[client]
-        if set(of_seeds) != wanted & alive or set(of_keys) != wanted & (self._dealers - alive):
-            raise messages.MalformedMessage(
-                "It must reveal a share of b of each survivor, and of s of each that left, that it holds."
-            )
+        wanted = self._dealers - self._closed[client]
+        if set(of_seeds) != wanted & alive or set(of_keys) != wanted - alive:
+            rule = "It must reveal a share of b of each survivor, and of s of each that left, that it holds."
+            raise messages.MalformedMessage(rule)
         revealed = {name: int.from_bytes(part[0], "big") for name, part in (of_seeds | of_keys).items()}
         if any(value >= shares.PRIME for value in revealed.values()):
             raise messages.MalformedMessage("A share is not a number of the field.")
@@ -152,43 +151,19 @@ class MaskingServer:
     # -------------------------------------------------------------------------------------------------------------- each step
 
     def _close_keys(self, here: frozenset[str]) -> Requests:
-        self._enough(here, {})
-        graph = self.terms.graph(here)
-        self._enough(here, graph)
-        self._graph = graph
-        names = messages.pack_names(sorted(here))
-        return {
-            name: self.terms.write(
-                MessageKind.ROSTER, names, messages.pack_table({near: self._keys[near] for near in graph[name]})
-            )
-            for name in here
-        }
+        self._require_enough(here)
+        self._present = here
+        return self._tell_others(MessageKind.ROSTER, here, lambda sender, _: self._keys[sender])
 
     def _close_shares(self, here: frozenset[str]) -> Requests:
-        self._enough(here, {name: self._graph[name] for name in here})
+        self._require_enough(here)
         self._dealers = here
-        names = messages.pack_names(sorted(here))
-        return {
-            name: self.terms.write(
-                MessageKind.INBOX,
-                names,
-                messages.pack_table({near: self._sealed[near][name] for near in self._graph[name] & here}),
-            )
-            for name in here
-        }
+        return self._tell_others(MessageKind.INBOX, here, lambda sender, reader: self._sealed[sender][reader])
 
     def _close_masked(self, here: frozenset[str]) -> Requests:
-        needed = {name: self._graph[name] for name in self._dealers if name in here or self._graph[name] & here}
-        self._enough(here, needed)
-        if not is_connected(self._graph, here):
-            reason = "Masking: the clients that are left are not linked by neighbours; parts of them would be summed alone."
-            raise messages.SplitSurvivors(f"{reason} Try again, with more neighbours.")
-        lost = [
-            name
-            for name, near in needed.items()
-            if sum(name not in self._closed[holder] for holder in (near | {name}) & here) < self.terms.threshold
-        ]
-        if lost:
+        self._require_enough(here)
+        opened = {name: sum(name not in self._closed[holder] for holder in here) for name in self._dealers}
+        if lost := [name for name, holders in opened.items() if holders < self.terms.threshold]:
             raise self._lost("Masking: shares that {} dealt do not open. Try again without.", lost)
         self.survivors = tuple(sorted(here))
         gone = messages.pack_names(sorted(self._dealers - here))
@@ -196,30 +171,31 @@ class MaskingServer:
 
     def _close_revealed(self, here: frozenset[str]) -> Requests:
         modulus, total = self.terms.modulus, self._sum.copy()
-        alive = frozenset(self.survivors)
         for name in self.survivors:
             seed = self._recover(name, partial(self._is_seed, name)).to_bytes(masks.SEED_BYTES, "big")
             masks.add_mask(total, masks.self_mask(self.terms, name, seed), modulus, sign=-1)
-        for name in sorted(self._dealers - alive):
-            if near := self._graph[name] & alive:
-                private = masks.private_from(self._recover(name, partial(self._is_key, name)))
-                for other in near:
-                    words = masks.pair_mask(self.terms, name, other, masks.agreed_key(private, self._keys[other][1]))
-                    masks.add_mask(total, words, modulus, sign=-masks.pair_sign(other, name))
+        for name in sorted(self._dealers.difference(self.survivors)):
+            private = masks.private_from(self._recover(name, partial(self._is_key, name)))
+            for other in self.survivors:
+                words = masks.pair_mask(self.terms, name, other, masks.agreed_key(private, self._keys[other][1]))
+                masks.add_mask(total, words, modulus, sign=-masks.pair_sign(other, name))
         self._total = masks.centred_total(total, modulus)
         self._shares, self._sealed = {}, {}
         return {}
 
     # ---------------------------------------------------------------------------------------------------------------- helpers
 
-    def _enough(self, here: Set[str], graph: Mapping[str, Set[str]]) -> None:
-        """Refuse to go on with fewer clients than agreed, or with too few holders of a secret that will be needed."""
-        step = _STEPS[self._awaits or MessageKind.KEYS]
+    def _require_enough(self, here: frozenset[str]) -> None:
+        """Refuse to go on with fewer clients than agreed."""
         if len(here) < self.terms.fewest:
+            step = _STEPS[self._awaits or MessageKind.KEYS]
             raise messages.SumTooSmall(step, len(here), self.terms.fewest, sorted(self._expected - here))
-        for name, near in graph.items():
-            if (holders := len((near | {name}) & here)) < self.terms.threshold:
-                raise messages.SumTooSmall(step, holders, self.terms.threshold, [name])
+
+    def _tell_others(self, kind: MessageKind, here: frozenset[str], said: Callable[[str, str], tuple[bytes, ...]]) -> Requests:
+        """A request for each client that is left: who they are, and what each other one has said to it."""
+        names = messages.pack_names(sorted(here))
+        tables = {reader: {sender: said(sender, reader) for sender in here - {reader}} for reader in here}
+        return {reader: self.terms.write(kind, names, messages.pack_table(table)) for reader, table in tables.items()}
 
     def _recover(self, name: str, is_right: Callable[[int], bool]) -> int:
         held = self._shares.get(name, {})
@@ -229,9 +205,8 @@ class MaskingServer:
         secret, wrong = shares.recover(held, self.terms.threshold, is_right)
         for place in wrong:
             holder = self.terms.clients[place - 1]
-            self.faults[holder] = messages.WrongShare(
-                f"Unmasking: {holder!r} revealed a wrong share of a secret of {name!r}.", [holder]
-            )
+            reason = f"Unmasking: {holder!r} revealed a wrong share of a secret of {name!r}."
+            self.faults[holder] = messages.WrongShare(reason, [holder])
         if secret is None:
             raise self._lost("Unmasking: the shares of a secret of {} do not fit together. Try again without.", [name])
         return secret

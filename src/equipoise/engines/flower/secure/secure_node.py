@@ -22,6 +22,8 @@ from equipoise.core.abilities import read
 from equipoise.engines.flower.apps.node_session import Answer, Handler, NodeSession
 from equipoise.engines.flower.personal.node_models import LostRow, score_own_model
 from equipoise.engines.flower.secure.masking_client import MaskingClient
+from equipoise.engines.flower.secure.sum_messages import MessageKind
+from equipoise.engines.flower.secure.sum_terms import SumTerms
 from equipoise.engines.flower.transport.messages import BadMessage, bytes_to_tensor
 from equipoise.errors import EquipoiseError
 from equipoise.privacy.discrete_gaussian import sample_discrete_gaussian
@@ -43,9 +45,12 @@ LARGEST = 1 << 32  # bytes of one masked vector
 def answer_invitations(session: NodeSession) -> Answer:
     """Answer invitations to sums, of one round and all at once; at the round's first, compute the loss that they are about."""
     if session.request.values.get("first"):
-        _forget(session)
+        for key in (MASKS, ROUND):  # what earlier rounds have left
+            session.context.state.pop(key, None)
         if "params" in session.request.arrays:
-            _remember_loss(session)
+            session.refuse_unless_training()
+            loss = float(session.engine.losses(session.params, session.cohort)[0])
+            session.context.state[ROUND] = ConfigRecord({"round": session.request.round, "loss": loss})
     answers = {}
     for name in _names(session):
         client = MaskingClient(session.request.raw_bytes(name, LARGEST), session.client)
@@ -56,34 +61,21 @@ def answer_invitations(session: NodeSession) -> Answer:
     return {}, answers
 
 
-def deal_shares(session: NodeSession) -> Answer:
-    """Deal shares of the masks' seeds to the other clients, sealed."""
-    answers = {}
+def go_on_with_sums(session: NodeSession) -> Answer:
+    """The next step of sums: deal shares of the masks' seeds, add a contribution under its mask, or reveal what unmasks."""
+    answers, masks = {}, _masks(session)
     for name in _names(session):
-        client = _load(session, name)
-        answers[name] = bytes_to_tensor(client.share(session.request.raw_bytes(name, LARGEST)))
-        _masks(session)[name] = client.save()
+        state = masks.get(name)
+        if not isinstance(state, bytes):
+            raise BadMessage("it is about a sum that this node has no part in")
+        client = MaskingClient.load(state)
+        values = compute_contribution(session, client.terms).numpy() if client.awaits == MessageKind.INBOX else None
+        answers[name] = bytes_to_tensor(client.answer(session.request.raw_bytes(name, LARGEST), values))
+        if client.awaits is None:  # nothing is left to do: forget the rest
+            del masks[name]
+        else:
+            masks[name] = client.save()
     return {}, answers
-
-
-def mask_contribution(session: NodeSession) -> Answer:
-    """What the client adds to one sum, under its mask."""
-    (name,) = _names(session)
-    client = _load(session, name)
-    terms = client.terms
-    values = compute_contribution(session, session.request.value("sum", dict), terms.length, terms.modulus, len(terms.clients))
-    answer = client.mask(session.request.raw_bytes(name, LARGEST), values.numpy())
-    _masks(session)[name] = client.save()
-    return {}, {name: bytes_to_tensor(answer)}
-
-
-def reveal_shares(session: NodeSession) -> Answer:
-    """Give back what unmasks the sum, and forget the rest."""
-    (name,) = _names(session)
-    client = _load(session, name)
-    answer = client.reveal(session.request.raw_bytes(name, LARGEST))
-    del _masks(session)[name]
-    return {}, {name: bytes_to_tensor(answer)}
 
 
 def _names(session: NodeSession) -> list[str]:
@@ -101,25 +93,6 @@ def _masks(session: NodeSession) -> ConfigRecord:
     return records[MASKS]
 
 
-def _load(session: NodeSession, name: str) -> MaskingClient:
-    state = _masks(session).get(name)
-    if not isinstance(state, bytes):
-        raise BadMessage("it is about a sum that this node has no part in")
-    return MaskingClient.load(state)
-
-
-def _forget(session: NodeSession) -> None:
-    """Drop what earlier rounds have left."""
-    for key in (MASKS, ROUND):
-        session.context.state.pop(key, None)
-
-
-def _remember_loss(session: NodeSession) -> None:
-    session.refuse_unless_training()
-    loss = float(session.engine.losses(session.params, session.cohort)[0])
-    session.context.state[ROUND] = ConfigRecord({"round": session.request.round, "loss": loss})
-
-
 def _loss(session: NodeSession) -> float:
     """The loss at the start of this round."""
     record = session.context.state.config_records.get(ROUND)
@@ -131,8 +104,9 @@ def _loss(session: NodeSession) -> float:
 # ------------------------------------------------------------------------------------------------- what goes into each sum
 
 
-def compute_contribution(session: NodeSession, asked: dict[str, Any], length: int, modulus: int, clients: int) -> Tensor:
+def compute_contribution(session: NodeSession, terms: SumTerms) -> Tensor:
     """The integers (length,) int64 that this client adds to a sum."""
+    asked = session.request.value("sum", dict)
     kinds = {
         "quantile": make_quantile_row,
         "reached": make_reached_row,
@@ -145,9 +119,9 @@ def compute_contribution(session: NodeSession, asked: dict[str, Any], length: in
     kind = asked.get("kind")
     if kind not in kinds:
         raise BadMessage(f"there is no sum of the kind {kind!r}")
-    row = kinds[kind](session, asked, modulus, clients)
-    if row.shape != (length,):
-        raise BadMessage(f"a sum of {kind!r} has {len(row)} numbers here, and {length} were asked for")
+    row = kinds[kind](session, asked, terms.modulus, len(terms.clients))
+    if row.shape != (terms.length,):
+        raise BadMessage(f"a sum of {kind!r} has {len(row)} numbers here, and {terms.length} were asked for")
     return row
 
 
@@ -326,7 +300,7 @@ def make_scores_row(session: NodeSession, asked: dict[str, Any], modulus: int, c
 
 HANDLERS: dict[str, Handler] = {
     "train.keys": answer_invitations,
-    "train.shares": deal_shares,
-    "train.masked": mask_contribution,
-    "train.reveal": reveal_shares,
+    "train.shares": go_on_with_sums,
+    "train.masked": go_on_with_sums,
+    "train.reveal": go_on_with_sums,
 }

@@ -67,10 +67,6 @@ class SumTooSmall(MaskingError):
         super().__init__(f"{step}: {have} clients are left, but {need} are needed. Nothing was summed; try again.", clients)
 
 
-class SplitSurvivors(MaskingError):
-    """The clients that are left are not all linked by neighbours: the sum would fall apart into sums of fewer."""
-
-
 class LostSecret(MaskingError):
     """Masks that cannot be removed: `clients` dealt shares that do not open or do not fit. Try again without them."""
 

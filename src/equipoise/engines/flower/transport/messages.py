@@ -24,17 +24,11 @@ LARGEST_TEXT = 16 * 2**20  # of JSON in one message, in bytes
 LARGEST_REASON = 300  # characters of a reason that a node gives
 RAW = "equipoise.raw"  # how Flower's arrays say that they hold little-endian bytes and nothing else
 
-# The bytes of each type are alike on every machine. NumPy has no bfloat16: it travels as the integer of the same bits.
-_ENCODINGS: dict[str, tuple[torch.dtype, str, torch.dtype | None]] = {
-    "float32": (torch.float32, "<f4", None),
-    "float64": (torch.float64, "<f8", None),
-    "float16": (torch.float16, "<f2", None),
-    "bfloat16": (torch.bfloat16, "<i2", torch.int16),
-    "int64": (torch.int64, "<i8", None),
-    "uint8": (torch.uint8, "|u1", None),
-}
-FLOATS = {name: dtype for name, (dtype, _, _) in _ENCODINGS.items() if dtype.is_floating_point}
-_NAMES = {dtype: name for name, (dtype, _, _) in _ENCODINGS.items()}
+# Numbers travel as the little-endian integers of the same bits: NumPy has no bfloat16, and all machines understand these.
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_SENT = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.uint8)
+_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in _SENT}
+FLOATS = {name: dtype for dtype, name in _NAMES.items() if dtype.is_floating_point}
 
 
 class BadMessage(EquipoiseError):
@@ -76,13 +70,11 @@ class MessageContent:
 
 def tensor_to_array(tensor: Tensor) -> Array:
     """A tensor as one of Flower's arrays, in raw bytes."""
-    name = _NAMES.get(tensor.dtype)
-    if name is None:
+    if tensor.dtype not in _NAMES:
         raise BadMessage(f"tensors of {tensor.dtype} are not sent")
-    _, stored, view = _ENCODINGS[name]
-    plain = tensor.detach().cpu().contiguous()
-    numbers = (plain if view is None else plain.view(view)).numpy()
-    return Array(name, tuple(tensor.shape), RAW, numbers.astype(stored, copy=False).tobytes())
+    numbers = tensor.detach().cpu().contiguous().view(_INTEGERS[tensor.itemsize]).numpy()
+    data = numbers.astype(f"<i{tensor.itemsize}", copy=False).tobytes()
+    return Array(_NAMES[tensor.dtype], tuple(tensor.shape), RAW, data)
 
 
 def array_to_tensor(array: Array, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
@@ -91,13 +83,11 @@ def array_to_tensor(array: Array, name: str, dtype: torch.dtype, shape: tuple[in
         raise BadMessage(f"its {name!r} is {_shown(array.dtype)} ({_shown(array.stype)}), not {_NAMES.get(dtype)}")
     if tuple(array.shape) != tuple(shape):
         raise BadMessage(f"its {name!r} has shape {_shown(tuple(array.shape))}, not {tuple(shape)}")
-    _, stored, view = _ENCODINGS[array.dtype]
-    needed = int(np.prod(shape, dtype=np.int64)) * np.dtype(stored).itemsize
+    needed = torch.Size(shape).numel() * dtype.itemsize
     if len(array.data) != needed:
         raise BadMessage(f"its {name!r} has {len(array.data)} bytes, not {needed}")
-    numbers = np.frombuffer(array.data, dtype=stored)
-    own = torch.from_numpy(numbers.astype(numbers.dtype.newbyteorder("="), copy=True))
-    return (own if view is None else own.view(dtype)).reshape(shape)
+    numbers = np.frombuffer(array.data, dtype=f"<i{dtype.itemsize}")
+    return torch.from_numpy(numbers.astype(numbers.dtype.newbyteorder("="), copy=True)).view(dtype).reshape(shape)
 
 
 def write_message(round_index: int, token: str, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> RecordDict:

@@ -5,39 +5,26 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from equipoise.engines.flower.transport.messages import (
-    BadMessage,
-    MessageContent,
-    count_bytes,
-    read_message,
-    shorten,
-    write_message,
-)
+from equipoise.engines.flower.transport import messages
+from equipoise.engines.flower.transport.messages import BadMessage, MessageContent, shorten
 from equipoise.errors import EquipoiseError
 
 T = TypeVar("T")
+Reading: TypeAlias = Callable[[MessageContent], T]  # raises BadMessage for an answer that is not what was asked for
 _POLL = (0.02, 1.0)  # seconds between looks for replies: at first, and at last
 _LOOK_AROUND = 3.0  # seconds between looks at who is connected
 
 
 class TooFewClients(EquipoiseError, RuntimeError):
     """Fewer clients did their part than a round needs; the text names the others."""
-
-
-@dataclass
-class Traffic:
-    """Bytes to and from each client, of the contents of messages."""
-
-    sent: Counter[str] = field(default_factory=Counter)
-    received: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,105 +41,79 @@ class Messenger:
     def __init__(self, grid: Grid, *, timeout: float) -> None:
         self.grid, self.timeout = grid, timeout
         self.nodes: dict[str, int] = {}  # Flower's id of the node of each client
-        self.faults: dict[str, str] = {}
-        self.traffic = Traffic()
+        self.begin()
 
     def begin(self) -> None:
         """A new round, or another try of one: faults and traffic before it are forgotten."""
-        self.faults, self.traffic = {}, Traffic()
+        self.faults: dict[str, str] = {}
+        self.sent: Counter[str] = Counter()  # bytes of the contents of messages, by client
+        self.received: Counter[str] = Counter()
 
     def connected(self) -> set[int]:
         """Flower's ids of the nodes that are there now."""
         return set(self.grid.get_node_ids())
 
-    def ask(
-        self, action: str, requests: Mapping[str, ClientRequest], round_index: int, reading: Callable[[MessageContent], T]
-    ) -> dict[str, T]:
-        """Ask clients, all at once; what `reading` makes of each good answer. The others are in `faults`, with the reason.
-
-        `reading` raises BadMessage for an answer that is not what was asked for.
-        """
+    def ask(self, action: str, requests: Mapping[str, ClientRequest], round_index: int, reading: Reading[T]) -> dict[str, T]:
+        """Ask clients, all at once; what `reading` makes of each good answer. The others are in `faults`, with the reason."""
         there = self.connected()
         asked = {self.nodes[client]: client for client in requests if self.nodes.get(client) in there}
         self.faults |= {client: "is not connected" for client in requests if self.nodes.get(client) not in there}
-        answers = self.ask_nodes(
-            action, {node: requests[client] for node, client in asked.items()}, round_index, reading, asked
-        )
+        by_node = {node: requests[client] for node, client in asked.items()}
+        answers = self.ask_nodes(action, by_node, round_index, reading, asked)
         return {asked[node]: answer for node, answer in answers.items()}
 
     def ask_nodes(
-        self,
-        action: str,
-        requests: Mapping[int, ClientRequest],
-        round_index: int,
-        reading: Callable[[MessageContent], T],
-        names: Mapping[int, str] | None = None,
+        self, action: str, asked: Mapping[int, ClientRequest], round_index: int, reading: Reading[T], names: Mapping[int, str]
     ) -> dict[int, T]:
         """Ask nodes by Flower's ids, all at once, and give what `reading` makes of each good answer.
 
         `names` are the clients of the nodes, where known: faults and traffic are noted under them.
         """
-        if not requests:
+        if not asked:
             return {}
-        names = names or {}
-        tokens = {node: secrets.token_hex(8) for node in requests}
-        waiting = self._send(action, requests, round_index, tokens, names)
+        called = {node: names.get(node, f"node {node}") for node in asked}
+        tokens = {node: secrets.token_hex(8) for node in asked}
+        pushed = []
+        for node, request in asked.items():
+            records = messages.write_message(round_index, tokens[node], request.values, request.tensors)
+            if node in names:
+                self.sent[names[node]] += messages.count_bytes(records)
+            pushed.append(Message(records, node, action, ttl=self.timeout, group_id=str(round_index)))
+        ids = [*self.grid.push_messages(pushed), *[""] * len(pushed)]  # "", or none, for a message that was not sent
+        sent = dict(zip(asked, ids, strict=False))
+        self.faults |= {called[node]: "could not be sent its message" for node, message_id in sent.items() if not message_id}
+        waiting = {message_id: node for node, message_id in sent.items() if message_id}
         answers: dict[int, T] = {}
-
-        def take(node: int, reply: Message) -> None:
+        for node, reply in self._replies(waiting):
             try:
                 content = self._open(node, reply, round_index, tokens[node])
-                if reply.has_content() and node in names:
-                    self.traffic.received[names[node]] += count_bytes(reply.content)
+                if node in names:
+                    self.received[names[node]] += messages.count_bytes(reply.content)
                 answers[node] = reading(content)
             except EquipoiseError as failure:
-                self.faults[names.get(node, f"node {node}")] = shorten(failure)
-
-        for node in self._collect(waiting, take):
+                self.faults[called[node]] = shorten(failure)
+        for node in waiting.values():
             gone = node not in self.connected()
-            why = "lost its connection" if gone else f"did not answer within {self.timeout:g} s"
-            self.faults[names.get(node, f"node {node}")] = why
+            self.faults[called[node]] = "lost its connection" if gone else f"did not answer within {self.timeout:g} s"
         return answers
 
-    def _send(
-        self,
-        action: str,
-        requests: Mapping[int, ClientRequest],
-        round_index: int,
-        tokens: Mapping[int, str],
-        names: Mapping[int, str],
-    ) -> dict[str, int]:
-        """Send the requests; the message id of each, and its node."""
-        messages = []
-        for node, request in requests.items():
-            records = write_message(round_index, tokens[node], request.values, request.tensors)
-            if node in names:
-                self.traffic.sent[names[node]] += count_bytes(records)
-            messages.append(Message(records, node, action, ttl=self.timeout, group_id=str(round_index)))
-        ids = [*self.grid.push_messages(messages), *[""] * len(messages)]  # "", or none, for a message that was not sent
-        sent = dict(zip(requests, ids, strict=False))
-        for node in (node for node, message_id in sent.items() if not message_id):
-            self.faults[names.get(node, f"node {node}")] = "could not be sent its message"
-        return {message_id: node for node, message_id in sent.items() if message_id}
-
-    def _collect(self, waiting: dict[str, int], take: Callable[[int, Message], None]) -> list[int]:
-        """Hand in replies as they come, until all are there or the time is over; the nodes that did not reply."""
+    def _replies(self, waiting: dict[str, int]) -> Iterator[tuple[int, Message]]:
+        """Nodes and their replies as they come, until all are there or the time is over; who did not reply stays waiting."""
         end, pause, looked = time.monotonic() + self.timeout, _POLL[0], time.monotonic()
         while waiting:
             for reply in self.grid.pull_messages(list(waiting)):
                 node = waiting.pop(reply.metadata.reply_to_message_id, None)
                 if node is not None:
-                    take(node, reply)
+                    yield node, reply
             now = time.monotonic()
             if not waiting or now >= end:
-                break
+                return
             if now - looked > _LOOK_AROUND:  # nobody waits for a node that has gone
                 there, looked = self.connected(), now
-                if not any(node in there for node in waiting.values()):
-                    break
+                if there.isdisjoint(waiting.values()):
+                    return
             time.sleep(min(pause, max(0.0, end - now)))
             pause = min(1.5 * pause, _POLL[1])
-        return list(waiting.values())
 
     def _open(self, node: int, reply: Message, round_index: int, token: str) -> MessageContent:
         """What a reply says, if it is the answer to what was asked."""
@@ -163,7 +124,7 @@ class Messenger:
         if reply.metadata.src_node_id != node:
             raise BadMessage("answered in another node's name")
         try:
-            content = read_message(reply.content)
+            content = messages.read_message(reply.content)
         except BadMessage as failure:
             raise BadMessage(f"sent an answer that cannot be read: {failure}") from failure
         if "refused" in content.values:

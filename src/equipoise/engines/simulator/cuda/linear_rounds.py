@@ -20,7 +20,7 @@ from equipoise.engines.simulator.cuda.linear_round_graph import JobClients, Loss
 from equipoise.engines.simulator.linear_blocks import has_one_score, why_not_linear
 from equipoise.engines.simulator.local_rule import LocalRule
 from equipoise.engines.simulator.local_work import ChunkWork, LocalPath, Workplace
-from equipoise.engines.simulator.precision import why_no_triton
+from equipoise.engines.simulator.precision import why_no_kernels
 from equipoise.types import Job, LocalWork
 
 _LARGEST = 2048  # examples of a client: beyond, Gram matrices cost more than the steps they save
@@ -222,7 +222,7 @@ def why_no_graphs(place: Workplace) -> str | None:
         return f"it is for float32, not {task.layout.dtype}"
     if clients.scale is None and not clients.x.is_floating_point():
         return "the inputs are integers without a scale"
-    return "attacks change single updates" if place.data.malicious else why_no_triton()
+    return "attacks change single updates" if place.data.malicious else why_no_kernels("span_kernels")
 
 
 class LinearRoundUnderWay:

@@ -21,7 +21,7 @@ from equipoise.engines.simulator.cuda.graph_capacity import capturing, power_of_
 from equipoise.engines.simulator.example_batches import ExampleBatch
 from equipoise.engines.simulator.local_rule import LocalRule
 from equipoise.engines.simulator.local_work import ChunkResult, ChunkWork, LocalPath, Workplace
-from equipoise.engines.simulator.precision import why_no_triton
+from equipoise.engines.simulator.precision import first_line, why_no_kernels
 from equipoise.errors import EquipoiseNotice
 from equipoise.solvers.batches import BatchCursor
 from equipoise.types import SgdRule
@@ -84,12 +84,8 @@ class StepGraphs(LocalPath):
         except RuntimeError as failure:  # a forward pass that asks the device, say
             if self.obstacle is not None or isinstance(failure, torch.cuda.OutOfMemoryError):
                 raise
-            reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0][:160]
-            self.obstacle, self.buffers = f"the model's steps cannot be captured as a CUDA graph ({reason})", None
-            warnings.warn(
-                EquipoiseNotice(f"The model's steps cannot be captured as a CUDA graph ({reason}); rounds are slower."),
-                stacklevel=2,
-            )
+            self.obstacle, self.buffers = f"steps cannot be captured as a CUDA graph ({first_line(failure)})", None
+            warnings.warn(EquipoiseNotice(f"Rounds of this model are slower: {self.obstacle}."), stacklevel=2)
             torch.cuda.synchronize()
             return None
         self.computed, self.useful = computed, int(cursor.counts[_working(cursor)].sum())
@@ -147,7 +143,7 @@ class StepBuffers:
         self.weights: dict[str, Tensor] = {}
         self.velocity: dict[str, Tensor] = {}
         self.graphs: dict[tuple[int, int], Callable[[], None]] = {}
-        self.by_kernels = self.device.type == "cuda" and why_no_triton() is None
+        self.by_kernels = self.device.type == "cuda" and why_no_kernels("batch_tables") is None
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
     def rounded(self, active: int) -> int:

@@ -15,8 +15,9 @@ its use for pooled maps with a byte per window and per client is ours.
 
 from __future__ import annotations
 
+import tomllib
 from contextlib import nullcontext
-from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,60 +36,8 @@ _SHAPES = ((784,), (28, 28), (1, 28, 28))
 _MOST_CLIENTS = 65535  # CUDA's limit for the second grid axis
 
 
-@dataclass(frozen=True)
-class KernelSizes:
-    """How each program cuts its work, by measurement on an H200; `num_warps` and `num_stages` are Triton's."""
-
-    turn_inputs: dict[str, int]
-    first_layer: dict[str, int]
-    second_layer: dict[str, int]
-    readout: dict[str, int]
-    readout_gradients: dict[str, int]
-    second_weights: dict[str, int]
-    first_map_gradient: dict[str, int]
-    first_weights: dict[str, int]
-    first_weights_sum: dict[str, int]
-
-
-def _run(warps: int, stages: int, **sizes: int) -> dict[str, int]:
-    return {"num_warps": warps, "num_stages": stages, **sizes}
-
-
-SETTINGS: dict[str, KernelSizes] = {
-    "float32": KernelSizes(
-        turn_inputs=_run(4, 1),
-        first_layer=_run(4, 1, STEPS=2),
-        second_layer=_run(4, 3, IMAGES=1),
-        readout=_run(4, 3, FEATURES=128),
-        readout_gradients=_run(4, 1, CHANNELS=8),
-        second_weights=_run(4, 1, TAPS=2, POSITIONS=2),
-        first_map_gradient=_run(4, 2, CHANNELS=16),
-        first_weights=_run(8, 1, PARTS=6),
-        first_weights_sum=_run(4, 1),
-    ),
-    "tf32": KernelSizes(
-        turn_inputs=_run(4, 1),
-        first_layer=_run(4, 1, STEPS=4),
-        second_layer=_run(4, 4, IMAGES=4),
-        readout=_run(4, 4, FEATURES=128),
-        readout_gradients=_run(4, 1, CHANNELS=8),
-        second_weights=_run(4, 2, TAPS=4, POSITIONS=1),
-        first_map_gradient=_run(4, 2, CHANNELS=16),
-        first_weights=_run(4, 1, PARTS=4),
-        first_weights_sum=_run(4, 1),
-    ),
-    "bf16": KernelSizes(
-        turn_inputs=_run(4, 1),
-        first_layer=_run(4, 1, STEPS=4),
-        second_layer=_run(4, 3, IMAGES=4),
-        readout=_run(4, 4, FEATURES=64),
-        readout_gradients=_run(4, 1, CHANNELS=8),
-        second_weights=_run(4, 3, TAPS=4, POSITIONS=1),
-        first_map_gradient=_run(4, 2, CHANNELS=64),
-        first_weights=_run(4, 3, PARTS=6),
-        first_weights_sum=_run(4, 1),
-    ),
-}
+# By precision and program.
+SETTINGS: dict[str, dict[str, dict[str, int]]] = tomllib.loads(Path(__file__).with_name("convnet_sizes.toml").read_text())
 
 
 @torch.no_grad()
@@ -106,7 +55,7 @@ def convnet_gradients(
     x, y, shares = _checked(params, batch, precision)
     names = tuple(params)
     with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
-        gradients, losses = _Step(x, y, shares, batch.scale, params, precision, SETTINGS[precision]).run()
+        gradients, losses = _Step(x, y, shares, batch.scale, params, precision).run()
     return {name: gradients[name] for name in names}, losses
 
 
@@ -129,11 +78,9 @@ def _checked(params: dict[str, Tensor], batch: ExampleBatch, precision: str) -> 
 class _Step:
     """One gradient: its inputs, and the memory that the programs hand to each other."""
 
-    def __init__(
-        self, x: Tensor, y: Tensor, shares: Tensor, scale: float, params: dict[str, Tensor], precision: str, sizes: KernelSizes
-    ) -> None:
+    def __init__(self, x: Tensor, y: Tensor, shares: Tensor, scale: float, params: dict[str, Tensor], precision: str) -> None:
         self.x, self.y, self.shares, self.scale = x, y, shares, float(scale)
-        self.precision, self.settings = precision, sizes
+        self.precision, self.sizes = precision, SETTINGS[precision]
         self.k, self.b = shares.shape
         self.blocks = triton.cdiv(self.b, 16)
         self.classes = params["readout.bias"].shape[1]
@@ -173,7 +120,7 @@ class _Step:
         program = getattr(programs, name, None) or getattr(backward, name)
         if name != "first_weights_sum":
             constants["PRECISION"] = self.precision
-        program[(programs_per_client, self.k)](*arguments, **constants, **getattr(self.settings, name))
+        program[(programs_per_client, self.k)](*arguments, **constants, **self.sizes[name])
 
     def _turned_inputs(self) -> tuple[Tensor, Tensor]:
         copy, images = self._short(self.k, 25, 2048), self._short(self.k * self.blocks, 784, 16)
@@ -184,7 +131,7 @@ class _Step:
     def _first_layer(self) -> tuple[Tensor, Tensor, Tensor]:
         block = (self.k * self.blocks, 144, 32, 16)
         pooled, turned, code = self._short(self.k * self.blocks * 16, 144, 32), self._short(*block), self._codes(*block)
-        weight, bias, steps = self.first_weight, self.first_bias, self.settings.first_layer["STEPS"]
+        weight, bias, steps = self.first_weight, self.first_bias, self.sizes["first_layer"]["STEPS"]
         strides = (weight.stride(0), bias.stride(0))
         sizes = (self.b, self.blocks, self.scale)
         self._launch("first_layer", 36 * self.blocks // steps, self.x, weight, bias, pooled, turned, code, *strides, *sizes)
@@ -194,7 +141,7 @@ class _Step:
         features, feature_code = self._new(self.k * self.b, 64, 16), self._codes(self.k * self.b, 64, 16)
         code = self._codes(self.k * self.blocks * 16, 16, 64)
         inner, outer = (64, 1) if self.precision == "bf16" else (1, 32)  # the strides of `weight`
-        count = triton.cdiv(self.b, self.settings.second_layer["IMAGES"])
+        count = triton.cdiv(self.b, self.sizes["second_layer"]["IMAGES"])
         bias, sizes = self.second_bias, (self.second_bias.stride(0), self.b, self.blocks)
         inputs = (pooled, weight, bias, features, code, feature_code, *sizes)
         self._launch("second_layer", count, *inputs, INPUT_STRIDE=inner, OUTPUT_STRIDE=outer)
@@ -218,19 +165,19 @@ class _Step:
         code = self._codes(self.k * self.blocks, 16, 64, 16)
         inputs = (features, self.readout_weight, feature_code, slopes, losses, *gradients.values(), back, turned, code)
         sizes = (self.readout_weight.stride(0), self.b, self.blocks)
-        count = 64 // self.settings.readout_gradients["CHANNELS"]
+        count = 64 // self.sizes["readout_gradients"]["CHANNELS"]
         self._launch("readout_gradients", count, *inputs, *sizes, CLASSES=self.classes, PADDED=self.padded)
         return gradients, back, turned, code
 
     def _second_weights(self, pooled: Tensor, back: Tensor, code: Tensor) -> Tensor:
         gradient = self._new(self.k, 5, 5, 32, 64)
-        count = triton.cdiv(25, self.settings.second_weights["TAPS"])
+        count = triton.cdiv(25, self.sizes["second_weights"]["TAPS"])
         self._launch("second_weights", count, pooled, back, code, gradient, self.blocks)
         return gradient.permute(0, 4, 3, 1, 2)
 
     def _first_weights(self, images: Tensor, back: Tensor, code: Tensor) -> tuple[Tensor, Tensor]:
         weight, bias = self._new(self.k, 32, 1, 5, 5), self._new(self.k, 32)
-        parts = self.settings.first_weights["PARTS"]
+        parts = self.sizes["first_weights"]["PARTS"]
         sums = self._new(self.k, parts, 128, 64)
         self._launch("first_weights", parts, images, back, code, sums, self.blocks)
         self._launch("first_weights_sum", 4, sums, weight, bias, PARTS=parts)

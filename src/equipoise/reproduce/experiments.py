@@ -1,0 +1,80 @@
+"""The entries of `equipoise reproduce`, read from experiments.toml: experiments of the Δ-FL papers, and of the thesis."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from functools import partial
+from importlib import resources
+from typing import Any
+
+from equipoise.data.text import PADDING
+from equipoise.experiment import catalog
+from equipoise.models import CharGRU, ConvNet, EmbeddingLSTM, Logistic, Softmax
+from equipoise.reproduce import data_sets
+from equipoise.reproduce.entry import Claim, DataMaker, Experiment, Method, ModelMaker, Need, Scale
+from equipoise.reproduce.scores import MEASURES
+from equipoise.solvers import SGD
+
+MODELS: dict[str, ModelMaker] = {
+    "emnist-linear": lambda data, folder, seed: Softmax(784, 62, bias=False),
+    "emnist-convnet": lambda data, folder, seed: ConvNet(classes=62, seed=seed),
+    "shakespeare-gru": lambda data, folder, seed: CharGRU(vocabulary=53, embedding=None, hidden=128, seed=seed),
+    "synthetic-linear": lambda data, folder, seed: Softmax(60, 10),
+    "text-linear": lambda data, folder, seed: Logistic(50, bias=False),
+    "text-lstm": lambda data, folder, seed: EmbeddingLSTM(
+        data_sets.word_vectors(folder).vectors, hidden=50, padding=PADDING, seed=seed
+    ),
+}
+DATA_MAKERS: dict[str, DataMaker] = {
+    "emnist": data_sets.emnist,
+    "roles": data_sets.roles,
+    "tweets": data_sets.tweets,
+    "reviews": data_sets.reviews,
+    "synthetic_30": data_sets.synthetic_30,
+    "synthetic_with_sizes_of_table_4_4": data_sets.synthetic_with_sizes_of_table_4_4,
+}
+
+
+def read_method(name: str, row: Mapping[str, Any]) -> Method:
+    """A method from its row of the file."""
+    parts = {kind: catalog.part(kind, row[kind]["name"]) for kind in ("risk", "sampler") if kind in row}
+    made = {kind: part.make({k: v for k, v in row[kind].items() if k != "name"}) for kind, part in parts.items()}
+    return Method(name, **{**row, **made})
+
+
+def read_experiment(name: str, table: Mapping[str, Any], needs: Mapping[str, Need]) -> Experiment:
+    """An experiment from its table of the file."""
+    figures, measure = MEASURES[table["measure"]]
+    data = dict(table["data"])
+    rest = ("title", "paper_lr", "retuned", "rates", "decay_after", "differences", "paper_clients", "unseen", "evaluate_share")
+    return Experiment(
+        name=name,
+        tables=tuple(table["tables"]),
+        methods=tuple(read_method(*row) for row in table["methods"].items()),
+        model=MODELS[table["model"]],
+        data=partial(DATA_MAKERS[data.pop("maker")], **data),
+        solver=SGD(**table["solver"]),
+        scales={scale: Scale(**table[scale]) for scale in ("small", "paper")},
+        figures=figures,
+        measure=measure,
+        needs=tuple(needs[path] for path in table.get("needs", ())),
+        claims=tuple(Claim(*claim) for claim in table["claims"]),
+        **{key: _frozen(table[key]) for key in rest if key in table and table[key] != []},
+    )
+
+
+def _frozen(value: Any) -> Any:
+    """A list as a tuple, and anything else as it is."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def read_experiments() -> tuple[dict[str, Experiment], dict[str, Need]]:
+    """All experiments by name, and all files that they need by path."""
+    tables = tomllib.loads(resources.files(__package__).joinpath("experiments.toml").read_text(encoding="utf-8"))
+    needs = {path: Need(path, origin) for path, origin in tables.pop("files").items()}
+    full = {name: {**tables.get(table.get("like", ""), {}), **table} for name, table in tables.items()}
+    return {name: read_experiment(name, table, needs) for name, table in full.items()}, needs
+
+
+EXPERIMENTS, FILES = read_experiments()
