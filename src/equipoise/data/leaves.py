@@ -9,6 +9,7 @@ from torch import Tensor
 
 from equipoise.core.trees import leaves, map_tree, named_leaves
 from equipoise.data.ragged import Ragged
+from equipoise.data.visited import Visited
 from equipoise.errors import require
 
 _ROWS_PER_CHECK = 65_536
@@ -20,7 +21,9 @@ def shown_shape(tree: Any) -> Any:
 
 
 def first_bad_row(values: Any) -> int | None:
-    """The first row with NaN or infinity; None if all numbers are finite."""
+    """The first row with NaN or infinity; None if all numbers are finite. Examples that are read later are checked then."""
+    if isinstance(values, Visited):
+        return None
     numbers = values.values if isinstance(values, Ragged) else values
     for start in range(0, len(numbers), _ROWS_PER_CHECK) if numbers.is_floating_point() else ():
         rows = numbers[start : start + _ROWS_PER_CHECK]
@@ -33,12 +36,16 @@ def first_bad_row(values: Any) -> int | None:
 
 def as_leaf(values: Any) -> Any:
     """A tensor, or sequences; NumPy arrays are welcome."""
-    return values if isinstance(values, Ragged) else torch.as_tensor(values)
+    return values if isinstance(values, Ragged | Visited) else torch.as_tensor(values)
 
 
 def joined(*parts: Any) -> Any:
     """The rows of the leaves one after the other."""
-    return Ragged.joined(list(parts)) if isinstance(parts[0], Ragged) else torch.cat(parts)
+    if isinstance(parts[0], Ragged):
+        return Ragged.joined(list(parts))
+    if isinstance(parts[0], Visited):
+        return Visited.joined(list(parts))
+    return torch.cat(parts)
 
 
 def kind_of(leaf: Any) -> tuple[bool, torch.Size]:
@@ -82,6 +89,8 @@ def gather(values: Any, rows: Tensor | slice, wider: int) -> Tensor:
     if isinstance(values, Ragged):
         where = indices(rows, values.device)
         return values.gather(where, values.width(where) + wider)
+    if isinstance(values, Visited):
+        return values.gather(indices(rows, values.places.device))
     if isinstance(rows, slice):
         part: Tensor = values[rows]
         return part
@@ -100,9 +109,10 @@ def prepared(values: Tensor, rows: Tensor | slice, dtype: torch.dtype, scale: fl
 
 def moved(value: Any, device: torch.device) -> Any:
     """A tensor or a tree of tensors on a device; anything else as it is."""
-    if isinstance(value, Tensor | Ragged):
+    kinds = Tensor | Ragged | Visited
+    if isinstance(value, kinds):
         return value.to(device)
-    trees = isinstance(value, dict | tuple) and any(isinstance(leaf, Tensor | Ragged) for leaf in leaves(value))
+    trees = isinstance(value, dict | tuple) and any(isinstance(leaf, kinds) for leaf in leaves(value))
     return map_tree(lambda leaf: leaf.to(device), value) if trees else value
 
 
@@ -112,4 +122,6 @@ def hashed_parts(tree: Any) -> list[object]:
         return [tree]
     if isinstance(tree, Ragged):
         return [tree.values, tree.offsets, tree.pad, tree.mask]
+    if isinstance(tree, Visited):
+        return ["read at every visit", tree.shape, tree.dtype, tree.places]
     return [part for name, leaf in named_leaves("", tree).items() for part in (name, *hashed_parts(leaf))]
