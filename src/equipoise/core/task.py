@@ -68,9 +68,8 @@ class _Scorer(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor, with_error: bool) -> tuple[Tensor, Tensor | None]:
         outputs = self.module(x)
-        return per_example("loss", self.loss(outputs, y), x), (
-            per_example("error", self.error(outputs, y), x) if with_error else None
-        )
+        losses = per_example("loss", self.loss(outputs, y), x)
+        return losses, per_example("error", self.error(outputs, y), x) if with_error else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,20 +86,16 @@ class Task:
         Without them the model's own `loss` and `error` methods are used where it has them. Else the loss is cross-entropy, and
         the error is misclassification for classes (see `fitted`) and the loss itself otherwise.
         """
-        if not isinstance(model, nn.Module):
-            raise InvalidParameter("model", "must be a torch.nn.Module", type(model).__name__)
+        require(isinstance(model, nn.Module), "model", "must be a torch.nn.Module", type(model).__name__)
         for name, given in (("loss", loss), ("error", error)):
             require(given is None or callable(given), name, "must be a function of (outputs, targets)", given)
         refuse_batch_normalisation(model)
         layout = ParameterLayout.of(model)
         own = {id(parameter) for parameter in model.parameters()}
-        strangers = (
-            [p for p in loss.parameters() if p.requires_grad and id(p) not in own] if isinstance(loss, nn.Module) else []
-        )
-        require(
-            not strangers, "loss", "must not have trainable parameters outside the model", type(loss).__name__,
-            "Make the loss part of the model (a method `loss`), or freeze it by requires_grad_(False).",
-        )  # fmt: skip
+        of_loss = loss.parameters() if isinstance(loss, nn.Module) else ()
+        strangers = any(p.requires_grad and id(p) not in own for p in of_loss)
+        fix = "Make the loss part of the model (a method `loss`), or freeze it by requires_grad_(False)."
+        require(not strangers, "loss", "must not have trainable parameters outside the model", type(loss).__name__, fix)
         return cls(_Scorer(*_copy_all(model, loss, error)), layout)
 
     @property
@@ -202,9 +197,8 @@ class Task:
             rule = f"must fit the data {data.name!r}: inputs of shape {tuple(x.shape[1:])} and type {_dtype_name(x)}"
             rule += f", targets of shape {tuple(y.shape[1:])} and type {_dtype_name(y)}" if what != "model" else ""
             reason = (str(failure).strip().splitlines() or [type(failure).__name__])[0]
-            hint = (
-                " If the inputs are pixels, give the data scale=1/255." if what == "model" and not x.is_floating_point() else ""
-            )
+            pixels = what == "model" and not x.is_floating_point()
+            hint = " If the inputs are pixels, give the data scale=1/255." if pixels else ""
             name = type(self.module).__name__ if what == "model" else getattr(self.scorer, what)
             raise InvalidParameter(what, rule, name, f"It said: {reason}.{hint}") from failure
 
@@ -213,9 +207,8 @@ class Task:
         if not is_integer(known):
             known = outputs.shape[1] if self.scorer.is_cross_entropy and outputs.dim() > 1 else data.classes
         if known is not None and data.classes > known:
-            rule = (
-                f"must tell the {data.classes} classes of {data.name!r} (0 to {data.classes - 1}) apart; {name} knows {known}"
-            )
+            classes = f"{data.classes} classes of {data.name!r} (0 to {data.classes - 1})"
+            rule = f"must tell the {classes} apart; {name} knows {known}"
             raise InvalidParameter("model", rule, name, "Give it more classes, or use models.Softmax.")
 
     def _refuse_mixing(self, x: Tensor) -> None:
@@ -270,12 +263,8 @@ def _dtype_name(values: Tensor) -> str:
 def per_example(name: str, values: Tensor, x: Tensor) -> Tensor:
     """Refuse a loss that was already averaged: clients need one number per example."""
     if values.shape != x.shape[:1]:
-        raise InvalidParameter(
-            name,
-            f"must give one number per example, shape ({x.shape[0]},)",
-            tuple(values.shape),
-            'With a torch loss use reduction="none", and average over all but the first dimension.',
-        )
+        fix = 'With a torch loss use reduction="none", and average over all but the first dimension.'
+        raise InvalidParameter(name, f"must give one number per example, shape ({len(x)},)", tuple(values.shape), fix)
     return values
 
 

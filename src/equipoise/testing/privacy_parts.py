@@ -20,16 +20,7 @@ from equipoise.round import Plan, RunInRound, draw_cohort, make_plan, prepare, r
 from equipoise.runs.setup import Setting, set_up
 from equipoise.testing.laws import LawBroken, close, equal_values, hold, is_finite, unchanged
 from equipoise.testing.small_run import make_small_task
-from equipoise.types import (
-    ClientRisk,
-    ClipRule,
-    Cohort,
-    Combined,
-    Privacy,
-    QuantileSource,
-    QuantileTraits,
-    ServerState,
-)
+from equipoise.types import ClientRisk, ClipRule, Cohort, Combined, Privacy, QuantileSource, QuantileTraits, ServerState
 
 ROUNDS = 3  # of the run that a protection is tried in
 TAILS = (1.0, 0.9, 0.5, 0.25, 0.01)

@@ -9,13 +9,7 @@ from torch import Tensor
 
 from equipoise.core.rng import torch_generator
 from equipoise.testing.laws import close, hold
-from equipoise.types import (
-    Aggregator,
-    Averaging,
-    Cohort,
-    Sampler,
-    ServerOptimizer,
-)
+from equipoise.types import Aggregator, Averaging, Cohort, Sampler, ServerOptimizer
 
 
 def check_aggregator(aggregator: Aggregator, *, seed: int = 0, clients: int = 12) -> None:
