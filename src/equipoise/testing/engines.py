@@ -17,15 +17,12 @@ from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop
 from equipoise.runs.setup import EngineChoice
 from equipoise.solvers import MAML, SGD, FedDane
-from equipoise.testing.laws import close, hold
+from equipoise.testing.laws import agree
 from equipoise.testing.small_run import draw_everyone, make_small_task, perturb_params, prepare_solver
 from equipoise.types import Cohort, Engine, Job, LocalSolver, LocalWork, Pull
 
-SOLVERS: tuple[Any, ...] = (
-    SGD(),
-    FedDane(SGD(batch_size=4, prox=0.5)),
-    MAML(),
-)  # plain steps, a prepared round, a last step of its own
+# Plain steps, a prepared round, a last step of its own.
+SOLVERS: tuple[Any, ...] = (SGD(), FedDane(SGD(batch_size=4, prox=0.5)), MAML())
 
 
 @dataclass(frozen=True)
@@ -76,8 +73,7 @@ def check_engine(
 def _compare(engine: EngineChoice, answers: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
     """Raise LawBroken at the first answer that is not the expected one."""
     for what, answer in answers.items():
-        difference = (answer - expected[what]).abs().max() if answer.shape == expected[what].shape else "another shape"
-        hold(close(answer, expected[what], tolerance), engine, f"{what} agree with the loop engine", difference)
+        agree(engine, f"{what} agree with the loop engine", answer, expected[what], tolerance)
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,9 +114,8 @@ class EngineInputs:
             **_work_answers(engine, params, cohort, solver),
         }
         several = engine.summed_updates(jobs, solver, WeightedMean())
-        answers["summed updates of several jobs"] = torch.cat([work.update for work in several])
-        answers["update norms of several jobs"] = torch.cat([work.sq_norms for work in several])
-        answers["local losses of several jobs"] = torch.cat([work.losses for work in several])
+        for what, field in (("summed updates", "update"), ("update norms", "sq_norms"), ("local losses", "losses")):
+            answers[f"{what} of several jobs"] = torch.cat([getattr(work, field) for work in several])
         answers["evaluated losses"], answers["evaluated errors"] = engine.evaluate(params, self.data.train)
         answers |= self._own_model_answers(engine, solver)
         return _comparable(answers)
@@ -148,9 +143,8 @@ class EngineInputs:
             "own models pulled to one model": Pull(self.params.to(device), strengths),
             "own models pulled by parameter": Pull(0.5 * models, strengths.unsqueeze(1) * models.abs().clamp(max=1.0)),
         }
-        return answers | {
-            what: engine.own_steps(models.clone(), self.everyone, solver, pull) for what, pull in pulls.items()
-        }  # fmt: skip
+        own = {what: engine.own_steps(models.clone(), self.everyone, solver, pull) for what, pull in pulls.items()}
+        return answers | own
 
 
 def _work_answers(engine: Engine, params: Tensor, cohort: Cohort, solver: LocalSolver) -> dict[str, Tensor]:
