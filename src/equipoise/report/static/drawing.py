@@ -94,16 +94,16 @@ def value_axis(axes: Any, study: Study, which: str, *, scaled: bool = False) -> 
         getattr(axes, f"{which}axis").set_major_formatter(lambda value, _: f"{100 * value:.10g}")
 
 
-def draw_line(axes: Any, line: Line, name: str, index: int, *, width: float = 1.8, factor: float = 1.0) -> None:
+def draw_line(axes: Any, line: Line, name: str, index: int, *, width: float = 1.8) -> None:
     """Draw the mean over seeds, and a band from the lowest seed to the highest."""
     if not len(line):
         return
     axes.plot(
-        line.x, factor * line.middle, color=colour(index), linestyle=dash(index), linewidth=width,
+        line.x, line.middle, color=colour(index), linestyle=dash(index), linewidth=width,
         marker="o" if len(line) == 1 else None, label=label(name),
     )  # fmt: skip
     if line.seeds > 1:
-        axes.fill_between(line.x, factor * line.low, factor * line.high, color=colour(index), alpha=0.18, linewidth=0)
+        axes.fill_between(line.x, line.low, line.high, color=colour(index), alpha=0.18, linewidth=0)
 
 
 def halo() -> list[Any]:
