@@ -98,9 +98,14 @@ class Task:
         require(not strangers, "loss", "must not have trainable parameters outside the model", type(loss).__name__, fix)
         return cls(_Scorer(*_copy_all(model, loss, error)), layout)
 
+    @classmethod
+    def around(cls, model: nn.Module, loss: PerExample | None = None) -> Task:
+        """The task of a module that is used as it is, without a copy and without questions."""
+        return cls(_Scorer(model, loss, None), ParameterLayout.of(model))
+
     @property
     def module(self) -> nn.Module:
-        """The module that is trained: a copy of the user's."""
+        """The module that is trained: a copy of the user's, or with `around` the user's own."""
         return self.scorer.module
 
     @property

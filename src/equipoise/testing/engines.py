@@ -71,9 +71,10 @@ def check_engine(
 
 
 def _compare(engine: EngineChoice, answers: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
-    """Raise LawBroken at the first answer that is not the expected one."""
+    """Raise LawBroken at the first answer that is not the expected one, with -1 for NaN, which equals nothing."""
     for what, answer in answers.items():
-        agree(engine, f"{what} agree with the loop engine", answer, expected[what], tolerance)
+        found, right = (values.cpu().nan_to_num(nan=-1.0) for values in (answer, expected[what]))
+        agree(engine, f"{what} agree with the loop engine", found, right, tolerance)
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,7 +98,7 @@ class EngineInputs:
         return solver, replace(self.everyone, effort=efforts(self.everyone, self.data.train.keys))
 
     def answers(self, engine: Engine) -> dict[str, Tensor]:
-        """What an engine computes, by what it is, on the CPU and without NaN."""
+        """What an engine computes, by what it is."""
         device = engine_traits(engine).device
         solver, cohort = self.solver_for(engine)
         params, half = self.params.to(device), cohort.take(torch.arange(0, len(cohort), 2))
@@ -117,14 +118,13 @@ class EngineInputs:
         for what, field in (("summed updates", "update"), ("update norms", "sq_norms"), ("local losses", "losses")):
             answers[f"{what} of several jobs"] = torch.cat([getattr(work, field) for work in several])
         answers["evaluated losses"], answers["evaluated errors"] = engine.evaluate(params, self.data.train)
-        answers |= self._own_model_answers(engine, solver)
-        return _comparable(answers)
+        return answers | self._own_model_answers(engine, solver)
 
     def answers_under_attack(self, engine: Engine) -> dict[str, Tensor]:
         """The client updates that an engine gets where clients are malicious."""
         solver, cohort = self.solver_for(engine)
         work = _work_answers(engine, self.params.to(engine_traits(engine).device), cohort, solver)
-        return _comparable({f"{what} under attack": answer for what, answer in work.items()})
+        return {f"{what} under attack": answer for what, answer in work.items()}
 
     def _own_model_answers(self, engine: Engine, solver: LocalSolver) -> dict[str, Tensor]:
         """Clients' own models after local work, alone and under a pull, and how they score; nothing if the solver has none."""
@@ -155,8 +155,3 @@ def _work_answers(engine: Engine, params: Tensor, cohort: Cohort, solver: LocalS
         for rule in (WeightedMean(), NormClip(0.05))
     }
     return {"updates": work.update, "update norms": work.sq_norms, "local losses": work.losses, **sums}
-
-
-def _comparable(answers: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The answers on the CPU; NaN, which no comparison holds for, as -1."""
-    return {what: answer.cpu().nan_to_num(nan=-1.0) for what, answer in answers.items()}
