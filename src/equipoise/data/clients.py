@@ -106,15 +106,8 @@ class ClientSet:
         for name, x, y in triples:
             if len(x) != len(y):
                 raise InvalidData(f"{origin}client {name!r} has {len(x)} inputs but {len(y)} targets.")
-        return cls(
-            torch.cat([x for _, x, _ in triples]),
-            torch.cat([y for _, _, y in triples]),
-            offsets_of(sizes),
-            tuple(name for name, _, _ in triples),
-            scale,
-            shift,
-            source,
-        )
+        ids, inputs, targets = zip(*triples, strict=True)
+        return cls(torch.cat(inputs), torch.cat(targets), offsets_of(sizes), ids, scale, shift, source)
 
     @cached_property
     def sizes(self) -> Tensor:
