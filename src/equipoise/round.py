@@ -25,21 +25,11 @@ from equipoise.core.update_checks import as_local_work
 from equipoise.data.clients import ClientSet
 from equipoise.errors import Diverged, require
 from equipoise.solvers.prepared import RoundContext
-from equipoise.types import (
-    Cohort,
-    Combined,
-    Engine,
-    Job,
-    LocalSolver,
-    LocalWork,
-    RiskValue,
-    RoundReport,
-    ServerState,
-    SolverTraits,
-)
+from equipoise.types import Cohort, Combined, Job, LocalWork, RiskValue, RoundReport, ServerState
 
 if TYPE_CHECKING:
     from equipoise.runs.setup import Setting
+    from equipoise.types import Engine, LocalSolver, SolverTraits
 
 T = TypeVar("T")
 TAIL = 0.1  # the share of clients in a report's tail loss

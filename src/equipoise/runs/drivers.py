@@ -66,17 +66,9 @@ def can_begin_early(setting: Setting) -> bool:
     Parts that are not known to be pure may keep notes of their own, so they are called once per round and in order.
     """
     traits = setting.algorithm.traits
-    return (
-        traits.server.linear_rate is not None
-        and traits.aggregator.weighted_sum
-        and traits.solver.sgd is not None
-        and traits.risk.server_step is None
-        and setting.personal is None
-        and setting.protection.in_the_open
-        and traits.risk.pure
-        and traits.averaging.pure
-        and traits.sampler.pure
-    )
+    linear = traits.server.linear_rate is not None and traits.aggregator.weighted_sum and traits.risk.server_step is None
+    plain = traits.solver.sgd is not None and setting.personal is None and setting.protection.in_the_open
+    return linear and plain and traits.risk.pure and traits.averaging.pure and traits.sampler.pure
 
 
 @dataclass(frozen=True, eq=False)
