@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -40,8 +40,7 @@ Outcome = tuple[ServerState, RoundReport] | Diverged
 # ----------------------------------------------------------------------------------------------------- what a round consists of
 
 
-@dataclass(frozen=True, eq=False)
-class RunInRound:
+class RunInRound(NamedTuple):
     """A run in one round: its state before the round, its cohort, and the solver of this round with the solver's next state."""
 
     setting: Setting
@@ -57,8 +56,7 @@ class RunInRound:
         return self.setting.algorithm
 
 
-@dataclass(frozen=True, eq=False)
-class Plan:
+class Plan(NamedTuple):
     """Who works in a round, and with which weights."""
 
     cohort: Cohort

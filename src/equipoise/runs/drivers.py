@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -71,8 +71,7 @@ def can_begin_early(setting: Setting) -> bool:
     return linear and plain and traits.risk.pure and traits.averaging.pure and traits.sampler.pure
 
 
-@dataclass(frozen=True, eq=False)
-class StartedRound:
+class StartedRound(NamedTuple):
     """A round of some runs that a device works on, and the states after it if all client updates can be used."""
 
     before: Sequence[ServerState]
