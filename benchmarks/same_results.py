@@ -77,7 +77,7 @@ PROBES: dict[str, tuple[str, ...]] = {
     "span, any order": ("_Span.in_any_order",),
     "linear blocks": ("LinearWork._train",),
     "softmax steps": ("SoftmaxSteps.take",),
-    "other linear steps": ("_Block.steps",),
+    "other linear steps": ("_Block.steps", "LinearWork._steps"),
     "convnet": ("convnet_gradients",),
     "batched": ("stacked_gradients",),
     "loop": ("LoopEngine._train_client",),

@@ -217,13 +217,9 @@ class RunSummary:
         columns = {"error": self.error, "loss": self.loss}
         if self.shared_error is not None:
             columns = {"own error": self.error, "own loss": self.loss, "shared error": self.shared_error}
-        rows: list[tuple[str | float, ...]] = [
-            (f"{self.name}: {self.who}", *columns),
-            ("mean", *(c.mean for c in columns.values())),
-            ("90th percentile", *(c.percentiles[90] for c in columns.values())),
-            ("worst 10 %", *(c.worst_10 for c in columns.values())),
-            ("standard deviation", *(c.standard_deviation for c in columns.values())),
-        ]
+        labels = ("mean", "90th percentile", "worst 10 %", "standard deviation")
+        figures = [(c.mean, c.percentiles[90], c.worst_10, c.standard_deviation) for c in columns.values()]
+        rows: list[tuple[str | float, ...]] = [(f"{self.name}: {self.who}", *columns), *zip(labels, *figures, strict=True)]
         width, wide = max(len(str(r[0])) for r in rows), max(8, *(len(name) for name in columns))
         return "\n".join(
             f"{label:<{width}}  " + "  ".join(v.rjust(wide) if isinstance(v, str) else f"{v:{wide}.4f}" for v in values)

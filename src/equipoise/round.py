@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -25,21 +25,11 @@ from equipoise.core.update_checks import as_local_work
 from equipoise.data.clients import ClientSet
 from equipoise.errors import Diverged, require
 from equipoise.solvers.prepared import RoundContext
-from equipoise.types import (
-    Cohort,
-    Combined,
-    Engine,
-    Job,
-    LocalSolver,
-    LocalWork,
-    RiskValue,
-    RoundReport,
-    ServerState,
-    SolverTraits,
-)
+from equipoise.types import Cohort, Combined, Job, LocalWork, RiskValue, RoundReport, ServerState
 
 if TYPE_CHECKING:
     from equipoise.runs.setup import Setting
+    from equipoise.types import Engine, LocalSolver, SolverTraits
 
 T = TypeVar("T")
 TAIL = 0.1  # the share of clients in a report's tail loss
@@ -50,8 +40,7 @@ Outcome = tuple[ServerState, RoundReport] | Diverged
 # ----------------------------------------------------------------------------------------------------- what a round consists of
 
 
-@dataclass(frozen=True, eq=False)
-class RunInRound:
+class RunInRound(NamedTuple):
     """A run in one round: its state before the round, its cohort, and the solver of this round with the solver's next state."""
 
     setting: Setting
@@ -67,8 +56,7 @@ class RunInRound:
         return self.setting.algorithm
 
 
-@dataclass(frozen=True, eq=False)
-class Plan:
+class Plan(NamedTuple):
     """Who works in a round, and with which weights."""
 
     cohort: Cohort

@@ -12,7 +12,7 @@ from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.engines.simulator import linear_blocks as linear
-from equipoise.engines.simulator.linear_blocks import LinearWork, _Block
+from equipoise.engines.simulator.linear_blocks import LinearWork
 from equipoise.engines.simulator.linear_span import ExampleSpan
 from equipoise.testing import check_engine
 from equipoise.types import Job
@@ -84,7 +84,7 @@ def test_sums_of_several_models_agree_with_the_loop(sizes, batch, epochs):
 
 def test_sums_keep_no_updates_and_full_batches_take_the_tight_loop(monkeypatch):
     monkeypatch.setattr(LinearWork, "updates", lambda *_: pytest.fail("updates were kept"))
-    monkeypatch.setattr(_Block, "steps", lambda *_: pytest.fail("a full batch took the general path"))
+    monkeypatch.setattr(LinearWork, "_steps", lambda *_: pytest.fail("a full batch took the general path"))
     task, data = Task.of(eq.models.Softmax(4, 3).double()), FederatedData(make_clients([6, 6, 6, 6, 6]))
     one, solver = job(task, 5), eq.solvers.SGD(lr=0.3, batch_size=3, epochs=2)
     fast = by_blocks(task, data)([one], solver)[0]

@@ -119,8 +119,8 @@ def test_vectorised_gradients_are_those_of_each_client(name: str, dtype: torch.d
         task.layout.write(one, params[k])
         task.loss(one(x[k]), y[k]).mean().backward()
         alone = task.layout.flatten({n: p.grad for n, p in one.named_parameters()})
-        tolerance = 1e-12 if dtype == torch.float64 else 1e-5
-        torch.testing.assert_close(together[k], alone, rtol=tolerance, atol=tolerance)
+        # Entries are sums in which large terms cancel: rounding is relative to the gradient, not to the entry.
+        assert float((together[k] - alone).norm() / alone.norm()) < 100 * torch.finfo(dtype).eps
 
 
 @every_model

@@ -253,14 +253,9 @@ def texts(
     require(name in _TEXT_FILES, "name", f"must be one of {', '.join(_TEXT_FILES)}", name)
     filename, client_key, text_key, default = _TEXT_FILES[name]
     path = data_file(folder, filename, f"a list of objects with {client_key}, {text_key} and a label")
-    clients = from_texts(
-        _records(path, name, client_key, text_key),
-        glove(folder) if vectors is None else vectors,
-        features=features,
-        length=length,
-        min_examples=default if min_examples is None else min_examples,
-        source=str(path),
-    )
+    records, vectors = _records(path, name, client_key, text_key), glove(folder) if vectors is None else vectors
+    least = default if min_examples is None else min_examples
+    clients = from_texts(records, vectors, features=features, length=length, min_examples=least, source=str(path))
     return split_clients(clients, test=test, seed=seed, name=name, classes=2)
 
 

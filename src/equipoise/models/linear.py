@@ -39,13 +39,9 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
 def squared_distance(outputs: Tensor, targets: Tensor) -> Tensor:
     """‖w − y‖² of points w (B, F) against points y (B, …) with as many entries, without a factor ½: (B,)."""
     batch, features = outputs.shape
-    require(
-        targets.shape[:1] == outputs.shape[:1] and targets.shape[1:].numel() == features,
-        "targets",
-        f"must have shape ({batch}, {features})",
-        tuple(targets.shape),
-        "The target of an example is the example itself: pass the same tensor as x and y.",
-    )
+    same = targets.shape[:1] == outputs.shape[:1] and targets.shape[1:].numel() == features
+    fix = "The target of an example is the example itself: pass the same tensor as x and y."
+    require(same, "targets", f"must have shape ({batch}, {features})", tuple(targets.shape), fix)
     return (outputs - targets.reshape(batch, features)).square().sum(1)
 
 
@@ -212,10 +208,6 @@ def _refuse_floating_classes(targets: Tensor) -> None:
 
 def _require_one_target_per_output(outputs: Tensor, targets: Tensor) -> None:
     # (B, 1) against (B,) would broadcast to (B, B) without a word.
-    require(
-        targets.shape == outputs.shape,
-        "targets",
-        f"must have one number per example, shape {tuple(outputs.shape)}",
-        tuple(targets.shape),
-        "Drop other dimensions, e.g. targets.squeeze(1).",
-    )
+    rule = f"must have one number per example, shape {tuple(outputs.shape)}"
+    fix = "Drop other dimensions, e.g. targets.squeeze(1)."
+    require(targets.shape == outputs.shape, "targets", rule, tuple(targets.shape), fix)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.files import write_atomically
-from equipoise.errors import Diverged, EquipoiseError, InvalidParameter, NotWritten
+from equipoise.errors import Diverged, EquipoiseError, NotWritten, require
 from equipoise.observers import EvaluationPoint, History
 from equipoise.types import Observer, RoundReport, ServerState
 
@@ -72,9 +72,7 @@ class Checkpoint:
 
 def _packed_run(run: SavedRun, tensors: dict[str, Tensor], prefix: str) -> dict[str, Any]:
     """A run as JSON; tensors go to `tensors` under names that begin with `prefix`."""
-    state = {
-        each.name: packed(getattr(run.state, each.name), tensors, prefix + each.name) for each in dataclasses.fields(run.state)
-    }
+    state = {name: packed(value, tensors, prefix + name) for name, value in vars(run.state).items()}
     failure = run.failure
     return {
         "state": state,
@@ -177,10 +175,8 @@ class Checkpoints(Observer):
             for personal, _ in keeping:
                 personal.flush()
             measured = self._settings[0].engine_traits.measured
-            saved = [
-                SavedRun(run.state, run.history, identity, run.failure)
-                for run, identity in zip(runs, self._identities, strict=True)
-            ]
+            named = zip(runs, self._identities, strict=True)
+            saved = [SavedRun(run.state, run.history, identity, run.failure) for run, identity in named]
             choice = {} if measured is None else measured.read()
             write_atomically(self.path, Checkpoint(saved, now - self._began, choice).bytes())
             for personal, state in keeping:
@@ -249,8 +245,9 @@ def _known_class(path: str) -> Any:
     state_class: Any = sys.modules.get(MOVED_MODULES.get(module, module))
     for step in name.split("."):
         state_class = getattr(state_class, step, None)
-    if not (isinstance(state_class, type) and dataclasses.is_dataclass(state_class)):
-        raise InvalidParameter(
-            "checkpoint", "must hold states of known dataclasses", path, "Import the module of your own parts first."
-        )
+    known, fix = (
+        isinstance(state_class, type) and dataclasses.is_dataclass(state_class),
+        "Import the module of your own parts first.",
+    )
+    require(known, "checkpoint", "must hold states of known dataclasses", path, fix)
     return state_class

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
 
@@ -66,21 +66,12 @@ def can_begin_early(setting: Setting) -> bool:
     Parts that are not known to be pure may keep notes of their own, so they are called once per round and in order.
     """
     traits = setting.algorithm.traits
-    return (
-        traits.server.linear_rate is not None
-        and traits.aggregator.weighted_sum
-        and traits.solver.sgd is not None
-        and traits.risk.server_step is None
-        and setting.personal is None
-        and setting.protection.in_the_open
-        and traits.risk.pure
-        and traits.averaging.pure
-        and traits.sampler.pure
-    )
+    linear = traits.server.linear_rate is not None and traits.aggregator.weighted_sum and traits.risk.server_step is None
+    plain = traits.solver.sgd is not None and setting.personal is None and setting.protection.in_the_open
+    return linear and plain and traits.risk.pure and traits.averaging.pure and traits.sampler.pure
 
 
-@dataclass(frozen=True, eq=False)
-class StartedRound:
+class StartedRound(NamedTuple):
     """A round of some runs that a device works on, and the states after it if all client updates can be used."""
 
     before: Sequence[ServerState]

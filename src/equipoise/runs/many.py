@@ -91,13 +91,9 @@ class SeededRun:
 
     def goes_with(self, other: SeededRun) -> bool:
         """Whether both runs' clients can work in one call."""
-        return (
-            self.alone_because is None
-            and other.alone_because is None
-            and same_part(self.algorithm.solver, other.algorithm.solver)
-            and same_part(self.algorithm.aggregator, other.algorithm.aggregator)
-            and self.served_with(other)
-        )
+        mine, theirs = self.algorithm, other.algorithm
+        able = self.alone_because is None and other.alone_because is None and self.served_with(other)
+        return able and same_part(mine.solver, theirs.solver) and same_part(mine.aggregator, theirs.aggregator)
 
     def served_with(self, other: SeededRun) -> bool:
         """Whether one engine serves both runs."""

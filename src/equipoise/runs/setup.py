@@ -23,17 +23,7 @@ from equipoise.personal.context import PersonalContext
 from equipoise.personal.personal_run import PersonalRun
 from equipoise.result import ClientTable, PersonalModels, Result
 from equipoise.round import Unprotected
-from equipoise.types import (
-    ClientRisk,
-    Engine,
-    EngineTraits,
-    PersonalWork,
-    Protection,
-    RiskTraits,
-    RunSize,
-    Sampler,
-    ServerState,
-)
+from equipoise.types import Engine, EngineTraits, PersonalWork, Protection, RiskTraits, RunSize, Sampler, ServerState
 
 T = TypeVar("T")
 ModelOrMaker = nn.Module | Callable[[int], nn.Module]
@@ -146,7 +136,7 @@ def set_up(
         clients_per_round = len(data.train)
     if clients_per_round is None:
         raise InvalidParameter("clients_per_round", "must be given unless the sampler is sampling.Full()", None)
-    refuse_missing_groups(algorithm.risk, data.train.ids)
+    refuse_missing_groups(parts.risk, data.train.ids)
     algorithm.drawn_by(0, alpha, clients_per_round=clients_per_round, seed=seed)  # refuses an impossible cohort before any work
     personal: PersonalWork | None = None
     if algorithm.personal is not None:
@@ -173,12 +163,11 @@ def refuse_swapped(model: object, data: object, function: str) -> None:
         raise InvalidParameter("model", "comes first and the data second", type(model).__name__, fix)
 
 
-def refuse_missing_groups(risk: ClientRisk, clients: Sequence[str]) -> None:
+def refuse_missing_groups(risk: RiskTraits, clients: Sequence[str]) -> None:
     """Refuse a risk by groups that leaves training clients without one, before any work."""
-    traits = read(RiskTraits, risk)
-    for _, inner in traits.terms:
-        refuse_missing_groups(inner, clients)
-    groups = traits.groups
+    for _, inner in risk.terms:
+        refuse_missing_groups(read(RiskTraits, inner), clients)
+    groups = risk.groups
     if isinstance(groups, Mapping) and (missing := [client for client in clients if client not in groups]):
         shown = f"without {len(missing)}: {', '.join(missing[:5])}{', …' if len(missing) > 5 else ''}"
         raise InvalidParameter("groups", f"must name a group for each of the {len(clients)} training clients", shown)

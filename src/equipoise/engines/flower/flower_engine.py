@@ -121,30 +121,23 @@ class FlowerEngine(Engine):
         """A round, tried again while too few clients do their part; the report says who did not, and what it cost."""
         sent: Counter[str] = Counter()
         received: Counter[str] = Counter()
-        for number in self._tries():
+
+        def run_once(number: int) -> tuple[ServerState, RoundReport]:
             cohort = draw(number)
             self.round = RoundAtHand(cohort, self.names(cohort))
             try:
-                state, report = run(cohort)
-            except TooFewClients as failure:
-                if number == self.patience.retries:
-                    raise TooFewClients(f"{failure} The round was tried {number + 1} times.") from failure
-                continue
+                return run(cohort)
             finally:
                 sent.update(self.messenger.sent)
                 received.update(self.messenger.received)
-            absent = set(self.round.drawn) - self.round.counted
-            missing = {client: why for client, why in self.messenger.faults.items() if client in absent}
-            return state, replace(
-                report,
-                **self.round.reported,
-                rejected=tuple(client for client in report.rejected if client not in missing),
-                missing=missing,
-                bytes_sent=sent.total(),
-                bytes_received=received.total(),
-                bytes_by_client={c: (sent[c], received[c]) for c in sorted({*sent, *received})},
-            )
-        raise AssertionError  # the last try returns or raises
+
+        state, report = self.try_again(run_once)
+        absent = set(self.round.drawn) - self.round.counted
+        missing = {client: why for client, why in self.messenger.faults.items() if client in absent}
+        rejected = tuple(client for client in report.rejected if client not in missing)
+        report = replace(report, **self.round.reported, rejected=rejected, missing=missing)
+        by_client = {client: (sent[client], received[client]) for client in sorted({*sent, *received})}
+        return state, replace(report, bytes_sent=sent.total(), bytes_received=received.total(), bytes_by_client=by_client)
 
     def _tries(self) -> Iterator[int]:
         """The numbers of the tries at something, with a pause between two; each begins without faults."""
@@ -155,14 +148,14 @@ class FlowerEngine(Engine):
             self.meet_newcomers()
             yield number
 
-    def try_again(self, work: Callable[[], T]) -> T:
-        """Work outside rounds, tried as often as a round is."""
+    def try_again(self, work: Callable[[int], T]) -> T:
+        """Work that is tried again, with the number of the try, while too few clients do their part."""
         for number in self._tries():
             try:
-                return work()
-            except TooFewClients:
+                return work(number)
+            except TooFewClients as failure:
                 if number == self.patience.retries:
-                    raise
+                    raise TooFewClients(f"{failure} It was tried {number + 1} times.") from failure
         raise AssertionError  # the last try returns or raises
 
     def gone(self, cohort: Cohort) -> Tensor:

@@ -96,9 +96,8 @@ def sum_updates(worker: Worker, asked: tuple[Assignment, Summation]) -> SummedUp
     """Local work, aggregated and added up chunk by chunk: memory is bounded by the chunk."""
     assignment, rule = asked
     count = len(assignment.queue)
-    done = SummedUpdates(
-        torch.zeros_like(assignment.queue.models), torch.empty_like(rule.weights), torch.empty(count, dtype=torch.float64)
-    )
+    totals, losses = torch.zeros_like(assignment.queue.models), torch.empty(count, dtype=torch.float64)
+    done = SummedUpdates(totals, torch.empty_like(rule.weights), losses)
     plain = rule.plain and not worker.data.malicious
     for part, result in assignment.trained(worker, rule.weights if plain else None):
         updates = result.updates if plain else assignment.sent(worker, result)

@@ -102,13 +102,6 @@ class CalibrationTask:
         """The worker of this process."""
         return self.workers.own
 
-    def assignments(self, queue: ClientQueue, choice: Choice, count: int) -> list[Assignment]:
-        """The work of `count` processes."""
-        path = self.worker.path(choice.path)
-        own_threads = (choice.workers or 1) if path is not None and path.threaded else 0
-        chunk = choice.chunk_size or 1
-        return [Assignment(part, self.rule, chunk, (), choice.path, own_threads) for part in queue.share(count)]
-
 
 def calibrated(task: CalibrationTask) -> SpeedMeasurement:
     """The choice for such work: a known one, or measured on the clients of the queue, whose results are dropped."""
@@ -116,14 +109,14 @@ def calibrated(task: CalibrationTask) -> SpeedMeasurement:
     batch = min(solver.batch_size or int(queue.sizes.max()), int(queue.sizes.max()))
     if float(queue.steps.sum()) * batch * queue.models.shape[1] < _WORTH:
         return SpeedMeasurement(Choice(task.given.chunk_size, task.given.workers or 1))
-    name = _name(task)
+    name, file = _name(task), cache_folder() / "calibration.json"  # choices are kept there for the next run
     if name not in _known:
-        _known.update(_stored())
+        _known.update(_stored(file))
     if name not in _known:
         with threads(task.threads):  # a round of several processes has but one
             measured = _measured(task)
             _known[name] = replace(measured, choice=replace(measured.choice, clients=len(queue)))
-        _store(_known)
+        _store(file, _known)
     return _known[name]
 
 
@@ -193,7 +186,9 @@ def _seconds(task: CalibrationTask, workers: Workers, choice: Choice, count: int
     """Seconds per client with the middle `count` clients of a queue; the best of some calls where they are short."""
     first = max(0, (len(task.queue) - count) // 2)
     tried = task.queue.take(slice(first, first + count))
-    assignments = task.assignments(tried, choice, min(workers.count, len(tried)))
+    path, parts = task.worker.path(choice.path), tried.share(min(workers.count, len(tried)))
+    own_threads = (choice.workers or 1) if path is not None and path.threaded else 0
+    assignments = [Assignment(part, task.rule, choice.chunk_size or 1, (), choice.path, own_threads) for part in parts]
     best, began = math.inf, time.perf_counter()
     while best == math.inf or time.perf_counter() - began < _SHORTEST:
         time.sleep(_PAUSE)  # threads of the last operation stop waiting for another
@@ -216,23 +211,17 @@ def _name(task: CalibrationTask) -> str:
     return f"{_SCHEME} {machine} {work}"
 
 
-def _file() -> Path:
-    """Where choices are kept for the next run."""
-    return cache_folder() / "calibration.json"
-
-
-def _stored() -> dict[str, SpeedMeasurement]:
+def _stored(file: Path) -> dict[str, SpeedMeasurement]:
     try:
-        return {name: SpeedMeasurement.of(values) for name, values in json.loads(_file().read_text()).items()}
+        return {name: SpeedMeasurement.of(values) for name, values in json.loads(file.read_text()).items()}
     except (OSError, ValueError, TypeError, AttributeError):  # there is none yet, or it is damaged: it is made anew
         return {}
 
 
-def _store(known: dict[str, SpeedMeasurement]) -> None:
+def _store(file: Path, known: dict[str, SpeedMeasurement]) -> None:
     try:
-        file = _file()
         file.parent.mkdir(parents=True, exist_ok=True)
-        content = {name: measurement.plain() for name, measurement in (_stored() | known).items()}
+        content = {name: measurement.plain() for name, measurement in (_stored(file) | known).items()}
         write_atomically(file, json.dumps(content, indent=1).encode())
     except Exception:  # a read-only home: the next run measures again  # noqa: S110
         pass

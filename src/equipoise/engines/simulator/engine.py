@@ -83,8 +83,8 @@ class Simulator:
         require(isinstance(self.compiled, bool), "compiled", "must be True or False", self.compiled)
         on_cpu = self.device is None or str(self.device).startswith("cpu")
         require(self.workers is None or on_cpu, "workers", "must be left alone on a GPU", self.workers)
-        known = self.precision in PRECISIONS
-        require(known, "precision", f"must be one of {', '.join(map(repr, PRECISIONS))}", self.precision)
+        rule = f"must be one of {', '.join(map(repr, PRECISIONS))}"
+        require(self.precision in PRECISIONS, "precision", rule, self.precision)
         fix = 'Leave it at "float32", or give device="cuda".'
         require(self.precision == "float32" or not on_cpu, "precision", "is for a GPU", self.precision, fix)
 
@@ -100,13 +100,8 @@ class Simulator:
         reason = engine.why_not_vectorised()
         if reason is not None:
             engine.fall_back(reason)
-            warnings.warn(
-                EquipoiseNotice(
-                    f"{type(task.module).__name__} cannot be vectorised over clients ({reason}), so clients are trained one at "
-                    "a time. Results are the same; rounds are slower."
-                ),
-                stacklevel=3,
-            )
+            text = f"{type(task.module).__name__} cannot be vectorised over clients ({reason}), so clients are trained"
+            warnings.warn(EquipoiseNotice(f"{text} one at a time. Results are the same; rounds are slower."), stacklevel=3)
         return engine
 
 
@@ -131,6 +126,7 @@ class SimulatorEngine:
         self.scoring = Scoring(self.task, device, precision)
         self.capacity = ClientCapacity(worker.place)
         (self.linear_rounds,) = (path for path in worker.paths if isinstance(path, LinearRounds))
+        self.has_capacity = self.linear_rounds.has_capacity
         (self.compiled,) = (path.code for path in worker.paths if isinstance(path, CompiledSoftmaxPath))
         self._compiled: dict[str, CompiledSoftmax] = {}  # by split
 
@@ -166,8 +162,7 @@ class SimulatorEngine:
         """F_k(w) of each client of the cohort, (K,): one pass over all their examples, or the inner steps of a solver."""
         rule = None if solver is None else self._rule(solver, cohort.round)
         if rule is None or not rule.traits.adapts:
-            graphed = self.linear_rounds.losses([Job(params, cohort, cohort.weights)])
-            return self.losses_of([params], cohort)[0] if graphed is None else graphed[0]
+            return self.losses_each([Job(params, cohort, cohort.weights)])[0]
         assignments = self._assignments([Job(params, cohort, cohort.weights)], rule)
         adapted = torch.empty(len(cohort), dtype=torch.float64)
         for assignment, losses in zip(assignments, self.workers.share(adapted_losses, assignments), strict=True):
@@ -256,8 +251,7 @@ class SimulatorEngine:
     @property
     def look_ahead(self) -> LookAheadEngine | None:
         """Starts rounds early, on a GPU, for work of one graph; None where no rounds are of that kind."""
-        able = self.unvectorised is None and self.linear_rounds.obstacle is None
-        return EarlyRounds(self) if able else None
+        return self if self.unvectorised is None and self.linear_rounds.obstacle is None else None
 
     def begin_round(
         self, jobs: Sequence[Job], solver: LocalSolver, aggregator: Aggregator, server_rate: float
@@ -378,13 +372,6 @@ class SimulatorEngine:
         asked = Assignment(queue, rule, self.choice.chunk_size, (), self.choice.path, self._own_threads(rule))
         chunks = chunks_of(queue, self.train, rule, self.choice.chunk_size)
         return path_answers([asked.work(worker, chunk) for chunk in chunks], sums_only=sums_only)
-
-
-class EarlyRounds:
-    """Rounds of an engine that begin before the one before has ended."""
-
-    def __init__(self, engine: SimulatorEngine) -> None:
-        self.begin_round, self.has_capacity = engine.begin_round, engine.linear_rounds.has_capacity
 
 
 class StoredChoice:

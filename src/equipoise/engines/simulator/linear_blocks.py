@@ -102,12 +102,8 @@ class LinearUpdates:
 
     def weighted_sum(self, rows: slice, weights: Tensor, space: Workspace) -> Tensor:
         """Σ_k π_k u_k over some of the clients, (D,)."""
-        summed = torch.mv(self.whole[rows].flatten(1).t(), weights.to(self.whole)).view(self.whole.shape[1:])
-        return self.dense_one(summed)
-
-    def dense_one(self, one: Tensor) -> Tensor:
-        """A model (C, P) as a vector (D,)."""
-        return LinearUpdates(self.layout, one.unsqueeze(0)).dense(one.new_empty(1, self.layout.dimension))[0]
+        summed = torch.mv(self.whole[rows].flatten(1).t(), weights.to(self.whole)).view(1, *self.whole.shape[1:])
+        return LinearUpdates(self.layout, summed).dense(summed.new_empty(1, self.layout.dimension))[0]
 
     def squares(self) -> Tensor:
         """Squared norms, (k,)."""
@@ -148,13 +144,8 @@ class LinearWork:
     """
 
     def __init__(self, work: ChunkWork) -> None:
-        self.task, self.space, self.starts, self.lr, self.count = (
-            work.worker.task,
-            work.space,
-            work.starts,
-            work.rule.lr,
-            len(work.chunk),
-        )
+        self.task, self.space, self.starts = work.worker.task, work.space, work.starts
+        self.lr, self.count = work.rule.lr, len(work.chunk)
         self.start = augmented(self.task, self.starts.models)  # (M, C, P)
         self.seen = torch.zeros(self.count, dtype=torch.float64, device=self.start.device)
         self.keep = 1 - self.lr * work.rule.sgd.weight_decay
@@ -209,61 +200,51 @@ class LinearWork:
         """Write the updates (k, C, P) of a block to `whole`; gives the stretches of its clients by their start."""
         own_copies(self.start, self.starts, block, whole)
         pull = None if self.pull is None else self.pull.of_clients(block)
-        work = _Block(self.task, self.lr, self.keep, whole, pull, self.seen[block])
         if not isinstance(self.batches, FlatBatches):
-            work.steps(self.batches, self.space)
+            self._steps(self.batches, whole, pull, self.seen[block])
         elif not self.by_softmax:
-            work.steps(self.batches.of(block), self.space)
+            self._steps(self.batches.of(block), whole, pull, self.seen[block])
         else:
             for steps, full in self.batches.stretches(block):
                 if full:
                     self._softmax(self.batches, whole).take(block, steps, self.seen, None if pull is None else pull.apply)
                 else:
-                    work.steps(self.batches.of(block, steps), self.space)
+                    self._steps(self.batches.of(block, steps), whole, pull, self.seen[block])
         owners = [(0, slice(None))] if self.starts.shared else owner_stretches(self.starts.owners[block])
         for owner, rows in owners:
             whole[rows].sub_(self.start[owner])
         return owners
 
+    def _steps(self, batches: Iterable[ExampleBatch], whole: Tensor, pull: LinearPull | None, seen: Tensor) -> None:
+        """Local steps of clients whose weights are `whole` (k, C, P); of each step the first ones, as many as the batch has.
 
-@dataclass(frozen=True, eq=False)
-class _Block:
-    """Clients whose weights stay in a cache while all their steps are taken."""
-
-    task: Task
-    lr: float
-    keep: float
-    whole: Tensor  # (k, C, P)
-    pull: LinearPull | None
-    seen: Tensor  # (k,)
-
-    def steps(self, batches: Iterable[ExampleBatch], space: Workspace) -> None:
-        """Local steps; of each the first clients, as many as the batch has."""
-        shape, scores, width = None, *self.whole.shape[1:]
-        gradient_at = OutputGradients(self.task, self.seen, one_score=has_one_score(self.task))
+        The weights stay in a cache while all steps are taken.
+        """
+        shape, scores, width = None, *whole.shape[1:]
+        gradient_at = OutputGradients(self.task, seen, one_score=has_one_score(self.task))
         for batch in batches:
             if batch.shares.shape != shape:  # views are made once, not at every step: they cost as much as a small product
                 k, b = shape = batch.shares.shape
-                weight = self.whole[:k]
+                weight = whole[:k]
                 turned = weight.transpose(1, 2)
-                outputs = space.empty("outputs", (k * b, scores), weight.dtype, weight.device)
+                outputs = self.space.empty("outputs", (k * b, scores), weight.dtype, weight.device)
                 z = outputs.view(k, b, scores)
             x = batch.x
             if x.dim() != 3 or x.shape[2] != width:
-                x = self._flat(batch, space)
+                x = self._flat(batch, width)
             torch.baddbmm(z, x, turned, beta=0, alpha=batch.scale, out=z)  # with β = 0 what was in z does not matter
             delta = gradient_at(outputs, batch).view(k, b, scores)
             rate = self.lr if batch.even is None else self.lr * batch.even  # even shares are not yet in delta
-            if self.pull is not None:
-                self.pull.apply(weight)
+            if pull is not None:
+                pull.apply(weight)
             weight.baddbmm_(delta.transpose(1, 2), x, beta=self.keep, alpha=-rate * batch.scale)
         gradient_at.finish()
 
-    def _flat(self, batch: ExampleBatch, space: Workspace) -> Tensor:
-        """Inputs (k, b, …) as rows of features, with the constant one that belongs to a bias."""
+    def _flat(self, batch: ExampleBatch, width: int) -> Tensor:
+        """Inputs (k, b, …) as rows of `width` features, with the constant one that belongs to a bias."""
         k, b = batch.shares.shape
         flat = batch.x.reshape(k, b, -1)
-        x = space.empty("wider inputs", (k, b, self.whole.shape[2]), flat.dtype, flat.device)
+        x = self.space.empty("wider inputs", (k, b, width), flat.dtype, flat.device)
         x[..., : flat.shape[2]] = flat
         fill_constant(x, flat.shape[2], batch.scale)
         return x

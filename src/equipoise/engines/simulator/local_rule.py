@@ -74,10 +74,8 @@ class LocalRule:
 
 def steps_one_by_one(solver: LocalSolver, sizes: Numbers, efforts: Numbers | None) -> Numbers:
     """`solver.local_steps` of every client, (K,)."""
-    if efforts is None:
-        return np.array([solver.local_steps(size) for size in sizes.tolist()], dtype=np.int64)
-    both = zip(sizes.tolist(), efforts.tolist(), strict=True)
-    return np.array([solver.local_steps(size, effort) for size, effort in both], dtype=np.int64)
+    given = [sizes.tolist()] if efforts is None else [sizes.tolist(), efforts.tolist()]
+    return np.array([solver.local_steps(*one) for one in zip(*given, strict=True)], dtype=np.int64)
 
 
 def kind_of(pull: Pull | None) -> PullKind:

@@ -222,19 +222,19 @@ class ChunkResult:
             return squared_norms(self.updates)
         if isinstance(self.updates, WeightedSums):
             return self.updates.sq_norms
-        squares = self.updates.squares()
-        extreme = ~torch.isfinite(squares) | (squares == 0)
-        if bool(extreme.any()):  # beyond what squares of the type hold
-            squares = squares.double()
-            squares[extreme] = self.dense(space)[extreme].double().square().sum(1)
-        return squares.double().cpu()
+        return _exact_where_extreme(self.updates.squares(), lambda: self.dense(space))
 
 
 def squared_norms(updates: Tensor) -> Tensor:
     """Squared L2 norms of the rows, (K,) float64 on the CPU."""
     norms: Tensor = torch.linalg.vector_norm(updates, dim=1)  # in float64 it would copy all updates first
-    squares = norms.double().square()
-    extreme = ~torch.isfinite(norms) | (norms == 0)  # beyond what squares of the type hold
+    return _exact_where_extreme(norms.double().square(), lambda: updates)
+
+
+def _exact_where_extreme(squares: Tensor, updates: Callable[[], Tensor]) -> Tensor:
+    """Squared norms (K,) in float64 on the CPU, found again in float64 where they are beyond what squares of the type hold."""
+    extreme = ~torch.isfinite(squares) | (squares == 0)
     if bool(extreme.any()):
-        squares[extreme] = updates[extreme].double().square().sum(1)
-    return squares.cpu()
+        squares = squares.double()
+        squares[extreme] = updates()[extreme].double().square().sum(1)
+    return squares.double().cpu()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 
@@ -41,12 +41,8 @@ class Precision:
     @contextmanager
     def forward(self, device: torch.device) -> Iterator[None]:
         """A model's forward pass inside runs with this precision."""
-        with self.products():
-            if self.name == "bf16":
-                with torch.autocast(device.type, torch.bfloat16):
-                    yield
-            else:
-                yield
+        with self.products(), torch.autocast(device.type, torch.bfloat16) if self.name == "bf16" else nullcontext():
+            yield
 
 
 FULL = Precision()

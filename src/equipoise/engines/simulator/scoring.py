@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,20 +27,10 @@ _OWN_NUMBERS = 2**21  # input numbers per batch where every client has its own m
 _OWN_BYTES = {"cpu": 64 * 2**20, "cuda": 2 * 2**30}
 
 
-@dataclass(frozen=True, eq=False)
-class ScoringRequest:
-    """Which clients of which split to score at which models (M, D)."""
-
-    models: Tensor
-    split: str
-    which: Tensor  # (n,) positions
-    with_errors: bool
-
-
-def score_clients(worker: Worker, request: ScoringRequest) -> tuple[Tensor, ...]:
-    """What `Scoring.means` gives, by one of several processes."""
-    scoring = Scoring(worker.task, torch.device("cpu"))
-    return scoring.means(request.models, worker.data.splits[request.split], request.which, with_errors=request.with_errors)
+def score_clients(worker: Worker, asked: tuple[Tensor, str, Tensor, bool]) -> tuple[Tensor, ...]:
+    """What `Scoring.means` gives, by one of several processes, for models (M, D), a split, and clients' positions (n,)."""
+    models, split, which, with_errors = asked
+    return Scoring(worker.task, torch.device("cpu")).means(models, worker.data.splits[split], which, with_errors=with_errors)
 
 
 _WORTH_SHARING = 5e7  # examples × parameters: below this it is done before other processes are asked
@@ -116,7 +105,7 @@ class Scoring:
         if workers.count == 1 or split is None or int(ends[-1]) * models.numel() < _WORTH_SHARING:
             return self.means(models, clients, which, with_errors=with_errors)
         cuts = torch.searchsorted(ends, ends[-1] * torch.arange(1, workers.count) / workers.count)
-        parts = [ScoringRequest(models, split, part, with_errors) for part in positions.tensor_split(cuts) if len(part)]
+        parts = [(models, split, part, with_errors) for part in positions.tensor_split(cuts) if len(part)]
         means = workers.share(score_clients, parts)
         return tuple(torch.cat(values, 1) for values in zip(*means, strict=True))
 

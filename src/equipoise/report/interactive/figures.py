@@ -30,34 +30,28 @@ def histogram(study: Study) -> Json:
     axes: Json = {}
     for index, (method, share) in enumerate(zip(methods, counted.shares, strict=True)):
         y = "y" if index == 0 else f"y{index + 1}"
-        data.append(
-            {
-                "type": "bar", "x": as_json((edges[:-1] + edges[1:]) / 2), "y": as_json(100 * share), "yaxis": y,
-                "width": as_json(np.diff(edges)),
-                "marker": {"color": with_opacity(colour(index), theme.BAR), "line": {"width": 0}}, "name": label(method.name),
-                "showlegend": False, "hovertext": _bar_texts(study, method, counted, share), "hoverinfo": "text",
-            }
-        )  # fmt: skip
+        data.append({
+            "type": "bar", "x": as_json((edges[:-1] + edges[1:]) / 2), "y": as_json(100 * share), "yaxis": y,
+            "width": as_json(np.diff(edges)),
+            "marker": {"color": with_opacity(colour(index), theme.BAR), "line": {"width": 0}}, "name": label(method.name),
+            "showlegend": False, "hovertext": _bar_texts(study, method, counted, share), "hoverinfo": "text",
+        })  # fmt: skip
         if index:
-            data.append(
-                {
-                    "type": "scatter", "mode": "lines", "x": as_json(edges), "yaxis": y, "hoverinfo": "skip",
-                    "y": as_json(100 * np.r_[counted.shares[0], counted.shares[0][-1]]),
-                    "line": {"shape": "hv", "color": colour(0), "width": 1.2}, "showlegend": index == 1,
-                    "name": f"outline: {label(methods[0].name)}",
-                }
-            )  # fmt: skip
+            data.append({
+                "type": "scatter", "mode": "lines", "x": as_json(edges), "yaxis": y, "hoverinfo": "skip",
+                "y": as_json(100 * np.r_[counted.shares[0], counted.shares[0][-1]]),
+                "line": {"shape": "hv", "color": colour(0), "width": 1.2}, "showlegend": index == 1,
+                "name": f"outline: {label(methods[0].name)}",
+            })  # fmt: skip
         for key, words, dash in (("mean", "mean", "solid"), ("percentile_90", "90th percentile", "dash")):
             value = method.figures[key].mean
             if math.isfinite(value):
                 at = math.log10(value) if counted.logarithmic and value > 0 else 100 * value if study.scale.percent else value
-                data.append(
-                    {
-                        "type": "scatter", "mode": "lines", "x": as_json([at] * 9), "y": as_json(np.linspace(0, top, 9)),
-                        "yaxis": y, "line": {"width": 2, "dash": dash}, "name": words, "showlegend": index == 0,
-                        "hoverinfo": "text", "hovertext": f"{label(method.name)}<br>{words} {study.scale.value(value)}",
-                    }
-                )  # fmt: skip
+                data.append({
+                    "type": "scatter", "mode": "lines", "x": as_json([at] * 9), "y": as_json(np.linspace(0, top, 9)),
+                    "yaxis": y, "line": {"width": 2, "dash": dash}, "name": words, "showlegend": index == 0,
+                    "hoverinfo": "text", "hovertext": f"{label(method.name)}<br>{words} {study.scale.value(value)}",
+                })  # fmt: skip
         axes["yaxis" if index == 0 else f"yaxis{index + 1}"] = {
             "range": [0, top], "fixedrange": True, "nticks": 4, "showline": False,
         }  # fmt: skip
@@ -158,13 +152,11 @@ def tradeoff(study: Study) -> Json | None:
                 f"{label(method.name)}, seed {run.seed}<br>mean {scale.value(m)}<br>90th percentile {scale.value(t)}"
                 for run, m, t in zip(method.runs, x, y, strict=True)
             ]
-            data.append(
-                {
-                    "type": "scatter", "mode": "markers", "x": as_json(study.in_unit(x)), "y": as_json(study.in_unit(y)),
-                    "marker": {"color": colour(index), "size": 6, "opacity": 0.5}, "hoverinfo": "text", "hovertext": words,
-                    "showlegend": False, "legendgroup": str(index), "name": label(method.name),
-                }
-            )  # fmt: skip
+            data.append({
+                "type": "scatter", "mode": "markers", "x": as_json(study.in_unit(x)), "y": as_json(study.in_unit(y)),
+                "marker": {"color": colour(index), "size": 6, "opacity": 0.5}, "hoverinfo": "text", "hovertext": words,
+                "showlegend": False, "legendgroup": str(index), "name": label(method.name),
+            })  # fmt: skip
         spread = study.in_unit(np.array([mean.mean, tail.mean, mean.deviation, tail.deviation]))
         bars = {
             f"error_{axis}": {"type": "data", "array": as_json([width]), "thickness": 1.2, "width": 0, "color": colour(index)}
@@ -172,14 +164,12 @@ def tradeoff(study: Study) -> Json | None:
             if len(method.runs) > 1 and math.isfinite(width)
         }
         written = [scale.spread(value, len(method.runs)) + scale.unit for value in (mean, tail)]
-        data.append(
-            {
-                "type": "scatter", "mode": "markers", "x": as_json(spread[:1]), "y": as_json(spread[1:2]), **bars,
-                "marker": {"color": colour(index), "size": 13, "symbol": theme.MARKS[index % len(theme.MARKS)]},
-                "hoverinfo": "text", "name": label(method.name), "legendgroup": str(index),
-                "hovertext": f"<b>{label(method.name)}</b><br>mean {noun} {written[0]}<br>90th percentile {written[1]}",
-            }
-        )  # fmt: skip
+        data.append({
+            "type": "scatter", "mode": "markers", "x": as_json(spread[:1]), "y": as_json(spread[1:2]), **bars,
+            "marker": {"color": colour(index), "size": 13, "symbol": theme.MARKS[index % len(theme.MARKS)]},
+            "hoverinfo": "text", "name": label(method.name), "legendgroup": str(index),
+            "hovertext": f"<b>{label(method.name)}</b><br>mean {noun} {written[0]}<br>90th percentile {written[1]}",
+        })  # fmt: skip
     layout = {
         "xaxis": {"title": {"text": f"mean {noun}{study.unit}"}, "showgrid": True, "nticks": 6},
         "yaxis": {"title": {"text": f"90th percentile{study.unit}"}, "nticks": 6},
@@ -291,13 +281,10 @@ def selected(study: Study) -> Json | None:
         (series.over_rounds(method, "cohort") for method in study.methods), key=lambda line: (len(line), line.middle.sum())
     )
     if any(len(line) and line.middle.min() < drawn.middle.max() for line in lines):
-        data.insert(
-            0,
-            {
-                "type": "scatter", "mode": "lines", "x": as_json(drawn.x), "y": as_json(drawn.middle), "name": "drawn",
-                "line": {"color": FAINT, "width": 1.4, "dash": theme.DASHES[3]}, "hovertemplate": "%{y:,.4~g} clients",
-            },
-        )  # fmt: skip
+        data.insert(0, {
+            "type": "scatter", "mode": "lines", "x": as_json(drawn.x), "y": as_json(drawn.middle), "name": "drawn",
+            "line": {"color": FAINT, "width": 1.4, "dash": theme.DASHES[3]}, "hovertemplate": "%{y:,.4~g} clients",
+        })  # fmt: skip
     top = max(1.0, *(float(np.max(line.high, initial=0.0)) for line in (*lines, drawn)))
     layout = {
         "xaxis": theme.round_axis("in round %{x}"),

@@ -97,20 +97,16 @@ def method_traces(line: Line, name: str, index: int, **more: Any) -> list[Json]:
     traces: list[Json] = []
     axes: Json = {key: more[key] for key in ("xaxis", "yaxis") if key in more}
     if line.seeds > 1 and len(line) > 1:
-        traces.append(
-            {
-                "type": "scatter", "x": as_json(np.r_[line.x, line.x[::-1]]), "y": as_json(np.r_[line.high, line.low[::-1]]),
-                "fill": "toself", "fillcolor": with_opacity(colour(index), BAND), "line": {"width": 0}, "mode": "lines",
-                "hoverinfo": "skip", "showlegend": False, "legendgroup": str(index), "name": label(name), **axes,
-            }
-        )  # fmt: skip
+        traces.append({
+            "type": "scatter", "x": as_json(np.r_[line.x, line.x[::-1]]), "y": as_json(np.r_[line.high, line.low[::-1]]),
+            "fill": "toself", "fillcolor": with_opacity(colour(index), BAND), "line": {"width": 0}, "mode": "lines",
+            "hoverinfo": "skip", "showlegend": False, "legendgroup": str(index), "name": label(name), **axes,
+        })  # fmt: skip
     stroke = {"color": colour(index), "width": more.pop("width", 2.2), "dash": DASHES[palette_cycle(index) % len(DASHES)]}
-    traces.append(
-        {
-            "type": "scatter", "x": as_json(line.x), "y": as_json(line.middle), "mode": more.pop("mode", "lines"),
-            "line": stroke, "name": label(name), "legendgroup": str(index), **more,
-        }
-    )  # fmt: skip
+    traces.append({
+        "type": "scatter", "x": as_json(line.x), "y": as_json(line.middle), "mode": more.pop("mode", "lines"),
+        "line": stroke, "name": label(name), "legendgroup": str(index), **more,
+    })  # fmt: skip
     return traces
 
 

@@ -285,7 +285,7 @@ class SecureEvaluation:
             request = base(client)
             return ClientRequest({**request.values, "sum": {**ask, "shares": shares[client]}}, request.tensors)
 
-        def sum_scores() -> Tensor:
+        def sum_scores(_: int) -> Tensor:
             sums = MaskedSums(self.engine, round_index, sorted(shares))
             plain = ClientRequest(self.engine.request_values(self.engine.federation.seed))
             sums.prepare([PlannedSum("scores", 3 * len(data.splits), WIDE)], plain)

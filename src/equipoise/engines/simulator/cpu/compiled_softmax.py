@@ -65,28 +65,14 @@ class _Scores(ctypes.Structure):
     )
 
 
-@dataclass(frozen=True)
 class ModelPacking:
     """How softmax.c holds a model: tiles of classes, in each a line per feature, and the bias last."""
 
-    classes: int
-    features: int
-    lanes: int
-
-    @cached_property
-    def lines(self) -> int:
-        """Features in whole panels, and the bias."""
-        return -(-self.features // _PANEL) * _PANEL + 1
-
-    @cached_property
-    def columns(self) -> int:
-        """Classes in whole vectors."""
-        return -(-self.classes // self.lanes) * self.lanes
-
-    @cached_property
-    def numbers(self) -> int:
-        """Numbers of a model with its padding."""
-        return self.lines * self.columns
+    def __init__(self, classes: int, features: int, lanes: int) -> None:
+        self.classes, self.features = classes, features
+        self.lines = -(-features // _PANEL) * _PANEL + 1  # features in whole panels, and the bias
+        self.columns = -(-classes // lanes) * lanes  # classes in whole vectors
+        self.numbers = self.lines * self.columns  # of a model with its padding
 
 
 class CompiledSoftmaxPath(LocalPath):
@@ -162,6 +148,12 @@ class CompiledSoftmax:
             return None
         return code
 
+    @property
+    def _code(self) -> ctypes.CDLL:
+        if self._library is None:
+            raise RuntimeError("There is no compiled code on this machine.")  # `obstacle` says so before
+        return self._library
+
     @cached_property
     def _targets(self) -> Tensor:
         targets: Tensor = self.clients.y.long().contiguous()
@@ -204,35 +196,25 @@ class CompiledSoftmax:
         return models
 
     def _call(self, name: str, *numbers: int) -> None:
-        if self._library is None:
-            raise RuntimeError("There is no compiled code on this machine.")  # `obstacle` says so before
-        getattr(self._library, name)(ctypes.byref(self._data), *map(ctypes.c_int64, numbers))
+        getattr(self._code, name)(ctypes.byref(self._data), *map(ctypes.c_int64, numbers))
 
     def train(self, work: ChunkWork, weights: Tensor | None) -> tuple[WeightedSums | Tensor, Tensor]:
         """Weighted sums of the updates, or the updates (k, D) themselves; and summed batch losses (k,).
 
         Updates without `weights` (k,), or where one is beyond what squares of its numbers hold.
         """
+        count, starts, steps = len(work.chunk), work.starts, work.batches.steps
         if weights is not None:
-            sums, losses = self._sums(work, weights)
-            if sums is not None:
-                return sums, losses
-        count = len(work.chunk)
+            edges = group_edges(steps.tolist(), starts.owners.tolist(), work.threads)
+            totals, squares, losses = self._run(work, weights, edges)
+            if not bool((~torch.isfinite(squares) | ((squares == 0) & (steps > 0))).any()):
+                sums = self._unpacked(totals, starts.owners[edges[:-1]], len(starts.models))
+                return WeightedSums(sums, squares), losses
         totals, _, losses = self._run(work, torch.ones(count), torch.arange(count + 1))
         return self._unpacked(totals, torch.arange(count), count), losses
 
-    def _sums(self, work: ChunkWork, weights: Tensor) -> tuple[WeightedSums | None, Tensor]:
-        starts, steps = work.starts, work.batches.steps
-        edges = group_edges(steps.tolist(), starts.owners.tolist(), work.threads)
-        totals, squares, losses = self._run(work, weights, edges)
-        if bool((~torch.isfinite(squares) | ((squares == 0) & (steps > 0))).any()):
-            return None, losses
-        return WeightedSums(self._unpacked(totals, starts.owners[edges[:-1]], len(starts.models)), squares), losses
-
     def _run(self, work: ChunkWork, weights: Tensor, edges: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Totals of each group of clients (groups, numbers), and of every client its squared length and its losses (k,)."""
-        if self._library is None:
-            raise RuntimeError("There is no compiled code on this machine.")  # `obstacle` says so before
         packing, clients, cursor, count = self._packing, self.clients, work.batches, len(work.chunk)
         starts, sgd, lr = work.starts, work.rule.sgd, work.rule.lr
         keep = 1 - lr * sgd.weight_decay
@@ -248,10 +230,8 @@ class CompiledSoftmax:
             anchors, towards = models, owners
             strength = torch.full((count,), lr / keep * sgd.prox, dtype=torch.float32)
         memory_each = -(-(packing.numbers + (packing.lines + packing.columns) * cursor.width) // 64) * 64
-        memory, totals = (
-            self.space.empty(name, shape, torch.float32, clients.device)
-            for name, shape in (("memory", (work.threads, memory_each)), ("totals", (len(edges) - 1, packing.numbers)))
-        )
+        memory = self.space.empty("memory", (work.threads, memory_each), torch.float32, clients.device)
+        totals = self.space.empty("totals", (len(edges) - 1, packing.numbers), torch.float32, clients.device)
         squares, losses = torch.empty(count, dtype=torch.float64), torch.empty(count, dtype=torch.float64)
         permutations = cursor.all_orders.contiguous()
         tensors = {
@@ -265,26 +245,24 @@ class CompiledSoftmax:
             epochs=permutations.shape[1], groups=len(edges) - 1, memory_each=memory_each, lr=lr, keep=keep,
             **_addresses(tensors),
         )  # fmt: skip
-        self._library.run_work(ctypes.byref(call), work.threads)
+        self._code.run_work(ctypes.byref(call), work.threads)
         return totals, squares, losses
 
     def scores(self, models: Tensor, which: Tensor | None, threads: int) -> tuple[Tensor, Tensor]:
         """Mean loss and share of errors per model (M, D) and client, (M, n) each; `which` (n,) are clients' positions."""
-        if self._library is None:
-            raise RuntimeError("There is no compiled code on this machine.")  # `obstacle` says so before
         packing, clients = self._packing, self.clients
         first, sizes = clients.starts, clients.sizes
         if which is not None:
             first, sizes = first[which], sizes[which]
         losses, errors = torch.empty(2, len(models), len(sizes), dtype=torch.float64).unbind()
-        memory_each = -(-(packing.lines + packing.columns) * self._library.block() // 64) * 64
+        memory_each = -(-(packing.lines + packing.columns) * self._code.block() // 64) * 64
         memory = self.space.empty("scores", (threads, memory_each), torch.float32, clients.device)
         tensors = {
             "first": first.contiguous(), "sizes": sizes.contiguous(), "weights": self._packed("models", models),
             "losses": losses, "errors": errors, "memory": memory,
         }  # fmt: skip
         work = _Scores(data=self._data, clients=len(sizes), models=len(models), memory_each=memory_each, **_addresses(tensors))
-        self._library.run_scores(ctypes.byref(work), threads)
+        self._code.run_scores(ctypes.byref(work), threads)
         return losses, errors
 
 

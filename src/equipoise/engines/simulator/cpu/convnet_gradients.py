@@ -40,14 +40,11 @@ class _Workspace:
     """One thread's memory, for chunks of up to `_CHUNK` examples. What it holds is overwritten by the next chunk."""
 
     def __init__(self, classes: int, like: Tensor) -> None:
-        self.classes, self.like = classes, like.new_empty(0)
+        self.classes, self.like, self.kind = classes, like.new_empty(0), (classes, like.dtype, like.device)
         self._flat: dict[str, Tensor] = {}
         self._chunks: dict[int, _Chunk] = {}
         self.weight = self.like.new_empty(5, 160, 64)  # W_i, where the parameters have another order in memory
         self.clients: _Clients | None = None
-
-    def fits(self, classes: int, like: Tensor) -> bool:
-        return (self.classes, self.like.dtype, self.like.device) == (classes, like.dtype, like.device)
 
     def chunk(self, n: int) -> _Chunk:
         """The memory as the tensors of n examples."""
@@ -133,7 +130,7 @@ _held = threading.local()
 def _workspace(classes: int, like: Tensor) -> _Workspace:
     """The calling thread's workspace: the latest one, if it fits."""
     space: _Workspace | None = getattr(_held, "space", None)
-    if space is None or not space.fits(classes, like):
+    if space is None or space.kind != (classes, like.dtype, like.device):
         space = _held.space = _Workspace(classes, like)
     return space
 
@@ -321,15 +318,11 @@ def why_not_plain_convnet(task: Task) -> str | None:
     if len(list(task.scorer.named_parameters(remove_duplicate=False))) != 6:
         return "the loss or the error has parameters of its own"
     hooked = any(getattr(layer, hooks) for layer in module.modules() for hooks in _HOOKS)
-    convolutions = (module.conv1, module.conv2)
     usual = ((1, 1), (0, 0), (1, 1), 1)
-    as_made = (
-        not hooked
-        and "forward" not in vars(module)
-        and all(type(layer) is nn.Conv2d for layer in convolutions)
-        and type(module.readout) is nn.Linear
-        and all((layer.stride, layer.padding, layer.dilation, layer.groups) == usual for layer in convolutions)
-    )
+    as_made = not hooked and "forward" not in vars(module) and type(module.readout) is nn.Linear
+    for layer in (module.conv1, module.conv2):
+        as_made = as_made and type(layer) is nn.Conv2d
+        as_made = as_made and (layer.stride, layer.padding, layer.dilation, layer.groups) == usual
     classes = module.readout.out_features if as_made else 0
     expected = {
         "conv1.weight": (32, 1, 5, 5), "conv1.bias": (32,), "conv2.weight": (64, 32, 5, 5), "conv2.bias": (64,),

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.numbers import Numbers
-from equipoise.engines.simulator.cuda.graph_capacity import GraphCapacity, capturing, power_of_two
+from equipoise.engines.simulator.cuda.graph_capacity import GraphCapacity, captured, power_of_two
 from equipoise.engines.simulator.local_work import Workplace
 from equipoise.engines.simulator.precision import Precision
 
@@ -111,7 +111,9 @@ class ClientGraph(ABC):
         """Start the graph, or what will be one."""
         self.uses += 1
         if self.on_gpu and self.graph is None and self.uses > _BEFORE_CAPTURE:
-            self._capture()
+            before = self.params.clone()
+            self.graph = captured(self._body, self._body, 2)
+            self.params.copy_(before)
         if self.graph is None:
             self._body()
         else:
@@ -123,20 +125,6 @@ class ClientGraph(ABC):
         """Until the last start has ended, and what it read on the host may be written to."""
         if self.event is not None:
             self.event.synchronize()
-
-    def _capture(self) -> None:
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            before = self.params.clone()
-            for _ in range(2):  # kernels are compiled and libraries ready before the capture
-                self._body()
-            self.params.copy_(before)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with capturing(graph):
-            self._body()
-        self.graph = graph
 
     def _stream(self) -> torch.cuda.Stream:
         """The current stream. Its number is quickly found; the object is not, and seldom another one."""

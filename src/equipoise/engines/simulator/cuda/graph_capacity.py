@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,17 +21,26 @@ def power_of_two(count: int, least: int = 1) -> int:
     return max(least, 1 << max(0, count - 1).bit_length())
 
 
-@contextmanager
-def capturing(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
-    """What is done inside becomes the graph. No garbage is collected: the memory of another engine, let go, would end it."""
-    enabled = gc.isenabled()
+def captured(body: Callable[[], None], trial: Callable[[], None], trials: int, pool: Any = None) -> torch.cuda.CUDAGraph:
+    """The graph of what `body` does, after some trial runs: kernels are compiled and libraries have their memory before.
+
+    No garbage is collected meanwhile: the memory of another engine, let go, would end the capture.
+    """
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(trials):
+            trial()
+    torch.cuda.current_stream().wait_stream(side)
+    graph, enabled = torch.cuda.CUDAGraph(), gc.isenabled()
     gc.disable()
     try:
         with torch.cuda.graph(graph, pool=pool):
-            yield
+            body()
     finally:
         if enabled:
             gc.enable()
+    return graph
 
 
 @dataclass(frozen=True)

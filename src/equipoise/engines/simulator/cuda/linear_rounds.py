@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,8 @@ from equipoise.engines.simulator.local_work import ChunkWork, LocalPath, Workpla
 from equipoise.engines.simulator.precision import why_no_kernels
 from equipoise.types import Job, LocalWork
 
+K = TypeVar("K")
+V = TypeVar("V")
 _LARGEST = 2048  # examples of a client: beyond, Gram matrices cost more than the steps they save
 _WIDEST = 64  # examples of a batch, which the kernel holds in registers
 _BYTES = 4 * 2**30  # of one graph's examples and Gram matrices
@@ -107,12 +109,12 @@ class LinearRounds(LocalPath):
             return None
         sizes = [self._sizes_of(job) for job in jobs]
         layout = tuple(map(len, sizes)) if self.alike else None
-        capacity = self._capacities.get(layout) if layout is not None else None
-        if capacity is None:
+
+        def new_capacity() -> GraphCapacity:
             rows = max(int(own.sum()) for own in sizes)
-            capacity = GraphCapacity(len(jobs), rounded_up(max(map(len, sizes))), _rows(rows), self.largest)
-            if layout is not None:
-                self._capacities[layout] = capacity
+            return GraphCapacity(len(jobs), rounded_up(max(map(len, sizes))), _rows(rows), self.largest)
+
+        capacity = _kept(self._capacities, layout, new_capacity)
         if 4 * capacity.all_rows * self.features > _LOSS_BYTES:
             return None
         if capacity not in self.loss_graphs:
@@ -124,9 +126,7 @@ class LinearRounds(LocalPath):
 
     def _models(self, count: int) -> DeviceModels:
         """Parameters of `count` models: a loss, and a server's step, mostly are of what the last step has left there."""
-        if count not in self.models:
-            self.models[count] = DeviceModels(count, self.place)
-        return self.models[count]
+        return _kept(self.models, count, lambda: DeviceModels(count, self.place))
 
     @property
     def bytes_under_way(self) -> int:
@@ -146,12 +146,7 @@ class LinearRounds(LocalPath):
         """The clients of a job by the graphs that they are trained in."""
         known = self.alike and job.cohort.effort is None
         layout = (len(sizes), rule.solver.batch_size, rule.solver.local_steps(int(self.sizes[0]))) if known else None
-        grouping = None if layout is None else self._grouped.get(layout)
-        if grouping is None:
-            grouping = self._grouping(job, sizes, rule)
-            if layout is not None:
-                self._grouped[layout] = grouping
-        steps, all_work, groups = grouping
+        steps, all_work, groups = _kept(self._grouped, layout, lambda: self._grouping(job, sizes, rule))
         positions, weights = job.cohort.clients.numpy(), job.weights.numpy()
         stream = rng.signed(rng.stream_key(job.cohort.seed, "batches", job.cohort.round))
         if len(groups) == 1:
@@ -170,9 +165,10 @@ class LinearRounds(LocalPath):
     def _shape(self, bundle: Sequence[JobClients], rule: LocalRule, server: float | None = None) -> RoundShape:
         """The shape of the graph for these clients."""
         layouts = tuple(part.layout for part in bundle)
-        key = layouts, rule.sgd, server
-        if None not in layouts and key in self._shapes:
-            return self._shapes[key]
+        key = None if None in layouts else (layouts, rule.sgd, server)
+        return _kept(self._shapes, key, lambda: self._new_shape(bundle, rule, server))
+
+    def _new_shape(self, bundle: Sequence[JobClients], rule: LocalRule, server: float | None) -> RoundShape:
         batch = min(rule.solver.batch_size or _LARGEST, _LARGEST)
         clients, rows, grams, epochs = 1, 1, 0, 1
         for part in bundle:
@@ -187,12 +183,8 @@ class LinearRounds(LocalPath):
             self.grams = power_of_two(grams)
             self.graphs.clear()
             self._shapes.clear()
-        shape = RoundShape(
-            len(bundle), rounded_up(clients), _rows(rows), self.largest, self.grams, epochs, batch, rule.sgd, server
-        )
-        if None not in layouts:
-            self._shapes[key] = shape
-        return shape
+        capacity = len(bundle), rounded_up(clients), _rows(rows), self.largest
+        return RoundShape(*capacity, self.grams, epochs, batch, rule.sgd, server)
 
     def _graph(self, shape: RoundShape) -> RoundGraph:
         """A graph for this shape whose results nobody waits for."""
@@ -256,31 +248,32 @@ class LinearRoundUnderWay:
 
     def collected(self) -> list[LocalWork] | None:
         """The work, after a wait; None if some update cannot be used, or its square is beyond float32."""
-        results: list[Numbers | None] = [None] * len(self.counts)
+        results = [np.empty((2, count)) for count in self.counts]
         for bundle, graph in zip(self.bundles, self.graphs, strict=True):
             clients, lengths, after = graph.answers()
             if not math.isfinite(after.sum()):  # a model is lost
                 return None
             for part, numbers, length in zip(bundle, clients, lengths, strict=True):
-                numbers = numbers[:, : len(part.sizes)].copy()  # the next start of the graph writes over them
-                sq_norms, losses = numbers
+                sq_norms, losses = numbers[:, : len(part.sizes)]
                 longest = (ABSURD * max(1.0, float(length))) ** 2
                 # NaN compares as False. To be left out, or a square that float32 does not hold: rare, and run again elsewhere.
                 if not (part.all_work and sq_norms.min() > 0 and sq_norms.max() <= longest and math.isfinite(losses.sum())):
                     return None
-                losses /= part.steps
-                if isinstance(part.places, slice):
-                    results[part.job] = numbers
-                else:
-                    own = results[part.job]
-                    if own is None:
-                        own = results[part.job] = np.empty((2, self.counts[part.job]))
-                    own[:, part.places] = numbers
+                results[part.job][:, part.places] = sq_norms, losses / part.steps  # a copy: the next start writes over them
         return [
-            LocalWork(total if self.params else total.clone(), torch.from_numpy(numbers[0]), torch.from_numpy(numbers[1]))
+            LocalWork(total if self.params else total.clone(), *map(torch.from_numpy, numbers))
             for total, numbers in zip(self.totals, results, strict=True)
-            if total is not None and numbers is not None
+            if total is not None
         ]
+
+
+def _kept(held: dict[K, V], key: K | None, make: Callable[[], V]) -> V:
+    """What `make` gives, made once for a key; without one it is made anew."""
+    if key is None:
+        return make()
+    if key not in held:
+        held[key] = make()
+    return held[key]
 
 
 def _rows(count: int) -> int:

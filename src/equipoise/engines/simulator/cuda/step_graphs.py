@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from torch import Tensor
 from equipoise.engines.simulator.batched_steps import Gradients
 from equipoise.engines.simulator.client_queue import StartModels
 from equipoise.engines.simulator.convnet_path import fastest_gradients
-from equipoise.engines.simulator.cuda.graph_capacity import capturing, power_of_two, rounded_up
+from equipoise.engines.simulator.cuda.graph_capacity import captured, power_of_two, rounded_up
 from equipoise.engines.simulator.example_batches import ExampleBatch
 from equipoise.engines.simulator.local_rule import LocalRule
 from equipoise.engines.simulator.local_work import ChunkResult, ChunkWork, LocalPath, Workplace
@@ -104,9 +104,8 @@ class StepGraphs(LocalPath):
         shape = StepShape(capacity, power_of_two(steps), batch, alone, rule.sgd)
         held = self.buffers
         if held is not None:
-            old = held.shape
-            clients, steps, batch = max(shape.clients, old.clients), max(shape.steps, old.steps), max(shape.batch, old.batch)
-            shape = replace(shape, clients=clients, steps=steps, batch=batch)
+            sizes = {name: max(getattr(shape, name), getattr(held.shape, name)) for name in ("clients", "steps", "batch")}
+            shape = replace(shape, **sizes)
             if held.shape == shape and len(held.graphs) < _GRAPHS:
                 return held
         self.buffers = None  # its memory goes first
@@ -216,21 +215,17 @@ class StepBuffers:
 
     def _captured(self, clients: int, batch: int) -> Callable[[], None]:
         if self.device.type != "cuda":
-            return lambda: self._body(clients, batch)
+            return partial(self._body, clients, batch)
         # Trial runs take no step (their rate is 0), but would count one.
         number, rates, seen = self.number.clone(), self.rates.clone(), self.seen.clone()
         velocity = {name: value.clone() for name, value in self.velocity.items()}
         self.rates.zero_()
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(1 if self.graphs else 2):  # the first time libraries take their memory
-                self.number.copy_(number)
-                self._body(clients, batch)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with capturing(graph, self.pool):
+
+        def trial() -> None:
+            self.number.copy_(number)
             self._body(clients, batch)
+
+        graph = captured(partial(self._body, clients, batch), trial, 1 if self.graphs else 2, self.pool)
         self.number.copy_(number)
         self.rates.copy_(rates)
         self.seen.copy_(seen)
