@@ -6,24 +6,29 @@ from equipoise.data import partition, tabular
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.data.convert import from_arrays, from_datasets, from_dict
 from equipoise.data.file_access import npz
+from equipoise.data.frames import csv, from_frame, parquet
 from equipoise.data.generators import digits, gaussian_means, label_shift, synthetic
 from equipoise.data.leaf import leaf
 from equipoise.data.loaders import adult, fashion_mnist, femnist, imdb, mocha, omniglot, shakespeare, texts, vehicle
 from equipoise.data.partition import to_clients
+from equipoise.data.schema import Schema
 from equipoise.data.splits import split_clients, split_examples
 from equipoise.data.text import WordVectors, from_texts, glove
 
 __all__ = [
     "ClientSet",
     "FederatedData",
+    "Schema",
     "WordVectors",
     "adult",
+    "csv",
     "digits",
     "fashion_mnist",
     "femnist",
     "from_arrays",
     "from_datasets",
     "from_dict",
+    "from_frame",
     "from_texts",
     "gaussian_means",
     "glove",
@@ -33,6 +38,7 @@ __all__ = [
     "mocha",
     "npz",
     "omniglot",
+    "parquet",
     "partition",
     "shakespeare",
     "split_clients",

@@ -377,6 +377,7 @@ class FederatedData:
     malicious: frozenset[str] = frozenset()  # ids of training clients under `attack` (equipoise.attacks.apply)
     attack: Attack | None = None
     ignore_index: int = IGNORE
+    schema: Any = None  # equipoise.data.Schema: what became of each column of a table; not part of the fingerprint
 
     def __post_init__(self) -> None:
         for split, clients in self.splits.items():
