@@ -118,8 +118,9 @@ def read_csv(path: PathLike, *, delimiter: str, encoding: str, missing: Sequence
 
     require(isinstance(delimiter, str) and len(delimiter) == 1, "delimiter", "must be one character", delimiter)
     require(not isinstance(missing, str), "missing", "must be a list of texts", missing)
+    file = _existing(path)
     try:
-        with pa.input_stream(str(_existing(path))) as stream:
+        with pa.input_stream(str(file)) as stream:
             content = stream.read()
         "".encode(encoding)
         options = csv.ConvertOptions(strings_can_be_null=True)
@@ -299,9 +300,12 @@ class TableColumn:
         import pyarrow as pa
         import pyarrow.types as kinds
 
-        of = self.values.type
-        values = self.values.cast(of.value_type) if kinds.is_dictionary(of) else self.values
-        return values.cast(pa.large_string()) if self._is_text(values.type) else values
+        dictionary = kinds.is_dictionary(self.values.type)
+        of = self.values.type.value_type if dictionary else self.values.type
+        wanted = pa.large_string() if self._is_text(of) else of
+        if not dictionary:
+            return self.values.cast(wanted)
+        return pa.chunked_array([part.dictionary.cast(wanted).take(part.indices) for part in self.values.chunks], wanted)
 
     def _parsed(self, parse: Callable[[str], float], what: str) -> NDArray[np.float64]:
         """The values of a column of text."""

@@ -79,8 +79,11 @@ class ColumnRule:
         values = _numbers(column, kind)[rows]
         known = values[~np.isnan(values)]
         gaps = len(known) < len(values)
-        if not len(known) or (known.min() == known.max() and not gaps):
-            return cls(column.name, kind, "left out", note="one value among training clients" if len(known) else "all missing")
+        if not len(known):
+            return cls(column.name, kind, "left out", note="all missing among training clients")
+        constant = known.max() - known.min() <= 1e-9 * np.abs(known).max()  # up to rounding
+        if constant and not gaps:
+            return cls(column.name, kind, "left out", note="one value among training clients")
         median = float(np.median(known))
         if kind == "boolean":
             return cls(column.name, kind, "scaled", median=round(median + 1e-9), indicator=gaps)
@@ -90,7 +93,6 @@ class ColumnRule:
             raise InvalidData(
                 f"{column} holds numbers as large as {np.abs(known).max():g}. Take their logarithm, or repair them."
             )
-        constant = known.min() == known.max()  # whose deviation may be off by rounding
         return cls(column.name, kind, "scaled", mean, 0.0 if constant else deviation, median, gaps)
 
     def columns_of(self, column: TableColumn) -> list[NDArray[np.float32]]:
