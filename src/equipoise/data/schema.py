@@ -86,7 +86,7 @@ class ColumnRule:
             return cls(column.name, kind, "left out", note="one value among training clients")
         median = float(np.median(known))
         if kind == "boolean":
-            return cls(column.name, kind, "scaled", median=round(median + 1e-9), indicator=gaps)
+            return cls(column.name, kind, "scaled", median=float(median >= 0.5), indicator=gaps)
         with np.errstate(over="ignore", invalid="ignore"):
             mean, deviation = float(known.mean()), float(known.std())
         if not np.isfinite([mean, deviation]).all():
