@@ -167,7 +167,11 @@ def _hashable(value: Any, row: int) -> Any:
         hash(value)
     except TypeError:
         raise InvalidData(f"client, row {row} holds {value!r}, which is no id.") from None
-    return ("nan",) if value is None or value != value else value  # one key for all that is missing
+    try:
+        missing = value is None or bool(value != value)
+    except TypeError:  # pandas' NA is neither equal to itself nor not
+        missing = True
+    return ("nan",) if missing else value  # one key for all that is missing
 
 
 def _client_name(value: Any, which: NDArray[Any], place: int) -> str:

@@ -58,7 +58,7 @@ def _from_pandas(frame: Any, source: str) -> Any:
         try:
             columns.append(pa.array(values, from_pandas=True))
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as failure:
-            known = [(row, each) for row, each in enumerate(values) if each is not None and each == each]
+            known = [(row, each) for row, (each, there) in enumerate(zip(values, values.notna(), strict=True)) if there]
             other = next(((row, each) for row, each in known if type(each) is not type(known[0][1])), None)
             reason = _first_line(failure)
             if other is not None:
