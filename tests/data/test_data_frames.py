@@ -271,6 +271,7 @@ NESTED = pa.table({**{k: pa.array(v, from_pandas=True) for k, v in PANDAS.items(
             "'ill', the target, is missing in row 1 and 1 more",
         ),
         (lambda: load(PANDAS.assign(ill=[1.0, 2.0, np.nan, 1.0, 1.5, 1.0])), "'ill', the target, is missing in row 2 and 0"),
+        (lambda: load(PANDAS.assign(ill=[1.0, 2.0, 1e39, 1.0, 1.5, 1.0])), "'ill', the target, row 2 holds 1e+39, which is too"),
         (lambda: load(PANDAS.assign(ill=None)), "'ill', the target, is missing in row 0 and 5 more"),
         (lambda: load(classes=["no", "maybe"]), "row 1 holds the class 'yes', which is none of those of training (no, maybe)"),
         (lambda: load(columns=[]), "no column is left as an input"),
@@ -498,20 +499,25 @@ def test_law_numbers_of_training_have_mean_0_and_deviation_1(columns):
 
 
 ODD = (
-    st.none()
+    st.sampled_from([None, pd.NA, pd.NaT, b"x", Decimal("1.5"), 1 + 2j, [], [1], {"a": 1}, "1", "2026-01-01", "nan", "train"])
     | st.integers()
     | st.floats()
     | st.text(max_size=3)
     | st.booleans()
     | st.dates()
-    | st.lists(st.integers(), max_size=2)
 )
+ODD_TABLES = st.dictionaries(st.sampled_from(["who", "y", "a", "b"]), st.lists(ODD, min_size=3, max_size=3), max_size=4)
+FITTED = eq.data.Schema.fit({"a": [1, 2, 3], "b": ["u", "v", "v"], "y": [0, 1, 0]}, target="y")
 
 
-@given(
-    st.dictionaries(st.sampled_from(["who", "y", "a", "b"]), st.lists(ODD, min_size=3, max_size=3), max_size=4), st.booleans()
-)
+@given(ODD_TABLES, st.booleans())
 def test_law_no_table_raises_anything_but_our_errors(columns, of_pandas):
     frame = pd.DataFrame({name: pd.Series(cells, dtype=object) for name, cells in columns.items()}) if of_pandas else columns
-    with contextlib.suppress(EquipoiseError):
-        eq.data.from_frame(frame, client="who", target="y", test=0.34)
+    for read_it in (
+        lambda: eq.data.from_frame(frame, client="who", target="y", test=0.34),
+        lambda: eq.data.from_frame(frame, client="who", target="y", kinds=dict.fromkeys(set(columns) & {"a", "b"}, "category")),
+        lambda: FITTED.transform(frame),
+        lambda: FITTED.targets(frame),
+    ):
+        with contextlib.suppress(EquipoiseError):
+            read_it()

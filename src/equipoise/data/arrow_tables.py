@@ -255,22 +255,15 @@ class TableColumn:
     def days(self) -> NDArray[np.float64]:
         """Dates and times as days since 1970-01-01 (UTC), float64 (N,), NaN where they are missing; text must be ISO 8601."""
         import pyarrow as pa
-        import pyarrow.types as kinds
 
-        kind, of = self.type_kind, self.values.type
+        kind = self.type_kind
         if kind == "category":
             return self._parsed(_days_of_text, "date (write it as 2026-11-16)")
         if kind not in ("date", None):
-            raise InvalidData(f"{self} holds {of}, but dates are expected.")
+            raise InvalidData(f"{self} holds {self.values.type}, but dates are expected.")
         if kind is None:
             return np.full(len(self.values), np.nan)
-        if kinds.is_duration(of):
-            exact = pa.duration("us")
-        elif kinds.is_time(of):
-            exact = pa.time64("us")
-        else:
-            exact = pa.timestamp("us", of.tz if kinds.is_timestamp(of) else None)
-        counts = self.values.cast(exact, safe=False).cast(pa.int64()).cast(pa.float64(), safe=False)
+        counts = self._decoded().cast(pa.int64()).cast(pa.float64(), safe=False)
         days: NDArray[np.float64] = counts.to_numpy().astype(np.float64) / _MICROSECONDS_PER_DAY
         return days
 
@@ -281,7 +274,7 @@ class TableColumn:
         encoded = self._decoded().combine_chunks().dictionary_encode()
         known: dict[str, int] = {}
         codes = [-1]
-        for value in encoded.dictionary.to_pylist():
+        for value in self._listed(encoded.dictionary):
             missing = value is None or value != value
             codes.append(-1 if missing else known.setdefault(_text_of(value), len(known)))
         places = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
@@ -289,23 +282,39 @@ class TableColumn:
 
     def constant(self) -> str:
         """In words, what a column of one value or none holds; empty if its rows differ."""
-        distinct = [] if self.type_kind is None else self._decoded().unique()[:3].to_pylist()
+        distinct = [] if self.type_kind is None else self._listed(self._decoded().unique()[:3])
         known = [value for value in distinct if value is not None and value == value]
         if not known:
             return "all missing"
         return f"always {_text_of(known[0])!r}" if len(distinct) == 1 else ""
 
     def _decoded(self) -> Any:
-        """The values without a dictionary, text in one type."""
+        """The values without a dictionary, text in one type, dates and times in microseconds."""
         import pyarrow as pa
         import pyarrow.types as kinds
 
         dictionary = kinds.is_dictionary(self.values.type)
-        of = self.values.type.value_type if dictionary else self.values.type
-        wanted = pa.large_string() if self._is_text(of) else of
+        of = wanted = self.values.type.value_type if dictionary else self.values.type
+        if self._is_text(of):
+            wanted = pa.large_string()
+        elif kinds.is_duration(of):
+            wanted = pa.duration("us")
+        elif kinds.is_time(of):
+            wanted = pa.time64("us")
+        elif kinds.is_temporal(of):
+            wanted = pa.timestamp("us", of.tz if kinds.is_timestamp(of) else None)
         if not dictionary:
-            return self.values.cast(wanted)
+            return self.values.cast(wanted, safe=False)
         return pa.chunked_array([part.dictionary.cast(wanted).take(part.indices) for part in self.values.chunks], wanted)
+
+    def _listed(self, values: Any) -> list[Any]:
+        """Distinct values of the column as Python objects."""
+        import pyarrow as pa
+
+        try:
+            return list(values.to_pylist())
+        except (pa.ArrowException, ValueError, OverflowError) as failure:  # a date beyond the year 9999, an unknown time zone
+            raise InvalidData(f"{self} holds {self.values.type} that cannot be read: {_first_line(failure)}.") from failure
 
     def _parsed(self, parse: Callable[[str], float], what: str) -> NDArray[np.float64]:
         """The values of a column of text."""

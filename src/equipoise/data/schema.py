@@ -362,6 +362,9 @@ def _numbers(column: TableColumn, kind: Kind) -> NDArray[np.float64]:
 def _target_numbers(column: TableColumn) -> NDArray[np.float64]:
     values = _numbers(column, "date" if column.type_kind == "date" else "number")
     _refuse_missing(column, np.isnan(values))
+    if (large := np.abs(values) > np.finfo(np.float32).max).any():
+        row = int(large.argmax())
+        raise InvalidData(f"{column}, the target, row {row} holds {values[row]:g}, which is too large. Repair or scale it.")
     return values
 
 
