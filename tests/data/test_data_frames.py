@@ -271,7 +271,7 @@ NESTED = pa.table({**{k: pa.array(v, from_pandas=True) for k, v in PANDAS.items(
             "'ill', the target, is missing in row 1 and 1 more",
         ),
         (lambda: load(PANDAS.assign(ill=[1.0, 2.0, np.nan, 1.0, 1.5, 1.0])), "'ill', the target, is missing in row 2 and 0"),
-        (lambda: load(PANDAS.assign(ill=[1.0, 2.0, 1e39, 1.0, 1.5, 1.0])), "'ill', the target, row 2 holds 1e+39, which is too"),
+        (lambda: load(PANDAS.assign(ill=[1.0, 2.0, 1e39, 1.0, 1.5, 1.0])), "'ill', the target, row 2 holds 1e+39, which"),
         (lambda: load(PANDAS.assign(ill=None)), "'ill', the target, is missing in row 0 and 5 more"),
         (lambda: load(classes=["no", "maybe"]), "row 1 holds the class 'yes', which is none of those of training (no, maybe)"),
         (lambda: load(columns=[]), "no column is left as an input"),

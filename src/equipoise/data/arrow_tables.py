@@ -282,11 +282,15 @@ class TableColumn:
 
     def constant(self) -> str:
         """In words, what a column of one value or none holds; empty if its rows differ."""
-        distinct = [] if self.type_kind is None else self._listed(self._decoded().unique()[:3])
-        known = [value for value in distinct if value is not None and value == value]
-        if not known:
+        if self.type_kind is None:
             return "all missing"
-        return f"always {_text_of(known[0])!r}" if len(distinct) == 1 else ""
+        values, known = self._decoded(), []
+        for part in (values[:100], values):  # the first rows mostly differ, which saves looking at all
+            distinct = self._listed(part.unique()[:3])
+            known = [value for value in distinct if value is not None and value == value]
+            if known and len(distinct) > 1:
+                return ""
+        return f"always {_text_of(known[0])!r}" if known else "all missing"
 
     def _decoded(self) -> Any:
         """The values without a dictionary, text in one type, dates and times in microseconds."""

@@ -366,7 +366,7 @@ class FederatedData:
 
     There are two kinds of split: *by client* (`test` holds other clients, unseen in training) and *inside clients* (`test`
     holds further examples of the training clients). The column `seen` of a result says which. Integer targets are classes;
-    places of the class `ignore_index` count neither in losses nor in errors.
+    places of the class `ignore_index` count neither in losses nor in errors. `schema` says how a table became these inputs.
     """
 
     train: ClientSet
