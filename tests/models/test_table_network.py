@@ -114,9 +114,12 @@ def test_it_trains(dropout):
 
 def test_it_trains_on_codes_and_an_unseen_category():
     data = load(one_hot=2)
-    result = eq.train(
-        eq.models.Tabular(data.schema, hidden=(16,)), data, rounds=5, clients_per_round=6, engine=eq.engines.Loop()
+    model = eq.models.Tabular(data.schema, hidden=(16,))
+    result, other = (
+        eq.train(model, data, rounds=5, clients_per_round=6, engine=engine)
+        for engine in (eq.engines.Loop(), eq.engines.Simulator())
     )
+    torch.testing.assert_close(other.clients.loss, result.clients.loss, rtol=1e-4, atol=1e-5)
     x = data.schema.transform({**{name: FRAME[name][:2] for name in INPUTS}, "ward": ["unheard of", None]})
     assert x["codes"].flatten().tolist() == [0, 1]
     assert torch.isfinite(result.model(**x)).all()

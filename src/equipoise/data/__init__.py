@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from equipoise.data import partition, tabular
+from equipoise.data.bridges import from_folders, from_hugging_face, from_partitions
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.data.convert import from_arrays, from_datasets, from_dict
 from equipoise.data.file_access import npz
@@ -11,6 +12,7 @@ from equipoise.data.generators import digits, gaussian_means, label_shift, synth
 from equipoise.data.leaf import leaf
 from equipoise.data.loaders import adult, fashion_mnist, femnist, imdb, mocha, omniglot, shakespeare, texts, vehicle
 from equipoise.data.partition import to_clients
+from equipoise.data.ragged import Ragged
 from equipoise.data.schema import Schema
 from equipoise.data.splits import split_clients, split_examples
 from equipoise.data.text import WordVectors, from_texts, glove
@@ -18,6 +20,7 @@ from equipoise.data.text import WordVectors, from_texts, glove
 __all__ = [
     "ClientSet",
     "FederatedData",
+    "Ragged",
     "Schema",
     "WordVectors",
     "adult",
@@ -28,7 +31,10 @@ __all__ = [
     "from_arrays",
     "from_datasets",
     "from_dict",
+    "from_folders",
     "from_frame",
+    "from_hugging_face",
+    "from_partitions",
     "from_texts",
     "gaussian_means",
     "glove",

@@ -17,8 +17,9 @@ from torch import Tensor
 from equipoise.core.rng import name_key, signed
 from equipoise.core.trees import leaves, map_tree, named_leaves
 from equipoise.data import leaves as leaf_of
-from equipoise.data.leaves import refuse_non_finite, shown_shape
+from equipoise.data.leaves import shown_shape
 from equipoise.data.ragged import Ragged
+from equipoise.data.visited import Visited
 from equipoise.errors import InvalidData, InvalidParameter, is_integer, require
 from equipoise.types import Attack
 
@@ -52,7 +53,9 @@ class ClientSet:
         self.check_leaves()
         self._check_clients()
         for name, values in (named_leaves("x", self.x) | named_leaves("y", self.y)).items():
-            refuse_non_finite(values, lambda row, name=name: f"{prefix(self.source)}{self._place(row)} (row {row} of {name})")
+            if (row := leaf_of.first_bad_row(values)) is not None:
+                where = f"{prefix(self.source)}{self._place(row)} (row {row} of {name})"
+                raise InvalidData(f"{where} holds NaN or infinity. Repair or drop that example.")
 
     @classmethod
     def trusted(cls, **given: Any) -> ClientSet:
@@ -137,7 +140,9 @@ class ClientSet:
                         raise InvalidData(
                             f"{origin}client {name!r} must have arrays with one row per example, not single numbers."
                         )
-                    refuse_non_finite(leaf, lambda row, n=name, of=leaf_name: f"{origin}client {n!r}, row {row} of its {of}")
+                    if (row := leaf_of.first_bad_row(leaf)) is not None:
+                        where = f"{origin}client {name!r}, row {row} of its {leaf_name}"
+                        raise InvalidData(f"{where} holds NaN or infinity. Repair or drop that example.")
             if [(key, leaf_of.kind_of(leaf)) for tree in (x, y) for key, leaf in named_leaves("", tree).items()] != wanted:
                 raise InvalidData(
                     f"{origin}client {name!r} has inputs and targets of shapes {shown_shape(x)} and {shown_shape(y)} "
@@ -164,6 +169,11 @@ class ClientSet:
     def starts(self) -> Tensor:
         """The first row of each client, (n,) int64."""
         return self.offsets[:-1]
+
+    @cached_property
+    def in_turn(self) -> bool:
+        """Whether the rows of each client follow on those of the client before it."""
+        return torch.equal(self.starts, self.offsets[:-1])
 
     @cached_property
     def sizes(self) -> Tensor:
@@ -209,9 +219,16 @@ class ClientSet:
         return sum(leaf_of.numbers_in(leaf) for leaf in leaves(self.x))
 
     @cached_property
-    def plain(self) -> bool:
-        """Whether inputs and targets are one tensor each."""
-        return isinstance(self.x, Tensor) and isinstance(self.y, Tensor)
+    def why_not_plain(self) -> str | None:
+        """Why inputs and targets are not one tensor each; None if they are."""
+        if isinstance(self.x, Tensor) and isinstance(self.y, Tensor):
+            return None
+        return "inputs or targets are several tensors, or sequences of different lengths"
+
+    @cached_property
+    def is_visited(self) -> bool:
+        """Whether some inputs are read from a Dataset at every visit, which only the loop engine does."""
+        return any(isinstance(leaf, Visited) for leaf in leaves(self.x))
 
     @cached_property
     def has_sequences(self) -> bool:
@@ -262,9 +279,9 @@ class ClientSet:
                 "which", f"must be one of the {len(self)} client ids", which, f"The first is {self.ids[0]!r}."
             )
         position = self.ids.index(which) if which is not None else at
-        good = is_integer(position) and 0 <= position < len(self)
+        good = is_integer(position) and 0 <= int(position or 0) < len(self)
         require(good, "at", f"must be a position from 0 to {len(self) - 1}", position)
-        rows = self.rows(int(position))  # type: ignore[arg-type]
+        rows = self.rows(int(position or 0))
         return self.inputs(rows), self.targets(rows)
 
     def take(self, positions: Sequence[int] | Tensor) -> ClientSet:
@@ -301,8 +318,7 @@ class ClientSet:
             return None
         values = self.y.values if isinstance(self.y, Ragged) else self.y
         lowest, highest = int(values.min()), int(values.max())
-        padded = isinstance(self.y, Ragged) and self.y.pad == ignore and bool((self.y.lengths != self.y.longest).any())
-        padded |= isinstance(self.y, Ragged) and self.y.longest % 8 > 0
+        padded = isinstance(self.y, Ragged) and self.y.pad == ignore
         if lowest > ignore or not bool((known := values != ignore).logical_not().any()):
             return LabelRange(lowest, highest, padded)
         self._refuse_examples_without_class(known)
@@ -330,6 +346,15 @@ class LabelRange(NamedTuple):
     lowest: int
     highest: int
     ignored: bool
+
+
+def large_enough(sizes: Sequence[int], min_examples: int, source: object, noun: str = "client") -> list[int]:
+    """The positions of the sizes that are at least `min_examples`; `source` and `noun` are for the error if there is none."""
+    kept = [k for k, size in enumerate(sizes) if size >= min_examples]
+    if not kept:
+        fix = f"The largest {noun} in {source} has {max(sizes, default=0)}."
+        raise InvalidParameter("min_examples", f"leaves no {noun}", min_examples, fix)
+    return kept
 
 
 def prefix(source: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +9,8 @@ from torch import Tensor
 
 from equipoise.core.trees import leaves, map_tree, named_leaves
 from equipoise.data.ragged import Ragged
-from equipoise.errors import InvalidData, require
+from equipoise.data.visited import Visited
+from equipoise.errors import require
 
 _ROWS_PER_CHECK = 65_536
 
@@ -20,29 +20,32 @@ def shown_shape(tree: Any) -> Any:
     return map_tree(lambda leaf: ("…", *leaf.step_shape) if isinstance(leaf, Ragged) else tuple(leaf.shape[1:]), tree)
 
 
-def refuse_non_finite(values: Any, place: Callable[[int], str]) -> None:
-    """Refuse NaN and infinity; `place` says in words where a row is."""
+def first_bad_row(values: Any) -> int | None:
+    """The first row with NaN or infinity; None if all numbers are finite. Examples that are read later are checked then."""
+    if isinstance(values, Visited):
+        return None
     numbers = values.values if isinstance(values, Ragged) else values
-    if not numbers.is_floating_point():
-        return
-    for start in range(0, len(numbers), _ROWS_PER_CHECK):
+    for start in range(0, len(numbers), _ROWS_PER_CHECK) if numbers.is_floating_point() else ():
         rows = numbers[start : start + _ROWS_PER_CHECK]
         bad = ~torch.isfinite(rows.flatten(1) if rows.dim() > 1 else rows[:, None]).all(1)
         if bad.any():
             row = start + int(bad.nonzero()[0])
-            if isinstance(values, Ragged):
-                row = int(torch.searchsorted(values.offsets, row, right=True)) - 1
-            raise InvalidData(f"{place(row)} holds NaN or infinity. Repair or drop that example.")
+            return int(torch.searchsorted(values.offsets, row, right=True)) - 1 if isinstance(values, Ragged) else row
+    return None
 
 
 def as_leaf(values: Any) -> Any:
     """A tensor, or sequences; NumPy arrays are welcome."""
-    return values if isinstance(values, Ragged) else torch.as_tensor(values)
+    return values if isinstance(values, Ragged | Visited) else torch.as_tensor(values)
 
 
 def joined(*parts: Any) -> Any:
     """The rows of the leaves one after the other."""
-    return Ragged.joined(list(parts)) if isinstance(parts[0], Ragged) else torch.cat(parts)
+    if isinstance(parts[0], Ragged):
+        return Ragged.joined(list(parts))
+    if isinstance(parts[0], Visited):
+        return Visited.joined(list(parts))
+    return torch.cat(parts)
 
 
 def kind_of(leaf: Any) -> tuple[bool, torch.Size]:
@@ -86,6 +89,8 @@ def gather(values: Any, rows: Tensor | slice, wider: int) -> Tensor:
     if isinstance(values, Ragged):
         where = indices(rows, values.device)
         return values.gather(where, values.width(where) + wider)
+    if isinstance(values, Visited):
+        return values.gather(indices(rows, values.places.device))
     if isinstance(rows, slice):
         part: Tensor = values[rows]
         return part
@@ -104,9 +109,10 @@ def prepared(values: Tensor, rows: Tensor | slice, dtype: torch.dtype, scale: fl
 
 def moved(value: Any, device: torch.device) -> Any:
     """A tensor or a tree of tensors on a device; anything else as it is."""
-    if isinstance(value, Tensor | Ragged):
+    kinds = Tensor | Ragged | Visited
+    if isinstance(value, kinds):
         return value.to(device)
-    trees = isinstance(value, dict | tuple) and any(isinstance(leaf, Tensor | Ragged) for leaf in leaves(value))
+    trees = isinstance(value, dict | tuple) and any(isinstance(leaf, kinds) for leaf in leaves(value))
     return map_tree(lambda leaf: leaf.to(device), value) if trees else value
 
 
@@ -116,4 +122,6 @@ def hashed_parts(tree: Any) -> list[object]:
         return [tree]
     if isinstance(tree, Ragged):
         return [tree.values, tree.offsets, tree.pad, tree.mask]
+    if isinstance(tree, Visited):
+        return ["read at every visit", tree.shape, tree.dtype, tree.places]
     return [part for name, leaf in named_leaves("", tree).items() for part in (name, *hashed_parts(leaf))]

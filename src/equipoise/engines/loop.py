@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -47,8 +49,7 @@ class LoopEngine(Engine):
 
     def updates(self, params: Tensor, cohort: Cohort, solver: LocalSolver) -> LocalWork:
         """Local work of each client: updates (K, D)."""
-        work = [self._sent(params, cohort, place, solver) for place in range(len(cohort))]
-        updates, losses = torch.stack([update for update, _ in work]), torch.stack([loss for _, loss in work])
+        updates, losses = stack_columns(self._sent(params, cohort, place, solver) for place in range(len(cohort)))
         return as_local_work(updates, params, losses)
 
     def summed_update(
@@ -73,20 +74,29 @@ class LoopEngine(Engine):
     def evaluate_own(self, models: Tensor, clients: ClientSet, which: Tensor) -> tuple[Tensor, Tensor]:
         """Mean loss and mean error of clients at their own models, (K,) and (K,)."""
         clients = self.sets[clients]
-        scores = [self._score(model, clients, k) for model, k in zip(models, which.tolist(), strict=True)]
-        return torch.stack([loss for loss, _ in scores]), torch.stack([error for _, error in scores])
+        return stack_columns(self._score(model, clients, k) for model, k in zip(models, which.tolist(), strict=True))
 
     def evaluate(self, params: Tensor, clients: ClientSet) -> tuple[Tensor, Tensor]:
         """Mean loss and mean error of every client of a set, (n,) and (n,)."""
         clients = self.sets[clients]
-        scores = [self._score(params, clients, k) for k in range(len(clients))]
-        return torch.stack([loss for loss, _ in scores]), torch.stack([error for _, error in scores])
+        return stack_columns(self._score(params, clients, k) for k in range(len(clients)))
+
+    @contextmanager
+    def _visit(self, clients: ClientSet, k: int) -> Iterator[None]:
+        """Inputs of a Dataset that are read at every visit are augmented by a stream of the client's own."""
+        if not clients.is_visited:
+            yield
+            return
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(int(clients.host_keys[k]) & (2**63 - 1))
+            yield
 
     def _score(self, params: Tensor, clients: ClientSet, k: int) -> tuple[Tensor, Tensor]:
         """Mean loss and mean error of one client at `params`."""
         self.task.scorer.eval()
         rows = clients.rows(k)
-        x, y = clients.inputs(rows, params.dtype), clients.targets(rows, params.dtype)
+        with self._visit(clients, k):
+            x, y = clients.inputs(rows, params.dtype), clients.targets(rows, params.dtype)
         self.task.layout.write(self.task.module, params)
         with torch.no_grad():
             loss, error = self.task.scorer(x, y, True)
@@ -112,7 +122,7 @@ class LoopEngine(Engine):
         self.task.scorer.train()
         traits = solver_traits(solver)
         k = int(cohort.clients[place])
-        first, size = int(self.train.offsets[k]), int(self.train.sizes[k])
+        first, size = int(self.train.starts[k]), int(self.train.sizes[k])
         key = self._key(cohort, k)
         lr = solver.learning_rate(cohort.round)
         steps = solver.local_steps(size) if cohort.effort is None else solver.local_steps(size, int(cohort.effort[place]))
@@ -146,6 +156,12 @@ class LoopEngine(Engine):
         loss = self.task.scorer(x, y, False)[0].mean()
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         return self.task.layout.flatten(dict(zip(leaves, gradients, strict=True))), loss.detach().double().cpu()
+
+
+def stack_columns(pairs: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """The first tensors of all pairs as one tensor, and the second ones."""
+    first, second = zip(*pairs, strict=True)
+    return torch.stack(first), torch.stack(second)
 
 
 def _one_pull(pull: Pull, place: int) -> tuple[Tensor, Tensor]:

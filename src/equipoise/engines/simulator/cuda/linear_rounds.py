@@ -163,7 +163,7 @@ class LinearRounds(LocalPath):
 
     def _grouping(self, job: Job, sizes: Numbers, rule: LocalRule) -> tuple[Numbers, bool, list[Numbers]]:
         """Steps of the clients, whether all take some, and who is trained in one graph: as many as memory allows."""
-        steps = rule.steps_each(sizes, None if job.cohort.effort is None else job.cohort.effort.numpy())
+        steps = rule.steps_each(sizes, job.cohort.effort)
         filled = np.cumsum(4 * sizes * (self.features + sizes)) // _BYTES
         return steps, bool(steps.min(initial=1) > 0), [np.flatnonzero(filled == number) for number in np.unique(filled)]
 
@@ -214,7 +214,7 @@ def why_no_graphs(place: Workplace) -> str | None:
     clients, task = place.clients, place.task
     if place.device.type != "cuda":
         return "it needs a CUDA device"
-    if (reason := why_not_linear(task)) is not None:
+    if (reason := clients.why_not_plain or why_not_linear(task)) is not None:
         return reason
     if task.loss is not cross_entropy or has_one_score(task) or clients.y.dim() != 1:
         return "it is for cross-entropy with one class per example"
