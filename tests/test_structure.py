@@ -33,7 +33,13 @@ NOT_PARTS = {
         "getattr(self.module, 'classes', None)": "a model may know its classes",
         "getattr(layer, 'num_features', 'channels')": "a layer of a model, for a message",
     },
-    "equipoise.data.convert": {"hasattr(client, 'tolist')": "an array or a list"},
+    "equipoise.data.arrays": {
+        "hasattr(type(value), '__array__')": "an array of whatever library",
+        "hasattr(type(value), '__len__')": "an array of whatever library",
+        "hasattr(value, '__len__')": "a sequence where a number is expected",
+        "getattr(values, 'column_names', None)": "the columns of an Arrow table, for a message",
+        "getattr(values, 'columns', None)": "the columns of a frame, for a message",
+    },
     "equipoise.engines.simulator.cpu.convnet_gradients": {"getattr(_held, 'space', None)": "memory of a thread"},
     "equipoise.engines.simulator.cuda.kernels.convnet_kernels": {"getattr(programs, name, None)": "a module's function"},
     "equipoise.engines.simulator.linear_blocks": {"getattr(task.loss, '__self__', None)": "whose method a loss is"},
@@ -219,6 +225,7 @@ class Watched(nn.Module):
 HELPERS = {  # small pure helpers that a round of the loop engine passes through on its way
     "equipoise.sampling",  # the part that draws the cohort
     "equipoise.data.clients",  # a client's examples
+    "equipoise.data.leaves",  # one tensor of them
     "equipoise.solvers.batches",  # which of them a step sees
     "equipoise.types",  # the values that are passed on
     "equipoise.errors",  # checks of arguments
@@ -228,6 +235,7 @@ HELPERS = {  # small pure helpers that a round of the loop engine passes through
     "equipoise.core.params",
     "equipoise.core.rng",
     "equipoise.core.task",
+    "equipoise.core.trees",  # a model's inputs
 }
 
 
