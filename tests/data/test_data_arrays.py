@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import equipoise as eq
-from equipoise.errors import InvalidData, InvalidParameter
+from equipoise.errors import EquipoiseNotice, InvalidData, InvalidParameter
 
 X = np.arange(24, dtype=np.float64).reshape(12, 2)
 Y = np.array([0, 1, 2] * 4)
@@ -145,3 +145,36 @@ def test_columns_of_frames_are_named(make):
         clients = pd.Series([*OWNERS[:-1], missing], dtype=object)
         assert "client, row 11 is missing" in refusal(FRAME, Y, clients)
     assert "client, row 3 is missing" in refusal(FRAME, Y, pl.Series([1, 2, 3, None] * 3))
+
+
+def test_a_class_that_training_lacks_is_refused_unless_it_is_named():
+    x, y, owners = np.zeros((6, 1), dtype=np.float32), [0, 0, 1, 1, 2, 2], ["a", "a", "b", "b", "c", "c"]
+    with pytest.raises(InvalidData, match=r"test has the class \d, which no training client has.*classes=3"):
+        eq.data.from_arrays(x, y, owners, test=0.3)
+    assert eq.data.from_arrays(x, y, owners, test=0.3, classes=3).classes == 3
+
+
+def test_a_small_dictionary_says_that_half_of_it_is_kept_apart():
+    with pytest.warns(EquipoiseNotice, match=r"test=0.2 keeps 1 of 2 clients, which are not trained on"):
+        eq.data.from_dict({"a": (X, Y), "b": (X, Y)})
+
+
+def test_rows_are_those_of_the_users_own_array():
+    x = X.astype(np.float32).copy()
+    x[7, 1] = np.nan
+    with pytest.raises(InvalidData, match="x, row 7, column 1 holds nan"):
+        eq.data.from_arrays(x, Y, OWNERS[::-1])
+    with pytest.raises(InvalidData, match=r"x\['b'\], row 7, column 1"):
+        eq.data.from_arrays({"a": X, "b": x}, Y, OWNERS)
+    for bad, words in ((X + 1j, "complex"), (X.astype(str), "x holds text"), (X.astype("datetime64[s]"), "dates")):
+        with pytest.raises(InvalidData, match=words):
+            eq.data.from_arrays(bad, Y, OWNERS)
+    with pytest.raises(InvalidData, match="Did you swap y and client"):
+        eq.data.from_arrays(X, [f"site-{k}" for k in OWNERS], Y)
+    with pytest.raises(InvalidData, match="one id per row"):
+        eq.data.from_arrays(X, Y, np.zeros((12, 2)))
+    for missing in (None, float("nan")):
+        with pytest.raises(InvalidData, match="client, row 2 is missing"):
+            eq.data.from_arrays(X[:3], Y[:3], [1, 2, missing])
+    same = eq.data.from_arrays(X[:4], Y[:4], [1, 1.0, "1", 2], test=0.0, classes=3)
+    assert same.train.ids == ("1", "2")

@@ -137,7 +137,7 @@ def test_splits():
     assert inside.train.ids == inside.test.ids == ("a", "b", "c")
     nothing = load(test=0.0)
     assert nothing.test is None
-    same = eq.data.from_arrays(np.arange(6), np.arange(6), ROWS["hospital"], test=0.34, seed=3)
+    same = eq.data.from_arrays(np.arange(6), np.arange(6.0), ROWS["hospital"], test=0.34, seed=3)
     assert load(seed=3).train.ids == same.train.ids  # as for arrays
     parts = ["train", "validation", "train", "train", "train", "test"]
     own = load(PANDAS.assign(part=parts), split="part", split_by="examples", test=0.2)

@@ -64,7 +64,7 @@ def test_npz_groups_rows_by_client(tmp_path):
         ({"x": np.zeros((0, 2)), "y": np.zeros(0), "client": np.zeros(0)}, ["at least one"]),
         ({"x": np.array(["a", "b"]), "y": np.zeros(2), "client": [0, 1]}, ["'x'", "must hold numbers"]),
         ({"x": np.zeros((2, 2)), "y": np.zeros(2), "client": np.zeros((2, 2))}, ["one id per example"]),
-        ({"x": np.array([[1.0], [np.nan]]), "y": np.zeros(2), "client": ["p", "q"]}, ["client 'q', row 0"]),
+        ({"x": np.array([[1.0], [np.nan]]), "y": np.zeros(2), "client": ["p", "q"]}, ["row 1 of x holds NaN"]),
     ],
 )
 def test_npz_errors(tmp_path, arrays, words):

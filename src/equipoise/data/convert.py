@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from equipoise.core.abilities import is_part
 from equipoise.core.trees import leaves, map_tree
 from equipoise.data.arrays import as_tree, client_of_rows, first_line, row_counts, rows_by_client
 from equipoise.data.clients import IGNORE, ClientSet, FederatedData, offsets_of
 from equipoise.data.leaves import per_leaf
+from equipoise.data.ragged import Ragged
 from equipoise.data.splits import How, split
 from equipoise.data.visited import Visited
-from equipoise.errors import InvalidData, require
+from equipoise.errors import EquipoiseNotice, InvalidData, require
 
+_LARGER = 1.5  # times the share of clients to test on that was asked for
+_MOST_CLASSES = 100_000
 _READ_TWICE = 4  # examples of every client, to find random augmentation
 
 
@@ -45,9 +50,7 @@ def from_arrays(
     FederatedData('arrays', train: 1 clients / 2 examples, test: 1 clients / 2 examples)
     """
     clients = pack_rows(x, y, client, scale=scale, shift=shift, name=name)
-    return split(
-        clients, split_by, validation=validation, test=test, seed=seed, name=name, classes=classes, ignore_index=ignore_index
-    )
+    return _split(clients, split_by, validation, test, seed, name, classes, ignore_index)
 
 
 def pack_rows(x: Any, y: Any, client: Any, *, scale: Any = None, shift: Any = 0.0, name: str = "arrays") -> ClientSet:
@@ -107,9 +110,41 @@ def from_dict(
         except InvalidData as failure:
             raise InvalidData(f"{name}: client {who!r}: {failure}") from None
     packed = ClientSet.pack(triples, scale=scale, shift=shift, source=name)
-    return split(
-        packed, split_by, validation=validation, test=test, seed=seed, name=name, classes=classes, ignore_index=ignore_index
+    return _split(packed, split_by, validation, test, seed, name, classes, ignore_index)
+
+
+def _split(
+    clients: ClientSet, how: How, validation: float, test: float, seed: int, name: str, classes: int, ignore_index: int
+) -> FederatedData:
+    """The split, with a notice where so few clients make the share to test on much larger than was asked for."""
+    data = split(
+        clients, how, validation=validation, test=test, seed=seed, name=name, classes=classes, ignore_index=ignore_index
     )
+    if not classes:
+        _refuse_untrained_classes(data)
+    if how == "clients" and data.test is not None and len(data.test) > _LARGER * test * len(clients):
+        text = f"{name}: test={test:g} keeps {len(data.test)} of {len(clients)} clients, which are not trained on."
+        warnings.warn(EquipoiseNotice(f'{text} split_by="examples" keeps examples of every client instead.'), stacklevel=4)
+    return data
+
+
+def _refuse_untrained_classes(data: FederatedData) -> None:
+    """Refuse a class that some split has and no training client: a model cannot learn it."""
+    if data.train.label_range(data.ignore_index) is None or data.classes > _MOST_CLASSES:
+        return
+    present = {name: _present(clients.y, data) for name, clients in data.splits.items()}
+    for split_name, has in present.items():
+        if strange := (has & ~present["train"]).nonzero().flatten().tolist():
+            raise InvalidData(
+                f"{data.name}: {split_name} has the class {strange[0]}, which no training client has. Split with another seed, "
+                f'or by split_by="examples"; if that is meant, give classes={data.classes}.'
+            )
+
+
+def _present(y: Any, data: FederatedData) -> Tensor:
+    """Which classes occur among targets, (C,) bool."""
+    values = (y.values if isinstance(y, Ragged) else y).flatten()
+    return torch.bincount(values[values != data.ignore_index].long(), minlength=data.classes) > 0
 
 
 def from_datasets(datasets: Mapping[str, Any], *, each_visit: bool = False, **options: Any) -> FederatedData:

@@ -20,7 +20,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.core.rng import generator
+from equipoise.core.trees import leaves, map_tree, named_leaves
 from equipoise.data.clients import ClientSet, offsets_of, prefix
+from equipoise.data.leaves import first_bad_row
 from equipoise.errors import InvalidData, InvalidParameter, require, unknown_name
 
 Partitioner = Callable[..., list[Tensor]]
@@ -192,13 +194,13 @@ def partitioner(which: str | Partitioner) -> Partitioner:
 
 
 def to_clients(
-    x: Tensor,
-    y: Tensor,
+    x: Any,
+    y: Any,
     assignment: Sequence[Tensor],
     *,
     ids: Sequence[str] | None = None,
-    scale: float | None = None,
-    shift: float = 0.0,
+    scale: Any = None,
+    shift: Any = 0.0,
     source: str = "",
 ) -> ClientSet:
     """The clients of an assignment: client k gets rows assignment[k] of `x` and `y`. Clients without rows are left out.
@@ -212,7 +214,11 @@ def to_clients(
     if not nonempty:
         raise InvalidData(f"{prefix(source)}the assignment gives no client an example.")
     rows = torch.cat([assignment[k] for k in nonempty])
-    lowest, highest = int(rows.min()), int(rows.max())
-    require(lowest >= 0 and highest < len(x), "assignment", f"must name rows 0 … {len(x) - 1}", (lowest, highest))
+    lowest, highest, count = int(rows.min()), int(rows.max()), len(leaves(x)[0])
+    require(lowest >= 0 and highest < count, "assignment", f"must name rows 0 … {count - 1}", (lowest, highest))
+    for name, values in (named_leaves("x", x) | named_leaves("y", y)).items():  # here, where rows are the caller's
+        if (row := first_bad_row(values)) is not None:
+            raise InvalidData(f"{prefix(source)}row {row} of {name} holds NaN or infinity. Repair or drop that example.")
     sizes = torch.tensor([len(assignment[k]) for k in nonempty])
-    return ClientSet(x[rows], y[rows], offsets_of(sizes), tuple(names[k] for k in nonempty), scale, shift, source)
+    x, y = (map_tree(lambda leaf: leaf[rows], tree) for tree in (x, y))
+    return ClientSet(x, y, offsets_of(sizes), tuple(names[k] for k in nonempty), scale, shift, source)
