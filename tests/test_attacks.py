@@ -382,7 +382,7 @@ def test_what_cannot_be_attacked_is_said():
     with pytest.raises(InvalidParameter, match="must not be under attack already"):
         eq.attacks.apply(once, eq.attacks.RandomUpdates())
     for attack in (eq.attacks.LabelPoisoning(share=1.0), eq.attacks.ModelReplacement(share=1.0)):
-        with pytest.raises(InvalidData, match="one class per example"):
+        with pytest.raises(InvalidData, match="needs classes as targets"):
             eq.attacks.apply(points([1.0], [2.0]), attack)
     eq.attacks.apply(points([1.0], [2.0]), eq.attacks.ModelReplacement(share=1.0, update="negated"))  # needs no labels
     for wrong in (lambda c: c.take([0, 1]), lambda c: c.take([1, 0, *range(2, 8)]), lambda c: None):

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from equipoise.core import rng
 from equipoise.core.abilities import attack_traits, is_part
+from equipoise.core.trees import map_tree
 from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.data.ragged import Ragged
 from equipoise.errors import InvalidData, InvalidParameter, is_integer, require, require_number
 from equipoise.types import Attack
 
@@ -58,7 +61,16 @@ def apply(data: FederatedData, attack: Attack) -> FederatedData:
         train = poison(train, chosen, data.classes)
         if not isinstance(train, ClientSet) or train.ids != data.train.ids:
             raise InvalidData(f"{attack!r} must keep the clients and their order: poison(…) gives them as a ClientSet.")
+        if data.has_ignored:
+            train = replace(train, y=map_tree(partial(_keep_ignored, ignore=data.ignore_index), train.y, data.train.y))
     return replace(data, train=train, malicious=frozenset(chosen), attack=attack, name=f"{data.name} under {attack!r}")
+
+
+def _keep_ignored(poisoned: Any, honest: Any, ignore: int) -> Any:
+    """Poisoned targets with the ignored ones as they were: nobody learns from those."""
+    if isinstance(honest, Ragged):
+        return replace(poisoned, values=_keep_ignored(poisoned.values, honest.values, ignore))
+    return torch.where(honest == ignore, honest, poisoned)
 
 
 def corrupted(data: FederatedData, updates: Tensor, clients: Tensor, keys: Tensor, cohort: int) -> Tensor:
@@ -90,17 +102,20 @@ def normal_noise(keys: Tensor, count: int) -> Tensor:
 
 def poison_labels(clients: ClientSet, chosen: tuple[str, ...], classes: int, seed: int) -> ClientSet:
     """The clients with the labels of the chosen ones poisoned: flipped where there are two classes, else uniformly random."""
-    if clients.y.is_floating_point() or clients.y.dim() != 1 or classes < 2:
-        raise InvalidData("Label poisoning needs one class per example; these targets are numbers or sequences.")
-    y = clients.y.clone()
+    targets = clients.y
+    if not isinstance(targets, Tensor | Ragged) or targets.is_floating_point() or classes < 2:
+        raise InvalidData("Label poisoning needs classes as targets, in one tensor; these are numbers, or several tensors.")
+    labels = (targets if isinstance(targets, Tensor) else targets.values).clone()
     for name in chosen:
         rows = clients.rows(clients.ids.index(name))
+        if isinstance(targets, Ragged):
+            rows = slice(int(targets.offsets[rows.start]), int(targets.offsets[rows.stop]))
         if classes == 2:
-            y[rows] = 1 - y[rows]
+            labels[rows] = 1 - labels[rows]
         else:
-            drawn = rng.generator(seed, "poisoned labels", client=name).integers(0, classes, rows.stop - rows.start)
-            y[rows] = torch.as_tensor(drawn).to(y)
-    return replace(clients, y=y)
+            drawn = rng.generator(seed, "poisoned labels", client=name).integers(0, classes, tuple(labels[rows].shape))
+            labels[rows] = torch.as_tensor(drawn).to(labels)
+    return replace(clients, y=labels if isinstance(targets, Tensor) else replace(targets, values=labels))
 
 
 def _check(attack: Attack) -> None:

@@ -289,7 +289,7 @@ class PersonalModels:
     @property
     def ids(self) -> tuple[str, ...]:
         """The ids of the training clients, in order."""
-        return self._setting.data.train.ids
+        return tuple(self._setting.data.train.ids)
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -134,12 +134,15 @@ def show_data(console: Console, data: FederatedData) -> None:
     """Print the clients, examples and sizes of each split, the shape of an example, and a histogram of the sizes."""
     import torch
 
-    shape = " × ".join(map(str, data.train.x.shape[1:])) or "1"
-    kind = str(data.train.x.dtype).removeprefix("torch.")
+    from equipoise.core.trees import named_leaves
+    from equipoise.data.leaves import shown_shape
+
+    parts = named_leaves("", data.train.x)
+    shapes = {name: " × ".join(map(str, shown_shape(leaf))) or "1" for name, leaf in parts.items()}
+    kinds = {name: str(leaf.dtype).removeprefix("torch.") for name, leaf in parts.items()}
+    shape = ", ".join(f"{name} {shapes[name]} ({kinds[name]})".strip() for name in parts)
     seen = set(data.train.ids)
-    console.print(
-        Text.assemble((data.name, "bold cyan"), f"  {data.classes or 'no'} classes, examples of shape {shape} ({kind})")
-    )
+    console.print(Text.assemble((data.name, "bold cyan"), f"  {data.classes or 'no'} classes, examples of shape {shape}"))
     console.print()
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in ("split", "clients", "unseen", "examples", "smallest", "10 %", "median", "90 %", "largest"):

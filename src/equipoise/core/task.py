@@ -163,8 +163,7 @@ class Task:
     def outputs(self, params: Tensor | dict[str, Tensor], x: Any) -> Any:
         """The model's outputs on inputs (B, …)."""
         named = self.layout.unflatten(params) if isinstance(params, Tensor) else params
-        given = ((), x) if isinstance(x, dict) else (x if isinstance(x, tuple) else (x,), {})
-        return functional_call(self.module, named, *given)
+        return trees.call_with(self.module, named, x)
 
     def losses(self, params: Tensor | dict[str, Tensor], x: Any, y: Any) -> Tensor:
         """Per-example losses (B,)."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 Tree = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
 
@@ -58,6 +60,11 @@ def clone(tree: Any) -> Any:
     return map_tree(Tensor.clone, tree)
 
 
+def move(tree: Any, device: torch.device) -> Any:
+    """Every leaf on a device."""
+    return map_tree(lambda leaf: leaf.to(device), tree)
+
+
 def batch_shape(tree: Any) -> Any:
     """The shape (B,) of a batch: the first dimension of its first leaf."""
     return leaves(tree)[0].shape[:1]
@@ -68,3 +75,9 @@ def call(module: nn.Module, x: Any) -> Any:
     if isinstance(x, dict):
         return module(**x)
     return module(*x) if isinstance(x, tuple) else module(x)
+
+
+def call_with(module: nn.Module, params: dict[str, Tensor], x: Any) -> Any:
+    """The outputs of a model with other parameters for a batch, as `call` gives them."""
+    given = ((), x) if isinstance(x, dict) else (x if isinstance(x, tuple) else (x,), {})
+    return functional_call(module, params, *given)

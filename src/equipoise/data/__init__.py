@@ -10,12 +10,14 @@ from equipoise.data.generators import digits, gaussian_means, label_shift, synth
 from equipoise.data.leaf import leaf
 from equipoise.data.loaders import adult, fashion_mnist, femnist, imdb, mocha, omniglot, shakespeare, texts, vehicle
 from equipoise.data.partition import to_clients
+from equipoise.data.ragged import Ragged
 from equipoise.data.splits import split_clients, split_examples
 from equipoise.data.text import WordVectors, from_texts, glove
 
 __all__ = [
     "ClientSet",
     "FederatedData",
+    "Ragged",
     "WordVectors",
     "adult",
     "digits",

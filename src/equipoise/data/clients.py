@@ -17,7 +17,7 @@ from torch import Tensor
 from equipoise.core.rng import name_keys
 from equipoise.core.trees import leaves, map_tree, named_leaves
 from equipoise.data import leaves as leaf_of
-from equipoise.data.leaves import refuse_non_finite, shown_shape
+from equipoise.data.leaves import shown_shape
 from equipoise.data.ragged import Ragged
 from equipoise.data.store_state import StoredIds, StoreState
 from equipoise.errors import InvalidData, InvalidParameter, is_integer, require
@@ -111,7 +111,9 @@ class ClientSet:
     def refuse_non_finite(self, place: Callable[[int, str], str]) -> None:
         """Refuse NaN and infinity; `place` says in words where a row of a leaf is."""
         for name, values in (named_leaves("x", self.x) | named_leaves("y", self.y)).items():
-            refuse_non_finite(values, lambda row, name=name: f"{prefix(self.source)}{place(row, name)}")
+            if (row := leaf_of.first_bad_row(values)) is not None:
+                where = f"{prefix(self.source)}{place(row, name)}"
+                raise InvalidData(f"{where} holds NaN or infinity. Repair or drop that example.")
 
     def _place(self, row: int) -> str:
         """A row in words: whose it is, and the how-manieth of that client."""
@@ -158,6 +160,11 @@ class ClientSet:
     def starts(self) -> Tensor:
         """The first row of each client, (n,) int64."""
         return self.offsets[:-1]
+
+    @cached_property
+    def in_turn(self) -> bool:
+        """Whether the rows of each client follow on those of the client before it."""
+        return torch.equal(self.starts, self.offsets[:-1])
 
     @cached_property
     def sizes(self) -> Tensor:
@@ -216,9 +223,11 @@ class ClientSet:
         return sum(leaf_of.numbers_in(leaf) for leaf in leaves(self.x))
 
     @cached_property
-    def plain(self) -> bool:
-        """Whether inputs and targets are one tensor each."""
-        return isinstance(self.x, Tensor) and isinstance(self.y, Tensor)
+    def why_not_plain(self) -> str | None:
+        """Why inputs and targets are not one tensor each; None if they are."""
+        if isinstance(self.x, Tensor) and isinstance(self.y, Tensor):
+            return None
+        return "inputs or targets are several tensors, or sequences of different lengths"
 
     @cached_property
     def has_sequences(self) -> bool:
@@ -269,9 +278,9 @@ class ClientSet:
                 "which", f"must be one of the {len(self)} client ids", which, f"The first is {self.ids[0]!r}."
             )
         position = self.ids.index(which) if which is not None else at
-        good = is_integer(position) and 0 <= position < len(self)
+        good = is_integer(position) and 0 <= int(position or 0) < len(self)
         require(good, "at", f"must be a position from 0 to {len(self) - 1}", position)
-        rows = self.rows(int(position))  # type: ignore[arg-type]
+        rows = self.rows(int(position or 0))
         return self.inputs(rows), self.targets(rows)
 
     def take(self, positions: Sequence[int] | Tensor) -> ClientSet:
@@ -338,8 +347,7 @@ class ClientSet:
             return None
         values = self.y.values if isinstance(self.y, Ragged) else self.y
         lowest, highest = int(values.min()), int(values.max())
-        padded = isinstance(self.y, Ragged) and self.y.pad == ignore and bool((self.y.lengths != self.y.longest).any())
-        padded |= isinstance(self.y, Ragged) and self.y.longest % 8 > 0
+        padded = isinstance(self.y, Ragged) and self.y.pad == ignore
         if lowest > ignore or not bool((known := values != ignore).logical_not().any()):
             return LabelRange(lowest, highest, padded)
         self._refuse_examples_without_class(known)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from equipoise.core.trees import leaves, map_tree, named_leaves
 from equipoise.data.ragged import Ragged
-from equipoise.errors import InvalidData, require
+from equipoise.errors import require
 
 _ROWS_PER_CHECK = 65_536
 
@@ -22,21 +22,18 @@ def shown_shape(tree: Any) -> Any:
     return map_tree(lambda leaf: ("…", *leaf.step_shape) if isinstance(leaf, Ragged) else tuple(leaf.shape[1:]), tree)
 
 
-def refuse_non_finite(values: Any, place: Callable[[int], str]) -> None:
-    """Refuse NaN and infinity; `place` says in words where a row is."""
+def first_bad_row(values: Any) -> int | None:
+    """The first row with NaN or infinity; None if all numbers are finite."""
     numbers = values.values if isinstance(values, Ragged) else values
-    if not numbers.is_floating_point():
-        return
-    for start in range(0, len(numbers), _ROWS_PER_CHECK):
+    for start in range(0, len(numbers), _ROWS_PER_CHECK) if numbers.is_floating_point() else ():
         rows = numbers[start : start + _ROWS_PER_CHECK]
         if math.isfinite(rows.sum(dtype=torch.float64 if rows.dtype == torch.float64 else torch.float32)):
             continue  # the sum would not be finite, either
         bad = ~torch.isfinite(rows.flatten(1) if rows.dim() > 1 else rows[:, None]).all(1)
         if bad.any():
             row = start + int(bad.nonzero()[0])
-            if isinstance(values, Ragged):
-                row = int(torch.searchsorted(values.offsets, row, right=True)) - 1
-            raise InvalidData(f"{place(row)} holds NaN or infinity. Repair or drop that example.")
+            return int(torch.searchsorted(values.offsets, row, right=True)) - 1 if isinstance(values, Ragged) else row
+    return None
 
 
 def as_leaf(values: Any) -> Any:

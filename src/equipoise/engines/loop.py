@@ -112,7 +112,7 @@ class LoopEngine(Engine):
         self.task.scorer.train()
         traits = solver_traits(solver)
         k = int(cohort.clients[place])
-        first, size = int(self.train.offsets[k]), int(self.train.sizes[k])
+        first, size = int(self.train.starts[k]), int(self.train.sizes[k])
         key = self._key(cohort, k)
         lr = solver.learning_rate(cohort.round)
         steps = solver.local_steps(size) if cohort.effort is None else solver.local_steps(size, int(cohort.effort[place]))

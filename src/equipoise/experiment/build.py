@@ -142,7 +142,9 @@ def read_from_data(config: RunConfig, data: FederatedData) -> dict[str, Any]:
 
 def _vocabulary(data: FederatedData) -> int:
     """The number of tokens: one more than the largest, and at least the number of classes; 0 for data without tokens."""
-    if data.train.x.is_floating_point() or data.train.scale is not None:
+    from torch import Tensor
+
+    if not isinstance(data.train.x, Tensor) or data.train.x.is_floating_point() or data.train.scale is not None:
         return 0
     return max(data.classes, *(int(clients.x.max()) + 1 for clients in data.splits.values()))
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from equipoise.core import trees
 from equipoise.core.abilities import solver_traits
 from equipoise.core.task import Task
 from equipoise.errors import IncompatibleParts, require, require_number
@@ -45,11 +46,11 @@ class Pair(nn.Module):
         self.shared = nn.ParameterList([named[name].detach().clone() for name in self.names])
         self.scorer = scorer  # its parameters are those of the client's own model
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, *x: Tensor, **named: Tensor) -> Any:
         """The inputs as they are: the loss does the work."""
-        return x
+        return named or (x if len(x) > 1 else x[0])
 
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+    def loss(self, x: Any, y: Any) -> Tensor:
         """Per-example losses (B,) as the rule says."""
         return self.rule(self, x, y)
 
@@ -67,14 +68,14 @@ class Pair(nn.Module):
         mix = self.mix.detach()[0]
         return {name: mix * own[name] + (1 - mix) * shared[name] for name in self.names}
 
-    def losses(self, model: NamedParameters, x: Tensor, y: Tensor) -> Tensor:
+    def losses(self, model: NamedParameters, x: Any, y: Any) -> Tensor:
         """Per-example losses (B,) of a model."""
         named = {f"module.{name}": value for name, value in model.items()}
         losses: Tensor = functional_call(self.scorer, named, (x, y, False))[0]
         return losses
 
 
-PairRule = Callable[[Pair, Tensor, Tensor], Tensor]
+PairRule = Callable[[Pair, Any, Any], Tensor]
 
 
 def detach_model(model: NamedParameters) -> NamedParameters:
@@ -82,19 +83,19 @@ def detach_model(model: NamedParameters) -> NamedParameters:
     return {name: value.detach() for name, value in model.items()}
 
 
-def train_own(pair: Pair, x: Tensor, y: Tensor) -> Tensor:
+def train_own(pair: Pair, x: Any, y: Any) -> Tensor:
     """F(λ v + (1 − λ) w) as a function of v."""
     return pair.losses(pair.mixed(detach_model(pair.shared_model()), pair.own_model()), x, y)
 
 
-def train_shared(pair: Pair, x: Tensor, y: Tensor) -> Tensor:
+def train_shared(pair: Pair, x: Any, y: Any) -> Tensor:
     """F(λ v + (1 − λ) w) as a function of w."""
     return pair.losses(pair.mixed(pair.shared_model(), detach_model(pair.own_model())), x, y)
 
 
-def train_both(pair: Pair, x: Tensor, y: Tensor) -> Tensor:
+def train_both(pair: Pair, x: Any, y: Any) -> Tensor:
     """F(w) + F(λ v + (1 − λ) w): the first moves w, the second v alone."""
-    return pair.losses(pair.shared_model(), x.clone(), y) + train_own(pair, x, y)
+    return pair.losses(pair.shared_model(), trees.clone(x), y) + train_own(pair, x, y)
 
 
 _engines: WeakKeyDictionary[PersonalContext, dict[Hashable, Engine]] = WeakKeyDictionary()

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 from torch.nn import functional
 
-from equipoise.core.task import Task, cross_entropy
+from equipoise.core import trees
+from equipoise.core.task import MaskedCrossEntropy, Task, cross_entropy
 from equipoise.data.clients import ClientSet
 from equipoise.errors import InvalidParameter, require_number
 from equipoise.personal.context import PersonalContext
@@ -73,20 +74,20 @@ def diagonal_fisher(task: Task, params: Tensor, clients: ClientSet, which: Tenso
     fisher = torch.zeros(len(which), len(params), dtype=params.dtype, device=params.device)
     together = max(1, _GRADIENT_NUMBERS // len(params))
     for row, k in zip(fisher, which.tolist(), strict=True):
-        first, end = int(clients.offsets[k]), int(clients.offsets[k + 1])
-        for start in range(first, end, together):
-            part = slice(start, min(start + together, end))
-            x, y = (v.to(params.device) for v in (clients.inputs(part, params.dtype), clients.targets(part, params.dtype)))
+        owned = clients.rows(k)
+        for start in range(owned.start, owned.stop, together):
+            part = slice(start, min(start + together, owned.stop))
+            x, y = (trees.move(v(part, params.dtype), params.device) for v in (clients.inputs, clients.targets))
             row += summed_squared_gradients(task, params, x, y)
-        row /= end - first
+        row /= owned.stop - owned.start
     return fisher
 
 
-def summed_squared_gradients(task: Task, params: Tensor, x: Tensor, y: Tensor) -> Tensor:
+def summed_squared_gradients(task: Task, params: Tensor, x: Any, y: Any) -> Tensor:
     """Σ over examples (B, …) of the squared gradient of the example's loss, (D,)."""
 
-    def loss(flat: Tensor, one_x: Tensor, one_y: Tensor) -> Tensor:
-        return task.losses(flat, one_x.unsqueeze(0).clone(), one_y.unsqueeze(0))[0]
+    def loss(flat: Tensor, one_x: Any, one_y: Any) -> Tensor:
+        return task.losses(flat, trees.clone(trees.select(one_x, None)), trees.select(one_y, None))[0]
 
     try:
         gradients: Tensor = vmap(grad(loss), in_dims=(None, 0, 0))(params.detach(), x, y)  # (B, D)
@@ -94,7 +95,8 @@ def summed_squared_gradients(task: Task, params: Tensor, x: Tensor, y: Tensor) -
     except RuntimeError:  # a model that cannot be vectorised: one example after another
         total, leaf = torch.zeros_like(params), params.detach().requires_grad_()
         with torch.backends.cudnn.flags(enabled=False):  # whose recurrent layers have no gradient in evaluation mode
-            for one_x, one_y in zip(x, y, strict=True):
+            for k in range(trees.batch_shape(x)[0]):
+                one_x, one_y = trees.select(x, k), trees.select(y, k)
                 total += torch.autograd.grad(loss(leaf, one_x, one_y), leaf)[0].square()
         return total
 
@@ -116,11 +118,11 @@ class _PredictionPenalty:
 
     strength: float
 
-    def __call__(self, pair: Pair, x: Tensor, y: Tensor) -> Tensor:
+    def __call__(self, pair: Pair, x: Any, y: Any) -> Tensor:
         module, training = pair.scorer.module, pair.scorer.training
-        outputs = functional_call(module, pair.own_model(), (x.clone(),))
+        outputs = trees.call_with(module, pair.own_model(), trees.clone(x))
         pair.scorer.eval()  # the predictions to stay near are without dropout
-        reference = functional_call(module, detach_model(pair.shared_model()), (x,))
+        reference = trees.call_with(module, detach_model(pair.shared_model()), x)
         pair.scorer.train(training)
         loss: Tensor = pair.scorer.loss(outputs, y) + self.strength / 2 * symmetrised_kl(outputs, reference)
         return loss
@@ -144,7 +146,7 @@ class SymmetrisedKL(_HeldBack):
     def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
         """An empty row, and no shared state; refuses losses other than cross-entropy."""
         loss = context.task.loss
-        if loss is not cross_entropy and not isinstance(loss, nn.CrossEntropyLoss):
+        if loss is not cross_entropy and not isinstance(loss, nn.CrossEntropyLoss | MaskedCrossEntropy):
             raise InvalidParameter(
                 "personal", "SymmetrisedKL compares softmax probabilities and needs a model trained by cross-entropy",
                 getattr(loss, "__name__", type(loss).__name__),

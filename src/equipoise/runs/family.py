@@ -20,7 +20,9 @@ from equipoise.algorithm import Algorithm
 from equipoise.compare import Comparison
 from equipoise.core.numbers import plain_values
 from equipoise.core.task import PerExample
+from equipoise.core.trees import leaves, map_tree
 from equipoise.data.clients import ClientSet
+from equipoise.data.leaves import as_leaf
 from equipoise.data.splits import split_examples
 from equipoise.errors import Diverged, EquipoiseNotice, InvalidData, InvalidParameter, ObserverFailed, is_number, require
 from equipoise.observers import History
@@ -114,7 +116,7 @@ class Family:
         def table(own: Tensor) -> ClientTable:
             losses, errors = (v.gather(0, own.unsqueeze(0))[0] for v in (loss, error))
             splits = (judged_on,) * len(judging)
-            return ClientTable(judging.ids, splits, seen, judging.sizes.cpu(), losses, errors, malicious)
+            return ClientTable(tuple(judging.ids), splits, seen, judging.sizes.cpu(), losses, errors, malicious)
 
         rows = {r.name: [replace(r, clients=table(torch.full_like(chosen, i)))] for i, r in enumerate(self.results.values())}
         first = next(iter(self.results.values()))
@@ -140,11 +142,12 @@ class Family:
             return client_data
         if not (isinstance(client_data, Sequence) and len(client_data) == 2):
             raise InvalidParameter("client_data", "must be a pair (x, y) or a ClientSet", type(client_data).__name__)
-        x, y = (torch.as_tensor(part) for part in client_data)
+        x, y = (map_tree(as_leaf, part) for part in client_data)
         like = self.setting.data.train
-        if x.dim() == like.x.dim() - 1:
+        if isinstance(x, Tensor) and isinstance(like.x, Tensor) and x.dim() == like.x.dim() - 1:
             raise InvalidData("client_data: x must hold one row per example, as (examples, …); found a single example.")
-        raw = not x.is_floating_point()  # floating numbers are taken as a model sees them, as clients.client(…) gives them
+        # Floating numbers are taken as a model sees them, as clients.client(…) gives them.
+        raw = not any(leaf.is_floating_point() for leaf in leaves(x))
         return ClientSet.pack(
             [("client", x, y)], scale=like.scale if raw else None, shift=like.shift if raw else 0.0, source="client_data"
         )
@@ -188,11 +191,13 @@ class EachClientsChoice:
 
 def refuse_other_labels(clients: ClientSet, setting: Setting) -> None:
     """Refuse targets that the family's task does not know: other classes, or numbers where there are classes."""
-    classes, y = setting.data.classes, clients.y
-    if not classes or setting.data.train.y.is_floating_point():
+    data = setting.data
+    if not data.classes or data.train.label_range(data.ignore_index) is None:
         return
-    good = not y.is_floating_point() and int(y.min()) >= 0 and int(y.max()) < classes
-    require(good, "client_data", f"must have whole targets from 0 to {classes - 1}", sorted(set(y.flatten().tolist()))[:5])
+    labels = clients.label_range(data.ignore_index)
+    good = labels is not None and labels.lowest >= 0 and labels.highest < data.classes
+    shown = labels and (labels.lowest, labels.highest)
+    require(good, "client_data", f"must have whole targets from 0 to {data.classes - 1}", shown)
 
 
 def _together(histories: Sequence[History]) -> History:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,7 +31,7 @@ def stacked_gradients(task: Task, params: dict[str, Tensor], batch: ExampleBatch
     `vmap(grad(…))`, whose backward pass runs inside the transform.
     """
 
-    def batch_loss(named: dict[str, Tensor], x: Tensor, y: Tensor, shares: Tensor) -> Tensor:
+    def batch_loss(named: dict[str, Tensor], x: Any, y: Any, shares: Tensor) -> Tensor:
         return (task.losses(named, x, y) * shares).sum()
 
     leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
@@ -81,7 +82,7 @@ def _take_steps(work: ChunkWork, gradients_of: Gradients, update: Tensor, correc
     weights: dict[str, Tensor] = {}
     memory: dict[str, tuple[Tensor, ...]] = {}
     for batch in batches_by_step(work.worker.clients, work.cursor, work.first_rows, update.dtype, work.space):
-        k = len(batch.x)
+        k = len(batch.shares)
         stacked = weights or {name: value.expand(len(update), *value.shape[1:]) for name, value in anchor.items()}
         gradients, losses = gradients_of(task, {name: value[:k] for name, value in stacked.items()}, batch)
         if not weights:

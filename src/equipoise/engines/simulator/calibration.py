@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from equipoise.core.files import cache_folder, write_atomically
+from equipoise.data.leaves import shown_shape
 from equipoise.engines.simulator.assignments import Assignment, each_update, try_out
 from equipoise.engines.simulator.client_queue import ClientQueue, most_clients
 from equipoise.engines.simulator.cpu.compiled_softmax import CompiledSoftmaxPath
@@ -208,7 +209,7 @@ def _name(task: CalibrationTask) -> str:
     queue, worker, solver = task.queue, task.worker, task.rule.solver
     work = (
         type(worker.task.module).__qualname__, queue.models.shape[1], str(queue.models.dtype),
-        tuple(worker.clients.x.shape[1:]), type(solver).__qualname__, solver.batch_size, queue.own,
+        shown_shape(worker.clients.x), type(solver).__qualname__, solver.batch_size, queue.own,
         min(1 << (len(queue) - 1).bit_length(), 1024), (task.given.chunk_size, task.given.workers, worker.place.compiled),
     )  # fmt: skip
     machine = f"{platform.node()} {platform.machine()} torch {torch.__version__} threads {task.threads}"

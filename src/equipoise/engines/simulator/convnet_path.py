@@ -21,7 +21,7 @@ class HandWrittenConvNet(LocalPath):
 
     def __init__(self, place: Workplace) -> None:
         super().__init__(place)
-        self.obstacle = why_not_by_hand(place.task, place.device)
+        self.obstacle = place.clients.why_not_plain or why_not_by_hand(place.task, place.device)
 
     def supports_rule(self, rule: LocalRule) -> str | None:
         """Model and device decide alone."""

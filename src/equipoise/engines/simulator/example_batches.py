@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +19,8 @@ _AT_ONCE = 2**24  # the most numbers that are gathered for all steps together
 class ExampleBatch(NamedTuple):
     """One local step's examples of the k clients still at work, padded to b; a client's `shares` sum to 1, padding has 0."""
 
-    x: Tensor  # (k, b, …)
-    y: Tensor  # (k, b, …)
+    x: Any  # (k, b, …), or a tuple or dict of such
+    y: Any
     shares: Tensor  # (k, b)
     last: bool  # no step comes after it
     scale: float = 1.0  # a model sees x · scale; 1 unless the caller can take it into its products
@@ -29,11 +29,13 @@ class ExampleBatch(NamedTuple):
 
 def gather_inputs(
     clients: ClientSet, rows: Tensor, dtype: torch.dtype, space: Workspace, *, scaled: bool = True, out: Tensor | None = None
-) -> Tensor:
+) -> Any:
     """What `clients.inputs(rows, dtype)` gives, in `out` or in memory that is valid until the next call with the same space.
 
     Without `scaled` the numbers are as they are stored, but for their type and a shift.
     """
+    if not isinstance(clients.x, Tensor):
+        return clients.inputs(rows, dtype)
     shape, device = (rows.numel(), *clients.x.shape[1:]), clients.device
     raw = torch.index_select(clients.x, 0, rows.flatten(), out=space.empty("raw inputs", shape, clients.x.dtype, device))
     wanted = dtype if clients.scale is not None or raw.is_floating_point() else torch.int64

@@ -32,7 +32,7 @@ class LinearBlocks(LocalPath):
 
     def __init__(self, place: Workplace) -> None:
         super().__init__(place)
-        self.obstacle = why_not_linear(place.task)
+        self.obstacle = place.clients.why_not_plain or why_not_linear(place.task)
 
     def supports_rule(self, rule: LocalRule) -> str | None:
         """The model must be linear, the rule plain SGD."""

@@ -41,7 +41,7 @@ class ExampleSpan(LocalPath):
 
     def __init__(self, place: Workplace) -> None:
         super().__init__(place)
-        self.obstacle = why_not_linear(place.task)
+        self.obstacle = place.clients.why_not_plain or why_not_linear(place.task)
 
     def supports_rule(self, rule: LocalRule) -> str | None:
         """The model must be linear and shared, the rule plain SGD."""
@@ -190,7 +190,7 @@ class _Span:
         matter to a later one, so that not much more than half of the Gram matrix is computed.
         """
         k, size, width = self.k, int(cursor.sizes[0]), cursor.width
-        rows = self.clients.offsets[which].unsqueeze(1) + cursor.all_orders[:, 0]
+        rows = self.clients.starts[which].unsqueeze(1) + cursor.all_orders[:, 0]
         targets = self.clients.targets(rows, self.dtype)
         cuts = [min(size, (len(cursor.active) * i // _PARTS) * width) for i in range(_PARTS)] + [size]
         parts = [slice(first, last) for first, last in pairwise(cuts) if first < last]
@@ -234,7 +234,7 @@ class _Span:
         """Any number of passes over clients of any sizes."""
         clients, device, k, n = self.clients, self.device, self.k, int(cursor.sizes.max())
         within = torch.minimum(torch.arange(n, device=device), (clients.sizes[which] - 1).unsqueeze(1))
-        rows = clients.offsets[which].unsqueeze(1) + within  # padding repeats the last example, and keeps the coefficient 0
+        rows = clients.starts[which].unsqueeze(1) + within  # padding repeats the last example, and keeps the coefficient 0
         gram = self.empty("gram", k, n, n)
         x, outputs = self.start(rows, [(slice(0, n), gram)])
         gram.mul_(self.scale**2)

@@ -153,7 +153,7 @@ class ChunkWork:
     @property
     def first_rows(self) -> Tensor:
         """The row of each client's first example, (k, 1)."""
-        return self.worker.clients.offsets[self.positions].unsqueeze(1)
+        return self.worker.clients.starts[self.positions].unsqueeze(1)
 
     @property
     def largest(self) -> int:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from equipoise.core import trees
 from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet
 from equipoise.engines.simulator.cpu.convnet_gradients import convnet_scores, is_plain_convnet
@@ -59,12 +61,12 @@ class Scoring:
         lengths = sizes.to(self.device, non_blocking=True)
         count = int(sizes.sum())  # not asked of a GPU, as that would wait for it
         rows, first = None, 0
-        if which is not None and _in_a_row(which):
-            first = int(clients.host_sizes[: which[0]].sum())
+        if which is not None and _in_a_row(which) and clients.in_turn:
+            first = int(clients.starts[which[0]])
         elif which is not None:
             rows = _rows_of(clients, which, lengths, count)
         width = _ROWS.get(self.device.type, 1024)
-        if why_not_linear(self.task) is None:
+        if clients.why_not_plain is None and why_not_linear(self.task) is None:
             width = max(width, _LINEAR_NUMBERS // max(1, clients.features))
         scores = torch.empty(1 + with_errors, len(models), count, dtype=torch.float64, device=self.device)
 
@@ -120,23 +122,23 @@ class Scoring:
         means = workers.share(score_clients, parts)
         return tuple(torch.cat(values, 1) for values in zip(*means, strict=True))
 
-    def _scores(self, models: Tensor, x: Tensor, y: Tensor, with_errors: bool) -> tuple[Tensor, ...]:
+    def _scores(self, models: Tensor, x: Any, y: Any, with_errors: bool) -> tuple[Tensor, ...]:
         """Losses (and errors) of shared examples under several models, (M, B) each; one model needs no batching."""
         score = partial(_score, self.task, y=y, with_errors=with_errors)
-        if self.by_hand:
+        if self.by_hand and isinstance(x, Tensor):
             score = partial(_by_hand, self.task, y=y, with_errors=with_errors)
             return tuple(torch.stack(values) for values in zip(*(score(params, x) for params in models), strict=True))
         if len(models) == 1:
             return tuple(values.unsqueeze(0) for values in score(models[0], x))
-        if not with_errors and why_not_linear(self.task) is None:
+        if not with_errors and isinstance(x, Tensor) and isinstance(y, Tensor) and why_not_linear(self.task) is None:
             return (linear_losses(self.task, models, x, y),)
         if self.models_together:
             try:
-                scores: tuple[Tensor, ...] = vmap(score, in_dims=(0, None))(models, x.clone())
+                scores: tuple[Tensor, ...] = vmap(score, in_dims=(0, None))(models, trees.clone(x))
                 return scores
             except RuntimeError:  # a forward pass that writes to the inputs, which models share, or reads a number off a tensor
                 self.models_together = False
-        alone = [score(params, x.clone()) for params in models]
+        alone = [score(params, trees.clone(x)) for params in models]
         return tuple(torch.stack(values) for values in zip(*alone, strict=True))
 
     def own_means(self, models: Tensor, clients: ClientSet, which: Tensor) -> tuple[Tensor, Tensor]:
@@ -159,7 +161,7 @@ class Scoring:
     def _own_totals(self, models: Tensor, clients: ClientSet, which: Tensor, here: Tensor, part: slice) -> Tensor:
         """Summed losses and errors of a part of the examples of the clients `here`, padded to one length: (2, k)."""
         positions = which[here].to(self.device)
-        sizes, first = clients.sizes[positions], clients.offsets[positions]
+        sizes, first = clients.sizes[positions], clients.starts[positions]
         end = min(part.stop, int(sizes.max()))
         numbers = torch.arange(part.start, end, device=self.device)
         inside = numbers < sizes.unsqueeze(1)  # (k, b)
@@ -169,7 +171,7 @@ class Scoring:
             scores = self._own_scores(models[here.to(self.device)], x, y)
         return torch.stack([torch.where(inside, values.double(), 0.0).sum(1).cpu() for values in scores])
 
-    def _own_scores(self, models: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def _own_scores(self, models: Tensor, x: Any, y: Any) -> tuple[Tensor, Tensor]:
         """Losses and errors (k, b) of examples (k, b, …) under clients' own models (k, D)."""
         if self.models_together:
             try:
@@ -177,13 +179,13 @@ class Scoring:
                 return scores
             except RuntimeError:  # an error, say, that reads a number off a tensor
                 self.models_together = False
-        alone = [self.task.scores(*one) for one in zip(models, x, y, strict=True)]
+        alone = [self.task.scores(model, trees.select(x, k), trees.select(y, k)) for k, model in enumerate(models)]
         return torch.stack([loss for loss, _ in alone]), torch.stack([error for _, error in alone])
 
 
 def _rows_of(clients: ClientSet, which: Tensor, lengths: Tensor, count: int) -> Tensor:
     """The rows of clients one after another: of each as many as `lengths` (n,) says, `count` in all."""
-    begins = clients.offsets[which.to(lengths.device)] - lengths.cumsum(0) + lengths
+    begins = clients.starts[which.to(lengths.device)] - lengths.cumsum(0) + lengths
     return torch.arange(count, device=lengths.device) + begins.repeat_interleave(lengths, output_size=count)
 
 
@@ -192,7 +194,7 @@ def _in_a_row(which: Tensor) -> bool:
     return len(which) > 0 and torch.equal(which, torch.arange(len(which)) + which[0])
 
 
-def _score(task: Task, params: Tensor, x: Tensor, *, y: Tensor, with_errors: bool) -> tuple[Tensor, ...]:
+def _score(task: Task, params: Tensor, x: Any, *, y: Any, with_errors: bool) -> tuple[Tensor, ...]:
     return task.scores(params, x, y) if with_errors else (task.losses(params, x, y),)
 
 

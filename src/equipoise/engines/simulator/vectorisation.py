@@ -6,6 +6,7 @@ import warnings
 
 import torch
 
+from equipoise.core import trees
 from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet
 from equipoise.engines.simulator.batched_steps import stacked_gradients
@@ -17,7 +18,7 @@ def why_not_vectorised(task: Task, clients: ClientSet) -> str | None:
     """Try two clients with two examples each against one at a time; the reason if that fails or differs."""
     task.scorer.train()
     device = clients.device
-    rows = torch.tensor([[0, 1 % clients.examples], [len(clients.x) - 1, 0]], device=device)
+    rows = torch.tensor([[0, 1 % clients.examples], [clients.examples - 1, 0]], device=device)
     flat = task.layout.read(task.module).expand(2, -1).contiguous()
     params = task.layout.unflatten(flat)
     x, y = clients.inputs(rows, flat.dtype), clients.targets(rows, flat.dtype)
@@ -27,7 +28,7 @@ def why_not_vectorised(task: Task, clients: ClientSet) -> str | None:
     with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
         for i in range(2):
             leaf = flat[i].detach().requires_grad_()
-            loss = task.losses(leaf, x[i].clone(), y[i]).mean()
+            loss = task.losses(leaf, trees.clone(trees.select(x, i)), trees.select(y, i)).mean()
             single.append(task.layout.unflatten(torch.autograd.grad(loss, leaf)[0]))
         warnings.filterwarnings("error", message="There is a performance drop")  # vmap's own slow loop
         try:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.task import Task, cross_entropy
-from equipoise.data.clients import ClientSet
+from equipoise.data.clients import IGNORE, ClientSet
 from equipoise.engines.simulator.client_queue import ClientQueue
 from equipoise.engines.simulator.cpu.c_library import library
 from equipoise.engines.simulator.linear_blocks import has_one_score, weight_shape, why_not_linear
@@ -134,9 +134,9 @@ class CompiledSoftmax:
     def obstacle(self) -> str | None:
         """Why it does not do the work of this model on these data on this machine; None if it does."""
         x, y, task = self.clients.x, self.clients.y, self.task
-        if x.device.type != "cpu":
+        if self.clients.device.type != "cpu":
             return "it is for the CPU"
-        if (reason := why_not_linear(task)) is not None:
+        if (reason := self.clients.why_not_plain or why_not_linear(task)) is not None:
             return reason
         if task.loss is not cross_entropy or has_one_score(task):
             return "the loss is not cross-entropy of several classes"
@@ -148,7 +148,8 @@ class CompiledSoftmax:
         if y.dim() != 1 or y.is_floating_point() or y.dtype == torch.bool:
             return "targets must be one class per example"
         classes, features = weight_shape(task)
-        if int(y.min()) < 0 or int(y.max()) >= classes or x[0].numel() != features:
+        labels = self.clients.label_range(IGNORE)
+        if labels is None or labels.lowest < 0 or labels.highest >= classes or x[0].numel() != features:
             return "some targets or inputs are not what the model is made for"
         if self._library is None:
             return "this machine has no C compiler that works"
@@ -163,7 +164,8 @@ class CompiledSoftmax:
 
     @cached_property
     def _targets(self) -> Tensor:
-        return self.clients.y.long().contiguous()
+        targets: Tensor = self.clients.y.long().contiguous()
+        return targets
 
     @cached_property
     def _packing(self) -> ModelPacking:
@@ -253,7 +255,7 @@ class CompiledSoftmax:
         squares, losses = torch.empty(count, dtype=torch.float64), torch.empty(count, dtype=torch.float64)
         permutations = cursor.all_orders.contiguous()
         tensors = {
-            "first": clients.offsets[work.positions], "sizes": cursor.sizes.contiguous(),
+            "first": clients.starts[work.positions], "sizes": cursor.sizes.contiguous(),
             "steps": cursor.steps.contiguous(), "orders": permutations, "starts": models, "owners": owners, "anchors": anchors,
             "towards": towards, "pulls": strength, "weights": weights.float().contiguous(), "edges": edges, "totals": totals,
             "squares": squares, "losses": losses, "memory": memory,
@@ -271,7 +273,7 @@ class CompiledSoftmax:
         if self._library is None:
             raise RuntimeError("There is no compiled code on this machine.")  # `obstacle` says so before
         packing, clients = self._packing, self.clients
-        first, sizes = clients.offsets[:-1], clients.sizes
+        first, sizes = clients.starts, clients.sizes
         if which is not None:
             first, sizes = first[which], sizes[which]
         losses, errors = torch.empty(2, len(models), len(sizes), dtype=torch.float64).unbind()

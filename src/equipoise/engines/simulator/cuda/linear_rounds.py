@@ -214,7 +214,7 @@ def why_no_graphs(place: Workplace) -> str | None:
     clients, task = place.clients, place.task
     if place.device.type != "cuda":
         return "it needs a CUDA device"
-    if (reason := why_not_linear(task)) is not None:
+    if (reason := clients.why_not_plain or why_not_linear(task)) is not None:
         return reason
     if task.loss is not cross_entropy or has_one_score(task) or clients.y.dim() != 1:
         return "it is for cross-entropy with one class per example"

@@ -51,7 +51,7 @@ class StepGraphs(LocalPath):
     def __init__(self, place: Workplace) -> None:
         super().__init__(place)
         self.buffers: StepBuffers | None = None
-        self.obstacle = None if place.device.type == "cuda" else "it needs a CUDA device"
+        self.obstacle = place.clients.why_not_plain if place.device.type == "cuda" else "it needs a CUDA device"
         self.computed = self.useful = 0  # examples in the last chunk, with and without padding
 
     @cached_property
