@@ -12,6 +12,8 @@ from equipoise.data.loaders import adult, fashion_mnist, femnist, imdb, mocha, o
 from equipoise.data.partition import to_clients
 from equipoise.data.ragged import Ragged
 from equipoise.data.splits import split_clients, split_examples
+from equipoise.data.store_reader import check_store, open_store, refuse_changed_store
+from equipoise.data.store_writer import write_store
 from equipoise.data.text import WordVectors, from_texts, glove
 
 __all__ = [
@@ -20,6 +22,7 @@ __all__ = [
     "Ragged",
     "WordVectors",
     "adult",
+    "check_store",
     "digits",
     "fashion_mnist",
     "femnist",
@@ -35,7 +38,9 @@ __all__ = [
     "mocha",
     "npz",
     "omniglot",
+    "open_store",
     "partition",
+    "refuse_changed_store",
     "shakespeare",
     "split_clients",
     "split_examples",
@@ -44,4 +49,5 @@ __all__ = [
     "texts",
     "to_clients",
     "vehicle",
+    "write_store",
 ]

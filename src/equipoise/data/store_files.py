@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ DIGEST_BYTES = 16
 MANIFEST, PROGRESS, CHECKSUMS = "manifest.json", "progress.json", ".checksums"
 SETS = "clients", "train", "validation", "test"
 Content = dict[str, Any]
+_MAP_NORESERVE = 0x4000  # of Linux; the module mmap has no name for it in all versions of Python
 
 
 def block_digest(data: Any = b"") -> Any:
@@ -170,7 +172,10 @@ def mapped(file: Path, size: int) -> Tensor:
     if not size:
         return torch.empty(0, dtype=torch.uint8)
     with file.open("rb") as opened:
-        memory = mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_COPY)
+        if sys.platform == "linux":  # else Linux refuses private maps larger than memory
+            memory = mmap.mmap(opened.fileno(), size, flags=mmap.MAP_PRIVATE | _MAP_NORESERVE)
+        else:
+            memory = mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_COPY)
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
