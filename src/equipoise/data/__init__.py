@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from equipoise.data import partition, tabular
+from equipoise.data.bridges import from_folders, from_hugging_face, from_partitions
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.data.convert import from_arrays, from_datasets, from_dict
 from equipoise.data.file_access import npz
@@ -29,6 +30,9 @@ __all__ = [
     "from_arrays",
     "from_datasets",
     "from_dict",
+    "from_folders",
+    "from_hugging_face",
+    "from_partitions",
     "from_texts",
     "gaussian_means",
     "glove",

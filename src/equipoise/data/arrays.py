@@ -12,6 +12,7 @@ from torch import Tensor
 
 from equipoise.core.trees import named_leaves
 from equipoise.data.ragged import Ragged
+from equipoise.data.visited import Visited
 from equipoise.errors import InvalidData
 
 _ROWS_PER_CHECK = 65_536
@@ -35,7 +36,7 @@ def _is_array(value: Any) -> bool:
     """Whether something is an array of one or more dimensions, of whatever library."""
     if isinstance(value, Tensor | np.ndarray):
         return value.ndim > 0
-    return isinstance(value, Ragged) or _has_array(value)
+    return isinstance(value, Ragged | Visited) or _has_array(value)
 
 
 def _has_array(value: Any) -> bool:
@@ -44,6 +45,8 @@ def _has_array(value: Any) -> bool:
 
 def as_leaf(name: str, values: Any) -> Any:
     """A tensor of finite numbers, or sequences; float64 becomes float32, in which models work by default."""
+    if isinstance(values, Visited):
+        return values
     if isinstance(values, Ragged):
         _refuse_non_finite(name, values.values, None)
         return values
@@ -63,12 +66,12 @@ def _as_tensor(name: str, values: Any) -> Tensor:
         try:
             return torch.stack([torch.as_tensor(row) for row in values])
         except (TypeError, ValueError, RuntimeError) as failure:
-            raise InvalidData(f"{name} must be an array of numbers with equal shapes: {_first_line(failure)}") from failure
+            raise InvalidData(f"{name} must be an array of numbers with equal shapes: {first_line(failure)}") from failure
     try:
         array = np.asarray(values)
     except ValueError as failure:  # rows of different lengths
         raise InvalidData(
-            f"{name} must be an array of numbers with equal shapes: {_first_line(failure)}. Sequences of different lengths are "
+            f"{name} must be an array of numbers with equal shapes: {first_line(failure)}. Sequences of different lengths are "
             "a leaf Ragged.of(sequences) of a dict."
         ) from failure
     if array.dtype.kind == "O":
@@ -192,7 +195,8 @@ def _client_name(value: Any, which: NDArray[Any], place: int) -> str:
     return text
 
 
-def _first_line(failure: Exception) -> str:
+def first_line(failure: Exception) -> str:
+    """The first line of what an error says."""
     return (str(failure).strip().splitlines() or [type(failure).__name__])[0].rstrip(".")
 
 

@@ -13,6 +13,7 @@ from equipoise.core.trees import leaves, map_tree
 from equipoise.data.arrays import as_tree
 from equipoise.data.clients import ClientSet
 from equipoise.data.ragged import Ragged
+from equipoise.data.visited import Visited
 from equipoise.errors import InvalidData
 
 BATCH_BYTES = 1 << 24
@@ -60,6 +61,11 @@ def batches_of_stream(clients: Iterable[Any], *, scale: Any, shift: Any, source:
 
 def leaf_bytes(leaf: Any) -> int:
     """Bytes of the values of a leaf."""
+    if isinstance(leaf, Visited):
+        raise InvalidData(
+            "Examples that a Dataset reads at every visit, for random augmentation, cannot be written. Write what the Dataset "
+            "holds without augmentation."
+        )
     values = leaf.values if isinstance(leaf, Ragged) else leaf
     return int(values.nbytes)
 

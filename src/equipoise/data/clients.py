@@ -20,6 +20,7 @@ from equipoise.data import leaves as leaf_of
 from equipoise.data.leaves import shown_shape
 from equipoise.data.ragged import Ragged
 from equipoise.data.store_state import StoredIds, StoreState
+from equipoise.data.visited import Visited
 from equipoise.errors import InvalidData, InvalidParameter, is_integer, require
 from equipoise.types import Attack
 
@@ -228,6 +229,11 @@ class ClientSet:
         if isinstance(self.x, Tensor) and isinstance(self.y, Tensor):
             return None
         return "inputs or targets are several tensors, or sequences of different lengths"
+
+    @cached_property
+    def is_visited(self) -> bool:
+        """Whether some inputs are read from a Dataset at every visit, which only the loop engine does."""
+        return any(isinstance(leaf, Visited) for leaf in leaves(self.x))
 
     @cached_property
     def has_sequences(self) -> bool:

@@ -7,12 +7,16 @@ from typing import Any
 
 import torch
 
+from equipoise.core.abilities import is_part
 from equipoise.core.trees import leaves, map_tree
-from equipoise.data.arrays import as_tree, client_of_rows, row_counts, rows_by_client
+from equipoise.data.arrays import as_tree, client_of_rows, first_line, row_counts, rows_by_client
 from equipoise.data.clients import IGNORE, ClientSet, FederatedData, offsets_of
 from equipoise.data.leaves import per_leaf, taken
 from equipoise.data.splits import How, split
+from equipoise.data.visited import Visited
 from equipoise.errors import InvalidData, require
+
+_READ_TWICE = 4  # examples of every client, to find random augmentation
 
 
 def from_arrays(
@@ -108,19 +112,46 @@ def from_dict(
     )
 
 
-def from_datasets(datasets: Mapping[str, Any], **options: Any) -> FederatedData:
-    """One torch Dataset of (x, y) examples per client id; options as in `from_dict`. Every example is read once, now."""
+def from_datasets(datasets: Mapping[str, Any], *, each_visit: bool = False, **options: Any) -> FederatedData:
+    """One torch Dataset of (x, y) examples per client id; options as in `from_dict`. Every example is read once, now.
+
+    A dataset that augments its examples at random would so be frozen, and is refused. With `each_visit=True` inputs are read
+    again whenever a batch holds them, which only the loop engine does: train(…, engine="loop").
+    """
+    require(isinstance(datasets, Mapping), "datasets", "must map client ids to Datasets", type(datasets).__name__)
     pairs = {}
     for owner, dataset in datasets.items():
+        if not is_part(dataset, "__getitem__", "__len__"):
+            raise InvalidData(f"client {owner!r}: {type(dataset).__name__} must have a length, and examples by their number.")
+        if len(dataset) == 0:
+            raise InvalidData(f"client {owner!r} has no example. Drop it, or give it data.")
         examples = [dataset[i] for i in range(len(dataset))]
         if any(not isinstance(example, Sequence) or len(example) < 2 for example in examples):
             raise InvalidData(f"client {owner!r}: examples of a Dataset must be pairs (x, y).")
-        if not examples:
-            raise InvalidData(f"client {owner!r} has no example. Drop it, or give it data.")
-        pairs[owner] = (_stacked([example[0] for example in examples]), _stacked([example[1] for example in examples]))
+        x, y = (_stacked(owner, [example[part] for example in examples]) for part in (0, 1))
+        if each_visit:
+            places = torch.stack([torch.zeros(len(examples), dtype=torch.int64), torch.arange(len(examples))], 1)
+            x = Visited([dataset], places)
+        elif any(_differs(dataset[i][0], examples[i][0]) for i in range(min(_READ_TWICE, len(examples)))):
+            raise InvalidData(
+                f"client {owner!r}: its Dataset gives another input whenever it is read (random augmentation), and would be "
+                'frozen as it was read first. Give each_visit=True and train with engine="loop", or leave the augmentation out.'
+            )
+        pairs[owner] = (x, y)
     return from_dict(pairs, **options)
 
 
-def _stacked(examples: list[Any]) -> Any:
+def _differs(first: Any, second: Any) -> bool:
+    """Whether two readings of one input differ."""
+    pairs = zip(leaves(first), leaves(second), strict=True)
+    return any(not torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in pairs)
+
+
+def _stacked(owner: str, examples: list[Any]) -> Any:
     """Examples of one client, each a tensor or a tree of tensors, as one tree with a row per example."""
-    return map_tree(lambda *parts: torch.stack([torch.as_tensor(part) for part in parts]), *examples)
+    try:
+        return map_tree(lambda *parts: torch.stack([torch.as_tensor(part) for part in parts]), *examples)
+    except (TypeError, ValueError, RuntimeError, KeyError) as failure:
+        raise InvalidData(
+            f"client {owner!r}: its examples cannot be packed: {first_line(failure)}. Give tensors of one shape, or Ragged."
+        ) from failure

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from equipoise.core.trees import leaves, map_tree, named_leaves
 from equipoise.data.ragged import Ragged
+from equipoise.data.visited import Visited
 from equipoise.errors import require
 
 _ROWS_PER_CHECK = 65_536
@@ -23,7 +24,9 @@ def shown_shape(tree: Any) -> Any:
 
 
 def first_bad_row(values: Any) -> int | None:
-    """The first row with NaN or infinity; None if all numbers are finite."""
+    """The first row with NaN or infinity; None if all numbers are finite. Examples that are read later are checked then."""
+    if isinstance(values, Visited):
+        return None
     numbers = values.values if isinstance(values, Ragged) else values
     for start in range(0, len(numbers), _ROWS_PER_CHECK) if numbers.is_floating_point() else ():
         rows = numbers[start : start + _ROWS_PER_CHECK]
@@ -38,7 +41,7 @@ def first_bad_row(values: Any) -> int | None:
 
 def as_leaf(values: Any) -> Any:
     """A tensor, or sequences; NumPy arrays are welcome."""
-    return values if isinstance(values, Ragged) else torch.as_tensor(values)
+    return values if isinstance(values, Ragged | Visited) else torch.as_tensor(values)
 
 
 def columns(trees: Sequence[Any]) -> list[list[Any]] | None:
@@ -81,19 +84,23 @@ def joined(parts: list[Any]) -> Any:
     """The rows of the leaves one after the other."""
     if isinstance(parts[0], np.ndarray):
         return torch.from_numpy(np.concatenate(parts))
-    return Ragged.joined(parts) if isinstance(parts[0], Ragged) else torch.cat(parts)
+    if isinstance(parts[0], Ragged):
+        return Ragged.joined(parts)
+    if isinstance(parts[0], Visited):
+        return Visited.joined(parts)
+    return torch.cat(parts)
 
 
 def taken(leaf: Any, rows: Tensor) -> Any:
     """Some rows of a leaf, copied."""
-    return leaf[rows] if isinstance(leaf, Ragged) else leaf.index_select(0, rows.to(leaf.device))
+    return leaf[rows] if isinstance(leaf, Ragged | Visited) else leaf.index_select(0, rows.to(leaf.device))
 
 
 def _kind(leaf: Any) -> tuple[bool, tuple[int, ...] | None]:
     """What the leaves of all clients must share: whether they are sequences, and the shape of a row; None of a single number."""
     if isinstance(leaf, Ragged):
         return True, leaf.step_shape
-    return False, leaf.shape[1:] if leaf.ndim else None
+    return False, leaf.shape[1:] if leaf.shape else None
 
 
 def kinds_of(tree: Any) -> dict[str, tuple[bool, tuple[int, ...] | None]]:
@@ -136,6 +143,8 @@ def gather(values: Any, rows: Tensor | slice, wider: int) -> Tensor:
     if isinstance(values, Ragged):
         where = indices(rows, values.device)
         return values.gather(where, values.width(where) + wider)
+    if isinstance(values, Visited):
+        return values.gather(indices(rows, values.places.device))
     if isinstance(rows, slice):
         part: Tensor = values[rows]
         return part
@@ -154,9 +163,10 @@ def prepared(values: Tensor, rows: Tensor | slice, dtype: torch.dtype, scale: fl
 
 def moved(value: Any, device: torch.device) -> Any:
     """A tensor or a tree of tensors on a device; anything else as it is."""
-    if isinstance(value, Tensor | Ragged):
+    kinds = Tensor | Ragged | Visited
+    if isinstance(value, kinds):
         return value.to(device)
-    trees = isinstance(value, dict | tuple) and any(isinstance(leaf, Tensor | Ragged) for leaf in leaves(value))
+    trees = isinstance(value, dict | tuple) and any(isinstance(leaf, kinds) for leaf in leaves(value))
     return map_tree(lambda leaf: leaf.to(device), value) if trees else value
 
 
@@ -166,4 +176,6 @@ def hashed_parts(tree: Any) -> list[object]:
         return [tree]
     if isinstance(tree, Ragged):
         return [tree.values, tree.offsets, tree.pad, tree.mask]
+    if isinstance(tree, Visited):
+        return ["read at every visit", tree.shape, tree.dtype, tree.places]
     return [part for name, leaf in named_leaves("", tree).items() for part in (name, *hashed_parts(leaf))]

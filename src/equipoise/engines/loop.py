@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -82,11 +84,22 @@ class LoopEngine(Engine):
         scores = [self._score(params, clients, k) for k in range(len(clients))]
         return torch.stack([loss for loss, _ in scores]), torch.stack([error for _, error in scores])
 
+    @contextmanager
+    def _visit(self, clients: ClientSet, k: int) -> Iterator[None]:
+        """Inputs of a Dataset that are read at every visit are augmented by a stream of the client's own."""
+        if not clients.is_visited:
+            yield
+            return
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(int(clients.host_keys[k]) & (2**63 - 1))
+            yield
+
     def _score(self, params: Tensor, clients: ClientSet, k: int) -> tuple[Tensor, Tensor]:
         """Mean loss and mean error of one client at `params`."""
         self.task.scorer.eval()
         rows = clients.rows(k)
-        x, y = clients.inputs(rows, params.dtype), clients.targets(rows, params.dtype)
+        with self._visit(clients, k):
+            x, y = clients.inputs(rows, params.dtype), clients.targets(rows, params.dtype)
         self.task.layout.write(self.task.module, params)
         with torch.no_grad():
             loss, error = self.task.scorer(x, y, True)

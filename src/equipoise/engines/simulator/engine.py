@@ -40,7 +40,7 @@ from equipoise.engines.simulator.precision import FULL, PRECISIONS, Precision
 from equipoise.engines.simulator.scoring import Scoring
 from equipoise.engines.simulator.vectorisation import why_not_vectorised
 from equipoise.engines.simulator.workers import Workers, can_fork, one_thread
-from equipoise.errors import EquipoiseNotice, is_integer, require
+from equipoise.errors import EquipoiseNotice, IncompatibleParts, is_integer, require
 from equipoise.solvers import SGD
 from equipoise.types import Aggregator, AggregatorTraits, Cohort, Job, LocalSolver, LocalWork, LookAheadEngine, Pull
 
@@ -90,6 +90,11 @@ class Simulator:
 
     def start(self, task: Task, data: FederatedData) -> SimulatorEngine:
         """The running engine for a task on a data set."""
+        if any(clients.is_visited for clients in data.splits.values()):
+            raise IncompatibleParts(
+                "These data read inputs from a Dataset at every visit (random augmentation); the simulator packs data once.",
+                'Train with engine="loop", or leave the augmentation out.',
+            )
         given = Choice(self.chunk_size, self.workers)
         engine = SimulatorEngine(task, data, usable_device(self.device), given, Precision(self.precision), self.compiled)
         reason = engine.why_not_vectorised()
