@@ -45,7 +45,9 @@ def batches_of_stream(clients: Iterable[Any], *, scale: Any, shift: Any, source:
         try:
             name, x, y = given
         except (TypeError, ValueError):
-            raise InvalidData(f"{source}: entry {position} must be a triple (id, x, y), but is {type(given).__name__}.") from None
+            raise InvalidData(
+                f"{source}: entry {position} must be a triple (id, x, y), but is {type(given).__name__}."
+            ) from None
         if type(name) is not str or not name:
             raise InvalidData(f"{source}: the id of entry {position} must be text and not empty, but is {name!r}. Use str(id).")
         if not (_is_ready(x) and _is_ready(y)):
@@ -81,7 +83,9 @@ def _is_ready(tree: Any) -> bool:
     if type(tree) is np.ndarray or type(tree) is Tensor:
         return tree.dtype in _READY and tree.ndim > 0
     trees = isinstance(tree, tuple | dict) and len(tree) > 0
-    return trees and all(isinstance(leaf, Ragged) or (not isinstance(leaf, tuple | dict) and _is_ready(leaf)) for leaf in leaves(tree))
+    return trees and all(
+        isinstance(leaf, Ragged) or (not isinstance(leaf, tuple | dict) and _is_ready(leaf)) for leaf in leaves(tree)
+    )
 
 
 def _converted(source: str, name: str, x: Any, y: Any) -> tuple[Any, Any]:

@@ -136,17 +136,15 @@ class ClientSet:
         if not triples:
             raise InvalidData(f"{origin}there is no client.")
         names, inputs, targets = zip(*triples, strict=True)
-        columns = [leaf_of.columns(trees) for trees in (inputs, targets)]
-        if any(each is None for each in columns) or not leaf_of.same_rows(*columns[0], *columns[1]):
-            _refuse_unlike_clients(triples, origin)
-        x, y = (
-            leaf_of.tree_like(trees[0], map(leaf_of.joined, column))
-            for trees, column in zip((inputs, targets), columns, strict=True)
-        )
+        x_columns, y_columns = leaf_of.columns(inputs), leaf_of.columns(targets)
+        if x_columns is None or y_columns is None or not leaf_of.same_rows(*x_columns, *y_columns):
+            raise _unlike_clients(triples, origin)
+        x = leaf_of.tree_like(inputs[0], map(leaf_of.joined, x_columns))
+        y = leaf_of.tree_like(targets[0], map(leaf_of.joined, y_columns))
         made = cls.trusted(
             x=x,
             y=y,
-            offsets=offsets_of(torch.tensor([len(leaf) for leaf in (columns[0] or columns[1])[0]])),
+            offsets=offsets_of(torch.tensor([len(leaf) for leaf in (*x_columns, *y_columns)[0]])),
             ids=names,
             scale=leaf_of.per_leaf("scale", scale, x, None),
             shift=leaf_of.per_leaf("shift", shift, x, 0.0),
@@ -375,21 +373,22 @@ class ClientSet:
             )
 
 
-def _refuse_unlike_clients(triples: list[tuple[str, Any, Any]], origin: str) -> None:
-    """Refuse the first client whose inputs and targets are not of the kind of the first client's."""
+def _unlike_clients(triples: list[tuple[str, Any, Any]], origin: str) -> InvalidData:
+    """The refusal of the first client whose inputs and targets are not of the kind of the first client's."""
     trees = [(name, map_tree(leaf_of.as_leaf, x), map_tree(leaf_of.as_leaf, y)) for name, x, y in triples]
     first = trees[0]
     for name, x, y in trees:
         if any(isinstance(leaf, Tensor) and leaf.dim() == 0 for leaf in (*leaves(x), *leaves(y))):
-            raise InvalidData(f"{origin}client {name!r} must have arrays with one row per example, not single numbers.")
+            return InvalidData(f"{origin}client {name!r} must have arrays with one row per example, not single numbers.")
         if leaf_of.kinds_of(x) != leaf_of.kinds_of(first[1]) or leaf_of.kinds_of(y) != leaf_of.kinds_of(first[2]):
-            raise InvalidData(
+            return InvalidData(
                 f"{origin}client {name!r} has inputs and targets of shapes {shown_shape(x)} and {shown_shape(y)} "
                 f"per example, but client {first[0]!r} has {shown_shape(first[1])} and {shown_shape(first[2])}."
             )
         counts = [len(leaf) for leaf in (*leaves(x), *leaves(y))]
         if len(set(counts)) > 1:
-            raise InvalidData(f"{origin}client {name!r} has {counts[0]} inputs but {counts[-1]} targets.")
+            return InvalidData(f"{origin}client {name!r} has {counts[0]} inputs but {counts[-1]} targets.")
+    return InvalidData(f"{origin}the clients' inputs and targets differ in their kinds.")
 
 
 class LabelRange(NamedTuple):

@@ -97,7 +97,7 @@ def taken(leaf: Any, rows: Tensor) -> Any:
 
 
 def _kind(leaf: Any) -> tuple[bool, tuple[int, ...] | None]:
-    """What the leaves of all clients must share: whether they are sequences, and the shape of a row; None of a single number."""
+    """What the leaves of all clients must share: whether they are sequences, and the shape of a row, None of a number."""
     if isinstance(leaf, Ragged):
         return True, leaf.step_shape
     return False, leaf.shape[1:] if leaf.shape else None

@@ -47,8 +47,8 @@ def split_clients(
     """
     train, validated, tested = draw_clients(clients, validation=validation, test=test, seed=seed)
     choose = clients.take if clients.store is None else clients.select
-    held_out = (choose(positions) if len(positions) else None for positions in (validated, tested))
-    return FederatedData(choose(train), *held_out, name, classes, ignore_index=ignore_index)
+    held_out = [choose(positions) if len(positions) else None for positions in (validated, tested)]
+    return FederatedData(choose(train), held_out[0], held_out[1], name, classes, ignore_index=ignore_index)
 
 
 def draw_clients(clients: ClientSet, *, validation: float, test: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:

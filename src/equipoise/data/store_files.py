@@ -1,10 +1,10 @@
 """The files of a store: flat binary arrays, a checksum of every block of them, and a manifest that says what they mean.
 
-A store is a folder with `manifest.json` and a folder for each set of clients: `clients`, or `train`, `validation` and `test`. A
-set has the files `ids.text` and `ids.offsets`, `keys` (of random streams), `offsets` (of clients into rows), and for each leaf of
-the inputs and targets `x.0.values`, with `x.0.offsets` if it holds sequences. Beside each file lie the checksums of its whole
-blocks; the checksum of the rest is in the manifest. Files only grow: what a manifest describes stays valid while clients are
-appended.
+A store is a folder with `manifest.json` and a folder for each set of clients: `clients`, or `train`, `validation` and
+`test`. A set has the files `ids.text` and `ids.offsets`, `keys` (of random streams), `offsets` (of clients into rows), and for
+each leaf of the inputs and targets `x.0.values`, with `x.0.offsets` if it holds sequences. Beside each file lie the checksums
+of its whole blocks; the checksum of the rest is in the manifest. Files only grow: what a manifest describes stays valid while
+clients are appended.
 """
 
 from __future__ import annotations
@@ -124,7 +124,8 @@ def read_manifest(path: Path) -> Content:
         if (path / PROGRESS).exists():
             done = sum(each["clients"] for each in read_content(path / PROGRESS)["sets"].values())
             raise InvalidData(
-                f"{path}: its writing was interrupted after {done} clients. Start the same write_store(…) again; it goes on there."
+                f"{path}: its writing was interrupted after {done} clients. Start the same write_store(…) again; it goes on "
+                "there."
             )
         raise InvalidData(f"{path} is no store: it has no {MANIFEST}. Write one by data.write_store(clients, path).")
     manifest = read_content(path / MANIFEST)
@@ -136,8 +137,8 @@ def read_manifest(path: Path) -> Content:
                 _refuse_size(path / name / f"{file}{CHECKSUMS}", part["bytes"] // manifest["block"] * DIGEST_BYTES, growing)
             if set_digest(path, manifest, name) != entry["digest"]:
                 raise InvalidData(
-                    f"{path}: {MANIFEST} and the checksums of {name} do not fit together; one of them was changed. Copy the store "
-                    "again, or write it again."
+                    f"{path}: {MANIFEST} and the checksums of {name} do not fit together; one of them was changed. Copy the "
+                    "store again, or write it again."
                 )
     except (KeyError, TypeError, AttributeError) as failure:
         raise InvalidData(
@@ -151,7 +152,8 @@ def _refuse_size(file: Path, wanted: int, growing: bool) -> None:
     if found is None or found[1] < wanted or (found[1] > wanted and not growing):
         has = "does not exist" if found is None else f"has {found[1]} bytes"
         raise InvalidData(
-            f"{file} {has}, but the manifest says {wanted} bytes: the store was cut or changed. Copy it again, or write it again."
+            f"{file} {has}, but the manifest says {wanted} bytes: the store was cut or changed. Copy it again, or "
+            "write it again."
         )
 
 

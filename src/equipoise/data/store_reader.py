@@ -35,17 +35,16 @@ def open_store(
     """
     folder = Path(path).expanduser()
     manifest = read_manifest(folder)
-    sets = {
-        name: mapped_clients(folder, manifest, name, entry, entry["digest"]) for name, entry in manifest["sets"].items()
-    }
-    about = {"name": manifest["name"], "classes": manifest["classes"], "ignore_index": manifest["ignore_index"]}
+    sets = {name: mapped_clients(folder, manifest, name, entry, entry["digest"]) for name, entry in manifest["sets"].items()}
+    about: Content = {"name": manifest["name"], "classes": manifest["classes"], "ignore_index": manifest["ignore_index"]}
     if "clients" not in sets:
         given = {"split_by": split_by != "clients", "validation": bool(validation), "test": test is not None}
         for parameter in (name for name, changed in given.items() if changed):
             raise InvalidParameter(
                 parameter, "must be left away: this store has its own splits", ", ".join(sets), "Open it by open_store(path)."
             )
-        return FederatedData(**sets, **about)
+        rest = sets.get("validation"), sets.get("test")
+        return FederatedData(sets["train"], *rest, **about)
     require(
         split_by != "examples", "split_by", 'must be "clients" for a store of whole clients', split_by,
         "Split before writing: write_store(data.split_examples(clients), path), or write a FederatedData.",
@@ -80,7 +79,8 @@ def check_store(path: PathLike) -> StoreCheck:
     if bad:
         more = f" and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
         raise InvalidData(
-            f"{folder}: {'; '.join(bad[:_SHOWN])}{more} changed since they were written. Copy the store again, or write it again."
+            f"{folder}: {'; '.join(bad[:_SHOWN])}{more} changed since they were written. Copy the store again, or "
+            "write it again."
         )
     for name, entry in manifest["sets"].items():
         _refuse_bad_offsets(folder, manifest, name, entry)

@@ -1,4 +1,4 @@
-"""Writing a store: clients stream into flat files, progress is kept, and a write that was interrupted goes on where it stopped."""
+"""Writing a store: clients stream into flat files, and a write that was interrupted goes on where it stopped."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,7 @@ def write_store(
     """
     folder = Path(path).expanduser()
     require_integer("classes", classes, 0)
-    header = {"format": FORMAT, "block": BLOCK_BYTES, "name": name or _name(clients) or folder.stem}
+    header: Content = {"format": FORMAT, "block": BLOCK_BYTES, "name": name or _name(clients) or folder.stem}
     header |= {"classes": classes, "ignore_index": ignore_index}
     if isinstance(clients, FederatedData):
         header |= {"classes": classes or clients.classes, "ignore_index": clients.ignore_index}
@@ -136,12 +137,15 @@ def _size_of(clients: Any) -> int | None:
 def _refuse_foreign(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise InvalidParameter("path", "must be a folder for the store", str(folder), "A file has this name; choose another.")
-    if folder.is_dir() and not any((folder / name).exists() for name in (MANIFEST, PROGRESS)):
-        if strange := sorted(each.name for each in folder.iterdir() if not _is_leftover(each.name)):
-            raise InvalidParameter(
-                "path", "must be a new or empty folder, or a store", str(folder),
-                f"It holds other files, e.g. {strange[0]!r}. Choose another folder.",
-            )  # fmt: skip
+    ours = any((folder / name).exists() for name in (MANIFEST, PROGRESS))
+    strange = (
+        [] if ours or not folder.is_dir() else sorted(each.name for each in folder.iterdir() if not _is_leftover(each.name))
+    )
+    if strange:
+        raise InvalidParameter(
+            "path", "must be a new or empty folder, or a store", str(folder),
+            f"It holds other files, e.g. {strange[0]!r}. Choose another folder.",
+        )  # fmt: skip
 
 
 def _is_leftover(name: str) -> bool:
@@ -155,22 +159,16 @@ def _remove_leftovers(folder: Path) -> None:
             each.unlink(missing_ok=True)
 
 
-class _clear_failures:
-    """Turns a failure of the disk into a message that says what is there and how to go on."""
-
-    def __init__(self, folder: Path, done: int = 0) -> None:
-        self.folder, self.done = folder, done
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, failure: BaseException | None, trace: Any) -> None:
-        if isinstance(failure, OSError):
-            reason = failure.strerror or str(failure)
-            raise NotWritten(
-                f"{self.folder} could not be written on after {self.done} clients: {reason}. Make room, or see to the folder's "
-                "permissions, and start the same call again: it goes on where it stopped."
-            ) from failure
+@contextmanager
+def _clear_failures(folder: Path, done: int = 0) -> Iterator[None]:
+    """Turn a failure of the disk into a message that says how many clients are there, and how to go on."""
+    try:
+        yield
+    except OSError as failure:
+        raise NotWritten(
+            f"{folder} could not be written on after {done} clients: {failure.strerror or failure}. Make room, or see to the "
+            "folder's permissions, and start the same call again: it goes on where it stopped."
+        ) from failure
 
 
 class _StoreWriter:
@@ -184,7 +182,8 @@ class _StoreWriter:
         """Begin a new store, or go on with what the folder holds."""
         empty: Content = {"clients": 0, "examples": 0, "labels": None}
         sets = {name: empty | {"longest": {}, "files": {}} for name in names}
-        progress = {"format": FORMAT, "header": header, "append": append, "base": dict.fromkeys(names, 0), "sets": sets}
+        base: Content = dict.fromkeys(names, 0)
+        progress: Content = {"format": FORMAT, "header": header, "append": append, "base": base, "sets": sets}
         if (folder / PROGRESS).exists():
             found = read_content(folder / PROGRESS)
             if any(entry["clients"] for entry in found["sets"].values()):  # else it begins anew
@@ -212,10 +211,10 @@ class _StoreWriter:
         free |= {"scale", "shift"} if adopts else set()
         for key in header:
             if key not in free and header[key] != self.header[key]:
-                self._refuse_other(f"its {key} is {self.header[key]}, that of these clients {header[key]}")
+                raise self._other(f"its {key} is {self.header[key]}, that of these clients {header[key]}")
 
-    def _refuse_other(self, difference: str) -> None:
-        raise InvalidParameter(
+    def _other(self, difference: str) -> InvalidParameter:
+        return InvalidParameter(
             "path", "must be a new folder, or hold the beginning of what is to be written", str(self.folder),
             f"It holds another store: {difference}. Choose another folder, or delete this one; append=True adds clients.",
         )  # fmt: skip
@@ -251,12 +250,12 @@ class _StoreWriter:
                         continue
                     batch = batch.take(range(old, len(batch)))
                 if files is None:
-                    self._refuse_other(f"it ends before client {batch.ids[0]!r}")
+                    raise self._other(f"it ends before client {batch.ids[0]!r}")
                 files.add(batch)
                 if files.written >= JOURNAL_BYTES:
                     self.note(files)
             if skipped < there:
-                self._refuse_other(f"it goes on after the {skipped} clients that were given")
+                raise self._other(f"it goes on after the {skipped} clients that were given")
             if files is not None:
                 self.note(files)
         finally:
@@ -277,12 +276,12 @@ class _StoreWriter:
         """Refuse a stream that does not begin with what the store holds: all ids and sizes, and the values of a few clients."""
         for k, (new, old) in enumerate(zip(batch.ids, stored.ids[first : first + count], strict=False)):
             if new != old:
-                self._refuse_other(f"its client {first + k} is {old!r}, that of these clients {new!r}")
+                raise self._other(f"its client {first + k} is {old!r}, that of these clients {new!r}")
         differ = np.flatnonzero((batch.sizes[:count] != stored.sizes[first : first + count]).numpy())
         for k in (*differ[:1].tolist(), 0, count - 1):
             new_client, old_client = batch.take([k]), stored.take([first + k])
             if differ.size or not _same_values(new_client, old_client):
-                self._refuse_other(f"its examples of client {batch.ids[k]!r} are others")
+                raise self._other(f"its examples of client {batch.ids[k]!r} are others")
 
     def note(self, files: _SetFiles | None = None) -> None:
         """Write down how far the store is, after all of that is on the disk."""
@@ -321,9 +320,7 @@ def _with_bytes(entry: Content) -> Content:
 
 def _same_values(one: ClientSet, other: ClientSet) -> bool:
     pairs = zip(leaf_names(one).values(), leaf_names(other).values(), strict=True)
-    return all(
-        np.array_equal(array_bytes(_values(a)), array_bytes(_values(b))) and len(a) == len(b) for a, b in pairs
-    )
+    return all(np.array_equal(array_bytes(_values(a)), array_bytes(_values(b))) and len(a) == len(b) for a, b in pairs)
 
 
 def _values(leaf: Any) -> Any:
@@ -377,8 +374,8 @@ class _SetFiles:
             stored = mapped_clients(self.folder.parent, self.header, self.folder.name, _with_bytes(self.entry))
             if twice := [name for name in suspects if name in stored.ids]:  # else two names have one key, which does no harm
                 raise InvalidData(
-                    f"{self.header['name']}: client {twice[0]!r} comes twice. Give all examples of a client at once, and each id "
-                    "to one client."
+                    f"{self.header['name']}: client {twice[0]!r} comes twice. Give all examples of a client at once, and "
+                    "each id to one client."
                 )
 
     def _refuse_bad_labels(self, clients: ClientSet) -> None:
@@ -389,10 +386,10 @@ class _SetFiles:
             for k in range(len(clients)):
                 each = clients.take([k]).label_range(self.header["ignore_index"])
                 if each is not None and (each.lowest < 0 or (classes and each.highest >= classes)):
+                    allowed = f"0 … {classes - 1 if classes else 'C − 1'}"
                     raise InvalidData(
-                        f"{self.header['name']}: client {clients.ids[k]!r} has classes {each.lowest} … {each.highest}, but they "
-                        f"must be 0 … {classes - 1 if classes else 'C − 1'}. Only {self.header['ignore_index']} may stand for a "
-                        "target to ignore."
+                        f"{self.header['name']}: client {clients.ids[k]!r} has classes {each.lowest} … {each.highest}, but "
+                        f"they must be {allowed}. Only {self.header['ignore_index']} may stand for a target to ignore."
                     )
         before = self.entry["labels"]
         if before is not None:
@@ -426,7 +423,7 @@ class _BlockFile:
 
     def write(self, data: Numbers) -> None:
         """Add bytes at the end."""
-        view = memoryview(data)
+        view = memoryview(data)  # type: ignore[arg-type]
         self.file.write(view)
         self.length += len(view)
         while len(view):
@@ -451,10 +448,8 @@ class _BlockFile:
     def close(self) -> None:
         """Close both files; what the disk does not take any more was not noted as written."""
         for file in (self.file, self.checksums):
-            try:
+            with suppress(OSError):
                 file.close()
-            except OSError:
-                pass
 
 
 def _opened_at(path: Path, length: int) -> Any:
