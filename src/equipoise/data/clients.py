@@ -192,6 +192,10 @@ class ClientSet:
         """The key of each client's random stream, (n,) int64, on the CPU."""
         return name_keys(self.ids)
 
+    def known_to(self, other: ClientSet) -> Tensor:
+        """Which of these clients are in another set, too, (n,) bool: by the keys of their ids, of which 64 bits are compared."""
+        return torch.from_numpy(np.isin(self.host_keys.numpy(), other.host_keys.numpy()))
+
     @property
     def hashed(self) -> tuple[object, ...]:
         """What stands for the clients in a fingerprint: all there is, or the checksums of a store and who is chosen there."""

@@ -31,8 +31,8 @@ class StoreState:
         for name, found in self.files:
             if file_stat(self.path / name) != found:
                 raise InvalidData(
-                    f"{self.path / name} changed while the store was open, so that earlier and later rows may not fit together. Let "
-                    "nobody write there during a run; then open the store again, and go on from a checkpoint."
+                    f"{self.path / name} changed while the store was open: earlier and later rows may not fit. "
+                    "Let nobody write there during a run; then open the store again, and go on from a checkpoint."
                 )
 
 
