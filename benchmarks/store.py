@@ -1,11 +1,11 @@
 """What a store on disk costs: writing, opening, the first round, rounds beside rounds from memory, and memory.
 
     python benchmarks/store.py [--clients 2000000] [--examples 50] [--features 16] [--per-round 1000] [--rounds 500]
-                               [--evaluate 10000] [--device cpu] [--folder /tmp/benchmark.store] [--keep] [--json FILE]
+                               [--evaluate 10000] [--device cpu] [--folder benchmark.store] [--keep] [--json FILE]
 
 Clients have `examples` examples of `features` float32 numbers and a class each: with the default 2,000,000 × 50 × 64 bytes,
 6.4 GB of inputs. Softmax with `per-round` clients per round. The median round is compared with that of cohorts of equal size
-from a set in memory, which holds as many of the same clients as `--memory-clients` says; the two take turns in blocks of rounds.
+from a set in memory, which holds as many of the same clients as `--memory-clients` says; the two take turns.
 "Cold" is the round after the kernel was asked to drop the store's pages (posix_fadvise DONTNEED). RssAnon + RssShmem is summed
 over this process and its children, and sampled every 20 ms; VmRSS counts the page cache, too.
 """
@@ -21,6 +21,7 @@ import statistics
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +49,8 @@ def processes() -> list[int]:
     while waiting:
         found.append(process := waiting.pop())
         for children in Path(f"/proc/{process}/task").glob("*/children"):
-            try:
+            with suppress(OSError):
                 waiting += map(int, children.read_text().split())
-            except OSError:
-                pass
     return found
 
 
@@ -131,13 +130,6 @@ def drop_pages(folder: Path) -> None:
                 os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def without_test(data: Any, count: int) -> Any:
-    """Training clients, and a few test clients where `train` cannot evaluate a sample."""
-    if "evaluate_clients" in inspect.signature(eq.train).parameters:
-        return data
-    return eq.data.FederatedData(data.train.select(range(len(data.train) - count)), None, None, data.name, data.classes)
-
-
 def main() -> None:
     """Measure, print and perhaps write the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -147,7 +139,7 @@ def main() -> None:
     ):  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--folder", type=Path, default=Path("/tmp/benchmark.store"))
+    parser.add_argument("--folder", type=Path, default=Path("benchmark.store"))
     parser.add_argument("--keep", action="store_true", help="leave the store, and use it if it is there")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()

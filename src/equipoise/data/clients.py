@@ -193,7 +193,7 @@ class ClientSet:
         return name_keys(self.ids)
 
     def known_to(self, other: ClientSet) -> Tensor:
-        """Which of these clients are in another set, too, (n,) bool: by the keys of their ids, of which 64 bits are compared."""
+        """Which of these clients are in another set, too, (n,) bool: by the 64 bits of their ids' keys."""
         return torch.from_numpy(np.isin(self.host_keys.numpy(), other.host_keys.numpy()))
 
     @property
