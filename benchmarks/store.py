@@ -13,6 +13,7 @@ over this process and its children, and sampled every 20 ms; VmRSS counts the pa
 from __future__ import annotations
 
 import argparse
+import gc
 import inspect
 import json
 import os
@@ -185,7 +186,8 @@ def main() -> None:
     figures |= {f"median_{name}_round_ms": 1e3 * statistics.median(each) for name, each in rounds.items()}
     figures["ratio"] = statistics.median(ratios)
 
-    del data
+    del data, each, found  # pages that are mapped would stay
+    gc.collect()
     drop_pages(arguments.folder)
     data = eq.data.open_store(arguments.folder, test=0.1, seed=0)
     cold, *_ = train(data, arguments, 12, arguments.per_round)
