@@ -15,7 +15,7 @@ from fractions import Fraction
 import torch
 
 from equipoise.privacy.discrete_gaussian import sample_discrete_gaussian
-from equipoise.privacy.private_quantile import private_quantile
+from equipoise.privacy.private_quantile import PrivateQuantile
 from equipoise.privacy.random_source import RandomSource, Seeded, SystemSource
 
 VARIANCES: tuple[int | float | Fraction, ...] = (0.25, 1, 5, 100, 12.3456, 10**4, 10**6, 10**9)
@@ -54,9 +54,8 @@ def main() -> None:
         losses = torch.rand(clients, generator=torch.Generator().manual_seed(0))
 
         def release(sigma: float, losses: torch.Tensor = losses, bins: int = bins) -> object:
-            return private_quantile(
-                losses, 0.5, bound=1.0, bins=bins, sigma=sigma, scale=2, modulus=1 << 20, source=seeded, clients=len(losses)
-            )
+            source = PrivateQuantile(1.0, bins, sigma, scale=2, modulus=1 << 20).at(seeded, clients=len(losses))
+            return source(losses, torch.ones_like(losses), 0.5)
 
         whole, rest = best(lambda: release(2.25), 4 * repeats), best(lambda: release(0.0), 4 * repeats)
         print(f"| {clients} | {bins} | {1e3 * whole:.1f} ms | {1e3 * (whole - rest):.1f} ms | {1e3 * rest:.2f} ms |")

@@ -40,7 +40,6 @@ NOT_PARTS = {
     "equipoise.engines.simulator.workers": {"getattr(mmap, 'MAP_NORESERVE', 16384)": "a flag of the system"},
     "equipoise.observers": {"getattr(member, event, lambda *_: None)": "an observer fills in what it needs"},
     "equipoise.optim.gradients": {
-        "getattr(model, 'loss', None)": "a model may have its own loss",
         "getattr(model, 'bias', None)": "a parameter of a model",
     },
     "equipoise.personal.regularise": {"getattr(loss, '__name__', type(loss).__name__)": "a function's name, for a message"},

@@ -39,18 +39,13 @@ class Comparison:
 
     def summary(self) -> str:
         """The table as text: error over clients, mean ± standard deviation over seeds."""
-        first = self.all_results[0]
-        who, table = first.summary(), self.table()
+        first, table = self.all_results[0], self.table()
         seeds = len(next(iter(self.results.values())))
         width = max(len(SHARED) if any("shared_mean" in row for row in table.values()) else 0, *map(len, ("method", *table)))
         what = "Loss" if first.error_is_loss else "Error"
-        kind = f"{'unseen ' if who.unseen else ''}{'benign ' if who.malicious else ''}{who.split}"
-        lines = [
-            f"{what} over {who.error.clients} {kind} clients, "
-            + (f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "1 seed"),
-            f"{'method':<{width}}" + "".join(f"{title:>15}" for title in ("mean", "90th pct.", "worst 10 %", "std. dev."))
-            + f"{'trained':>9}",
-        ]  # fmt: skip
+        over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "1 seed"
+        titles = "".join(f"{title:>15}" for title in ("mean", "90th pct.", "worst 10 %", "std. dev."))
+        lines = [f"{what} over {first.summary().who}, {over}", f"{'method':<{width}}{titles}{'trained':>9}"]
 
         def cells(row: Mapping[str, Spread], prefix: str = "") -> str:
             spreads = [row[prefix + key] for key in FIGURES]
@@ -92,22 +87,14 @@ def compare(
     good = isinstance(methods, Mapping) and len(methods) > 0
     require(good, "methods", "must map names to algorithms", type(methods).__name__, 'E.g. {"FedAvg": Algorithm()}.')
     require("seed" not in options, "seed", "is called seeds here", options.get("seed"), "Write seeds=[…] or seeds=5.")
+    options |= {"rounds": rounds, "clients_per_round": clients_per_round}
     results: dict[str, list[Result]] = {name: [] for name in methods}
     for seed in chosen:
         # Once per seed, so that all methods start from the same model on the same data.
         start, seeded = build(model, seed, nn.Module, "model"), build(data, seed, FederatedData, "data")
         for name, algorithm in methods.items():
             try:
-                run = train(
-                    start,
-                    seeded,
-                    algorithm,
-                    rounds=rounds,
-                    clients_per_round=clients_per_round,
-                    seed=seed,
-                    name=name,
-                    **options,
-                )
+                run = train(start, seeded, algorithm, seed=seed, name=name, **options)
             except EquipoiseError as failure:
                 failure.add_note(f"This was method {name!r} with seed {seed}.")
                 failure.finished = Comparison({method: runs for method, runs in results.items() if runs})

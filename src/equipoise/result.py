@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 from equipoise.algorithm import Algorithm
 from equipoise.core.files import write_atomically
-from equipoise.data.clients import FederatedData
+from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import InvalidParameter
 from equipoise.metrics import Summary, summarise
 from equipoise.observers import History
 from equipoise.report import write_report
-from equipoise.types import Engine, ServerState
+from equipoise.types import Engine, PersonalWork, ServerState
 
 if TYPE_CHECKING:
     from equipoise.privacy.accounting import Spent
@@ -53,20 +53,18 @@ class ClientTable:
     @classmethod
     def evaluate(cls, engine: Engine, params: Tensor, data: FederatedData) -> ClientTable:
         """Every client of every split at `params`."""
-        seen_ids = set(data.train.ids)
-        ids: list[str] = []
-        splits: list[str] = []
-        columns: dict[str, list[Tensor]] = {"size": [], "loss": [], "error": []}
-        for name, clients in data.splits.items():
-            loss, error = engine.evaluate(params, clients)
-            ids += clients.ids
-            splits += [name] * len(clients)
-            for column, values in (("size", clients.sizes.cpu()), ("loss", loss), ("error", error)):
-                columns[column].append(values)
-        seen = torch.tensor([i in seen_ids for i in ids])
+        return cls.of(data, {split: (clients, *engine.evaluate(params, clients)) for split, clients in data.splits.items()})
+
+    @classmethod
+    def of(cls, data: FederatedData, scores: Mapping[str, tuple[ClientSet, Tensor, Tensor]]) -> ClientTable:
+        """Clients of `data`, by split, with the mean losses and mean errors of each."""
+        training = set(data.train.ids)
+        ids, splits = zip(*((i, split) for split, (clients, _, _) in scores.items() for i in clients.ids), strict=True)
+        seen = torch.tensor([i in training for i in ids])
         malicious = torch.tensor([i in data.malicious for i in ids]) if data.attack is not None else None
-        numbers = {name: torch.cat(values) for name, values in columns.items()}
-        return cls(tuple(ids), tuple(splits), seen, malicious=malicious, **numbers)
+        numbers = ((clients.sizes.cpu(), loss, error) for clients, loss, error in scores.values())
+        size, loss, error = map(torch.cat, zip(*numbers, strict=True))
+        return cls(ids, splits, seen, size, loss, error, malicious)
 
     def with_personal(self, scores: Mapping[str, tuple[Tensor, Tensor]]) -> ClientTable:
         """The table with the loss and error of clients' own models, given by split, in the order of its rows."""
@@ -209,15 +207,18 @@ class RunSummary:
     shared_error: Summary | None = None  # of the shared model, where clients are served their own
     malicious: int = 0  # the number of malicious clients, who are left out
 
+    @property
+    def who(self) -> str:
+        """The clients in words."""
+        kind = f"{'unseen ' if self.unseen else ''}{'benign ' if self.malicious else ''}{self.split}"
+        return f"{self.error.clients} {kind} clients"
+
     def __str__(self) -> str:
-        who = (
-            f"{self.error.clients} {'unseen ' if self.unseen else ''}{'benign ' if self.malicious else ''}{self.split} clients"
-        )
         columns = {"error": self.error, "loss": self.loss}
         if self.shared_error is not None:
             columns = {"own error": self.error, "own loss": self.loss, "shared error": self.shared_error}
         rows: list[tuple[str | float, ...]] = [
-            (f"{self.name}: {who}", *columns),
+            (f"{self.name}: {self.who}", *columns),
             ("mean", *(c.mean for c in columns.values())),
             ("90th percentile", *(c.percentiles[90] for c in columns.values())),
             ("worst 10 %", *(c.worst_10 for c in columns.values())),
@@ -247,9 +248,8 @@ class RunRecord:
     epsilon: Spent | None = None  # the privacy spent, under differential privacy
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({self.name!r}, seed {self.seed}, {self.rounds} rounds on {self.data!r})\n{self.summary()}"
-        )
+        about = f"{self.name!r}, seed {self.seed}, {self.rounds} rounds on {self.data!r}"
+        return f"{type(self).__name__}({about})\n{self.summary()}"
 
     @property
     def judged_on(self) -> str:
@@ -283,8 +283,8 @@ class Result(RunRecord):
 class PersonalModels:
     """The models of the training clients, by id. Models that are made after training (finetuning) are made on each call."""
 
-    def __init__(self, setting: Setting, state: ServerState, params: Tensor) -> None:
-        self._setting, self._state, self._params = setting, state, params
+    def __init__(self, setting: Setting, run: PersonalWork, state: ServerState, params: Tensor) -> None:
+        self._setting, self._run, self._state, self._params = setting, run, state, params
 
     @property
     def ids(self) -> tuple[str, ...]:
@@ -304,9 +304,7 @@ class PersonalModels:
         if unknown or isinstance(clients, str) or len(clients) == 0:
             raise InvalidParameter("clients", f"must be ids of the {len(self)} training clients", unknown or clients)
         positions = torch.tensor([number[name] for name in clients])
-        run = self._setting.personal
-        assert run is not None  # noqa: S101 — this object is only made for runs that have it
-        return run.models(self._state.personal, self._params, positions, self._state.round)
+        return self._run.models(self._state.personal, self._params, positions, self._state.round)
 
     def model(self, client: str) -> nn.Module:
         """A copy of the user's model with the parameters of one client."""
@@ -316,12 +314,10 @@ class PersonalModels:
         """Write all models as one NumPy array (n, D), a few at a time, in the order of `ids`; the file is whole or absent."""
         import numpy as np
 
-        run = self._setting.personal
-        assert run is not None  # noqa: S101
         path, part = Path(path), Path(f"{path}.part")
         shape, dtype = (len(self), len(self._params)), self._params.cpu().numpy().dtype
         file = np.lib.format.open_memmap(part, mode="w+", dtype=dtype, shape=shape)
-        for clients, models in run.all_models(self._state.personal, self._params, self._state.round):
+        for clients, models in self._run.all_models(self._state.personal, self._params, self._state.round):
             file[clients.numpy()] = models.cpu().numpy()
         file.flush()
         return part.replace(path)

@@ -434,17 +434,10 @@ def report_of(setting: Setting, plan: Plan, began: float, work: LocalWork | None
     share = share / share.sum()
     mean, tail = (float(share @ shown), worst_mean(shown, share, TAIL)) if len(shown) else (math.nan, math.nan)
     return RoundReport(
-        round=plan.cohort.round,
-        loss=mean,
-        tail_loss=tail,
-        loss_from="start" if plan.losses is not None else "work",
-        risk=float(plan.risk.value) if plan.losses is not None else None,
-        cohort=len(plan.cohort),
-        trained=len(plan.workers),
-        seconds=(time.perf_counter() - began) / runs,
-        dropped=plan.dropped,
-        run=setting.name,
-    )
+        round=plan.cohort.round, loss=mean, tail_loss=tail, loss_from="start" if plan.losses is not None else "work",
+        risk=float(plan.risk.value) if plan.losses is not None else None, cohort=len(plan.cohort), trained=len(plan.workers),
+        seconds=(time.perf_counter() - began) / runs, dropped=plan.dropped, run=setting.name,
+    )  # fmt: skip
 
 
 def rejected_clients(plan: Plan, work: LocalWork | None, clients: ClientSet) -> tuple[str, ...]:

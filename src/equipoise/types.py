@@ -161,15 +161,12 @@ class RiskTraits:
     full_participation: bool = False  # whether every client must take part in every round
     averaged: bool = False  # whether a run should report the mean of its iterates
     pure: bool = field(default=False, metadata=OWN)  # calls may come early or twice: nothing is noted outside the state
-    server_step: Callable[..., float] | None = (
-        None  # (*, losses, base_weights, weight_sum, sq_norms, lr): scales the server's step
-    )
-    client_weight: Callable[[Tensor, Tensor, Any], Tensor] | None = (
-        None  # (loss, base_weight, public): what a client finds alone
-    )
-    client_form: Literal["base", "filter", "loss"] | None = (
-        None  # what `client_weight` needs: nothing, a quantile, a loss bound
-    )
+    # (*, losses, base_weights, weight_sum, sq_norms, lr): scales the server's step
+    server_step: Callable[..., float] | None = None
+    # (loss, base_weight, public): what a client finds alone
+    client_weight: Callable[[Tensor, Tensor, Any], Tensor] | None = None
+    # what `client_weight` needs: nothing, a quantile, a loss bound
+    client_form: Literal["base", "filter", "loss"] | None = None
     tracked: bool = False  # whether the server follows the risk's value from the losses
     tail: float = 1.0  # the share of clients that a filter keeps
     filters: bool = False  # whether clients are kept whole or not at all

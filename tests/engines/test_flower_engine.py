@@ -526,7 +526,7 @@ def test_the_run_configuration_of_flower_counts(tmp_path):
     found, _ = run(eq.Algorithm(), data, config=config)
     assert (found.rounds, found.clients_per_round, found.seed) == (1, 2, 9)
     assert (tmp_path / "x" / "federation.json").exists()
-    with pytest.raises(InvalidParameter, match="rounds of the run configuration must be a whole number"):
+    with pytest.raises(ConfigError, match="rounds of the run configuration must be a whole number"):
         run(eq.Algorithm(), data, config={"rounds": "many"})
 
 

@@ -96,7 +96,8 @@ def test_steps_of_many_clients_are_those_of_each(solver):
     for effort in (None, np.array([0, 1, 2, 1, 0, 5])):
         each = [solver.local_steps(int(n), None if effort is None else int(e)) for n, e in
                 zip(sizes, sizes if effort is None else effort, strict=True)]  # fmt: skip
-        assert LocalRule.of(solver, 0.1).steps_each(sizes, effort).tolist() == each
+        done = None if effort is None else torch.from_numpy(effort)
+        assert LocalRule.of(solver, 0.1).steps_each(sizes, done).tolist() == each
         assert steps_one_by_one(solver, sizes, effort).tolist() == each
 
 

@@ -140,7 +140,7 @@ def test_bad_terms_are_named(terms, words):
         ("train.clients_per_round=13", "train.clients_per_round must be a whole number between 1 and the number of"),
         ("train.chunk_size=0", "train.chunk_size must be a whole number of at least 1"),
         ("train.compiled=1", 'train.compiled must be true or false or "none", but is 1.'),
-        ("train.device=abacus", "train.device must be a device of this machine, but is 'abacus'"),
+        ("train.device=abacus", 'train.device must be a device of this machine, but is "abacus"'),
         ("data.train_clients=0", "data.train_clients must be a finite number, at least 1, but is 0."),
         ("train=3", "train must be a section, [train], but is 3."),
         ("versions.torch=2", "versions.torch must be text, but is 2."),

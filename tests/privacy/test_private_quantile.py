@@ -16,7 +16,6 @@ from equipoise.privacy.private_quantile import (
     client_nodes,
     cumulative_counts,
     histogram_sensitivity,
-    private_quantile,
     quantile_of_sum,
     safe_modulus,
 )
@@ -42,6 +41,10 @@ def counts_by_comparing(losses, bound, bins):
     clipped = [min(max(loss, 0.0), bound) for loss in losses]
     edges = [j / bins * bound for j in range(bins + 1)]
     return edges, [sum(loss < edge for loss in clipped) for edge in edges[:-1]] + [len(clipped)]
+
+
+def private_quantile(losses, tail, *, source, clients=None, **setting):
+    return PrivateQuantile(**setting).at(source, clients=clients)(losses, torch.ones(len(losses)), tail)
 
 
 def quantile_without_noise(losses, tail, bound, bins, clients="count", scale=1, modulus=1 << 30):

@@ -7,7 +7,7 @@ on stderr and exit code 2, never in a stack trace; Ctrl-C exits with 130.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.text import Text
+from typer import Argument, Option
 from typer.core import TyperGroup
 
 from equipoise.cli import store_commands
@@ -28,6 +29,12 @@ from equipoise.experiment import catalog
 def _print_error(message: str, style: str = "red") -> None:
     """Print a message to stderr."""
     Console(stderr=True).print(Text(message, style=style), soft_wrap=True)
+
+
+def _print_files(console: Console, files: Iterable[Path]) -> None:
+    """Print the paths of files that were written, one per line."""
+    for file in files:
+        console.print(Text(str(file)), soft_wrap=True)
 
 
 @contextmanager
@@ -89,11 +96,8 @@ app.add_typer(data_app, name="data")
 app.add_typer(privacy_app, name="privacy")
 app.add_typer(flower_app, name="flower")
 
-Settings = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Change one value; may be given several times.")
-]
-
-Workers = Annotated[int, typer.Option(min=1, help="How many runs at once, one torch thread each.")]
+Settings = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Change a value; may be given several times.")]
+Workers = Annotated[int, Option(min=1, help="How many runs at once, one torch thread each.")]
 
 
 def _print_version(requested: bool) -> None:
@@ -103,20 +107,19 @@ def _print_version(requested: bool) -> None:
         raise typer.Exit
 
 
+Version = Annotated[bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")]
+
+
 @app.callback()
-def _root(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-) -> None:
+def _root(version: Version = False) -> None:
     pass
 
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Where the page, the picture and the table go.")] = Path("demo"),
-    seeds: Annotated[int, typer.Option(min=1, help="How many seeds; each draws its own data.")] = 5,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Rounds of training; the default is the demo's own.")] = None,
+    out: Annotated[Path, Option(help="Where the page, the picture and the table go.")] = Path("demo"),
+    seeds: Annotated[int, Option(min=1, help="How many seeds; each draws its own data.")] = 5,
+    rounds: Annotated[int | None, Option(min=1, help="Rounds of training; the default is the demo's own.")] = None,
 ) -> None:
     """Train FedAvg and Δ-FL on clients that differ, and show who is left behind."""
     from equipoise.cli.demo import run_demo
@@ -126,25 +129,18 @@ def demo(
 
 @app.command()
 def run(
-    config: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG.toml", help="The run to do, e.g. examples/tail.toml.")
-    ] = None,
+    config: Annotated[Path | None, Argument(metavar="CONFIG.toml", help="The run to do, e.g. examples/tail.toml.")] = None,
     settings: Settings = None,
-    out: Annotated[
-        Path | None, typer.Option(help="The folder for the run, new or empty. Default: runs/<config>-<seed>.")
-    ] = None,
-    resume: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Go on with the run in this folder, from its checkpoint.")
-    ] = None,
-    tensorboard: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Also write event files for TensorBoard here.")
-    ] = None,
-    mlflow: Annotated[str | None, typer.Option(metavar="URI", help="Also log to MLflow, e.g. sqlite:///mlflow.db.")] = None,
+    out: Annotated[Path | None, Option(help="The folder for the run, new or empty. Default: runs/<config>-<seed>.")] = None,
+    resume: Annotated[Path | None, Option(metavar="DIR", help="Go on with the run in this folder from its checkpoint.")] = None,
+    tensorboard: Annotated[Path | None, Option(metavar="DIR", help="Also write event files for TensorBoard here.")] = None,
+    mlflow: Annotated[str | None, Option(metavar="URI", help="Also log to MLflow, e.g. sqlite:///mlflow.db.")] = None,
     explain: Annotated[
-        bool, typer.Option("--explain", help="Only say how local work is done, and why, after one round; leave nothing.")
+        bool, Option("--explain", help="Only say how local work is done, and why, after one round; leave nothing.")
     ] = False,
 ) -> None:
     """Train what a TOML file describes; leave config, log, checkpoint, clients, model and report in a folder."""
+    from equipoise import tracking
     from equipoise.experiment import folder
     from equipoise.experiment.build import build
     from equipoise.experiment.config import RunConfig
@@ -165,12 +161,8 @@ def run(
         folder.refuse_taken(path)  # before data are read, which may take long
 
     observers: list[Any] = []  # made before data are read, so that an absent library is refused at once
-    if tensorboard is not None or mlflow is not None:
-        from equipoise import tracking
-
-        observers += [tracking.TensorBoard(tensorboard)] if tensorboard is not None else []
-        observers += [tracking.MLflow(tracking_uri=mlflow)] if mlflow is not None else []
-
+    observers += [tracking.TensorBoard(tensorboard)] if tensorboard is not None else []
+    observers += [tracking.MLflow(tracking_uri=mlflow)] if mlflow is not None else []
     experiment = build(checked)
     if resume is None:
         run_folder = folder.claim(path)
@@ -181,17 +173,15 @@ def run(
         console.print(Text(str(result.epsilon)), soft_wrap=True)
     console.print()
     files = run_folder.report, run_folder.clients, run_folder.model, run_folder.personal, run_folder.rounds, run_folder.config
-    for file in files:
-        if file.exists():
-            console.print(Text(f"{file}"), soft_wrap=True)
+    _print_files(console, filter(Path.exists, files))
 
 
 @app.command()
 def compare(
-    config: Annotated[Path, typer.Argument(metavar="STUDY.toml", help="Methods × seeds, e.g. examples/study.toml.")],
+    config: Annotated[Path, Argument(metavar="STUDY.toml", help="Methods × seeds, e.g. examples/study.toml.")],
     settings: Settings = None,
     workers: Workers = 1,
-    out: Annotated[Path | None, typer.Option(help="The folder for all runs. Default: runs/<study>.")] = None,
+    out: Annotated[Path | None, Option(help="The folder for all runs. Default: runs/<study>.")] = None,
 ) -> None:
     """Run every method with every seed, as far as runs are missing; print the table and write the report."""
     from equipoise.cli.listing import comparison_table
@@ -210,7 +200,7 @@ def compare(
         from equipoise.report import write_report
 
         console.print(comparison_table(records))
-        console.print(Text(str(write_report(records, folder / "report.html"))), soft_wrap=True)
+        _print_files(console, [write_report(records, folder / "report.html")])
     failed = [job for job in jobs if job.status == "failed"]
     for job in failed:
         _print_error(f"Failed: {job.run.method}, seed {job.run.seed}: {job.message} See {job.folder.log}.")
@@ -220,10 +210,10 @@ def compare(
 
 @app.command()
 def tune(
-    config: Annotated[Path, typer.Argument(metavar="SEARCH.toml", help="A run and values to try, e.g. examples/tune.toml.")],
+    config: Annotated[Path, Argument(metavar="SEARCH.toml", help="A run and values to try, e.g. examples/tune.toml.")],
     settings: Settings = None,
     workers: Workers = 1,
-    out: Annotated[Path | None, typer.Option(help="The folder for all trials. Default: runs/<search>.")] = None,
+    out: Annotated[Path | None, Option(help="The folder for all trials. Default: runs/<search>.")] = None,
 ) -> None:
     """Try values by training loss or validation clients, never test clients; write the best configuration."""
     from equipoise.experiment.search import read_search, trial_name
@@ -241,9 +231,9 @@ def tune(
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(metavar="DIR…", help="Folders of finished runs, or of studies.")],
-    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("report.html"),
-    figures: Annotated[Path | None, typer.Option(metavar="DIR", help="Also write each figure as SVG and PNG here.")] = None,
+    folders: Annotated[list[Path], Argument(metavar="DIR…", help="Folders of finished runs, or of studies.")],
+    out: Annotated[Path, Option(help="The page to write.")] = Path("report.html"),
+    figures: Annotated[Path | None, Option(metavar="DIR", help="Also write each figure as SVG and PNG here.")] = None,
 ) -> None:
     """Write one page about runs beside each other; it opens offline."""
     from equipoise.experiment.folder import finished_runs, read_record
@@ -251,26 +241,23 @@ def report(
 
     console = Console()
     records = [read_record(path) for path in finished_runs(folders)]
-    console.print(Text(str(write_report(records, out))), soft_wrap=True)
+    _print_files(console, [write_report(records, out)])
     if figures is not None:
-        for file in export_figures(records, figures):
-            console.print(Text(str(file)), soft_wrap=True)
+        _print_files(console, export_figures(records, figures))
 
 
 @app.command()
 def reproduce(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="An entry of --list, e.g. emnist-linear.")] = None,
-    list_entries: Annotated[bool, typer.Option("--list", help="List the entries.")] = False,
-    data: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The folder of the data files. Default: EQUIPOISE_DATA.")
-    ] = None,
-    scale: Annotated[str, typer.Option(help="small (minutes on two cores) or paper (the full setting, for a GPU).")] = "small",
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds; the default is the scale's own.")] = None,
-    out: Annotated[Path, typer.Option(help="Where runs and tables go; runs that are there are kept.")] = Path("reproduce"),
-    device: Annotated[str | None, typer.Option(help="A torch device, e.g. cuda.")] = None,
-    methods: Annotated[str | None, typer.Option(help="Only these rows, e.g. fedavg,delta-fl-0.5.")] = None,
-    tune: Annotated[bool, typer.Option("--tune", help="First choose the learning rate on FedAvg's training loss.")] = False,
-    show: Annotated[bool, typer.Option("--show", help="Run nothing: print what the folder holds.")] = False,
+    name: Annotated[str | None, Argument(metavar="NAME", help="An entry of --list, e.g. emnist-linear.")] = None,
+    list_entries: Annotated[bool, Option("--list", help="List the entries.")] = False,
+    data: Annotated[Path | None, Option(metavar="DIR", help="The folder of the data files. Default: EQUIPOISE_DATA.")] = None,
+    scale: Annotated[str, Option(help="small (minutes on two cores) or paper (the full setting, for a GPU).")] = "small",
+    seeds: Annotated[int | None, Option(min=1, help="How many seeds; the default is the scale's own.")] = None,
+    out: Annotated[Path, Option(help="Where runs and tables go; runs that are there are kept.")] = Path("reproduce"),
+    device: Annotated[str | None, Option(help="A torch device, e.g. cuda.")] = None,
+    methods: Annotated[str | None, Option(help="Only these rows, e.g. fedavg,delta-fl-0.5.")] = None,
+    tune: Annotated[bool, Option("--tune", help="First choose the learning rate on FedAvg's training loss.")] = False,
+    show: Annotated[bool, Option("--show", help="Run nothing: print what the folder holds.")] = False,
 ) -> None:
     """Run a published experiment again, and print published and measured numbers side by side."""
     from equipoise import reproduce as published
@@ -287,7 +274,7 @@ def reproduce(
 
 @app.command()
 def methods(
-    kind: Annotated[str | None, typer.Argument(help=f"One of {', '.join(catalog.kinds())}; all if left out.")] = None,
+    kind: Annotated[str | None, Argument(help=f"One of {', '.join(catalog.kinds())}; all if left out.")] = None,
 ) -> None:
     """List every part: what it does, its parameters with defaults, its source."""
     from equipoise.cli.listing import show_functions, show_methods
@@ -310,9 +297,9 @@ def data_list() -> None:
 
 @data_app.command("show")
 def data_show(
-    name: Annotated[str, typer.Argument(help="A name of `equipoise data list`, or the folder of a store.")],
+    name: Annotated[str, Argument(help="A name of `equipoise data list`, or the folder of a store.")],
     settings: Settings = None,
-    folder: Annotated[Path | None, typer.Option(help="The folder that holds the files of a data set that needs some.")] = None,
+    folder: Annotated[Path | None, Option(help="The folder that holds the files of a data set that needs some.")] = None,
 ) -> None:
     """Show a data set: clients per split, examples, sizes, classes, shape."""
     from equipoise.cli.listing import show_data

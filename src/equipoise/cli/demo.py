@@ -15,16 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 from rich.table import Table
 from rich.text import Text
 
 import equipoise as eq
+from equipoise.cli.listing import spread_text
 from equipoise.compare import Comparison
 from equipoise.core.files import write_atomically
 from equipoise.engines.simulator.workers import one_thread
 from equipoise.observers import Run
-from equipoise.report.data.over_seeds import FIGURES, Spread
+from equipoise.report.data.over_seeds import FIGURES
 from equipoise.types import Observer, RoundReport
 
 ROUNDS = 100
@@ -52,26 +53,18 @@ def run_demo(
     data = lru_cache(maxsize=1)(lambda seed: eq.data.label_shift(seed=seed, **data_options))
     first = data(0)
     methods = demo_methods()
-    console.print(
-        Text(
-            f"{len(first.train)} clients train a linear model together, {CLIENTS_PER_ROUND} per round for {rounds} rounds. "
-            f"Clients hold different mixes of {first.classes} classes. The model then meets clients it has never seen."
-        )
+    about = (
+        f"{len(first.train)} clients train a linear model together, {CLIENTS_PER_ROUND} per round for {rounds} rounds. "
+        f"Clients hold different mixes of {first.classes} classes. The model then meets clients it has never seen."
     )
+    console.print(Text(about))
     with one_thread(), ProgressOverRuns(console, total=len(methods) * seeds * rounds, seeds=seeds) as bar:
         comparison = eq.compare(
-            methods,
-            lambda seed: eq.models.Softmax(data(seed).features, data(seed).classes),
-            data,
-            rounds=rounds,
-            clients_per_round=min(CLIENTS_PER_ROUND, len(first.train)),
-            seeds=seeds,
-            observers=[bar],
-            progress=False,
-        )
+            methods, lambda seed: eq.models.Softmax(data(seed).features, data(seed).classes), data, rounds=rounds, seeds=seeds,
+            clients_per_round=min(CLIENTS_PER_ROUND, len(first.train)), observers=[bar], progress=False,
+        )  # fmt: skip
     console.print(result_table(comparison))
-    console.print(Text(in_words(comparison)))
-    console.print()
+    console.print(Text(in_words(comparison) + "\n"))
     for path in write_files(comparison, out):
         console.print(Text(str(path)), soft_wrap=True)
     return comparison
@@ -82,13 +75,7 @@ class ProgressOverRuns(Observer):
 
     def __init__(self, console: Console, *, total: int, seeds: int) -> None:
         self._seeds = seeds
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=30),
-            TaskProgressColumn(),
-            TimeRemainingColumn(),
-            console=console,
-        )
+        self._bar = Progress(console=console)
         self._task = self._bar.add_task("", total=total)
 
     def __enter__(self) -> ProgressOverRuns:
@@ -111,10 +98,6 @@ def _percent(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
-def _cell(spread: Spread, seeds: int) -> str:
-    return f"{100 * spread.mean:.1f}" + (f" ± {100 * spread.deviation:.1f}" if seeds > 1 else "")
-
-
 def result_table(comparison: Comparison) -> Table:
     """A table of the figures of the test error, ± standard deviation over seeds, with the lowest of each column in bold."""
     who = comparison.all_results[0].summary()
@@ -127,8 +110,8 @@ def result_table(comparison: Comparison) -> Table:
     rows = comparison.table()
     lowest = {key: min(row[key].mean for row in rows.values()) for key in FIGURES}
     for method, row in rows.items():
-        cells = [Text(_cell(row[key], seeds), style="bold green" if row[key].mean == lowest[key] else "") for key in FIGURES]
-        table.add_row(method, *cells)
+        styles = {key: "bold green" if row[key].mean == lowest[key] else "" for key in FIGURES}
+        table.add_row(method, *(Text(spread_text(row[key], seeds, 100, 1), style=styles[key]) for key in FIGURES))
     return table
 
 

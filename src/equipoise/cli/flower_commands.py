@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
+PRELOAD_HELP = "Also load this once, e.g. pandas, if your data need it; may be given several times."
 app = typer.Typer(help="The same algorithm on a real federation, with Flower.", no_args_is_help=True)
 
 
 @app.command()
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the app goes, new or empty, e.g. my-federation.")],
+    folder: Annotated[Path, Argument(metavar="DIR", help="Where the app goes, new or empty, e.g. my-federation.")],
 ) -> None:
     """Write a complete Flower app: server, nodes, a loader for your data, certificates, and a README with the commands."""
     from equipoise.engines.flower.apps.template import write_app
@@ -26,12 +28,7 @@ def init(
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
 def node(
     context: typer.Context,
-    preload: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="MODULE", help="Also load this once, e.g. pandas, if your data need it; may be given several times."
-        ),
-    ] = None,
+    preload: Annotated[list[str] | None, Option(metavar="MODULE", help=PRELOAD_HELP)] = None,
 ) -> None:
     """Run a node as flower-supernode does, with all its options, but load PyTorch once and not for each message."""
     from equipoise.errors import ConfigError

@@ -19,24 +19,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from equipoise.data import ClientSet, FederatedData
+    from equipoise.report.data.over_seeds import Spread
     from equipoise.result import RunRecord
-
-KIND_HELP = {
-    "risk": "what is minimised over clients: [algorithm.risk]",
-    "quantile": "where a tail's quantile comes from: quantile in [algorithm.risk]",
-    "solver": "what a client does in a round: [algorithm.solver], or the solver inside another",
-    "aggregator": "how updates become one: [algorithm.aggregator]",
-    "server": "how the server moves the model: [algorithm.server]",
-    "sampler": "who takes part in a round: [algorithm.sampler]",
-    "averaging": "which point of the run is reported: [algorithm.averaging]",
-    "personal": "which model of its own each client gets: [algorithm.personal]; without it none",
-    "privacy": "what protects clients: [algorithm.privacy]; without it nothing does",
-    "clip_rule": "how a clip bound moves over the rounds: clip_rule of a privacy part",
-    "attack": "what malicious training clients do: [attack]; without it there are none",
-    "engine": "where clients' work is computed: engine, device, chunk_size, workers, precision and compiled in [train]",
-    "model": "what is trained: [model]; features, classes and vocabulary come from the data unless given",
-    "data": "whom it is trained on: [data]",
-}
 
 
 def show_methods(console: Console, kinds: Iterable[str]) -> None:
@@ -44,18 +28,23 @@ def show_methods(console: Console, kinds: Iterable[str]) -> None:
     for number, kind in enumerate(kinds):
         if number:
             console.print()
-        console.print(Text.assemble((kind, "bold underline"), f"  {KIND_HELP.get(kind, '')}"))
+        console.print(Text.assemble((kind, "bold underline"), f"  {catalog.KIND_HELP[kind]}"))
         for part in catalog.parts(kind):
             console.print()
-            console.print(Padding(Text.assemble((part.name, "bold cyan"), f"  {part.summary}"), (0, 0, 0, 2), expand=False))
+            _print_indented(console, 2, (part.name, "bold cyan"), f"  {part.summary}")
             for parameter in part.all_parameters:
                 name, _, rest = parameter.text.partition(":")
                 from_data = kind == "model" and (parameter.name in FROM_DATA or not parameter.in_config)
                 origin = ", from the data" if from_data else "" if parameter.in_config else ", given in Python only"
-                console.print(Padding(Text.assemble((name, "green"), f":{rest}{origin}"), (0, 0, 0, 6), expand=False))
+                _print_indented(console, 6, (name, "green"), f":{rest}{origin}")
             if part.source:
-                console.print(Padding(Text(f"Source: {part.source}", style="dim"), (0, 0, 0, 6), expand=False))
-            console.print(Padding(Text(f"In Python: {part.python_path}", style="dim"), (0, 0, 0, 6), expand=False))
+                _print_indented(console, 6, (f"Source: {part.source}", "dim"))
+            _print_indented(console, 6, (f"In Python: {part.python_path}", "dim"))
+
+
+def _print_indented(console: Console, indent: int, *parts: str | tuple[str, str]) -> None:
+    """Print parts of text, each plain or with a style, as a paragraph that is indented."""
+    console.print(Padding(Text.assemble(*parts), (0, 0, 0, indent), expand=False))
 
 
 def show_functions(console: Console) -> None:
@@ -65,14 +54,14 @@ def show_functions(console: Console) -> None:
     for function in catalog.FUNCTIONS:
         part = catalog.CatalogPart("function", function, catalog.Entry(function))
         console.print()
-        console.print(Padding(Text.assemble((part.python_path, "bold cyan"), f"  {part.summary}"), (0, 0, 0, 2), expand=False))
+        _print_indented(console, 2, (part.python_path, "bold cyan"), f"  {part.summary}")
         if part.source:
-            console.print(Padding(Text(f"Source: {part.source}", style="dim"), (0, 0, 0, 6), expand=False))
+            _print_indented(console, 6, (f"Source: {part.source}", "dim"))
 
 
 def comparison_table(records: Sequence[RunRecord]) -> Table:
     """A table of methods: figures of the error ± over seeds, clients trained per round and seconds; the lowest in bold."""
-    from equipoise.report.data.over_seeds import FIGURES, Spread, figures_of
+    from equipoise.report.data.over_seeds import FIGURES, figures_of
     from equipoise.report.text.phrases import SHARED, remarks
 
     by_name: dict[str, list[RunRecord]] = {}
@@ -83,36 +72,28 @@ def comparison_table(records: Sequence[RunRecord]) -> Table:
     kind = f"{'unseen ' if first.unseen else ''}{'benign ' if first.malicious else ''}{first.split}"
     noun, factor, digits = ("Loss", 1.0, 3) if records[0].error_is_loss else ("Error in %", 100.0, 1)
     remark = remarks(by_name, rows, lambda value: f"{factor * value:.{digits}f}")
-    table = Table(
-        title=f"{noun} over {first.error.clients} {kind} clients, mean ± standard deviation over seeds",
-        title_justify="left",
-        caption=Text(remark) if remark else None,
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    for title in ("method", "seeds", "mean", "90th pct.", "worst 10 %", "std. dev.", "trained", "seconds"):
-        table.add_column(
-            title,
-            justify="left" if title == "method" else "right",
-            no_wrap=title != "method",
-            min_width=8 if title == "method" else None,
-        )
+    title = f"{noun} over {first.error.clients} {kind} clients, mean ± standard deviation over seeds"
+    table = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.caption = Text(remark) if remark else None
+    table.add_column("method", min_width=8)
+    for heading in ("seeds", "mean", "90th pct.", "worst 10 %", "std. dev.", "trained", "seconds"):
+        table.add_column(heading, justify="right", no_wrap=True)
     lowest = {key: min(row[key].mean for row in rows.values()) for key in FIGURES}
-
-    def cell(spread: Spread, seeds: int, style: str) -> Text:
-        text = f"{factor * spread.mean:.{digits}f}"
-        return Text(text + (f" ± {factor * spread.deviation:.{digits}f}" if seeds > 1 else ""), style=style)
-
     for name, row in rows.items():
         seeds = len(by_name[name])
         best = {key: "bold green" if row[key].mean == lowest[key] and len(rows) > 1 else "" for key in FIGURES}
-        cells = [cell(row[key], seeds, best[key]) for key in FIGURES]
+        cells = [Text(spread_text(row[key], seeds, factor, digits), style=best[key]) for key in FIGURES]
         table.add_row(Text(name), str(seeds), *cells, f"{row['trained'].mean:.1f}", f"{row['seconds'].mean:.1f}")
         if "shared_mean" in row:
-            shared = [cell(row[f"shared_{key}"], seeds, "dim") for key in FIGURES]
-            table.add_row(Text(SHARED, style="dim"), "", *shared)
+            shared = [spread_text(row[f"shared_{key}"], seeds, factor, digits) for key in FIGURES]
+            table.add_row(SHARED, "", *shared, style="dim")
     return table
+
+
+def spread_text(spread: Spread, seeds: int, factor: float, digits: int) -> str:
+    """A figure, and its deviation if there are several seeds."""
+    text = f"{factor * spread.mean:.{digits}f}"
+    return text + (f" ± {factor * spread.deviation:.{digits}f}" if seeds > 1 else "")
 
 
 def show_data_list(console: Console) -> None:
@@ -125,9 +106,8 @@ def show_data_list(console: Console) -> None:
         files = next((key for key in ("folder", "path") if key in part.parameters), None)
         table.add_row(part.name, {None: "nothing", "folder": "a folder", "path": "a file"}[files], part.summary)
     console.print(table)
-    console.print(
-        Text("\nA folder is named by --folder or [data] folder, or by the environment variable EQUIPOISE_DATA.", style="dim")
-    )
+    note = "\nA folder is named by --folder or [data] folder, or by the environment variable EQUIPOISE_DATA."
+    console.print(Text(note, style="dim"))
 
 
 def show_data(console: Console, data: FederatedData) -> None:
@@ -141,8 +121,8 @@ def show_data(console: Console, data: FederatedData) -> None:
     shapes = {name: " × ".join(map(str, shown_shape(leaf))) or "1" for name, leaf in parts.items()}
     kinds = {name: str(leaf.dtype).removeprefix("torch.") for name, leaf in parts.items()}
     shape = ", ".join(f"{name} {shapes[name]} ({kinds[name]})".strip() for name in parts)
-    console.print(Text.assemble((data.name, "bold cyan"), f"  {data.classes or 'no'} classes, examples of shape {shape}"))
-    console.print()
+    about = f"  {data.classes or 'no'} classes, examples of shape {shape}\n"
+    console.print(Text.assemble((data.name, "bold cyan"), about))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in ("split", "clients", "unseen", "examples", "smallest", "10 %", "median", "90 %", "largest"):
         table.add_column(title, justify="left" if title == "split" else "right")
@@ -153,8 +133,7 @@ def show_data(console: Console, data: FederatedData) -> None:
         cells = [f"{int(q)}" for q in quantiles]
         table.add_row(name, str(len(clients)), unseen, str(clients.examples), *cells)
     console.print(table)
-    console.print()
-    console.print(Text("Examples per training client", style="bold"))
+    console.print(Text("\nExamples per training client", style="bold"))
     for line in size_histogram(data.train):
         console.print(Text(line))
 

@@ -7,21 +7,18 @@ import math
 from typing import Annotated, Any
 
 import typer
+from typer import Option
 
-app = typer.Typer(
-    help="What privacy costs, how much noise a budget asks for, and whether a mechanism keeps its word.", no_args_is_help=True
-)
+_HELP = "What privacy costs, how much noise a budget asks for, and whether a mechanism keeps its word."
+app = typer.Typer(help=_HELP, no_args_is_help=True)
 
-Delta = Annotated[float, typer.Option(help="δ, the chance of failure that ε is stated for; below one over the clients.")]
-Rounds = Annotated[int, typer.Option(help="How many rounds the run has.")]
-Rate = Annotated[
-    float | None,
-    typer.Option(help="Poisson cohorts: the chance of each client to take part in a round. Default: everyone does."),
-]
-Cohort = Annotated[int | None, typer.Option(help="Cohorts of fixed size: clients in a round; goes with --population.")]
-Population = Annotated[int | None, typer.Option(help="Cohorts of fixed size: clients to draw them from.")]
-MethodName = Annotated[str | None, typer.Option(help="pld or rdp. Default: pld; rdp for cohorts of fixed size.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object; an infinite number is null.")]
+Delta = Annotated[float, Option(help="δ, the chance of failure that ε is stated for; below one over the clients.")]
+Rounds = Annotated[int, Option(help="How many rounds the run has.")]
+Rate = Annotated[float | None, Option(help="Poisson cohorts: each client's chance to be in a round. Default: everyone is.")]
+Cohort = Annotated[int | None, Option(help="Cohorts of fixed size: clients in a round; goes with --population.")]
+Population = Annotated[int | None, Option(help="Cohorts of fixed size: clients to draw them from.")]
+MethodName = Annotated[str | None, Option(help="pld or rdp. Default: pld; rdp for cohorts of fixed size.")]
+Json = Annotated[bool, Option("--json", help="Print one JSON object; an infinite number is null.")]
 
 
 def _print(values: dict[str, Any], words: str, as_json: bool) -> None:
@@ -51,12 +48,10 @@ def _sampling_text(sampling: Any) -> tuple[str, str]:
 
 @app.command()
 def epsilon(
-    noise: Annotated[float, typer.Option(help="Noise multiplier of the update: noise on the sum over its sensitivity.")],
+    noise: Annotated[float, Option(help="Noise multiplier of the update: noise on the sum over its sensitivity.")],
     delta: Delta,
     rounds: Rounds,
-    quantile_noise: Annotated[
-        float | None, typer.Option(help="Noise multiplier of a private quantile that each round releases as well.")
-    ] = None,
+    quantile_noise: Annotated[float | None, Option(help="Noise multiplier of a private quantile of each round.")] = None,
     sampling_rate: Rate = None,
     cohort: Cohort = None,
     population: Population = None,
@@ -81,14 +76,14 @@ def epsilon(
 
 @app.command()
 def noise(
-    epsilon: Annotated[float, typer.Option(help="The budget.")],
+    epsilon: Annotated[float, Option(help="The budget.")],
     delta: Delta,
     rounds: Rounds,
     sampling_rate: Rate = None,
     cohort: Cohort = None,
     population: Population = None,
     quantile_ratio: Annotated[
-        float | None, typer.Option(help="Share the budget with a private quantile that costs this many times the update.")
+        float | None, Option(help="Share the budget with a private quantile that costs this many times the update.")
     ] = None,
     method: MethodName = None,
     as_json: Json = False,
@@ -117,16 +112,14 @@ def noise(
 
 @app.command()
 def audit(
-    noise: Annotated[float, typer.Option(help="Noise multiplier that the mechanism really adds.")],
+    noise: Annotated[float, Option(help="Noise multiplier that the mechanism really adds.")],
     delta: Delta,
-    epsilon: Annotated[
-        float | None, typer.Option(help="The ε that is claimed. Default: the accountant's for this noise.")
-    ] = None,
+    epsilon: Annotated[float | None, Option(help="The ε that is claimed. Default: the accountant's for this noise.")] = None,
     rounds: Rounds = 1,
-    sampling_rate: Annotated[float, typer.Option(help="The chance of the canary to take part in a round.")] = 1.0,
-    runs: Annotated[int, typer.Option(help="How often with the canary, and how often without.")] = 100_000,
-    confidence: Annotated[float, typer.Option(help="How sure the lower bound is.")] = 0.95,
-    seed: Annotated[int, typer.Option(help="Seed of the runs.")] = 0,
+    sampling_rate: Annotated[float, Option(help="The chance of the canary to take part in a round.")] = 1.0,
+    runs: Annotated[int, Option(help="How often with the canary, and how often without.")] = 100_000,
+    confidence: Annotated[float, Option(help="How sure the lower bound is.")] = 0.95,
+    seed: Annotated[int, Option(help="Seed of the runs.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Attack a clipped noisy sum with a canary; exit code 1 if it leaks more than is claimed."""

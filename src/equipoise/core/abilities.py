@@ -40,12 +40,9 @@ def read(kind: type[T], part: object) -> T:
     part = None if isinstance(part, type) else part
     own = vars(type(part))
     description = object.__new__(kind)  # a frozen dataclass sets its fields one by one, which takes longer than to read them
-    vars(description).update(
-        {
-            name: default if only_own and name not in own else getattr(part, name, default)
-            for name, only_own, default in _fields(kind)
-        }
-    )
+    values = vars(description)
+    for name, only_own, default in _fields(kind):
+        values[name] = default if only_own and name not in own else getattr(part, name, default)
     return description
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from equipoise.errors import InvalidParameter
+from equipoise.errors import InvalidParameter, require
 
 
 @dataclass(frozen=True)
@@ -24,22 +24,13 @@ class ParameterLayout:
         """The layout of a module's trainable parameters (those that require gradients)."""
         trainable = {name: p for name, p in module.named_parameters() if p.requires_grad}
         if any(isinstance(p, nn.UninitializedParameter) for p in trainable.values()):
-            raise InvalidParameter(
-                "model",
-                "must have parameters of known shape",
-                type(module).__name__,
-                "Run one batch through its lazy layers first.",
-            )
-        if not trainable:
-            raise InvalidParameter("model", "must have trainable parameters", type(module).__name__)
+            fix = "Run one batch through its lazy layers first."
+            raise InvalidParameter("model", "must have parameters of known shape", type(module).__name__, fix)
+        require(len(trainable) > 0, "model", "must have trainable parameters", type(module).__name__)
         dtypes = {p.dtype for p in trainable.values()}
-        if len(dtypes) != 1 or not next(iter(dtypes)).is_floating_point:
-            raise InvalidParameter(
-                "model",
-                "must keep its trainable parameters in one floating type",
-                sorted(map(str, dtypes)),
-                "Convert it first, e.g. model.float().",
-            )
+        good = len(dtypes) == 1 and next(iter(dtypes)).is_floating_point
+        rule = "must keep its trainable parameters in one floating type"
+        require(good, "model", rule, sorted(map(str, dtypes)), "Convert it first, e.g. model.float().")
         return cls(tuple(trainable), tuple(p.shape for p in trainable.values()), dtypes.pop())
 
     @property

@@ -101,9 +101,8 @@ class _Scorer(nn.Module):
 
     def forward(self, x: Any, y: Any, with_error: bool) -> tuple[Tensor, Tensor | None]:
         outputs = trees.call(self.module, x)
-        return per_example("loss", self.loss(outputs, y), x), (
-            per_example("error", self.error(outputs, y), x) if with_error else None
-        )
+        losses = per_example("loss", self.loss(outputs, y), x)
+        return losses, per_example("error", self.error(outputs, y), x) if with_error else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,25 +119,26 @@ class Task:
         Without them the model's own `loss` and `error` methods are used where it has them. Else the loss is cross-entropy, and
         the error is misclassification for classes (see `fitted`) and the loss itself otherwise.
         """
-        if not isinstance(model, nn.Module):
-            raise InvalidParameter("model", "must be a torch.nn.Module", type(model).__name__)
+        require(isinstance(model, nn.Module), "model", "must be a torch.nn.Module", type(model).__name__)
         for name, given in (("loss", loss), ("error", error)):
             require(given is None or callable(given), name, "must be a function of (outputs, targets)", given)
         refuse_batch_normalisation(model)
         layout = ParameterLayout.of(model)
         own = {id(parameter) for parameter in model.parameters()}
-        strangers = (
-            [p for p in loss.parameters() if p.requires_grad and id(p) not in own] if isinstance(loss, nn.Module) else []
-        )
-        require(
-            not strangers, "loss", "must not have trainable parameters outside the model", type(loss).__name__,
-            "Make the loss part of the model (a method `loss`), or freeze it by requires_grad_(False).",
-        )  # fmt: skip
+        of_loss = loss.parameters() if isinstance(loss, nn.Module) else ()
+        strangers = any(p.requires_grad and id(p) not in own for p in of_loss)
+        fix = "Make the loss part of the model (a method `loss`), or freeze it by requires_grad_(False)."
+        require(not strangers, "loss", "must not have trainable parameters outside the model", type(loss).__name__, fix)
         return cls(_Scorer(*_copy_all(model, loss, error)), layout)
+
+    @classmethod
+    def around(cls, model: nn.Module, loss: PerExample | None = None) -> Task:
+        """The task of a module that is used as it is, without a copy and without questions."""
+        return cls(_Scorer(model, loss, None), ParameterLayout.of(model))
 
     @property
     def module(self) -> nn.Module:
-        """The module that is trained: a copy of the user's."""
+        """The module that is trained: a copy of the user's, or with `around` the user's own."""
         return self.scorer.module
 
     @property
@@ -276,9 +276,8 @@ class Task:
             logits = self.scorer.is_cross_entropy and isinstance(outputs, Tensor) and outputs.dim() > 1
             known = outputs.shape[1] if logits else data.classes
         if known is not None and data.classes > known:
-            rule = (
-                f"must tell the {data.classes} classes of {data.name!r} (0 to {data.classes - 1}) apart; {name} knows {known}"
-            )
+            classes = f"{data.classes} classes of {data.name!r} (0 to {data.classes - 1})"
+            rule = f"must tell the {classes} apart; {name} knows {known}"
             raise InvalidParameter("model", rule, name, "Give it more classes, or use models.Softmax.")
 
     def _refuse_mixing(self, x: Any) -> None:
@@ -346,12 +345,9 @@ def per_example(name: str, values: Tensor, x: Any) -> Tensor:
     """Refuse a loss that was already averaged: clients need one number per example."""
     batch = trees.batch_shape(x)
     if not isinstance(values, Tensor) or values.shape != batch:
-        raise InvalidParameter(
-            name,
-            f"must give one number per example, shape ({batch[0]},)",
-            tuple(values.shape) if isinstance(values, Tensor) else values,
-            'With a torch loss use reduction="none", and average over all but the first dimension.',
-        )
+        fix = 'With a torch loss use reduction="none", and average over all but the first dimension.'
+        shape = tuple(values.shape) if isinstance(values, Tensor) else values
+        raise InvalidParameter(name, f"must give one number per example, shape ({batch[0]},)", shape, fix)
     return values
 
 

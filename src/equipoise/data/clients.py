@@ -403,6 +403,15 @@ class LabelRange(NamedTuple):
     ignored: bool
 
 
+def large_enough(sizes: Sequence[int], min_examples: int, source: object, noun: str = "client") -> list[int]:
+    """The positions of the sizes that are at least `min_examples`; `source` and `noun` are for the error if there is none."""
+    kept = [k for k, size in enumerate(sizes) if size >= min_examples]
+    if not kept:
+        fix = f"The largest {noun} in {source} has {max(sizes, default=0)}."
+        raise InvalidParameter("min_examples", f"leaves no {noun}", min_examples, fix)
+    return kept
+
+
 def prefix(source: str) -> str:
     """The beginning of an error about data from a file or generator; empty without a name."""
     return f"{source}: " if source else ""

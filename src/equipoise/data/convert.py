@@ -126,9 +126,7 @@ def from_datasets(datasets: Mapping[str, Any], *, each_visit: bool = False, **op
         if len(dataset) == 0:
             raise InvalidData(f"client {owner!r} has no example. Drop it, or give it data.")
         examples = [dataset[i] for i in range(len(dataset))]
-        if any(not isinstance(example, Sequence) or len(example) < 2 for example in examples):
-            raise InvalidData(f"client {owner!r}: examples of a Dataset must be pairs (x, y).")
-        x, y = (_stacked(owner, [example[part] for example in examples]) for part in (0, 1))
+        x, y = stack_examples(f"client {owner!r}", examples)
         if each_visit:
             places = torch.stack([torch.zeros(len(examples), dtype=torch.int64), torch.arange(len(examples))], 1)
             x = Visited([dataset], places)
@@ -147,11 +145,17 @@ def _differs(first: Any, second: Any) -> bool:
     return any(not torch.equal(torch.as_tensor(a), torch.as_tensor(b)) for a, b in pairs)
 
 
-def _stacked(owner: str, examples: list[Any]) -> Any:
-    """Examples of one client, each a tensor or a tree of tensors, as one tree with a row per example."""
+def stack_examples(owner: str, examples: Sequence[Any]) -> tuple[Any, Any]:
+    """Examples (x, y) of one client, each a tensor or a tree of tensors, as two trees with a row per example."""
+    if any(not isinstance(example, Sequence) or len(example) < 2 for example in examples):
+        raise InvalidData(f"{owner}: examples of a Dataset must be pairs (x, y).")
     try:
-        return map_tree(lambda *parts: torch.stack([torch.as_tensor(part) for part in parts]), *examples)
+        x, y = (
+            map_tree(lambda *parts: torch.stack([torch.as_tensor(part) for part in parts]), *(each[part] for each in examples))
+            for part in (0, 1)
+        )
+        return x, y
     except (TypeError, ValueError, RuntimeError, KeyError) as failure:
         raise InvalidData(
-            f"client {owner!r}: its examples cannot be packed: {first_line(failure)}. Give tensors of one shape, or Ragged."
+            f"{owner}: its examples cannot be packed: {first_line(failure)}. Give tensors of one shape, or Ragged."
         ) from failure

@@ -14,21 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.data.clients import ClientSet, FederatedData, large_enough
 from equipoise.data.file_access import PathLike, data_file, load_arrays, load_json, npz
 from equipoise.data.partition import Partitioner, by_id, partitioner, to_clients
 from equipoise.data.splits import How, split, split_clients
 from equipoise.data.text import Features, WordVectors, alphabet, encode_characters, from_texts, glove
-from equipoise.errors import InvalidData, InvalidParameter, require
-
-
-def _large_enough(clients: list[Tensor], ids: Sequence[str], min_examples: int, path: Path) -> tuple[list[Tensor], list[str]]:
-    """The rows and ids of the clients with at least `min_examples`."""
-    kept = [k for k, rows in enumerate(clients) if len(rows) >= min_examples]
-    if not kept:
-        largest = max((len(rows) for rows in clients), default=0)
-        raise InvalidParameter("min_examples", "leaves no client", min_examples, f"The largest client in {path} has {largest}.")
-    return [clients[k] for k in kept], [ids[k] for k in kept]
+from equipoise.errors import InvalidData, require
 
 
 def femnist(
@@ -54,8 +45,8 @@ def femnist(
         raise InvalidData(f"{path}: x, y and writer must have one row per image, and writer must index writer_id.")
     rows, positions = by_id(writer)
     complete = [(r, int(p)) for r, p in zip(rows, positions, strict=True) if arrays["writer_kind"][int(p)] < 2]
-    names = [str(arrays["writer_id"][p]) for _, p in complete]
-    assignment, ids = _large_enough([r for r, _ in complete], names, min_examples, path)
+    kept = [complete[k] for k in large_enough([len(r) for r, _ in complete], min_examples, path)]
+    assignment, ids = [r for r, _ in kept], [str(arrays["writer_id"][p]) for _, p in kept]
     images, labels = torch.from_numpy(x), torch.from_numpy(y.astype(np.int64))
     clients = to_clients(images, labels, assignment, ids=ids, scale=-1 / 255, shift=1.0, source=str(path))
     return split(clients, split_by, validation=validation, test=test, seed=seed, name="femnist", classes=62)
@@ -147,10 +138,8 @@ def shakespeare(
     encoded = [(name, encode_characters(text, characters)) for name, text in texts.items() if len(text) > length]
     # Roles are split before their windows are copied, so that windows are copied once.
     windows = {name: codes.unfold(0, length + 1, step) for name, codes in encoded}  # views, (n, length + 1)
-    kept = [name for name, view in windows.items() if len(view) >= min_examples]
-    if not kept:
-        largest = max((len(view) for view in windows.values()), default=0)
-        raise InvalidParameter("min_examples", "leaves no role", min_examples, f"The largest role in {path} has {largest}.")
+    names = list(windows)
+    kept = [names[k] for k in large_enough([len(windows[name]) for name in names], min_examples, path, "role")]
     numbers = torch.arange(len(kept), dtype=torch.uint8 if len(kept) < 256 else torch.int32)
     drawn = split_clients(
         ClientSet(numbers, numbers, torch.arange(len(kept) + 1), tuple(kept)), validation=validation, test=test, seed=seed
@@ -189,9 +178,7 @@ def adult(folder: PathLike | None = None) -> FederatedData:
     income above 50,000. Source: Mohri, Sivek, Suresh, Agnostic Federated Learning (2019); Tian Li, thesis, section 4.3.3.
     """
     path = data_file(folder, "adult.npz", "arrays cat, num, y, is_test, cat_names, categories__education, …")
-    arrays = load_arrays(path)
-    if missing := {"cat", "num", "y", "is_test", "cat_names", "categories__education"} - arrays.keys():
-        raise InvalidData(f"{path}: array {min(missing)!r} is missing; the file holds {', '.join(arrays)}.")
+    arrays = load_arrays(path, ("cat", "cat_names", "categories__education", "is_test", "num", "y"))
     names = arrays["cat_names"].tolist()
     tested = arrays["is_test"].astype(bool)
     numbers = arrays["num"].astype(np.float64)

@@ -79,13 +79,7 @@ def iid(labels: Tensor, clients: int, *, seed: int = 0, allow_empty: bool = Fals
 
 
 def power_law(
-    labels: Tensor,
-    clients: int,
-    *,
-    exponent: float = 1.0,
-    min_examples: int = 1,
-    seed: int = 0,
-    allow_empty: bool = False,
+    labels: Tensor, clients: int, *, exponent: float = 1.0, min_examples: int = 1, seed: int = 0, allow_empty: bool = False
 ) -> list[Tensor]:
     """Sizes ∝ rank^(−exponent), the ranks dealt to clients at random; which examples a client gets is random too.
 
@@ -106,13 +100,7 @@ def _check_least(least: int, rows: int, clients: int) -> None:
 
 
 def dirichlet(
-    labels: Tensor,
-    clients: int,
-    *,
-    concentration: float = 0.5,
-    min_examples: int = 1,
-    seed: int = 0,
-    allow_empty: bool = False,
+    labels: Tensor, clients: int, *, concentration: float = 0.5, min_examples: int = 1, seed: int = 0, allow_empty: bool = False
 ) -> list[Tensor]:
     """Each class is shared among the clients in proportions drawn from Dir(concentration · 1): small means few labels each.
 

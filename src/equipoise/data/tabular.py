@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -35,15 +36,20 @@ class Table:
             )
 
 
+def _x_y_names(path: Path) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+    """The arrays `x`, `y` and `names` of a file."""
+    arrays = load_arrays(path, ("x", "y", "names"))
+    x, y = as_tensor(arrays["x"], f"{path}: 'x'"), targets(arrays["y"], f"{path}: 'y'")
+    return x, y, tuple(arrays["names"].tolist())
+
+
 def credit_default(folder: PathLike | None = None) -> Table:
     """Default of credit card clients, from credit_default.npz: 30,000 × 23, class 1 is a default; as measured, not scaled.
 
     Source: Yeh, Lien 2009 (UCI).
     """
-    path = data_file(folder, "credit_default.npz", "x (N, 23), y (N,) and names")
-    arrays = load_arrays(path, ("x", "y", "names"))
-    x, y = as_tensor(arrays["x"], f"{path}: 'x'"), targets(arrays["y"], f"{path}: 'y'")
-    return Table(x.float(), y.to(torch.int64), tuple(arrays["names"].tolist()))
+    x, y, names = _x_y_names(data_file(folder, "credit_default.npz", "x (N, 23), y (N,) and names"))
+    return Table(x.float(), y.to(torch.int64), names)
 
 
 def california_housing(folder: PathLike | None = None) -> Table:
@@ -51,10 +57,8 @@ def california_housing(folder: PathLike | None = None) -> Table:
 
     Source: Pace, Barry 1997.
     """
-    path = data_file(folder, "california_housing.npz", "x (N, 8), y (N,) and names")
-    arrays = load_arrays(path, ("x", "y", "names"))
-    x, y = as_tensor(arrays["x"], f"{path}: 'x'"), targets(arrays["y"], f"{path}: 'y'")
-    return Table(x, y, tuple(arrays["names"].tolist()[: x.shape[1]]))  # the file's last name is the target's
+    x, y, names = _x_y_names(data_file(folder, "california_housing.npz", "x (N, 8), y (N,) and names"))
+    return Table(x, y, names[: x.shape[1]])  # the file's last name is the target's
 
 
 def abalone(folder: PathLike | None = None) -> Table:

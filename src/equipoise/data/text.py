@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.data.clients import ClientSet
+from equipoise.data.clients import ClientSet, large_enough
 from equipoise.data.file_access import PathLike, data_file, load_arrays
-from equipoise.errors import InvalidData, InvalidParameter, require
+from equipoise.errors import InvalidData, require
 
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 # LEAF's order, so that tokens agree with models trained elsewhere (Caldas et al. 2018, Shakespeare).
@@ -125,14 +125,11 @@ def from_texts(
         texts, labels = by_client.setdefault(client, ([], []))
         texts.append(text)
         labels.append(label)
-    large_enough = sorted(client for client, (texts, _) in by_client.items() if len(texts) >= min_examples)
-    if not large_enough:
-        largest = max((len(texts) for texts, _ in by_client.values()), default=0)
-        fix = f"The largest client of {source or 'the data'} has {largest}."
-        raise InvalidParameter("min_examples", "leaves no client", min_examples, fix)
+    names = sorted(by_client)
+    kept = [names[k] for k in large_enough([len(by_client[name][0]) for name in names], min_examples, source or "the data")]
 
     def inputs(texts: list[str]) -> Tensor:
         return torch.stack([vectors.tokens(t, length) if features == "tokens" else vectors.mean(t) for t in texts])
 
-    triples = ((client, inputs(by_client[client][0]), torch.tensor(by_client[client][1])) for client in large_enough)
+    triples = ((client, inputs(by_client[client][0]), torch.tensor(by_client[client][1])) for client in kept)
     return ClientSet.pack(triples, source=source)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -49,8 +49,7 @@ class LoopEngine(Engine):
 
     def updates(self, params: Tensor, cohort: Cohort, solver: LocalSolver) -> LocalWork:
         """Local work of each client: updates (K, D)."""
-        work = [self._sent(params, cohort, place, solver) for place in range(len(cohort))]
-        updates, losses = torch.stack([update for update, _ in work]), torch.stack([loss for _, loss in work])
+        updates, losses = stack_columns(self._sent(params, cohort, place, solver) for place in range(len(cohort)))
         return as_local_work(updates, params, losses)
 
     def summed_update(
@@ -75,14 +74,12 @@ class LoopEngine(Engine):
     def evaluate_own(self, models: Tensor, clients: ClientSet, which: Tensor) -> tuple[Tensor, Tensor]:
         """Mean loss and mean error of clients at their own models, (K,) and (K,)."""
         clients = self.sets[clients]
-        scores = [self._score(model, clients, k) for model, k in zip(models, which.tolist(), strict=True)]
-        return torch.stack([loss for loss, _ in scores]), torch.stack([error for _, error in scores])
+        return stack_columns(self._score(model, clients, k) for model, k in zip(models, which.tolist(), strict=True))
 
     def evaluate(self, params: Tensor, clients: ClientSet) -> tuple[Tensor, Tensor]:
         """Mean loss and mean error of every client of a set, (n,) and (n,)."""
         clients = self.sets[clients]
-        scores = [self._score(params, clients, k) for k in range(len(clients))]
-        return torch.stack([loss for loss, _ in scores]), torch.stack([error for _, error in scores])
+        return stack_columns(self._score(params, clients, k) for k in range(len(clients)))
 
     @contextmanager
     def _visit(self, clients: ClientSet, k: int) -> Iterator[None]:
@@ -159,6 +156,12 @@ class LoopEngine(Engine):
         loss = self.task.scorer(x, y, False)[0].mean()
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         return self.task.layout.flatten(dict(zip(leaves, gradients, strict=True))), loss.detach().double().cpu()
+
+
+def stack_columns(pairs: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """The first tensors of all pairs as one tensor, and the second ones."""
+    first, second = zip(*pairs, strict=True)
+    return torch.stack(first), torch.stack(second)
 
 
 def _one_pull(pull: Pull, place: int) -> tuple[Tensor, Tensor]:

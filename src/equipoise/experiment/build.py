@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from equipoise.errors import ConfigError, EquipoiseError, InvalidParameter
+from equipoise.errors import ConfigError, EquipoiseError
 from equipoise.experiment import catalog
 from equipoise.experiment.config import FROM_DATA, RunConfig, refusals_at
 
@@ -41,33 +39,32 @@ class PreparedRun:
         checkpoint: Path | None = None,
     ) -> Result:
         """Train as the configuration says, from `checkpoint` if that file exists."""
+        import torch
+
+        from equipoise.engines.simulator.workers import threads
         from equipoise.runs.checkpoint import Checkpoints
         from equipoise.train import train
 
         options = self.config.train
-        with torch_threads(options.threads):
+        # Sums depend on the number of threads in the last bits, so a run keeps it.
+        with threads(options.threads or torch.get_num_threads()):
             return train(
-                self.model,
-                self.data,
-                self.algorithm,
-                rounds=options.rounds,
-                clients_per_round=options.clients_per_round,
-                seed=options.seed,
-                engine=options.chosen_engine(),
-                evaluate_every=options.evaluate_every,
-                observers=observers,
-                progress=progress,
-                name=options.name or name,
+                self.model, self.data, self.algorithm, rounds=options.rounds, clients_per_round=options.clients_per_round,
+                seed=options.seed, engine=options.chosen_engine(), evaluate_every=options.evaluate_every, observers=observers,
+                progress=progress, name=options.name or name,
                 checkpoint=Checkpoints(checkpoint, every=options.checkpoint_every) if checkpoint is not None else None,
-            )
+            )  # fmt: skip
 
     def explain(self) -> str:
         """How clients' local work is done and why not in another way, in words, after one round that is dropped."""
+        import torch
+
+        from equipoise.engines.simulator.workers import threads
         from equipoise.round import Rounds
         from equipoise.runs.setup import set_up
 
         options = self.config.train
-        with torch_threads(options.threads):
+        with threads(options.threads or torch.get_num_threads()):
             setting = set_up(
                 self.model, self.data, self.algorithm, rounds=options.rounds, clients_per_round=options.clients_per_round,
                 seed=options.seed, loss=None, error=None, engine=options.chosen_engine(),
@@ -77,24 +74,14 @@ class PreparedRun:
             return explain(self.algorithm) if explain is not None else "The loop engine trains one client after another."
 
 
-@contextmanager
-def torch_threads(count: int | None) -> Iterator[None]:
-    """Set the number of torch threads for a while (None: leave it). Sums depend on it in the last bits, so a run keeps it."""
-    import torch
-
-    before = torch.get_num_threads()
-    torch.set_num_threads(count or before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 def build(config: RunConfig) -> PreparedRun:
     """Make the run that a configuration describes; what cannot run is refused before anything is trained or written."""
     import torch
 
-    check_device(config.train.device)
+    from equipoise.core.devices import usable_device
+
+    with refusals_at("train", ("device",), "device"):
+        usable_device(config.train.device)  # one that this machine does not have is refused
     config.train.chosen_engine()
     algorithm = config.algorithm()
     data: FederatedData = config.data.make("data")
@@ -108,16 +95,6 @@ def build(config: RunConfig) -> PreparedRun:
     model = config.model.make("model", **word_vectors(config))
     check_fit(config, model, data)
     return PreparedRun(config, data, model, algorithm)
-
-
-def check_device(device: str | None) -> None:
-    """Refuse a device that this machine does not have."""
-    from equipoise.core.devices import usable_device
-
-    try:
-        usable_device(device)
-    except InvalidParameter as failure:
-        raise ConfigError(f"train.{failure}") from failure
 
 
 def check_cohort(config: RunConfig, algorithm: Algorithm, data: FederatedData) -> None:

@@ -15,7 +15,7 @@ from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 from equipoise.errors import ConfigError, unknown_name
 from equipoise.experiment.values import in_toml, type_text, value_text
@@ -33,26 +33,10 @@ class Entry:
 _TABLE = tomllib.loads(Path(__file__).with_name("catalog.toml").read_text(encoding="utf-8"))
 CATALOG: dict[str, dict[str, Any]] = _TABLE["parts"]
 FUNCTIONS: list[str] = _TABLE["functions"]
-
-# The parts of an algorithm, with the name of the default.
-ALGORITHM_PARTS = {
-    "risk": "mean",
-    "solver": "sgd",
-    "aggregator": "weighted_mean",
-    "server": "sgd",
-    "sampler": "uniform",
-    "averaging": "last",
-}
-
-# Parts of an algorithm that a configuration may leave out.
-OPTIONAL_PARTS = ("personal", "privacy")
-
-# Contracts of equipoise.types. A parameter with such a type takes a part of this kind.
-CONTRACTS = {
-    "QuantileSource": "quantile",
-    "LocalSolver": "solver",
-    "ClipRule": "clip_rule",
-}
+KIND_HELP: dict[str, str] = _TABLE["kinds"]
+ALGORITHM_PARTS: dict[str, str] = _TABLE["algorithm"]["defaults"]
+OPTIONAL_PARTS: list[str] = _TABLE["algorithm"]["optional"]
+CONTRACTS: dict[str, str] = _TABLE["contracts"]
 
 
 @dataclass(frozen=True)
@@ -110,8 +94,7 @@ class CatalogPart:
     def target(self) -> Callable[..., Any]:
         """The class or function itself; its module is imported now."""
         module, _, attribute = self.entry.target.partition(":")
-        target: Callable[..., Any] = getattr(import_module(module), attribute)
-        return target
+        return cast(Callable[..., Any], getattr(import_module(module), attribute))
 
     @cached_property
     def parameters(self) -> dict[str, Parameter]:

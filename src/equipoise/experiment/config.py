@@ -64,18 +64,28 @@ class PartConfig:
 
 
 @dataclass(frozen=True)
-class TrainOptions:
-    """The section [train]: rounds, cohorts, seed, evaluation, checkpoints and engine.
-
-    `name` is the name of the run in reports (None: that of its folder). `checkpoint_every` is in rounds (None: about every ten
-    seconds). `threads` are torch's (None: torch's own choice; the folder of a run holds the number).
-    """
+class TrainRecord:
+    """What the section [train] of any run says, also of a federated one."""
 
     rounds: int
     clients_per_round: int
     seed: int = 0
     name: str | None = None
     evaluate_every: int | None = None
+
+    def table(self) -> dict[str, Any]:
+        """The section as a TOML table."""
+        return {name: NONE if value is None else value for name, value in asdict(self).items()}
+
+
+@dataclass(frozen=True)
+class TrainOptions(TrainRecord):
+    """The section [train]: rounds, cohorts, seed, evaluation, checkpoints and engine.
+
+    `name` is the name of the run in reports (None: that of its folder). `checkpoint_every` is in rounds (None: about every ten
+    seconds). `threads` are torch's (None: torch's own choice; the folder of a run holds the number).
+    """
+
     checkpoint_every: int | None = None
     engine: str = "simulator"
     device: str | None = None
@@ -89,15 +99,11 @@ class TrainOptions:
         require(self.rounds >= 0, "rounds", "must not be negative", self.rounds)
         require(0 <= self.seed < 2**63, "seed", "must be a whole number from 0 to 2^63 − 1", self.seed)
         require(self.clients_per_round >= 1, "clients_per_round", "must be at least 1", self.clients_per_round)
-        require(
-            self.evaluate_every is None or self.evaluate_every >= 1,
-            "evaluate_every",
-            'must be at least 1 round, or "none" to evaluate at the end only',
-            self.evaluate_every,
-        )
-        for name in ("checkpoint_every", "threads"):
+        at_end = 'must be at least 1 round, or "none" to evaluate at the end only'
+        rules = dict.fromkeys(("checkpoint_every", "threads"), 'must be at least 1, or "none"') | {"evaluate_every": at_end}
+        for name, rule in rules.items():
             value = getattr(self, name)
-            require(value is None or value >= 1, name, 'must be at least 1, or "none"', value)
+            require(value is None or value >= 1, name, rule, value)
         known = catalog.part("engine", self.engine, where="train.engine").parameters
         for name in ("device", "chunk_size", "workers", "precision", "compiled"):
             value = getattr(self, name)
@@ -179,13 +185,18 @@ class RunConfig:
             "model": self.model.table(),
             "attack": self.attack.table() if self.attack is not None else NONE,
             "algorithm": {"weights": self.weights, **left_out, **parts},
-            "train": {name: NONE if value is None else value for name, value in asdict(self.train).items()},
-            "versions": {name: version(name) for name in ("equipoise", "torch", "numpy")} | {"python": python_version()},
+            "train": self.train.table(),
+            "versions": installed_versions("equipoise", "torch", "numpy"),
         }
 
     def text(self) -> str:
         """The configuration as TOML with every default. Reading it back gives an equal configuration."""
         return toml.dumps(self.table())
+
+
+def installed_versions(*names: str) -> dict[str, str]:
+    """The versions of installed libraries, and of Python."""
+    return {name: version(name) for name in names} | {"python": python_version()}
 
 
 @contextmanager
@@ -344,9 +355,8 @@ def check_inner(table: Any, parameter: catalog.Parameter, where: str) -> PartCon
 def check_terms(terms: Any, kind: str, where: str) -> tuple[tuple[float, PartConfig], ...]:
     """Check the terms of a mixture: tables with a coefficient and a part."""
     if not isinstance(terms, list) or not all(isinstance(term, Mapping) for term in terms):
-        raise ConfigError(
-            f'{where} must be a list of tables such as {{coefficient = 0.3, name = "mean"}}, but is {toml_text(terms)}.'
-        )
+        shape = 'a list of tables such as {coefficient = 0.3, name = "mean"}'
+        raise ConfigError(f"{where} must be {shape}, but is {toml_text(terms)}.")
     checked = []
     for i, term in enumerate(terms):
         here = f"{where}[{i}]"

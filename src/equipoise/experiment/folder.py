@@ -8,6 +8,7 @@ all other files: a run without it can be resumed.
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 import shutil
@@ -84,9 +85,8 @@ def refuse_taken(path: Path) -> None:
     except OSError as failure:
         raise ConfigError(f"{path} cannot be used for a run: {failure.strerror}. Name another folder: --out DIR.") from failure
     if taken and RunFolder(path).config.exists() and not RunFolder(path).finished:
-        raise ConfigError(
-            f"{path} holds a run that has not ended. Go on with it: equipoise run --resume {shlex.quote(str(path))}"
-        )
+        command = f"equipoise run --resume {shlex.quote(str(path))}"
+        raise ConfigError(f"{path} holds a run that has not ended. Go on with it: {command}")
     if taken:
         what = "is a file" if path.is_file() else "is not empty"
         raise ConfigError(f"{path} {what}, and a run never overwrites another. Name a new folder: --out DIR.")
@@ -124,11 +124,8 @@ def refuse_full_disk(folder: RunFolder, experiment: PreparedRun) -> None:
 def free_folder(config_path: Path, seed: int) -> Path:
     """runs/<name of the configuration>-<seed>, with -2, -3, … added if that is taken."""
     first = Path("runs") / f"{config_path.stem}-{seed}"
-    folder, count = first, 1
-    while folder.exists():
-        count += 1
-        folder = first.with_name(f"{first.name}-{count}")
-    return folder
+    others = (first.with_name(f"{first.name}-{count}") for count in itertools.count(2))
+    return next(folder for folder in itertools.chain([first], others) if not folder.exists())
 
 
 def to_resume(path: Path) -> RunFolder:
@@ -238,18 +235,10 @@ def read_record(path: str | Path) -> RunRecord:
     if [report.round for report in history.rounds] != list(range(rounds)):
         raise ConfigError(f"{folder.rounds} does not hold each of the {rounds} rounds once: the log is damaged.")
     return RunRecord(
-        name=name,
-        algorithm=config.algorithm(),
-        seed=config.train.seed,
-        clients=clients,
-        history=history,
-        seconds=end["seconds"],
-        data=end["data"],
-        rounds=rounds,
-        clients_per_round=config.train.clients_per_round,
-        error_is_loss=end["error_is_loss"],
-        epsilon=spent,
-    )
+        name=name, algorithm=config.algorithm(), seed=config.train.seed, clients=clients, history=history, rounds=rounds,
+        clients_per_round=config.train.clients_per_round, epsilon=spent,
+        seconds=end["seconds"], data=end["data"], error_is_loss=end["error_is_loss"],
+    )  # fmt: skip
 
 
 def finished_runs(folders: Iterable[Path]) -> list[Path]:

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import IO, Literal
+from typing import Literal
 
 from rich.console import Console
 from rich.live import Live
@@ -30,7 +30,6 @@ class ScheduledRun:
     run: PlannedRun
     status: Status = "waiting"
     process: subprocess.Popen[bytes] | None = None
-    log: IO[bytes] | None = None
     start_time: float = 0.0
     first_round: int = 0  # of this process
     message: str = ""  # why the run failed
@@ -77,9 +76,8 @@ def _work_through(jobs: list[ScheduledRun], workers: int, console: Console | Non
     while True:
         for job in jobs:
             if job.status == "running" and _ended(job) and console is not None:
-                console.print(
-                    Text(f"{job.status}: {job.run.method}, seed {job.run.seed}" + f" {job.message}".rstrip()), soft_wrap=True
-                )
+                text = f"{job.status}: {job.run.method}, seed {job.run.seed} {job.message}".rstrip()
+                console.print(Text(text), soft_wrap=True)
         waiting = [job for job in jobs if job.status == "waiting"]
         running = sum(job.status == "running" for job in jobs)
         if not waiting and not running:
@@ -91,33 +89,27 @@ def _work_through(jobs: list[ScheduledRun], workers: int, console: Console | Non
 
 def _start(job: ScheduledRun) -> None:
     """Start the process of a run; what it prints goes to run.log."""
-    job.log = job.folder.log.open("ab")
-    job.log_start = job.log.tell()
     job.first_round, job.start_time, job.status = job.rounds_done(), time.monotonic(), "running"
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    job.process = subprocess.Popen(
-        [sys.executable, "-m", "equipoise.experiment.worker", str(job.folder.path), *job.options],
-        stdin=subprocess.DEVNULL, stdout=job.log, stderr=job.log, env=os.environ | one_thread,
-    )  # fmt: skip
+    command = [sys.executable, "-m", "equipoise.experiment.worker", str(job.folder.path), *job.options]
+    with job.folder.log.open("ab") as log:
+        job.log_start = log.tell()
+        job.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | one_thread)
 
 
 def _ended(job: ScheduledRun) -> bool:
     """Whether the process of a run has ended; then its status and message are set."""
     if job.process is None or (code := job.process.poll()) is None:
         return False
-    _close(job)
     if code == 0 and job.folder.finished:
         job.status = "done"
         return True
     job.status = "failed"
     lines = job.folder.log.read_bytes()[job.log_start :].decode("utf-8", errors="replace").strip().splitlines()
     reason = next((line for line in reversed(lines) if line.startswith("Error:")), lines[-1] if lines else "")
-    job.message = reason.removeprefix("Error: ") if code == 2 and reason else f"ended with {_exit_text(code)}. {reason}".strip()
+    how = f"signal {-code}" if code < 0 else f"exit code {code}"
+    job.message = reason.removeprefix("Error: ") if code == 2 and reason else f"ended with {how}. {reason}".strip()
     return True
-
-
-def _exit_text(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"exit code {code}"
 
 
 def _stop(job: ScheduledRun) -> None:
@@ -129,13 +121,6 @@ def _stop(job: ScheduledRun) -> None:
         except subprocess.TimeoutExpired:
             job.process.kill()
             job.process.wait()
-    _close(job)
-
-
-def _close(job: ScheduledRun) -> None:
-    if job.log is not None:
-        job.log.close()
-        job.log = None
 
 
 _COLOURS = {"waiting": "dim", "running": "cyan", "done": "green", "failed": "red", "there already": "green"}

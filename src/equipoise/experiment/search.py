@@ -79,14 +79,10 @@ class Search:
 
     def plan(self, values: Values, out: Path) -> list[PlannedRun]:
         """The runs of a trial, one per seed."""
-        first, name = self.config(values).train, trial_name(values)
+        first, name, folder = self.config(values).train, trial_name(values), folder_name(values)
+        options = {"name": name, "threads": first.threads or 1}
         return [
-            PlannedRun(
-                RunFolder(out / f"{folder_name(values)}-{seed}"),
-                name,
-                seed,
-                self.config(values, seed=seed, name=name, threads=first.threads or 1),
-            )
+            PlannedRun(RunFolder(out / f"{folder}-{seed}"), name, seed, self.config(values, seed=seed, **options))
             for seed in range(first.seed, first.seed + self.seeds)
         ]
 
@@ -97,10 +93,8 @@ def nested(key: str, value: Any) -> dict[str, Any]:
     >>> nested("algorithm.solver.lr", 0.1)
     {'algorithm': {'solver': {'lr': 0.1}}}
     """
-    for step in reversed(key.split(".")):
-        value = {step: value}
-    table: dict[str, Any] = value
-    return table
+    first, _, rest = key.partition(".")
+    return {first: nested(rest, value) if rest else value}
 
 
 def trial_name(values: Values) -> str:
@@ -121,9 +115,8 @@ def folder_name(values: Values) -> str:
     """
     name = trial_name(values)
     short = re.sub(r"[^\w.+-]+", "-", name)[:80].strip("-.")
-    exact = short == name.replace(", ", "-").replace(" ", "-") and not any(
-        " " in v for v in values.values() if isinstance(v, str)
-    )
+    spaced = any(" " in value for value in values.values() if isinstance(value, str))
+    exact = short == name.replace(", ", "-").replace(" ", "-") and not spaced
     return short if exact else f"{short}-{zlib.crc32(name.encode()):08x}"
 
 
@@ -140,10 +133,9 @@ def read_search(path: Path, overrides: Iterable[str] = ()) -> Search:
     refuse_unknown(options, ("criterion", "strategy", "trials", "seeds", "space"), "search")
     strategy = check_value(options.get("strategy", "grid"), Strategy, "search.strategy")
     if (strategy == "optuna") != ("trials" in options):
-        rule = (
-            "is missing: it is how many values Optuna tries" if strategy == "optuna" else "is for Optuna; a grid is tried whole"
-        )
-        raise ConfigError(f"search.trials {rule}. {'Give it.' if strategy == 'optuna' else 'Leave it out.'}")
+        missing = "is missing: it is how many values Optuna tries. Give it."
+        rule = missing if strategy == "optuna" else "is for Optuna; a grid is tried whole. Leave it out."
+        raise ConfigError(f"search.trials {rule}")
     search = Search(
         {name: table[name] for name in SECTIONS if name in table},
         read_space(section(options, "space", required=False), strategy),
@@ -180,9 +172,8 @@ def refuse_key(key: str) -> None:
     """Refuse a key that must be the same for all trials: with other data or seeds, criteria could not be compared."""
     root = key.partition(".")[0]
     if root == "data":
-        raise ConfigError(
-            f"search.space.{key}: trials on other data cannot be compared. Search over algorithm, model or train."
-        )
+        fix = "Search over algorithm, model or train."
+        raise ConfigError(f"search.space.{key}: trials on other data cannot be compared. {fix}")
     if root not in SECTIONS or root == key:
         raise ConfigError(f"search.space.{key} must be a key of [algorithm], [model] or [train], e.g. algorithm.solver.lr.")
     if key == "train.seed":

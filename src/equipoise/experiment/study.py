@@ -22,11 +22,12 @@ from typing import Any
 
 from equipoise.core.files import write_atomically
 from equipoise.errors import ConfigError
+from equipoise.experiment.config import SECTIONS as RUN_SECTIONS
 from equipoise.experiment.config import RunConfig, override, read_toml, refuse_unknown, section, with_value
 from equipoise.experiment.folder import ORDER, RunFolder
 from equipoise.experiment.values import NONE, check_value, toml_text, value_text
 
-SECTIONS = ("study", "data", "model", "attack", "algorithm", "train", "methods", "sweep")
+SECTIONS = ("study", *RUN_SECTIONS, "methods", "sweep")
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ def read_study(path: Path, overrides: Iterable[str] = (), *, out: Path) -> list[
     study = section(table, "study", required=False)
     refuse_unknown(study, ("seeds",), "study")
     seeds = _seeds(study.get("seeds", 1))
-    base: dict[str, Any] = {name: table[name] for name in ("data", "model", "attack", "algorithm", "train") if name in table}
+    base = {name: table[name] for name in RUN_SECTIONS if name in table}
     if "seed" in section(table, "train"):
         raise ConfigError("train.seed is given by the study: write seeds = … in [study].")
     methods = section(table, "methods", required=False) or {path.stem: {}}
@@ -79,9 +80,8 @@ def _seeds(given: Any) -> list[int]:
     else:
         seeds = list(range(check_value(given, int, "study.seeds")))
     if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
-        raise ConfigError(
-            f"study.seeds must be a number of seeds, or a list of different seeds ≥ 0, but is {toml_text(given)}."
-        )
+        rule = "must be a number of seeds, or a list of different seeds ≥ 0"
+        raise ConfigError(f"study.seeds {rule}, but is {toml_text(given)}.")
     return seeds
 
 

@@ -46,12 +46,10 @@ def _text(text: str) -> str:
 
 
 def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
     if isinstance(value, str):
         return _text(value)
-    if isinstance(value, int):
-        return str(value)
+    if isinstance(value, int):  # true and false are written as in JSON
+        return json.dumps(value)
     if isinstance(value, float):
         return repr(value) if math.isfinite(value) else str(value)
     if isinstance(value, Mapping):

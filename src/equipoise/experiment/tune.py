@@ -23,17 +23,7 @@ from equipoise.core.files import write_atomically
 from equipoise.errors import ConfigError
 from equipoise.experiment import scheduler, toml
 from equipoise.experiment.folder import RunFolder
-from equipoise.experiment.search import (
-    CRITERIA,
-    Axis,
-    Criterion,
-    Range,
-    Search,
-    Values,
-    check_first_trial,
-    grid,
-    trial_name,
-)
+from equipoise.experiment.search import CRITERIA, Axis, Criterion, Range, Search, Values, check_first_trial, grid, trial_name
 from equipoise.experiment.study import PlannedRun, prepare
 from equipoise.experiment.values import value_text
 
@@ -197,9 +187,8 @@ def distribution(optuna: Any, axis: Axis) -> Any:
 
 def values_of(search: Search, parameters: Mapping[str, Any]) -> Values:
     """The parameters of an Optuna trial as values of the search, in the order of the space."""
-    return {
-        key: parameters[key] if isinstance(axis, Range) else json.loads(parameters[key]) for key, axis in search.space.items()
-    }
+    given = {key: parameters[key] for key in search.space}
+    return {key: value if isinstance(search.space[key], Range) else json.loads(value) for key, value in given.items()}
 
 
 def open_study(optuna: Any, search: Search, path: Path) -> Any:
@@ -207,17 +196,17 @@ def open_study(optuna: Any, search: Search, path: Path) -> Any:
     from sqlalchemy.exc import SQLAlchemyError
 
     identity = {"criterion": search.criterion, "seeds": search.seeds, "space": search.file["search"]["space"], **search.base}
+    here = json.dumps(identity, default=str)
     try:
         study = optuna.create_study(study_name="search", storage=f"sqlite:///{path.resolve()}", load_if_exists=True)
-        stored = study.user_attrs.get("search")
-        if stored is None:
-            study.set_user_attr("search", json.dumps(identity, default=str))
+        if "search" not in study.user_attrs:
+            study.set_user_attr("search", here)
+        there = json.loads(study.user_attrs["search"])
     except (SQLAlchemyError, optuna.exceptions.OptunaError) as failure:
         reason = str(failure).splitlines()[0]
         raise ConfigError(f"{path} cannot be used: {reason}. Delete it, or name another folder: --out DIR.") from failure
-    there, here = json.loads(stored or json.dumps(identity, default=str)), json.loads(json.dumps(identity, default=str))
-    for key in here:
-        if there.get(key) != here[key]:
+    for key, value in json.loads(here).items():
+        if there.get(key) != value:
             raise ConfigError(f"{path} holds a search with another {key}. Name another folder: --out DIR.")
     return study
 

@@ -27,9 +27,8 @@ def in_toml(annotation: Any) -> Any:
         return Union[tuple(choices)] if choices else None  # noqa: UP007 — made at run time from a list
     if origin in (dict, Mapping) and arguments[0] is str and (inner := in_toml(arguments[1])) is not None:
         return types.GenericAlias(Mapping, (str, inner))
-    if origin in (list, Sequence) and (inner := in_toml(arguments[0])) is not None:
-        return types.GenericAlias(Sequence, (inner,))
-    if origin is tuple and len(arguments) == 2 and arguments[1] is Ellipsis and (inner := in_toml(arguments[0])) is not None:
+    listed = origin in (list, Sequence) or (origin is tuple and arguments[1:] == (Ellipsis,))
+    if listed and (inner := in_toml(arguments[0])) is not None:
         return types.GenericAlias(Sequence, (inner,))
     return None
 

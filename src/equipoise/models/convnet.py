@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from equipoise.core.rng import torch_generator
 from equipoise.errors import InvalidParameter
-from equipoise.models.layers import checked_seed, positive, seeded
+from equipoise.models.layers import checked_seed, positive, refuse_integers, seeded
 
 _SHAPES = ((28, 28), (1, 28, 28), (784,))
 
@@ -56,8 +56,5 @@ def grey_images(x: Tensor) -> Tensor:
             tuple(x.shape),
             "Resize the images, or pass a torch.nn.Module made for their size.",
         )
-    if not x.is_floating_point():
-        raise InvalidParameter(
-            "x", "must hold floating numbers", x.dtype, "Convert it, e.g. x.float() / 255, or give the data a scale of 1 / 255."
-        )
+    refuse_integers(x, "Convert it, e.g. x.float() / 255, or give the data a scale of 1 / 255.")
     return x.reshape(x.shape[0], 1, 28, 28)

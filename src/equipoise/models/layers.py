@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from equipoise.errors import require
+from equipoise.errors import InvalidParameter, is_integer, require
 
 Layer = TypeVar("Layer", nn.Conv2d, nn.Linear)
 
 
 def positive(parameter: str, value: int) -> int:
     """The value as an int; all but integers of at least 1 are refused."""
-    integer = isinstance(value, Integral) and not isinstance(value, bool)
-    require(integer and value >= 1, parameter, "must be a whole number of at least 1", value)
+    require(is_integer(value) and value >= 1, parameter, "must be a whole number of at least 1", value)
     return int(value)
 
 
 def checked_seed(seed: int) -> int:
     """The seed as an int; all but integers are refused."""
-    require(isinstance(seed, Integral) and not isinstance(seed, bool), "seed", "must be a whole number", seed)
+    require(is_integer(seed), "seed", "must be a whole number", seed)
     return int(seed)
+
+
+def refuse_integers(x: Tensor, fix: str) -> None:
+    """Refuse inputs that are not floating numbers."""
+    if not x.is_floating_point():
+        raise InvalidParameter("x", "must hold floating numbers", x.dtype, fix)
 
 
 def uniform(shape: tuple[int, ...], bound: float, generator: torch.Generator) -> Tensor:

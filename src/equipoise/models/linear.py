@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from equipoise.errors import InvalidParameter, require
-from equipoise.models.layers import positive
+from equipoise.models.layers import positive, refuse_integers
 
 
 def logistic_loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -88,7 +88,14 @@ class Softmax(LinearModel):
         super().__init__(features, (positive("classes", classes),), bias)
 
 
-class Logistic(LinearModel):
+class _OneScore(LinearModel):
+    """A linear model with one score per example."""
+
+    def __init__(self, features: int, *, bias: bool = True) -> None:
+        super().__init__(features, (), bias)
+
+
+class Logistic(_OneScore):
     """Logistic regression on two classes: p(1 | x) = 1/(1 + e^{−z}) with z = ⟨w, x⟩ + b.
 
     Outputs are the log-odds z (B,), targets the integers 0 or 1 (B,). The loss is log(1 + e^z) − y z; the error is 1 where
@@ -108,11 +115,8 @@ class Logistic(LinearModel):
     loss = staticmethod(logistic_loss)
     error = staticmethod(wrong_sign)
 
-    def __init__(self, features: int, *, bias: bool = True) -> None:
-        super().__init__(features, (), bias)
 
-
-class LinearSVM(LinearModel):
+class LinearSVM(_OneScore):
     """Linear support vector machine on two classes: hinge loss max(0, 1 − s z) with z = ⟨w, x⟩ + b.
 
     Targets are the integers 0 or 1 (B,), which stand for the signs s = 2y − 1; outputs are the scores z (B,); the error is 1
@@ -131,11 +135,8 @@ class LinearSVM(LinearModel):
     loss = staticmethod(hinge_loss)
     error = staticmethod(wrong_sign)
 
-    def __init__(self, features: int, *, bias: bool = True) -> None:
-        super().__init__(features, (), bias)
 
-
-class LinearRegression(LinearModel):
+class LinearRegression(_OneScore):
     """Least squares: predictions z = ⟨w, x⟩ + b (B,) of numbers y (B,), with loss (z − y)², without a factor ½.
 
     The error is the same squared error, so that a mean over examples is the mean squared error. The parameters start at zero.
@@ -149,9 +150,6 @@ class LinearRegression(LinearModel):
 
     loss = staticmethod(squared_error)
     error = staticmethod(squared_error)
-
-    def __init__(self, features: int, *, bias: bool = True) -> None:
-        super().__init__(features, (), bias)
 
 
 class MeanEstimator(nn.Module):
@@ -196,13 +194,7 @@ def _rows(x: Tensor, features: int) -> Tensor:
             tuple(x.shape),
             "Build the model with the number of features of the data, e.g. features=data.features.",
         )
-    if not x.is_floating_point():
-        raise InvalidParameter(
-            "x",
-            "must hold floating numbers",
-            x.dtype,
-            "Convert it, e.g. x.float(), or give integer data a scale such as 1 / 255.",
-        )
+    refuse_integers(x, "Convert it, e.g. x.float(), or give integer data a scale such as 1 / 255.")
     return x.reshape(x.shape[0], features)
 
 

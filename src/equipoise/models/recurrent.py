@@ -122,17 +122,32 @@ class _Recurrent(nn.Module):
 class _CharModel(nn.Module):
     """Characters (B, T), embedded or one-hot, through recurrent layers; the last state gives the logits of the next one."""
 
-    def __init__(self, cell: _Cell, sizes: tuple[int, int, int | None, int, int], padding: int | None, seed: int) -> None:
+    cell: _Cell
+
+    def __init__(
+        self,
+        *,
+        vocabulary: int,
+        classes: int | None = None,
+        embedding: int | None = 8,
+        hidden: int = 128,
+        layers: int = 1,
+        padding: int | None = None,
+        seed: int = 0,
+    ) -> None:
         super().__init__()
-        vocabulary, classes, embedding, hidden, layers = sizes
+        inputs = self.vocabulary = positive("vocabulary", vocabulary)
+        classes = self.vocabulary if classes is None else positive("classes", classes)
+        if embedding is not None:
+            inputs = positive("embedding", embedding)
+        hidden, layers = positive("hidden", hidden), positive("layers", layers)
         generator = torch_generator(checked_seed(seed), f"{type(self).__name__} parameters")
-        self.vocabulary, self.padding = vocabulary, _checked_padding(padding, vocabulary)
+        self.padding = _checked_padding(padding, self.vocabulary)
         self.embedding: nn.Embedding | None = None
         if embedding is not None:  # torch's default law, N(0, 1)
-            self.embedding = nn.Embedding(vocabulary, embedding, device="meta").to_empty(device="cpu")
+            self.embedding = nn.Embedding(self.vocabulary, inputs, device="meta").to_empty(device="cpu")
             nn.init.normal_(self.embedding.weight, generator=generator)
-        inputs = vocabulary if embedding is None else embedding
-        self.recurrent = _Recurrent(cell, inputs, hidden, layers, generator)
+        self.recurrent = _Recurrent(self.cell, inputs, hidden, layers, generator)
         self.readout = seeded(nn.Linear(hidden, classes, device="meta"), generator)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -163,18 +178,7 @@ class CharGRU(_CharModel):
     (torch.Size([5, 53]), 77109)
     """
 
-    def __init__(
-        self,
-        *,
-        vocabulary: int,
-        classes: int | None = None,
-        embedding: int | None = 8,
-        hidden: int = 128,
-        layers: int = 1,
-        padding: int | None = None,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(_GRU, _checked_sizes(vocabulary, classes, embedding, hidden, layers), padding, seed)
+    cell = _GRU
 
 
 class CharLSTM(_CharModel):
@@ -197,6 +201,8 @@ class CharLSTM(_CharModel):
     (torch.Size([2, 80]), 819920)
     """
 
+    cell = _LSTM
+
     def __init__(
         self,
         *,
@@ -208,7 +214,10 @@ class CharLSTM(_CharModel):
         padding: int | None = None,
         seed: int = 0,
     ) -> None:
-        super().__init__(_LSTM, _checked_sizes(vocabulary, classes, embedding, hidden, layers), padding, seed)
+        super().__init__(
+            vocabulary=vocabulary, classes=classes, embedding=embedding, hidden=hidden, layers=layers, padding=padding,
+            seed=seed,
+        )  # fmt: skip
 
 
 class EmbeddingLSTM(nn.Module):
@@ -294,19 +303,6 @@ def _read(tokens: Tensor, vocabulary: int, padding: int | None) -> _Tokens:
     nan_rows = torch.where((tokens != inside).any(1, keepdim=True), torch.nan, 0.0)
     steps = inside.transpose(0, 1)
     return _Tokens(steps, None if padding is None else (steps == padding).unsqueeze(-1), nan_rows)
-
-
-def _checked_sizes(
-    vocabulary: int, classes: int | None, embedding: int | None, hidden: int, layers: int
-) -> tuple[int, int, int | None, int, int]:
-    vocabulary = positive("vocabulary", vocabulary)
-    return (
-        vocabulary,
-        vocabulary if classes is None else positive("classes", classes),
-        None if embedding is None else positive("embedding", embedding),
-        positive("hidden", hidden),
-        positive("layers", layers),
-    )
 
 
 def _checked_padding(padding: int | None, vocabulary: int) -> int | None:

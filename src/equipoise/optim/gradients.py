@@ -16,10 +16,10 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import grad, vmap
 
 from equipoise.core.params import ParameterLayout
-from equipoise.core.task import PerExample, cross_entropy, per_example, refuse_batch_normalisation
+from equipoise.core.task import PerExample, Task, cross_entropy, per_example, refuse_batch_normalisation
 from equipoise.errors import IncompatibleParts, require
 from equipoise.models.linear import LinearModel, hinge_loss, logistic_loss, squared_error
 
@@ -128,17 +128,6 @@ _HARM = "mix the examples of a batch, so that there is no gradient of one exampl
 _OWN_LOSSES: tuple[PerExample, ...] = (cross_entropy, logistic_loss, hinge_loss, squared_error)
 
 
-class _Scored(nn.Module):
-    """Model and loss as one module, so that parameters that the loss of a model uses are differentiated, too."""
-
-    def __init__(self, module: nn.Module, loss: PerExample) -> None:
-        super().__init__()
-        self.module, self.loss = module, loss
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        return per_example("loss", self.loss(self.module(x), y), x)
-
-
 class ExampleGradients:
     """The gradients of a model's loss at parameters (D,), example by example. The model is used, not copied."""
 
@@ -146,13 +135,11 @@ class ExampleGradients:
         require(isinstance(model, nn.Module), "model", "must be a torch.nn.Module", type(model).__name__)
         require(loss is None or callable(loss), "loss", "must be a function of (outputs, targets)", loss)
         refuse_batch_normalisation(model, _HARM)
-        self.layout = ParameterLayout.of(model)
+        self._model, self._task, self._elements = model, Task.around(model, loss), elements
+        self.layout = self._task.layout
         exact = self.layout.dtype in (torch.float32, torch.float64)  # a norm in half precision would not bound anything
         require(exact, "model", "must have parameters in float32 or float64", str(self.layout.dtype), "Use model.float().")
-        chosen: PerExample = loss or getattr(model, "loss", None) or cross_entropy
-        self._model, self._loss, self._elements = model, chosen, elements
-        self._scored = _Scored(model, chosen)
-        self._linear = _is_linear(model, self.layout) and any(chosen is own for own in _OWN_LOSSES)
+        self._linear = _is_linear(model, self.layout) and any(self._task.loss is own for own in _OWN_LOSSES)
 
     def clipped_sums(self, params: Tensor, x: Tensor, y: Tensor, queries: Sequence[Query]) -> list[Tensor]:
         """The clipped sum of every query over the examples, each (D,); zeros over no examples."""
@@ -177,7 +164,7 @@ class ExampleGradients:
         """One gradient per example by `vmap(grad(…))`: (B, D)."""
 
         def loss(flat: Tensor, one_x: Tensor, one_y: Tensor) -> Tensor:
-            return self._losses(flat, one_x.unsqueeze(0), one_y.unsqueeze(0))[0]
+            return self._task.losses(flat, one_x.unsqueeze(0), one_y.unsqueeze(0))[0]
 
         try:
             gradients: Tensor = vmap(grad(loss), in_dims=(None, 0, 0), randomness="different")(params, x, y)
@@ -195,20 +182,15 @@ class ExampleGradients:
         if self._linear:
             weights = torch.full((len(x),), 1 / len(x), dtype=params.dtype, device=params.device)
             return self._outer(params, x, y).total(weights)
-        gradient: Tensor = grad(lambda flat: self._losses(flat, x, y).mean())(params)
+        gradient: Tensor = grad(lambda flat: self._task.losses(flat, x, y).mean())(params)
         return gradient
-
-    def _losses(self, flat: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        named = {f"module.{name}": value for name, value in self.layout.unflatten(flat).items()}
-        losses: Tensor = functional_call(self._scored, named, (x, y))
-        return losses
 
     def _outer(self, params: Tensor, x: Tensor, y: Tensor) -> OuterGradients:
         with torch.no_grad():
-            outputs: Tensor = functional_call(self._model, self.layout.unflatten(params), (x,))
+            outputs = self._task.outputs(params, x)
         outputs.requires_grad_()
         with torch.enable_grad():
-            losses = per_example("loss", self._loss(outputs, y), x)
+            losses = per_example("loss", self._task.loss(outputs, y), x)
             (slopes,) = torch.autograd.grad(losses.sum(), outputs)
         return OuterGradients(x.flatten(1), slopes.view(len(x), -1), len(self.layout.names) == 2)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.errors import IncompatibleParts, InvalidParameter, require, require_integer, require_number
+from equipoise.optim.adaptive import DPRMSProp
 from equipoise.optim.gradients import ExampleGradients, Query, check_examples
 from equipoise.optim.poisson_batches import Examples
 from equipoise.optim.private import PrivacyOptions, PrivateOptimizer, Rate, check_lr, rate_at
@@ -130,7 +131,7 @@ class AdaDPS(PrivateOptimizer):
         return -rate_at(self.lr, self.steps) * released[0]
 
 
-class DPRPub(PrivateOptimizer):
+class DPRPub(DPRMSProp):
     """DP-R-Pub: DP-RMSProp whose second moments come from public gradients, v ← β v + (1 − β) ĝ², w ← w − lr · g̃ / (√v + ε).
 
     The noise is added *before* preconditioning, unlike AdaDPS: comparing the two shows what the order is worth.
@@ -149,16 +150,12 @@ class DPRPub(PrivateOptimizer):
         eps: float = 1e-3,
         **privacy: Unpack[PrivacyOptions],
     ) -> None:
-        super().__init__(model, **privacy)
-        check_lr("lr", lr)
-        check_adaptive(beta, eps)
-        self.lr, self.beta, self.eps = lr, beta, eps
+        super().__init__(model, lr=lr, beta=beta, eps=eps, **privacy)
         self._generators["public"] = self._generator("public batches")
         self._public = PublicGradient(self._examples, public, public_batch_size, self._generators["public"])
-        self.memory = {"second_moment": self._zeros()}
 
     def _queries(self, params: Tensor) -> Sequence[Query]:
-        self.memory = {"second_moment": rmsprop(self.memory["second_moment"], self._public(params), self.beta)}
+        self.memory = {"second_moment": self._second_moment(self.memory["second_moment"], self._public(params))}
         return (Query(self.clip),)
 
     def _change(self, released: Sequence[Tensor]) -> Tensor:

@@ -114,12 +114,10 @@ class Ditto:
         refuse_unfit_solver(self, algorithm)
         solver = own_solver(self.solver, algorithm.solver)
         if solver_traits(solver).for_own_model is not None:
-            lr = solver.learning_rate(0)
-            fast = max(self.strengths) * lr
-            require(
-                fast <= 1, "strength", "times the learning rate must not exceed 1, or personal models leap over the shared one",
-                f"{max(self.strengths):g} · {lr:g} = {fast:g}", "Lower strength, or give solver=SGD(…) a smaller lr.",
-            )  # fmt: skip
+            lr, strongest = solver.learning_rate(0), max(self.strengths)
+            rule = "times the learning rate must not exceed 1, or personal models leap over the shared one"
+            found, fix = f"{strongest:g} · {lr:g} = {strongest * lr:g}", "Lower strength, or give solver=SGD(…) a smaller lr."
+            require(strongest * lr <= 1, "strength", rule, found, fix)
 
     def width(self, dimension: int) -> int:
         """One model per strength, D numbers each; 0 where models are trained after the shared one."""
@@ -129,10 +127,9 @@ class Ditto:
         """w^0 for every strength, and no shared state; refuses `choices` without validation examples."""
         validation = context.data.validation
         if self.choices and (validation is None or set(validation.ids).isdisjoint(context.data.train.ids)):
-            raise InvalidParameter(
-                "choices", "need data with validation examples of the training clients", self.choices,
-                "Make them by data.split_examples(…), or give one strength.",
-            )  # fmt: skip
+            rule = "need data with validation examples of the training clients"
+            fix = "Make them by data.split_examples(…), or give one strength."
+            raise InvalidParameter("choices", rule, self.choices, fix)
         return params.repeat(len(self.strengths)) if self.when == "joint" else params[:0], None
 
     def work(

@@ -105,20 +105,16 @@ class Mocha(TrainsOwnModels):
         if solver_traits(solver).for_own_model is not None:
             lr = solver.learning_rate(0)
             fast = lr * (self.strength / self.floor + self.l2)
-            require(
-                fast <= 1, "strength", "(strength / floor + l2) · the learning rate must not exceed 1, or models may diverge",
-                f"({self.strength:g} / {self.floor:g} + {self.l2:g}) · {lr:g} = {fast:g}",
-                "Lower strength, raise floor, or give solver=SGD(…) a smaller lr.",
-            )  # fmt: skip
+            rule = "(strength / floor + l2) · the learning rate must not exceed 1, or models may diverge"
+            found = f"({self.strength:g} / {self.floor:g} + {self.l2:g}) · {lr:g} = {fast:g}"
+            require(fast <= 1, "strength", rule, found, "Lower strength, raise floor, or give solver=SGD(…) a smaller lr.")
 
     def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
         """Every client starts from w^0, and Ω (n, n) from the identity; refuses models that are not linear."""
         module = context.task.module
         if not isinstance(module, LinearModel):
-            raise InvalidParameter(
-                "personal", "Mocha is a convex method and needs a linear model", type(module).__name__,
-                "Use models.LinearSVM(…), or personal.Ditto() with this model.",
-            )  # fmt: skip
+            fix = "Use models.LinearSVM(…), or personal.Ditto() with this model."
+            raise InvalidParameter("personal", "Mocha is convex and needs a linear model", type(module).__name__, fix)
         return params, torch.eye(len(context.data.train), dtype=torch.float64)
 
     def work(

@@ -147,11 +147,9 @@ class SymmetrisedKL(_HeldBack):
         """An empty row, and no shared state; refuses losses other than cross-entropy."""
         loss = context.task.loss
         if loss is not cross_entropy and not isinstance(loss, nn.CrossEntropyLoss | MaskedCrossEntropy):
-            raise InvalidParameter(
-                "personal", "SymmetrisedKL compares softmax probabilities and needs a model trained by cross-entropy",
-                getattr(loss, "__name__", type(loss).__name__),
-                "Use models.Softmax or another classifier, or personal.Ditto().",
-            )  # fmt: skip
+            rule = "SymmetrisedKL compares softmax probabilities and needs a model trained by cross-entropy"
+            fix = "Use models.Softmax or another classifier, or personal.Ditto()."
+            raise InvalidParameter("personal", rule, getattr(loss, "__name__", type(loss).__name__), fix)
         return super().begin(context, params)
 
     def models(

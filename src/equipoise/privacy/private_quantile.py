@@ -116,47 +116,6 @@ def quantile_of_sum(total: Tensor, tail: float, *, bound: float, bins: int, scal
     return bin_edges(bound, bins).to(total.device)[int(near.nonzero()[0])]
 
 
-def private_quantile(
-    losses: Tensor,
-    tail: float,
-    *,
-    bound: float,
-    bins: int,
-    sigma: float,
-    scale: int,
-    modulus: int,
-    source: RandomSource,
-    clients: int | None = None,
-    shares: int = 0,
-) -> Tensor:
-    """The (1 − θ)-quantile of the clients' losses (K,), to a bin edge, with differential privacy: () float64.
-
-    Losses are clipped to [0, `bound`], counted in `bins` bins (a power of two), multiplied by `scale` c, and each client adds
-    N_Z(0, `sigma`²) to each of its 2b − 2 nodes. `clients` is the number of contributors if it is public, else None: then the
-    noisy total stands in. With `shares` > 0 the sum has exactly that number of shares of noise: clients beyond them add none,
-    and the server adds what is missing. Otherwise the width of the noise would tell how many took part, which is
-    all that hides a client who was added or removed. 0: one from each client, for cohorts of a size that is public.
-    With `sigma` 0 this is the bin edge that sorting would give, and nothing is private.
-
-    Clients then filter themselves by their *clipped* loss, clip(F, 0, B) ≥ what is returned. As the edges lie in [0, B], only
-    a loss below 0 would be judged differently as it is: losses that are never negative need no clipping there.
-
-    Source: Pillutla et al. 2023, Algorithm 2.
-    """
-    PrivateQuantile(bound, bins, sigma, scale, modulus)  # refuses what breaks a rule
-    require_number("tail", tail, "(0, 1]", "0.5 asks for the median.")
-    noisy = min(shares, len(losses)) if shares else len(losses)
-    rows = [
-        client_contributions(losses[:noisy], bound=bound, bins=bins, sigma=sigma, scale=scale, source=source),
-        client_contributions(losses[noisy:], bound=bound, bins=bins, sigma=0.0, scale=scale, source=source),
-    ]
-    if (missing := shares - len(losses)) > 0:
-        extra = sample_discrete_gaussian(Fraction(sigma) ** 2, (missing, 2 * bins - 2), source=source)
-        rows.append(extra.to(losses.device))
-    total = SimulatedSecureSum(modulus).sum(torch.cat(rows))
-    return quantile_of_sum(total, tail, bound=bound, bins=bins, scale=scale, clients=clients)
-
-
 # --------------------------------------------------------------------------------------------------------- what a release costs
 
 
@@ -235,7 +194,7 @@ class PrivateQuantile:
     def at(self, source: RandomSource, *, clients: int | None = None, shares: int = 0) -> PrivateRelease:
         """The quantile source of one round: noise from `source`; `clients`, the number of contributors, if it is public.
 
-        `shares` is the number of shares of noise in the sum (see `private_quantile`); 0: one from each client.
+        `shares` is the number of shares of noise in the sum (see `PrivateRelease`); 0: one from each client.
         """
         self.noise()
         require_integer("clients", clients, 1, none="a number that is not public")
@@ -308,7 +267,20 @@ class PrivateQuantile:
 
 @dataclass(frozen=True, eq=False)
 class PrivateRelease:
-    """The quantile source of one round: `PrivateQuantile` with its noise."""
+    """The quantile source of one round: `settings` with their noise, drawn from `source`.
+
+    Losses are clipped to [0, B], counted in b bins (a power of two), multiplied by the scale c, and each client adds N_Z(0, σ²)
+    to each of its 2b − 2 nodes. `clients` is the number of contributors if it is public, else None: then the noisy total stands
+    in. With `shares` > 0 the sum has exactly that number of shares of noise: clients beyond them add none, and the server adds
+    what is missing. Otherwise the width of the noise would tell how many took part, which is all that hides a client who was
+    added or removed. 0: one from each client, for cohorts of a size that is public. With σ = 0 the quantile is the bin edge
+    that sorting would give, and nothing is private.
+
+    Clients then filter themselves by their *clipped* loss, clip(F, 0, B) ≥ what is returned. As the edges lie in [0, B], only
+    a loss below 0 would be judged differently as it is: losses that are never negative need no clipping there.
+
+    Source: Pillutla et al. 2023, Algorithm 2.
+    """
 
     reads_losses: ClassVar[bool] = False
 
@@ -318,16 +290,22 @@ class PrivateRelease:
     shares: int = 0
 
     def __call__(self, losses: Tensor, base_weights: Tensor, tail: float) -> Tensor:
-        """The noisy quantile, () float64, of losses (K,) under equal base weights."""
+        """The noisy (1 − tail)-quantile, () float64, of losses (K,) under equal base weights."""
         alike = not len(base_weights) or bool((base_weights - base_weights[0]).abs().max() <= 1e-6 * base_weights[0].abs())
         if not alike:
             rule, fix = "must be equal within a cohort under a private quantile", "Use uniform weights: a client counts once."
             raise InvalidParameter("base_weights", rule, (float(base_weights.min()), float(base_weights.max())), fix)
-        sigma, scale = self.settings.noise()
-        bound, bins, modulus = self.settings.bound, self.settings.bins, self.settings.modulus
-        if modulus is None:
-            modulus = safe_modulus(scale, sigma, bins, max(1, len(losses), self.shares))
-        return private_quantile(
-            losses, tail, bound=bound, bins=bins, sigma=sigma, scale=scale, modulus=modulus, source=self.source,
-            clients=self.clients, shares=self.shares,
-        )  # fmt: skip
+        require_number("tail", tail, "(0, 1]", "0.5 asks for the median.")
+        (sigma, scale), shares, source = self.settings.noise(), self.shares, self.source
+        bound, bins = self.settings.bound, self.settings.bins
+        modulus = self.settings.modulus or safe_modulus(scale, sigma, bins, max(1, len(losses), shares))
+        noisy = min(shares, len(losses)) if shares else len(losses)
+        rows = [
+            client_contributions(losses[:noisy], bound=bound, bins=bins, sigma=sigma, scale=scale, source=source),
+            client_contributions(losses[noisy:], bound=bound, bins=bins, sigma=0.0, scale=scale, source=source),
+        ]
+        if (missing := shares - len(losses)) > 0:
+            extra = sample_discrete_gaussian(Fraction(sigma) ** 2, (missing, 2 * bins - 2), source=source)
+            rows.append(extra.to(losses.device))
+        total = SimulatedSecureSum(modulus).sum(torch.cat(rows))
+        return quantile_of_sum(total, tail, bound=bound, bins=bins, scale=scale, clients=self.clients)

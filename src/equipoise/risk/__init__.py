@@ -10,14 +10,4 @@ from equipoise.risk.tilted import Tilted
 from equipoise.risk.worst_case import WorstCase
 from equipoise.types import RiskValue
 
-__all__ = [
-    "HierarchicalTilt",
-    "Mean",
-    "Mixture",
-    "QFair",
-    "RiskValue",
-    "Superquantile",
-    "Tilted",
-    "WorstCase",
-    "measures",
-]
+__all__ = ["HierarchicalTilt", "Mean", "Mixture", "QFair", "RiskValue", "Superquantile", "Tilted", "WorstCase", "measures"]

@@ -68,10 +68,8 @@ class Family:
         if value in self.results or not interpolate:
             return self.results[min(self.values, key=lambda v: abs(v - value))].model
         below, above = [v for v in self.values if v < value], [v for v in self.values if v > value]
-        if not below or not above:
-            raise InvalidParameter(
-                self.knob, f"must lie between {min(self.values):g} and {max(self.values):g} to be interpolated", value
-            )
+        rule = f"must lie between {min(self.values):g} and {max(self.values):g} to be interpolated"
+        require(bool(below and above), self.knob, rule, value)
         low, high = max(below), min(above)
         share = (value - low) / (high - low)
         return self.setting.model_at(torch.lerp(self.results[low].params, self.results[high].params, share))
@@ -104,32 +102,23 @@ class Family:
     @cached_property
     def _comparison(self) -> Comparison:
         judged_on, choosing, judging = choosing_and_judging(self.setting)
-        engine = self.setting.engine
-        chosen = torch.stack([engine.evaluate(r.params, choosing)[0] for r in self.results.values()]).argmin(0)  # (n,)
-        judged = [engine.evaluate(r.params, judging) for r in self.results.values()]
-        loss, error = torch.stack([s[0] for s in judged]), torch.stack([s[1] for s in judged])  # (M, n)
-        training = set(self.setting.data.train.ids)
-        seen = torch.tensor([i in training for i in judging.ids])
-        data = self.setting.data
-        malicious = torch.tensor([i in data.malicious for i in judging.ids]) if data.attack is not None else None
+        engine, members = self.setting.engine, list(self.results.values())
+        chosen = torch.stack([engine.evaluate(r.params, choosing)[0] for r in members]).argmin(0)  # (n,)
+        judged = [engine.evaluate(r.params, judging) for r in members]
+        loss, error = map(torch.stack, zip(*judged, strict=True))  # (M, n)
 
         def table(own: Tensor) -> ClientTable:
             losses, errors = (v.gather(0, own.unsqueeze(0))[0] for v in (loss, error))
-            splits = (judged_on,) * len(judging)
-            return ClientTable(tuple(judging.ids), splits, seen, judging.sizes.cpu(), losses, errors, malicious)
+            return ClientTable.of(self.setting.data, {judged_on: (judging, losses, errors)})
 
-        rows = {r.name: [replace(r, clients=table(torch.full_like(chosen, i)))] for i, r in enumerate(self.results.values())}
-        first = next(iter(self.results.values()))
+        rows = {r.name: [replace(r, clients=table(torch.full_like(chosen, i)))] for i, r in enumerate(members)}
+        first = members[0]
         everyone = replace(
-            first,
-            name="family",
-            algorithm=replace(first.algorithm, risk=EachClientsChoice(self.knob, self.values)),
-            clients=table(chosen),
-            model=nn.ModuleList(self.models.values()),
-            params=torch.stack([r.params for r in self.results.values()]),
-            history=_together([r.history for r in self.results.values()]),
-            seconds=sum(r.seconds for r in self.results.values()),
-        )
+            first, name="family", algorithm=replace(first.algorithm, risk=EachClientsChoice(self.knob, self.values)),
+            clients=table(chosen), model=nn.ModuleList(self.models.values()),
+            params=torch.stack([r.params for r in members]), history=_together([r.history for r in members]),
+            seconds=sum(r.seconds for r in members),
+        )  # fmt: skip
         return Comparison({**rows, "family": [everyone]})
 
     def report(self, path: str | Path) -> Path:
@@ -148,9 +137,8 @@ class Family:
             raise InvalidData("client_data: x must hold one row per example, as (examples, …); found a single example.")
         # Floating numbers are taken as a model sees them, as clients.client(…) gives them.
         raw = not any(leaf.is_floating_point() for leaf in leaves(x))
-        return ClientSet.pack(
-            [("client", x, y)], scale=like.scale if raw else None, shift=like.shift if raw else 0.0, source="client_data"
-        )
+        scale, shift = (like.scale, like.shift) if raw else (None, 0.0)
+        return ClientSet.pack([("client", x, y)], scale=scale, shift=shift, source="client_data")
 
 
 def choosing_and_judging(setting: Setting) -> tuple[str, ClientSet, ClientSet]:
@@ -160,10 +148,8 @@ def choosing_and_judging(setting: Setting) -> tuple[str, ClientSet, ClientSet]:
     judging = data.splits[judged_on]
     if judged_on == "train":
         return judged_on, judging, judging
-    if judged_on == "test" and data.validation is not None:
-        places = {client: k for k, client in enumerate(data.validation.ids)}
-        if all(client in places for client in judging.ids):
-            return judged_on, data.validation.take([places[client] for client in judging.ids]), judging
+    if judged_on == "test" and data.validation is not None and set(judging.ids) <= set(data.validation.ids):
+        return judged_on, _clients_of(data.validation, judging.ids), judging
     single = int((judging.sizes < 2).sum())
     if single == len(judging):
         raise InvalidData(f"All {judged_on} clients have a single example: none can choose by one and be judged by another.")
@@ -173,8 +159,13 @@ def choosing_and_judging(setting: Setting) -> tuple[str, ClientSet, ClientSet]:
     parts = split_examples(judging, test=0.5, seed=setting.seed)
     if parts.test is None:  # excluded above; said for the type checker
         raise InvalidData("The clients have too few examples.")
-    places = {client: k for k, client in enumerate(parts.train.ids)}
-    return judged_on, parts.train.take([places[client] for client in parts.test.ids]), parts.test
+    return judged_on, _clients_of(parts.train, parts.test.ids), parts.test
+
+
+def _clients_of(clients: ClientSet, ids: Iterable[str]) -> ClientSet:
+    """The clients with these ids, in this order."""
+    places = {client: k for k, client in enumerate(clients.ids)}
+    return clients.take([places[client] for client in ids])
 
 
 @dataclass(frozen=True)
@@ -241,12 +232,9 @@ def train_family(
     """
     knob, members = _members(algorithm or Algorithm(), {"tail": tails, "q": qs, "tilt": tilts})
     algorithms = list(members.values())
-    for part in ("personal", "privacy"):
-        if (given := getattr(algorithms[0], part)) is not None:
-            raise InvalidParameter(
-                "algorithm", f"must not have {part}=… in a family, whose members share their rounds", given,
-                "Train each member by itself: equipoise.train or compare.",
-            )  # fmt: skip
+    fix = "Train each member by itself: equipoise.train or compare."
+    for part, given in (("personal", algorithms[0].personal), ("privacy", algorithms[0].privacy)):
+        require(given is None, "algorithm", f"must not have {part}=… in a family, whose members share their rounds", given, fix)
     short = {f"{value:g}" for value in members}
     names = [f"{knob} {value:g}" if len(short) == len(members) else f"{knob} {value!r}" for value in members]
     watch = Watching(evaluate_every, observers, progress, checkpoint)
@@ -277,18 +265,13 @@ def train_family(
 def _members(algorithm: Algorithm, given: dict[str, Iterable[float] | None]) -> tuple[str, dict[float, Algorithm]]:
     """The knob and an algorithm for each of its values."""
     named = {knob: _numbers(f"{knob}s", values) for knob, values in given.items() if values is not None}
-    if len(named) != 1:
-        raise InvalidParameter(
-            "tails, qs, tilts", "must be given one at a time", ", ".join(f"{k}s" for k in named) or "none",
-            "E.g. train_family(model, data, tails=[1.0, 0.8, 0.5, 0.1], …).",
-        )  # fmt: skip
+    found, fix = ", ".join(f"{k}s" for k in named) or "none", "E.g. train_family(model, data, tails=[1.0, 0.8, 0.5, 0.1], …)."
+    require(len(named) == 1, "tails, qs, tilts", "must be given one at a time", found, fix)
     ((knob, values),) = named.items()
     require(len(values) > 0 and len(set(values)) == len(values), f"{knob}s", "must be one or more different numbers", values)
     kind, risk = KNOBS[knob], algorithm.risk
-    if risk != Algorithm().risk and not isinstance(risk, kind):
-        raise InvalidParameter(
-            "algorithm", f"must have a {kind.__name__} risk, or none of its own, in a family of {knob}s", risk
-        )
+    rule = f"must have a {kind.__name__} risk, or none of its own, in a family of {knob}s"
+    require(risk == Algorithm().risk or isinstance(risk, kind), "algorithm", rule, risk)
     base: Any = risk if isinstance(risk, kind) else kind()
     return knob, {value: replace(algorithm, risk=replace(base, **{knob: value})) for value in values}
 

@@ -27,16 +27,7 @@ from equipoise.result import Result
 from equipoise.round import grouped
 from equipoise.runs.checkpoint import Checkpoints
 from equipoise.runs.health import notices
-from equipoise.runs.setup import (
-    DataOrMaker,
-    EngineChoice,
-    ModelOrMaker,
-    Setting,
-    build,
-    choose_engine,
-    refuse_swapped,
-    set_up,
-)
+from equipoise.runs.setup import DataOrMaker, EngineChoice, ModelOrMaker, Setting, build, choose_engine, refuse_swapped, set_up
 from equipoise.train import Watching, train_runs
 from equipoise.types import Engine, Observer
 
@@ -211,11 +202,9 @@ def named_algorithms(algorithms: Algorithm | Mapping[str, Algorithm] | None) -> 
     """Algorithms by name; a single one is called "run", as in `train`."""
     named = dict(algorithms) if isinstance(algorithms, Mapping) else {"run": algorithms or Algorithm()}
     require(len(named) > 0, "algorithms", "must map names to algorithms", algorithms, 'E.g. {"FedAvg": Algorithm()}.')
+    rule = "must be an equipoise.Algorithm, or map names to some"
     for algorithm in named.values():
-        good = isinstance(algorithm, Algorithm)
-        require(
-            good, "algorithms", "must be an equipoise.Algorithm, or map names to some", algorithm, "Write Algorithm(risk=…)."
-        )
+        require(isinstance(algorithm, Algorithm), "algorithms", rule, algorithm, "Write Algorithm(risk=…).")
     return named
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -80,9 +81,7 @@ class Setting:
         params = self.first_params
         own = self.personal.begin(params, rows) if self.personal is not None else None
         server, averaging = self.algorithm.server.begin(params), self.algorithm.reported.begin(params)
-        return ServerState(
-            0, params, server=server, averaging=averaging, personal=own, privacy=self.protection.begin()
-        )  # fmt: skip
+        return ServerState(0, params, server=server, averaging=averaging, personal=own, privacy=self.protection.begin())
 
     def reported(self, state: ServerState) -> Tensor:
         """The parameters (D,) that the run reports and serves after a round."""
@@ -94,14 +93,11 @@ class Setting:
         Models that are made after training are only made for the `final` evaluation.
         """
         params, network = self.reported(state), self.engine_traits.network
-        evaluate = network.client_table if network is not None else self._client_table
+        evaluate = partial(ClientTable.evaluate, self.engine) if network is None else network.client_table
         table = evaluate(params, self.data)
         if self.personal is not None and (final or self.personal.keeps_rows):
             table = table.with_personal(self.personal.scores(state.personal, params, state.round))
         return Evaluation(state.round, table, params, self.name)
-
-    def _client_table(self, params: Tensor, data: FederatedData) -> ClientTable:
-        return ClientTable.evaluate(self.engine, params, data)
 
     def model_at(self, params: Tensor) -> nn.Module:
         """A copy of the user's model with these parameters."""
@@ -113,21 +109,12 @@ class Setting:
         """The result of a run that ended in `state`."""
         params = self.reported(state)
         return Result(
-            name=self.name,
-            algorithm=self.algorithm,
-            seed=self.seed,
-            model=self.model_at(params),
-            params=params,
-            clients=clients,
-            history=history,
-            seconds=seconds,
-            data=self.data.name,
-            rounds=state.round,
-            clients_per_round=self.clients_per_round,
-            error_is_loss=self.task.error_is_loss,
-            personal=PersonalModels(self, state, params) if self.personal is not None else None,
+            name=self.name, algorithm=self.algorithm, seed=self.seed, model=self.model_at(params), params=params,
+            clients=clients, history=history, seconds=seconds, data=self.data.name, rounds=state.round,
+            clients_per_round=self.clients_per_round, error_is_loss=self.task.error_is_loss,
+            personal=None if self.personal is None else PersonalModels(self, self.personal, state, params),
             epsilon=self.protection.spent(state.privacy, state.round),
-        )
+        )  # fmt: skip
 
 
 def set_up(
@@ -147,8 +134,8 @@ def set_up(
     require(is_integer(rounds) and rounds >= 0, "rounds", "must be a whole number ≥ 0", rounds)
     require(is_integer(seed) and 0 <= seed < 2**63, "seed", "must be a whole number from 0 to 2^63 − 1", seed)
     rounds, seed = int(rounds), int(seed)
-    if not isinstance(algorithm, Algorithm):
-        raise InvalidParameter("algorithm", "must be an equipoise.Algorithm", algorithm, "Write Algorithm(risk=…).")
+    given = isinstance(algorithm, Algorithm)
+    require(given, "algorithm", "must be an equipoise.Algorithm", algorithm, "Write Algorithm(risk=…).")
     refuse_swapped(model, data, "train")
     data, model = build(data, seed, FederatedData, "data"), build(model, seed, nn.Module, "model")
     task = Task.of(model, loss, error).fitted(data)
@@ -193,10 +180,8 @@ def refuse_missing_groups(risk: ClientRisk, clients: Sequence[str]) -> None:
         refuse_missing_groups(inner, clients)
     groups = traits.groups
     if isinstance(groups, Mapping) and (missing := [client for client in clients if client not in groups]):
-        shown = ", ".join(missing[:5]) + (", …" if len(missing) > 5 else "")
-        raise InvalidParameter(
-            "groups", f"must name a group for each of the {len(clients)} training clients", f"without {len(missing)}: {shown}"
-        )
+        shown = f"without {len(missing)}: {', '.join(missing[:5])}{', …' if len(missing) > 5 else ''}"
+        raise InvalidParameter("groups", f"must name a group for each of the {len(clients)} training clients", shown)
 
 
 def choose_engine(engine: EngineChoice | str) -> EngineChoice:

@@ -3,40 +3,24 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from equipoise.core.rng import torch_generator
 from equipoise.engines import Loop
-from equipoise.testing.laws import close, hold
+from equipoise.solvers.prepared import AdjustedSolver
+from equipoise.testing.laws import agree, hold, unchanged
 from equipoise.testing.small_run import draw_everyone, make_small_task, prepare_solver
 from equipoise.train import train
 from equipoise.types import LocalSolver, Observer
 
 
-@dataclass(frozen=True)
-class _NoSteps:
+class _NoSteps(AdjustedSolver):
     """A solver whose clients take no step."""
-
-    solver: LocalSolver
-
-    @property
-    def batch_size(self) -> int | None:
-        return self.solver.batch_size
 
     def local_steps(self, size: int, effort: int | None = None) -> int:
         return 0
-
-    def learning_rate(self, round_index: int) -> float:
-        return self.solver.learning_rate(round_index)
-
-    def begin(self, weights: Tensor) -> tuple[Tensor, ...]:
-        return self.solver.begin(weights)
-
-    def step(self, weights: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], *, anchor: Tensor, lr: float) -> None:
-        self.solver.step(weights, gradient, memory, anchor=anchor, lr=lr)
 
 
 def check_solver(solver: LocalSolver, *, seed: int = 0) -> None:
@@ -56,19 +40,18 @@ def check_solver(solver: LocalSolver, *, seed: int = 0) -> None:
         hold(math.isfinite(lr) and lr > 0, solver, "the learning rate is positive and finite in every round", (round_index, lr))
     params = torch.randn(task.layout.dimension, generator=torch_generator(seed, "check_solver"), dtype=torch.float64)
     work = Loop().start(task, data).updates(params, draw_everyone(data, seed), _NoSteps(solver))
-    hold(bool((work.update == 0).all()), solver, "zero steps give a zero update", float(work.update.abs().max()))
+    agree(solver, "zero steps give a zero update", work.update, torch.zeros_like(work.update))
     gen = torch_generator(seed, "check_solver steps")
     together, anchor = torch.randn(3, 5, generator=gen), torch.randn(5, generator=gen)
     alone = [row.clone() for row in together]
     memory, memories = solver.begin(together), [solver.begin(row) for row in alone]
     for _ in range(3):
         gradients = torch.randn(3, 5, generator=gen)
-        kept = gradients.clone()
-        solver.step(together, gradients, memory, anchor=anchor, lr=0.1)
-        hold(torch.equal(gradients, kept), solver, "a step does not write to the gradient, which parameters may share")
+        with unchanged(solver, "a step", gradient=gradients):  # which parameters may share
+            solver.step(together, gradients, memory, anchor=anchor, lr=0.1)
         for row, gradient, own in zip(alone, gradients, memories, strict=True):
             solver.step(row, gradient.clone(), own, anchor=anchor, lr=0.1)
-    hold(close(together, torch.stack(alone), 1e-6), solver, "a step on many clients is the step on each")
+    agree(solver, "a step on many clients is the step on each", together, torch.stack(alone), 1e-6)
 
 
 def check_observer(observer: Observer, *, seed: int = 0) -> None:
@@ -76,10 +59,9 @@ def check_observer(observer: Observer, *, seed: int = 0) -> None:
     task, data = make_small_task(seed)
 
     def params(*observers: Observer) -> Tensor:
-        result = train(
+        return train(
             task.module, data, rounds=4, clients_per_round=3, seed=seed, evaluate_every=2, observers=observers, progress=False
-        )
-        return result.params
+        ).params
 
-    alone = params()
-    hold(torch.equal(params(observer), alone), observer, "an observer does not change training")
+    alone = params()  # first: an observer may change what all runs share
+    agree(observer, "an observer does not change training", params(observer), alone)

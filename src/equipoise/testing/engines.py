@@ -17,15 +17,12 @@ from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop
 from equipoise.runs.setup import EngineChoice
 from equipoise.solvers import MAML, SGD, FedDane
-from equipoise.testing.laws import close, hold
+from equipoise.testing.laws import agree
 from equipoise.testing.small_run import draw_everyone, make_small_task, perturb_params, prepare_solver
 from equipoise.types import Cohort, Engine, Job, LocalSolver, LocalWork, Pull
 
-SOLVERS: tuple[Any, ...] = (
-    SGD(),
-    FedDane(SGD(batch_size=4, prox=0.5)),
-    MAML(),
-)  # plain steps, a prepared round, a last step of its own
+# Plain steps, a prepared round, a last step of its own.
+SOLVERS: tuple[Any, ...] = (SGD(), FedDane(SGD(batch_size=4, prox=0.5)), MAML())
 
 
 @dataclass(frozen=True)
@@ -74,10 +71,10 @@ def check_engine(
 
 
 def _compare(engine: EngineChoice, answers: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float) -> None:
-    """Raise LawBroken at the first answer that is not the expected one."""
+    """Raise LawBroken at the first answer that is not the expected one, with -1 for NaN, which equals nothing."""
     for what, answer in answers.items():
-        difference = (answer - expected[what]).abs().max() if answer.shape == expected[what].shape else "another shape"
-        hold(close(answer, expected[what], tolerance), engine, f"{what} agree with the loop engine", difference)
+        found, right = (values.cpu().nan_to_num(nan=-1.0) for values in (answer, expected[what]))
+        agree(engine, f"{what} agree with the loop engine", found, right, tolerance)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +98,7 @@ class EngineInputs:
         return solver, replace(self.everyone, effort=efforts(self.everyone, self.data.train.keys))
 
     def answers(self, engine: Engine) -> dict[str, Tensor]:
-        """What an engine computes, by what it is, on the CPU and without NaN."""
+        """What an engine computes, by what it is."""
         device = engine_traits(engine).device
         solver, cohort = self.solver_for(engine)
         params, half = self.params.to(device), cohort.take(torch.arange(0, len(cohort), 2))
@@ -118,18 +115,16 @@ class EngineInputs:
             **_work_answers(engine, params, cohort, solver),
         }
         several = engine.summed_updates(jobs, solver, WeightedMean())
-        answers["summed updates of several jobs"] = torch.cat([work.update for work in several])
-        answers["update norms of several jobs"] = torch.cat([work.sq_norms for work in several])
-        answers["local losses of several jobs"] = torch.cat([work.losses for work in several])
+        for what, field in (("summed updates", "update"), ("update norms", "sq_norms"), ("local losses", "losses")):
+            answers[f"{what} of several jobs"] = torch.cat([getattr(work, field) for work in several])
         answers["evaluated losses"], answers["evaluated errors"] = engine.evaluate(params, self.data.train)
-        answers |= self._own_model_answers(engine, solver)
-        return _comparable(answers)
+        return answers | self._own_model_answers(engine, solver)
 
     def answers_under_attack(self, engine: Engine) -> dict[str, Tensor]:
         """The client updates that an engine gets where clients are malicious."""
         solver, cohort = self.solver_for(engine)
         work = _work_answers(engine, self.params.to(engine_traits(engine).device), cohort, solver)
-        return _comparable({f"{what} under attack": answer for what, answer in work.items()})
+        return {f"{what} under attack": answer for what, answer in work.items()}
 
     def _own_model_answers(self, engine: Engine, solver: LocalSolver) -> dict[str, Tensor]:
         """Clients' own models after local work, alone and under a pull, and how they score; nothing if the solver has none."""
@@ -148,9 +143,8 @@ class EngineInputs:
             "own models pulled to one model": Pull(self.params.to(device), strengths),
             "own models pulled by parameter": Pull(0.5 * models, strengths.unsqueeze(1) * models.abs().clamp(max=1.0)),
         }
-        return answers | {
-            what: engine.own_steps(models.clone(), self.everyone, solver, pull) for what, pull in pulls.items()
-        }  # fmt: skip
+        own = {what: engine.own_steps(models.clone(), self.everyone, solver, pull) for what, pull in pulls.items()}
+        return answers | own
 
 
 def _work_answers(engine: Engine, params: Tensor, cohort: Cohort, solver: LocalSolver) -> dict[str, Tensor]:
@@ -161,8 +155,3 @@ def _work_answers(engine: Engine, params: Tensor, cohort: Cohort, solver: LocalS
         for rule in (WeightedMean(), NormClip(0.05))
     }
     return {"updates": work.update, "update norms": work.sq_norms, "local losses": work.losses, **sums}
-
-
-def _comparable(answers: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The answers on the CPU; NaN, which no comparison holds for, as -1."""
-    return {what: answer.cpu().nan_to_num(nan=-1.0) for what, answer in answers.items()}

@@ -18,10 +18,28 @@ class LawBroken(EquipoiseError, AssertionError):
     """A part breaks a law of its contract."""
 
 
-def hold(condition: bool, part: object, law: str, numbers: object = "") -> None:
+def hold(condition: Tensor | bool, part: object, law: str, numbers: object = "") -> None:
     """Raise LawBroken with the part, the law and the numbers that break it, unless `condition` is true."""
     if not condition:
         raise LawBroken(f"{part!r} breaks the law: {law}." + (f" Found: {numbers}" if numbers != "" else ""))
+
+
+def agree(part: object, law: str, found: Tensor, expected: Tensor, tolerance: float = 0.0) -> None:
+    """Raise LawBroken with the largest difference unless two tensors are equal, bit for bit or as `close` has it."""
+    hold(found.shape == expected.shape, part, law, f"another shape, {tuple(found.shape)} for {tuple(expected.shape)}")
+    same = close(found, expected, tolerance) if tolerance else torch.equal(found, expected)
+    hold(same, part, law, f"differences up to {float((found - expected).abs().max()):g}" if found.numel() else "")
+
+
+@contextmanager
+def without_error(part: object, law: str, case: str = "") -> Iterator[None]:
+    """Raise LawBroken in place of another error of the block, which is the cause."""
+    try:
+        yield
+    except LawBroken:
+        raise
+    except Exception as failure:
+        raise LawBroken(f"{part!r} breaks the law: {law}. Found: {case}{failure!r}") from failure
 
 
 def close(a: Tensor, b: Tensor, tolerance: float) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,15 +14,15 @@ from torch import Tensor, nn
 from equipoise.algorithm import Algorithm
 from equipoise.core.abilities import read
 from equipoise.data.clients import FederatedData
-from equipoise.errors import Diverged, EquipoiseNotice
+from equipoise.errors import Diverged
 from equipoise.personal.context import PersonalContext
 from equipoise.round import Rounds, draw_cohort
 from equipoise.runs.checkpoint import packed, unpacked
-from equipoise.runs.setup import EngineChoice, Setting, choose_engine, set_up
+from equipoise.runs.setup import EngineChoice, Setting, choose_engine
 from equipoise.solvers import SGD
-from equipoise.testing.laws import close, equal_values, hold, is_finite, unchanged
-from equipoise.testing.small_run import make_small_task
-from equipoise.types import Cohort, LocalSolver, Personalisation, PersonalTraits, PersonalWork, ServerState
+from equipoise.testing.laws import agree, equal_values, hold, is_finite, unchanged
+from equipoise.testing.small_run import make_small_task, set_up_quietly
+from equipoise.types import Personalisation, PersonalTraits, PersonalWork, ServerState
 
 ROUNDS = 4
 SAVED_AFTER = 2  # rounds, when the run that is resumed was saved
@@ -50,9 +49,8 @@ def check_personalisation(
     a small softmax model of eight clients.
     """
     task, small = make_small_task(seed)
-    case = PersonalCase(
-        method, algorithm or Algorithm(solver=SGD(batch_size=5)), model or task.module, data or small, engine, tolerance, seed
-    )
+    algorithm = algorithm or Algorithm(solver=SGD(batch_size=5))
+    case = PersonalCase(method, algorithm, model or task.module, data or small, engine, tolerance, seed)
     _check_calls(case)
     _check_runs(case)
 
@@ -71,16 +69,8 @@ class PersonalCase:
 
     def set_up(self, method: Personalisation | None) -> Setting:
         """The run with a method, or without any."""
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", EquipoiseNotice)
-            return set_up(
-                self.model, self.data, replace(self.algorithm, personal=method), rounds=ROUNDS, clients_per_round=3,
-                seed=self.seed, loss=None, error=None, engine=self.engine,
-            )  # fmt: skip
-
-    def hold(self, condition: bool, law: str, numbers: object = "") -> None:
-        """Raise LawBroken unless the condition is true."""
-        hold(condition, self.method, law, numbers)
+        algorithm = replace(self.algorithm, personal=method)
+        return set_up_quietly(self.model, self.data, algorithm, 3, rounds=ROUNDS, seed=self.seed, engine=self.engine)
 
 
 # ------------------------------------------------------------------------------------------------------------ call by call
@@ -88,86 +78,47 @@ class PersonalCase:
 
 def _check_calls(case: PersonalCase) -> None:
     """`begin`, `work`, `updates` and `models` of a cohort, each called as in a round."""
-    setting, method = case.set_up(case.method), case.method
+    setting, method, traits = case.set_up(case.method), case.method, read(PersonalTraits, case.method)
     params, dimension = setting.first_params, setting.task.layout.dimension
     context = PersonalContext(
         setting.engine, setting.task, case.data, lambda other: choose_engine(case.engine).start(other, case.data)
     )
-    width = method.width(dimension)
-    case.hold(isinstance(width, int) and width >= 0, "width is an integer ≥ 0", width)
+    cohort, solver, width = draw_cohort(setting, 0), setting.algorithm.solver, method.width(dimension)
+
+    def call(name: Literal["work", "models"], rows: Tensor, shared: Any) -> Any:
+        """The result of a call at `params`; another call, and one per client alone, give the same finite numbers."""
+        function: Callable[..., Any] = method.work if name == "work" else method.models
+        with unchanged(method, name, params=params, rows=rows, shared=shared, cohort=cohort):
+            result, repeated = (function(context, params, cohort, rows, solver, shared) for _ in range(2))
+        hold(equal_values(result, repeated), method, f"a second call of {name} gives the same")
+        values, count = (result[0], width) if name == "work" else (result, dimension)
+        hold(values.shape == (len(cohort), count), method, f"{name} gives each client {count} numbers", tuple(values.shape))
+        hold(is_finite(values), method, f"{name} gives finite numbers", values)
+        for k in range(len(cohort)) if name == "models" or not traits.sums_models else ():
+            place = torch.tensor([k])
+            alone = function(context, params, cohort.take(place), rows[place].clone(), solver, shared)
+            alone, law = alone[0] if name == "work" else alone, "does not depend on who else is in the cohort"
+            agree(method, f"{name} of a client {law}", alone, values[place], case.tolerance)
+        return result
+
+    hold(isinstance(width, int) and width >= 0, method, "width is an integer ≥ 0", width)
     with unchanged(method, "begin", params=params):
         first, shared = method.begin(context, params)
     good = first.shape == (width,) and first.dtype == params.dtype and is_finite(first)
-    case.hold(good, "clients begin with `width` finite numbers of the parameters' type", (tuple(first.shape), width))
-    cohort, solver = draw_cohort(setting, 0), setting.algorithm.solver
+    hold(good, method, "clients begin with `width` finite numbers of the parameters' type", (tuple(first.shape), width))
     rows = first.expand(len(cohort), -1).clone()
     if width:
-        calls = PersonalCalls(case, context, params, solver, shared)
-        start = calls.models(cohort, rows)
-        same = close(start, params.expand_as(start), case.tolerance)
-        case.hold(same, "a client that has not worked yet has the shared model", (start - params).abs().max())
+        start, law = call("models", rows, shared), "a client that has not worked yet has the shared model"
+        agree(method, law, start, params.expand_as(start), case.tolerance)
         params = params + 0.05 * torch.linspace(-1, 1, dimension, dtype=params.dtype, device=params.device)  # w has moved
-        calls = replace(calls, params=params)
-        rows, shared = calls.work(cohort, rows)
-    PersonalCalls(case, context, params, solver, shared).models(cohort, rows)
-    updates = read(PersonalTraits, method).updates
-    if updates is not None:
+        rows, shared = call("work", rows, shared)
+    call("models", rows, shared)
+    if traits.updates is not None:
         with unchanged(method, "updates", params=params, rows=rows, cohort=cohort):
-            sent, repeated = (updates(context, params, cohort, rows, solver) for _ in range(2))
-        case.hold(sent.shape == (len(cohort), dimension), "each client sends an update of D numbers", tuple(sent.shape))
-        case.hold(is_finite(sent), "the updates that clients send are finite", sent)
-        case.hold(torch.equal(sent, repeated), "updates repeat")
-
-
-@dataclass(frozen=True, eq=False)
-class PersonalCalls:
-    """Calls of a method's `work` and `models` with the laws that hold for each call."""
-
-    case: PersonalCase
-    context: PersonalContext
-    params: Tensor
-    solver: LocalSolver
-    shared: Any
-
-    def work(self, cohort: Cohort, rows: Tensor) -> tuple[Tensor, Any]:
-        """The rows after the work of a cohort, and the next shared state."""
-        traits = read(PersonalTraits, self.case.method)
-        width = self.case.method.width(len(self.params))
-        after: tuple[Tensor, Any] = self._called("work", cohort, rows, width, lambda result: result[0], not traits.sums_models)
-        return after
-
-    def models(self, cohort: Cohort, rows: Tensor) -> Tensor:
-        """The models of a cohort."""
-        models: Tensor = self._called("models", cohort, rows, len(self.params), lambda result: result, True)
-        return models
-
-    def _called(
-        self,
-        name: Literal["work", "models"],
-        cohort: Cohort,
-        rows: Tensor,
-        width: int,
-        by_client: Callable[[Any], Tensor],
-        alone_as_together: bool,
-    ) -> Any:
-        """The result of a call, (K, width) finite numbers `by_client`; another call and one per client alone give the same."""
-        call = self.case.method.work if name == "work" else self.case.method.models
-        given = {"params": self.params, "rows": rows, "shared": self.shared, "cohort": cohort}
-        with unchanged(self.case.method, name, **given):
-            result, repeated = (call(self.context, self.params, cohort, rows, self.solver, self.shared) for _ in range(2))
-        self.case.hold(equal_values(result, repeated), f"a second call of {name} gives the same")
-        values = by_client(result)
-        self.case.hold(values.shape == (len(cohort), width), f"{name} gives each client {width} numbers", tuple(values.shape))
-        self.case.hold(is_finite(values), f"{name} gives finite numbers", values)
-        for k in range(len(cohort)) if alone_as_together else ():
-            place = torch.tensor([k])
-            alone = by_client(
-                call(self.context, self.params, cohort.take(place), rows[place].clone(), self.solver, self.shared)
-            )
-            difference = (alone - values[place]).abs().max() if alone.numel() else 0.0
-            same = close(alone, values[place], self.case.tolerance)
-            self.case.hold(same, f"{name} of a client does not depend on who else is in the cohort", difference)
-        return result
+            sent, repeated = (traits.updates(context, params, cohort, rows, solver) for _ in range(2))
+        hold(sent.shape == (len(cohort), dimension), method, "each client sends an update of D numbers", tuple(sent.shape))
+        hold(is_finite(sent), method, "the updates that clients send are finite", sent)
+        agree(method, "updates repeat", sent, repeated)
 
 
 # ------------------------------------------------------------------------------------------------------------- whole runs
@@ -178,19 +129,17 @@ def _check_runs(case: PersonalCase) -> None:
     setting, state = _run(case, case.method)
     _, plain = _run(case, None)
     if read(PersonalTraits, case.method).updates is None:
-        same, largest = torch.equal(state.params, plain.params), (state.params - plain.params).abs().max()
-        case.hold(same, "the shared model is that of the same run without the method", largest)
+        agree(case.method, "the shared model is that of the same run without the method", state.params, plain.params)
     models = _all_models(setting, state)
     if _personal(setting).keeps_rows:
         took_part = torch.cat([draw_cohort(setting, index).clients for index in range(ROUNDS)])
         never = torch.ones(len(models), dtype=torch.bool)
         never[took_part] = False
         served = models[never.to(models.device)]
-        same = torch.equal(served, state.params.expand_as(served))
-        case.hold(same, "a client that never took part is served the shared model", never.nonzero().flatten().tolist())
+        agree(case.method, "a client that never took part is served the shared model", served, state.params.expand_as(served))
     resumed, later = _run(case, case.method, resumed=True)
     same = torch.equal(later.params, state.params) and torch.equal(_all_models(resumed, later), models)
-    case.hold(same, "a run that is resumed from a checkpoint ends with the same models")
+    hold(same, case.method, "a run that is resumed from a checkpoint ends with the same models")
 
 
 def _run(case: PersonalCase, method: Personalisation | None, *, resumed: bool = False) -> tuple[Setting, ServerState]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,22 +12,13 @@ from torch import Tensor
 from equipoise.algorithm import Algorithm
 from equipoise.core.abilities import read
 from equipoise.core.rng import torch_generator
-from equipoise.errors import Diverged, EquipoiseNotice, InvalidParameter, is_number
+from equipoise.errors import Diverged, InvalidParameter, is_number
 from equipoise.risk import Mean
 from equipoise.round import Plan, RunInRound, draw_cohort, make_plan, prepare, run_round
-from equipoise.runs.setup import Setting, set_up
-from equipoise.testing.laws import LawBroken, close, equal_values, hold, is_finite, unchanged
-from equipoise.testing.small_run import make_small_task
-from equipoise.types import (
-    ClientRisk,
-    ClipRule,
-    Cohort,
-    Combined,
-    Privacy,
-    QuantileSource,
-    QuantileTraits,
-    ServerState,
-)
+from equipoise.runs.setup import Setting
+from equipoise.testing.laws import agree, equal_values, hold, is_finite, unchanged, without_error
+from equipoise.testing.small_run import make_small_task, set_up_quietly
+from equipoise.types import ClientRisk, ClipRule, Cohort, Combined, Privacy, QuantileSource, QuantileTraits, ServerState
 
 ROUNDS = 3  # of the run that a protection is tried in
 TAILS = (1.0, 0.9, 0.5, 0.25, 0.01)
@@ -103,10 +92,8 @@ def check_clip_rule(rule: ClipRule, *, rounds: int = 200) -> None:
 
 def _next_bound(rule: ClipRule, bound: float, share: float) -> float:
     law, case = "bounds stay positive and finite for any finite share", f"bound {bound:g}, share {share:g}"
-    try:
+    with without_error(rule, law, f"{case}: "):
         after = rule.next_bound(bound, share)
-    except ArithmeticError as failure:
-        raise LawBroken(f"{rule!r} breaks the law: {law}. Found: {case}: {failure!r}") from failure
     hold(is_number(after) and 0 < after < math.inf, rule, law, f"{case}: {after!r}")
     return after
 
@@ -155,12 +142,7 @@ class ProtectedRounds:
     def begin(cls, algorithm: Algorithm, seed: int) -> ProtectedRounds:
         """The run of an algorithm on the small task, four of eight clients per round."""
         task, data = make_small_task(seed)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", EquipoiseNotice)
-            setting = set_up(
-                task.module, data, algorithm, rounds=ROUNDS, clients_per_round=4, seed=seed, loss=None, error=None,
-                engine="loop",
-            )  # fmt: skip
+        setting = set_up_quietly(task.module, data, algorithm, 4, rounds=ROUNDS, seed=seed)
         return cls(algorithm.privacy or setting.protection, setting)
 
     def plan(self, state: ServerState, cohort: Cohort) -> tuple[RunInRound, Plan]:
@@ -191,10 +173,7 @@ def _check_budget(run: ProtectedRounds) -> None:
     hold(rising, part, "ε is not negative and never falls", spent)
     text = protection.describe()
     hold(text is None or isinstance(text, str), part, "describe gives a text or None", text)
-    again = set_up(
-        run.setting.model, run.setting.data, run.setting.algorithm, rounds=ROUNDS, clients_per_round=4, seed=run.setting.seed,
-        loss=None, error=None, engine="loop",
-    ).protection.describe()  # fmt: skip
+    again = ProtectedRounds.begin(run.setting.algorithm, run.setting.seed).setting.protection.describe()
     hold(text == again, part, "two runs of one size have one description", (text, again))
 
 
@@ -215,7 +194,7 @@ def _check_weights(run: ProtectedRounds) -> None:
         case = f"weights {risk.weights.tolist()}, losses {losses if losses is None else losses.tolist()}"
         hold(risk.weights.shape == (len(cohort),), run.part, "there is one weight per client", case)
         hold(is_finite(risk.weights), run.part, "weights are finite", case)
-        hold(bool((risk.weights >= 0).all()), run.part, "weights are not negative", case)
+        hold((risk.weights >= 0).all(), run.part, "weights are not negative", case)
         good = denominator is None or 0 < denominator < math.inf
         hold(good, run.part, "the denominator is positive and finite", denominator)
 
@@ -224,13 +203,10 @@ def _check_round(run: ProtectedRounds, state: ServerState, cohort: Cohort | None
     """The state after one round of the drawn cohort, or of a given one; neither the state nor the cohort is written to."""
     cohort = draw_cohort(run.setting, state.round) if cohort is None else cohort
     law = "a round without clients is handled" if len(cohort) == 0 else "the model stays finite"
-    with unchanged(run.part, "a round", state=state, cohort=cohort):
-        try:
-            (outcome,) = run_round([run.setting], [state], [cohort], run.setting.engine)
-        except Exception as failure:
-            raise LawBroken(f"{run.part!r} breaks the law: {law}. Found: {failure!r}") from failure
-    if isinstance(outcome, Diverged):
-        raise LawBroken(f"{run.part!r} breaks the law: {law}. Found: {outcome}") from outcome
+    with unchanged(run.part, "a round", state=state, cohort=cohort), without_error(run.part, law):
+        (outcome,) = run_round([run.setting], [state], [cohort], run.setting.engine)
+        if isinstance(outcome, Diverged):
+            raise outcome
     return outcome[0]
 
 
@@ -260,16 +236,10 @@ def _check_noiseless(run: ProtectedRounds, tolerance: float) -> None:
         if len(plan.workers):
             with unchanged(run.part, "combine", state=state, plan=plan):
                 combined, repeated = (run.combine(state, working, plan) for _ in range(2))
-            hold(equal_values(_total_and_state(combined), _total_and_state(repeated)), run.part, "combining repeats")
-            rule, engine = run.setting.algorithm.aggregator, run.setting.engine
-            traits = run.setting.algorithm.traits.privacy
-            weights = plan.weights / plan.weights.sum() if traits.only_sums else plan.weights
-            total = engine.summed_update(state.params, plan.workers, working.solver, weights, rule).update
-            same = close(combined.total, total, tolerance) if tolerance else torch.equal(combined.total, total)
-            largest = float((combined.total - total).abs().max())
-            hold(same, run.part, "without noise the total is that of the plain run under the same weights", largest)
+            hold(equal_values(replace(combined, work=None), replace(repeated, work=None)), run.part, "combining repeats")
+            rule, only_sums = run.setting.algorithm.aggregator, run.setting.algorithm.traits.privacy.only_sums
+            weights = plan.weights / plan.weights.sum() if only_sums else plan.weights
+            plain = run.setting.engine.summed_update(state.params, plan.workers, working.solver, weights, rule)
+            law = "without noise the total is that of the plain run under the same weights"
+            agree(run.part, law, combined.total, plain.update, tolerance)
         state = _check_round(run, state)
-
-
-def _total_and_state(combined: Combined) -> tuple[Any, ...]:
-    return combined.total, combined.aggregator, combined.privacy

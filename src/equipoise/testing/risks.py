@@ -9,7 +9,7 @@ from torch import Tensor
 
 from equipoise.core.abilities import read
 from equipoise.core.rng import torch_generator
-from equipoise.testing.laws import close, hold
+from equipoise.testing.laws import agree, hold, is_finite
 from equipoise.types import ClientRisk, RiskTraits, RiskValue
 
 
@@ -31,8 +31,8 @@ def check_risk(risk: ClientRisk, *, seed: int = 0) -> None:
                 _check_gradient(risk, losses, alpha, result)
             order = torch.randperm(count, generator=gen)
             moved = _call_risk(risk, losses[order], alpha[order], order)
-            hold(close(moved.weights, result.weights[order], tolerance), risk, "permuting clients permutes the weights")
-            hold(close(moved.value, result.value, tolerance), risk, "the value does not depend on the order of clients")
+            agree(risk, "permuting clients permutes the weights", moved.weights, result.weights[order], tolerance)
+            agree(risk, "the value does not depend on the order of clients", moved.value, result.value, tolerance)
             if not traits.full_participation:
                 _check_ties(risk, losses, alpha, tolerance)
     _check_extremes(risk)
@@ -61,12 +61,9 @@ def _check_gradient(risk: ClientRisk, losses: Tensor, alpha: Tensor, result: Ris
         if abs((up - here) - (here - down)) > 1e-2 * step * max(1.0, abs(slope)):  # a kink within the step
             continue
         smooth += 1
-        hold(
-            abs(slope - weight) <= 1e-4 * max(1.0, abs(slope)) + rounding,
-            risk,
-            "the weights are the gradient of the value in the losses",
-            f"client {i} of {len(losses)}: weight {weight:.6g}, finite difference {slope:.6g}",
-        )
+        case = f"client {i} of {len(losses)}: weight {weight:.6g}, finite difference {slope:.6g}"
+        good = abs(slope - weight) <= 1e-4 * max(1.0, abs(slope)) + rounding
+        hold(good, risk, "the weights are the gradient of the value in the losses", case)
     hold(2 * smooth >= len(losses), risk, "the value has a derivative at most losses", f"{smooth} of {len(losses)}")
 
 
@@ -80,12 +77,8 @@ def _check_ties(risk: ClientRisk, losses: Tensor, alpha: Tensor, tolerance: floa
         levels = list(zip(values.tolist(), groups, strict=True))
         for level in set(levels):
             same = ratio[torch.tensor([other == level for other in levels])]
-            hold(
-                float(same.max() - same.min()) <= 10 * tolerance * max(1.0, float(same.abs().max())),
-                risk,
-                "equal losses share weight in proportion to the base weights",
-                same.tolist()[:5],
-            )
+            good = float(same.max() - same.min()) <= 10 * tolerance * max(1.0, float(same.abs().max()))
+            hold(good, risk, "equal losses share weight in proportion to the base weights", same.tolist()[:5])
 
 
 def _check_extremes(risk: ClientRisk) -> None:
@@ -94,9 +87,8 @@ def _check_extremes(risk: ClientRisk) -> None:
             losses = torch.tensor(values, dtype=dtype)
             alpha = torch.full_like(losses, 1 / len(values))
             weights = _call_risk(risk, losses, alpha).weights
-            normal = weights / weights.sum()
-            hold(bool(torch.isfinite(normal).all()), risk, "normalised weights are finite for finite losses", (values, weights))
-            hold(bool((weights >= 0).all()), risk, "weights are not negative", (values, weights))
+            hold(is_finite(weights / weights.sum()), risk, "normalised weights are finite for finite losses", (values, weights))
+            hold((weights >= 0).all(), risk, "weights are not negative", (values, weights))
     state = _call_risk(risk, torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.5])).state
     _call_risk(risk, torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.5]), state=state)
 
@@ -111,18 +103,16 @@ def _check_mixture_of_clients(risk: ClientRisk, gen: torch.Generator) -> None:
         first = _call_risk(risk, losses, alpha)
         second = _call_risk(risk, later, alpha, state=first.state)
         moved = _call_risk(risk, later[order], alpha[order], order, state=first.state)
-        hold(close(moved.weights, second.weights[order], 1e-9), risk, "weights follow their clients when the order changes")
+        agree(risk, "weights follow their clients when the order changes", moved.weights, second.weights[order], 1e-9)
         if step is None:
             continue
-        uniform = torch.full_like(alpha, 1 / count)
-        hold(close(first.weights, uniform, 1e-9), risk, "the mixture starts uniform", first.weights)
+        agree(risk, "the mixture starts uniform", first.weights, torch.full_like(alpha, 1 / count), 1e-9)
         third = _call_risk(risk, later, alpha, state=second.state)
         for here, seen, following in ((first.weights, losses, second.weights), (second.weights, later, third.weights)):
             on_simplex = bool((following >= 0).all()) and abs(float(following.sum()) - 1) < 1e-9
             hold(on_simplex, risk, "the next mixture is a point of the simplex", following)
             expected = _projection_by_bisection(here + step * (seen - seen.max()))
-            same = close(following, expected, 1e-9)
-            hold(same, risk, "the next mixture is the projection of λ + step · F", (following, expected))
+            agree(risk, "the next mixture is the projection of λ + step · F", following, expected, 1e-9)
 
 
 def _projection_by_bisection(point: Tensor) -> Tensor:

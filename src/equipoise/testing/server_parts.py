@@ -8,14 +8,8 @@ import torch
 from torch import Tensor
 
 from equipoise.core.rng import torch_generator
-from equipoise.testing.laws import close, hold
-from equipoise.types import (
-    Aggregator,
-    Averaging,
-    Cohort,
-    Sampler,
-    ServerOptimizer,
-)
+from equipoise.testing.laws import agree, hold, unchanged
+from equipoise.types import Aggregator, Averaging, Cohort, Sampler, ServerOptimizer
 
 
 def check_aggregator(aggregator: Aggregator, *, seed: int = 0, clients: int = 12) -> None:
@@ -28,29 +22,27 @@ def check_aggregator(aggregator: Aggregator, *, seed: int = 0, clients: int = 12
     hold(total.shape == updates.shape[1:], aggregator, "the total has the shape of one update", tuple(total.shape))
     order = torch.randperm(clients, generator=gen)
     moved, _ = aggregator(updates[order], weights[order], losses=losses[order])
-    hold(close(moved, total, 1e-9), aggregator, "the order of clients does not matter")
+    agree(aggregator, "the order of clients does not matter", moved, total, 1e-9)
     zero, _ = aggregator(torch.zeros_like(updates), weights, losses=losses)
-    hold(bool((zero == 0).all()), aggregator, "zero updates give a zero total", zero)
+    hold((zero == 0).all(), aggregator, "zero updates give a zero total", zero)
     if aggregator.linear:
         parts = [aggregator(updates[i : i + 5], weights[i : i + 5], losses=losses[i : i + 5])[0] for i in range(0, clients, 5)]
-        hold(close(torch.stack(parts).sum(0), total, 1e-9), aggregator, "a linear total is the sum of its chunks' totals")
+        agree(aggregator, "a linear total is the sum of its chunks' totals", torch.stack(parts).sum(0), total, 1e-9)
         double, _ = aggregator(updates, 2 * weights, losses=losses)
-        hold(close(double, 2 * total, 1e-9), aggregator, "a linear total doubles with the weights")
+        agree(aggregator, "a linear total doubles with the weights", double, 2 * total, 1e-9)
 
 
 def check_server_optimizer(server: ServerOptimizer, *, seed: int = 0) -> None:
     """A zero update from a fresh state changes nothing; inputs are not written to; the first step follows the update."""
     gen = torch_generator(seed, "check_server_optimizer")
     params, total = torch.randn(7, generator=gen), torch.randn(7, generator=gen)
-    kept, state = params.clone(), server.begin(params)
-    still, _ = server.step(params, torch.zeros_like(params), state)
-    hold(torch.equal(still, params), server, "a zero update from a fresh state changes nothing", still - params)
-    first, _ = server.step(params, total, state)
-    _, later = server.step(params, total, state)
-    second, _ = server.step(params, total, later)
-    again, _ = server.step(params, total, later)
-    hold(torch.equal(second, again), server, "a step does not write to the state it is given")
-    hold(torch.equal(params, kept), server, "a step does not write to the parameters it is given")
+    state = server.begin(params)
+    with unchanged(server, "a step", parameters=params, state=state):
+        still, _ = server.step(params, torch.zeros_like(params), state)
+        first, later = server.step(params, total, state)
+    agree(server, "a zero update from a fresh state changes nothing", still, params)
+    second, again = (server.step(params, total, later)[0] for _ in range(2))
+    agree(server, "a step from one state gives one result", again, second)
     hold(float((first - params) @ total) > 0, server, "the first step goes along the update")
 
 
@@ -75,25 +67,16 @@ def check_sampler(sampler: Sampler, *, clients: int = 20, clients_per_round: int
             seen[cohort.clients] += 1
             stated[cohort.clients] = cohort.inclusion
         error = 5 * (stated * (1 - stated) / draws).sqrt() + 1e-9  # five standard deviations
-        hold(
-            bool(((seen / draws - stated).abs() <= error).all()),
-            sampler,
-            "clients take part as often as their inclusion says",
-            f"round {index}: {(seen / draws).tolist()}, stated {stated.tolist()}",
-        )
-    same = torch.equal(draw(1, seed).clients, draw(1, seed).clients)
-    hold(same, sampler, "a cohort is a function of seed and round alone")
+        good, case = (seen / draws - stated).abs() <= error, f"{(seen / draws).tolist()}, stated {stated.tolist()}"
+        hold(good.all(), sampler, "clients take part as often as their inclusion says", f"round {index}: {case}")
+    agree(sampler, "a cohort is a function of seed and round alone", draw(1, seed).clients, draw(1, seed).clients)
     first, second = torch.zeros(clients), torch.zeros(clients)
     for index in range(draws):
         first[draw(index, seed).clients] += 1
         second[draw(index, seed + 1).clients] += 1
     # A count has a variance of at most draws/4, so five standard deviations of the difference of two are at most this.
-    hold(
-        bool(((first - second).abs() <= 5 * math.sqrt(draws / 2)).all()),
-        sampler,
-        "over many rounds clients take part as often as at another seed",
-        (first.tolist(), second.tolist()),
-    )
+    good = (first - second).abs() <= 5 * math.sqrt(draws / 2)
+    hold(good.all(), sampler, "over many rounds clients take part as often as at another seed", (first, second))
 
 
 def _check_cohort(sampler: Sampler, cohort: Cohort, round_index: int, seed: int, clients: int) -> None:
@@ -115,15 +98,14 @@ def check_averaging(averaging: Averaging, *, rounds: int = 50, seed: int = 0) ->
         still = torch.randn(5, generator=gen, dtype=torch.float64).to(dtype)
         path = [torch.randn(5, generator=gen, dtype=torch.float64).to(dtype) for _ in range(rounds + 1)]
         for iterates in ([still] * (rounds + 1), path):
-            kept = [point.clone() for point in iterates]
             state = averaging.begin(iterates[0])
             for count, point in enumerate(iterates):
-                before, state = state, averaging.update(point, state) if count else state
-                reported = averaging.iterate(point, state)
-                again = averaging.iterate(point, averaging.update(point, before) if count else before)
-                hold(torch.equal(point, kept[count]), averaging, "averaging does not write to the parameters it is given")
-                hold(torch.equal(reported, again), averaging, "an update does not write to the state it is given")
-                _check_hull(averaging, reported, torch.stack(kept[: count + 1]))
+                with unchanged(averaging, "averaging", parameters=point, state=state):
+                    after, again = (averaging.update(point, state) if count else state for _ in range(2))
+                    reported, repeated = (averaging.iterate(point, each) for each in (after, again))
+                agree(averaging, "an update of one state gives one point", repeated, reported)
+                _check_hull(averaging, reported, torch.stack(iterates[: count + 1]))
+                state = after
 
 
 def _check_hull(averaging: Averaging, reported: Tensor, iterates: Tensor) -> None:
@@ -131,5 +113,5 @@ def _check_hull(averaging: Averaging, reported: Tensor, iterates: Tensor) -> Non
     hold(same_form, averaging, "the reported point has the form of the parameters", (tuple(reported.shape), reported.dtype))
     low, high = iterates.min(0).values, iterates.max(0).values
     slack = 1e-12 * iterates.abs().max()  # far below float32, whose rounding therefore shows
-    inside = bool(((reported >= low - slack) & (reported <= high + slack)).all())
-    hold(inside, averaging, "the reported point lies between the smallest and the largest iterate", reported)
+    inside = (reported >= low - slack) & (reported <= high + slack)
+    hold(inside.all(), averaging, "the reported point lies between the smallest and the largest iterate", reported)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import Any
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from equipoise.algorithm import Algorithm
 from equipoise.core.abilities import solver_traits
@@ -11,7 +14,9 @@ from equipoise.core.params import ParameterLayout
 from equipoise.core.rng import torch_generator
 from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.errors import EquipoiseNotice
 from equipoise.models import Softmax
+from equipoise.runs.setup import Setting, set_up
 from equipoise.sampling import Full
 from equipoise.solvers.prepared import RoundContext
 from equipoise.types import Cohort, Engine, LocalSolver
@@ -31,6 +36,17 @@ def make_small_task(seed: int) -> tuple[Task, FederatedData]:
 
     data = FederatedData(clients(SIZES), validation=clients((6,) * len(SIZES)), classes=3, name="ragged")
     return Task.of(Softmax(4, 3).double()), data
+
+
+def set_up_quietly(
+    model: nn.Module, data: FederatedData, algorithm: Algorithm, clients: int, *, rounds: int, seed: int, engine: Any = "loop"
+) -> Setting:
+    """A run of some rounds with `clients` clients in each, set up without notices."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EquipoiseNotice)
+        return set_up(
+            model, data, algorithm, rounds=rounds, clients_per_round=clients, seed=seed, loss=None, error=None, engine=engine
+        )
 
 
 def perturb_params(task: Task, gen: torch.Generator) -> Tensor:

@@ -22,10 +22,17 @@ from equipoise.core.task import Task
 from equipoise.core.update_checks import checked_norms, longest_square
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines.flower.apps.members import Member, ask_introductions
-from equipoise.engines.flower.personal.remote_work import RemotePersonalWork
+from equipoise.engines.flower.personal.remote_work import UNKNOWN_SCORES, RemotePersonalWork
 from equipoise.engines.flower.secure.protections import SecureEvaluation, mask_sums
 from equipoise.engines.flower.transport.messages import BadMessage, MessageContent
-from equipoise.engines.flower.transport.messenger import ClientRequest, Messenger, TooFewClients
+from equipoise.engines.flower.transport.messenger import (
+    ClientRequest,
+    Messenger,
+    Reading,
+    TooFewClients,
+    efforts_of,
+    show_faults,
+)
 from equipoise.engines.flower.transport.part_messages import pack_part
 from equipoise.errors import EquipoiseError, EquipoiseNotice
 from equipoise.personal.context import PersonalContext
@@ -50,7 +57,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 HELLOS = 2  # how often a node is asked who it is before it is left alone
-_UNKNOWN = torch.full((2,), float("nan"), dtype=torch.float64)
 
 
 @dataclass(frozen=True)
@@ -182,12 +188,10 @@ class FlowerEngine(Engine):
         federation = self.federation
         return {"seed": seed, "model": federation.seed, "classes": self.data.classes, "run": federation.run, **more}
 
-    def ask(
-        self, action: str, cohort: Cohort, request: Callable[[int], ClientRequest], reading: Callable[[MessageContent], T]
-    ) -> list[T | None]:
+    def ask(self, action: str, cohort: Cohort, requests: Sequence[ClientRequest], reading: Reading[T]) -> list[T | None]:
         """The answers of a cohort's clients, in order; None from those that have failed in this round."""
         names = self.names(cohort)
-        asked = {client: request(place) for place, client in enumerate(names) if client not in self.messenger.faults}
+        asked = {c: request for c, request in zip(names, requests, strict=True) if c not in self.messenger.faults}
         answers = self.messenger.ask(action, asked, cohort.round, reading)
         return [answers.get(client) for client in names]
 
@@ -200,10 +204,8 @@ class FlowerEngine(Engine):
         left = [client for client in all_of if client not in faults]
         needed = min(self.patience.minimum, len(all_of)) if of_the_round else len(all_of)
         if len(left) < max(1, needed):
-            shown = "; ".join(f"{client} {why}" for client, why in list(faults.items())[:5])
-            raise TooFewClients(
-                f"Round {cohort.round}: {len(left)} of {len(all_of)} clients did their part, and {needed} are needed: {shown}."
-            )
+            why = f"{len(left)} of {len(all_of)} clients did their part, and {needed} are needed"
+            raise TooFewClients(f"Round {cohort.round}: {why}: {show_faults(faults)}.")
 
     def require_some(self, cohort: Cohort, answers: Sequence[Any]) -> None:
         """Stop this try of the round if too few clients are left, or none of those at work has answered."""
@@ -212,11 +214,9 @@ class FlowerEngine(Engine):
             raise TooFewClients(f"Round {cohort.round}: none of the {len(answers)} clients at work sent an update.")
 
     def _require_all(self, cohort: Cohort) -> None:
-        bad = [client for client in self.names(cohort) if client in self.messenger.faults]
-        if bad:
-            raise TooFewClients(
-                f"Round {cohort.round}: the solver needs an answer of {bad[0]}, who {self.messenger.faults[bad[0]]}."
-            )
+        for client in self.names(cohort):
+            if (why := self.messenger.faults.get(client)) is not None:
+                raise TooFewClients(f"Round {cohort.round}: the solver needs an answer of {client}, who {why}.")
 
     # --------------------------------------------------------------------------------------------------- what engines compute
 
@@ -231,7 +231,7 @@ class FlowerEngine(Engine):
         tensors: dict[str, Tensor] = {"params": params}
         packed = pack_part("solver", solver, tensors) if solver is not None and solver_traits(solver).adapts else None
         request = ClientRequest(self.request_values(cohort.seed, solver=packed), tensors)
-        losses = self.ask("train.losses", cohort, lambda _: request, read_loss)
+        losses = self.ask("train.losses", cohort, [request] * len(cohort), read_loss)
         if cohort is not self.round.cohort:
             self._require_all(cohort)
         self.require_enough(cohort)
@@ -242,14 +242,12 @@ class FlowerEngine(Engine):
         tensors: dict[str, Tensor] = {"params": params}
         packed = pack_part("solver", solver, tensors)
 
-        def request(place: int) -> ClientRequest:
-            effort = int(cohort.effort[place]) if cohort.effort is not None else None
-            return ClientRequest(self.request_values(cohort.seed, solver=packed, effort=effort), tensors)
+        values = [self.request_values(cohort.seed, solver=packed, effort=effort) for effort in efforts_of(cohort)]
 
         def reading(answer: MessageContent) -> tuple[Tensor, Tensor]:
             return answer.tensor("update", params.dtype, tuple(params.shape)), answer.tensor("loss", torch.float64, (1,))[0]
 
-        answers = self.ask("train.update", cohort, request, reading)
+        answers = self.ask("train.update", cohort, [ClientRequest(each, tensors) for each in values], reading)
         if solver is GRADIENT:
             self._require_all(cohort)
         self.require_some(cohort, answers)
@@ -284,8 +282,8 @@ class FlowerEngine(Engine):
         split = next((name for name, holders in self.data.splits.items() if holders is clients), "train")
         asked = [client for client, member in self.federation.members.items() if split in member.splits]
         scores = self._scores(params, asked)
-        both = torch.stack([scores.get(client, {}).get(split, _UNKNOWN) for client in clients.ids], 1)
-        return both[0], both[1]
+        losses, errors = torch.stack([scores.get(client, {}).get(split, UNKNOWN_SCORES) for client in clients.ids], 1)
+        return losses, errors
 
     def client_table(self, params: Tensor, data: FederatedData) -> ClientTable:
         """Every client of every split at `params`, in one exchange; clients that do not answer have no row."""
@@ -309,21 +307,18 @@ class FlowerEngine(Engine):
     def _scores(self, params: Tensor, asked: Iterable[str]) -> dict[str, dict[str, Tensor]]:
         """Loss and error (2,) of the shared model by client and split."""
         request = ClientRequest(self.request_values(self.federation.seed), {"params": params})
-        return self.ask_scores("evaluate.scores", asked, lambda _: request)
+        return self.ask_scores("evaluate.scores", dict.fromkeys(asked, request), 0)
 
-    def ask_scores(
-        self, action: str, asked: Iterable[str], request: Callable[[str], ClientRequest], round_index: int = 0
-    ) -> dict[str, dict[str, Tensor]]:
+    def ask_scores(self, action: str, left: Mapping[str, ClientRequest], round_index: int) -> dict[str, dict[str, Tensor]]:
         """Loss and error (2,) by client and split; clients that are silent are asked again, as often as a round is tried."""
         scores: dict[str, dict[str, Tensor]] = {}
-        left = list(asked)
         for _ in self._tries():
-            scores |= self.messenger.ask(action, {client: request(client) for client in left}, round_index, self._read_scores)
-            left = [client for client in left if client not in scores]
+            scores |= self.messenger.ask(action, left, round_index, self._read_scores)
+            left = {client: request for client, request in left.items() if client not in scores}
             if not left:
                 break
         if left:
-            shown = "; ".join(f"{client} {self.messenger.faults.get(client, '')}" for client in left[:5])
+            shown = show_faults({client: self.messenger.faults.get(client, "") for client in left})
             warnings.warn(EquipoiseNotice(f"{len(left)} clients could not be evaluated: {shown}."), stacklevel=2)
         if len(scores) < min(self.patience.minimum, len(scores) + len(left)):
             raise TooFewClients(f"{len(scores)} clients answered the evaluation, and {self.patience.minimum} are needed.")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -63,24 +64,15 @@ class ClientQueue:
         places = np.concatenate([np.arange(count) for count in counts])
         positions = torch.cat([job.cohort.clients for job in jobs])
         keys = torch.cat([batch_keys(job.cohort, clients) for job in jobs])
-        sizes = clients.host_sizes.numpy()[positions.numpy()]
-        steps = np.concatenate(
-            [
-                rule.steps_each(
-                    clients.host_sizes.numpy()[job.cohort.clients.numpy()],
-                    None if job.cohort.effort is None else job.cohort.effort.numpy(),
-                )
-                for job in jobs
-            ]
-        )
+        all_sizes = clients.host_sizes.numpy()
+        sizes = all_sizes[positions.numpy()]
+        steps = np.concatenate([rule.steps_each(all_sizes[job.cohort.clients.numpy()], job.cohort.effort) for job in jobs])
         # By steps; then by size, so that full batches of a chunk are padded least. Small batches need no padding: there each
         # model's clients stand together instead.
         second = sizes if rule.solver.batch_size is None else owners
         order = (-(steps * (int(second.max()) + 1) + second)).argsort(kind="stable")
         owner, place, size, taken = (torch.from_numpy(values[order]) for values in (owners, places, sizes, steps))
-        picked = torch.from_numpy(order)
-        device = clients.device
-        own = jobs[0].params.dim() == 2
+        picked, device, own = torch.from_numpy(order), clients.device, jobs[0].params.dim() == 2
         models = jobs[0].params if own else torch.stack([job.params for job in jobs])
         pull = None if pull is None else _pull_of(pull, picked.to(device))
         return cls(models, owner, place, positions[picked], keys[picked].to(device), size, taken, own, pull)
@@ -91,10 +83,9 @@ class ClientQueue:
     def take(self, part: slice) -> ClientQueue:
         """A stretch of the clients."""
         pull = None if self.pull is None else _pull_of(self.pull, part)
-        return ClientQueue(
-            self.models, self.owners[part], self.places[part], self.clients[part], self.keys[part], self.sizes[part],
-            self.steps[part], self.own, pull,
-        )  # fmt: skip
+        names = ("owners", "places", "clients", "keys", "sizes", "steps")
+        each: dict[str, Any] = {name: getattr(self, name)[part] for name in names}
+        return replace(self, **each, pull=pull)
 
     def share(self, count: int) -> list[ClientQueue]:
         """The queue dealt out to `count` processes: every count-th client each."""
@@ -171,10 +162,8 @@ def owner_rows(owners: Tensor) -> list[tuple[int, slice | Tensor]]:
     stretches: dict[int, list[slice]] = {}
     for owner, rows in owner_stretches(owners):
         stretches.setdefault(owner, []).append(rows)
-    return [
-        (owner, slices[0] if len(slices) == 1 else (owners == owner).nonzero().flatten())
-        for owner, slices in sorted(stretches.items())
-    ]
+    several = {owner: (owners == owner).nonzero().flatten() for owner, slices in stretches.items() if len(slices) > 1}
+    return [(owner, several.get(owner, slices[0])) for owner, slices in sorted(stretches.items())]
 
 
 def _pull_of(pull: Pull, here: Tensor | slice) -> Pull:

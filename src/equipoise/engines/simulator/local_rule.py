@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+from torch import Tensor
 
 from equipoise.core.abilities import solver_traits
 from equipoise.core.numbers import Numbers
@@ -59,14 +60,12 @@ class LocalRule:
             return "the learning rate times the weight decay is 1 or more"
         if self.pull == "one number per parameter":
             return "models are pulled by one number per parameter"
-        return (
-            "models are pulled to two points: by SGD's proximal term and beside it"
-            if self.pull != "none" and sgd.prox
-            else None
-        )
+        two_points = self.pull != "none" and sgd.prox
+        return "models are pulled to two points: by SGD's proximal term and beside it" if two_points else None
 
-    def steps_each(self, sizes: Numbers, efforts: Numbers | None) -> Numbers:
+    def steps_each(self, sizes: Numbers, effort: Tensor | None) -> Numbers:
         """How many steps each of K clients takes, (K,), by their numbers of examples and what they get done of the work."""
+        efforts = None if effort is None else effort.numpy()
         if self.traits.local_steps_each is not None:
             steps: Numbers = self.traits.local_steps_each(sizes, efforts)
             return steps

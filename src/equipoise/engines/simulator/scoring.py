@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ from torch.func import vmap
 from equipoise.core import trees
 from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet
+from equipoise.engines.loop import stack_columns
 from equipoise.engines.simulator.cpu.convnet_gradients import convnet_scores, is_plain_convnet
 from equipoise.engines.simulator.linear_blocks import linear_losses, why_not_linear
 from equipoise.engines.simulator.local_work import Worker
@@ -113,11 +113,9 @@ class Scoring:
     ) -> tuple[Tensor, ...]:
         """`means` by several processes, if that is worth it: each has about as many examples."""
         split = next((name for name, held in workers.own.data.splits.items() if held is clients), None)
-        if workers.count == 1 or split is None:
-            return self.means(models, clients, which, with_errors=with_errors)
         positions = torch.arange(len(clients)) if which is None else which
         ends = clients.host_sizes[positions].cumsum(0)
-        if int(ends[-1]) * models.numel() < _WORTH_SHARING:
+        if workers.count == 1 or split is None or int(ends[-1]) * models.numel() < _WORTH_SHARING:
             return self.means(models, clients, which, with_errors=with_errors)
         cuts = torch.searchsorted(ends, ends[-1] * torch.arange(1, workers.count) / workers.count)
         parts = [ScoringRequest(models, split, part, with_errors) for part in positions.tensor_split(cuts) if len(part)]
@@ -126,21 +124,24 @@ class Scoring:
 
     def _scores(self, models: Tensor, x: Any, y: Any, with_errors: bool) -> tuple[Tensor, ...]:
         """Losses (and errors) of shared examples under several models, (M, B) each; one model needs no batching."""
-        score = partial(_score, self.task, y=y, with_errors=with_errors)
-        if self.by_hand and isinstance(x, Tensor):
-            score = partial(_by_hand, self.task, y=y, with_errors=with_errors)
-            return tuple(torch.stack(values) for values in zip(*(score(params, x) for params in models), strict=True))
+        by_hand = self.by_hand and isinstance(x, Tensor)
+
+        def score(params: Tensor, x: Any) -> tuple[Tensor, ...]:
+            if by_hand:
+                return convnet_scores(self.task, params, x, y)[: 1 + with_errors]
+            return self.task.scores(params, x, y) if with_errors else (self.task.losses(params, x, y),)
+
         if len(models) == 1:
             return tuple(values.unsqueeze(0) for values in score(models[0], x))
         if not with_errors and isinstance(x, Tensor) and isinstance(y, Tensor) and why_not_linear(self.task) is None:
             return (linear_losses(self.task, models, x, y),)
-        if self.models_together:
+        if self.models_together and not by_hand:
             try:
                 scores: tuple[Tensor, ...] = vmap(score, in_dims=(0, None))(models, trees.clone(x))
                 return scores
             except RuntimeError:  # a forward pass that writes to the inputs, which models share, or reads a number off a tensor
                 self.models_together = False
-        alone = [score(params, trees.clone(x)) for params in models]
+        alone = [score(params, x if by_hand else trees.clone(x)) for params in models]
         return tuple(torch.stack(values) for values in zip(*alone, strict=True))
 
     def own_means(self, models: Tensor, clients: ClientSet, which: Tensor) -> tuple[Tensor, Tensor]:
@@ -181,8 +182,8 @@ class Scoring:
                 return scores
             except RuntimeError:  # an error, say, that reads a number off a tensor
                 self.models_together = False
-        alone = [self.task.scores(model, trees.select(x, k), trees.select(y, k)) for k, model in enumerate(models)]
-        return torch.stack([loss for loss, _ in alone]), torch.stack([error for _, error in alone])
+        each = ((model, trees.select(x, k), trees.select(y, k)) for k, model in enumerate(models))
+        return stack_columns(self.task.scores(*one) for one in each)
 
 
 def _rows_of(clients: ClientSet, which: Tensor, lengths: Tensor, count: int) -> Tensor:
@@ -194,11 +195,3 @@ def _rows_of(clients: ClientSet, which: Tensor, lengths: Tensor, count: int) -> 
 def _in_a_row(which: Tensor) -> bool:
     """Whether positions follow on each other."""
     return len(which) > 0 and torch.equal(which, torch.arange(len(which)) + which[0])
-
-
-def _score(task: Task, params: Tensor, x: Any, *, y: Any, with_errors: bool) -> tuple[Tensor, ...]:
-    return task.scores(params, x, y) if with_errors else (task.losses(params, x, y),)
-
-
-def _by_hand(task: Task, params: Tensor, x: Tensor, *, y: Tensor, with_errors: bool) -> tuple[Tensor, ...]:
-    return convnet_scores(task, params, x, y)[: 1 + with_errors]

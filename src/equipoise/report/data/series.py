@@ -27,6 +27,10 @@ class Line:
     def __len__(self) -> int:
         return len(self.x)
 
+    def in_unit(self, study: Study) -> Line:
+        """A line of errors in the unit that figures show."""
+        return Line(self.x, study.in_unit(self.middle), study.in_unit(self.low), study.in_unit(self.high), self.seeds)
+
     @classmethod
     def of(cls, x: Numbers, curves: Numbers) -> Line:
         """The line of curves (seeds, len(x)) at the points where at least one seed is finite."""
@@ -112,10 +116,10 @@ def by_size(method: MethodResults, most: int = 8) -> SizeGroups:
     return SizeGroups(*np.array(rows, dtype=np.float64).T)
 
 
-def sizes_differ(study: Study) -> bool:
-    """Whether clients have different numbers of examples."""
+def size_range(study: Study) -> tuple[float, float] | None:
+    """The smallest and the largest number of examples of a client; None if all have equally many."""
     every = np.concatenate([method.pooled("size") for method in study.methods])
-    return len(every) > 0 and bool(every.min() < every.max())
+    return (float(every.min()), float(every.max())) if len(every) and every.min() < every.max() else None
 
 
 def sampled_clients(method: MethodResults) -> list[int]:
@@ -146,6 +150,13 @@ def error_pairs(method: MethodResults, *, malicious: bool = False) -> ErrorPairs
         together.setdefault((float(shared[k]), float(own[k])), []).append(rows.client[k])
     points = np.array(list(together), dtype=np.float64).reshape(-1, 2)
     return ErrorPairs(points[:, 0], points[:, 1], tuple(map(tuple, together.values())))
+
+
+def all_error_pairs(study: Study) -> list[tuple[int, bool, ErrorPairs]]:
+    """The pairs of each method whose clients have own models, with its number, and whether they are of malicious clients."""
+    numbered = [(index, method) for index, method in enumerate(study.methods) if method.personalised]
+    every = [(index, bad, error_pairs(method, malicious=bad)) for index, method in numbered for bad in (False, True)]
+    return [(index, malicious, pairs) for index, malicious, pairs in every if len(pairs.own)]
 
 
 def needs_log_axes(study: Study, values: Numbers) -> bool:

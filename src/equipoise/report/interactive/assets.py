@@ -11,8 +11,8 @@ from typing import Any
 
 
 def asset(name: str) -> str:
-    """A file that the page holds inline: its style sheet `page.css`, or its script `page.js`."""
-    return "\n" + Path(__file__).with_name(name).read_text(encoding="utf-8")
+    """A file of the page: its template `page.html`, its style sheet `page.css`, or its script `page.js`."""
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 def embedded(value: Any) -> str:

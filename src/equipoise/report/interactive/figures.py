@@ -14,24 +14,10 @@ import numpy as np
 from equipoise.report.data import series
 from equipoise.report.data.results_by_method import MethodResults, Numbers, Study
 from equipoise.report.interactive import optional_figures as special
-from equipoise.report.interactive.theme import (
-    BAR,
-    DASHES,
-    FULL,
-    HALF,
-    MARKS,
-    Json,
-    as_json,
-    figure,
-    label,
-    line_in_unit,
-    log_axis,
-    log_ticks,
-    method_traces,
-    round_axis,
-    value_axis,
-)
+from equipoise.report.interactive import theme
+from equipoise.report.interactive.theme import FULL, HALF, Json, as_json, figure, label, method_traces
 from equipoise.report.palette import FAINT, colour, with_opacity
+from equipoise.report.text.phrases import plural
 
 
 def histogram(study: Study) -> Json:
@@ -47,9 +33,9 @@ def histogram(study: Study) -> Json:
         data.append(
             {
                 "type": "bar", "x": as_json((edges[:-1] + edges[1:]) / 2), "y": as_json(100 * share), "yaxis": y,
-                "width": as_json(np.diff(edges)), "marker": {"color": with_opacity(colour(index), BAR), "line": {"width": 0}},
-                "name": label(method.name), "showlegend": False, "hovertext": _bar_texts(study, method, counted, share),
-                "hoverinfo": "text",
+                "width": as_json(np.diff(edges)),
+                "marker": {"color": with_opacity(colour(index), theme.BAR), "line": {"width": 0}}, "name": label(method.name),
+                "showlegend": False, "hovertext": _bar_texts(study, method, counted, share), "hoverinfo": "text",
             }
         )  # fmt: skip
         if index:
@@ -75,7 +61,7 @@ def histogram(study: Study) -> Json:
         axes["yaxis" if index == 0 else f"yaxis{index + 1}"] = {
             "range": [0, top], "fixedrange": True, "nticks": 4, "showline": False,
         }  # fmt: skip
-    ticks = log_ticks(*counted.edges[[0, -1]], powers=True) | {"tickmode": "array"} if counted.logarithmic else {}
+    ticks = theme.log_ticks(*counted.edges[[0, -1]], powers=True) | {"tickmode": "array"} if counted.logarithmic else {}
     x_axis = {
         "title": {"text": f"{study.scale.noun} of a client{study.unit}"}, "range": as_json(edges[[0, -1]]), **ticks,
         "anchor": "y" if len(methods) == 1 else f"y{len(methods)}",
@@ -121,14 +107,13 @@ def _bar_texts(study: Study, method: MethodResults, counted: series.Histogram, s
     edges = [study.scale.number(edge) for edge in counted.edges]
     if len(set(edges)) < len(edges):  # finer than the digits of the table
         edges = [f"{edge:.4g}" for edge in study.in_unit(counted.edges)]
-    unit = " %" if study.scale.percent else ""
     first = f"{label(method.name)}<br>{study.scale.noun} "
-    return [f"{first}{edges[k]} to {edges[k + 1]}{unit}:<br>{100 * s:.1f} % {whose}" for k, s in enumerate(share)]
+    return [f"{first}{edges[k]} to {edges[k + 1]}{study.scale.unit}:<br>{100 * s:.1f} % {whose}" for k, s in enumerate(share)]
 
 
 def percentiles(study: Study) -> Json:
     """The error at each percentile of the clients, a curve per method."""
-    lines = [line_in_unit(series.percentiles(method), study) for method in study.methods]
+    lines = [series.percentiles(method).in_unit(study) for method in study.methods]
     data: list[Json] = []
     for index, (method, line) in enumerate(zip(study.methods, lines, strict=True)):
         data += method_traces(line, method.name, index, **_hover(study, line))
@@ -140,8 +125,8 @@ def percentiles(study: Study) -> Json:
             "tickvals": [0, 25, 50, 75, 90, 100], "hoverformat": ".1~f",
             "unifiedhovertitle": {"text": f"{who} at most"},
         },
-        "yaxis": value_axis(study, f"{study.scale.noun}{study.unit}", spread, logarithmic=study.spans_decades()),
-        "hovermode": "x unified", "hoverdistance": -1, "showlegend": len(lines) > 1,
+        "yaxis": theme.value_axis(study, f"{study.scale.noun}{study.unit}", spread, logarithmic=study.spans_decades()),
+        **theme.UNIFIED_HOVER,
         "shapes": [{"type": "line", "x0": 90, "x1": 90, "y0": 0, "y1": 1, "yref": "paper", "layer": "below",
                     "line": {"color": FAINT, "width": 1.2, "dash": "dash"}}],
     }  # fmt: skip
@@ -151,8 +136,7 @@ def percentiles(study: Study) -> Json:
 def _hover(study: Study, line: series.Line, *, of_error: bool = True) -> Json:
     """What a point of a line says: its value, and the lowest and highest seed where there are several."""
     scale = study.scale if of_error else study.scale.fitting(float(np.max(line.middle, initial=0.0)), percent=False)
-    unit = " %" if scale.percent else ""
-    digits = f"%{{y:.{scale.decimals}f}}{unit}"
+    digits = f"%{{y:.{scale.decimals}f}}{scale.unit}"
     if line.seeds == 1:
         return {"hovertemplate": digits}
     spans = np.stack([line.low, line.high], axis=1)
@@ -187,15 +171,13 @@ def tradeoff(study: Study) -> Json | None:
             for axis, width in zip("xy", spread[2:], strict=True)
             if len(method.runs) > 1 and math.isfinite(width)
         }
-        unit = " %" if scale.percent else ""
-        written = [scale.spread(value, len(method.runs)) + unit for value in (mean, tail)]
+        written = [scale.spread(value, len(method.runs)) + scale.unit for value in (mean, tail)]
         data.append(
             {
                 "type": "scatter", "mode": "markers", "x": as_json(spread[:1]), "y": as_json(spread[1:2]), **bars,
-                "marker": {"color": colour(index), "size": 13, "symbol": MARKS[index % len(MARKS)]},
+                "marker": {"color": colour(index), "size": 13, "symbol": theme.MARKS[index % len(theme.MARKS)]},
                 "hoverinfo": "text", "name": label(method.name), "legendgroup": str(index),
-                "hovertext": f"<b>{label(method.name)}</b><br>mean {noun} {written[0]}"
-                f"<br>90th percentile {written[1]}",
+                "hovertext": f"<b>{label(method.name)}</b><br>mean {noun} {written[0]}<br>90th percentile {written[1]}",
             }
         )  # fmt: skip
     layout = {
@@ -210,7 +192,8 @@ def sizes(study: Study) -> Json | None:
 
     Points of many methods would hide each other, so with more than two only those of the first are drawn, in grey.
     """
-    if not series.sizes_differ(study):
+    size_range = series.size_range(study)
+    if size_range is None:
         return None
     scale, crowded = study.scale, len(study.methods) > 2
     points: list[Json] = []
@@ -220,7 +203,7 @@ def sizes(study: Study) -> Json | None:
             points.append(_client_points(study, method, index, crowded=crowded))
         groups = series.by_size(method)
         words = [
-            f"{'mean of ' if count > 1 else ''}{count:,.0f} client{'s' if count > 1 else ''} with "
+            f"{'mean of ' if count > 1 else ''}{count:,.0f} {plural('client', count)} with "
             f"{f'{low:,.0f} to {high:,.0f}' if low < high else f'{low:,.0f}'} examples:<br>{scale.noun} {scale.value(error)}"
             for error, low, high, count in zip(groups.error, groups.least, groups.most, groups.count, strict=True)
         ]
@@ -229,14 +212,13 @@ def sizes(study: Study) -> Json | None:
             line, method.name, index, mode="lines+markers", marker={"color": colour(index), "size": 7},
             hoverinfo="text", hovertext=[f"<b>{label(method.name)}</b><br>{text}" for text in words],
         )  # fmt: skip
-    every = np.concatenate([method.pooled("size") for method in study.methods])
     seen = np.array([v for trace in points + lines for v in trace["y"] if v is not None])
     x_axis: Json = {"title": {"text": "examples of the client"}}
-    if every.max() > 8 * every.min():
-        x_axis |= log_axis(float(every.min()), float(every.max()))
+    if size_range[1] > 8 * size_range[0]:
+        x_axis |= theme.log_axis(*size_range)
     layout = {
-        "xaxis": x_axis, "showlegend": len(study.methods) > 1,
-        "yaxis": value_axis(study, f"{scale.noun}{study.unit}", seen, logarithmic=study.spans_decades()),
+        "xaxis": x_axis,
+        "yaxis": theme.value_axis(study, f"{scale.noun}{study.unit}", seen, logarithmic=study.spans_decades()),
     }  # fmt: skip
     return figure(points + lines, layout, plot=270, width=HALF)
 
@@ -244,7 +226,7 @@ def sizes(study: Study) -> Json | None:
 def _client_points(study: Study, method: MethodResults, index: int, *, crowded: bool) -> Json:
     """A point per client of the first seed; in grey if the figure is `crowded`."""
     rows, some = method.rows[0], series.sampled_clients(method)
-    digits = f"%{{y:.{study.scale.decimals}f}}" + (" %" if study.scale.percent else "")
+    digits = f"%{{y:.{study.scale.decimals}f}}{study.scale.unit}"
     return {
         "type": "scatter", "mode": "markers", "x": as_json(rows.size[some].tolist()),
         "y": as_json(study.in_unit(rows.error[some].double().numpy())),
@@ -265,7 +247,7 @@ def curves(study: Study) -> Json | None:
     wide: Json = {"annotations": []}
     narrow: Json = {"annotations": [], "height": 460}
     for at, panel in enumerate(panels):
-        lines = [line_in_unit(line, study) if panel.of_error else line for line in panel.lines]
+        lines = [line.in_unit(study) if panel.of_error else line for line in panel.lines]
         suffix = "" if at == 0 else str(at + 1)
         for index, (method, line) in enumerate(zip(study.methods, lines, strict=True)):
             data += method_traces(
@@ -275,8 +257,8 @@ def curves(study: Study) -> Json | None:
             )  # fmt: skip
         spread = np.concatenate([v for line in lines for v in (line.low, line.high)])
         title = f"{study.scale.noun}{study.unit}" if panel.of_error else "loss"
-        y_axis = value_axis(study, title, spread, logarithmic=panel.logarithmic) | {"anchor": f"x{suffix}"}
-        x_axis = round_axis("after round %{x}") | {"anchor": f"y{suffix}"}
+        y_axis = theme.value_axis(study, title, spread, logarithmic=panel.logarithmic) | {"anchor": f"x{suffix}"}
+        x_axis = theme.round_axis("after round %{x}") | {"anchor": f"y{suffix}"}
         left, low = (0.54, 0.0) if at else (0.0, 0.58)
         note = {"text": f"<b>{panel.title}</b>", "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom"}
         wide[f"xaxis{suffix}"] = {**x_axis, "domain": [left, left + 0.46]}
@@ -285,8 +267,7 @@ def curves(study: Study) -> Json | None:
         narrow[f"xaxis{suffix}"] = {**x_axis, "domain": [0, 1]} | ({} if at else {"title": {"text": ""}})
         narrow[f"yaxis{suffix}"] = {**y_axis, "domain": [low, low + 0.42]}
         narrow["annotations"].append({**note, "x": 0, "y": low + 0.42, "yshift": 6})
-    layout = {**wide, "hovermode": "x unified", "hoverdistance": -1, "showlegend": len(study.methods) > 1, "margin": {"t": 34}}
-    return figure(data, layout, plot=270, width=FULL, narrow=narrow)
+    return figure(data, {**wide, **theme.UNIFIED_HOVER, "margin": {"t": 34}}, plot=270, width=FULL, narrow=narrow)
 
 
 def selected(study: Study) -> Json | None:
@@ -314,13 +295,13 @@ def selected(study: Study) -> Json | None:
             0,
             {
                 "type": "scatter", "mode": "lines", "x": as_json(drawn.x), "y": as_json(drawn.middle), "name": "drawn",
-                "line": {"color": FAINT, "width": 1.4, "dash": DASHES[3]}, "hovertemplate": "%{y:,.4~g} clients",
+                "line": {"color": FAINT, "width": 1.4, "dash": theme.DASHES[3]}, "hovertemplate": "%{y:,.4~g} clients",
             },
         )  # fmt: skip
     top = max(1.0, *(float(np.max(line.high, initial=0.0)) for line in (*lines, drawn)))
     layout = {
-        "xaxis": round_axis("in round %{x}"), "yaxis": {"title": {"text": "clients"}, "range": [0, 1.1 * top]},
-        "hovermode": "x unified", "hoverdistance": -1,
+        "xaxis": theme.round_axis("in round %{x}"),
+        "yaxis": {"title": {"text": "clients"}, "range": [0, 1.1 * top]}, **theme.UNIFIED_HOVER,
     }  # fmt: skip
     return figure(data, layout, plot=270, width=HALF)
 

@@ -7,10 +7,11 @@ import math
 import numpy as np
 
 from equipoise.report.data import series
-from equipoise.report.data.results_by_method import MethodResults, Numbers, Study
-from equipoise.report.interactive.theme import FULL, HALF, Json, as_json, figure, label, log_axis, method_traces, round_axis
+from equipoise.report.data.results_by_method import Numbers, Study
+from equipoise.report.interactive import theme
+from equipoise.report.interactive.theme import FULL, HALF, Json, as_json, figure, label, log_axis, method_traces
 from equipoise.report.palette import FAINT, colour
-from equipoise.report.text.phrases import listed
+from equipoise.report.text.phrases import listed, plural
 
 MALICIOUS = "x"  # the mark of malicious clients; benign ones are discs
 _POINT_NAMES = 5  # clients named at one point
@@ -23,12 +24,7 @@ def own(study: Study) -> Json | None:
     """
     if not study.personalised:
         return None
-    data: list[Json] = []
-    for index, method in enumerate(study.methods):
-        for malicious in (False, True):
-            pairs = series.error_pairs(method, malicious=malicious)
-            if method.personalised and len(pairs.own):
-                data.append(_points(study, method, index, pairs, malicious=malicious))
+    data = [_points(study, index, pairs, malicious=malicious) for index, malicious, pairs in series.all_error_pairs(study)]
     if any(trace["marker"]["symbol"] == MALICIOUS for trace in data):
         mark = {"symbol": MALICIOUS, "color": FAINT, "size": 8}
         data.append(
@@ -48,20 +44,19 @@ def own(study: Study) -> Json | None:
     return figure(data, layout, plot=270, width=HALF)
 
 
-def _points(study: Study, method: MethodResults, index: int, pairs: series.ErrorPairs, *, malicious: bool) -> Json:
+def _points(study: Study, index: int, pairs: series.ErrorPairs, *, malicious: bool) -> Json:
     """A point per pair of errors; larger where several clients share a pair."""
-    scale, kind = study.scale, "malicious client" if malicious else "client"
+    scale, name, kind = study.scale, label(study.methods[index].name), "malicious client" if malicious else "client"
     words = [
-        f"{kind}{'s' if len(ids) > 1 else ''} {listed([label(name, 24) for name in ids], _POINT_NAMES)}<br>"
-        f"shared model {scale.value(shared)}<br>own model {scale.value(mine)}<br>({label(method.name)})"
+        f"{plural(kind, len(ids))} {listed([label(client, 24) for client in ids], _POINT_NAMES)}<br>"
+        f"shared model {scale.value(shared)}<br>own model {scale.value(mine)}<br>({name})"
         for shared, mine, ids in zip(pairs.shared, pairs.own, pairs.clients, strict=True)
     ]
     return {
         "type": "scatter", "mode": "markers", "x": as_json(study.in_unit(pairs.shared)), "y": as_json(study.in_unit(pairs.own)),
         "marker": {"color": colour(index), "opacity": 0.6, "symbol": MALICIOUS if malicious else "circle",
                    "size": as_json(min(26.0, 7 * math.sqrt(len(ids))) for ids in pairs.clients)},
-        "hoverinfo": "text", "hovertext": words, "name": label(method.name), "legendgroup": str(index),
-        "showlegend": not malicious,
+        "hoverinfo": "text", "hovertext": words, "name": name, "legendgroup": str(index), "showlegend": not malicious,
     }  # fmt: skip
 
 
@@ -94,8 +89,7 @@ def privacy(study: Study) -> Json | None:
                 mode="lines+markers" if len(line) <= 12 else "lines", marker={"color": colour(index), "size": 6},
             )  # fmt: skip
     layout = {
-        "xaxis": round_axis("after round %{x}"),
-        "yaxis": {"title": {"text": "ε spent"}, "rangemode": "tozero"}, "hovermode": "x unified", "hoverdistance": -1,
-        "showlegend": sum(len(line) > 0 for line in lines) > 1,
+        "xaxis": theme.round_axis("after round %{x}"),
+        "yaxis": {"title": {"text": "ε spent"}, "rangemode": "tozero"}, **theme.UNIFIED_HOVER,
     }  # fmt: skip
     return figure(data, layout, plot=200, width=FULL)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from html import escape
+from string import Template
 
 import torch
 
 from equipoise.core.version import VERSION
-from equipoise.report.data.results_by_method import MethodResults, Study
+from equipoise.report.data.results_by_method import Study
 from equipoise.report.interactive import figures as interactive
 from equipoise.report.interactive import theme
 from equipoise.report.interactive.assets import asset, embedded, fingerprint, plotly_js
@@ -20,57 +21,41 @@ from equipoise.report.text.tables import nonbreaking, numbers_table, swatch, wor
 
 def page(study: Study) -> str:
     """The whole document."""
-    names = ", ".join(method.name for method in study.methods)
     drawn = {name: figure for name, draw in interactive.FIGURE_MAKERS.items() if (figure := draw(study)) is not None}
     data = {
         "figures": drawn, "config": theme.CONFIG, "narrow": theme.NARROW,
         "light": theme.template(dark=False), "dark": theme.template(dark=True),
         "darkColours": theme.dark_colours(),
     }  # fmt: skip
-    return "\n".join(
-        [
-            "<!DOCTYPE html>",
-            '<html lang="en">',
-            "<head>",
-            '<meta charset="utf-8">',
-            '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f'<meta http-equiv="Content-Security-Policy" content="{_policy()}">',
-            f"<title>{escape(names)} – Equipoise report</title>",
-            f"<style>{asset('page.css')}{_palette()}</style>",
-            "</head>",
-            "<body>",
-            "<main>",
-            "<header>",
-            '<p class="eyebrow">Equipoise report</p>',
-            "<h1>How every client fares</h1>",
-            f'<p id="headline">{escape(nonbreaking(study.headline()))}</p>',
-            *([f'<p id="note" class="note">{escape(nonbreaking(note))}</p>'] if (note := notes.header_note(study)) else []),
-            "</header>",
-            "<noscript><p>The figures need JavaScript; the tables do not.</p></noscript>",
-            *_figure(study, "histogram"),
-            *numbers_table(study),
-            *notes.attack_section(study),
-            *notes.rejected_section(study),
-            *notes.network_section(study),
-            *_figures(study, [name for name in drawn if name not in ("histogram", "privacy")]),
-            *notes.privacy_section(study, _figure(study, "privacy") if "privacy" in drawn else iter(())),
-            *worst_clients(study),
-            *_settings(study),
-            *_glossary(study),
-            "</main>",
-            f'<script type="application/json" id="figure-data">{embedded(data)}</script>',
-            f"<script>{plotly_js()}</script>",
-            f"<script>{asset('page.js')}</script>",
-            "</body>",
-            "</html>",
-            "",
-        ]
+    sections = [
+        *_figure(study, "histogram"),
+        *numbers_table(study),
+        *notes.attack_section(study),
+        *notes.rejected_section(study),
+        *notes.network_section(study),
+        *_figures(study, [name for name in drawn if name not in ("histogram", "privacy")]),
+        *notes.privacy_section(study, _figure(study, "privacy") if "privacy" in drawn else iter(())),
+        *worst_clients(study),
+        *_settings(study),
+        *_glossary(study),
+    ]
+    note, script = notes.header_note(study), "\n" + asset("page.js")
+    return Template(asset("page.html")).substitute(
+        policy=_policy(script),
+        names=escape(", ".join(method.name for method in study.methods)),
+        style=f"{asset('page.css')}{_palette()}",
+        headline=escape(nonbreaking(study.headline())),
+        note=f'<p id="note" class="note">{escape(nonbreaking(note))}</p>\n' if note else "",
+        sections="\n".join(sections),
+        data=embedded(data),
+        plotly=plotly_js(),
+        script=script,
     )
 
 
-def _policy() -> str:
+def _policy(script: str) -> str:
     """The content security policy: a browser fetches nothing and runs the two scripts of the page only."""
-    scripts = f"{fingerprint(plotly_js())} {fingerprint(asset('page.js'))}"
+    scripts = f"{fingerprint(plotly_js())} {fingerprint(script)}"
     return f"default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:"
 
 
@@ -107,29 +92,24 @@ def _settings(study: Study) -> Iterator[str]:
     yield '<section aria-labelledby="settings"><h2 id="settings">Settings</h2><dl class="settings">'
     for index, method in enumerate(study.methods):
         yield f"<dt>{swatch(index)}{escape(method.name)}</dt><dd><code>{escape(repr(method.runs[0].algorithm))}</code></dd>"
-    yield f"<dt>seeds</dt><dd>{_by_method(study, {m.name: ', '.join(str(r.seed) for r in m.runs) for m in study.methods})}</dd>"
-    yield f"<dt>data</dt><dd>{_by_method(study, {m.name: m.runs[0].data for m in study.methods})}</dd>"
-    yield f"<dt>rounds</dt><dd>{_by_method(study, {m.name: _rounds(m) for m in study.methods})}</dd>"
-    yield f"<dt>clients per round</dt><dd>{_by_method(study, {m.name: _cohort(m) for m in study.methods})}</dd>"
+    values = {
+        "seeds": [", ".join(str(run.seed) for run in method.runs) for method in study.methods],
+        "data": [method.runs[0].data for method in study.methods],
+        "rounds": [_range([len(run.history.rounds) for run in method.runs]) for method in study.methods],
+        "clients per round": [
+            _range([report.cohort for run in method.runs for report in run.history.rounds]) for method in study.methods
+        ],
+    }
+    yield from (f"<dt>{what}</dt><dd>{_by_method(study, each)}</dd>" for what, each in values.items())
     yield f"<dt>versions</dt><dd>equipoise {VERSION}, torch {escape(str(torch.__version__))}</dd>"
     yield "</dl></section>"
 
 
-def _by_method(study: Study, values: dict[str, str]) -> str:
+def _by_method(study: Study, values: list[str]) -> str:
     """One value if all methods agree, else each with its method."""
-    if len(set(values.values())) == 1:
-        return escape(values[study.methods[0].name])
-    return escape("; ".join(f"{name}: {value}" for name, value in values.items()))
-
-
-def _rounds(method: MethodResults) -> str:
-    """The number of rounds of the runs of a method."""
-    return _range([len(run.history.rounds) for run in method.runs])
-
-
-def _cohort(method: MethodResults) -> str:
-    """The number of clients drawn in a round."""
-    return _range([report.cohort for run in method.runs for report in run.history.rounds])
+    if len(set(values)) == 1:
+        return escape(values[0])
+    return escape("; ".join(f"{method.name}: {value}" for method, value in zip(study.methods, values, strict=True)))
 
 
 def _range(numbers: list[int]) -> str:

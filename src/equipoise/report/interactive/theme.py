@@ -21,6 +21,7 @@ MARKS = ("circle", "square", "diamond", "triangle-up", "triangle-down")
 FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif'
 # One button, which saves the figure as SVG; dragging zooms and a double click shows all again.
 CONFIG: Json = {"responsive": True, "displaylogo": False, "modeBarButtons": [["toImage"]], "doubleClick": "reset"}
+UNIFIED_HOVER: Json = {"hovermode": "x unified", "hoverdistance": -1}  # one text for all curves at a point of the x axis
 BAR, BAND = 0.62, 0.18  # opacity of a bar of a histogram, and of the band of the seeds
 _ROW, _AXIS = 20, 52  # pixels that a row of the legend, and an axis with its title, take
 
@@ -111,11 +112,6 @@ def method_traces(line: Line, name: str, index: int, **more: Any) -> list[Json]:
         }
     )  # fmt: skip
     return traces
-
-
-def line_in_unit(line: Line, study: Study) -> Line:
-    """A line of errors in the unit that figures show."""
-    return Line(line.x, study.in_unit(line.middle), study.in_unit(line.low), study.in_unit(line.high), line.seeds)
 
 
 def value_axis(study: Study, title: str, values: Numbers, *, logarithmic: bool) -> Json:

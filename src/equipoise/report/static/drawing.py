@@ -6,42 +6,21 @@ import io
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from equipoise.report.data.results_by_method import Study
 from equipoise.report.data.series import Line
-from equipoise.report.palette import FAINT, INK, colour, palette_cycle, shorten
+from equipoise.report.palette import colour, palette_cycle, shorten
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DASHES = ("-", "--", "-.", ":")
 MARKS = "osD^v"
-_STYLE: dict[str, Any] = {
-    "font.size": 9.5,
-    "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans", "Verdana", "Arial", "sans-serif"],
-    "text.parse_math": False,  # a method may be called "$"
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": FAINT,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.titlesize": 9.5,
-    "axes.titlelocation": "left",
-    "grid.color": "#e6e9ee",
-    "grid.linewidth": 0.8,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "legend.frameon": False,
-    "legend.fontsize": 9,
-    "svg.fonttype": "none",  # text stays text: small, selectable, in a font the reader has
-    "svg.hashsalt": "equipoise",  # the same results give the same bytes
-}
+_STYLE = Path(__file__).with_name("paper.mplstyle")
 
 
 @contextmanager
@@ -115,16 +94,16 @@ def value_axis(axes: Any, study: Study, which: str, *, scaled: bool = False) -> 
         getattr(axes, f"{which}axis").set_major_formatter(lambda value, _: f"{100 * value:.10g}")
 
 
-def draw_line(axes: Any, line: Line, name: str, index: int, *, width: float = 1.8, factor: float = 1.0) -> None:
+def draw_line(axes: Any, line: Line, name: str, index: int, *, width: float = 1.8) -> None:
     """Draw the mean over seeds, and a band from the lowest seed to the highest."""
     if not len(line):
         return
     axes.plot(
-        line.x, factor * line.middle, color=colour(index), linestyle=dash(index), linewidth=width,
+        line.x, line.middle, color=colour(index), linestyle=dash(index), linewidth=width,
         marker="o" if len(line) == 1 else None, label=label(name),
     )  # fmt: skip
     if line.seeds > 1:
-        axes.fill_between(line.x, factor * line.low, factor * line.high, color=colour(index), alpha=0.18, linewidth=0)
+        axes.fill_between(line.x, line.low, line.high, color=colour(index), alpha=0.18, linewidth=0)
 
 
 def halo() -> list[Any]:

@@ -10,21 +10,8 @@ import numpy as np
 from equipoise.report.data import series
 from equipoise.report.data.results_by_method import MethodResults, Study
 from equipoise.report.palette import FAINT, INK, colour
-from equipoise.report.static.drawing import (
-    MARKS,
-    dash,
-    draw_line,
-    halo,
-    integer_axis,
-    label,
-    legend,
-    legend_height,
-    log_axis,
-    new_figure,
-    render,
-    style,
-    value_axis,
-)
+from equipoise.report.static import drawing
+from equipoise.report.static.drawing import draw_line, label, legend_height, log_axis, new_figure, render, style, value_axis
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,7 +69,7 @@ def _finish(axes: Any, study: Study, x: str, y: str, *, legend_always: bool = Fa
     """The names of both axes, and of the methods."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
-    legend(axes, study, WIDTH, always=legend_always)
+    drawing.legend(axes, study, WIDTH, always=legend_always)
 
 
 @style()
@@ -90,7 +77,7 @@ def percentiles(study: Study) -> Figure:
     """The error at each percentile of the clients: mean over seeds, and the band of the seeds."""
     figure, axes = _axes(study)
     for index, method in enumerate(study.methods):
-        draw_line(axes, series.percentiles(method), method.name, index, width=2, factor=_factor(study))
+        draw_line(axes, series.percentiles(method).in_unit(study), method.name, index, width=2)
     axes.axvline(90, color=FAINT, linewidth=1, linestyle="--")
     axes.set_xlim(0, 100)
     axes.set_xticks([0, 25, 50, 75, 90, 100])
@@ -115,8 +102,8 @@ def tradeoff(study: Study) -> Figure | None:
             across, up = (study.in_unit(np.array(method.figures[key].deviation)) for key in ("mean", "percentile_90"))
             axes.errorbar(x.mean(), y.mean(), xerr=across, yerr=up, color=colour(index), linewidth=1, fmt="none")
         axes.plot(
-            x.mean(), y.mean(), MARKS[index % len(MARKS)], color=colour(index), markersize=9, markeredgecolor="white",
-            linewidth=0, label=label(method.name),
+            x.mean(), y.mean(), drawing.MARKS[index % len(drawing.MARKS)], color=colour(index), markersize=9,
+            markeredgecolor="white", linewidth=0, label=label(method.name),
         )  # fmt: skip
     axes.margins(0.12)
     _finish(axes, study, f"mean {study.scale.noun}{study.unit}", f"90th percentile{study.unit}")
@@ -132,22 +119,18 @@ def own(study: Study) -> Figure | None:
     if not study.personalised:
         return None
     figure, axes = _axes(study, HEIGHT + 0.4)
-    drawn = [
-        (index, method, malicious, pairs) for index, method in enumerate(study.methods) if method.personalised
-        for malicious in (False, True) if len((pairs := series.error_pairs(method, malicious=malicious)).own)
-    ]  # fmt: skip
-    for index, method, malicious, pairs in drawn:
+    drawn = series.all_error_pairs(study)
+    for index, malicious, pairs in drawn:
         axes.scatter(
             study.in_unit(pairs.shared), study.in_unit(pairs.own), s=[12.0 * min(12, len(ids)) for ids in pairs.clients],
             marker="x" if malicious else "o", linewidths=1.2 if malicious else 0, color=colour(index), alpha=0.6,
-            label=None if malicious else label(method.name),
+            label=None if malicious else label(study.methods[index].name),
         )  # fmt: skip
-    crosses = any(malicious for _, _, malicious, _ in drawn)
+    crosses = any(malicious for _, malicious, _ in drawn)
     if crosses:
         axes.scatter([], [], marker="x", linewidths=1.2, color=FAINT, label="malicious client")
-    if series.needs_log_axes(
-        study, np.concatenate([np.zeros(0), *(v for *_, pairs in drawn for v in (pairs.shared, pairs.own))])
-    ):
+    values = [np.zeros(0), *(v for *_, pairs in drawn for v in (pairs.shared, pairs.own))]
+    if series.needs_log_axes(study, np.concatenate(values)):
         log_axis(axes, "x")
         log_axis(axes, "y")
     low, high = min(axes.get_xlim()[0], axes.get_ylim()[0]), max(axes.get_xlim()[1], axes.get_ylim()[1])
@@ -165,7 +148,8 @@ def sizes(study: Study) -> Figure | None:
 
     Points of many methods would hide each other, so with more than two only those of the first are drawn, in grey.
     """
-    if not series.sizes_differ(study):
+    size_range = series.size_range(study)
+    if size_range is None:
         return None
     figure, axes = _axes(study)
     crowded = len(study.methods) > 2
@@ -179,11 +163,10 @@ def sizes(study: Study) -> Figure | None:
             )  # fmt: skip
         groups = series.by_size(method)
         axes.plot(
-            groups.size, study.in_unit(groups.error), color=colour(index), linestyle=dash(index), linewidth=2,
-            marker="o" if len(groups.size) == 1 else None, label=label(method.name), path_effects=halo(),
+            groups.size, study.in_unit(groups.error), color=colour(index), linestyle=drawing.dash(index), linewidth=2,
+            marker="o" if len(groups.size) == 1 else None, label=label(method.name), path_effects=drawing.halo(),
         )  # fmt: skip
-    every = np.concatenate([method.pooled("size") for method in study.methods])
-    if every.max() > 8 * every.min():
+    if size_range[1] > 8 * size_range[0]:
         log_axis(axes, "x")
     value_axis(axes, study, "y", scaled=True)
     _finish(axes, study, "examples of the client", f"{study.scale.noun}{study.unit}")
@@ -200,14 +183,14 @@ def curves(study: Study) -> Figure | None:
     panels = figure.subplots(2, 1, sharex=True)
     for axes, panel in zip(panels, drawn, strict=True):
         for index, (method, line) in enumerate(zip(study.methods, panel.lines, strict=True)):
-            draw_line(axes, line, method.name, index, width=1.6, factor=_factor(study) if panel.of_error else 1.0)
+            draw_line(axes, line.in_unit(study) if panel.of_error else line, method.name, index, width=1.6)
         axes.set_title(panel.title)
         axes.set_ylabel(f"{study.scale.noun}{study.unit}" if panel.of_error else "loss")
         if panel.logarithmic:
             log_axis(axes, "y")
-    integer_axis(panels[1])
+    drawing.integer_axis(panels[1])
     panels[1].set_xlabel("round")
-    legend(panels[0], study, WIDTH)
+    drawing.legend(panels[0], study, WIDTH)
     return figure
 
 
@@ -234,7 +217,7 @@ def _by_round(study: Study, lines: list[series.Line], y: str, top: float | None 
     for index, (method, line) in enumerate(zip(study.methods, lines, strict=True)):
         draw_line(axes, line, method.name, index, width=widths[index])
     axes.set_ylim(0, top)
-    integer_axis(axes)
+    drawing.integer_axis(axes)
     _finish(axes, study, "round", y)
     return figure
 
@@ -249,8 +232,3 @@ FIGURE_MAKERS: dict[str, Callable[[Study], Figure | None]] = {
     "selected": selected,
     "privacy": privacy,
 }
-
-
-def _factor(study: Study) -> float:
-    """What errors are multiplied by to be in the unit shown."""
-    return 100.0 if study.scale.percent else 1.0

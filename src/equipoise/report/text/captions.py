@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from equipoise.report.data import series
 from equipoise.report.data.results_by_method import MethodResults, Study
-from equipoise.report.text.phrases import listed
+from equipoise.report.text.phrases import listed, plural
 from equipoise.report.text.sentences import with_article
 
 Caption = tuple[str, str]  # title and caption
@@ -15,7 +15,7 @@ def captions(study: Study) -> dict[str, Caption]:
     several, noun = len(study.methods) > 1, study.scale.noun
     band = " Lines: mean over seeds; bands: lowest to highest seed." if study.seeds > 1 else ""
     pooled = " All seeds together." if study.seeds > 1 else ""
-    weighed = ", weighted by their examples," if study.judged.weighted else ""
+    weighed = f"{study.judged.weighed}," if study.judged.weighed else ""
     logarithmic = " The axis is logarithmic." if study.spans_decades() else ""
     smoothed = f" Averaged over {window} rounds." if (window := _window(study)) > 1 else ""
     benign, model = study.judged.benign_word, served_model(study, brief=True)
@@ -39,23 +39,15 @@ def captions(study: Study) -> dict[str, Caption]:
         "curves": _curves(study, band, smoothed),
         "sizes": (
             f"{noun.capitalize()} against data: where a line falls, small clients fare worse",
-            (
-                f"Points: some of the {benign}clients"
-                if study.judged.count[1] > series.MOST_POINTS
-                else f"Points: {benign}clients"
-            )
+            f"Points: {'some of the ' * (study.judged.count[1] > series.MOST_POINTS)}{benign}clients"
             + (f" under {study.methods[0].name}" if len(study.methods) > 2 else "")
             + (", first seed" if study.seeds > 1 else "")
             + f"; lines: mean {noun} of clients of similar size.{model}",
         ),
         "selected": (
             "Clients selected in each round: the fewer, the less work is asked for",
-            (
-                "A method that trains only the tail selects fewer of the clients drawn." * several
-                + band
-                + smoothed
-                + _dropped_work(study)
-            )
+            f"{'A method that trains only the tail selects fewer of the clients drawn.' * several}{band}{smoothed}"
+            f"{_dropped_work(study)}"
             or "How many of the clients drawn were trained.",
         ),
         "privacy": (
@@ -79,10 +71,10 @@ def served_model(study: Study, *, brief: bool = False) -> str:
 
 def _own(study: Study) -> Caption:
     """How to read the points, and for how many clients their own model is better."""
-    pairs = [series.error_pairs(method, malicious=malicious) for method in study.personalised for malicious in (False, True)]
+    pairs = series.all_error_pairs(study)
     text = f"Points: clients{', first seed' if study.seeds > 1 else ''}"
-    text += ", larger where several coincide" if any(len(ids) > 1 for each in pairs for ids in each.clients) else ""
-    text += "; crosses: malicious clients" if any(len(each.own) for each in pairs[1::2]) else ""
+    text += ", larger where several coincide" if any(len(ids) > 1 for *_, each in pairs for ids in each.clients) else ""
+    text += "; crosses: malicious clients" if any(malicious for _, malicious, _ in pairs) else ""
     counts = [_count_better(study, method) for method in study.personalised]
     text += f". Better with their own model: {', '.join(counts)}."
     if study.judged.split == "train":
@@ -153,11 +145,7 @@ def _loss_caveat(study: Study) -> str:
 def _dropped_work(study: Study) -> str:
     """A sentence on selected clients whose work did not arrive; empty if all arrived."""
     dropped = sum(report.dropped for m in study.methods for run in m.runs for report in run.history.rounds)
-    return (
-        f" Over all runs, the work of {dropped:,} selected client{'s' if dropped > 1 else ''} did not arrive."
-        if dropped
-        else ""
-    )
+    return f" Over all runs, the work of {dropped:,} selected {plural('client', dropped)} did not arrive." if dropped else ""
 
 
 def nonfinite_note(study: Study) -> str:
@@ -166,7 +154,7 @@ def nonfinite_note(study: Study) -> str:
     if not count:
         return ""
     return (
-        f"{count:,} client{'s' if count > 1 else ''} (over all runs) {'have' if count > 1 else 'has'} "
+        f"{count:,} {plural('client', count)} (over all runs) {'have' if count > 1 else 'has'} "
         f"{with_article(study.scale.noun)} that is not finite; figures leave them out, and a number that depends on them is "
         "shown as –."
     )

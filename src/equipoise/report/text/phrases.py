@@ -23,6 +23,11 @@ def count_words(numbers: Iterable[int]) -> str:
     return f"{ordered[0]:,}" if ordered[0] == ordered[-1] else f"{ordered[0]:,} to {ordered[-1]:,}"
 
 
+def plural(noun: str, count: float) -> str:
+    """The noun for so many things, e.g. "clients"."""
+    return f"{noun}s" if count > 1 else noun
+
+
 def listed(names: Sequence[str], most: int | None = None) -> str:
     """Names in a sentence; of many, the first ones.
 

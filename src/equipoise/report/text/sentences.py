@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from equipoise.report.data.over_seeds import Spread
-from equipoise.report.text.phrases import count_words
+from equipoise.report.text.phrases import count_words, plural
 
 # By name: those of `FIGURES`, "trained" and "seconds"; where clients have their own models also "shared_mean" and so on.
 MethodFigures = Mapping[str, Spread]
@@ -29,6 +29,11 @@ class ValueFormat:
         magnitude = math.floor(math.log10(largest)) if math.isfinite(largest) and largest > 0 else 0
         return cls(False, min(8, max(0, 2 - magnitude)), noun)
 
+    @property
+    def unit(self) -> str:
+        """The unit after a number, with a space; nothing for plain numbers."""
+        return " %" if self.percent else ""
+
     def number(self, value: float) -> str:
         """The value without its unit; a dash if it is not finite.
 
@@ -42,7 +47,7 @@ class ValueFormat:
 
     def value(self, value: float) -> str:
         """The value with its unit."""
-        return self.number(value) + (" %" if self.percent and math.isfinite(value) else "")
+        return self.number(value) + self.unit * math.isfinite(value)
 
     def spread(self, spread: Spread, seeds: int) -> str:
         """Mean ± standard deviation, without the unit."""
@@ -72,7 +77,12 @@ class JudgedClients:
     def __str__(self) -> str:
         split = {"train": "training"}.get(self.split, self.split)
         kind = f"{'unseen ' if self.unseen else ''}{self.benign_word}{split}"
-        return f"{count_words(self.count)} {kind} client{'s' if self.count[1] > 1 else ''}"
+        return f"{count_words(self.count)} {kind} {plural('client', self.count[1])}"
+
+    @property
+    def weighed(self) -> str:
+        """A clause if clients count by their examples, else nothing."""
+        return ", weighted by their examples" if self.weighted else ""
 
     @property
     def benign_word(self) -> str:
@@ -134,7 +144,7 @@ def method_sentence(
         value = f"{scale.value(mean)}{_mean_over(seeds)}"
         text = f"The one {str(judged).removeprefix('1 ')} sees {with_article(scale.noun)} of {value}."
         return text if shared_median is None else f"{text} With the shared model it is {scale.value(row['shared_mean'].mean)}."
-    weighed = ", weighted by their examples," if judged.weighted else ""
+    weighed = f"{judged.weighed}," if judged.weighed else ""
     text = (
         f"Half of the {judged}{weighed} see {with_article(scale.noun)} of {scale.value(median)} or less; "
         f"the worst 10 % see {scale.value(worst)} on average{_mean_over(seeds)}."

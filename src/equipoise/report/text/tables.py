@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
+from itertools import chain
 
 import torch
 
@@ -28,9 +29,8 @@ def numbers_table(study: Study) -> Iterator[str]:
     """
     seeds = f"; mean ± standard deviation over {study.seeds} seeds" if study.seeds > 1 else "; one seed, so no spread is known"
     unit = ", in %" if study.scale.percent else ""
-    weighed = ", weighted by their examples" if study.judged.weighted else ""
     headers = {**FIGURES, "trained": "trained clients per round", "seconds": "wall time (s)"}
-    caption = f"{study.scale.noun.capitalize()} over {study.judged}{weighed}{unit}{seeds}.{served_model(study)}"
+    caption = f"{study.scale.noun.capitalize()} over {study.judged}{study.judged.weighed}{unit}{seeds}.{served_model(study)}"
     if len(study.methods) > 1:
         caption += " The lowest of a column, among what clients are served, is bold." if study.personalised else _LOWEST
     yield '<section aria-labelledby="numbers"><h2 id="numbers">In numbers</h2>'
@@ -56,15 +56,15 @@ def numbers_table(study: Study) -> Iterator[str]:
 
 def malicious_table(study: Study) -> Iterator[str]:
     """The malicious clients' mean error beside the benign ones', per method."""
-    noun, unit = study.scale.noun, ", in %" if study.scale.percent else ""
-    weighed = ", weighted by their examples" if study.judged.weighted else ""
+    unit = ", in %" if study.scale.percent else ""
     over = "; mean ± standard deviation over seeds" if study.seeds > 1 else ""
-    caption = f"Mean {noun} of benign and of malicious clients{weighed}{unit}{over}.{served_model(study, brief=True)}"
+    caption = f"Mean {study.scale.noun} of benign and of malicious clients{study.judged.weighed}{unit}{over}."
+    caption += served_model(study, brief=True)
     yield from _open_table("malicious alone", caption, ("method", "benign clients", "malicious clients"))
     for index, method in enumerate(study.methods):
         spreads: list[Spread | None] = [method.figures.get(key) for key in ("mean", "malicious_mean")]
         texts = [study.scale.spread(spread, len(method.runs)) if spread is not None else "–" for spread in spreads]
-        yield f"<tr>{_header_cell(method.name, swatch(index))}{''.join(f'<td>{nonbreaking(text)}</td>' for text in texts)}</tr>"
+        yield _row(_header_cell(method.name, swatch(index)), map(nonbreaking, texts))
     yield _CLOSE_TABLE
 
 
@@ -83,7 +83,7 @@ def rejected_table(study: Study) -> Iterator[str]:
         cells += [f"{sum(client in malicious[id(run)] for run, client, _ in rejected):,}"] if attacked else []
         cells += [f"{len(by_client):,}", listed([client for client, _ in by_client], REJECTED_NAMES) or "–"]
         cells.append(round_ranges({number for _, _, number in rejected}))
-        yield f"<tr>{_header_cell(method.name, swatch(index))}{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+        yield _row(_header_cell(method.name, swatch(index)), map(escape, cells))
     yield _CLOSE_TABLE
 
 
@@ -99,9 +99,8 @@ def round_ranges(numbers: set[int], most: int = 8) -> str:
             stretches[-1].append(number)
         else:
             stretches.append([number])
-    words = [
-        text for s in stretches for text in ([f"{s[0]:,} to {s[-1]:,}"] if len(s) > 2 else [f"{number:,}" for number in s])
-    ]
+    texts = ([f"{s[0]:,} to {s[-1]:,}"] if len(s) > 2 else [f"{number:,}" for number in s] for s in stretches)
+    words = list(chain.from_iterable(texts))
     if len(words) <= most:
         return ", ".join(words) or "–"
     return f"{', '.join(words[:most])}, … ({len(numbers):,} rounds up to {max(numbers):,})"
@@ -143,8 +142,8 @@ def _worst_alone(study: Study, method: MethodResults) -> Iterator[str]:
     caption += served_model(study)
     yield from _open_table("worst alone", caption, ("client", "examples", *(title for title, _, _ in columns)))
     for k in worst:
-        cells = "".join(f"<td>{scale.number(float(values[k]))}</td>" for _, values, scale in columns)
-        yield f"<tr>{_header_cell(rows.client[k])}<td>{int(rows.size[k]):,}</td>{cells}</tr>"
+        numbers = (scale.number(float(values[k])) for _, values, scale in columns)
+        yield _row(_header_cell(rows.client[k]), (f"{int(rows.size[k]):,}", *numbers))
     yield _CLOSE_TABLE
 
 
@@ -155,19 +154,17 @@ def _before_and_after(study: Study, chosen: MethodResults, name: str) -> Iterato
     under = [(index, method, method.errors_by_client(seed)) for index, method in enumerate(study.methods)]
     shown = [(index, method, errors) for index, method, errors in under if errors is not None]
     seeds = f", seed {seed}" if study.seeds > 1 else ""
-    caption = (
-        f"The {_client_count(len(worst), study.judged.benign_word)} with the largest {scale.noun} under {chosen.name}{seeds}"
-    )
-    caption += f"; {scale.noun}{' in %' if scale.percent else ''} under each method.{served_model(study, brief=True)}"
-    yield from _open_table(
-        "worst", caption, ("client", "examples", *(m.name for _, m, _ in shown)), name, [i for i, _, _ in shown]
-    )
+    who = f"{_client_count(len(worst), study.judged.benign_word)} with the largest {scale.noun} under {chosen.name}{seeds}"
+    unit = " in %" if scale.percent else ""
+    caption = f"The {who}; {scale.noun}{unit} under each method.{served_model(study, brief=True)}"
+    columns = ("client", "examples", *(method.name for _, method, _ in shown))
+    yield from _open_table("worst", caption, columns, name, [index for index, _, _ in shown])
     for k in worst:
         key = (rows.client[k], int(rows.size[k]))
         errors = [by_client.get(key, math.nan) for _, _, by_client in shown]
         base = errors[0] if shown[0][0] == 0 else math.nan
         cells = (_change(study, base, error) if column else scale.number(error) for column, error in enumerate(errors))
-        yield f"<tr>{_header_cell(key[0])}<td>{key[1]:,}</td>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+        yield _row(_header_cell(key[0]), (f"{key[1]:,}", *cells))
     yield _CLOSE_TABLE
 
 
@@ -194,6 +191,11 @@ def _open_table(
     yield f'<table class="{kind}" id="{name}" aria-labelledby="{name}-caption">'
     heads = (_header_cell(nonbreaking(column), mark, "col") for mark, column in zip(marks, columns, strict=True))
     yield f"<thead><tr>{''.join(heads)}</tr></thead><tbody>"
+
+
+def _row(header: str, cells: Iterable[str]) -> str:
+    """A row of a table: its header cell, then cells that are HTML already."""
+    return f"<tr>{header}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
 
 
 def _header_cell(name: str, mark: str = "", scope: str = "row") -> str:

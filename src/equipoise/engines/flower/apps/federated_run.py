@@ -20,11 +20,12 @@ from equipoise.core.task import Task
 from equipoise.data.clients import FederatedData
 from equipoise.engines.flower.apps.members import Member, ask_introductions, make_stand_in, natural_order
 from equipoise.engines.flower.apps.model_source import make_model
-from equipoise.engines.flower.apps.run_record import FederatedConfig, TrainRecord
+from equipoise.engines.flower.apps.run_record import FederatedConfig
 from equipoise.engines.flower.flower_engine import Federation, Patience
 from equipoise.engines.flower.transport.messages import BadMessage
 from equipoise.engines.flower.transport.messenger import Messenger, TooFewClients
 from equipoise.errors import ConfigError, IncompatibleParts, InvalidData
+from equipoise.experiment.config import TrainRecord
 from equipoise.experiment.folder import RunFolder, claim
 from equipoise.experiment.folder import run as run_in_folder
 from equipoise.result import Result
@@ -165,21 +166,11 @@ class FederatedRun:
         """Train on the federation, from the checkpoint if there is one."""
         plan = self.plan
         result = train(
-            self.model,
-            self.data,
-            plan.algorithm,
-            rounds=plan.rounds,
-            clients_per_round=plan.clients_per_round,
-            seed=plan.seed,
-            loss=plan.loss,
-            error=plan.error,
-            engine=self.federation,
-            evaluate_every=plan.evaluate_every,
-            observers=[*observers, *plan.observers, LogRounds()],
-            progress=progress,
-            name=plan.name or name,
+            self.model, self.data, plan.algorithm, rounds=plan.rounds, clients_per_round=plan.clients_per_round, seed=plan.seed,
+            loss=plan.loss, error=plan.error, engine=self.federation, evaluate_every=plan.evaluate_every, progress=progress,
+            name=plan.name or name, observers=[*observers, *plan.observers, LogRounds()],
             checkpoint=Checkpoints(checkpoint, every=1) if checkpoint is not None else None,
-        )
+        )  # fmt: skip
         return replace(result, personal=None)  # clients' own models are on their nodes
 
 

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from equipoise.core.task import Task
-from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.data.clients import ClientSet, FederatedData, offsets_of
+from equipoise.engines.flower.apps.example_kinds import read_kind, read_units, zeros_like_kind
 from equipoise.engines.flower.apps.model_source import digest_frozen, digest_layout
 from equipoise.engines.flower.transport.messages import BadMessage, MessageContent, shorten
 from equipoise.engines.flower.transport.messenger import ClientRequest, Messenger
@@ -24,8 +25,6 @@ from equipoise.errors import InvalidData, is_integer
 
 SPLITS = ("train", "validation", "test")
 LONGEST_NAME = 200  # bytes
-_TYPES = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.uint8,
-          torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -34,12 +33,12 @@ class Member:
 
     client: str
     splits: dict[str, int]  # examples
-    x: dict[str, Any]  # shape and type of one input
-    y: dict[str, Any]
+    x: Any  # the kind of one input, of example_kinds.py
+    y: Any
     classes: int
     fingerprint: str
-    scale: float | None = None
-    shift: float = 0.0
+    scale: Any = None
+    shift: Any = 0.0
     only_sums: bool = False
 
     @classmethod
@@ -55,28 +54,19 @@ class Member:
         splits = content.value("splits", dict)
         if not splits or not all(s in SPLITS and is_integer(n) and 0 < n < 2**40 for s, n in splits.items()):
             raise BadMessage(f"{name} says of its examples {shorten(splits)!r}")
-        x, y = (_example(content.value(key, dict), name) for key in ("x", "y"))
-        scale, shift = content.values.get("scale"), content.value("shift", (int, float))
-        if scale is not None and not isinstance(scale, float):
-            raise BadMessage(f"{name} scales its inputs by {shorten(scale)!r}")
+        x, y = (read_kind(content.value(key, (dict, list)), name) for key in ("x", "y"))
+        scale = read_units(content.values.get("scale"), x, name, optional=True)
+        shift = read_units(content.values.get("shift"), x, name, optional=False)
         classes = content.value("classes", int)
         if not 0 <= classes < 2**31:
             raise BadMessage(f"{name} has {classes} classes")
         mark, alone = content.value("fingerprint", str)[:64], content.value("only_sums", bool)
-        return cls(name, splits, x, y, classes, mark, scale, float(shift), alone)
+        return cls(name, splits, x, y, classes, mark, scale, shift, alone)
 
     def refuse_change(self, now: Member) -> None:
         """A client that comes back must have the data it had."""
         if (self.fingerprint, self.splits) != (now.fingerprint, now.splits):
             raise BadMessage(f"{now.client} has other data than when the run began")
-
-
-def _example(kind: dict[str, Any], name: str) -> dict[str, Any]:
-    shape, dtype = kind.get("shape"), kind.get("dtype")
-    good = isinstance(shape, list) and len(shape) <= 8 and all(is_integer(n) and 0 <= n < 2**24 for n in shape)
-    if not good or dtype not in _TYPES or torch.Size(shape).numel() > 2**28:  # type: ignore[arg-type]
-        raise BadMessage(f"{name} has examples of shape {shorten(shape)!r} and type {shorten(dtype)!r}")
-    return {"shape": shape, "dtype": dtype}
 
 
 def natural_order(name: str) -> list[Any]:
@@ -111,15 +101,9 @@ def make_stand_in(members: Iterable[Member], name: str) -> FederatedData:
 def _zeros(sizes: list[tuple[str, int]], like: Member) -> ClientSet:
     """A set of clients whose examples are all one zero, repeated without memory."""
     counts = torch.tensor([count for _, count in sizes])
-    total = int(counts.sum())
-    made = object.__new__(ClientSet)  # there is nothing in it to check
-    kinds = {key: (kind["shape"], _TYPES[kind["dtype"]]) for key, kind in (("x", like.x), ("y", like.y))}
-    values: dict[str, Any] = {key: torch.zeros(1, *shape, dtype=t).expand(total, *shape) for key, (shape, t) in kinds.items()}
-    offsets, ids = torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]), tuple(name for name, _ in sizes)
-    values |= {"offsets": offsets, "ids": ids, "scale": like.scale, "shift": like.shift, "source": ""}
-    for key, value in values.items():
-        object.__setattr__(made, key, value)
-    return made
+    total, ids = int(counts.sum()), tuple(name for name, _ in sizes)
+    x, y = zeros_like_kind(like.x, total), zeros_like_kind(like.y, total)
+    return ClientSet.trusted(x=x, y=y, offsets=offsets_of(counts), ids=ids, scale=like.scale, shift=like.shift)
 
 
 def ask_introductions(messenger: Messenger, nodes: Iterable[int], task: Task, seed: int) -> dict[int, Member]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from equipoise.engines.flower.apps.example_kinds import kind_of_examples
 from equipoise.engines.flower.apps.model_source import digest_frozen, digest_layout
 from equipoise.engines.flower.apps.node_session import Answer, Handler, NodeSession
 
@@ -13,8 +14,8 @@ def introduce(session: NodeSession) -> Answer:
     values = {
         "client": session.client,
         "splits": node.sizes,
-        "x": {"shape": list(first.x.shape[1:]), "dtype": str(first.x.dtype).removeprefix("torch.")},
-        "y": {"shape": list(first.y.shape[1:]), "dtype": str(first.y.dtype).removeprefix("torch.")},
+        "x": kind_of_examples(first.x),
+        "y": kind_of_examples(first.y),
         "scale": first.scale,
         "shift": first.shift,
         "classes": node.data.classes,

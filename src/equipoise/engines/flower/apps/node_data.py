@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
-
 from equipoise.core.abilities import is_part
+from equipoise.core.trees import leaves
+from equipoise.data.arrays import as_tree
 from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.data.convert import stack_examples
+from equipoise.data.ragged import Ragged
 from equipoise.errors import InvalidData, InvalidParameter, require
 
 if TYPE_CHECKING:
@@ -58,27 +59,34 @@ def read_node_data(given: Any, context: Context) -> NodeData:
 def _splits(given: Any) -> dict[str, Any]:
     if isinstance(given, Mapping):
         return {name: pair for name, pair in given.items() if pair is not None}
-    if isinstance(given, tuple | list) and len(given) == 2 and not _is_array(given[0]):
+    if isinstance(given, tuple | list) and len(given) == 2 and not _is_pair(given):
         return {"train": given[0], "test": given[1]}
     return {"train": given}
 
 
-def _pair(split: str, given: Any) -> tuple[Tensor, Tensor]:
-    """Inputs and targets, of a pair of arrays or of a dataset whose items are pairs."""
-    if isinstance(given, tuple | list) and len(given) == 2 and all(map(_is_array, given)):
-        return torch.as_tensor(given[0]), torch.as_tensor(given[1])
-    if is_part(given, "__getitem__", "__len__") and not isinstance(given, tuple | list | str):
+def _pair(split: str, given: Any) -> tuple[Any, Any]:
+    """Inputs and targets, of a pair of arrays (or of tuples or dicts of them) or of a dataset whose items are pairs."""
+    if _is_pair(given):
+        y = as_tree("y", given[1])
+        return as_tree("x", given[0], len(leaves(y)[0])), y
+    if is_part(given, "__getitem__", "__len__") and not isinstance(given, tuple | list | str | Mapping):
         if len(given) == 0:
             raise InvalidData(f"The {split} data of this node are empty.")
-        pairs = [given[i] for i in range(len(given))]
-        return torch.stack([torch.as_tensor(x) for x, _ in pairs]), torch.stack([torch.as_tensor(y) for _, y in pairs])
+        return stack_examples(f"the {split} data", [given[i] for i in range(len(given))])
     raise InvalidParameter(
         "load_data", f"must give {split!r} as a pair of arrays x, y or as a dataset of pairs", type(given).__name__
     )
 
 
+def _is_pair(given: Any) -> bool:
+    """Whether something is inputs and targets, and not a training and a test set."""
+    if not isinstance(given, tuple | list) or len(given) != 2:
+        return False
+    return all(_is_array(leaf) for part in given for leaf in leaves(part)) and not all(map(_is_pair, given))
+
+
 def _is_array(value: Any) -> bool:
-    return is_part(value, "shape", "dtype")
+    return isinstance(value, Ragged) or is_part(value, "shape", "dtype")
 
 
 def name_client(context: Context) -> str:

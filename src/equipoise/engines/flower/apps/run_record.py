@@ -7,30 +7,17 @@ class of the user's: the file says what they were called, and everything else as
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
+from dataclasses import dataclass, field
 from pathlib import Path
-from platform import python_version
 from typing import Any
 
 from equipoise.algorithm import Algorithm
 from equipoise.engines.flower.transport.part_messages import describe_part
 from equipoise.errors import ConfigError
 from equipoise.experiment import catalog, toml
-from equipoise.experiment.config import check_part, read_toml
+from equipoise.experiment.config import TrainRecord, check_part, installed_versions, read_toml
 
 SECTION = "federation"
-
-
-@dataclass(frozen=True)
-class TrainRecord:
-    """The section [train] of a federated run."""
-
-    rounds: int
-    clients_per_round: int
-    seed: int = 0
-    name: str | None = None
-    evaluate_every: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,15 +34,8 @@ class FederatedConfig:
 
     def text(self) -> str:
         """The complete TOML."""
-        return toml.dumps(
-            {
-                SECTION: dict(self.federation),
-                "algorithm": algorithm_table(self.made),
-                "train": {key: "none" if value is None else value for key, value in asdict(self.train).items()},
-                "versions": {name: version(name) for name in ("equipoise", "torch", "numpy", "flwr")}
-                | {"python": python_version()},
-            }
-        )
+        tables = {SECTION: dict(self.federation), "algorithm": algorithm_table(self.made), "train": self.train.table()}
+        return toml.dumps({**tables, "versions": installed_versions("equipoise", "torch", "numpy", "flwr")})
 
     @classmethod
     def read(cls, path: str | Path) -> FederatedConfig:

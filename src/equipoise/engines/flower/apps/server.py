@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from equipoise.algorithm import Algorithm
 from equipoise.core.task import PerExample
 from equipoise.engines.flower.apps.flower_extra import require_flower
 from equipoise.engines.flower.apps.model_source import ModelSource
 from equipoise.errors import InvalidParameter, is_integer, is_number, require
+from equipoise.experiment.values import check_value, in_toml
 from equipoise.result import Result
 from equipoise.types import Observer
 
@@ -127,18 +128,12 @@ class ServerPlan:
 
     def configured(self, config: Mapping[str, Any]) -> ServerPlan:
         """The plan with what Flower's run configuration says otherwise."""
-        whole = ("rounds", "clients_per_round", "clients", "seed", "evaluate_every", "minimum", "retries")
-        numbers, texts = ("timeout", "pause", "patience"), ("folder", "data", "name")
         changed: dict[str, Any] = {}
-        for key in (*whole, *numbers, *texts):
-            value = config.get(key.replace("_", "-"))
-            if value is None or value == "":
-                continue
-            good = is_integer(value) if key in whole else is_number(value) if key in numbers else isinstance(value, str)
-            kind = "a whole number" if key in whole else "a number" if key in numbers else "text"
-            require(good, key.replace("_", "-"), f"of the run configuration must be {kind}", value)
-            changed[key] = value
-        return replace(self, **changed) if changed else self
+        for key, kind in get_type_hints(ServerPlan).items():
+            name = key.replace("_", "-")
+            if in_toml(kind) is not None and config.get(name, "") != "":
+                changed[key] = check_value(config[name], kind, f"{name} of the run configuration")
+        return replace(self, **changed)
 
     @property
     def awaited(self) -> int:

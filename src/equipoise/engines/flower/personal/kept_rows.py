@@ -30,12 +30,13 @@ class KeptRows:
 
     def read(self, since: int, width: int) -> Tensor | None:
         """The row (width,) as it was after the round since − 1; None if this node has it no more."""
-        if (array := self._held().get(self._key(since))) is not None:
-            try:
-                return array_to_tensor(array, "row", FLOATS[array.dtype], (width,))
-            except (BadMessage, KeyError):
-                return None
-        return self._from_file(since, width)
+        if (array := self._held().get(self._key(since))) is None:
+            row = self._saved().get(str(since))
+            return row if row is not None and row.shape == (width,) else None
+        try:
+            return array_to_tensor(array, "row", FLOATS[array.dtype], (width,))
+        except (BadMessage, KeyError):
+            return None
 
     def write(self, since: int, after: int, row: Tensor) -> None:
         """Keep the row of a round beside the one that it was made of; drop all others."""
@@ -53,15 +54,9 @@ class KeptRows:
     def _key(self, since: int) -> str:
         return f"{self.run} {since}"
 
-    def _from_file(self, since: int, width: int) -> Tensor | None:
-        row = self._saved().get(str(since))
-        return row if row is not None and row.shape == (width,) else None
-
     def _saved(self) -> dict[str, Tensor]:
-        if self.file is None or not self.file.exists():
-            return {}
+        """The rows in the file of the owner's folder."""
         try:
-            rows: dict[str, Tensor] = load(self.file.read_bytes())
+            return dict(load(self.file.read_bytes())) if self.file is not None else {}
         except (SafetensorError, OSError):
             return {}
-        return rows

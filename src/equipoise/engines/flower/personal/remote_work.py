@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from equipoise.core.abilities import read
 from equipoise.engines.flower.transport.messages import MessageContent
-from equipoise.engines.flower.transport.messenger import ClientRequest
+from equipoise.engines.flower.transport.messenger import ClientRequest, efforts_of
 from equipoise.engines.flower.transport.part_messages import pack_part
 from equipoise.errors import EquipoiseError, EquipoiseNotice, IncompatibleParts
 from equipoise.personal.context import PersonalContext
@@ -23,7 +22,7 @@ from equipoise.types import Cohort, LocalSolver, Personalisation, PersonalTraits
 if TYPE_CHECKING:
     from equipoise.engines.flower.flower_engine import FlowerEngine
 
-_UNKNOWN = torch.full((2,), float("nan"), dtype=torch.float64)
+UNKNOWN_SCORES = torch.full((2,), float("nan"), dtype=torch.float64)  # loss and error
 
 
 class RemotePersonalWork:
@@ -69,7 +68,8 @@ class RemotePersonalWork:
         """The state after a round's personal work of the whole cohort, on the nodes."""
         if not self.keeps_rows or len(cohort) == 0:
             return state
-        answers = self._ask(state, params, cohort, solver, lambda answer: answer.values.get("lost", ""))
+        requests = self._requests(state, params, cohort, solver)
+        answers = self.engine.ask("train.own", cohort, requests, lambda answer: answer.values.get("lost", ""))
         self.engine.require_enough(cohort)
         places = state.places.clone()
         for k, client, lost in zip(cohort.clients.tolist(), self.engine.names(cohort), answers, strict=True):
@@ -89,37 +89,23 @@ class RemotePersonalWork:
         def reading(answer: MessageContent) -> Tensor:
             return answer.tensor("update", params.dtype, tuple(params.shape))
 
-        answers = self._ask(state, params, cohort, solver, reading, send=True)
+        requests = self._requests(state, params, cohort, solver, send=True)
+        answers = self.engine.ask("train.own", cohort, requests, reading)
         self.engine.require_some(cohort, answers)
         return torch.stack([torch.full_like(params, math.nan) if update is None else update for update in answers])
 
-    def _ask(
-        self,
-        state: PersonalState,
-        params: Tensor,
-        cohort: Cohort,
-        solver: LocalSolver,
-        reading: Callable[[MessageContent], Any],
-        **more: Any,
-    ) -> list[Any]:
-        request = self._request(state, params, cohort.seed, solver, cohort.effort, **more)
-        return self.engine.ask("train.own", cohort, lambda place: request(int(cohort.clients[place]), place), reading)
-
-    def _request(
-        self, state: PersonalState, params: Tensor, seed: int, solver: LocalSolver, effort: Tensor | None, **more: Any
-    ) -> Callable[[int, int], ClientRequest]:
-        """What to ask the client at position k of the training clients, who has a place in the cohort."""
+    def _requests(
+        self, state: PersonalState, params: Tensor, cohort: Cohort, solver: LocalSolver, **more: Any
+    ) -> list[ClientRequest]:
+        """What to ask each client of a cohort."""
         tensors: dict[str, Tensor] = {"params": params}
         packed = {"solver": pack_part("solver", solver, tensors), "personal": pack_part("personal", self.method, tensors)}
-
-        def request(k: int, place: int) -> ClientRequest:
-            since, sent = int(state.places[k]), dict(tensors)
-            if since == 0 and self.first is not None and not torch.equal(self.first, params):
-                sent["first"] = self.first
-            done = int(effort[place]) if effort is not None else None
-            return ClientRequest(self.engine.request_values(seed, since=since, effort=done, **packed, **more), sent)
-
-        return request
+        new = {"first": self.first} if self.first is not None and not torch.equal(self.first, params) else {}
+        requests = []
+        for since, effort in zip(state.places[cohort.clients].tolist(), efforts_of(cohort), strict=True):
+            values = self.engine.request_values(cohort.seed, since=since, effort=effort, **packed, **more)
+            requests.append(ClientRequest(values, tensors if since else tensors | new))
+        return requests
 
     def models(self, state: PersonalState, params: Tensor, clients: Tensor, round_index: int) -> Tensor:
         """Refused: no client's own model comes to the server."""
@@ -127,22 +113,18 @@ class RemotePersonalWork:
 
     def scores(self, state: PersonalState, params: Tensor, round_index: int) -> dict[str, tuple[Tensor, Tensor]]:
         """By split, loss and error of the clients in the table of this evaluation, each at its own model."""
-        engine = self.engine
-        number = {client: k for k, client in enumerate(engine.data.train.ids)}
-        request = self._request(state, params, self.seed, self.solver, None)
-
-        def request_of(client: str) -> ClientRequest:
-            return request(number[client], 0)
-
+        engine, clients = self.engine, self.engine.data.train
+        alike = torch.ones(len(clients), dtype=torch.float64)
+        everyone = Cohort(round_index, self.seed, torch.arange(len(clients)), alike, alike)
+        requests = dict(zip(clients.ids, self._requests(state, params, everyone, self.solver), strict=True))
         if engine.secure is not None:
-            means = engine.secure.means(engine.data, round_index, request_of, own=True)
+            means = engine.secure.means(engine.data, round_index, requests.__getitem__, own=True)
             return {split: (pair[:1], pair[1:]) for split, pair in means.items()}
-        asked = [client for client in engine.evaluated["train"] if client in number]
-        scores = engine.ask_scores("evaluate.own", asked, request_of, round_index)
+        scores = engine.ask_scores("evaluate.own", {c: requests[c] for c in engine.evaluated["train"]}, round_index)
         result = {}
         for split, ids in engine.evaluated.items():
             both = [scores.get(client, {}).get(split) for client in ids]
-            known = [_UNKNOWN if pair is None else pair.nan_to_num(nan=math.inf, posinf=math.inf) for pair in both]
+            known = [UNKNOWN_SCORES if pair is None else pair.nan_to_num(nan=math.inf, posinf=math.inf) for pair in both]
             table = torch.stack(known) if known else torch.zeros(0, 2, dtype=torch.float64)
             result[split] = (table[:, 0], table[:, 1])
         return result

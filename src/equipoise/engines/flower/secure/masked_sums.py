@@ -16,7 +16,7 @@ from equipoise.engines.flower.secure.masking_server import MaskingServer
 from equipoise.engines.flower.secure.sum_messages import MaskingError
 from equipoise.engines.flower.secure.sum_terms import SumTerms
 from equipoise.engines.flower.transport.messages import MessageContent, bytes_to_tensor, shorten
-from equipoise.engines.flower.transport.messenger import ClientRequest, TooFewClients
+from equipoise.engines.flower.transport.messenger import ClientRequest, TooFewClients, efforts_of, show_faults
 from equipoise.engines.flower.transport.part_messages import pack_part
 from equipoise.types import Cohort, LocalSolver
 
@@ -109,8 +109,7 @@ class MaskedSums:
         return following
 
     def _too_few(self, why: str) -> TooFewClients:
-        shown = "; ".join(f"{client} {fault}" for client, fault in list(self.engine.messenger.faults.items())[:5])
-        return TooFewClients(f"Round {self.round}: {why} {shown}".strip())
+        return TooFewClients(f"Round {self.round}: {why} {show_faults(self.engine.messenger.faults)}".strip())
 
 
 class RoundSums:
@@ -149,8 +148,7 @@ class RoundSums:
         """The sum that clients' local work goes into."""
         tensors: dict[str, Tensor] = {"params": params}
         values = self.values(solver=pack_part("solver", solver, tensors))
-        efforts = cohort.effort.tolist() if cohort.effort is not None else [None] * len(cohort)
-        effort = dict(zip(self.engine.names(cohort), efforts, strict=True))
+        effort = dict(zip(self.engine.names(cohort), efforts_of(cohort), strict=True))
         total, survivors = self.sums.total(
             "update", lambda client: ClientRequest({**values, "effort": effort[client], "sum": dict(ask(client))}, tensors)
         )

@@ -59,10 +59,6 @@ class MaskingServer:
         self._sum = np.zeros(terms.length, dtype=np.uint64)
         self._total: NDArray[np.int64] | None = None
 
-    def __repr__(self) -> str:
-        step = _STEPS[self._awaits] if self._awaits else "not begun" if self._total is None else "done"
-        return f"MaskingServer({self.terms}: {step})"
-
     @property
     def total(self) -> NDArray[np.int64]:
         """The sum of the survivors' values modulo M, centred in [−M/2, M/2): (length,) int64."""

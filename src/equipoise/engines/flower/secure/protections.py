@@ -75,9 +75,8 @@ class NetworkSecureSums:
             self.round.begin(cohort, [update], self.engine.round.params if losses is not None else None)
             return RiskValue(unknown, weights, state), 1.0
         if self.quantile.iterations is None:
-            raise IncompatibleParts(
-                f"{self.risk.quantile!r} is no quantile by secure sums.", "Use quantile=privacy.SecureSums()."
-            )
+            reason = f"{self.risk.quantile!r} is no quantile by secure sums."
+            raise IncompatibleParts(reason, "Use quantile=privacy.SecureSums().")
         needed = [_quantile_sum(number) for number in range(self.quantile.iterations + 3)]
         released: Released | None = state if state is not None and state.rounds < self.risk.eta_every else None
         self.round.begin(cohort, [update, *(needed if released is None else [_REACHED])], self.engine.round.params)
@@ -117,19 +116,16 @@ class NetworkSecureSums:
             before.append(sums.tolist())
             return sums.reshape(rows.shape[1:])
 
-        one = torch.ones(1, dtype=torch.float64)
-        return quantile_by_sums(
-            one, one, self.risk.tail, iterations=iterations, tolerance=self.quantile.tolerance, secure_sum=secure_sum
-        )
+        one, tolerance = torch.ones(1, dtype=torch.float64), self.quantile.tolerance
+        return quantile_by_sums(one, one, self.risk.tail, iterations=iterations, tolerance=tolerance, secure_sum=secure_sum)
 
     def combine(self, state: ServerState, engine: Engine, solver: LocalSolver, plan: Plan, sent: Tensor | None) -> Combined:
         """Σ w_k u_k / Σ w_k over the clients that are left, both of one masked sum."""
         weights = dict(zip(self.engine.names(plan.workers), plan.weights.tolist(), strict=True))
         public = self.eta if self.risk.client_form == "filter" else float(self.privacy.loss_bound or 0)
-        ask = {"kind": "update", "step": self.privacy.step, "public": public}
-        total, _ = self.round.updates(
-            plan.cohort, lambda client: {**ask, "base": weights.get(client, 0.0)}, state.params, solver
-        )  # fmt: skip
+        base = {"kind": "update", "step": self.privacy.step, "public": public}
+        asked = {client: {**base, "base": weights.get(client, 0.0)} for client in self.engine.names(plan.cohort)}
+        total, _ = self.round.updates(plan.cohort, asked.__getitem__, state.params, solver)
         numbers = total.double() * self.privacy.step
         mass = float(numbers[-1])
         mean = numbers[:-1] / mass if mass > 0 else torch.zeros_like(numbers[:-1])
@@ -165,9 +161,8 @@ def recalibrate_noise(noise: NoisePlan, survivors: int) -> NoisePlan:
     if noise.privacy.fewest is not None:
         return noise
     privacy = replace(noise.privacy, fewest=min(survivors, noise.expected))
-    return NoisePlan(
-        privacy, noise.algorithm, RunSize(noise.clients, noise.expected, noise.rounds, noise.dimension, noise.seed)
-    )  # fmt: skip
+    size = RunSize(noise.clients, noise.expected, noise.rounds, noise.dimension, noise.seed)
+    return NoisePlan(privacy, noise.algorithm, size)
 
 
 class NetworkPrivateSums:
@@ -292,18 +287,14 @@ class SecureEvaluation:
 
         def sum_scores() -> Tensor:
             sums = MaskedSums(self.engine, round_index, sorted(shares))
-            sums.prepare(
-                [PlannedSum("scores", 3 * len(data.splits), WIDE)],
-                ClientRequest(self.engine.request_values(self.engine.federation.seed)),
-            )
+            plain = ClientRequest(self.engine.request_values(self.engine.federation.seed))
+            sums.prepare([PlannedSum("scores", 3 * len(data.splits), WIDE)], plain)
             return sums.total("scores", with_sum)[0]
 
         total = (self.engine.try_again(sum_scores).double() * SCORES).view(-1, 3)
-        rows = dict(zip(sorted(data.splits), total, strict=True))
-        return {
-            split: rows[split][:2] / rows[split][2] if rows[split][2] > 0 else torch.full((2,), math.nan).double()
-            for split in data.splits
-        }  # fmt: skip
+        means = torch.where(total[:, 2:] > 0, total[:, :2] / total[:, 2:], math.nan)
+        by_split = dict(zip(sorted(data.splits), means, strict=True))
+        return {split: by_split[split] for split in data.splits}
 
 
 def share_scores(data: FederatedData, *, trained_only: bool) -> dict[str, dict[str, float]]:

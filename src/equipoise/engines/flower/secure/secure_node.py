@@ -260,11 +260,8 @@ def _private_weight(session: NodeSession, asked: dict[str, Any]) -> Tensor:
 
 def make_weight_row(session: NodeSession, asked: dict[str, Any], modulus: int, clients: int) -> Tensor:
     """The client's weight, rounded, with its share of noise."""
-    scale = int(asked["scale"])
-    whole = quantise(
-        _private_weight(session, asked).unsqueeze(0), step=1 / scale, source=_source(session, asked, "weight rounding"),
-        norm_bound=scale,
-    )[0]  # fmt: skip
+    scale, source = int(asked["scale"]), _source(session, asked, "weight rounding")
+    whole = quantise(_private_weight(session, asked).unsqueeze(0), step=1 / scale, source=source, norm_bound=scale)[0]
     return _noisy(whole, asked, _source(session, asked, "weight share"))
 
 
@@ -274,10 +271,8 @@ def make_private_update_row(session: NodeSession, asked: dict[str, Any], modulus
     if float(weight) > 0 and (update := _update(session)) is not None:
         norm = max(float(update.double().norm()), 1e-300)
         row = update.double().cpu() * (float(weight) * min(1.0, float(asked["clip"]) / norm))
-    whole = quantise(
-        row.unsqueeze(0), step=float(asked["step"]), source=_source(session, asked, "rounding"),
-        norm_bound=float(asked["norm_bound"]), modulus=modulus,
-    )[0]  # fmt: skip
+    step, bound, source = float(asked["step"]), float(asked["norm_bound"]), _source(session, asked, "rounding")
+    whole = quantise(row.unsqueeze(0), step=step, source=source, norm_bound=bound, modulus=modulus)[0]
     return _noisy(whole, asked, _source(session, asked, "update share"))
 
 

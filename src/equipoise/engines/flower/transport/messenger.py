@@ -16,6 +16,7 @@ from torch import Tensor
 from equipoise.engines.flower.transport import messages
 from equipoise.engines.flower.transport.messages import BadMessage, MessageContent, shorten
 from equipoise.errors import EquipoiseError
+from equipoise.types import Cohort
 
 T = TypeVar("T")
 Reading: TypeAlias = Callable[[MessageContent], T]  # raises BadMessage for an answer that is not what was asked for
@@ -25,6 +26,16 @@ _LOOK_AROUND = 3.0  # seconds between looks at who is connected
 
 class TooFewClients(EquipoiseError, RuntimeError):
     """Fewer clients did their part than a round needs; the text names the others."""
+
+
+def efforts_of(cohort: Cohort) -> list[int | None]:
+    """The local work that each client of a cohort is asked for; None where the solver says it."""
+    return cohort.effort.tolist() if cohort.effort is not None else [None] * len(cohort)
+
+
+def show_faults(faults: Mapping[str, str]) -> str:
+    """The first clients that failed, and why."""
+    return "; ".join(f"{client} {why}" for client, why in list(faults.items())[:5])
 
 
 @dataclass(frozen=True, eq=False)

@@ -163,7 +163,7 @@ class LinearRounds(LocalPath):
 
     def _grouping(self, job: Job, sizes: Numbers, rule: LocalRule) -> tuple[Numbers, bool, list[Numbers]]:
         """Steps of the clients, whether all take some, and who is trained in one graph: as many as memory allows."""
-        steps = rule.steps_each(sizes, None if job.cohort.effort is None else job.cohort.effort.numpy())
+        steps = rule.steps_each(sizes, job.cohort.effort)
         filled = np.cumsum(4 * sizes * (self.features + sizes)) // _BYTES
         return steps, bool(steps.min(initial=1) > 0), [np.flatnonzero(filled == number) for number in np.unique(filled)]
 

@@ -46,20 +46,36 @@ def gram_kernel(x, counts, rows_at, grams_at, gram, features, scale, T: tl.const
         product = tl.zeros((T, T), dtype=tl.float32)
         for first in range(0, features, K):
             column = first + tl.arange(0, K)
-            one = tl.load(
-                x + (own + above)[:, None] * features + column[None, :],
-                mask=(above < count)[:, None] & (column < features)[None, :], other=0.0,
-            )  # fmt: skip
-            two = tl.load(
-                x + (own + below)[:, None] * features + column[None, :],
-                mask=(below < count)[:, None] & (column < features)[None, :], other=0.0,
-            )  # fmt: skip
+            known = (column < features)[None, :]
+            one_at, two_at = ((own + above)[:, None] * features, (own + below)[:, None] * features)
+            one = tl.load(x + one_at + column[None, :], mask=(above < count)[:, None] & known, other=0.0)
+            two = tl.load(x + two_at + column[None, :], mask=(below < count)[:, None] & known, other=0.0)
             product = tl.dot(one, tl.trans(two), product, input_precision=PRECISION)
         product = product * scale
         inside = (above < count)[:, None] & (below < count)[None, :]
         tl.store(gram + base + above.to(tl.int64)[:, None] * count + below[None, :], product, mask=inside)
         if low < high:
             tl.store(gram + base + below.to(tl.int64)[None, :] * count + above[:, None], product, mask=inside)
+
+
+@triton.jit
+def load_outputs(outputs, place, column, mask, P: tl.constexpr, TWO: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Outputs at rows `place` (n, 1) and classes `column` (1, m): whole, or as the sum of TWO parts side by side."""
+    if TWO:
+        z = tl.load(outputs + place * (2 * P) + column, mask=mask, other=0.0)
+        z += tl.load(outputs + place * (2 * P) + P + column, mask=mask, other=0.0)
+    else:
+        z = tl.load(outputs + place * P + column, mask=mask, other=0.0)
+    return z
+
+
+@triton.jit
+def load_bias(biases, model, stride, column, C: tl.constexpr, P: tl.constexpr, BIAS: tl.constexpr):  # type: ignore[no-untyped-def]
+    """A model's bias of the classes `column` (P,); zeros without one."""
+    bias = tl.zeros((P,), dtype=tl.float32)
+    if BIAS:
+        bias += tl.load(biases + model * stride + column, mask=column < C, other=0.0)
+    return bias
 
 
 @triton.jit
@@ -117,20 +133,14 @@ def crossed_kernel(  # type: ignore[no-untyped-def]
     """⟨A, X W_0ᵀ⟩ of one client: its coefficients times its outputs at the start."""
     client = tl.program_id(0)
     count, own, column = tl.load(counts + client), tl.load(rows_at + client), tl.arange(0, P)
-    start_bias = tl.zeros((P,), dtype=tl.float32)
-    if BIAS:
-        start_bias += tl.load(biases + (client // together) * bias_stride + column, mask=column < C, other=0.0)
+    start_bias = load_bias(biases, client // together, bias_stride, column, C, P, BIAS)
     total = 0.0
     for first in range(0, count, R):
         row = first + tl.arange(0, R)
         inside = (row < count)[:, None] & (column < C)[None, :]
         place = (own + row)[:, None]
         value = tl.load(coefficients + place * P + column[None, :], mask=inside, other=0.0)
-        if TWO:
-            z = tl.load(outputs + place * (2 * P) + column[None, :], mask=inside, other=0.0)
-            z += tl.load(outputs + place * (2 * P) + P + column[None, :], mask=inside, other=0.0)
-        else:
-            z = tl.load(outputs + place * P + column[None, :], mask=inside, other=0.0)
+        z = load_outputs(outputs, place, column[None, :], inside, P, TWO)
         total += tl.sum(tl.sum(value * (z + start_bias[None, :]), axis=1), axis=0)
     tl.store(crossed + client, total * tl.load(scales + client))
 
@@ -156,9 +166,7 @@ def steps_kernel(  # type: ignore[no-untyped-def]
     inside = column < C
     own, near_by = tl.load(rows_at + client), gram + tl.load(grams_at + client)
     summed = tl.zeros((CP,), dtype=tl.float32)
-    start_bias = tl.zeros((CP,), dtype=tl.float32)
-    if BIAS:
-        start_bias += tl.load(biases + (client // together) * bias_stride + column, mask=inside, other=0.0)
+    start_bias = load_bias(biases, client // together, bias_stride, column, C, CP, BIAS)
     loss, factor, scale, square = 0.0, 1.0, 1.0, 0.0
     for step in range(0, tl.load(steps + client)):
         epoch = step // per_epoch
@@ -168,12 +176,7 @@ def steps_kernel(  # type: ignore[no-untyped-def]
         mask = here[:, None] & inside[None, :]
         row = tl.load(orders + (client * epochs + epoch) * N + start + lane, mask=here, other=0).to(tl.int64)
         entry = (own + row)[:, None] * STRIDE + column[None, :]
-        if TWO:
-            z = tl.load(outputs + entry + (own + row)[:, None] * STRIDE, mask=mask, other=0.0)
-            z += tl.load(outputs + entry + (own + row)[:, None] * STRIDE + STRIDE, mask=mask, other=0.0)
-        else:
-            z = tl.load(outputs + entry, mask=mask, other=0.0)
-        z += start_bias[None, :]
+        z = load_outputs(outputs, (own + row)[:, None], column[None, :], mask, STRIDE, TWO) + start_bias[None, :]
         moved = tl.zeros((B, CP), dtype=tl.float32)
         for first in range(0, size, PART):
             place = first + tl.arange(0, PART)
@@ -223,19 +226,13 @@ def losses_kernel(  # type: ignore[no-untyped-def]
     client, part = tl.program_id(0), tl.program_id(1)
     end = tl.minimum(tl.load(counts + client), (part + 1) * SOME)
     offset, own, column = tl.load(offsets + tl.load(which + client)), tl.load(rows_at + client), tl.arange(0, P)
-    bias = tl.zeros((P,), dtype=tl.float32)
-    if BIAS:
-        bias += tl.load(biases + (client // together) * bias_stride + column, mask=column < C, other=0.0)
+    bias = load_bias(biases, client // together, bias_stride, column, C, P, BIAS)
     total = tl.zeros((R,), dtype=tl.float64)
     for first in range(part * SOME, end, R):
         row = first + tl.arange(0, R).to(tl.int64)
         here = row < end
         mask, place = here[:, None] & (column < C)[None, :], (own + row)[:, None]
-        if TWO:
-            z = tl.load(outputs + place * (2 * P) + column[None, :], mask=mask, other=0.0)
-            z += tl.load(outputs + place * (2 * P) + P + column[None, :], mask=mask, other=0.0)
-        else:
-            z = tl.load(outputs + place * P + column[None, :], mask=mask, other=0.0)
+        z = load_outputs(outputs, place, column[None, :], mask, P, TWO)
         z = tl.where((column < C)[None, :], z + bias[None, :], float("-inf"))
         top = tl.max(z, axis=1)
         grown = tl.sum(tl.exp(z - top[:, None]), axis=1)
@@ -299,16 +296,21 @@ def weigh(
     )  # fmt: skip
 
 
+def _bias_of(biases: Tensor | None, other: Tensor, count: int) -> tuple[Tensor, int, int, bool]:
+    """The biases (M, C), how many of `count` clients share one, their stride, and whether there are any; else `other`."""
+    return (other, count, 0, False) if biases is None else (biases, count // len(biases), biases.stride(0), True)
+
+
 def crossed_with_start(
     coefficients: Tensor, outputs: Tensor, biases: Tensor | None, scales: Tensor, clients: RaggedClients, classes: int,
     crossed: Tensor,
 ) -> None:  # fmt: skip
     """⟨A, X W_0ᵀ⟩ of every client, (k,)."""
     count, width = len(scales), coefficients.shape[1]
-    together, bias_stride = (count, 0) if biases is None else (count // len(biases), biases.stride(0))
+    biases, together, bias_stride, has_bias = _bias_of(biases, outputs, count)
     crossed_kernel[(count,)](
-        coefficients, outputs, outputs if biases is None else biases, scales, clients.counts, clients.rows_at, crossed,
-        together, bias_stride, C=classes, P=width, R=16, TWO=outputs.shape[1] > width, BIAS=biases is not None, num_warps=4,
+        coefficients, outputs, biases, scales, clients.counts, clients.rows_at, crossed, together, bias_stride, C=classes,
+        P=width, R=16, TWO=outputs.shape[1] > width, BIAS=has_bias, num_warps=4,
     )  # fmt: skip
 
 
@@ -324,11 +326,11 @@ def take_steps(
     """
     count, epochs, n = orders.shape
     stride = coefficients.shape[1]
-    together, bias_stride = (count, 0) if biases is None else (count // len(biases), biases.stride(0))
+    biases, together, bias_stride, has_bias = _bias_of(biases, outputs, count)
     steps_kernel[(count,)](
-        outputs, outputs if biases is None else biases, gram, targets, clients.which, offsets, clients.counts, clients.rows_at,
+        outputs, biases, gram, targets, clients.which, offsets, clients.counts, clients.rows_at,
         clients.grams_at, steps, orders, rate, coefficients, *results, epochs, batch, decay, prox, together, bias_stride, n,
-        STRIDE=stride, TWO=outputs.shape[1] > stride, BIAS=biases is not None, C=classes,
+        STRIDE=stride, TWO=outputs.shape[1] > stride, BIAS=has_bias, C=classes,
         B=power_of_two(min(batch, n), 16), CP=power_of_two(classes, 16), PART=64 if n > 32 else 32,
         PRECISION="tf32" if tf32 else "ieee", num_warps=4,
     )  # fmt: skip
@@ -341,12 +343,11 @@ def sum_losses(
     """Each client's summed losses (k,) at `outputs` (R, P) without `biases` (M, C), or (R, 2 P), which are to be added up."""
     count, some = len(losses), 64
     parts = triton.cdiv(clients.largest, some)
-    together, bias_stride = (count, 0) if biases is None else (count // len(biases), biases.stride(0))
     sums = losses if parts == 1 else losses.new_empty(count, parts)
+    biases, together, bias_stride, has_bias = _bias_of(biases, outputs, count)
     losses_kernel[(count, parts)](
-        outputs, outputs if biases is None else biases, targets, clients.which, offsets, clients.counts, clients.rows_at, sums,
-        together, bias_stride, parts, SOME=some, R=16, C=classes, P=width, TWO=outputs.shape[1] > width,
-        BIAS=biases is not None, num_warps=4,
+        outputs, biases, targets, clients.which, offsets, clients.counts, clients.rows_at, sums, together, bias_stride, parts,
+        SOME=some, R=16, C=classes, P=width, TWO=outputs.shape[1] > width, BIAS=has_bias, num_warps=4,
     )  # fmt: skip
     if parts > 1:
         torch.sum(sums, 1, out=losses)
