@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.core.numbers import Numbers
 from equipoise.core.rng import first_uniforms, generator
 from equipoise.data.clients import IGNORE, ClientSet, FederatedData
 from equipoise.errors import InvalidParameter, require
@@ -61,13 +62,20 @@ def draw_clients(clients: ClientSet, *, validation: float, test: float, seed: in
             "clients", "must be enough to train, validate and test on", len(clients), "Use more clients or smaller fractions."
         )
     drawn = first_uniforms(seed, "split clients", clients.host_keys)
-    order = np.argsort(drawn, kind="stable")
-    if (equal := np.flatnonzero(np.diff(drawn[order]) == 0)).size:  # the order of ids decides, not that of positions
-        places = np.union1d(equal, equal + 1)
-        order[places] = sorted(order[places].tolist(), key=lambda k: (drawn[k], clients.ids[k]))
-    parts = order[tested + validated :], order[tested : tested + validated], order[:tested]
-    train, for_validation, for_test = (torch.from_numpy(np.sort(part)) for part in parts)
-    return train, for_validation, for_test
+    for_test, held_out = (_smallest(drawn, count, clients) for count in (tested, tested + validated))
+    train, validate, test_on = (torch.from_numpy(np.flatnonzero(m)) for m in (~held_out, held_out & ~for_test, for_test))
+    return train, validate, test_on
+
+
+def _smallest(drawn: Numbers, count: int, clients: ClientSet) -> Numbers:
+    """Who has one of the `count` smallest numbers, (n,) bool; the order of ids decides between equal ones."""
+    limit = np.partition(drawn, count)[count]
+    chosen = drawn < limit
+    if missing := count - int(chosen.sum()):
+        equal = np.flatnonzero(drawn == limit).tolist()
+        chosen[sorted(equal, key=lambda k: clients.ids[k])[:missing]] = True
+    found: Numbers = chosen
+    return found
 
 
 def split_examples(
