@@ -298,3 +298,42 @@ def test_run_explains_how_local_work_is_done(tmp_path):
     assert "linear blocks" in shown
     assert "not taken: it needs a CUDA device" in shown
     assert list(tmp_path.iterdir()) == []
+
+
+def test_data_convert_check_and_show_a_store(tmp_path):
+    npz_config(tmp_path, np.random.default_rng(0).normal(size=(40, 3)), np.arange(40) % 10)
+    done = call("data", "convert", "own.npz", "own.store")
+    assert done.exit_code == 0, done.output
+    assert "own.store: 10 clients, 40 examples" in done.stdout
+    assert "all checksums fit" in call("data", "check", "own.store").stdout
+    shown = call("data", "show", "own.store").stdout
+    assert "own  2 classes, examples of shape 3" in shown
+    assert "10" in shown.splitlines()[3]
+    shown = call("data", "show", "own.store", "--set", "test=0.3").stdout
+    assert "test" in shown
+    values = tmp_path / "own.store" / "clients" / "x.0.values"
+    values.write_bytes(values.read_bytes()[:-1] + bytes([values.read_bytes()[-1] ^ 1]))
+    assert "block 0 of clients/x.0.values" in refused("data", "check", "own.store")
+    assert "Unknown parameter of a store 'tset'. Did you mean 'test'?" in refused(
+        "data", "show", "own.store", "--set", "tset=1"
+    )
+
+
+def test_data_convert_a_leaf_folder(tmp_path):
+    for part, users in (("train", ("a", "b")), ("test", ("c",))):
+        (tmp_path / "faces" / part).mkdir(parents=True)
+        content = {u: {"x": [[1.0, 2.0], [3.0, 4.0]], "y": [0, 1]} for u in users}
+        text = json.dumps({"users": list(users), "num_samples": [2] * len(users), "user_data": content})
+        (tmp_path / "faces" / part / "all.json").write_text(text)
+    assert "3 clients, 6 examples" in call("data", "convert", "faces", "faces.store").stdout
+    shown = call("data", "show", "faces.store").stdout
+    assert "train" in shown
+    assert "test" in shown
+
+
+def test_data_convert_mistakes(tmp_path):
+    (tmp_path / "table.xlsx").write_text("")
+    assert "table.xlsx must be a file of the kinds .npz" in refused("data", "convert", "table.xlsx", "s")
+    assert "nowhere.npz does not exist" in refused("data", "convert", "nowhere.npz", "s")
+    assert "must name parameters of equipoise.data.npz" in refused("data", "convert", "nowhere.npz", "s", "--set", "clint=user")
+    assert "is no store" in refused("data", "check", str(tmp_path))

@@ -80,3 +80,25 @@ def test_names_have_the_same_key_everywhere():
     import hashlib
 
     assert rng.name_key("client-7") == int.from_bytes(hashlib.blake2b(b"client-7", digest_size=8).digest(), "little")
+
+
+def test_first_uniforms_are_those_of_each_clients_generator():
+    names = [f"client {k}" for k in range(300)] + ["", "é", "x" * 1000]
+    keys = rng.name_keys(names)
+    assert keys.tolist() == [rng.signed(rng.name_key(name)) for name in names]
+    for seed in (0, 1, 2**40):
+        drawn = rng.first_uniforms(seed, "split clients", keys)
+        assert drawn.tolist() == [rng.generator(seed, "split clients", client=name).random() for name in names]
+
+
+def test_wide_products_have_all_bits():
+    values = np.array([0, 1, 2**32 - 1, 2**32, 2**64 - 1, 0x0123456789ABCDEF], dtype=np.uint64)
+    for factor in (1, 2**64 - 1, 0xD2E7470EE14C6C93):
+        high, low = rng._wide_product(factor, values)
+        exact = [factor * int(value) for value in values]
+        assert [(int(a) << 64) + int(b) for a, b in zip(high, low, strict=True)] == exact
+
+
+def test_philox_is_that_of_numpy():
+    drawn = np.random.Generator(np.random.Philox(key=7)).bit_generator.random_raw(1)
+    assert rng._philox(np.array([7], dtype=np.uint64))[0] == drawn[0]

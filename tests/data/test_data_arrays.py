@@ -6,9 +6,12 @@ import polars as pl
 import pyarrow as pa
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
 
 import equipoise as eq
+from equipoise.data.arrays import client_of_rows, rows_by_client
 from equipoise.errors import EquipoiseNotice, InvalidData, InvalidParameter
 
 X = np.arange(24, dtype=np.float64).reshape(12, 2)
@@ -178,3 +181,20 @@ def test_rows_are_those_of_the_users_own_array():
             eq.data.from_arrays(X[:3], Y[:3], [1, 2, missing])
     same = eq.data.from_arrays(X[:4], Y[:4], [1, 1.0, "1", 2], test=0.0, classes=3)
     assert same.train.ids == ("1", "2")
+
+
+@given(
+    rows=st.lists(st.integers(0, 70_000) | st.integers(2**40, 2**40 + 3), min_size=1, max_size=60),
+    text=st.booleans(),
+    grouped=st.booleans(),
+)
+@settings(deadline=None)
+def test_clients_of_rows_by_any_way_are_the_distinct_ones(rows, text, grouped):
+    rows = sorted(rows) if grouped else rows
+    which, names = client_of_rows(np.array(list(map(str, rows))) if text else np.array(rows))
+    assert [names[k] for k in which] == list(map(str, rows))
+    assert list(names) == sorted({str(row) for row in rows})
+    spread = which * 70_001 % 100_003  # more than 16 bits
+    order, sizes = rows_by_client(spread, 100_003)
+    assert order.tolist() == sorted(range(len(rows)), key=lambda k: spread[k])
+    assert int(sizes.sum()) == len(rows)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.data import ClientSet, split_clients, split_examples
+from equipoise.core.rng import generator
+from equipoise.data import ClientSet, split_clients, split_examples, splits
 from equipoise.data.splits import split
 from equipoise.errors import InvalidParameter
 
@@ -99,3 +101,32 @@ def test_small_clients_keep_their_training_example():
 def test_errors(call, word):
     with pytest.raises(InvalidParameter, match=word):
         call(numbered([2, 2]))
+
+
+def test_equal_draws_are_ordered_by_id(monkeypatch):
+    clients = numbered([1] * 9).take([8, 3, 1, 0, 2, 7, 5, 4, 6])
+    monkeypatch.setattr(splits, "first_uniforms", lambda seed, purpose, keys: np.array([0.5, 0.1] + [0.3] * 7))
+    data = split_clients(clients, test=0.4, validation=0.2)  # 4 and 2 of 9: c3, then those at 0.3 by id, then c8
+    assert set(data.test.ids) == {"c3", "c0", "c1", "c2"}
+    assert set(data.validation.ids) == {"c4", "c5"}
+
+
+def test_the_draws_of_old_choose_the_clients():
+    clients = numbered([1] * 50)
+    drawn = {i: generator(3, "split clients", client=i).random() for i in clients.ids}
+    data = split_clients(clients, test=0.3, validation=0.1, seed=3)
+    assert sorted(data.test.ids, key=drawn.get) == sorted(clients.ids, key=drawn.get)[:15]
+    assert sorted(data.validation.ids, key=drawn.get) == sorted(clients.ids, key=drawn.get)[15:20]
+
+
+def test_selected_clients_are_those_that_are_taken():
+    clients = numbered([3, 1, 4, 1, 5])
+    taken, selected = (clients.take([4, 0, 2]), clients.select([4, 0, 2]))
+    assert selected.x is clients.x
+    assert selected.ids == taken.ids
+    assert torch.equal(selected.offsets, taken.offsets)
+    assert torch.equal(selected.host_keys, taken.host_keys)
+    for name in taken.ids:
+        assert torch.equal(selected.client(name)[0], taken.client(name)[0])
+    assert torch.equal(selected.take([1]).x, taken.take([1]).x)
+    assert clients.known_to(taken).tolist() == [True, False, True, False, True]

@@ -18,6 +18,7 @@ from rich.text import Text
 from typer import Argument, Option
 from typer.core import TyperGroup
 
+from equipoise.cli import store_commands
 from equipoise.cli.flower_commands import app as flower_app
 from equipoise.cli.privacy_commands import app as privacy_app
 from equipoise.core.version import VERSION
@@ -88,7 +89,9 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_show_locals=False,
 )
-data_app = typer.Typer(help="Data sets that a configuration can name.", no_args_is_help=True)
+data_app = typer.Typer(help="Data sets that a configuration can name, and stores on disk.", no_args_is_help=True)
+data_app.command("convert")(store_commands.convert)
+data_app.command("check")(store_commands.check)
 app.add_typer(data_app, name="data")
 app.add_typer(privacy_app, name="privacy")
 app.add_typer(flower_app, name="flower")
@@ -294,7 +297,7 @@ def data_list() -> None:
 
 @data_app.command("show")
 def data_show(
-    name: Annotated[str, Argument(help="A name of `equipoise data list`.")],
+    name: Annotated[str, Argument(help="A name of `equipoise data list`, or the folder of a store.")],
     settings: Settings = None,
     folder: Annotated[Path | None, Option(help="The folder that holds the files of a data set that needs some.")] = None,
 ) -> None:
@@ -303,6 +306,9 @@ def data_show(
     from equipoise.experiment.config import check_part, override
 
     table = override({}, settings or ())
+    if store_commands.is_store(name):
+        show_data(Console(), store_commands.opened(name, table))
+        return
     if folder is not None:
         table["folder"] = str(folder)
     show_data(Console(), check_part("data", {**table, "name": name}, "data").make("data"))

@@ -121,14 +121,13 @@ def show_data(console: Console, data: FederatedData) -> None:
     shapes = {name: " × ".join(map(str, shown_shape(leaf))) or "1" for name, leaf in parts.items()}
     kinds = {name: str(leaf.dtype).removeprefix("torch.") for name, leaf in parts.items()}
     shape = ", ".join(f"{name} {shapes[name]} ({kinds[name]})".strip() for name in parts)
-    seen = set(data.train.ids)
     about = f"  {data.classes or 'no'} classes, examples of shape {shape}\n"
     console.print(Text.assemble((data.name, "bold cyan"), about))
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title in ("split", "clients", "unseen", "examples", "smallest", "10 %", "median", "90 %", "largest"):
         table.add_column(title, justify="left" if title == "split" else "right")
     for name, clients in data.splits.items():
-        unseen = "" if name == "train" else str(sum(i not in seen for i in clients.ids))
+        unseen = "" if name == "train" else str(int((~clients.known_to(data.train)).sum()))
         sizes = clients.sizes.double()
         quantiles = torch.quantile(sizes, torch.tensor([0.0, 0.1, 0.5, 0.9, 1.0], dtype=torch.float64), interpolation="lower")
         cells = [f"{int(q)}" for q in quantiles]

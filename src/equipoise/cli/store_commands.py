@@ -1,0 +1,89 @@
+"""`equipoise data convert` and `equipoise data check`: files of data into a store on disk, and what a store holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from equipoise.errors import ConfigError, InvalidParameter, unknown_name
+
+READERS = {".npz": "npz"}  # of files, by the ends of their names: the function of equipoise.data; .csv and .parquet go here
+STORE_FILE = "manifest.json"
+
+Source = Annotated[Path, typer.Argument(metavar="SOURCE", help="An .npz file with x, y and client, or a LEAF folder.")]
+Target = Annotated[Path, typer.Argument(metavar="STORE", help="The folder of the store; an interrupted one is gone on with.")]
+Options = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="A parameter of the reader, e.g. client=user; may be given several times."),
+]
+
+
+def is_store(path: str) -> bool:
+    """Whether a name is that of a store on disk."""
+    return (Path(path).expanduser() / STORE_FILE).is_file()
+
+
+def opened(path: str, options: dict[str, Any]) -> Any:
+    """The data of a store, split as the options say; all clients are for training if they say nothing."""
+    from equipoise.data import open_store
+
+    if unknown := options.keys() - {"validation", "test", "seed"}:
+        raise ConfigError(unknown_name("parameter of a store", min(unknown), ("validation", "test", "seed")))
+    try:
+        return open_store(path, **{"test": 0.0, **options})
+    except InvalidParameter:  # it has splits of its own
+        return open_store(path, **options)
+
+
+def convert(
+    source: Source,
+    store: Target,
+    settings: Options = None,
+    append: Annotated[bool, typer.Option("--append", help="Add the clients to a store that is there.")] = False,
+    name: Annotated[str | None, typer.Option(help="The name of the data in reports. Default: that of the source.")] = None,
+) -> None:
+    """Write a data set into a store on disk, which opens at once and need not fit into memory."""
+    from equipoise import data
+    from equipoise.experiment.config import override
+
+    clients = _read(source, override({}, settings or ()))
+    if isinstance(clients, data.FederatedData) and list(clients.splits) == ["train"]:  # split when it is opened
+        path = data.write_store(clients.train, store, classes=clients.classes, name=name or clients.name, append=append)
+    else:
+        path = data.write_store(clients, store, name=name or (None if append else source.stem), append=append)
+    _print_check(path, data.check_store(path))
+
+
+def _read(source: Path, options: dict[str, Any]) -> Any:
+    """What a file or folder holds, by the reader for its kind."""
+    from equipoise import data
+
+    if source.is_dir():
+        reader = "leaf"
+    elif source.suffix in READERS:
+        reader = READERS[source.suffix]
+    else:
+        known = ", ".join(READERS)
+        raise ConfigError(f"{source} must be a file of the kinds {known}, or a LEAF folder with train/*.json.")
+    try:
+        return getattr(data, reader)(source, **options)
+    except TypeError as failure:
+        raise InvalidParameter(
+            "--set", f"must name parameters of equipoise.data.{reader}", options, f"({failure})"
+        ) from failure
+
+
+def check(store: Annotated[Path, typer.Argument(metavar="STORE", help="The folder of a store.")]) -> None:
+    """Read a whole store and compare every block with its checksum."""
+    from equipoise.data import check_store
+
+    _print_check(store, check_store(store))
+
+
+def _print_check(path: Path, found: Any) -> None:
+    shown = f"{found.clients} clients, {found.examples} examples, {found.bytes / 1e6:,.1f} MB: all checksums fit"
+    Console().print(Text(f"{path}: {shown}."), soft_wrap=True)
