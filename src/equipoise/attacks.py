@@ -62,7 +62,7 @@ def apply(data: FederatedData, attack: Attack) -> FederatedData:
         if not isinstance(train, ClientSet) or train.ids != data.train.ids:
             raise InvalidData(f"{attack!r} must keep the clients and their order: poison(…) gives them as a ClientSet.")
         if data.has_ignored:
-            train = replace(train, y=map_tree(partial(_keep_ignored, ignore=data.ignore_index), train.y, data.train.y))
+            train = train.with_targets(map_tree(partial(_keep_ignored, ignore=data.ignore_index), train.y, data.train.y))
     return replace(data, train=train, malicious=frozenset(chosen), attack=attack, name=f"{data.name} under {attack!r}")
 
 
@@ -115,7 +115,7 @@ def poison_labels(clients: ClientSet, chosen: tuple[str, ...], classes: int, see
         else:
             drawn = rng.generator(seed, "poisoned labels", client=name).integers(0, classes, tuple(labels[rows].shape))
             labels[rows] = torch.as_tensor(drawn).to(labels)
-    return replace(clients, y=labels if isinstance(targets, Tensor) else replace(targets, values=labels))
+    return clients.with_targets(labels if isinstance(targets, Tensor) else replace(targets, values=labels))
 
 
 def _check(attack: Attack) -> None:

@@ -332,10 +332,18 @@ class ClientSet:
         made._check_clients()
         return made
 
+    def with_targets(self, y: Any) -> ClientSet:
+        """The clients with other targets for the rows that they have."""
+        found = ("why_not_plain", "has_sequences", "label_ranges")
+        return ClientSet.trusted(**{name: value for name, value in vars(self).items() if name not in found} | {"y": y})
+
     def to(self, device: torch.device) -> ClientSet:
         """The set with its tensors on a device; the same object if they are there already."""
         if self.device == device:
             return self
+        if not self.in_turn:  # rows of other clients stay behind
+            rows = rows_in_turn(self.starts.cpu(), self.host_sizes)
+            return self.with_rows(rows, self.host_sizes, self.ids_at(torch.arange(len(self)))).to(device)
         stays = {name: value for name, value in vars(self).items() if name in ("host_sizes", "host_keys")}
         return ClientSet.trusted(**{name: leaf_of.moved(value, device) for name, value in vars(self).items()} | stays)
 
