@@ -82,6 +82,7 @@ class Rounds:
     def __init__(self, settings: Sequence[Setting], same_cohorts: Sequence[Sequence[int]] = ((0,),)) -> None:
         self.settings, self.same_cohorts = settings, same_cohorts
         self.engine = settings[0].engine
+        self.stores = {clients.store for clients in settings[0].data.splits.values() if clients.store is not None}
 
     def __call__(self, states: Sequence[ServerState]) -> list[Outcome]:
         """Of each run the state after one more round and what that round did, or the error that stops it."""
@@ -90,6 +91,8 @@ class Rounds:
 
     def cohorts(self, states: Sequence[ServerState]) -> list[Cohort]:
         """The cohort of each run; those that draw the same clients share one."""
+        for store in self.stores:
+            store.refuse_changed()
         drawn: dict[int, Cohort] = {}
         for same in self.same_cohorts:
             drawn |= dict.fromkeys(same, draw_cohort(self.settings[same[0]], states[same[0]].round))
