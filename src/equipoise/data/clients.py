@@ -202,6 +202,11 @@ class ClientSet:
         """The key of each client's random stream, (n,) int64, on the CPU."""
         return torch.tensor([signed(name_key(i)) for i in self.ids])
 
+    @cached_property
+    def key_order(self) -> Tensor:
+        """The clients' positions by rising key, (n,) int64, on the CPU: `find` looks ids up in it."""
+        return self.host_keys.argsort()
+
     @property
     def examples(self) -> int:
         """The number of examples of all clients."""
@@ -296,6 +301,26 @@ class ClientSet:
         rows = rows_in_turn(self.starts.cpu()[chosen], sizes)
         return self.with_rows(rows, sizes, tuple(self.ids[p] for p in chosen.tolist()))
 
+    def select(self, positions: Tensor) -> ClientSet:
+        """The clients at some positions (k,), who share their rows with this set: nothing but their ids is copied."""
+        chosen, sizes = positions.cpu(), self.host_sizes[positions.cpu()]
+        known = {"host_keys": self.host_keys[chosen]} if "host_keys" in vars(self) else {}
+        return ClientSet.trusted(
+            x=self.x, y=self.y, offsets=offsets_of(sizes).to(self.device), ids=tuple(self.ids[p] for p in chosen.tolist()),
+            scale=self.scale, shift=self.shift, source=self.source, starts=self.starts[chosen.to(self.device)],
+            sizes=sizes.to(self.device), host_sizes=sizes, **known,
+        )  # fmt: skip
+
+    def find(self, clients: ClientSet) -> Tensor:
+        """The positions here of the clients of another set, by their ids: (n,) int64, −1 for those that are not here."""
+        keys, order, wanted = self.host_keys.numpy(), self.key_order.numpy(), clients.host_keys.numpy()
+        places = order[np.searchsorted(keys, wanted, sorter=order).clip(max=len(self) - 1)]
+        found = np.where(keys[places] == wanted, places, -1)
+        for k in np.flatnonzero(found >= 0).tolist():
+            if self.ids[found[k]] != clients.ids[k]:  # two ids with one key: almost never, so a slow search will do
+                found[k] = next((place for place, name in enumerate(self.ids) if name == clients.ids[k]), -1)
+        return torch.from_numpy(found)
+
     def with_rows(self, rows: Tensor, sizes: Tensor, ids: tuple[str, ...]) -> ClientSet:
         """Clients of these sizes and ids, who own some rows of this set, one after the other."""
         x, y = (map_tree(lambda leaf: leaf[rows], tree) for tree in (self.x, self.y))
@@ -309,7 +334,7 @@ class ClientSet:
         """The set with its tensors on a device; the same object if they are there already."""
         if self.device == device:
             return self
-        stays = {name: value for name, value in vars(self).items() if name in ("host_sizes", "host_keys")}
+        stays = {name: value for name, value in vars(self).items() if name in ("host_sizes", "host_keys", "key_order")}
         return ClientSet.trusted(**{name: leaf_of.moved(value, device) for name, value in vars(self).items()} | stays)
 
     def label_range(self, ignore: int) -> LabelRange | None:
@@ -441,6 +466,7 @@ class FederatedData:
         """A short hash of all splits and examples: equal data have equal fingerprints."""
         sets = [
             (name, c.ids, c.offsets, *leaf_of.hashed_parts(c.x), *leaf_of.hashed_parts(c.y), c.scale, c.shift)
+            + (() if c.in_turn else (c.starts,))
             for name, c in self.splits.items()
         ]
         # The repr of a plain object holds its address in memory.

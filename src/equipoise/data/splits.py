@@ -76,7 +76,7 @@ def split_examples(
     """
     _check(validation, test)
     chosen: dict[str, list[Tensor]] = {"train": [], "validation": [], "test": []}
-    for k, (start, size) in enumerate(zip(clients.offsets.tolist(), clients.sizes.tolist(), strict=False)):
+    for k, (start, size) in enumerate(zip(clients.starts.tolist(), clients.sizes.tolist(), strict=True)):
         tested = min(_share(size, test), size - 1)
         validated = min(_share(size, validation), size - 1 - tested)
         order = torch.from_numpy(generator(seed, "split examples", client=clients.ids[k]).permutation(size))
