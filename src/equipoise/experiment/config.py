@@ -82,8 +82,8 @@ class TrainRecord:
 class TrainOptions(TrainRecord):
     """The section [train]: rounds, cohorts, seed, evaluation, checkpoints and engine.
 
-    `name` is the name of the run in reports (None: that of its folder). `evaluate_clients` is how many clients of each split are
-    evaluated, drawn at random (None: all). `checkpoint_every` is in rounds (None: about every ten seconds). `threads` are
+    `name` is the name of the run in reports (None: that of its folder). `evaluate_clients` is how many clients of each split
+    are evaluated, drawn at random (None: all). `checkpoint_every` is in rounds (None: about every ten seconds). `threads` are
     torch's (None: torch's own choice; the folder of a run holds the number).
     """
 
