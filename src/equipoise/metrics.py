@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -171,12 +172,13 @@ def percentile_interval(values: Tensor, percent: float, weights: Tensor | None =
     >>> percentile_interval(torch.arange(1.0, 11.0), 50)
     Interval(low=2.0, high=9.0)
     """
-    from scipy.stats import binom
+    from scipy.special import bdtr
 
     w, p, n = _weights(values, weights), percent / 100, len(values)
     if weights is None:
         ordered = torch.cat([values.double().sort().values, torch.tensor([math.inf])])
-        low, high = (int(binom.ppf((1 + side * _CONFIDENCE) / 2, n, p)) for side in (-1, 1))
+        at_most = bdtr(np.arange(n + 1), n, p)  # P(B ≤ k)
+        low, high = np.searchsorted(at_most, [(1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2]).tolist()
         return Interval(float(ordered[low - 1]) if low else -math.inf, float(ordered[high]))
     below = values.double() <= percentile(values, percent, w)
     reach = 100 * _NORMAL * float((w * (below.double() - p)).norm())
