@@ -30,6 +30,12 @@ class PreparedRun:
     model: nn.Module
     algorithm: Algorithm
 
+    @property
+    def evaluated_clients(self) -> int:
+        """The number of rows in the table of clients: of all clients, or of the sample."""
+        most = self.config.train.evaluate_clients
+        return sum(len(clients) if most is None else min(most, len(clients)) for clients in self.data.splits.values())
+
     def train(
         self,
         *,

@@ -109,8 +109,7 @@ def claim(path: str | Path) -> RunFolder:
 def refuse_full_disk(folder: RunFolder, experiment: PreparedRun) -> None:
     """Refuse a disk without room for the model, a checkpoint with optimiser state twice, and the report."""
     parameters = sum(p.nbytes for p in experiment.model.parameters())
-    clients = sum(len(clients) for clients in experiment.data.splits.values())
-    needed = 10 * parameters + 300 * clients + 1000 * experiment.config.train.rounds + 12 * 2**20
+    needed = 10 * parameters + 300 * experiment.evaluated_clients + 1000 * experiment.config.train.rounds + 12 * 2**20
     if (personal := experiment.algorithm.personal) is not None:  # what clients keep, twice, and their models at the end
         kept = personal.width(sum(p.numel() for p in experiment.model.parameters() if p.requires_grad))
         needed += len(experiment.data.train) * (8 * kept + parameters)

@@ -61,7 +61,7 @@ def numbers_table(study: Study) -> Iterator[str]:
 def _interval_row(study: Study, intervals: Mapping[str, Interval]) -> Iterator[str]:
     """The row of 95 % intervals below the figures that they are of; nothing without a sample."""
     if intervals:
-        texts = (intervals[key].text(study.scale.number) if key in intervals else "" for key in FIGURES)
+        texts = (intervals[key].text(study.scale.number).replace(" ", "\u00a0") if key in intervals else "" for key in FIGURES)
         yield f'<tr class="below">{_header_cell(nonbreaking(INTERVAL.strip()))}'
         yield f"{''.join(f'<td>{text}</td>' for text in texts)}<td></td><td></td></tr>"
 
