@@ -13,8 +13,8 @@ from equipoise.algorithm import Algorithm
 from equipoise.data.clients import FederatedData
 from equipoise.errors import EquipoiseError, require
 from equipoise.report import write_report
-from equipoise.report.data.over_seeds import FIGURES, Spread, figures_of
-from equipoise.report.text.phrases import SHARED, remarks
+from equipoise.report.data.over_seeds import FIGURES, Spread, figures_of, intervals_of
+from equipoise.report.text.phrases import INTERVAL, SHARED, remarks
 from equipoise.result import Result
 from equipoise.runs.setup import DataOrMaker, ModelOrMaker, build
 from equipoise.train import train
@@ -41,7 +41,9 @@ class Comparison:
         """The table as text: error over clients, mean ± standard deviation over seeds."""
         first, table = self.all_results[0], self.table()
         seeds = len(next(iter(self.results.values())))
-        width = max(len(SHARED) if any("shared_mean" in row for row in table.values()) else 0, *map(len, ("method", *table)))
+        below = [SHARED] * any("shared_mean" in row for row in table.values())
+        below += [INTERVAL] * any(intervals_of(runs) for runs in self.results.values())
+        width = max(map(len, ("method", *table, *below)))
         what = "Loss" if first.error_is_loss else "Error"
         over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "1 seed"
         titles = "".join(f"{title:>15}" for title in ("mean", "90th pct.", "worst 10 %", "std. dev."))
@@ -52,10 +54,17 @@ class Comparison:
             shown = [f"{s.mean:.3f}" + (f" ± {s.deviation:.3f}" if seeds > 1 else "") for s in spreads]
             return "".join(f"{text:>15}" for text in shown)
 
+        def interval_lines(method: str, column: str) -> list[str]:
+            found = intervals_of(self.results[method], column)
+            texts = (f"{found[key].text('{:.3f}'.format) if key in found else '':>15}" for key in FIGURES)
+            return [f"{INTERVAL:<{width}}{''.join(texts)}".rstrip()] if found else []
+
         for method, row in table.items():
             lines.append(f"{method:<{width}}{cells(row)}{row['trained'].mean:>9.1f}")
+            lines += interval_lines(method, "error")
             if "shared_mean" in row:
                 lines.append(f"{SHARED:<{width}}{cells(row, 'shared_')}")
+                lines += interval_lines(method, "shared_error")
         if said := remarks(self.results, table, "{:.3f}".format):
             lines.append(said)
         return "\n".join(lines)

@@ -6,8 +6,10 @@ Percentiles take no average of neighbours: the p-th is the smallest value with a
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -121,6 +123,67 @@ def _ranks(values: Tensor) -> Tensor:
     """Ranks with ties at their mean."""
     ordered = values.sort().values
     return (torch.searchsorted(ordered, values) + torch.searchsorted(ordered, values, right=True) - 1).double() / 2
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Where a figure over all clients lies, with 95 % confidence, by a random sample of them. An end may be infinite."""
+
+    low: float
+    high: float
+
+    def text(self, write: Callable[[float], str]) -> str:
+        """The interval in words, its numbers written by `write`.
+
+        >>> Interval(0.25, 0.5).text("{:.2f}".format), Interval(0.25, math.inf).text("{:.2f}".format)
+        ('0.25 to 0.50', '0.25 or more')
+        """
+        below, above = math.isfinite(self.low), math.isfinite(self.high)
+        if below and above:
+            return f"{write(self.low)} to {write(self.high)}"
+        return f"{write(self.low)} or more" if below else f"{write(self.high)} or less" if above else "–"
+
+
+_CONFIDENCE = 0.95
+_NORMAL = 1.959963984540054  # the normal distribution's 97.5 % quantile
+
+
+def mean_interval(values: Tensor, weights: Tensor | None = None) -> Interval:
+    """The normal interval of the mean over all clients, from a random sample of more than one.
+
+    With weights w_i that sum to 1 the variance of the mean is n / (n − 1) · Σ w_i² (v_i − mean)².
+    """
+    w, n = _weights(values, weights), len(values)
+    centre = float(w @ values.double())
+    if n == 1:
+        return Interval(-math.inf, math.inf)
+    spread = math.sqrt(n / (n - 1) * float((w * (values.double() - centre)).square().sum()))
+    return Interval(centre - _NORMAL * spread, centre + _NORMAL * spread)
+
+
+def percentile_interval(values: Tensor, percent: float, weights: Tensor | None = None) -> Interval:
+    """The interval between two values of a random sample that holds a percentile over all clients.
+
+    Without weights the l-th and u-th smallest of n values: the number of values below the percentile is binomial (n, p), and l
+    and u leave at most 2.5 % of it at each side, so the confidence is at least 95 % whatever the distribution. An end is
+    infinite where n is too small. With weights, the weighted percentiles p ± 1.96 · the deviation of the weight below the
+    percentile. Source: David and Nagaraja 2003, section 7.1; Woodruff 1952.
+
+    >>> percentile_interval(torch.arange(1.0, 11.0), 50)
+    Interval(low=2.0, high=9.0)
+    """
+    from scipy.special import bdtr
+
+    w, p, n = _weights(values, weights), percent / 100, len(values)
+    if weights is None:
+        ordered = torch.cat([values.double().sort().values, torch.tensor([math.inf])])
+        at_most = bdtr(np.arange(n + 1), n, p)  # P(B ≤ k)
+        low, high = np.searchsorted(at_most, [(1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2]).tolist()
+        return Interval(float(ordered[low - 1]) if low else -math.inf, float(ordered[high]))
+    below = values.double() <= percentile(values, percent, w)
+    reach = 100 * _NORMAL * float((w * (below.double() - p)).norm())
+    low_end = percentile(values, percent - reach, w) if percent >= reach else -math.inf
+    return Interval(low_end, percentile(values, percent + reach, w) if percent + reach <= 100 else math.inf)
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,7 @@ class Progress(Observer):
         self._bar: Any = None  # rich is imported only when a bar is drawn
         self._tasks: dict[str, Any] = {}  # by the run's name
         self._last_drawn: dict[Any, float] = {}
-        self._rounds, self._evaluating = 0, -1
+        self._rounds, self._evaluating, self._whom = 0, -1, "all"
 
     def on_start(self, run: Run) -> None:
         """Begin to watch a run."""
@@ -193,6 +193,7 @@ class Progress(Observer):
             refresh_per_second=8,
         )
         self._rounds, self._evaluating = run.rounds, -1
+        self._whom = "all" if run.setting is None or run.setting.sample is None else "a sample of the"
         self._tasks[run.name] = self._bar.add_task(run.name, total=run.rounds, completed=run.first_round, numbers="")
         self._bar.start()
 
@@ -213,7 +214,9 @@ class Progress(Observer):
         """The final evaluation of a run begins."""
         if self._bar is not None and self._evaluating != round_index:  # once for all runs
             self._evaluating = round_index
-            self._bar.console.print(f"evaluating all clients after round {round_index} …", style="dim", highlight=False)
+            self._bar.console.print(
+                f"evaluating {self._whom} clients after round {round_index} …", style="dim", highlight=False
+            )
 
     def on_end(self) -> None:
         """Close what was opened."""

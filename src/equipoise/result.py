@@ -6,7 +6,7 @@ import csv
 import io
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from equipoise.algorithm import Algorithm
 from equipoise.core.files import write_atomically
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import InvalidParameter
-from equipoise.metrics import Summary, summarise
+from equipoise.metrics import Interval, Summary, mean_interval, percentile_interval, summarise
 from equipoise.observers import History
 from equipoise.report import write_report
 from equipoise.types import Engine, PersonalWork, ServerState
@@ -51,16 +51,24 @@ class ClientTable:
     personal_error: Tensor | None = None  # (R,) float64
 
     @classmethod
-    def evaluate(cls, engine: Engine, params: Tensor, data: FederatedData) -> ClientTable:
-        """Every client of every split at `params`."""
-        return cls.of(data, {split: (clients, *engine.evaluate(params, clients)) for split, clients in data.splits.items()})
+    def evaluate(
+        cls, engine: Engine, params: Tensor, data: FederatedData, sample: Mapping[str, Tensor] | None = None
+    ) -> ClientTable:
+        """Every client of every split at `params`; of the splits in `sample`, those at the given positions only."""
+        scores = {}
+        for split, clients in data.splits.items():
+            if sample is None or split not in sample:
+                scores[split] = (clients, *engine.evaluate(params, clients))
+            else:
+                scores[split] = (clients.select(sample[split]), *engine.evaluate(params, clients, sample[split]))
+        return cls.of(data, scores)
 
     @classmethod
     def of(cls, data: FederatedData, scores: Mapping[str, tuple[ClientSet, Tensor, Tensor]]) -> ClientTable:
         """Clients of `data`, by split, with the mean losses and mean errors of each."""
-        training = set(data.train.ids)
         ids, splits = zip(*((i, split) for split, (clients, _, _) in scores.items() for i in clients.ids), strict=True)
-        seen = torch.tensor([i in training for i in ids])
+        trained = {split: split == "train" or data.train.find(clients) >= 0 for split, (clients, _, _) in scores.items()}
+        seen = torch.cat([torch.as_tensor(trained[split]).expand(len(clients)) for split, (clients, _, _) in scores.items()])
         malicious = torch.tensor([i in data.malicious for i in ids]) if data.attack is not None else None
         numbers = ((clients.sizes.cpu(), loss, error) for clients, loss, error in scores.values())
         size, loss, error = map(torch.cat, zip(*numbers, strict=True))
@@ -148,12 +156,28 @@ class ClientTable:
         result = {}
         for split in dict.fromkeys(self.split):
             rows = self.where(split).benign
-            weights = rows.size.double() if split == "train" else None
-            columns = {"loss": rows.served_loss, "error": rows.served_error}
-            if rows.has_own:
-                columns |= {"shared_loss": rows.loss, "shared_error": rows.error}
-            result[split] = {name: summarise(values, rows.size, weights) for name, values in columns.items()}
+            columns = rows._judged_columns().items()
+            result[split] = {name: summarise(values, rows.size, rows._weights(split)) for name, values in columns}
         return result
+
+    def intervals(self, split: str) -> dict[str, dict[str, Interval]]:
+        """For each column of `summaries`, 95 % intervals of "mean" and "percentile_90" over all clients of a split.
+
+        They are for a table of a random sample of its clients.
+        """
+        rows = self.where(split).benign
+        weights = rows._weights(split)
+        return {
+            name: {"mean": mean_interval(values, weights), "percentile_90": percentile_interval(values, 90, weights)}
+            for name, values in rows._judged_columns().items()
+        }
+
+    def _judged_columns(self) -> dict[str, Tensor]:
+        columns = {"loss": self.served_loss, "error": self.served_error}
+        return columns | ({"shared_loss": self.loss, "shared_error": self.error} if self.has_own else {})
+
+    def _weights(self, split: str) -> Tensor | None:
+        return self.size.double() if split == "train" else None
 
     def worst(self, count: int = 10) -> list[dict[str, object]]:
         """The rows of benign clients with the largest error (then loss) of the model that they are served, worst first."""
@@ -206,21 +230,40 @@ class RunSummary:
     loss: Summary
     shared_error: Summary | None = None  # of the shared model, where clients are served their own
     malicious: int = 0  # the number of malicious clients, who are left out
+    sampled: tuple[int, int] | None = None  # how many clients were evaluated, and how many there are; None: all of them
+    intervals: Mapping[str, Mapping[str, Interval]] = field(default_factory=dict)  # by column and figure, of a sample
 
     @property
     def who(self) -> str:
         """The clients in words."""
         kind = f"{'unseen ' if self.unseen else ''}{'benign ' if self.malicious else ''}{self.split}"
-        return f"{self.error.clients} {kind} clients"
+        if self.sampled is None:
+            return f"{self.error.clients} {kind} clients"
+        evaluated, every = self.sampled
+        if self.error.clients == evaluated:
+            return f"{evaluated:,} of {every:,} {kind} clients, drawn at random"
+        return f"{self.error.clients:,} {kind} clients, among {evaluated:,} of {every:,} drawn at random"
 
     def __str__(self) -> str:
-        columns = {"error": self.error, "loss": self.loss}
+        columns, keys = {"error": self.error, "loss": self.loss}, ("error", "loss", "shared_error")
         if self.shared_error is not None:
             columns = {"own error": self.error, "own loss": self.loss, "shared error": self.shared_error}
-        labels = ("mean", "90th percentile", "worst 10 %", "standard deviation")
-        figures = [(c.mean, c.percentiles[90], c.worst_10, c.standard_deviation) for c in columns.values()]
-        rows: list[tuple[str | float, ...]] = [(f"{self.name}: {self.who}", *columns), *zip(labels, *figures, strict=True)]
-        width, wide = max(len(str(r[0])) for r in rows), max(8, *(len(name) for name in columns))
+
+        def intervals(figure: str) -> list[tuple[str, ...]]:
+            texts = [self.intervals[key][figure].text("{:.4f}".format) for key in keys[: len(columns)] if key in self.intervals]
+            return [("  95 % interval", *texts)] if texts else []
+
+        rows: list[tuple[str | float, ...]] = [
+            (f"{self.name}: {self.who}", *columns),
+            ("mean", *(c.mean for c in columns.values())),
+            *intervals("mean"),
+            ("90th percentile", *(c.percentiles[90] for c in columns.values())),
+            *intervals("percentile_90"),
+            ("worst 10 %", *(c.worst_10 for c in columns.values())),
+            ("standard deviation", *(c.standard_deviation for c in columns.values())),
+        ]
+        texts = [text for row in rows for text in row[1:] if isinstance(text, str)]
+        width, wide = max(len(str(r[0])) for r in rows), max(8, *map(len, texts))
         return "\n".join(
             f"{label:<{width}}  " + "  ".join(v.rjust(wide) if isinstance(v, str) else f"{v:{wide}.4f}" for v in values)
             for label, *values in rows
@@ -242,6 +285,7 @@ class RunRecord:
     clients_per_round: int
     error_is_loss: bool = False  # whether the task has no error besides its loss
     epsilon: Spent | None = None  # the privacy spent, under differential privacy
+    sampled: dict[str, tuple[int, int]] | None = None  # clients evaluated and clients there are, by split; None: all of them
 
     def __repr__(self) -> str:
         about = f"{self.name!r}, seed {self.seed}, {self.rounds} rounds on {self.data!r}"
@@ -256,11 +300,16 @@ class RunRecord:
         """Mean, 90th percentile, worst 10 % and standard deviation over clients."""
         split = split or self.judged_on
         rows = self.clients.where(split)
-        figures = rows.summaries()[split]
+        figures, sample = rows.summaries()[split], self.sample_of(split)
         return RunSummary(
             self.name, split, not bool(rows.seen.any()), figures["error"], figures["loss"], figures.get("shared_error"),
-            len(rows) - len(rows.benign),
+            len(rows) - len(rows.benign), sample, {} if sample is None else rows.intervals(split),
         )  # fmt: skip
+
+    def sample_of(self, split: str) -> tuple[int, int] | None:
+        """How many clients of a split were evaluated and how many there are; None if all of them were evaluated."""
+        evaluated, every = (self.sampled or {}).get(split, (0, 0))
+        return (evaluated, every) if evaluated < every else None
 
     def report(self, path: str | Path) -> Path:
         """Write one HTML page that opens offline."""

@@ -33,6 +33,7 @@ def train(
     error: PerExample | None = None,
     engine: EngineChoice | str = "simulator",
     evaluate_every: int | None = None,
+    evaluate_clients: int | None = None,
     observers: Sequence[Observer] = (),
     progress: bool | None = None,
     name: str = "run",
@@ -44,7 +45,8 @@ def train(
     and `error` take (outputs, targets) and give one number per example; without them the model's own `loss` and `error`, else
     cross-entropy, and misclassification where there are classes (elsewhere the error is the loss).
     `engine` is "simulator", "loop", or one with options such as engines.Simulator(device="cuda"). `evaluate_every` evaluates
-    all clients at every multiple of that round for the history; the end is always evaluated. The given model is not changed.
+    all clients at every multiple of that round for the history; the end is always evaluated. `evaluate_clients` evaluates so
+    many clients of each split, a random sample that is the same for all methods and seeds. The given model is not changed.
     `clients_per_round` is not needed with sampling.Full(). `progress` shows a bar (None: in a terminal), `observers` watch the
     run (equipoise.observers), and `name` is what reports call it. `checkpoint` names a file: if it is there, the run goes on
     from it, else it is made; it is written about every ten seconds, and a run that was killed and started again ends with the
@@ -53,7 +55,7 @@ def train(
     watch = Watching(evaluate_every, observers, progress, checkpoint)
     setting = set_up(
         model, data, algorithm or Algorithm(), rounds=rounds, clients_per_round=clients_per_round, seed=seed, loss=loss,
-        error=error, engine=engine, name=name,
+        error=error, engine=engine, evaluate_clients=evaluate_clients, name=name,
     )  # fmt: skip
     try:
         (result,) = train_runs([setting], watch, name)
@@ -116,7 +118,7 @@ class RunUnderWay:
         self.failure = failure
 
     def evaluate(self, watching: Observers, *, final: bool = False) -> None:
-        """Evaluate all clients; after the last round a loss that is not finite stops the run."""
+        """Evaluate all clients, or the sample; after the last round a loss that is not finite stops the run."""
         evaluation = self.setting.evaluation(self.state, final=final)
         self.history.on_evaluation(evaluation)
         watching.tell("on_evaluation", evaluation)

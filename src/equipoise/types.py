@@ -403,8 +403,13 @@ class PersonalWork(Protocol):
     def all_models(self, state: Any, params: Tensor, round_index: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Positions (k,) and models (k, D) of all training clients, a few at a time."""
 
-    def scores(self, state: Any, params: Tensor, round_index: int) -> dict[str, tuple[Tensor, Tensor]]:
-        """By split, the mean loss and error of every client at its own model; NaN for clients without one."""
+    def scores(
+        self, state: Any, params: Tensor, round_index: int, sample: Mapping[str, Tensor] | None = None
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        """By split, the mean loss and error of every client at its own model; NaN for clients without one.
+
+        Of the splits in `sample`, those at the given positions only.
+        """
 
     def flush(self) -> None:
         """Write the rows to disk, before a checkpoint is written."""
@@ -573,8 +578,12 @@ class Engine(Protocol):
     def own_steps(self, models: Tensor, cohort: Cohort, solver: LocalSolver, pull: Pull | None = None) -> Tensor:
         """Local work of each client on a model of its own: models (K, D) in, models (K, D) out. Nothing is attacked here."""
 
-    def evaluate(self, params: Tensor, clients: ClientSet) -> tuple[Tensor, Tensor]:
-        """Mean loss and mean error of `params` on every client of a set: (n,) and (n,) float64."""
+    def evaluate(self, params: Tensor, clients: ClientSet, which: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Mean loss and mean error of `params` on every client of a set, or on those at positions `which` (n,), on the CPU.
+
+        The answers are (n,) and (n,) float64. `which` is given where a run evaluates a sample of its clients; an engine that
+        does not take it works in all other runs.
+        """
 
     def evaluate_own(self, models: Tensor, clients: ClientSet, which: Tensor) -> tuple[Tensor, Tensor]:
         """Mean loss and error of the clients at positions `which` (K,), each at its own model (K, D): (K,) and (K,)."""

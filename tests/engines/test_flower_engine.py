@@ -440,6 +440,25 @@ class Killed(Exception):
     pass
 
 
+class AsksSome(Observer):
+    """Has the engine evaluate two clients at every evaluation."""
+
+    def on_start(self, run):
+        self.setting = run.setting
+
+    def on_evaluation(self, evaluation):
+        test, which = self.setting.data.test, torch.tensor([3, 0])
+        self.found = self.setting.engine.evaluate(evaluation.params, test, which)
+        rows = evaluation.clients.where("test")
+        self.expected = rows.loss[which], rows.error[which]
+
+
+def test_some_clients_can_be_evaluated():
+    asks = AsksSome()
+    run(eq.Algorithm(), some_data(), observers=[asks])
+    assert all(torch.equal(*pair) for pair in zip(asks.found, asks.expected, strict=True))
+
+
 class KillAfter(Observer):
     """Ends the server's process, as far as a test can, once a round has been saved."""
 

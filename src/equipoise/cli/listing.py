@@ -61,32 +61,39 @@ def show_functions(console: Console) -> None:
 
 def comparison_table(records: Sequence[RunRecord]) -> Table:
     """A table of methods: figures of the error ± over seeds, clients trained per round and seconds; the lowest in bold."""
-    from equipoise.report.data.over_seeds import FIGURES, figures_of
-    from equipoise.report.text.phrases import SHARED, remarks
+    from equipoise.report.data.over_seeds import FIGURES, figures_of, intervals_of
+    from equipoise.report.text.phrases import INTERVAL, SHARED, remarks
 
     by_name: dict[str, list[RunRecord]] = {}
     for record in records:
         by_name.setdefault(record.name, []).append(record)
     rows = {name: figures_of(runs) for name, runs in by_name.items()}
     first = records[0].summary()
-    kind = f"{'unseen ' if first.unseen else ''}{'benign ' if first.malicious else ''}{first.split}"
     noun, factor, digits = ("Loss", 1.0, 3) if records[0].error_is_loss else ("Error in %", 100.0, 1)
     remark = remarks(by_name, rows, lambda value: f"{factor * value:.{digits}f}")
-    title = f"{noun} over {first.error.clients} {kind} clients, mean ± standard deviation over seeds"
+    title = f"{noun} over {first.who}, mean ± standard deviation over seeds"
     table = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.caption = Text(remark) if remark else None
     table.add_column("method", min_width=8)
     for heading in ("seeds", "mean", "90th pct.", "worst 10 %", "std. dev.", "trained", "seconds"):
         table.add_column(heading, justify="right", no_wrap=True)
     lowest = {key: min(row[key].mean for row in rows.values()) for key in FIGURES}
+
+    def add_intervals(name: str, column: str) -> None:
+        if found := intervals_of(by_name[name], column):
+            texts = (found[key].text(lambda v: f"{factor * v:.{digits}f}") if key in found else "" for key in FIGURES)
+            table.add_row(INTERVAL, "", *texts, style="dim")
+
     for name, row in rows.items():
         seeds = len(by_name[name])
         best = {key: "bold green" if row[key].mean == lowest[key] and len(rows) > 1 else "" for key in FIGURES}
         cells = [Text(spread_text(row[key], seeds, factor, digits), style=best[key]) for key in FIGURES]
         table.add_row(Text(name), str(seeds), *cells, f"{row['trained'].mean:.1f}", f"{row['seconds'].mean:.1f}")
+        add_intervals(name, "error")
         if "shared_mean" in row:
             shared = [spread_text(row[f"shared_{key}"], seeds, factor, digits) for key in FIGURES]
             table.add_row(SHARED, "", *shared, style="dim")
+            add_intervals(name, "shared_error")
     return table
 
 
@@ -127,7 +134,7 @@ def show_data(console: Console, data: FederatedData) -> None:
     for title in ("split", "clients", "unseen", "examples", "smallest", "10 %", "median", "90 %", "largest"):
         table.add_column(title, justify="left" if title == "split" else "right")
     for name, clients in data.splits.items():
-        unseen = "" if name == "train" else str(int((~clients.known_to(data.train)).sum()))
+        unseen = "" if name == "train" else str(int((data.train.find(clients) < 0).sum()))
         sizes = clients.sizes.double()
         quantiles = torch.quantile(sizes, torch.tensor([0.0, 0.1, 0.5, 0.9, 1.0], dtype=torch.float64), interpolation="lower")
         cells = [f"{int(q)}" for q in quantiles]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 from equipoise.types import (
     AggregatorTraits,
     AttackTraits,
+    Engine,
     EngineTraits,
     LocalSolver,
     PersonalTraits,
@@ -54,6 +56,15 @@ def solver_traits(solver: LocalSolver) -> SolverTraits:
 def engine_traits(engine: object) -> EngineTraits:
     """What an engine offers."""
     return read(EngineTraits, engine)
+
+
+def evaluates_samples(engine: Engine) -> bool:
+    """Whether an engine's `evaluate` takes the positions of some clients, `which`; engines for version 0.1 do not."""
+    try:
+        inspect.signature(engine.evaluate).bind(*"pcw")
+    except TypeError:
+        return False
+    return True
 
 
 def attack_traits(attack: object) -> AttackTraits:

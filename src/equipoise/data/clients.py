@@ -192,22 +192,23 @@ class ClientSet:
         """The key of each client's random stream, (n,) int64, on the CPU."""
         return name_keys(self.ids)
 
-    def known_to(self, other: ClientSet) -> Tensor:
-        """Which of these clients are in another set, too, (n,) bool: by the 64 bits of their ids' keys."""
-        return torch.from_numpy(np.isin(self.host_keys.numpy(), other.host_keys.numpy()))
-
     @property
     def hashed(self) -> tuple[object, ...]:
         """What stands for the clients in a fingerprint: all there is, or the checksums of a store and who is chosen there."""
         if self.store is not None:
             return self.store.digest, self.starts
         parts = *leaf_of.hashed_parts(self.x), *leaf_of.hashed_parts(self.y)
-        return self.ids, self.offsets, *parts, self.scale, self.shift
+        return self.ids, self.offsets, *parts, self.scale, self.shift, *(() if self.in_turn else (self.starts,))
 
     @cached_property
     def store(self) -> StoreState | None:
         """The store on disk where the rows lie; None if they are in memory."""
         return None
+
+    @cached_property
+    def key_order(self) -> Tensor:
+        """The clients' positions by rising key, (n,) int64, on the CPU: `find` looks ids up in it."""
+        return self.host_keys.argsort()
 
     @property
     def examples(self) -> int:
@@ -300,14 +301,15 @@ class ClientSet:
         return made if "host_keys" not in vars(self) else ClientSet.trusted(**vars(made), host_keys=self.host_keys[chosen])
 
     def select(self, positions: Sequence[int] | Tensor) -> ClientSet:
-        """The clients at some positions, or of a boolean mask; their rows stay where they are."""
+        """The clients at some positions, or of a boolean mask; their rows stay where they are, shared with this set."""
         chosen = self._positions(positions)
-        sizes = self.sizes[chosen]
+        sizes, device = self.host_sizes[chosen], self.device
         kept = {name: value for name, value in vars(self).items() if name in ("x", "y", "scale", "shift", "source", "store")}
-        ids = self.ids.select(chosen) if isinstance(self.ids, StoredIds) else self.ids_at(chosen)
+        known = {"host_keys": self.host_keys[chosen]} if "host_keys" in vars(self) else {}
         return ClientSet.trusted(
-            **kept, offsets=offsets_of(sizes), starts=self.starts[chosen], sizes=sizes, ids=ids,
-            host_keys=self.host_keys[chosen], label_ranges=self.label_ranges,
+            **kept, **known, offsets=offsets_of(sizes).to(device), starts=self.starts[chosen.to(device)], sizes=sizes.to(device),
+            host_sizes=sizes, ids=self.ids.select(chosen) if isinstance(self.ids, StoredIds) else self.ids_at(chosen),
+            label_ranges=self.label_ranges,
         )  # fmt: skip
 
     def _positions(self, positions: Sequence[int] | Tensor) -> Tensor:
@@ -322,6 +324,16 @@ class ClientSet:
     def ids_at(self, positions: Tensor) -> tuple[str, ...]:
         """The ids of the clients at some positions."""
         return self.ids.at(positions) if isinstance(self.ids, StoredIds) else tuple(self.id_array[positions.numpy()].tolist())
+
+    def find(self, clients: ClientSet) -> Tensor:
+        """The positions here of the clients of another set, by their ids: (n,) int64, −1 for those that are not here."""
+        keys, order, wanted = self.host_keys.numpy(), self.key_order.numpy(), clients.host_keys.numpy()
+        places = order[np.searchsorted(keys, wanted, sorter=order).clip(max=len(self) - 1)]
+        found = np.where(keys[places] == wanted, places, -1)
+        for k in np.flatnonzero(found >= 0).tolist():
+            if self.ids[found[k]] != clients.ids[k]:  # two ids with one key: almost never, so a slow search will do
+                found[k] = next((place for place, name in enumerate(self.ids) if name == clients.ids[k]), -1)
+        return torch.from_numpy(found)
 
     def with_rows(self, rows: Tensor, sizes: Tensor, ids: tuple[str, ...]) -> ClientSet:
         """Clients of these sizes and ids, who own some rows of this set, one after the other."""
@@ -344,7 +356,7 @@ class ClientSet:
         if not self.in_turn:  # rows of other clients stay behind
             rows = rows_in_turn(self.starts.cpu(), self.host_sizes)
             return self.with_rows(rows, self.host_sizes, self.ids_at(torch.arange(len(self)))).to(device)
-        stays = {name: value for name, value in vars(self).items() if name in ("host_sizes", "host_keys")}
+        stays = {name: value for name, value in vars(self).items() if name in ("host_sizes", "host_keys", "key_order")}
         return ClientSet.trusted(**{name: leaf_of.moved(value, device) for name, value in vars(self).items()} | stays)
 
     @cached_property

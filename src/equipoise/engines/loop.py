@@ -76,10 +76,11 @@ class LoopEngine(Engine):
         clients = self.sets[clients]
         return stack_columns(self._score(model, clients, k) for model, k in zip(models, which.tolist(), strict=True))
 
-    def evaluate(self, params: Tensor, clients: ClientSet) -> tuple[Tensor, Tensor]:
-        """Mean loss and mean error of every client of a set, (n,) and (n,)."""
+    def evaluate(self, params: Tensor, clients: ClientSet, which: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Mean loss and mean error of every client of a set, or of those at positions `which`, (n,) and (n,)."""
         clients = self.sets[clients]
-        return stack_columns(self._score(params, clients, k) for k in range(len(clients)))
+        positions = range(len(clients)) if which is None else which.tolist()
+        return stack_columns(self._score(params, clients, k) for k in positions)
 
     @contextmanager
     def _visit(self, clients: ClientSet, k: int) -> Iterator[None]:

@@ -30,6 +30,12 @@ class PreparedRun:
     model: nn.Module
     algorithm: Algorithm
 
+    @property
+    def evaluated_clients(self) -> int:
+        """The number of rows in the table of clients: of all clients, or of the sample."""
+        most = self.config.train.evaluate_clients
+        return sum(len(clients) if most is None else min(most, len(clients)) for clients in self.data.splits.values())
+
     def train(
         self,
         *,
@@ -50,8 +56,8 @@ class PreparedRun:
         with threads(options.threads or torch.get_num_threads()):
             return train(
                 self.model, self.data, self.algorithm, rounds=options.rounds, clients_per_round=options.clients_per_round,
-                seed=options.seed, engine=options.chosen_engine(), evaluate_every=options.evaluate_every, observers=observers,
-                progress=progress, name=options.name or name,
+                seed=options.seed, engine=options.chosen_engine(), evaluate_every=options.evaluate_every,
+                evaluate_clients=options.evaluate_clients, observers=observers, progress=progress, name=options.name or name,
                 checkpoint=Checkpoints(checkpoint, every=options.checkpoint_every) if checkpoint is not None else None,
             )  # fmt: skip
 

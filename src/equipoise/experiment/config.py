@@ -82,10 +82,12 @@ class TrainRecord:
 class TrainOptions(TrainRecord):
     """The section [train]: rounds, cohorts, seed, evaluation, checkpoints and engine.
 
-    `name` is the name of the run in reports (None: that of its folder). `checkpoint_every` is in rounds (None: about every ten
-    seconds). `threads` are torch's (None: torch's own choice; the folder of a run holds the number).
+    `name` is the name of the run in reports (None: that of its folder). `evaluate_clients` is how many clients of each split
+    are evaluated, drawn at random (None: all). `checkpoint_every` is in rounds (None: about every ten seconds). `threads` are
+    torch's (None: torch's own choice; the folder of a run holds the number).
     """
 
+    evaluate_clients: int | None = None
     checkpoint_every: int | None = None
     engine: str = "simulator"
     device: str | None = None
@@ -101,6 +103,7 @@ class TrainOptions(TrainRecord):
         require(self.clients_per_round >= 1, "clients_per_round", "must be at least 1", self.clients_per_round)
         at_end = 'must be at least 1 round, or "none" to evaluate at the end only'
         rules = dict.fromkeys(("checkpoint_every", "threads"), 'must be at least 1, or "none"') | {"evaluate_every": at_end}
+        rules["evaluate_clients"] = 'must be at least 1 client, or "none" for all clients'
         for name, rule in rules.items():
             value = getattr(self, name)
             require(value is None or value >= 1, name, rule, value)

@@ -108,8 +108,7 @@ def claim(path: str | Path) -> RunFolder:
 def refuse_full_disk(folder: RunFolder, experiment: PreparedRun) -> None:
     """Refuse a disk without room for the model, a checkpoint with optimiser state twice, and the report."""
     parameters = sum(p.nbytes for p in experiment.model.parameters())
-    clients = sum(len(clients) for clients in experiment.data.splits.values())
-    needed = 10 * parameters + 300 * clients + 1000 * experiment.config.train.rounds + 12 * 2**20
+    needed = 10 * parameters + 300 * experiment.evaluated_clients + 1000 * experiment.config.train.rounds + 12 * 2**20
     if (personal := experiment.algorithm.personal) is not None:  # what clients keep, twice, and their models at the end
         kept = personal.width(sum(p.numel() for p in experiment.model.parameters() if p.requires_grad))
         needed += len(experiment.data.train) * (8 * kept + parameters)
@@ -185,6 +184,8 @@ def _run(
     if result.epsilon is not None:
         spent = asdict(result.epsilon).items()
         end["privacy"] = {name: None if value == float("inf") else value for name, value in spent}  # JSON has no infinity
+    if result.sampled is not None:
+        end["sampled"] = result.sampled
     with folder.rounds.open("a", encoding="utf-8") as log:
         log.write(json.dumps(end) + "\n")
     return result
@@ -236,9 +237,14 @@ def read_record(path: str | Path) -> RunRecord:
         raise ConfigError(f"{folder.rounds} does not hold each of the {rounds} rounds once: the log is damaged.")
     return RunRecord(
         name=name, algorithm=config.algorithm(), seed=config.train.seed, clients=clients, history=history, rounds=rounds,
-        clients_per_round=config.train.clients_per_round, epsilon=spent,
+        clients_per_round=config.train.clients_per_round, epsilon=spent, sampled=_sample_sizes(end.get("sampled")),
         seconds=end["seconds"], data=end["data"], error_is_loss=end["error_is_loss"],
     )  # fmt: skip
+
+
+def _sample_sizes(written: dict[str, list[int]] | None) -> dict[str, tuple[int, int]] | None:
+    """How many clients of each split were evaluated, and how many there are, from JSON; None: all of them."""
+    return None if written is None else {split: (evaluated, every) for split, (evaluated, every) in written.items()}
 
 
 def finished_runs(folders: Iterable[Path]) -> list[Path]:

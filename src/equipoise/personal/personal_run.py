@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -111,24 +111,37 @@ class PersonalRun:
 
     def all_models(self, state: PersonalState, params: Tensor, round_index: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Positions (k,) and models (k, D) of all training clients, a few at a time."""
-        together = max(1, _MODELS_BYTES // (8 * params.nbytes))
-        for first in range(0, len(self.clients), together):
-            clients = torch.arange(first, min(first + together, len(self.clients)))
+        return self._models_of(torch.arange(len(self.clients)), state, params, round_index)
+
+    def _models_of(
+        self, positions: Tensor, state: PersonalState, params: Tensor, round_index: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Positions (k,) and models (k, D) of some training clients, a few at a time."""
+        for clients in torch.split(positions, max(1, _MODELS_BYTES // (8 * params.nbytes))):
             yield clients, self.models(state, params, clients, round_index)
 
-    def scores(self, state: PersonalState, params: Tensor, round_index: int) -> dict[str, tuple[Tensor, Tensor]]:
-        """Per split, the mean loss and error of every client at its own model; NaN for clients without one (unseen ones)."""
-        number = {name: k for k, name in enumerate(self.clients.ids)}
+    def scores(
+        self, state: PersonalState, params: Tensor, round_index: int, sample: Mapping[str, Tensor] | None = None
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        """Per split, the mean loss and error of every client at its own model; NaN for clients without one (unseen ones).
+
+        Of the splits in `sample`, those at the given positions only.
+        """
         splits = self.context.data.splits
-        owners = {split: torch.tensor([number.get(i, -1) for i in clients.ids]) for split, clients in splits.items()}
-        table = {split: torch.full((2, len(clients)), float("nan"), dtype=torch.float64) for split, clients in splits.items()}
+        rows = {split: torch.arange(len(clients)) for split, clients in splits.items()} | dict(sample or {})
+        owners = {
+            split: rows[split] if split == "train" else self.clients.find(clients.select(rows[split]))
+            for split, clients in splits.items()
+        }
+        table = {split: torch.full((2, len(chosen)), float("nan"), dtype=torch.float64) for split, chosen in rows.items()}
         if not any(bool((who >= 0).any()) for split, who in owners.items() if split != "train") and len(splits) > 1:
             owners = {"train": owners["train"]}  # no further examples of these clients: judged on what they trained on
-        for clients, models in self.all_models(state, params, round_index):
+        having = torch.unique(torch.cat(list(owners.values())))
+        for clients, models in self._models_of(having[having >= 0], state, params, round_index):
             for split, who in owners.items():
                 here = ((who >= clients[0]) & (who <= clients[-1])).nonzero().flatten()
                 if len(here):
-                    own = models[(who[here] - clients[0]).to(models.device)]
-                    scores = torch.stack(self.context.engine.evaluate_own(own, splits[split], here))
+                    own = models[torch.searchsorted(clients, who[here]).to(models.device)]
+                    scores = torch.stack(self.context.engine.evaluate_own(own, splits[split], rows[split][here]))
                     table[split][:, here] = scores.nan_to_num(nan=math.inf, posinf=math.inf)  # diverged; not without a model
         return {split: (values[0], values[1]) for split, values in table.items()}

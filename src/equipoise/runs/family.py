@@ -146,10 +146,12 @@ def choosing_and_judging(setting: Setting) -> tuple[str, ClientSet, ClientSet]:
     data = setting.data
     judged_on = next(name for name in ("test", "validation", "train") if name in data.splits)
     judging = data.splits[judged_on]
+    if setting.sample is not None and judged_on in setting.sample:
+        judging = judging.take(setting.sample[judged_on])
     if judged_on == "train":
         return judged_on, judging, judging
-    if judged_on == "test" and data.validation is not None and set(judging.ids) <= set(data.validation.ids):
-        return judged_on, _clients_of(data.validation, judging.ids), judging
+    if judged_on == "test" and data.validation is not None and bool(((places := data.validation.find(judging)) >= 0).all()):
+        return judged_on, data.validation.take(places), judging
     single = int((judging.sizes < 2).sum())
     if single == len(judging):
         raise InvalidData(f"All {judged_on} clients have a single example: none can choose by one and be judged by another.")
@@ -159,13 +161,7 @@ def choosing_and_judging(setting: Setting) -> tuple[str, ClientSet, ClientSet]:
     parts = split_examples(judging, test=0.5, seed=setting.seed)
     if parts.test is None:  # excluded above; said for the type checker
         raise InvalidData("The clients have too few examples.")
-    return judged_on, _clients_of(parts.train, parts.test.ids), parts.test
-
-
-def _clients_of(clients: ClientSet, ids: Iterable[str]) -> ClientSet:
-    """The clients with these ids, in this order."""
-    places = {client: k for k, client in enumerate(clients.ids)}
-    return clients.take([places[client] for client in ids])
+    return judged_on, parts.train.take(parts.train.find(parts.test)), parts.test
 
 
 @dataclass(frozen=True)
@@ -217,6 +213,7 @@ def train_family(
     error: PerExample | None = None,
     engine: EngineChoice | str = "simulator",
     evaluate_every: int | None = None,
+    evaluate_clients: int | None = None,
     observers: Sequence[Observer] = (),
     progress: bool | None = None,
     checkpoint: Checkpoints | str | Path | None = None,
@@ -240,7 +237,7 @@ def train_family(
     watch = Watching(evaluate_every, observers, progress, checkpoint)
     first = set_up(
         model, data, algorithms[0], rounds=rounds, clients_per_round=clients_per_round, seed=seed, loss=loss, error=error,
-        engine=engine, name=names[0],
+        engine=engine, evaluate_clients=evaluate_clients, name=names[0],
     )  # fmt: skip
     settings = [first.with_algorithm(member, name) for member, name in zip(algorithms, names, strict=True)]
 

@@ -112,6 +112,7 @@ def train_many(
     error: PerExample | None = None,
     engine: EngineChoice | str = "simulator",
     evaluate_every: int | None = None,
+    evaluate_clients: int | None = None,
     observers: Sequence[Observer] = (),
     progress: bool | None = None,
     checkpoint: Checkpoints | str | Path | None = None,
@@ -138,6 +139,7 @@ def train_many(
     if (text := notice_about_single_runs(planned, groups)) is not None:
         warnings.warn(EquipoiseNotice(text), stacklevel=2)
     options = {"rounds": rounds, "clients_per_round": clients_per_round, "loss": loss, "error": error}
+    options["evaluate_clients"] = evaluate_clients
     together = [group for group in groups if len(group) > 1]
     alone = [[group] for group in groups if len(group) == 1]
     on_one_engine = grouped(range(len(together)), lambda a, b: planned[together[a][0]].served_with(planned[together[b][0]]))

@@ -23,6 +23,7 @@ from equipoise.personal.context import PersonalContext
 from equipoise.personal.personal_run import PersonalRun
 from equipoise.result import ClientTable, PersonalModels, Result
 from equipoise.round import Unprotected
+from equipoise.runs.evaluation_sample import evaluation_sample, refuse_sample, sample_sizes
 from equipoise.types import Engine, EngineTraits, PersonalWork, Protection, RiskTraits, RunSize, Sampler, ServerState
 
 T = TypeVar("T")
@@ -55,6 +56,7 @@ class Setting:
     protection: Protection
     name: str = "run"
     engine_traits: EngineTraits = field(default_factory=EngineTraits)
+    sample: Mapping[str, Tensor] | None = None  # positions of the clients that are evaluated, by split; None: all clients
 
     def with_algorithm(self, algorithm: Algorithm, name: str) -> Setting:
         """Another run on the same engine: an unprotected algorithm with the same weights and cohorts."""
@@ -78,15 +80,15 @@ class Setting:
         return self.algorithm.reported.iterate(state.params, state.averaging)
 
     def evaluation(self, state: ServerState, *, final: bool = False) -> Evaluation:
-        """All clients of all splits at the iterate that the algorithm reports, and at their own models if they have any.
+        """All clients of all splits, or the sample, at the iterate that is reported, and at their own models if they have any.
 
         Models that are made after training are only made for the `final` evaluation.
         """
         params, network = self.reported(state), self.engine_traits.network
-        evaluate = partial(ClientTable.evaluate, self.engine) if network is None else network.client_table
+        evaluate = partial(ClientTable.evaluate, self.engine, sample=self.sample) if network is None else network.client_table
         table = evaluate(params, self.data)
         if self.personal is not None and (final or self.personal.keeps_rows):
-            table = table.with_personal(self.personal.scores(state.personal, params, state.round))
+            table = table.with_personal(self.personal.scores(state.personal, params, state.round, self.sample))
         return Evaluation(state.round, table, params, self.name)
 
     def model_at(self, params: Tensor) -> nn.Module:
@@ -103,7 +105,7 @@ class Setting:
             clients=clients, history=history, seconds=seconds, data=self.data.name, rounds=state.round,
             clients_per_round=self.clients_per_round, error_is_loss=self.task.error_is_loss,
             personal=None if self.personal is None else PersonalModels(self, self.personal, state, params),
-            epsilon=self.protection.spent(state.privacy, state.round),
+            epsilon=self.protection.spent(state.privacy, state.round), sampled=sample_sizes(self.data, self.sample),
         )  # fmt: skip
 
 
@@ -118,6 +120,7 @@ def set_up(
     loss: PerExample | None,
     error: PerExample | None,
     engine: EngineChoice | str,
+    evaluate_clients: int | None = None,
     name: str = "run",
 ) -> Setting:
     """Check what a run is given, and start its engine; what cannot run is refused here."""
@@ -129,8 +132,10 @@ def set_up(
     refuse_swapped(model, data, "train")
     data, model = build(data, seed, FederatedData, "data"), build(model, seed, nn.Module, "model")
     task = Task.of(model, loss, error).fitted(data)
+    sample = evaluation_sample(data, evaluate_clients)
     running = choose_engine(engine).start(task, data)
     traits, parts = engine_traits(running), algorithm.traits
+    refuse_sample(sample, running, traits, evaluate_clients)
     alpha = algorithm.base_weights(data.train)
     if parts.sampler.everyone:
         clients_per_round = len(data.train)
@@ -152,7 +157,7 @@ def set_up(
         protection = traits.network.protect(protection, algorithm)
     return Setting(
         model, data, algorithm, task, running, algorithm.drawn_by, alpha, clients_per_round, rounds, seed, personal, protection,
-        name, traits,
+        name, traits, sample,
     )  # fmt: skip
 
 

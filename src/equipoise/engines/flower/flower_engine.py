@@ -270,12 +270,18 @@ class FlowerEngine(Engine):
         """Refused: clients' own models stay on their nodes, where they are evaluated (`personal_work`)."""
         raise EquipoiseError("Clients' own models are evaluated on their nodes; the server never has them.")
 
-    def evaluate(self, params: Tensor, clients: ClientSet) -> tuple[Tensor, Tensor]:
-        """Mean loss and mean error of every client of a set, (n,) and (n,); NaN for those that do not answer."""
+    def evaluate(self, params: Tensor, clients: ClientSet, which: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Mean loss and mean error of every client of a set, or of those at positions `which`, (n,) and (n,).
+
+        They are NaN for clients that do not answer.
+        """
         split = next((name for name, holders in self.data.splits.items() if holders is clients), "train")
-        asked = [client for client, member in self.federation.members.items() if split in member.splits]
+        ids = clients.ids if which is None else [clients.ids[k] for k in which.tolist()]
+        wanted = set(ids)
+        members = self.federation.members.items()
+        asked = [client for client, member in members if split in member.splits and (which is None or client in wanted)]
         scores = self._scores(params, asked)
-        losses, errors = torch.stack([scores.get(client, {}).get(split, UNKNOWN_SCORES) for client in clients.ids], 1)
+        losses, errors = torch.stack([scores.get(client, {}).get(split, UNKNOWN_SCORES) for client in ids], 1)
         return losses, errors
 
     def client_table(self, params: Tensor, data: FederatedData) -> ClientTable:

@@ -187,9 +187,9 @@ class SimulatorEngine:
                 losses = self.scoring.means_each(models, self.train, cohorts)
         return losses if losses is not None else [self.losses_of([job.params], job.cohort)[0] for job in jobs]
 
-    def evaluate(self, params: Tensor, clients: ClientSet) -> tuple[Tensor, Tensor]:
-        """Mean loss and mean error of every client of a set, (n,) and (n,)."""
-        loss, error = self._means(params.unsqueeze(0), self.sets[clients], None, with_errors=True)
+    def evaluate(self, params: Tensor, clients: ClientSet, which: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Mean loss and mean error of every client of a set, or of those at positions `which`, (n,) and (n,)."""
+        loss, error = self._means(params.unsqueeze(0), self.sets[clients], which, with_errors=True)
         return loss[0], error[0]
 
     def _means(self, models: Tensor, clients: ClientSet, which: Tensor | None, *, with_errors: bool) -> tuple[Tensor, ...]:

@@ -54,8 +54,8 @@ class Scoring:
         rows, first = None, 0
         if which is not None and _in_a_row(which) and clients.in_turn:
             first = int(clients.starts[which[0]])
-        elif which is not None:
-            rows = _rows_of(clients, which, lengths, count)
+        elif which is not None or not clients.in_turn:
+            rows = _rows_of(clients, torch.arange(len(clients)) if which is None else which, lengths, count)
         width = _ROWS.get(self.device.type, 1024)
         if clients.why_not_plain is None and why_not_linear(self.task) is None:
             width = max(width, _LINEAR_NUMBERS // max(1, clients.features))

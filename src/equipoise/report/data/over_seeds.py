@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from equipoise.metrics import Summary, mean
+from equipoise.metrics import Interval, Summary, mean
 
 if TYPE_CHECKING:
     from equipoise.result import ClientTable, RunRecord
@@ -67,6 +67,22 @@ def _error_figures(errors: Sequence[Summary]) -> dict[str, Spread]:
     }
 
 
+def intervals_of(runs: Sequence[RunRecord], column: str = "error") -> dict[str, Interval]:
+    """By figure, the 95 % interval of one method over all clients, its ends averaged over seeds; empty without a sample.
+
+    Seeds share the sample, so that its chance error does not average out.
+    """
+    splits = [run.judged_on if run.sample_of(run.judged_on) is not None else None for run in runs]
+    each = [
+        {} if split is None else run.clients.intervals(split).get(column, {}) for run, split in zip(runs, splits, strict=True)
+    ]
+    ends = {figure: [found[figure] for found in each] for figure in each[0] if all(figure in found for found in each)}
+    return {
+        figure: Interval(*(sum(getattr(i, end) for i in found) / len(found) for end in ("low", "high")))
+        for figure, found in ends.items()
+    }
+
+
 def malicious_rows(rows: ClientTable) -> ClientTable | None:
     """The rows of malicious clients; None if there are none, or no benign ones."""
     if rows.malicious is None or len(rows.benign) == len(rows):
@@ -83,7 +99,7 @@ def malicious_clients(run: RunRecord) -> tuple[str, ...]:
 
 
 def training_clients(run: RunRecord) -> int:
-    """The number of training clients in the run's table of clients."""
+    """The number of training clients in the run's table of clients: of a sample, those that were evaluated."""
     return len({name for name, seen in zip(run.clients.client, run.clients.seen.tolist(), strict=True) if seen})
 
 

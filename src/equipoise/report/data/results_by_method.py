@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from equipoise import metrics
 from equipoise.errors import InvalidParameter, require
-from equipoise.report.data.over_seeds import Spread, figures_of, malicious_clients
+from equipoise.report.data.over_seeds import Spread, figures_of, intervals_of, malicious_clients
+from equipoise.report.text.phrases import sample_words
 from equipoise.report.text.sentences import JudgedClients, MethodFigures, ValueFormat, comparison_sentence, method_sentence
 
 if TYPE_CHECKING:
@@ -37,6 +38,8 @@ class MethodResults:
     all_rows: tuple[ClientTable, ...]
     figures: MethodFigures
     weighted: bool
+    intervals: Mapping[str, metrics.Interval] = field(default_factory=dict)  # by figure, where a sample was evaluated
+    shared_intervals: Mapping[str, metrics.Interval] = field(default_factory=dict)  # of the shared model, likewise
 
     @property
     def personalised(self) -> bool:
@@ -163,7 +166,8 @@ class Study:
         for name, runs in by_name.items():
             all_rows = tuple(run.clients.where(split) for run in runs)
             served = tuple(_served(rows.benign) for rows in all_rows)
-            methods.append(MethodResults(name, tuple(runs), served, all_rows, figures_of(runs), weighted))
+            intervals = intervals_of(runs), intervals_of(runs, "shared_error")
+            methods.append(MethodResults(name, tuple(runs), served, all_rows, figures_of(runs), weighted, *intervals))
         tables = [rows for method in methods for rows in method.rows]
         counts = [len(rows) for rows in tables]
         unseen = not any(bool(rows.seen.any()) for rows in tables)
@@ -190,6 +194,11 @@ class Study:
     def table(self) -> dict[str, MethodFigures]:
         """The figures by the name of the method."""
         return {method.name: method.figures for method in self.methods}
+
+    @property
+    def sample(self) -> str:
+        """How many clients methods are judged on if these are a sample, in words; else empty."""
+        return sample_words(self.runs)
 
     @property
     def seeds(self) -> int:

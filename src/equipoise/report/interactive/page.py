@@ -139,6 +139,10 @@ def _glossary(study: Study) -> Iterator[str]:
         "trained clients per round": "how many of the clients drawn did local work; those with weight 0 did none.",
         "wall time": "seconds that a run took, with evaluation, on the machine that ran it.",
     }
+    if study.sample:
+        words["95 % interval"] = (
+            "figures are of a random sample; in 95 of 100 samples this interval holds the figure over all clients."
+        )
     if study.personalised:
         words["own model"] = "one that a client keeps besides the shared model, and is served in place of it."
     if study.attacked:

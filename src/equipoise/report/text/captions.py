@@ -19,9 +19,10 @@ def captions(study: Study) -> dict[str, Caption]:
     logarithmic = " The axis is logarithmic." if study.spans_decades() else ""
     smoothed = f" Averaged over {window} rounds." if (window := _window(study)) > 1 else ""
     benign, model = study.judged.benign_word, served_model(study, brief=True)
+    every = "every client evaluated" if study.sample else "every client"
     return {
         "histogram": (
-            f"The {noun} of every client: those at the right are left behind",
+            f"The {noun} of {every}: those at the right are left behind",
             f"Height: the share of the {study.judged}{weighed} that see this {noun}. Solid line: mean; dashed line: 90th "
             f"percentile, to the left of which nine of ten lie.{pooled}{logarithmic}{served_model(study)}",
         ),
@@ -146,6 +147,15 @@ def _dropped_work(study: Study) -> str:
     """A sentence on selected clients whose work did not arrive; empty if all arrived."""
     dropped = sum(report.dropped for m in study.methods for run in m.runs for report in run.history.rounds)
     return f" Over all runs, the work of {dropped:,} selected {plural('client', dropped)} did not arrive." if dropped else ""
+
+
+def sample_caption(study: Study) -> str:
+    """Sentences on a sample of clients and on the rows of intervals; empty if all clients were evaluated."""
+    if not study.sample:
+        return ""
+    same = ", the same for every method" if len(study.methods) > 1 else ""
+    over = ", averaged over seeds" if study.seeds > 1 else ""
+    return f" These are {study.sample}{same}. Below each figure: the 95 % interval of the figure over all of them{over}."
 
 
 def nonfinite_note(study: Study) -> str:

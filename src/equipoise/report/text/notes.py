@@ -21,8 +21,8 @@ NOT_COVERED = "ε covers the released models; metrics of training clients, logs 
 
 
 def header_note(study: Study) -> str:
-    """A note on malicious clients and on own models, for below the headline; empty for runs with neither."""
-    sentences = []
+    """A note on a sample, malicious clients and own models, for below the headline; empty for runs with none of these."""
+    sentences = [f"Figures are of {study.sample}."] if study.sample else []
     if study.attacked:
         end = ", and figures are of the benign ones" if study.judged.benign else ""
         sentences.append(f"{attack_words(study.runs)}{end}.")

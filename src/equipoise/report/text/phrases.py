@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from equipoise.result import RunRecord
 
 SHARED = "  shared model"  # the row below a method whose clients are served their own models
+INTERVAL = "  95 % interval"  # the row below a method that was judged on a sample of clients
 
 
 def count_words(numbers: Iterable[int]) -> str:
@@ -45,7 +46,18 @@ def attack_words(runs: Sequence[RunRecord]) -> str:
     if not any(bad):
         return ""
     total = count_words(training_clients(run) for run in runs)
+    total += " evaluated" if any(run.sampled is not None for run in runs) else ""
     return f"{count_words(bad)} of {total} training clients {'are' if max(bad) > 1 else 'is'} malicious"
+
+
+def sample_words(runs: Sequence[RunRecord]) -> str:
+    """How many clients the runs are judged on if these are a sample, e.g. "10 of 500 clients, drawn at random"; else empty."""
+    sizes = [run.sample_of(run.judged_on) for run in runs]
+    if not any(sizes):
+        return ""
+    counts = [size or (len(run.clients.where(run.judged_on)),) * 2 for run, size in zip(runs, sizes, strict=True)]
+    evaluated, every = (count_words(numbers) for numbers in zip(*counts, strict=True))
+    return f"{evaluated} of {every} clients, drawn at random"
 
 
 def remarks(

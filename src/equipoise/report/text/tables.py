@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from itertools import chain
 
 import torch
 
+from equipoise.metrics import Interval
 from equipoise.report.data.over_seeds import FIGURES, Spread, malicious_clients
 from equipoise.report.data.results_by_method import MethodResults, Study
 from equipoise.report.palette import COLOURS
-from equipoise.report.text.captions import nonfinite_note, served_model
-from equipoise.report.text.phrases import listed
+from equipoise.report.text.captions import nonfinite_note, sample_caption, served_model
+from equipoise.report.text.phrases import INTERVAL, listed
 
 WORST_CLIENTS = 10  # rows of the tables of clients that fare worst
 REJECTED_NAMES = 5  # clients named whose updates were left out
@@ -31,6 +32,7 @@ def numbers_table(study: Study) -> Iterator[str]:
     unit = ", in %" if study.scale.percent else ""
     headers = {**FIGURES, "trained": "trained clients per round", "seconds": "wall time (s)"}
     caption = f"{study.scale.noun.capitalize()} over {study.judged}{study.judged.weighed}{unit}{seeds}.{served_model(study)}"
+    caption += sample_caption(study)
     if len(study.methods) > 1:
         caption += " The lowest of a column, among what clients are served, is bold." if study.personalised else _LOWEST
     yield '<section aria-labelledby="numbers"><h2 id="numbers">In numbers</h2>'
@@ -44,14 +46,24 @@ def numbers_table(study: Study) -> Iterator[str]:
             mark = ' class="best"' if key in FIGURES and study.scale.number(spread.mean) == lowest[key] else ""
             cells.append(f'<td{mark} data-key="{key}">{nonbreaking(text)}</td>')
         yield f"<tr>{_header_cell(method.name, swatch(index))}{''.join(cells)}</tr>"
+        yield from _interval_row(study, method.intervals)
         if method.personalised:
             shared = [study.scale.spread(method.figures[f"shared_{key}"], len(method.runs)) for key in FIGURES]
             cells = [f'<td data-key="shared_{key}">{nonbreaking(text)}</td>' for key, text in zip(FIGURES, shared, strict=True)]
             yield f'<tr class="below">{_header_cell(SHARED)}{"".join(cells)}<td></td><td></td></tr>'
+            yield from _interval_row(study, method.shared_intervals)
     yield _CLOSE_TABLE
     if note := nonfinite_note(study):
         yield f'<p class="note">{escape(note)}</p>'
     yield "</section>"
+
+
+def _interval_row(study: Study, intervals: Mapping[str, Interval]) -> Iterator[str]:
+    """The row of 95 % intervals below the figures that they are of; nothing without a sample."""
+    if intervals:
+        texts = (intervals[key].text(study.scale.number).replace(" ", "\u00a0") if key in intervals else "" for key in FIGURES)
+        yield f'<tr class="below">{_header_cell(nonbreaking(INTERVAL.strip()))}'
+        yield f"{''.join(f'<td>{text}</td>' for text in texts)}<td></td><td></td></tr>"
 
 
 def malicious_table(study: Study) -> Iterator[str]:
@@ -138,8 +150,8 @@ def _worst_alone(study: Study, method: MethodResults) -> Iterator[str]:
         (f"{whose}error{' (%)' * study.scale.percent}", table.error, study.scale) for whose, table in tables.items()
     ]  # fmt: skip
     columns += [(f"{whose}loss", table.loss, losses) for whose, table in tables.items() if only_loss or table is rows]
-    caption = f"The {_client_count(len(worst), study.judged.benign_word)} with the largest {study.scale.noun}{seed}."
-    caption += served_model(study)
+    caption = f"The {_client_count(len(worst), study.judged.benign_word)} with the largest {study.scale.noun}{seed}"
+    caption += f"{_evaluated(study)}.{served_model(study)}"
     yield from _open_table("worst alone", caption, ("client", "examples", *(title for title, _, _ in columns)))
     for k in worst:
         numbers = (scale.number(float(values[k])) for _, values, scale in columns)
@@ -155,6 +167,7 @@ def _before_and_after(study: Study, chosen: MethodResults, name: str) -> Iterato
     shown = [(index, method, errors) for index, method, errors in under if errors is not None]
     seeds = f", seed {seed}" if study.seeds > 1 else ""
     who = f"{_client_count(len(worst), study.judged.benign_word)} with the largest {scale.noun} under {chosen.name}{seeds}"
+    who += _evaluated(study)
     unit = " in %" if scale.percent else ""
     caption = f"The {who}; {scale.noun}{unit} under each method.{served_model(study, brief=True)}"
     columns = ("client", "examples", *(method.name for _, method, _ in shown))
@@ -219,6 +232,11 @@ def nonbreaking(text: str) -> str:
 
 def _client_count(count: int, kind: str = "") -> str:
     return f"{kind}client" if count == 1 else f"{count} {kind}clients"
+
+
+def _evaluated(study: Study) -> str:
+    """A clause that only a sample of clients was evaluated; empty if all were."""
+    return ", of those evaluated" if study.sample else ""
 
 
 def _rounded(value: float) -> str:

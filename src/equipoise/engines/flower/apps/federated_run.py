@@ -145,6 +145,11 @@ class FederatedRun:
         return self.plan.algorithm
 
     @property
+    def evaluated_clients(self) -> int:
+        """The number of rows in the table of clients."""
+        return sum(len(clients) for clients in self.data.splits.values())
+
+    @property
     def config(self) -> FederatedConfig:
         """What the folder's config.toml says."""
         plan = self.plan

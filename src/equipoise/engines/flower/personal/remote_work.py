@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,8 +112,13 @@ class RemotePersonalWork:
         """Refused: no client's own model comes to the server."""
         raise EquipoiseError("Clients' own models are on their nodes; the server never has them.")
 
-    def scores(self, state: PersonalState, params: Tensor, round_index: int) -> dict[str, tuple[Tensor, Tensor]]:
-        """By split, loss and error of the clients in the table of this evaluation, each at its own model."""
+    def scores(
+        self, state: PersonalState, params: Tensor, round_index: int, sample: Mapping[str, Tensor] | None = None
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        """By split, loss and error of the clients in the table of this evaluation, each at its own model.
+
+        There is no `sample` over a network: all nodes that answer are evaluated.
+        """
         engine, clients = self.engine, self.engine.data.train
         alike = torch.ones(len(clients), dtype=torch.float64)
         everyone = Cohort(round_index, self.seed, torch.arange(len(clients)), alike, alike)
