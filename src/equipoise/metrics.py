@@ -6,7 +6,7 @@ Percentiles take no average of neighbours: the p-th is the smallest value with a
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
@@ -141,6 +141,10 @@ class Summary:
     kl_to_uniform: float
     gini: float
     size_correlation: float
+
+    def as_dict(self) -> dict[str, object]:
+        """The figures by name."""
+        return asdict(self)
 
 
 def summarise(values: Tensor, sizes: Tensor, weights: Tensor | None = None) -> Summary:
