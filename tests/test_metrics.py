@@ -77,7 +77,7 @@ def test_summary_weighs_clients_and_examples():
     assert plain.variance == pytest.approx(0.25)
     assert plain.size_correlation == pytest.approx(-1.0)
     assert math.isnan(metrics.summarise(-v, sizes).gini)
-    assert plain.clients == 2
+    assert plain.as_dict()["clients"] == plain.clients == 2
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 import torch
@@ -204,6 +204,10 @@ class Summary:
     kl_to_uniform: float
     gini: float
     size_correlation: float
+
+    def as_dict(self) -> dict[str, object]:
+        """The figures by name."""
+        return asdict(self)
 
 
 def summarise(values: Tensor, sizes: Tensor, weights: Tensor | None = None) -> Summary:

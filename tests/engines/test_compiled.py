@@ -1,7 +1,5 @@
 """Softmax regression in C: as the loop engine does it, for every processor's vectors, and never where it cannot be."""
 
-import os
-import shutil
 import subprocess
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -31,7 +29,9 @@ from equipoise.testing import check_engine
 from equipoise.types import Job, Pull
 from made_clients import make_clients
 
-pytestmark = pytest.mark.skipif(shutil.which(os.environ.get("CC") or "cc") is None, reason="this machine has no C compiler")
+pytestmark = pytest.mark.skipif(
+    compiling.library("softmax") is None, reason="this machine has no C compiler that works ($CC, or cc)"
+)
 
 
 NAME = CompiledSoftmaxPath.name

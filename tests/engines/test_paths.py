@@ -17,6 +17,7 @@ from equipoise.engines.simulator.batched_steps import stacked_gradients, take_ba
 from equipoise.engines.simulator.calibration import Choice, SpeedMeasurement
 from equipoise.engines.simulator.client_queue import ClientQueue
 from equipoise.engines.simulator.convnet_path import fastest_gradients, why_not_by_hand
+from equipoise.engines.simulator.cpu.c_library import library
 from equipoise.engines.simulator.local_rule import LocalRule
 from equipoise.engines.simulator.local_work import ChunkWork, LocalPath, Worker, Workplace
 from equipoise.engines.simulator.precision import FULL
@@ -85,10 +86,11 @@ def frozen():
 
 PLAIN = SGD(lr=0.1)
 CUDA = "it needs a CUDA device"
+UNCOMPILED = None if library("softmax") is not None else "no C compiler that works"  # a machine may have none
 REASONS = [
     ("linear round graph", softmax, LocalRule.of(PLAIN, 0.1), CUDA),
     ("step graphs", network, LocalRule.of(PLAIN, 0.1), CUDA),
-    ("compiled softmax", softmax, LocalRule.of(PLAIN, 0.1), None),
+    ("compiled softmax", softmax, LocalRule.of(PLAIN, 0.1), UNCOMPILED),
     ("compiled softmax", lambda: softmax(loss=squared), LocalRule.of(PLAIN, 0.1), "not cross-entropy"),
     ("compiled softmax", network, LocalRule.of(PLAIN, 0.1), "Sequential is not one of the linear models"),
     (

@@ -367,11 +367,7 @@ def test_a_state_is_a_copy_and_a_strange_one_is_refused():
         (AdaDPS, {"public": public(3)[0]}, "public must be a pair"),
         (AdaDPS, {"public": (public(3)[0], public(3)[1][:2])}, "y of public must have one row per example, 4"),
         (AdaDPS, {"public": empty(3)}, "public must hold at least one example"),
-        (
-            AdaDPS,
-            {"public": public(3), "public_batch_size": 5},
-            "public_batch_size must be a whole number between 1 and 4, or None",
-        ),
+        (AdaDPS, {"public": public(3), "public_batch_size": 5}, "public_batch_size must be a whole number between 1 and 4"),
         (AdaDPS, {"side_information": {"weights": torch.ones(3)}}, "side_information must be of parameters among weight, bias"),
         (AdaDPS, {"side_information": {"weight": torch.ones(4)}}, r"must fit parameter 'weight' of shape \(3,\)"),
         (AdaDPS, {"side_information": {"weight": torch.zeros(3)}}, "positive, finite"),

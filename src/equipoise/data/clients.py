@@ -307,8 +307,9 @@ class ClientSet:
         kept = {name: value for name, value in vars(self).items() if name in ("x", "y", "scale", "shift", "source", "store")}
         known = {"host_keys": self.host_keys[chosen]} if "host_keys" in vars(self) else {}
         return ClientSet.trusted(
-            **kept, **known, offsets=offsets_of(sizes).to(device), starts=self.starts[chosen.to(device)], sizes=sizes.to(device),
-            host_sizes=sizes, ids=self.ids.select(chosen) if isinstance(self.ids, StoredIds) else self.ids_at(chosen),
+            **kept, **known, offsets=offsets_of(sizes).to(device), starts=self.starts[chosen.to(device)],
+            sizes=sizes.to(device), host_sizes=sizes,
+            ids=self.ids.select(chosen) if isinstance(self.ids, StoredIds) else self.ids_at(chosen),
             label_ranges=self.label_ranges,
         )  # fmt: skip
 

@@ -25,7 +25,7 @@ def count_words(numbers: Iterable[int]) -> str:
 
 
 def plural(noun: str, count: float) -> str:
-    """The noun for so many things, e.g. "clients"."""
+    """The noun for a number of things: "clients" for more than one, else "client"."""
     return f"{noun}s" if count > 1 else noun
 
 
