@@ -1,6 +1,7 @@
 """The documents: Python blocks of the README and of docs/ run, links lead somewhere, lines wrap at 120 columns."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ def blocks(page: Path) -> list[str]:
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: p.name)
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("flower"))
     names: dict[str, object] = {"__name__": page.stem}
     for number, block in enumerate(blocks(page), 1):
         exec(compile(block, f"{page.name}, block {number}", "exec"), names)  # noqa: S102

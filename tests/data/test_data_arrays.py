@@ -1,6 +1,9 @@
 """One's own data: arrays, dictionaries, Datasets, and what is said when they do not fit."""
 
 import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
 import pytest
 import torch
 from torch.utils.data import TensorDataset
@@ -98,3 +101,47 @@ def test_targets_of_another_kind_are_refused():
     numbers = eq.ClientSet.pack([("t", X, Y.astype(np.float32))])
     with pytest.raises(InvalidData, match=r"targets of test are torch\.float32, those of train torch\.int64"):
         eq.FederatedData(eq.ClientSet.pack([("a", X, Y)]), test=numbers)
+
+
+FRAME = pd.DataFrame(X, columns=["age", "weight"])
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "client"),
+    [
+        (FRAME, pd.Series(Y), pd.Series(OWNERS)),
+        (FRAME.set_index(FRAME["age"] + 100), pd.Series(Y, index=range(50, 62)), pd.Categorical(OWNERS)),
+        (FRAME.astype("Int64"), pd.Series(Y, dtype="Int64"), pd.Series(OWNERS, dtype="string")),
+        (pl.from_pandas(FRAME), pl.Series(Y), pl.Series(OWNERS.astype(str))),
+        (pl.from_pandas(FRAME), pl.Series(Y), pl.Series(OWNERS.astype(str)).cast(pl.Categorical)),
+        (pa.table(FRAME), pa.array(Y), pa.chunked_array([OWNERS[:5], OWNERS[5:]])),
+    ],
+)
+def test_frames_of_numbers_are_arrays(x, y, client):
+    wanted = eq.data.from_arrays(X, Y, OWNERS)
+    assert eq.data.from_arrays(x, y, client).fingerprint == wanted.fingerprint
+
+
+def test_columns_after_dropna():
+    frame = FRAME.assign(age=FRAME["age"].where(FRAME["age"] != 8), y=Y, client=OWNERS).dropna()
+    data = eq.data.from_arrays(frame[["age", "weight"]], frame["y"], frame["client"], test=0.0)
+    assert data.train.examples == 11
+    single = eq.data.from_arrays(frame["age"], frame["y"], frame["client"], test=0.0)
+    assert single.train.x.shape == (11,)
+
+
+@pytest.mark.parametrize("make", [lambda frame: frame, pl.from_pandas, pa.Table.from_pandas])
+def test_columns_of_frames_are_named(make):
+    def refusal(x, y=Y, client=OWNERS):
+        with pytest.raises(InvalidData) as caught:
+            eq.data.from_arrays(make(x), y, client)
+        return str(caught.value)
+
+    assert "x, row 0, column 'ward' holds 'east', which is no number" in refusal(FRAME.assign(ward="east"))
+    gap = FRAME.assign(weight=FRAME["weight"].where(FRAME["weight"] != 9))
+    assert "x, row 4, column 'weight' holds nan" in refusal(gap)
+    assert "y, row 0 holds 'a', which is no number. Did you swap y and client?" in refusal(FRAME, pd.Series(["a"] * 12))
+    for missing in (None, pd.NA, float("nan")):
+        clients = pd.Series([*OWNERS[:-1], missing], dtype=object)
+        assert "client, row 11 is missing" in refusal(FRAME, Y, clients)
+    assert "client, row 3 is missing" in refusal(FRAME, Y, pl.Series([1, 2, 3, None] * 3))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,6 +16,26 @@ def needs(filename):
     folder = os.environ.get("EQUIPOISE_DATA")
     missing = not folder or not (Path(folder) / filename).is_file()
     return pytest.mark.skipif(missing, reason=f"EQUIPOISE_DATA names no folder with {filename}")
+
+
+@needs("adult.npz")
+def test_the_sample_of_adult_by_country_is_made_so():
+    """Ten people of each country with at least ten; "?" is an empty cell."""
+    arrays = np.load(Path(os.environ["EQUIPOISE_DATA"]) / "adult.npz")
+    number = dict(zip(arrays["num_names"].tolist(), arrays["num"].T, strict=True))
+    columns = {name.replace("-", "_"): number[name] for name in ("age", "hours-per-week", "capital-gain")}
+    for place, name in enumerate(arrays["cat_names"].tolist()):
+        columns[name.replace("-", "_")] = arrays[f"categories__{name}"][arrays["cat"][:, place]]
+    country = columns["country"] = columns.pop("native_country")
+    columns["income"] = np.where(arrays["y"] == 1, ">50K", "<=50K")
+    draw, rows = np.random.default_rng(0), []
+    for each in np.unique(country):
+        born = np.flatnonzero(country == each)
+        if each != "?" and len(born) >= 10:
+            rows += sorted(draw.choice(born, 10, replace=False))
+    lines = [",".join(columns), *(",".join(str(values[row]) for values in columns.values()).replace("?", "") for row in rows)]
+    sample = Path(__file__).parents[2] / "examples" / "adult-by-country.csv"
+    assert sample.read_text(encoding="utf-8").splitlines() == lines
 
 
 @needs("femnist_writers.npz")

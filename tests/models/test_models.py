@@ -13,6 +13,7 @@ from torch.func import grad, vmap
 
 from equipoise import models
 from equipoise.core.task import Task
+from equipoise.data import Schema
 from equipoise.errors import InvalidParameter
 from equipoise.models import (
     CharGRU,
@@ -24,6 +25,7 @@ from equipoise.models import (
     Logistic,
     MeanEstimator,
     Softmax,
+    Tabular,
 )
 
 CLIENTS, BATCH = 3, 4
@@ -41,6 +43,11 @@ def integers(below: int, *shape: int) -> Callable[[torch.Generator, torch.dtype]
     return lambda generator, dtype: torch.randint(below, (CLIENTS, BATCH, *shape), generator=generator)
 
 
+def table_schema(target: list[float] | list[str]) -> Schema:
+    """Of two columns of numbers, and the target."""
+    return Schema.fit({"a": [0.0, 1.0, 3.0], "b": [2.0, 0.0, 1.0], "y": target}, target="y")
+
+
 SMALL = {
     "softmax": (lambda: Softmax(6, 3), features(2, 3), integers(3)),
     "softmax without bias": (lambda: Softmax(6, 3, bias=False), features(6), integers(3)),
@@ -53,6 +60,8 @@ SMALL = {
     "gru, one-hot, 2 layers": (lambda: CharGRU(vocabulary=6, embedding=None, hidden=5, layers=2), integers(6, 5), integers(6)),
     "lstm": (lambda: CharLSTM(vocabulary=6, classes=3, embedding=2, hidden=4, layers=1), integers(6, 5), integers(3)),
     "lstm, 2 layers, padding": (lambda: CharLSTM(vocabulary=6, hidden=4, padding=0), integers(6, 5), integers(6)),
+    "table of classes": (lambda: Tabular(table_schema(["u", "v", "w"]), hidden=(3,)), features(2), integers(3)),
+    "table of numbers": (lambda: Tabular(table_schema([0.5, 1.0, 9.5]), hidden=(3,)), features(2), features()),
     "fixed embedding": (lambda: EmbeddingLSTM(table(), hidden=4, padding=0), integers(6, 5), integers(2)),
 }
 every_model = pytest.mark.parametrize("name", SMALL)
@@ -89,6 +98,7 @@ def count(model: nn.Module) -> int:
         (CharGRU(vocabulary=10, classes=4, embedding=2, hidden=3, layers=2), 20 + 18 + 27 + 18 + 27 + 27 + 18 + 16),
         (CharLSTM(vocabulary=80), 640 + 1024 * (8 + 256 + 2) + 1024 * (256 + 256 + 2) + 80 * 257),
         (CharLSTM(vocabulary=10, classes=4, embedding=2, hidden=3, layers=1), 20 + 24 + 36 + 24 + 16),
+        (Tabular(table_schema(["u", "v", "w"]), hidden=(5, 4)), 5 * 3 + 4 * 6 + 3 * 5),
         (EmbeddingLSTM(torch.zeros(400, 50)), 200 * (50 + 50 + 2) + 2 * 51),
         (EmbeddingLSTM(torch.zeros(4, 5), classes=3, hidden=2, layers=2), 40 + 16 + 16 + 16 + 16 + 16 + 9),
     ],

@@ -7,11 +7,13 @@ from equipoise.data.bridges import from_folders, from_hugging_face, from_partiti
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.data.convert import from_arrays, from_datasets, from_dict
 from equipoise.data.file_access import npz
+from equipoise.data.frames import csv, from_frame, parquet
 from equipoise.data.generators import digits, gaussian_means, label_shift, synthetic
 from equipoise.data.leaf import leaf
 from equipoise.data.loaders import adult, fashion_mnist, femnist, imdb, mocha, omniglot, shakespeare, texts, vehicle
 from equipoise.data.partition import to_clients
 from equipoise.data.ragged import Ragged
+from equipoise.data.schema import Schema
 from equipoise.data.splits import split_clients, split_examples
 from equipoise.data.text import WordVectors, from_texts, glove
 
@@ -19,8 +21,10 @@ __all__ = [
     "ClientSet",
     "FederatedData",
     "Ragged",
+    "Schema",
     "WordVectors",
     "adult",
+    "csv",
     "digits",
     "fashion_mnist",
     "femnist",
@@ -28,6 +32,7 @@ __all__ = [
     "from_datasets",
     "from_dict",
     "from_folders",
+    "from_frame",
     "from_hugging_face",
     "from_partitions",
     "from_texts",
@@ -39,6 +44,7 @@ __all__ = [
     "mocha",
     "npz",
     "omniglot",
+    "parquet",
     "partition",
     "shakespeare",
     "split_clients",

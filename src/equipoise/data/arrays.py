@@ -57,7 +57,7 @@ def as_leaf(name: str, values: Any) -> Any:
         tensor = tensor.to(torch.int64)
     if tensor.dim() == 0:
         raise InvalidData(f"{name} must have one row per example, but is the single number {tensor.item()}.")
-    _refuse_non_finite(name, tensor, getattr(values, "columns", None))
+    _refuse_non_finite(name, tensor, _column_names(values))
     return tensor.float() if tensor.dtype == torch.float64 else tensor
 
 
@@ -75,7 +75,7 @@ def _as_tensor(name: str, values: Any) -> Tensor:
             "a leaf Ragged.of(sequences) of a dict."
         ) from failure
     if array.dtype.kind == "O":
-        array = _numbers_of_objects(name, array, getattr(values, "columns", None))
+        array = _numbers_of_objects(name, array, _column_names(values))
     if array.dtype.kind not in "biuf":
         what = {"c": "complex numbers", "U": "text", "S": "bytes", "M": "dates", "m": "times"}.get(
             array.dtype.kind, "no numbers"
@@ -103,8 +103,9 @@ def _numbers_of_objects(name: str, array: NDArray[Any], columns: Any) -> NDArray
                     if hasattr(value, "__len__") and not isinstance(value, str)
                     else ""
                 )
+                swapped = " Did you swap y and client?" if name == "y" and isinstance(value, str) else ""
                 raise InvalidData(
-                    f"{name}, {where} holds {value!r}, which is no number.{shape} Tables with text or missing values: "
+                    f"{name}, {where} holds {value!r}, which is no number.{shape}{swapped} Tables with text or missing values: "
                     "data.from_frame(frame, client=…, target=…)."
                 ) from None
         raise
@@ -121,6 +122,11 @@ def _refuse_non_finite(name: str, values: Tensor, columns: Any) -> None:
                 f"{name}, row {start + row}{_column(place, columns)} holds {part[(row, *place)].item()}. Repair or drop that "
                 "example; data.from_frame takes tables with missing values."
             )
+
+
+def _column_names(values: Any) -> Any:
+    """The names of the columns of a table of some library; None of an array."""
+    return getattr(values, "column_names", None) or getattr(values, "columns", None)  # Arrow's table, pandas' and Polars'
 
 
 def _column(place: Any, columns: Any) -> str:
@@ -164,7 +170,11 @@ def _hashable(value: Any, row: int) -> Any:
         hash(value)
     except TypeError:
         raise InvalidData(f"client, row {row} holds {value!r}, which is no id.") from None
-    return ("nan",) if value is None or value != value else value  # one key for all that is missing
+    try:
+        missing = value is None or bool(value != value)
+    except TypeError:  # pandas' NA is neither equal to itself nor not
+        missing = True
+    return ("nan",) if missing else value  # one key for all that is missing
 
 
 def _client_name(value: Any, which: NDArray[Any], place: int) -> str:

@@ -391,7 +391,7 @@ class FederatedData:
 
     There are two kinds of split: *by client* (`test` holds other clients, unseen in training) and *inside clients* (`test`
     holds further examples of the training clients). The column `seen` of a result says which. Integer targets are classes;
-    places of the class `ignore_index` count neither in losses nor in errors.
+    places of the class `ignore_index` count neither in losses nor in errors. `schema` says how a table became these inputs.
     """
 
     train: ClientSet
@@ -402,6 +402,7 @@ class FederatedData:
     malicious: frozenset[str] = frozenset()  # ids of training clients under `attack` (equipoise.attacks.apply)
     attack: Attack | None = None
     ignore_index: int = IGNORE
+    schema: Any = None  # equipoise.data.Schema: what became of each column of a table; not part of the fingerprint
 
     def __post_init__(self) -> None:
         for split, clients in self.splits.items():

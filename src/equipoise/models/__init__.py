@@ -8,6 +8,7 @@ Any other `torch.nn.Module` works as well. Those here keep three promises: their
 from equipoise.models.convnet import ConvNet
 from equipoise.models.linear import LinearRegression, LinearSVM, Logistic, MeanEstimator, Softmax
 from equipoise.models.recurrent import CharGRU, CharLSTM, EmbeddingLSTM
+from equipoise.models.table_network import Tabular
 
 __all__ = [
     "CharGRU",
@@ -19,4 +20,5 @@ __all__ = [
     "Logistic",
     "MeanEstimator",
     "Softmax",
+    "Tabular",
 ]

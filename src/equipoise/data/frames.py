@@ -1,0 +1,178 @@
+"""Your own tables: a pandas, Polars or Arrow table, a CSV file or Parquet files, with a column that says whose each row is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from equipoise.core.trees import select
+from equipoise.data import splits
+from equipoise.data.arrays import client_of_rows, rows_by_client
+from equipoise.data.arrow_tables import Kind, TableColumn, arrow_table, check_names, read_csv, read_parquet
+from equipoise.data.clients import ClientSet, FederatedData, offsets_of
+from equipoise.data.file_access import PathLike
+from equipoise.data.schema import Schema, TargetKind
+from equipoise.data.splits import How
+from equipoise.errors import InvalidData, InvalidParameter, require
+
+PARTS = ("train", "validation", "test")
+
+
+def from_frame(
+    frame: Any,
+    *,
+    client: str,
+    target: str,
+    split_by: How = "clients",
+    split: str | None = None,
+    validation: float = 0.0,
+    test: float = 0.2,
+    seed: int = 0,
+    name: str = "table",
+    schema: Schema | None = None,
+    columns: Sequence[str] | None = None,
+    kinds: Mapping[str, Kind | Literal["left out"]] | None = None,
+    one_hot: int = 16,
+    target_kind: TargetKind | None = None,
+    classes: int | Sequence[str] = 0,
+) -> FederatedData:
+    """Clients from a pandas, Polars or Arrow table; `client` and `target` name columns, all others (or `columns`) are inputs.
+
+    Columns are numbers, booleans, text, categories or dates, with missing values where they may be; see `Schema` for what
+    becomes of each. Clients are split first and the schema is fitted on the training clients alone; it is `data.schema`. Give
+    a fitted `schema` to read another table in the same way. The inputs are one floating tensor (N, F), or a dict of "numbers"
+    (N, F) and "codes" (N, C) if some columns have more than `one_hot` categories; `models.Tabular(data.schema)` fits both.
+
+    `split_by` and the shares `validation` and `test` work as in `from_arrays`. Or `split` names a column that holds "train",
+    "validation" or "test" in each row; then no client may be in two parts, unless `split_by="examples"`.
+
+    `kinds` overrides what the type of a column says: {"zip": "category", "day": "date", "row": "left out"}. A target of
+    floating numbers or dates is a number to predict, any other is a class; `target_kind` ("classes" or "number") overrides
+    it. `classes` names all classes where training clients do not show them all (or is their number if they are 0, 1, …).
+
+    >>> frame = {"who": ["a", "a", "b", "b"], "age": [30, None, 50, 60], "ill": ["no", "yes", "no", "yes"]}
+    >>> data = from_frame(frame, client="who", target="ill", test=0.5)
+    >>> data
+    FederatedData('table', train: 1 clients / 2 examples, test: 1 clients / 2 examples)
+    >>> data.schema.target.classes
+    ('no', 'yes')
+    """
+    table = arrow_table(frame, name)
+    check_names(table, name, client=client, target=target, split=split)
+    owners = _owners(TableColumn(client, table.column(client), name))
+    if split is None:
+        parts = splits.split(_clients(*owners, name), split_by, validation=validation, test=test, seed=seed, name=name)
+    else:
+        parts = _split_by_column(TableColumn(split, table.column(split), name), owners, split_by, (validation, test))
+    if schema is None:
+        schema = Schema.fit(
+            table, target=target, client=client, split=split, rows=parts.train.x, columns=columns, kinds=kinds, one_hot=one_hot,
+            target_kind=target_kind, classes=classes, source=name,
+        )  # fmt: skip
+    else:
+        most = None if one_hot == 16 else one_hot
+        _check_schema(
+            schema, target, columns=columns, kinds=kinds, one_hot=most, target_kind=target_kind, classes=classes or None
+        )
+    x, y = schema.transform(table, name), schema.targets(table, name)
+    sets: dict[str, Any] = {part: replace(rows, x=select(x, rows.x), y=y[rows.x]) for part, rows in parts.splits.items()}
+    return replace(parts, **sets, classes=len(schema.target.classes), schema=schema)
+
+
+def csv(
+    path: PathLike,
+    *,
+    client: str,
+    target: str,
+    delimiter: str = ",",
+    encoding: str = "utf-8",
+    missing: Sequence[str] = (),
+    name: str = "",
+    **options: Any,
+) -> FederatedData:
+    """Clients from a CSV file with a header, also compressed (.gz); options as in `from_frame`.
+
+    Empty cells and NA, N/A, NaN, null and the like are missing; `missing` names more spellings, such as "?". Dates are
+    written as 2026-11-16. The name of the data is that of the file, unless given.
+    """
+    table = read_csv(path, delimiter=delimiter, encoding=encoding, missing=missing)
+    return from_frame(table, client=client, target=target, name=name or Path(path).stem, **options)
+
+
+def parquet(path: PathLike, *, client: str, target: str, name: str = "", **options: Any) -> FederatedData:
+    """Clients from a Parquet file, or from all Parquet files of a folder; options as in `from_frame`.
+
+    Folders with names such as hospital=3 are a column. The name of the data is that of the file or folder, unless given.
+    """
+    return from_frame(read_parquet(path), client=client, target=target, name=name or Path(path).stem, **options)
+
+
+def _owners(column: TableColumn) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """The client of each row as numbers (N,) into the sorted ids."""
+    codes, names = column.names()
+    empty = np.array([*(not text.strip() for text in names), True])[codes]
+    if empty.any():
+        raise InvalidData(f"{column}, the client, is missing in row {int(empty.argmax())}. Drop that row, or name its client.")
+    order, ids = client_of_rows(names)
+    return order[codes], ids
+
+
+def _clients(which: NDArray[np.int64], ids: tuple[str, ...], name: str, rows: NDArray[np.int64] | None = None) -> ClientSet:
+    """Clients whose inputs are the rows of the table that they own; of `rows` alone, if given."""
+    kept = np.arange(len(which)) if rows is None else rows
+    present, local = np.unique(which[kept], return_inverse=True)
+    order, sizes = rows_by_client(local, len(present))
+    owned = torch.from_numpy(kept)[order]
+    return ClientSet.trusted(
+        x=owned, y=owned.float(), offsets=offsets_of(sizes), ids=tuple(ids[k] for k in present), source=name
+    )
+
+
+def _split_by_column(
+    column: TableColumn, owners: tuple[NDArray[np.int64], tuple[str, ...]], split_by: How, shares: tuple[float, float]
+) -> FederatedData:
+    """The parts that a column of the table names."""
+    require(shares == (0.0, 0.2), "validation, test", f"must be left out where split={column.name!r} names the parts", shares)
+    require(split_by in ("clients", "examples"), "split_by", 'must be "clients" or "examples"', split_by)
+    codes, names = column.names()
+    for code, text in enumerate([*names, None]):
+        if text not in PARTS and (of := codes == (code if text is not None else -1)).any():
+            raise InvalidData(
+                f"{column}, row {int(of.argmax())} holds {text!r}, but must hold {', '.join(PARTS)}: the part of the row."
+            )
+    if "train" not in names:
+        raise InvalidData(f"{column} names no row 'train', so there is nothing to train on.")
+    rows = {text: np.flatnonzero(codes == code) for code, text in enumerate(names)}
+    if split_by == "clients":
+        _refuse_clients_in_two_parts(column, rows, *owners)
+    sets = {part: _clients(*owners, column.source, found) for part, found in rows.items()}
+    return FederatedData(sets["train"], sets.get("validation"), sets.get("test"), column.source)
+
+
+def _refuse_clients_in_two_parts(
+    column: TableColumn, rows: dict[str, NDArray[np.int64]], which: NDArray[np.int64], ids: tuple[str, ...]
+) -> None:
+    first: dict[int, tuple[str, int]] = {}
+    for part, found in rows.items():
+        for client, place in zip(*np.unique(which[found], return_index=True), strict=True):
+            if client in first:
+                other, row = first[client]
+                raise InvalidData(
+                    f"{column}: client {ids[client]!r} is in {other} (row {row}) and in {part} (row {found[place]}). Put all "
+                    'rows of a client in one part, or write split_by="examples" to test on further examples of clients.'
+                )
+            first[client] = part, int(found[place])
+
+
+def _check_schema(schema: Any, target: str, **given: Any) -> None:
+    if not isinstance(schema, Schema):
+        raise InvalidParameter("schema", "must be a Schema", type(schema).__name__, "Load one by data.Schema.load(path).")
+    for parameter, value in given.items():
+        require(value is None, parameter, "must be left out where a schema is given, which says it", value)
+    require(schema.target.name == target, "target", f"must be that of the schema, {schema.target.name!r}", target)

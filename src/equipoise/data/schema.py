@@ -1,0 +1,413 @@
+"""The schema of a table: what becomes of each column, with numbers from the training clients alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from equipoise.core.files import write_atomically
+from equipoise.data.arrow_tables import Kind, TableColumn, arrow_table, check_names, sorted_names
+from equipoise.data.file_access import PathLike
+from equipoise.errors import InvalidData, InvalidParameter, require, require_integer
+
+FORMAT = "equipoise schema 1"
+OTHER, MISSING = 0, 1  # codes of an embedded column; its categories follow
+
+Becomes = Literal["scaled", "one-hot", "codes", "left out"]
+TargetKind = Literal["classes", "number"]
+
+
+@dataclass(frozen=True)
+class ColumnRule:
+    """What becomes of one column.
+
+    A number or date x becomes (x − mean) / deviation, a boolean 0 or 1; missing ones are taken for the median. Categories
+    become one number each ("one-hot"), or one integer code in all ("codes"). `indicator` adds a number that is 1 where the
+    value is missing.
+    """
+
+    name: str
+    kind: Kind
+    becomes: Becomes
+    mean: float = 0.0
+    deviation: float = 1.0  # 0: the column was constant in training, and becomes 0
+    median: float = 0.0
+    indicator: bool = False
+    categories: tuple[str, ...] = ()
+    note: str = ""  # why it is left out
+
+    def __post_init__(self) -> None:
+        numbers = (self.mean, self.deviation, self.median)
+        require(bool(np.isfinite(numbers).all()), f"column {self.name!r}", "must have finite mean, deviation, median", numbers)
+        require(self.deviation >= 0, f"column {self.name!r}", "must have a deviation ≥ 0", self.deviation)
+        once = len(set(self.categories)) == len(self.categories)
+        require(once, f"column {self.name!r}", "must name each category once", self.categories)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """The names of the numbers that the column becomes."""
+        if self.becomes not in ("scaled", "one-hot"):
+            return ()
+        values = (self.name,) if self.becomes == "scaled" else tuple(f"{self.name}={each}" for each in self.categories)
+        return (*values, f"{self.name} missing") if self.indicator else values
+
+    @property
+    def codes(self) -> int:
+        """The number of codes of a column that becomes codes: its categories, "other" and "missing"."""
+        return len(self.categories) + 2
+
+    @classmethod
+    def fit(cls, column: TableColumn, kind: Kind, rows: NDArray[np.int64], one_hot: int) -> ColumnRule:
+        """The rule for a column by its values in the training rows; `one_hot` is the most categories that become one-hot."""
+        if kind == "category":
+            codes, names = column.names()
+            seen = np.unique(codes[rows])
+            categories = sorted_names([names[code] for code in seen if code >= 0])
+            gaps = bool((seen < 0).any())
+            if len(categories) + gaps < 2:
+                return cls(column.name, kind, "left out", note="one value among training clients")
+            few = len(categories) <= one_hot
+            return cls(column.name, kind, "one-hot" if few else "codes", categories=categories, indicator=few and gaps)
+        values = _numbers(column, kind)[rows]
+        known = values[~np.isnan(values)]
+        gaps = len(known) < len(values)
+        if not len(known):
+            return cls(column.name, kind, "left out", note="all missing among training clients")
+        constant = known.max() - known.min() <= 1e-9 * np.abs(known).max()  # up to rounding
+        if constant and not gaps:
+            return cls(column.name, kind, "left out", note="one value among training clients")
+        median = float(np.median(known))
+        if kind == "boolean":
+            return cls(column.name, kind, "scaled", median=float(median >= 0.5), indicator=gaps)
+        with np.errstate(over="ignore", invalid="ignore"):
+            mean, deviation = float(known.mean()), float(known.std())
+        if not np.isfinite([mean, deviation]).all():
+            raise InvalidData(
+                f"{column} holds numbers as large as {np.abs(known).max():g}. Take their logarithm, or repair them."
+            )
+        return cls(column.name, kind, "scaled", mean, 0.0 if constant else deviation, median, gaps)
+
+    def columns_of(self, column: TableColumn) -> list[NDArray[np.float32]]:
+        """The numbers (N,) that the values become, one array per feature."""
+        if self.becomes == "one-hot":
+            codes = self.codes_of(column)
+            hot = [codes == MISSING + 1 + k for k in range(len(self.categories))]
+            return [each.astype(np.float32) for each in (*hot, *([codes == MISSING] if self.indicator else []))]
+        values = _numbers(column, self.kind)
+        gaps = np.isnan(values)
+        filled = np.where(gaps, self.median, values)
+        with np.errstate(over="ignore"):
+            scaled = ((filled - self.mean) / self.deviation if self.deviation else filled * 0).astype(np.float32)
+        if not (finite := np.isfinite(scaled)).all():
+            row = int((~finite).argmax())
+            raise InvalidData(
+                f"{column}, row {row} holds {values[row]:g}, too far from the mean {self.mean:g} of training. Repair it."
+            )
+        return [scaled, gaps.astype(np.float32)] if self.indicator else [scaled]
+
+    def codes_of(self, column: TableColumn) -> NDArray[np.int64]:
+        """The codes (N,): 0 for a category that training did not have, 1 for missing, then the categories in order."""
+        places, names = column.names()
+        known = {name: code for code, name in enumerate(self.categories, MISSING + 1)}
+        return np.array([MISSING, *(known.get(name, OTHER) for name in names)])[places + 1]
+
+    def describe(self) -> tuple[str, str, str, str]:
+        """Name, kind, what becomes of it, and by which numbers of training."""
+        if self.becomes == "left out":
+            return self.name, self.kind, "left out", self.note
+        listed = _listed(self.categories)
+        if self.becomes == "codes":
+            return self.name, self.kind, f"codes 0 … {self.codes - 1}", f"0 other, 1 missing, {listed}"
+        count = len(self.features)
+        becomes = f"{count} number{'s' if count > 1 else ''}"
+        if self.becomes == "one-hot":
+            return self.name, self.kind, becomes, listed + (", missing" if self.indicator else "; missing: all 0")
+        filled = f"missing: {self.median:g}" + (" and an indicator" if self.indicator else "")
+        scale = "" if self.kind == "boolean" else f"mean {self.mean:g}, deviation {self.deviation:g}; "
+        return self.name, self.kind, becomes, scale + filled
+
+
+@dataclass(frozen=True)
+class TargetRule:
+    """What is predicted: one of `classes`, in their order, or a number, whose mean and deviation in training are kept."""
+
+    name: str
+    kind: TargetKind
+    classes: tuple[str, ...] = ()
+    mean: float = 0.0
+    deviation: float = 1.0
+
+    def __post_init__(self) -> None:
+        named = len(set(self.classes)) == len(self.classes) > 0
+        good = named if self.kind == "classes" else self.deviation > 0 and bool(np.isfinite([self.mean, self.deviation]).all())
+        require(good, f"target {self.name!r}", "must have different classes, or a finite mean and a deviation > 0", self)
+
+    @classmethod
+    def fit(
+        cls, column: TableColumn, rows: NDArray[np.int64], kind: TargetKind | None, classes: int | Sequence[str]
+    ) -> TargetRule:
+        """The rule by the training rows. Without `kind`, floating numbers and dates are numbers and all else are classes."""
+        import pyarrow.types as kinds
+
+        by_type = column.type_kind
+        _refuse_missing(column, column.values.is_null(nan_is_null=True).to_numpy())
+        whole = kinds.is_integer(column.values.type)
+        chosen = kind or ("number" if by_type == "date" or (by_type == "number" and not whole) else "classes")
+        if chosen == "number":
+            values = _target_numbers(column)[rows]
+            spread = float(values.std())
+            return cls(column.name, "number", mean=float(values.mean()), deviation=spread if spread > 0 else 1.0)
+        named = tuple(str(each) for each in (range(classes) if isinstance(classes, int) else classes))
+        require(len(set(named)) == len(named), "classes", "must name each class once", classes)
+        if not named:
+            codes, names = column.names()
+            named = sorted_names([names[code] for code in np.unique(codes[rows])])
+            if kind is None and whole and len(named) > 100:
+                raise InvalidData(
+                    f"{column} holds {len(named)} different whole numbers. Is it a number to predict, or a class? Write "
+                    'target_kind="number" or target_kind="classes".'
+                )
+        return cls(column.name, "classes", named)
+
+    def values_of(self, column: TableColumn) -> Tensor:
+        """The targets (N,): classes as int64, numbers as float32."""
+        if self.kind == "number":
+            return torch.from_numpy(_target_numbers(column).astype(np.float32))
+        codes, names = column.names()
+        _refuse_missing(column, codes < 0)
+        place = {name: code for code, name in enumerate(self.classes)}
+        for code, name in enumerate(names):
+            if name not in place:
+                everything = list(sorted_names([*self.classes, *(each for each in names if each not in place)]))
+                cure = (
+                    f" Name all classes: classes={everything}." if len(everything) <= 20 else " Name all classes: classes=[…]."
+                )
+                raise InvalidData(
+                    f"{column}, row {int((codes == code).argmax())} holds the class {name!r}, which is none of those of "
+                    f"training ({_listed(self.classes)}).{cure}"
+                )
+        return torch.from_numpy(np.array([place[name] for name in names], dtype=np.int64)[codes])
+
+    def describe(self) -> tuple[str, str, str, str]:
+        """Name, kind, what becomes of it, and by which numbers of training."""
+        if self.kind == "number":
+            return self.name, "target", "a number, as it is", f"mean {self.mean:g}, deviation {self.deviation:g}"
+        return self.name, "target", f"classes 0 … {len(self.classes) - 1}", _listed(self.classes)
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What becomes of each column of a table, so that other tables with these columns become inputs of the same model.
+
+    It is fitted on training clients only. Its means, deviations, medians, categories and classes come from their data as they
+    are: they are NOT covered by the ε of differential privacy, and a saved schema shows them to whoever reads it. In a
+    federation, where nobody sees all data, the operator supplies a schema, for example one fitted on public data.
+    """
+
+    columns: tuple[ColumnRule, ...]
+    target: TargetRule
+
+    def __post_init__(self) -> None:
+        names = [*(rule.name for rule in self.columns), self.target.name]
+        require(len(set(names)) == len(names), "columns", "must have different names, also from the target's", names)
+        inputs = [rule.name for rule in self.columns if rule.becomes != "left out"]
+        require(len(inputs) > 0, "columns", "must leave at least one input", names[:-1], "All are left out.")
+
+    @classmethod
+    def fit(
+        cls,
+        frame: Any,
+        *,
+        target: str,
+        client: str | None = None,
+        split: str | None = None,
+        rows: Any = None,
+        columns: Sequence[str] | None = None,
+        kinds: Mapping[str, Kind | Literal["left out"]] | None = None,
+        one_hot: int = 16,
+        target_kind: TargetKind | None = None,
+        classes: int | Sequence[str] = 0,
+        source: str = "table",
+    ) -> Schema:
+        """The schema of a table by its training rows (all, if `rows` is None). For the other parameters see `from_frame`."""
+        table = arrow_table(frame, source)
+        check_names(table, source, target=target, client=client, split=split)
+        require_integer("one_hot", one_hot, 0)
+        require(target_kind in (None, "classes", "number"), "target_kind", 'must be "classes" or "number"', target_kind)
+        good = (isinstance(classes, int) and classes >= 0) or (isinstance(classes, Sequence) and not isinstance(classes, str))
+        require(good, "classes", "must be the names of all classes, or their number if they are 0, 1, …", classes)
+        taken = {target, client, split}
+        if columns is None:
+            inputs = [name for name in table.column_names if name not in taken]
+        else:
+            require(not isinstance(columns, str), "columns", "must be a list of names", columns)
+            inputs = list(columns)
+            for name in inputs:
+                check_names(table, source, target=target, client=client, split=split, columns=name)
+        asked = _checked_kinds(kinds or {}, inputs)
+        training = np.arange(table.num_rows) if rows is None else np.asarray(rows)
+        read = {name: TableColumn(name, table.column(name), source) for name in inputs if asked.get(name) != "left out"}
+        of = {name: asked.get(name) or _usual_kind(column) for name, column in read.items()}
+        _refuse_constant(read.values(), source)
+        rules = [
+            ColumnRule.fit(read[name], of[name], training, one_hot)
+            if name in read
+            else ColumnRule(name, "category", "left out", note="as asked")
+            for name in inputs
+        ]
+        if all(rule.becomes == "left out" for rule in rules):
+            raise InvalidData(f"{source}: no column is left as an input; those that are there are left out or constant.")
+        return cls(
+            tuple(rules), TargetRule.fit(TableColumn(target, table.column(target), source), training, target_kind, classes)
+        )
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """The names of the numbers (N, F) that a table becomes, in order."""
+        return tuple(feature for rule in self.columns for feature in rule.features)
+
+    @property
+    def embedded(self) -> dict[str, int]:
+        """The columns that become codes, in order, each with the number of its codes."""
+        return {rule.name: rule.codes for rule in self.columns if rule.becomes == "codes"}
+
+    def transform(self, frame: Any, source: str = "table") -> Any:
+        """The inputs of a table: floating numbers (N, F), or a dict of these and of "codes" (N, C) if there are any.
+
+        The table needs the columns of the schema, in any order; others are ignored.
+        """
+        table = arrow_table(frame, source)
+        read = {rule.name: self._column(table, rule.name, source) for rule in self.columns if rule.becomes != "left out"}
+        numbers = [part for rule in self.columns if rule.features for part in rule.columns_of(read[rule.name])]
+        codes = [rule.codes_of(read[rule.name]) for rule in self.columns if rule.becomes == "codes"]
+        tree = {
+            name: torch.from_numpy(np.stack(parts, axis=1)) for name, parts in (("numbers", numbers), ("codes", codes)) if parts
+        }
+        return tree if codes else tree["numbers"]
+
+    def targets(self, frame: Any, source: str = "table") -> Tensor:
+        """The targets (N,) of a table: classes as int64, numbers as float32."""
+        return self.target.values_of(self._column(arrow_table(frame, source), self.target.name, source))
+
+    def _column(self, table: Any, name: str, source: str) -> TableColumn:
+        if name not in table.column_names:
+            raise InvalidData(
+                f"{source}: column {name!r} of the schema is missing; the table has {_listed(table.column_names)}. Add it "
+                "(it may be empty), or fit another schema."
+            )
+        return TableColumn(name, table.column(name), source)
+
+    def describe(self) -> str:
+        """A table of the columns: what becomes of each, and by which numbers of the training clients."""
+        rows = [("column", "kind", "becomes", "from training clients")]
+        rows += [*(rule.describe() for rule in self.columns), self.target.describe()]
+        widths = [max(len(row[place]) for row in rows) for place in range(3)]
+        return "\n".join("  ".join((*map(str.ljust, row, widths), row[3])).rstrip() for row in rows)
+
+    def to_json(self) -> str:
+        """The schema as JSON."""
+        return json.dumps({"format": FORMAT, **asdict(self)}, indent=1, ensure_ascii=False, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Schema:
+        """The schema that `to_json` wrote."""
+        from pydantic import TypeAdapter, ValidationError
+
+        try:
+            content = json.loads(text)
+            version = content.get("format") if isinstance(content, dict) else None
+            if version != FORMAT:
+                raise InvalidData(f"must be a schema in the format {FORMAT!r}, but its format is {version!r}.")
+            return TypeAdapter(cls).validate_python({key: value for key, value in content.items() if key != "format"})
+        except ValidationError as failure:
+            first = failure.errors()[0]
+            where = ".".join(str(step) for step in first["loc"])
+            raise InvalidData(f"the schema is damaged at {where or 'its top'}: {first['msg']}.") from None
+        except (json.JSONDecodeError, TypeError) as failure:
+            raise InvalidData(f"the schema is not valid JSON: {failure}.") from None
+
+    def save(self, path: PathLike) -> Path:
+        """Write the schema as a JSON file."""
+        return write_atomically(Path(path), self.to_json().encode())
+
+    @classmethod
+    def load(cls, path: PathLike) -> Schema:
+        """Read a schema that `save` wrote."""
+        try:
+            return cls.from_json(Path(path).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise InvalidData(f"{path} does not exist.") from None
+        except InvalidData as failure:
+            raise InvalidData(f"{path}: {failure}") from None
+        except (OSError, ValueError) as failure:
+            raise InvalidData(f"{path}: cannot be read: {failure}") from failure
+
+
+def _numbers(column: TableColumn, kind: Kind) -> NDArray[np.float64]:
+    values = column.days() if kind == "date" else column.numbers()
+    if kind == "boolean" and (odd := ~np.isnan(values) & (values != 0) & (values != 1)).any():
+        row = int(odd.argmax())
+        raise InvalidData(f"{column}, row {row} holds {values[row]:g}, but must be true or false, or 0 or 1.")
+    return values
+
+
+def _target_numbers(column: TableColumn) -> NDArray[np.float64]:
+    values = _numbers(column, "date" if column.type_kind == "date" else "number")
+    _refuse_missing(column, np.isnan(values))
+    if (large := np.abs(values) > np.finfo(np.float32).max).any():
+        row = int(large.argmax())
+        raise InvalidData(f"{column}, the target, row {row} holds {values[row]:g}, which is too large. Repair or scale it.")
+    return values
+
+
+def _refuse_missing(column: TableColumn, missing: NDArray[Any]) -> None:
+    if missing.any():
+        raise InvalidData(
+            f"{column}, the target, is missing in row {int(missing.argmax())} and {int(missing.sum()) - 1} more. Drop "
+            f"these rows: frame.dropna(subset=[{column.name!r}]) in pandas."
+        )
+
+
+def _checked_kinds(kinds: Any, inputs: list[str]) -> Mapping[str, Any]:
+    require(isinstance(kinds, Mapping), "kinds", "must map names of columns to kinds", kinds)
+    allowed = ("number", "boolean", "category", "date", "left out")
+    for name, kind in kinds.items():
+        if name not in inputs:
+            raise InvalidParameter("kinds", f"must name input columns, of {_listed(inputs)}", name)
+        require(kind in allowed, f"kinds[{name!r}]", f"must be one of {', '.join(allowed)}", kind)
+    return dict(kinds)
+
+
+def _usual_kind(column: TableColumn) -> Kind:
+    """The kind by the column's type. Text that differs almost everywhere is refused."""
+    kind = column.type_kind
+    if kind == "category":
+        codes, names = column.names()
+        if len(names) > 100 and 2 * len(names) > int((codes >= 0).sum()):
+            raise InvalidData(
+                f"{column} holds {len(names)} different texts in {len(codes)} rows. Is it an identifier, or free text? Leave "
+                f"it out: kinds={{{column.name!r}: 'left out'}}; or use it as a 'category', a 'date' or a 'number'."
+            )
+    return kind or "category"
+
+
+def _refuse_constant(columns: Any, source: str) -> None:
+    """Refuse columns that hold one value, or none, in the whole table: they tell no example from another."""
+    found = {column.name: why for column in columns if (why := column.constant())}
+    if found:
+        shown = ", ".join(f"{name!r} ({why})" for name, why in found.items())
+        cure = ", ".join(f"{name!r}: 'left out'" for name in found)
+        raise InvalidData(f"{source}: columns tell no example from another: {shown}. Leave them out: kinds={{{cure}}}.")
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:6])
+    return f"{shown} … ({len(names)} in all)" if len(names) > 6 else shown
