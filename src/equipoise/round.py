@@ -313,7 +313,7 @@ class Unprotected:
         """The risk of the cohort. A risk that needs no losses gets zeros, and its value is not reported."""
         if losses is None and self.algorithm.traits.risk.keeps_base_weights:  # the usual risk, and its answer is known
             return RiskValue(_UNKNOWN, cohort.weights, state), None
-        ids = tuple(self.clients.id_array[cohort.clients.numpy()].tolist())
+        ids = self.clients.ids_at(cohort.clients)
         given = losses if losses is not None else torch.zeros_like(cohort.weights)
         risk = self.algorithm.risk(given, cohort.weights, clients=ids, state=state)
         good = risk.weights.shape == cohort.weights.shape and _are_weights(numbers(risk.weights))

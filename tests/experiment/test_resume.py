@@ -12,7 +12,7 @@ import time
 import pytest
 from rich.console import Console
 
-from equipoise.core.files import write_atomically
+from equipoise.core.files import locked, write_atomically
 from equipoise.errors import ConfigError
 from equipoise.experiment import folder, scheduler, study
 from equipoise.experiment.build import build
@@ -252,7 +252,7 @@ def test_other_data_are_refused_on_resume(tmp_path):
 
 def test_two_processes_cannot_work_in_one_folder(tmp_path):
     place = claimed(tmp_path / "run", SMALL)
-    with folder.locked(place.path / ".lock", wait=False), pytest.raises(ConfigError, match="Another process works in"):
+    with locked(place.path / ".lock", wait=False), pytest.raises(ConfigError, match="Another process works in"):
         folder.run(build(RunConfig.read(place.config)), place, progress=False)
 
 

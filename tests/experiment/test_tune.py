@@ -15,6 +15,7 @@ import warnings
 import pytest
 from rich.console import Console
 
+from equipoise.core.files import locked
 from equipoise.errors import ConfigError
 from equipoise.experiment import folder, scheduler, tune, worker
 from equipoise.experiment.build import build
@@ -304,11 +305,11 @@ def test_a_worker_waits_for_another_in_its_folder(tmp_path):
     entered = threading.Event()
 
     def enter():
-        with folder.locked(tmp_path / "run.log", wait=True):
+        with locked(tmp_path / "run.log", wait=True):
             entered.set()
 
     second = threading.Thread(target=enter)
-    with folder.locked(tmp_path / "run.log", wait=True):
+    with locked(tmp_path / "run.log", wait=True):
         second.start()
         assert not entered.wait(0.1)
     second.join(10)

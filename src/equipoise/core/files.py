@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from equipoise.errors import NotWritten
+from equipoise.errors import ConfigError, NotWritten
 
 
 def cache_folder() -> Path:
@@ -31,3 +33,23 @@ def write_atomically(path: Path, content: bytes) -> Path:
         reason = getattr(failure, "strerror", None) or str(failure)
         raise NotWritten(f"{path} could not be written: {reason}. Choose a file in a folder you may write to.") from failure
     return path
+
+
+@contextmanager
+def locked(file: Path, *, wait: bool) -> Iterator[None]:
+    """Hold the lock of a file, where the system has locks. If another process holds it, `wait` for it, or refuse to work."""
+    try:
+        import fcntl
+    except ImportError:  # Windows has no such lock
+        yield
+        return
+    with file.open("ab") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError as failure:
+            raise ConfigError(
+                f"Another process works in {file.parent}. Wait until it has ended, or stop it first."
+            ) from failure
+        except OSError:  # some network disks have no locks
+            pass
+        yield

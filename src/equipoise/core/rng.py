@@ -8,6 +8,7 @@ in another process and on a GPU. Everything drawn on the server comes from NumPy
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -60,6 +61,12 @@ def _mix_array(z: Numbers) -> Numbers:
 def name_key(name: str) -> int:
     """A 64-bit key of a name (a client id, a purpose) that is the same on every machine."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+
+
+def name_keys(names: Iterable[str]) -> Tensor:
+    """The key of each name, (n,) int64."""
+    digests = b"".join([hashlib.blake2b(name.encode(), digest_size=8).digest() for name in names])
+    return torch.from_numpy(np.frombuffer(bytearray(digests), dtype="<i8").astype(np.int64, copy=False))
 
 
 @lru_cache(maxsize=256)
@@ -118,6 +125,53 @@ def generator(seed: int, purpose: str, round_index: int = 0, client: str | None 
     if client is not None:
         key = _mix(key ^ _mix(name_key(client)))
     return np.random.Generator(np.random.Philox(_Key(key)))  # type: ignore[arg-type]
+
+
+_PHILOX_FACTORS = 0xD2E7470EE14C6C93, 0xCA5A826395121157  # Salmon et al., Parallel Random Numbers: As Easy as 1, 2, 3, 2011
+_PHILOX_WEYL = 0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B
+_CHUNK = 16_384  # numbers that stay in a core's own memory
+
+
+def first_uniforms(seed: int, purpose: str, clients: Tensor) -> Numbers:
+    """The first number in [0, 1) of each client's generator: `clients` are int64 name keys (n,), the result is float64 (n,).
+
+    `generator(seed, purpose, client=i).random()` gives the same bits for the client i alone, in a hundred times the time.
+    """
+    keys = client_keys(stream_key(seed, purpose), clients.cpu()).numpy().view(np.uint64)
+    drawn = np.empty(len(keys))
+    for first in range(0, len(keys), _CHUNK):
+        bits = _philox(keys[first : first + _CHUNK])
+        drawn[first : first + _CHUNK] = (bits >> np.uint64(11)) * 2.0**-53
+    return drawn
+
+
+def _philox(keys: Numbers) -> Numbers:
+    """The first 64 bits of Philox4x64-10 under the keys (key, 0), whose counter NumPy sets to 1 before it draws."""
+    a, b, c, d = (np.full_like(keys, first) for first in (1, 0, 0, 0))
+    for turn in range(10):
+        high, low = _wide_product(_PHILOX_FACTORS[0], a)
+        other_high, other_low = _wide_product(_PHILOX_FACTORS[1], c)
+        weyl = (np.uint64((turn * step) & _MASK) for step in _PHILOX_WEYL)
+        a, b, c, d = other_high ^ b ^ (keys + next(weyl)), other_low, high ^ d ^ next(weyl), low
+    return a
+
+
+def _wide_product(factor: int, values: Numbers) -> tuple[Numbers, Numbers]:
+    """The upper and the lower 64 bits of the products, by halves of 32 bits."""
+    half, mask = np.uint64(32), np.uint64(0xFFFFFFFF)
+    upper, lower = np.uint64(factor >> 32), np.uint64(factor & 0xFFFFFFFF)
+    value_low, value_high = values & mask, values >> half
+    middle = lower * value_low
+    middle >>= half
+    middle += upper * value_low
+    carry = middle & mask
+    carry += lower * value_high
+    carry >>= half
+    middle >>= half
+    value_high *= upper
+    value_high += middle
+    value_high += carry
+    return value_high, values * np.uint64(factor)
 
 
 def torch_generator(seed: int, purpose: str, round_index: int = 0) -> torch.Generator:

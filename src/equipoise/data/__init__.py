@@ -15,6 +15,8 @@ from equipoise.data.partition import to_clients
 from equipoise.data.ragged import Ragged
 from equipoise.data.schema import Schema
 from equipoise.data.splits import split_clients, split_examples
+from equipoise.data.store_reader import check_store, open_store, refuse_changed_store
+from equipoise.data.store_writer import write_store
 from equipoise.data.text import WordVectors, from_texts, glove
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "Schema",
     "WordVectors",
     "adult",
+    "check_store",
     "csv",
     "digits",
     "fashion_mnist",
@@ -44,8 +47,10 @@ __all__ = [
     "mocha",
     "npz",
     "omniglot",
+    "open_store",
     "parquet",
     "partition",
+    "refuse_changed_store",
     "shakespeare",
     "split_clients",
     "split_examples",
@@ -54,4 +59,5 @@ __all__ = [
     "texts",
     "to_clients",
     "vehicle",
+    "write_store",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import pairwise
@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.core.rng import name_key, signed
+from equipoise.core.rng import name_keys
 from equipoise.core.trees import leaves, map_tree, named_leaves
 from equipoise.data import leaves as leaf_of
 from equipoise.data.leaves import shown_shape
 from equipoise.data.ragged import Ragged
+from equipoise.data.store_state import StoredIds, StoreState
 from equipoise.data.visited import Visited
 from equipoise.errors import InvalidData, InvalidParameter, is_integer, require
 from equipoise.types import Attack
@@ -52,10 +53,7 @@ class ClientSet:
             object.__setattr__(self, name, leaf_of.per_leaf(name, getattr(self, name), self.x, default))
         self.check_leaves()
         self._check_clients()
-        for name, values in (named_leaves("x", self.x) | named_leaves("y", self.y)).items():
-            if (row := leaf_of.first_bad_row(values)) is not None:
-                where = f"{prefix(self.source)}{self._place(row)} (row {row} of {name})"
-                raise InvalidData(f"{where} holds NaN or infinity. Repair or drop that example.")
+        self.refuse_non_finite(lambda row, name: f"{self._place(row)} (row {row} of {name})")
 
     @classmethod
     def trusted(cls, **given: Any) -> ClientSet:
@@ -111,6 +109,13 @@ class ClientSet:
             twice = sorted({a for a, b in pairwise(ordered) if a == b})
             raise InvalidData(f"{origin}client ids must differ; repeated: {', '.join(twice[:5])}.")
 
+    def refuse_non_finite(self, place: Callable[[int, str], str]) -> None:
+        """Refuse NaN and infinity; `place` says in words where a row of a leaf is."""
+        for name, values in (named_leaves("x", self.x) | named_leaves("y", self.y)).items():
+            if (row := leaf_of.first_bad_row(values)) is not None:
+                where = f"{prefix(self.source)}{place(row, name)}"
+                raise InvalidData(f"{where} holds NaN or infinity. Repair or drop that example.")
+
     def _place(self, row: int) -> str:
         """A row in words: whose it is, and the how-manieth of that client."""
         client = int(torch.searchsorted(self.offsets, row, right=True)) - 1
@@ -127,42 +132,27 @@ class ClientSet:
         cls, clients: Iterable[tuple[str, Any, Any]], *, scale: Any = None, shift: Any = 0.0, source: str = ""
     ) -> ClientSet:
         """Pack (id, x, y) triples, one per client."""
-        origin = prefix(source)
-        triples = [(name, map_tree(leaf_of.as_leaf, x), map_tree(leaf_of.as_leaf, y)) for name, x, y in clients]
+        origin, triples = prefix(source), list(clients)
         if not triples:
             raise InvalidData(f"{origin}there is no client.")
-        first = triples[0]
-        wanted = [(key, leaf_of.kind_of(leaf)) for tree in first[1:] for key, leaf in named_leaves("", tree).items()]
-        for name, x, y in triples:
-            for what, tree in (("x", x), ("y", y)):
-                for leaf_name, leaf in named_leaves(what, tree).items():
-                    if isinstance(leaf, Tensor) and leaf.dim() == 0:
-                        raise InvalidData(
-                            f"{origin}client {name!r} must have arrays with one row per example, not single numbers."
-                        )
-                    if (row := leaf_of.first_bad_row(leaf)) is not None:
-                        where = f"{origin}client {name!r}, row {row} of its {leaf_name}"
-                        raise InvalidData(f"{where} holds NaN or infinity. Repair or drop that example.")
-            if [(key, leaf_of.kind_of(leaf)) for tree in (x, y) for key, leaf in named_leaves("", tree).items()] != wanted:
-                raise InvalidData(
-                    f"{origin}client {name!r} has inputs and targets of shapes {shown_shape(x)} and {shown_shape(y)} "
-                    f"per example, but client {first[0]!r} has {shown_shape(first[1])} and {shown_shape(first[2])}."
-                )
-            counts = [len(leaf) for leaf in (*leaves(x), *leaves(y))]
-            if len(set(counts)) > 1:
-                raise InvalidData(f"{origin}client {name!r} has {counts[0]} inputs but {counts[-1]} targets.")
-        sizes = torch.tensor([len(leaves(x)[0]) for _, x, _ in triples])
+        names, inputs, targets = zip(*triples, strict=True)
+        x_columns, y_columns = leaf_of.columns(inputs), leaf_of.columns(targets)
+        if x_columns is None or y_columns is None or not leaf_of.same_rows(*x_columns, *y_columns):
+            raise _unlike_clients(triples, origin)
+        x = leaf_of.tree_like(inputs[0], map(leaf_of.joined, x_columns))
+        y = leaf_of.tree_like(targets[0], map(leaf_of.joined, y_columns))
         made = cls.trusted(
-            x=map_tree(leaf_of.joined, *(x for _, x, _ in triples)),
-            y=map_tree(leaf_of.joined, *(y for _, _, y in triples)),
-            offsets=offsets_of(sizes),
-            ids=tuple(name for name, _, _ in triples),
-            scale=leaf_of.per_leaf("scale", scale, first[1], None),
-            shift=leaf_of.per_leaf("shift", shift, first[1], 0.0),
+            x=x,
+            y=y,
+            offsets=offsets_of(torch.tensor([len(leaf) for leaf in (*x_columns, *y_columns)[0]])),
+            ids=names,
+            scale=leaf_of.per_leaf("scale", scale, x, None),
+            shift=leaf_of.per_leaf("shift", shift, x, 0.0),
             source=source,
         )
         made.check_leaves()
         made._check_clients()
+        made.refuse_non_finite(lambda row, name: f"{made._place(row)} of its {name}")
         return made
 
     @cached_property
@@ -200,7 +190,20 @@ class ClientSet:
     @cached_property
     def host_keys(self) -> Tensor:
         """The key of each client's random stream, (n,) int64, on the CPU."""
-        return torch.tensor([signed(name_key(i)) for i in self.ids])
+        return name_keys(self.ids)
+
+    @property
+    def hashed(self) -> tuple[object, ...]:
+        """What stands for the clients in a fingerprint: all there is, or the checksums of a store and who is chosen there."""
+        if self.store is not None:
+            return self.store.digest, self.starts
+        parts = *leaf_of.hashed_parts(self.x), *leaf_of.hashed_parts(self.y)
+        return self.ids, self.offsets, *parts, self.scale, self.shift
+
+    @cached_property
+    def store(self) -> StoreState | None:
+        """The store on disk where the rows lie; None if they are in memory."""
+        return None
 
     @property
     def examples(self) -> int:
@@ -286,19 +289,39 @@ class ClientSet:
 
     def take(self, positions: Sequence[int] | Tensor) -> ClientSet:
         """The clients at some positions, or of a boolean mask; their rows are copied."""
+        chosen = self._positions(positions)
+        sizes = self.host_sizes[chosen]
+        rows = rows_in_turn(self.starts.cpu()[chosen], sizes)
+        made = self.with_rows(rows, sizes, self.ids_at(chosen))
+        return made if "host_keys" not in vars(self) else ClientSet.trusted(**vars(made), host_keys=self.host_keys[chosen])
+
+    def select(self, positions: Sequence[int] | Tensor) -> ClientSet:
+        """The clients at some positions, or of a boolean mask; their rows stay where they are."""
+        chosen = self._positions(positions)
+        sizes = self.sizes[chosen]
+        kept = {name: value for name, value in vars(self).items() if name in ("x", "y", "scale", "shift", "source", "store")}
+        ids = self.ids.select(chosen) if isinstance(self.ids, StoredIds) else self.ids_at(chosen)
+        return ClientSet.trusted(
+            **kept, offsets=offsets_of(sizes), starts=self.starts[chosen], sizes=sizes, ids=ids,
+            host_keys=self.host_keys[chosen], label_ranges=self.label_ranges,
+        )  # fmt: skip
+
+    def _positions(self, positions: Sequence[int] | Tensor) -> Tensor:
         if isinstance(positions, Tensor) and positions.dtype == torch.bool:
             positions = positions.nonzero().flatten()
         chosen = torch.as_tensor(positions, dtype=torch.int64).cpu()
         if not len(chosen) or int(chosen.min()) < 0 or int(chosen.max()) >= len(self):
             shown = chosen.tolist()[:10]
             raise InvalidParameter("positions", f"must name at least one client, each from 0 to {len(self) - 1}", shown)
-        sizes = self.host_sizes[chosen]
-        rows = rows_in_turn(self.starts.cpu()[chosen], sizes)
-        return self.with_rows(rows, sizes, tuple(self.ids[p] for p in chosen.tolist()))
+        return chosen
+
+    def ids_at(self, positions: Tensor) -> tuple[str, ...]:
+        """The ids of the clients at some positions."""
+        return self.ids.at(positions) if isinstance(self.ids, StoredIds) else tuple(self.id_array[positions.numpy()].tolist())
 
     def with_rows(self, rows: Tensor, sizes: Tensor, ids: tuple[str, ...]) -> ClientSet:
         """Clients of these sizes and ids, who own some rows of this set, one after the other."""
-        x, y = (map_tree(lambda leaf: leaf[rows], tree) for tree in (self.x, self.y))
+        x, y = (map_tree(lambda leaf: leaf_of.taken(leaf, rows), tree) for tree in (self.x, self.y))
         made = ClientSet.trusted(
             x=x, y=y, offsets=offsets_of(sizes), ids=ids, scale=self.scale, shift=self.shift, source=self.source
         )
@@ -312,8 +335,18 @@ class ClientSet:
         stays = {name: value for name, value in vars(self).items() if name in ("host_sizes", "host_keys")}
         return ClientSet.trusted(**{name: leaf_of.moved(value, device) for name, value in vars(self).items()} | stays)
 
+    @cached_property
+    def label_ranges(self) -> dict[int, LabelRange | None]:
+        """What is known of the targets, by the ignored class."""
+        return {}
+
     def label_range(self, ignore: int) -> LabelRange | None:
         """The smallest and the largest class, and whether some places are ignored; None if targets are not classes."""
+        if ignore not in self.label_ranges:
+            self.label_ranges[ignore] = self._find_label_range(ignore)
+        return self.label_ranges[ignore]
+
+    def _find_label_range(self, ignore: int) -> LabelRange | None:
         if not isinstance(self.y, Tensor | Ragged) or self.y.is_floating_point():
             return None
         values = self.y.values if isinstance(self.y, Ragged) else self.y
@@ -338,6 +371,24 @@ class ClientSet:
             raise InvalidData(
                 f"{prefix(self.source)}{self._place(row)} has no target that counts: all are of the ignored class. Drop it."
             )
+
+
+def _unlike_clients(triples: list[tuple[str, Any, Any]], origin: str) -> InvalidData:
+    """The refusal of the first client whose inputs and targets are not of the kind of the first client's."""
+    trees = [(name, map_tree(leaf_of.as_leaf, x), map_tree(leaf_of.as_leaf, y)) for name, x, y in triples]
+    first = trees[0]
+    for name, x, y in trees:
+        if any(isinstance(leaf, Tensor) and leaf.dim() == 0 for leaf in (*leaves(x), *leaves(y))):
+            return InvalidData(f"{origin}client {name!r} must have arrays with one row per example, not single numbers.")
+        if leaf_of.kinds_of(x) != leaf_of.kinds_of(first[1]) or leaf_of.kinds_of(y) != leaf_of.kinds_of(first[2]):
+            return InvalidData(
+                f"{origin}client {name!r} has inputs and targets of shapes {shown_shape(x)} and {shown_shape(y)} "
+                f"per example, but client {first[0]!r} has {shown_shape(first[1])} and {shown_shape(first[2])}."
+            )
+        counts = [len(leaf) for leaf in (*leaves(x), *leaves(y))]
+        if len(set(counts)) > 1:
+            return InvalidData(f"{origin}client {name!r} has {counts[0]} inputs but {counts[-1]} targets.")
+    return InvalidData(f"{origin}the clients' inputs and targets differ in their kinds.")
 
 
 class LabelRange(NamedTuple):
@@ -440,10 +491,7 @@ class FederatedData:
     @cached_property
     def fingerprint(self) -> str:
         """A short hash of all splits and examples: equal data have equal fingerprints."""
-        sets = [
-            (name, c.ids, c.offsets, *leaf_of.hashed_parts(c.x), *leaf_of.hashed_parts(c.y), c.scale, c.shift)
-            for name, c in self.splits.items()
-        ]
+        sets = [(name, *clients.hashed) for name, clients in self.splits.items()]
         # The repr of a plain object holds its address in memory.
         attacked = (sorted(self.malicious), re.sub(r" at 0x[0-9a-f]+", "", repr(self.attack))) if self.malicious else ()
         ignored = (self.ignore_index,) if self.ignore_index != IGNORE else ()

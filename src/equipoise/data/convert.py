@@ -11,7 +11,7 @@ from equipoise.core.abilities import is_part
 from equipoise.core.trees import leaves, map_tree
 from equipoise.data.arrays import as_tree, client_of_rows, first_line, row_counts, rows_by_client
 from equipoise.data.clients import IGNORE, ClientSet, FederatedData, offsets_of
-from equipoise.data.leaves import per_leaf
+from equipoise.data.leaves import per_leaf, taken
 from equipoise.data.splits import How, split
 from equipoise.data.visited import Visited
 from equipoise.errors import InvalidData, require
@@ -63,8 +63,8 @@ def pack_rows(x: Any, y: Any, client: Any, *, scale: Any = None, shift: Any = 0.
         raise InvalidData(f"{name}: the numbers of rows differ ({shown}); each example needs all of them.")
     rows, sizes = rows_by_client(which, len(ids))
     made = ClientSet.trusted(
-        x=map_tree(lambda leaf: leaf[rows], x),
-        y=map_tree(lambda leaf: leaf[rows], y),
+        x=map_tree(lambda leaf: taken(leaf, rows), x),
+        y=map_tree(lambda leaf: taken(leaf, rows), y),
         offsets=offsets_of(sizes),
         ids=ids,
         scale=per_leaf("scale", scale, x, None),

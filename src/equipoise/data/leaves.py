@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,6 +30,8 @@ def first_bad_row(values: Any) -> int | None:
     numbers = values.values if isinstance(values, Ragged) else values
     for start in range(0, len(numbers), _ROWS_PER_CHECK) if numbers.is_floating_point() else ():
         rows = numbers[start : start + _ROWS_PER_CHECK]
+        if math.isfinite(rows.sum(dtype=torch.float64 if rows.dtype == torch.float64 else torch.float32)):
+            continue  # the sum would not be finite, either
         bad = ~torch.isfinite(rows.flatten(1) if rows.dim() > 1 else rows[:, None]).all(1)
         if bad.any():
             row = start + int(bad.nonzero()[0])
@@ -39,19 +44,68 @@ def as_leaf(values: Any) -> Any:
     return values if isinstance(values, Ragged | Visited) else torch.as_tensor(values)
 
 
-def joined(*parts: Any) -> Any:
+def columns(trees: Sequence[Any]) -> list[list[Any]] | None:
+    """The leaves of many trees, leaf by leaf; None if the trees differ in their structure."""
+    first = trees[0]
+    if isinstance(first, dict):
+        names = list(first)
+        alike = all(isinstance(tree, dict) and list(tree) == names for tree in trees)
+        return [_column([tree[name] for tree in trees]) for name in names] if alike else None
+    if isinstance(first, tuple):
+        alike = all(isinstance(tree, tuple) and len(tree) == len(first) for tree in trees)
+        return [_column(list(parts)) for parts in zip(*trees, strict=True)] if alike else None
+    return None if any(isinstance(tree, dict | tuple) for tree in trees) else [_column(list(trees))]
+
+
+def _column(parts: list[Any]) -> list[Any]:
+    """Leaves as tensors or sequences; arrays of one type stay arrays, which are joined in less time."""
+    if {type(part) for part in parts} == {np.ndarray} and len({part.dtype for part in parts}) == 1:
+        return parts
+    return [as_leaf(part) for part in parts]
+
+
+def same_rows(*columns: list[Any]) -> bool:
+    """Whether the leaves of each column are of one kind, and those of each client have as many rows."""
+    kinds = [{_kind(leaf) for leaf in column} for column in columns]
+    if any(len(each) > 1 or (False, None) in each for each in kinds):
+        return False
+    counts = [[len(leaf) for leaf in column] for column in columns]
+    return all(each == counts[0] for each in counts)
+
+
+def tree_like(tree: Any, parts: Iterable[Any]) -> Any:
+    """The leaves in a tree of the structure of another."""
+    if isinstance(tree, dict):
+        return dict(zip(tree, parts, strict=True))
+    return tuple(parts) if isinstance(tree, tuple) else next(iter(parts))
+
+
+def joined(parts: list[Any]) -> Any:
     """The rows of the leaves one after the other."""
+    if isinstance(parts[0], np.ndarray):
+        return torch.from_numpy(np.concatenate(parts))
     if isinstance(parts[0], Ragged):
-        return Ragged.joined(list(parts))
+        return Ragged.joined(parts)
     if isinstance(parts[0], Visited):
-        return Visited.joined(list(parts))
+        return Visited.joined(parts)
     return torch.cat(parts)
 
 
-def kind_of(leaf: Any) -> tuple[bool, torch.Size]:
-    """What the leaves of all clients must share."""
-    ragged = isinstance(leaf, Ragged)
-    return ragged, leaf.step_shape if ragged else leaf.shape[1:]
+def taken(leaf: Any, rows: Tensor) -> Any:
+    """Some rows of a leaf, copied."""
+    return leaf[rows] if isinstance(leaf, Ragged | Visited) else leaf.index_select(0, rows.to(leaf.device))
+
+
+def _kind(leaf: Any) -> tuple[bool, tuple[int, ...] | None]:
+    """What the leaves of all clients must share: whether they are sequences, and the shape of a row, None of a number."""
+    if isinstance(leaf, Ragged):
+        return True, leaf.step_shape
+    return False, leaf.shape[1:] if leaf.shape else None
+
+
+def kinds_of(tree: Any) -> dict[str, tuple[bool, tuple[int, ...] | None]]:
+    """The kind of each leaf of a tree, by name."""
+    return {name: _kind(leaf) for name, leaf in named_leaves("", tree).items()}
 
 
 def numbers_in(leaf: Any) -> int:

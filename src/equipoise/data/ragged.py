@@ -53,6 +53,14 @@ class Ragged:
         lengths = torch.tensor([0, *(len(tensor) for tensor in tensors)])
         return cls(torch.cat(tensors), lengths.cumsum(0), pad, mask)
 
+    @classmethod
+    def trusted(cls, values: Tensor, offsets: Tensor, pad: float, mask: str | None, longest: int) -> Ragged:
+        """Sequences that need no checks, the longest of a known length: nothing is read."""
+        made = object.__new__(cls)
+        for name, value in {"values": values, "offsets": offsets, "pad": pad, "mask": mask, "longest": longest}.items():
+            object.__setattr__(made, name, value)
+        return made
+
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
@@ -68,6 +76,10 @@ class Ragged:
     def longest(self) -> int:
         """Steps of the longest sequence."""
         return int(self.lengths.max())
+
+    def lengths_of(self, rows: Tensor) -> Tensor:
+        """Steps of some sequences, in the shape of `rows`."""
+        return self.offsets[rows + 1] - self.offsets[rows]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -90,7 +102,7 @@ class Ragged:
 
     def __getitem__(self, rows: Tensor) -> Ragged:
         """Some of the sequences; their values are copied."""
-        lengths = self.lengths[rows]
+        lengths = self.lengths_of(rows)
         ends = lengths.cumsum(0)
         within = torch.arange(int(ends[-1]), device=ends.device) - (ends - lengths).repeat_interleave(lengths)
         taken = self.values[self.offsets[:-1][rows].repeat_interleave(lengths) + within]
@@ -98,12 +110,12 @@ class Ragged:
 
     def width(self, rows: Tensor) -> int:
         """The length to which a batch of these sequences is padded."""
-        return -(-int(self.lengths[rows].max()) // MULTIPLE) * MULTIPLE
+        return -(-int(self.lengths_of(rows).max()) // MULTIPLE) * MULTIPLE
 
     def gather(self, rows: Tensor, width: int | None = None) -> Tensor:
         """The sequences (*rows, T, …), padded to a multiple of 8 or to `width`."""
         steps = torch.arange(self.width(rows) if width is None else width, device=rows.device)
-        inside = steps < self.lengths[rows].unsqueeze(-1)
+        inside = steps < self.lengths_of(rows).unsqueeze(-1)
         places = torch.where(inside, self.offsets[rows].unsqueeze(-1) + steps, 0)
         padded = self.values.index_select(0, places.flatten()).view(*places.shape, *self.step_shape)
         filled: Tensor = padded.masked_fill_(~inside.view(*inside.shape, *(1 for _ in self.step_shape)), self.pad)
@@ -111,7 +123,7 @@ class Ragged:
 
     def inside(self, rows: Tensor, width: int) -> Tensor:
         """1 at values and 0 at padding, (*rows, T) int64."""
-        return (torch.arange(width, device=rows.device) < self.lengths[rows].unsqueeze(-1)).long()
+        return (torch.arange(width, device=rows.device) < self.lengths_of(rows).unsqueeze(-1)).long()
 
     def to(self, device: torch.device) -> Ragged:
         """The sequences on a device."""

@@ -8,10 +8,11 @@ from __future__ import annotations
 import math
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.core.rng import generator
+from equipoise.core.rng import first_uniforms, generator
 from equipoise.data.clients import IGNORE, ClientSet, FederatedData
 from equipoise.errors import InvalidParameter, require
 
@@ -44,6 +45,14 @@ def split_clients(
     Source: Pillutla, Laguel, Malick, Harchaoui, Federated Learning with Superquantile Aggregation for Heterogeneous Data
     (train and test clients disjoint, half and half).
     """
+    train, validated, tested = draw_clients(clients, validation=validation, test=test, seed=seed)
+    choose = clients.take if clients.store is None else clients.select
+    held_out = [choose(positions) if len(positions) else None for positions in (validated, tested)]
+    return FederatedData(choose(train), held_out[0], held_out[1], name, classes, ignore_index=ignore_index)
+
+
+def draw_clients(clients: ClientSet, *, validation: float, test: float, seed: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The positions, in order, of the clients to train on, to validate on and to test on."""
     _check(validation, test)
     tested = max(_share(len(clients), test), int(test > 0))
     validated = max(_share(len(clients), validation), int(validation > 0))
@@ -51,12 +60,14 @@ def split_clients(
         raise InvalidParameter(
             "clients", "must be enough to train, validate and test on", len(clients), "Use more clients or smaller fractions."
         )
-    drawn = {i: generator(seed, "split clients", client=i).random() for i in clients.ids}
-    order = sorted(range(len(clients)), key=lambda k: (drawn[clients.ids[k]], clients.ids[k]))
-    held_out = order[tested : tested + validated], order[:tested]
-    validation_set, test_set = (clients.take(sorted(positions)) if positions else None for positions in held_out)
-    train = clients.take(sorted(order[tested + validated :]))
-    return FederatedData(train, validation_set, test_set, name, classes, ignore_index=ignore_index)
+    drawn = first_uniforms(seed, "split clients", clients.host_keys)
+    order = np.argsort(drawn, kind="stable")
+    if (equal := np.flatnonzero(np.diff(drawn[order]) == 0)).size:  # the order of ids decides, not that of positions
+        places = np.union1d(equal, equal + 1)
+        order[places] = sorted(order[places].tolist(), key=lambda k: (drawn[k], clients.ids[k]))
+    parts = order[tested + validated :], order[tested : tested + validated], order[:tested]
+    train, for_validation, for_test = (torch.from_numpy(np.sort(part)) for part in parts)
+    return train, for_validation, for_test
 
 
 def split_examples(
@@ -76,7 +87,7 @@ def split_examples(
     """
     _check(validation, test)
     chosen: dict[str, list[Tensor]] = {"train": [], "validation": [], "test": []}
-    for k, (start, size) in enumerate(zip(clients.offsets.tolist(), clients.sizes.tolist(), strict=False)):
+    for k, (start, size) in enumerate(zip(clients.starts.tolist(), clients.sizes.tolist(), strict=True)):
         tested = min(_share(size, test), size - 1)
         validated = min(_share(size, validation), size - 1 - tested)
         order = torch.from_numpy(generator(seed, "split examples", client=clients.ids[k]).permutation(size))

@@ -13,13 +13,12 @@ import json
 import shlex
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipoise.core.files import write_atomically
+from equipoise.core.files import locked, write_atomically
 from equipoise.errors import ConfigError, EquipoiseError
 
 if TYPE_CHECKING:
@@ -161,25 +160,6 @@ def run(
         result = _run(experiment, folder, [JsonLines(folder.rounds), *observers], progress, report)
         lock.unlink(missing_ok=True)
     return result
-
-
-@contextmanager
-def locked(file: Path, *, wait: bool) -> Iterator[None]:
-    """Hold the lock of a file, where the system has locks. If another process holds it, `wait` for it, or refuse to work."""
-    try:
-        import fcntl
-    except ImportError:  # Windows has no such lock
-        yield
-        return
-    with file.open("ab") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError as failure:
-            fix = "Wait until it has ended, or stop it first."
-            raise ConfigError(f"Another process works in {file.parent}. {fix}") from failure
-        except OSError:  # some network disks have no locks
-            pass
-        yield
 
 
 def _run(

@@ -15,13 +15,14 @@ from equipoise.errors import EquipoiseError
 
 def main(path: str, *, without_test: bool = False) -> int:
     """Train the run of a folder, or the rest of it; returns the exit code."""
+    from equipoise.core.files import locked
     from equipoise.experiment import folder
     from equipoise.experiment.build import build
     from equipoise.experiment.config import RunConfig
 
     try:
         run_folder = folder.RunFolder(Path(path))
-        with folder.locked(run_folder.log, wait=True):  # a worker that outlived a killed study still writes here
+        with locked(run_folder.log, wait=True):  # a worker that outlived a killed study still writes here
             if run_folder.finished:
                 return 0
             experiment = build(RunConfig.read(run_folder.config))

@@ -57,6 +57,8 @@ class Scoring:
 
     def means(self, models: Tensor, clients: ClientSet, which: Tensor | None, *, with_errors: bool) -> tuple[Tensor, ...]:
         """Mean loss (and error) per model (M, D) and client, (M, n) each; `which` (n,) are clients' positions, on the CPU."""
+        if which is None and not clients.in_turn:
+            which = torch.arange(len(clients))
         sizes = clients.host_sizes if which is None else clients.host_sizes[which]
         lengths = sizes.to(self.device, non_blocking=True)
         count = int(sizes.sum())  # not asked of a GPU, as that would wait for it

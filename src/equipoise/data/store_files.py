@@ -1,0 +1,235 @@
+"""The files of a store: flat binary arrays, a checksum of every block of them, and a manifest that says what they mean.
+
+A store is a folder with `manifest.json` and a folder for each set of clients: `clients`, or `train`, `validation` and
+`test`. A set has the files `ids.text` and `ids.offsets`, `keys` (of random streams), `offsets` (of clients into rows), and for
+each leaf of the inputs and targets `x.0.values`, with `x.0.offsets` if it holds sequences. Beside each file lie the checksums
+of its whole blocks; the checksum of the rest is in the manifest. Files only grow: what a manifest describes stays valid while
+clients are appended.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.core.numbers import Numbers
+from equipoise.core.trees import leaves
+from equipoise.data.clients import ClientSet, LabelRange
+from equipoise.data.leaves import tree_like
+from equipoise.data.ragged import Ragged
+from equipoise.data.store_state import StoredIds, StoreState, file_stat
+from equipoise.errors import InvalidData
+
+FORMAT = 1
+BLOCK_BYTES = 1 << 22
+DIGEST_BYTES = 16
+MANIFEST, PROGRESS, CHECKSUMS = "manifest.json", "progress.json", ".checksums"
+SETS = "clients", "train", "validation", "test"
+Content = dict[str, Any]
+_MAP_NORESERVE = 0x4000  # of Linux; the module mmap has no name for it in all versions of Python
+
+
+def block_digest(data: Any = b"") -> Any:
+    """The hash of a block."""
+    return hashlib.blake2b(data, digest_size=DIGEST_BYTES)
+
+
+def describe_tree(tree: Any) -> Content:
+    """The structure of inputs or targets, as a manifest says it."""
+    names = list(tree) if isinstance(tree, dict) else None
+    kind = "dict" if names is not None else "tuple" if isinstance(tree, tuple) else "tensor"
+    return {"kind": kind, "names": names, "leaves": [_describe_leaf(leaf) for leaf in leaves(tree)]}
+
+
+def _describe_leaf(leaf: Any) -> Content:
+    ragged = {"pad": leaf.pad, "mask": leaf.mask} if isinstance(leaf, Ragged) else None
+    shape = leaf.step_shape if isinstance(leaf, Ragged) else leaf.shape[1:]
+    return {"type": str(leaf.dtype).removeprefix("torch."), "shape": list(shape), "ragged": ragged}
+
+
+def describe_clients(clients: ClientSet) -> Content:
+    """What all clients of a store share."""
+    units = {name: list(map(_number, leaves(tree))) for name, tree in (("scale", clients.scale), ("shift", clients.shift))}
+    return {"x": describe_tree(clients.x), "y": describe_tree(clients.y), **units}
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def array_bytes(values: Tensor) -> Numbers:
+    """The bytes of a tensor, (B,) uint8."""
+    flat: Numbers = values.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    return flat
+
+
+def contents(clients: ClientSet, before: dict[str, int], examples: int) -> dict[str, Numbers]:
+    """The bytes that some clients add to each file, which held so many bytes `before`, and so many examples."""
+    ids = [name.encode() for name in clients.ids]
+    lengths = torch.tensor([len(name) for name in ids])
+    files: dict[str, Any] = {
+        "ids.text": np.frombuffer(b"".join(ids), np.uint8),
+        "ids.offsets": (lengths.cumsum(0), before.get("ids.text", 0)),
+        "keys": clients.host_keys,
+        "offsets": (clients.offsets[1:], examples),
+    }
+    for name, leaf in leaf_names(clients).items():
+        files[f"{name}.values"] = leaf.values if isinstance(leaf, Ragged) else leaf
+        if isinstance(leaf, Ragged):
+            step = leaf.values.element_size() * leaf.step_shape.numel()
+            files[f"{name}.offsets"] = (leaf.offsets[1:], before.get(f"{name}.values", 0) // max(step, 1))
+    return {name: _file_bytes(part, first=not before.get(name)) for name, part in files.items()}
+
+
+def leaf_names(clients: ClientSet) -> dict[str, Any]:
+    """The leaves of the inputs and targets by the names of their files."""
+    trees = {"x": clients.x, "y": clients.y}
+    return {f"{which}.{place}": leaf for which, tree in trees.items() for place, leaf in enumerate(leaves(tree))}
+
+
+def _file_bytes(part: Any, first: bool) -> Numbers:
+    if isinstance(part, np.ndarray):
+        return part
+    if isinstance(part, Tensor):
+        return array_bytes(part)
+    ends, before = part  # offsets go on where the file stopped, and begin with 0
+    return array_bytes(torch.cat([torch.zeros(int(first), dtype=torch.int64), ends + before]))
+
+
+def read_content(path: Path) -> Content:
+    """A JSON file of a store."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError) as failure:
+        raise InvalidData(f"{path} cannot be read: {failure}. Copy the store again, or write it again.") from failure
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        found = content.get("format") if isinstance(content, dict) else content
+        raise InvalidData(
+            f"{path} has the format {found!r}, but this version reads {FORMAT}. Use the version of equipoise that wrote it."
+        )
+    return content
+
+
+def read_manifest(path: Path) -> Content:
+    """The manifest of a finished store, checked against the sizes of the files and against their checksums' own checksum."""
+    if not (path / MANIFEST).exists():
+        if (path / PROGRESS).exists():
+            done = sum(each["clients"] for each in read_content(path / PROGRESS)["sets"].values())
+            raise InvalidData(
+                f"{path}: its writing was interrupted after {done} clients. Start the same write_store(…) again; it goes on "
+                "there."
+            )
+        raise InvalidData(f"{path} is no store: it has no {MANIFEST}. Write one by data.write_store(clients, path).")
+    manifest = read_content(path / MANIFEST)
+    growing = (path / PROGRESS).exists()  # an append that goes on, or was interrupted
+    try:
+        for name, entry in manifest["sets"].items():
+            for file, part in entry["files"].items():
+                _refuse_size(path / name / file, part["bytes"], growing)
+                _refuse_size(path / name / f"{file}{CHECKSUMS}", part["bytes"] // manifest["block"] * DIGEST_BYTES, growing)
+            if set_digest(path, manifest, name) != entry["digest"]:
+                raise InvalidData(
+                    f"{path}: {MANIFEST} and the checksums of {name} do not fit together; one of them was changed. Copy the "
+                    "store again, or write it again."
+                )
+    except (KeyError, TypeError, AttributeError) as failure:
+        raise InvalidData(
+            f"{path / MANIFEST} lacks or garbles {failure}. Copy the store again, or write it again."
+        ) from failure
+    return manifest
+
+
+def _refuse_size(file: Path, wanted: int, growing: bool) -> None:
+    found = file_stat(file)
+    if found is None or found[1] < wanted or (found[1] > wanted and not growing):
+        has = "does not exist" if found is None else f"has {found[1]} bytes"
+        raise InvalidData(
+            f"{file} {has}, but the manifest says {wanted} bytes: the store was cut or changed. Copy it again, or "
+            "write it again."
+        )
+
+
+def set_digest(path: Path, manifest: Content, name: str) -> str:
+    """The digest of a set of clients: of what the manifest says, and of all checksums of its files."""
+    entry = manifest["sets"][name]
+    shared = {key: value for key, value in manifest.items() if key not in ("name", "sets")}
+    described = {key: value for key, value in entry.items() if key != "digest"}
+    digest = block_digest(json.dumps([shared, name, described], sort_keys=True).encode())
+    for file, part in entry["files"].items():
+        with (path / name / f"{file}{CHECKSUMS}").open("rb") as checksums:
+            digest.update(checksums.read(part["bytes"] // manifest["block"] * DIGEST_BYTES))
+    return str(digest.hexdigest())
+
+
+def mapped(file: Path, size: int) -> Tensor:
+    """The first bytes of a file, mapped into memory, (size,) uint8: read when used, and copied if written to."""
+    if not size:
+        return torch.empty(0, dtype=torch.uint8)
+    with file.open("rb") as opened:
+        if sys.platform == "linux":  # else Linux refuses private maps larger than memory
+            memory = mmap.mmap(opened.fileno(), size, flags=mmap.MAP_PRIVATE | _MAP_NORESERVE)
+        else:
+            memory = mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_COPY)
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def mapped_clients(path: Path, header: Content, name: str, entry: Content, digest: str = "") -> ClientSet:
+    """A set of clients of a store whose tensors lie on disk; nothing is read."""
+    folder, sizes = path / name, {file: part["bytes"] for file, part in entry["files"].items()}
+    integers = {
+        file: mapped(folder / file, size).view(torch.int64)
+        for file, size in sizes.items()
+        if file == "keys" or file.endswith("offsets")
+    }
+
+    def tree(which: str) -> Any:
+        described = header[which]
+        parts = [
+            _mapped_leaf(folder, f"{which}.{place}", leaf, sizes, integers, entry)
+            for place, leaf in enumerate(described["leaves"])
+        ]
+        return tree_like(_skeleton(described), parts)
+
+    text = mapped(folder / "ids.text", sizes["ids.text"]).numpy()
+    watched = [MANIFEST, *(f"{name}/{file}" for file in sizes)]
+    states = tuple((file, state) for file in watched if (state := file_stat(path / file)) is not None)
+    labels = entry["labels"]
+    return ClientSet.trusted(
+        x=tree("x"),
+        y=tree("y"),
+        offsets=integers["offsets"],
+        ids=StoredIds(text, integers["ids.offsets"].numpy(), integers["keys"].numpy()),
+        scale=tree_like(_skeleton(header["x"]), header["scale"]),
+        shift=tree_like(_skeleton(header["x"]), header["shift"]),
+        source=str(path),
+        host_keys=integers["keys"],
+        label_ranges={header["ignore_index"]: LabelRange(*labels) if labels is not None else None},
+        store=StoreState(path, digest, states),
+    )
+
+
+def _skeleton(described: Content) -> Any:
+    """A tree of the described structure, without leaves."""
+    if described["kind"] == "dict":
+        return dict.fromkeys(described["names"])
+    return tuple(described["leaves"]) if described["kind"] == "tuple" else None
+
+
+def _mapped_leaf(
+    folder: Path, name: str, leaf: Content, sizes: dict[str, int], integers: dict[str, Tensor], entry: Content
+) -> Any:
+    kind, shape = getattr(torch, leaf["type"]), leaf["shape"]
+    values = mapped(folder / f"{name}.values", sizes[f"{name}.values"]).view(kind)
+    if leaf["ragged"] is None:
+        return values.view(entry["examples"], *shape)
+    steps = values.view(-1, *shape)
+    offsets = integers[f"{name}.offsets"]
+    return Ragged.trusted(steps, offsets, **leaf["ragged"], longest=entry["longest"][name])

@@ -1,0 +1,118 @@
+"""Opening a store without reading it, and checking it by reading all of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from equipoise.data.clients import FederatedData
+from equipoise.data.file_access import PathLike
+from equipoise.data.ragged import Ragged
+from equipoise.data.splits import How, split
+from equipoise.data.store_files import (
+    CHECKSUMS,
+    DIGEST_BYTES,
+    Content,
+    block_digest,
+    leaf_names,
+    mapped_clients,
+    read_manifest,
+)
+from equipoise.errors import InvalidData, InvalidParameter, require
+
+_SHOWN = 5  # bad blocks in a message
+
+
+def open_store(
+    path: PathLike, *, split_by: How = "clients", validation: float = 0.0, test: float | None = None, seed: int = 0
+) -> FederatedData:
+    """Open a store of `write_store`. Nothing is read but ids' keys and sizes: values come from the disk when they are used.
+
+    A share `test` of the clients (0.2 if nothing is said) and a share `validation` are kept apart, the same clients as
+    `split_clients` chooses in memory. A store that was written from a `FederatedData` has its splits and takes neither.
+    """
+    folder = Path(path).expanduser()
+    manifest = read_manifest(folder)
+    sets = {name: mapped_clients(folder, manifest, name, entry, entry["digest"]) for name, entry in manifest["sets"].items()}
+    about: Content = {"name": manifest["name"], "classes": manifest["classes"], "ignore_index": manifest["ignore_index"]}
+    if "clients" not in sets:
+        given = {"split_by": split_by != "clients", "validation": bool(validation), "test": test is not None}
+        for parameter in (name for name, changed in given.items() if changed):
+            raise InvalidParameter(
+                parameter, "must be left away: this store has its own splits", ", ".join(sets), "Open it by open_store(path)."
+            )
+        rest = sets.get("validation"), sets.get("test")
+        return FederatedData(sets["train"], *rest, **about)
+    require(
+        split_by != "examples", "split_by", 'must be "clients" for a store of whole clients', split_by,
+        "Split before writing: write_store(data.split_examples(clients), path), or write a FederatedData.",
+    )  # fmt: skip
+    return split(sets["clients"], split_by, validation=validation, test=0.2 if test is None else test, seed=seed, **about)
+
+
+def refuse_changed_store(data: FederatedData) -> None:
+    """Refuse data whose store changed on disk since it was opened; this takes microseconds, and nothing for data in memory."""
+    for store in {clients.store for clients in data.splits.values() if clients.store is not None}:
+        store.refuse_changed()
+
+
+class StoreCheck(NamedTuple):
+    """What a store that was read and found good holds."""
+
+    clients: int
+    examples: int
+    bytes: int
+
+
+def check_store(path: PathLike) -> StoreCheck:
+    """Read a whole store, and compare every block with its checksum and every offset with its neighbours."""
+    folder = Path(path).expanduser()
+    manifest = read_manifest(folder)
+    bad = [
+        line
+        for name, entry in manifest["sets"].items()
+        for file, part in entry["files"].items()
+        for line in _bad_blocks(folder / name / file, part, manifest["block"])
+    ]
+    if bad:
+        more = f" and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
+        raise InvalidData(
+            f"{folder}: {'; '.join(bad[:_SHOWN])}{more} changed since they were written. Copy the store again, or "
+            "write it again."
+        )
+    for name, entry in manifest["sets"].items():
+        _refuse_bad_offsets(folder, manifest, name, entry)
+    entries = manifest["sets"].values()
+    size = sum(part["bytes"] for entry in entries for part in entry["files"].values())
+    return StoreCheck(sum(entry["clients"] for entry in entries), sum(entry["examples"] for entry in entries), size)
+
+
+def _bad_blocks(file: Path, part: Content, block: int) -> list[str]:
+    """The blocks of a file that do not fit their checksums, in words."""
+    whole, rest = divmod(part["bytes"], block)
+    bad = []
+    with file.open("rb") as values, file.with_name(f"{file.name}{CHECKSUMS}").open("rb") as checksums:
+        for k in range(whole + bool(rest)):
+            found = block_digest(values.read(block if k < whole else rest)).digest()
+            wanted = checksums.read(DIGEST_BYTES) if k < whole else bytes.fromhex(part["rest"])
+            if found != wanted:
+                bad.append(f"block {k} of {file.parent.name}/{file.name} (bytes {k * block} …)")
+    return bad
+
+
+def _refuse_bad_offsets(folder: Path, manifest: Content, name: str, entry: Content) -> None:
+    clients = mapped_clients(folder, manifest, name, entry)
+    ids = clients.ids
+    offsets = {"offsets": (clients.offsets, entry["examples"], entry["clients"])}
+    offsets["ids.offsets"] = (torch.from_numpy(ids.offsets), len(ids.text), entry["clients"])  # type: ignore[attr-defined]
+    for leaf_name, leaf in leaf_names(clients).items():
+        if isinstance(leaf, Ragged):
+            offsets[f"{leaf_name}.offsets"] = (leaf.offsets, len(leaf.values), entry["examples"])
+    for file, (values, last, count) in offsets.items():
+        if len(values) != count + 1 or int(values[0]) != 0 or int(values[-1]) != last or bool((values.diff() < 1).any()):
+            raise InvalidData(
+                f"{folder / name / file} does not rise from 0 to {last} in {count} steps, so that rows have no owner. "
+                "Write the store again."
+            )

@@ -1,0 +1,479 @@
+"""Writing a store: clients stream into flat files, and a write that was interrupted goes on where it stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from equipoise.core.files import locked, write_atomically
+from equipoise.core.numbers import Numbers
+from equipoise.core.trees import leaves
+from equipoise.data.client_batches import batches_of, batches_of_stream, leaf_bytes
+from equipoise.data.clients import IGNORE, ClientSet, FederatedData, LabelRange
+from equipoise.data.file_access import PathLike
+from equipoise.data.ragged import Ragged
+from equipoise.data.store_files import (
+    BLOCK_BYTES,
+    CHECKSUMS,
+    DIGEST_BYTES,
+    FORMAT,
+    MANIFEST,
+    PROGRESS,
+    SETS,
+    Content,
+    array_bytes,
+    block_digest,
+    contents,
+    describe_clients,
+    leaf_names,
+    mapped_clients,
+    read_content,
+    read_manifest,
+    set_digest,
+)
+from equipoise.errors import InvalidData, InvalidParameter, NotWritten, require, require_integer
+
+JOURNAL_BYTES = 1 << 27  # written between two notes of progress
+LOCK = ".lock"
+
+
+def write_store(
+    clients: Iterable[tuple[str, Any, Any]] | ClientSet | FederatedData,
+    path: PathLike,
+    *,
+    scale: Any = None,
+    shift: Any = 0.0,
+    classes: int = 0,
+    ignore_index: int = IGNORE,
+    name: str | None = None,
+    append: bool = False,
+) -> Path:
+    """Write clients of any number into a folder that `open_store` opens without reading it. Returns the folder.
+
+    `clients` is an iterable of (id, x, y), of which only some are in memory at a time, a `ClientSet`, or a `FederatedData`,
+    whose splits are kept. Values, ids and shapes are checked client by client. A call that was interrupted goes on where it
+    stopped if it is started again with the same clients, and ends with the same bytes. `append=True` adds clients to a store.
+    `scale`, `shift` and `classes` are those of `from_arrays`.
+    """
+    folder = Path(path).expanduser()
+    require_integer("classes", classes, 0)
+    header: Content = {"format": FORMAT, "block": BLOCK_BYTES, "name": name or _name(clients) or folder.stem}
+    header |= {"classes": classes, "ignore_index": ignore_index}
+    if isinstance(clients, FederatedData):
+        header |= {"classes": classes or clients.classes, "ignore_index": clients.ignore_index}
+    streams = _streams(clients, scale, shift, header["name"])
+    _refuse_foreign(folder)
+    (first_name, first), *others = streams.items()
+    batch = next(first, None)
+    if batch is None:
+        raise InvalidData(f"{header['name']}: there is no client.")
+    header |= describe_clients(batch)
+    adopts = append and not isinstance(clients, ClientSet | FederatedData) and scale is None and shift == 0.0
+    streams = {first_name: chain([batch], first), **dict(others)}
+    with _clear_failures(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    with locked(folder / LOCK, wait=False):
+        _remove_leftovers(folder)
+        writer = _StoreWriter.begin(folder, header, list(streams), append, adopts)
+        writer.refuse_full_disk(_size_of(clients))
+        writer.note()
+        for set_name, stream in streams.items():
+            writer.write_set(set_name, stream)
+        writer.finish()
+        (folder / LOCK).unlink(missing_ok=True)
+    return folder
+
+
+def _name(clients: Any) -> str:
+    if isinstance(clients, FederatedData):
+        return clients.name
+    return clients.source if isinstance(clients, ClientSet) else ""
+
+
+def _streams(clients: Any, scale: Any, shift: Any, name: str) -> dict[str, Iterator[ClientSet]]:
+    """The clients of each set, in batches."""
+    if isinstance(clients, ClientSet | FederatedData):
+        rule = "must be left away, since the data have their own"
+        require(scale is None and shift == 0.0, "scale and shift", rule, (scale, shift))
+    if isinstance(clients, ClientSet):
+        return {"clients": batches_of(clients)}
+    if isinstance(clients, FederatedData):
+        if clients.attack is not None:
+            raise InvalidParameter(
+                "clients", "must be without an attack, which a store cannot keep", clients.attack,
+                "Write the honest data, and apply the attack to the opened store.",
+            )  # fmt: skip
+        return {split: batches_of(part) for split, part in clients.splits.items()}
+    if not isinstance(clients, Iterable) or isinstance(clients, str | bytes | dict):
+        raise InvalidParameter(
+            "clients", "must be an iterable of (id, x, y), a ClientSet or a FederatedData", type(clients).__name__,
+            "A dict {id: (x, y)} is ((i, x, y) for i, (x, y) in clients.items()).",
+        )  # fmt: skip
+    return {"clients": batches_of_stream(clients, scale=scale, shift=shift, source=name)}
+
+
+def _size_of(clients: Any) -> int | None:
+    """The bytes that clients will take, as far as they are known before."""
+    if isinstance(clients, FederatedData):
+        return sum(_size_of(part) or 0 for part in clients.splits.values())
+    if isinstance(clients, ClientSet):
+        row = sum(leaf_bytes(leaf) / len(leaf) for leaf in (*leaves(clients.x), *leaves(clients.y)))
+        return int(row * clients.examples) + 40 * len(clients)
+    if not isinstance(clients, Sequence) or not all(isinstance(each, tuple) and len(each) == 3 for each in clients):
+        return None
+    parts = [leaf for _, x, y in clients for leaf in (*leaves(x), *leaves(y))]
+    return sum(map(leaf_bytes, parts)) if all(isinstance(leaf, Ragged | Tensor | np.ndarray) for leaf in parts) else None
+
+
+def _refuse_foreign(folder: Path) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise InvalidParameter("path", "must be a folder for the store", str(folder), "A file has this name; choose another.")
+    ours = any((folder / name).exists() for name in (MANIFEST, PROGRESS))
+    strange = (
+        [] if ours or not folder.is_dir() else sorted(each.name for each in folder.iterdir() if not _is_leftover(each.name))
+    )
+    if strange:
+        raise InvalidParameter(
+            "path", "must be a new or empty folder, or a store", str(folder),
+            f"It holds other files, e.g. {strange[0]!r}. Choose another folder.",
+        )  # fmt: skip
+
+
+def _is_leftover(name: str) -> bool:
+    """Whether a file is what a killed write may leave beside the store."""
+    return name == LOCK or (name.endswith(".tmp") and name.startswith((f".{MANIFEST}.", f".{PROGRESS}.")))
+
+
+def _remove_leftovers(folder: Path) -> None:
+    for each in folder.iterdir():
+        if _is_leftover(each.name) and each.name != LOCK:
+            each.unlink(missing_ok=True)
+
+
+@contextmanager
+def _clear_failures(folder: Path, done: int = 0) -> Iterator[None]:
+    """Turn a failure of the disk into a message that says how many clients are there, and how to go on."""
+    try:
+        yield
+    except OSError as failure:
+        raise NotWritten(
+            f"{folder} could not be written on after {done} clients: {failure.strerror or failure}. Make room, or see to the "
+            "folder's permissions, and start the same call again: it goes on where it stopped."
+        ) from failure
+
+
+class _StoreWriter:
+    """A store that is being written: what was there, what has been added, and the note of progress."""
+
+    def __init__(self, folder: Path, header: Content, progress: Content, *, complete: bool) -> None:
+        self.folder, self.header, self.progress, self.complete = folder, header, progress, complete
+
+    @classmethod
+    def begin(cls, folder: Path, header: Content, names: list[str], append: bool, adopts: bool) -> _StoreWriter:
+        """Begin a new store, or go on with what the folder holds."""
+        empty: Content = {"clients": 0, "examples": 0, "labels": None}
+        sets = {name: empty | {"longest": {}, "files": {}} for name in names}
+        base: Content = dict.fromkeys(names, 0)
+        progress: Content = {"format": FORMAT, "header": header, "append": append, "base": base, "sets": sets}
+        if (folder / PROGRESS).exists():
+            found = read_content(folder / PROGRESS)
+            if any(entry["clients"] for entry in found["sets"].values()):  # else it begins anew
+                progress = found
+            if progress["append"] != append:
+                call = "write_store(…, append=True)" if progress["append"] else "write_store(…) without append"
+                raise InvalidParameter("append", "must be that of the interrupted call", append, f"Start {call} again first.")
+        elif (folder / MANIFEST).exists():
+            manifest = read_manifest(folder)
+            stored = {key: value for key, value in manifest.items() if key != "sets"}
+            base = {name: entry["clients"] if append else 0 for name, entry in manifest["sets"].items()}
+            progress |= {"header": stored, "base": base, "sets": {n: _as_noted(e) for n, e in manifest["sets"].items()}}
+        if list(progress["sets"]) != names:
+            raise InvalidParameter(
+                "clients", f"must be of the splits of the store, {', '.join(progress['sets'])}", ", ".join(names),
+                "Write other splits into another folder.",
+            )  # fmt: skip
+        complete = (folder / MANIFEST).exists() and not (folder / PROGRESS).exists() and not append
+        made = cls(folder, progress["header"], progress, complete=complete)
+        made._refuse_other_header(header, append, adopts)
+        return made
+
+    def _refuse_other_header(self, header: Content, append: bool, adopts: bool) -> None:
+        free = {"name", "classes", "block"} if append else {"block"}
+        free |= {"scale", "shift"} if adopts else set()
+        for key in header:
+            if key not in free and header[key] != self.header[key]:
+                raise self._other(f"its {key} is {self.header[key]}, that of these clients {header[key]}")
+
+    def _other(self, difference: str) -> InvalidParameter:
+        return InvalidParameter(
+            "path", "must be a new folder, or hold the beginning of what is to be written", str(self.folder),
+            f"It holds another store: {difference}. Choose another folder, or delete this one; append=True adds clients.",
+        )  # fmt: skip
+
+    def refuse_full_disk(self, needed: int | None) -> None:
+        """Refuse a write that the disk has no room for, before the first byte."""
+        if needed is None or self.complete:
+            return
+        there = sum(sum(entry["files"].values()) for entry in self.progress["sets"].values() if not self.progress["append"])
+        free = shutil.disk_usage(self.folder).free
+        if needed - there > free:
+            raise NotWritten(
+                f"{self.folder} needs {(needed - there) / 1e9:.2f} GB, but its disk has {free / 1e9:.2f} GB free. "
+                "Make room, or choose a folder on another disk."
+            )
+
+    def write_set(self, name: str, stream: Iterator[ClientSet]) -> None:
+        """Write the clients of a set, except those that are there."""
+        entry, skipped = self.progress["sets"][name], 0
+        there = entry["clients"] - self.progress["base"][name]
+        stored = mapped_clients(self.folder, self.header, name, _with_bytes(entry)) if there else None
+        files = None if self.complete else _SetFiles(self.folder / name, entry, self.header)
+        try:
+            for batch in stream:
+                found = describe_clients(batch)
+                if found["x"] != self.header["x"] or found["y"] != self.header["y"]:
+                    self._refuse_unlike(batch, found)
+                if stored is not None and skipped < there:
+                    old = min(len(batch), there - skipped)
+                    self._refuse_other_clients(batch, stored, self.progress["base"][name] + skipped, old)
+                    skipped += old
+                    if old == len(batch):
+                        continue
+                    batch = batch.take(range(old, len(batch)))
+                if files is None:
+                    raise self._other(f"it ends before client {batch.ids[0]!r}")
+                files.add(batch)
+                if files.written >= JOURNAL_BYTES:
+                    self.note(files)
+            if skipped < there:
+                raise self._other(f"it goes on after the {skipped} clients that were given")
+            if files is not None:
+                self.note(files)
+        finally:
+            if files is not None:
+                files.close()
+
+    def _refuse_unlike(self, batch: ClientSet, found: Content) -> None:
+        def shown(header: Content) -> str:
+            kinds = [f"{leaf['type']} {tuple(leaf['shape'])}" for which in ("x", "y") for leaf in header[which]["leaves"]]
+            return ", ".join(kinds)
+
+        raise InvalidData(
+            f"{self.header['name']}: inputs and targets of client {batch.ids[0]!r} are {shown(found)}, those before it "
+            f"{shown(self.header)}. Give all clients the same kind."
+        )
+
+    def _refuse_other_clients(self, batch: ClientSet, stored: ClientSet, first: int, count: int) -> None:
+        """Refuse a stream that does not begin with what the store holds: all ids and sizes, and the values of a few clients."""
+        for k, (new, old) in enumerate(zip(batch.ids, stored.ids[first : first + count], strict=False)):
+            if new != old:
+                raise self._other(f"its client {first + k} is {old!r}, that of these clients {new!r}")
+        differ = np.flatnonzero((batch.sizes[:count] != stored.sizes[first : first + count]).numpy())
+        for k in (*differ[:1].tolist(), 0, count - 1):
+            new_client, old_client = batch.take([k]), stored.take([first + k])
+            if differ.size or not _same_values(new_client, old_client):
+                raise self._other(f"its examples of client {batch.ids[k]!r} are others")
+
+    def note(self, files: _SetFiles | None = None) -> None:
+        """Write down how far the store is, after all of that is on the disk."""
+        if not self.complete:
+            with _clear_failures(self.folder, files.entry["clients"] if files is not None else 0):
+                if files is not None:
+                    files.flush()
+                write_atomically(self.folder / PROGRESS, json.dumps(self.progress).encode())
+
+    def finish(self) -> None:
+        """Write the manifest."""
+        if not self.complete:
+            sets = {}
+            for name in sorted(self.progress["sets"], key=SETS.index):
+                entry = dict(self.progress["sets"][name])
+                rests = entry.pop("rests")
+                files = {file: {"bytes": size, "rest": rests[file]} for file, size in entry["files"].items()}
+                sets[name] = entry | {"files": files}
+            manifest = {**self.header, "sets": sets}
+            for name, entry in sets.items():
+                entry["digest"] = set_digest(self.folder, manifest, name)
+            write_atomically(self.folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+        (self.folder / PROGRESS).unlink(missing_ok=True)
+
+
+def _as_noted(entry: Content) -> Content:
+    """A set of a manifest as a note of progress has it."""
+    kept = {key: value for key, value in entry.items() if key != "digest"}
+    return kept | {"files": {file: part["bytes"] for file, part in entry["files"].items()}}
+
+
+def _with_bytes(entry: Content) -> Content:
+    """A set of a note of progress as a manifest has it."""
+    return entry | {"files": {file: {"bytes": size} for file, size in entry["files"].items()}}
+
+
+def _same_values(one: ClientSet, other: ClientSet) -> bool:
+    pairs = zip(leaf_names(one).values(), leaf_names(other).values(), strict=True)
+    return all(np.array_equal(array_bytes(_values(a)), array_bytes(_values(b))) and len(a) == len(b) for a, b in pairs)
+
+
+def _values(leaf: Any) -> Any:
+    return leaf.values if isinstance(leaf, Ragged) else leaf
+
+
+class _SetFiles:
+    """The open files of one set of clients."""
+
+    def __init__(self, folder: Path, entry: Content, header: Content) -> None:
+        self.folder, self.entry, self.header, self.written = folder, entry, header, 0
+        with _clear_failures(folder):
+            folder.mkdir(exist_ok=True)
+            self.files = {name: _BlockFile(folder / name, size, header["block"]) for name, size in entry["files"].items()}
+        self.known = _KeySet()
+        if entry["clients"]:
+            self.known.add(np.fromfile(folder / "keys", np.uint64, entry["clients"]))
+
+    def add(self, clients: ClientSet) -> None:
+        """Check the clients of a batch and write them."""
+        self._refuse_bad_ids(clients)
+        self._refuse_bad_labels(clients)
+        entry = self.entry
+        with _clear_failures(self.folder.parent, entry["clients"]):
+            for name, data in contents(clients, entry["files"], entry["examples"]).items():
+                if name not in self.files:
+                    self.files[name] = _BlockFile(self.folder / name, 0, self.header["block"])
+                self.files[name].write(data)
+                entry["files"][name] = self.files[name].length
+                self.written += len(data)
+        entry["clients"] += len(clients)
+        entry["examples"] += clients.examples
+        for name, leaf in leaf_names(clients).items():
+            if isinstance(leaf, Ragged):
+                entry["longest"][name] = max(leaf.longest, entry["longest"].get(name, 0))
+
+    def _refuse_bad_ids(self, clients: ClientSet) -> None:
+        for name in clients.ids:
+            if not name or not name.isascii():
+                try:
+                    empty = not name.encode()
+                except UnicodeEncodeError:
+                    raise InvalidData(f"{self.header['name']}: the id {name!r} is no valid text (UTF-8). Rename it.") from None
+                if empty:
+                    raise InvalidData(f"{self.header['name']}: a client has an empty id. Name it.")
+        keys = clients.host_keys.numpy().view(np.uint64)
+        if (doubtful := self.known.add(keys)).size:
+            suspects = [clients.ids[k] for k in np.flatnonzero(np.isin(keys, doubtful)).tolist()]
+            with _clear_failures(self.folder.parent, self.entry["clients"]):
+                self.flush()
+            stored = mapped_clients(self.folder.parent, self.header, self.folder.name, _with_bytes(self.entry))
+            if twice := [name for name in suspects if name in stored.ids]:  # else two names have one key, which does no harm
+                raise InvalidData(
+                    f"{self.header['name']}: client {twice[0]!r} comes twice. Give all examples of a client at once, and "
+                    "each id to one client."
+                )
+
+    def _refuse_bad_labels(self, clients: ClientSet) -> None:
+        found, classes = clients.label_range(self.header["ignore_index"]), self.header["classes"]
+        if found is None:
+            return
+        if found.lowest < 0 or (classes and found.highest >= classes):
+            for k in range(len(clients)):
+                each = clients.take([k]).label_range(self.header["ignore_index"])
+                if each is not None and (each.lowest < 0 or (classes and each.highest >= classes)):
+                    allowed = f"0 … {classes - 1 if classes else 'C − 1'}"
+                    raise InvalidData(
+                        f"{self.header['name']}: client {clients.ids[k]!r} has classes {each.lowest} … {each.highest}, but "
+                        f"they must be {allowed}. Only {self.header['ignore_index']} may stand for a target to ignore."
+                    )
+        before = self.entry["labels"]
+        if before is not None:
+            lowest, highest = min(before[0], found.lowest), max(before[1], found.highest)
+            found = LabelRange(lowest, highest, before[2] or found.ignored)
+        self.entry["labels"] = list(found)
+
+    def flush(self) -> None:
+        """Bring all that was written to the disk."""
+        for file in self.files.values():
+            file.flush()
+        self.entry["rests"] = {name: file.rest for name, file in self.files.items()}
+        self.written = 0
+
+    def close(self) -> None:
+        """Close the files, in whatever state."""
+        for file in self.files.values():
+            file.close()
+
+
+class _BlockFile:
+    """A file that grows, with the checksum of each whole block in a file beside it."""
+
+    def __init__(self, path: Path, length: int, block: int) -> None:
+        self.path, self.length, self.block = path, length, block
+        self.file = _opened_at(path, length)
+        self.checksums = _opened_at(path.with_name(f"{path.name}{CHECKSUMS}"), length // block * DIGEST_BYTES)
+        self.within = length % block
+        self.file.seek(length - self.within)
+        self.digest = block_digest(self.file.read(self.within))
+
+    def write(self, data: Numbers) -> None:
+        """Add bytes at the end."""
+        view = memoryview(data)  # type: ignore[arg-type]
+        self.file.write(view)
+        self.length += len(view)
+        while len(view):
+            part, view = view[: self.block - self.within], view[self.block - self.within :]
+            self.digest.update(part)
+            self.within += len(part)
+            if self.within == self.block:
+                self.checksums.write(self.digest.digest())
+                self.digest, self.within = block_digest(), 0
+
+    @property
+    def rest(self) -> str:
+        """The checksum of what lies after the last whole block; empty if nothing does."""
+        return str(self.digest.hexdigest()) if self.within else ""
+
+    def flush(self) -> None:
+        """Bring all that was written to the disk."""
+        for file in (self.file, self.checksums):
+            file.flush()
+            os.fsync(file.fileno())
+
+    def close(self) -> None:
+        """Close both files; what the disk does not take any more was not noted as written."""
+        for file in (self.file, self.checksums):
+            with suppress(OSError):
+                file.close()
+
+
+def _opened_at(path: Path, length: int) -> Any:
+    """A file open for writing after its first bytes; what a killed write left behind them is cut off."""
+    file = path.open("r+b" if path.exists() else "w+b")
+    if file.seek(0, 2) < length:
+        file.close()
+        raise InvalidData(f"{path} is shorter than it was when it was written. Delete the folder, and write the store again.")
+    file.truncate(length)
+    file.seek(length)
+    return file
+
+
+class _KeySet:
+    """The stream keys of all clients so far, in sorted arrays of falling length: 8 bytes each."""
+
+    def __init__(self) -> None:
+        self.levels: list[Numbers] = []
+
+    def add(self, keys: Numbers) -> Numbers:
+        """Add keys, and return those that were there before."""
+        ordered = np.sort(keys)
+        found = [ordered[level[np.searchsorted(level, ordered).clip(max=len(level) - 1)] == ordered] for level in self.levels]
+        self.levels.append(ordered)
+        while len(self.levels) > 1 and len(self.levels[-2]) <= 2 * len(self.levels[-1]):
+            self.levels[-2:] = [np.sort(np.concatenate(self.levels[-2:]), kind="stable")]
+        return np.concatenate([keys[:0], *found])

@@ -1,0 +1,531 @@
+"""Stores on disk: what is written is opened, whatever happens between; and what does not fit is refused."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import resource
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import equipoise as eq
+from equipoise.core.trees import leaves
+from equipoise.data import (
+    ClientSet,
+    FederatedData,
+    check_store,
+    client_batches,
+    open_store,
+    refuse_changed_store,
+    split_clients,
+    store_writer,
+    write_store,
+)
+from equipoise.data.ragged import Ragged
+from equipoise.errors import ConfigError, InvalidData, InvalidParameter, NotWritten
+
+SMALL = settings(deadline=None, max_examples=25)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks, batches and notes of progress of a few hundred bytes, so that little data make many."""
+    monkeypatch.setattr(store_writer, "BLOCK_BYTES", 256)
+    monkeypatch.setattr(store_writer, "JOURNAL_BYTES", 600)
+    monkeypatch.setattr(client_batches, "BATCH_BYTES", 300)
+
+
+def some_clients(count=20, seed=0, kind="tensor"):
+    rng = np.random.default_rng(seed)
+    for k in range(count):
+        size = int(rng.integers(1, 7))
+        x = rng.normal(size=(size, 3)).astype(np.float32)
+        y = rng.integers(0, 4, size)
+        if kind == "tuple":
+            yield f"client {k}", (x, rng.integers(0, 255, (size, 2, 2)).astype(np.uint8)), y
+        elif kind == "ragged":
+            lengths = rng.integers(1, 9, size)
+            tokens = Ragged.of([torch.from_numpy(rng.integers(0, 50, n)) for n in lengths], pad=1)
+            labels = Ragged.of([torch.from_numpy(rng.integers(0, 4, n)) for n in lengths], pad=-100, mask=None)
+            yield f"client {k}", {"input_ids": tokens, "age": x}, labels
+        elif kind == "bfloat16":
+            yield f"client {k}", torch.from_numpy(x).bfloat16(), torch.from_numpy(rng.normal(size=size) > 0)
+        else:
+            yield f"client {k}", x, y
+
+
+def content(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(Path(folder).rglob("*")) if path.is_file()}
+
+
+def same_leaf(one, other):
+    if isinstance(one, Ragged):
+        alike = one.pad == other.pad and one.mask == other.mask and one.longest == other.longest
+        return alike and torch.equal(one.values, other.values) and torch.equal(one.offsets, other.offsets)
+    return one.dtype == other.dtype and torch.equal(one, other)
+
+
+def assert_same_clients(one: ClientSet, other: ClientSet):
+    assert tuple(one.ids) == tuple(other.ids)
+    one, other = (each.take(range(len(each))) for each in (one, other))
+    assert torch.equal(one.offsets, other.offsets)
+    assert torch.equal(one.host_keys, other.host_keys)
+    for a, b in zip((*leaves(one.x), *leaves(one.y)), (*leaves(other.x), *leaves(other.y)), strict=True):
+        assert same_leaf(a, b)
+    assert type(one.x) is type(other.x)
+    assert one.scale == other.scale
+    assert one.shift == other.shift
+
+
+@pytest.mark.parametrize("kind", ["tensor", "tuple", "ragged", "bfloat16"])
+def test_what_is_written_is_opened(tmp_path, kind, small_blocks):
+    packed = ClientSet.pack(some_clients(kind=kind))
+    write_store(some_clients(kind=kind), tmp_path / "a", name="same")
+    write_store(packed, tmp_path / "b", name="same")
+    assert content(tmp_path / "a") == content(tmp_path / "b")
+    for seed in (0, 1):
+        opened = open_store(tmp_path / "a", validation=0.1, test=0.3, seed=seed)
+        wanted = split_clients(packed, validation=0.1, test=0.3, seed=seed)
+        assert opened.classes == wanted.classes
+        assert opened.has_ignored == wanted.has_ignored
+        for name, part in wanted.splits.items():
+            assert_same_clients(opened.splits[name], part)
+            for k in (0, len(part) - 1):
+                for a, b in zip(opened.splits[name].client(at=k), part.client(part.ids[k]), strict=True):
+                    assert all(map(torch.equal, leaves(a), leaves(b)))
+    found = check_store(tmp_path / "a")
+    assert (found.clients, found.examples) == (20, packed.examples)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 30), min_size=2, max_size=40),
+    batch=st.integers(1, 2000),
+    block=st.integers(1, 500),
+    journal=st.integers(1, 5000),
+    seed=st.integers(0, 99),
+    cut=st.floats(0.0, 1.0),
+)
+@SMALL
+def test_the_bytes_depend_on_the_clients_alone(tmp_path_factory, sizes, batch, block, journal, seed, cut):
+    """However a stream is cut into batches and notes of progress, and where an append begins."""
+    tmp_path = tmp_path_factory.mktemp("store")
+    rng = np.random.default_rng(seed)
+    triples = [
+        (f"é{k}" * (1 + k % 3), rng.integers(0, 256, (n, 2), dtype=np.uint8), rng.normal(size=n)) for k, n in enumerate(sizes)
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store_writer, "BLOCK_BYTES", block)
+        write_store(triples, tmp_path / "a", name="s", scale=0.5)
+        patch.setattr(store_writer, "JOURNAL_BYTES", journal)
+        patch.setattr(client_batches, "BATCH_BYTES", batch)
+        write_store(iter(triples), tmp_path / "b", name="s", scale=0.5)
+        assert content(tmp_path / "a") == content(tmp_path / "b")
+        middle = 1 + int(cut * (len(triples) - 2))
+        write_store(triples[:middle], tmp_path / "c", name="s", scale=0.5)
+        write_store(triples[middle:], tmp_path / "c", append=True)
+        assert content(tmp_path / "a") == content(tmp_path / "c")
+    a, b = open_store(tmp_path / "a", test=0.0), open_store(tmp_path / "b", test=0.0)
+    assert a.fingerprint == b.fingerprint
+    assert_same_clients(a.train, ClientSet.pack(((i, x, y.astype(np.float32)) for i, x, y in triples), scale=0.5))
+
+
+def test_ids_are_read_when_shown(tmp_path):
+    write_store(some_clients(40), tmp_path / "a")
+    ids = open_store(tmp_path / "a", test=0.5).train.ids
+    assert not isinstance(ids, tuple)
+    assert len(ids) == 20
+    assert ids[-1] == tuple(ids)[-1] == ids[19]
+    assert ids[2:5] == tuple(ids)[2:5]
+    assert ids == tuple(ids)
+    assert tuple(ids) != ids[1:]
+    assert ids != [*list(ids)[1:], "x"]
+    for k, name in enumerate(ids):
+        assert name in ids
+        assert ids.index(name) == k
+    assert "client x" not in ids
+    assert 3 not in ids
+    with pytest.raises(ValueError, match="no client of the store"):
+        ids.index("client x")
+    with pytest.raises(IndexError):
+        ids[20]
+    assert "20 ids" in repr(ids)
+
+
+def test_fingerprints_tell_stores_and_splits_apart(tmp_path):
+    write_store(some_clients(), tmp_path / "a", name="one")
+    write_store(some_clients(), tmp_path / "b", name="two")
+    write_store(some_clients(seed=1), tmp_path / "c")
+    found = {(store, seed): open_store(tmp_path / store, test=0.3, seed=seed).fingerprint for store in "abc" for seed in (0, 1)}
+    assert found["a", 0] == found["b", 0]
+    assert found["a", 1] == found["b", 1]
+    assert len(set(found.values())) == 4
+
+
+def test_splits_of_federated_data_are_kept(tmp_path, small_blocks):
+    data = eq.data.split_examples(ClientSet.pack(some_clients()), test=0.3, validation=0.2, name="mine")
+    opened = open_store(write_store(data, tmp_path / "a"))
+    assert opened.name == "mine"
+    assert opened.classes == data.classes
+    for name, part in data.splits.items():
+        assert_same_clients(opened.splits[name], part)
+    for given_too in ({"test": 0.1}, {"validation": 0.1}, {"split_by": "examples"}):
+        with pytest.raises(InvalidParameter, match="has its own splits"):
+            open_store(tmp_path / "a", **given_too)
+    again = FederatedData(opened.train, name="copy")  # from one store to another
+    copied = open_store(write_store(again, tmp_path / "b"))
+    assert_same_clients(copied.train, data.train)
+
+
+def test_a_store_of_whole_clients_is_not_split_inside_clients(tmp_path):
+    write_store(some_clients(), tmp_path / "a")
+    with pytest.raises(InvalidParameter, match="Split before writing"):
+        open_store(tmp_path / "a", split_by="examples")
+
+
+def in_another_process(work, *arguments):
+    """A process that does some work, without the time that imports take."""
+    process = multiprocessing.get_context("fork").Process(target=work, args=arguments)
+    process.start()
+    return process
+
+
+def write_slowly(path, kind):
+    torch.set_num_threads(1)
+    store_writer.BLOCK_BYTES, store_writer.JOURNAL_BYTES, client_batches.BATCH_BYTES = 4096, 9000, 3000
+    write_store(some_clients(2000, kind=kind), path, name="killed")
+
+
+@pytest.mark.parametrize("kind", ["tensor", "ragged"])
+def test_a_killed_write_goes_on_and_ends_with_the_same_bytes(tmp_path, kind):
+    began = time.perf_counter()
+    in_another_process(write_slowly, tmp_path / "whole", kind).join()
+    whole, seconds = content(tmp_path / "whole"), time.perf_counter() - began
+    draw = random.Random(0)
+    for _ in range(10):
+        process = in_another_process(write_slowly, tmp_path / "killed", kind)
+        time.sleep(draw.random() * seconds / 4)
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        if (tmp_path / "killed" / "manifest.json").exists():  # it was done before
+            assert content(tmp_path / "killed").keys() - {".lock", "progress.json"} == whole.keys()
+            shutil.rmtree(tmp_path / "killed")
+        elif (tmp_path / "killed" / "progress.json").exists():
+            with pytest.raises(InvalidData, match=r"interrupted after .* Start the same write_store"):
+                open_store(tmp_path / "killed")
+    in_another_process(write_slowly, tmp_path / "killed", kind).join()
+    assert content(tmp_path / "killed") == whole
+
+
+class Stop(Exception):
+    """Stands for whatever ends a stream before its end."""
+
+
+def stopping_after(count, clients):
+    for k, client in enumerate(clients):
+        if k == count:
+            raise Stop
+        yield client
+
+
+def test_a_write_that_goes_on_reads_the_same_clients(tmp_path, small_blocks):
+    clients = list(some_clients(60))
+    write_store(clients, tmp_path / "whole", name="s")
+    with pytest.raises(Stop):
+        write_store(stopping_after(40, clients), tmp_path / "a", name="s")
+    progress = json.loads((tmp_path / "a" / "progress.json").read_bytes())
+    assert 0 < progress["sets"]["clients"]["clients"] <= 40
+    renamed = [("other", *clients[0][1:]), *clients[1:]]
+    larger = [(clients[0][0], np.ones((9, 3), np.float32), np.ones(9, int)), *clients[1:]]
+    changed = [(clients[0][0], clients[0][1] + 1, clients[0][2]), *clients[1:]]
+    others = {"'client 0'": renamed, "examples of client": larger, "examples of client '": changed, "goes on": clients[:2]}
+    for why, other in others.items():
+        with pytest.raises(InvalidParameter, match=f"holds another store.*{why}"):
+            write_store(other, tmp_path / "a", name="s")
+    with pytest.raises(InvalidParameter, match="append must be that of the interrupted call"):
+        write_store(clients, tmp_path / "a", name="s", append=True)
+    with pytest.raises(InvalidParameter, match="its name is s"):
+        write_store(clients, tmp_path / "a", name="t")
+    write_store(clients, tmp_path / "a", name="s")
+    assert content(tmp_path / "a") == content(tmp_path / "whole")
+
+
+def test_a_first_client_that_is_refused_leaves_no_folder(tmp_path):
+    with pytest.raises(InvalidData, match="client 'a', row 1 of its x holds NaN"):
+        write_store([("a", np.array([[1.0], [np.nan]]), np.array([0, 1]))], tmp_path / "a")
+    assert not (tmp_path / "a").exists()
+
+
+def test_the_same_write_again_changes_nothing_and_another_is_refused(tmp_path):
+    write_store(some_clients(), tmp_path / "a")
+    before = content(tmp_path / "a")
+    write_store(some_clients(), tmp_path / "a")
+    assert content(tmp_path / "a") == before
+    for other in (some_clients(seed=1), some_clients(21), some_clients(19)):
+        with pytest.raises(InvalidParameter, match=r"It holds another store.*append=True adds"):
+            write_store(other, tmp_path / "a")
+    assert {n: b for n, b in content(tmp_path / "a").items() if n != ".lock"} == before
+
+
+def test_an_interrupted_append_leaves_the_store_as_it_was(tmp_path, small_blocks):
+    clients = list(some_clients(60))
+    write_store(clients, tmp_path / "whole", name="a")
+    write_store(clients[:30], tmp_path / "a")
+    before = open_store(tmp_path / "a", test=0.0)
+    digest = before.fingerprint
+    with pytest.raises(Stop):
+        write_store(stopping_after(25, clients[30:]), tmp_path / "a", append=True)
+    between = open_store(tmp_path / "a", test=0.0)
+    assert len(between.train) == 30
+    assert between.fingerprint == digest
+    assert check_store(tmp_path / "a").clients == 30
+    with pytest.raises(InvalidParameter, match="append=True"):
+        write_store(clients[:30], tmp_path / "a")
+    write_store(clients[30:], tmp_path / "a", append=True)
+    assert content(tmp_path / "a") == content(tmp_path / "whole")
+    with pytest.raises(InvalidData, match="client 'client 7' comes twice"):
+        write_store(clients[7:9], tmp_path / "a", append=True)
+
+
+def test_append_needs_the_kind_of_clients_that_are_there(tmp_path):
+    write_store(some_clients(), tmp_path / "a", scale=0.5)
+    images = [("new", np.ones((2, 4), np.float32), [0, 1])]
+    with pytest.raises(InvalidParameter, match="its x is"):
+        write_store(images, tmp_path / "a", append=True)
+    with pytest.raises(InvalidParameter, match="its scale is"):
+        write_store([("new", np.ones((2, 3), np.float32), [0, 1])], tmp_path / "a", scale=0.25, append=True)
+    with pytest.raises(InvalidParameter, match="must be of the splits of the store, clients"):
+        write_store(split_clients(ClientSet.pack(some_clients())), tmp_path / "a", append=True)
+
+
+@pytest.mark.parametrize(
+    ("clients", "message"),
+    [
+        ([], "there is no client"),
+        ([("a", [[1.0]], [0]), ("", [[1.0]], [0])], "id of entry 1 must be text and not empty, but is ''"),
+        ([("a", [[1.0]], [0]), (3, [[1.0]], [0])], r"id of entry 1 must be text and not empty, but is 3. Use str\(id\)"),
+        ([("a", [[1.0]])], "entry 0 must be a triple"),
+        ([("\ud800", [[1.0]], [0])], "no valid text"),
+        ([("a", [[1.0]], [0]), ("b", [[1.0], [np.inf]], [0, 1])], "client 'b'.*row 1.*inf"),
+        ([("a", np.ones((1, 2)), [0]), ("b", np.ones((1, 3)), [0])], r"client 'b' has inputs and targets of shapes \(3,\)"),
+        ([("a", np.ones((1, 2)), [0]), ("b", np.ones((2, 2)), [0])], "client 'b' has 2 inputs but 1 targets"),
+        ([("a", np.ones((1, 2)), [0]), ("b", np.ones((1, 2)), [0.5])], "types of x and y of client 'b'"),
+        ([("a", np.ones((1, 2)), [0]), ("b", np.ones((1, 2), complex), [0])], "client 'b': x holds complex"),
+        ([("a", np.ones((1, 2)), [0]), ("b", np.ones((0, 2)), np.ones(0, int))], "no example: b"),
+        ([("a", np.ones((1, 2)), [0]), ("a", np.ones((1, 2)), [0])], "repeated: a"),
+        ([("a", np.ones((1, 2)), [0]), ("b", np.ones((1, 2)), [-1])], "client 'b' has classes -1"),
+        ([("a", np.ones((1, 2)), [0]), ("b", np.ones((1, 2)), [7])], "client 'b' has classes 7 … 7, but they must be 0 … 4"),
+        ([("a", np.array([[1e200]]), [0])], "holds NaN or infinity"),
+        ([("a", np.array([["text"]]), [0])], "client 'a': x holds text"),
+        ({"a": ([[1.0]], [0])}, "must be an iterable of"),
+        ("abc", "must be an iterable of"),
+        (3, "must be an iterable of"),
+    ],
+)  # fmt: skip
+def test_bad_clients_are_refused_by_name(tmp_path, clients, message):
+    with pytest.raises((InvalidData, InvalidParameter), match=message):
+        write_store(clients, tmp_path / "a", classes=5)
+
+
+def test_a_client_that_comes_twice_in_a_long_stream_is_refused(tmp_path, small_blocks):
+    with pytest.raises(InvalidData, match="client 'client 3' comes twice"):
+        write_store([*some_clients(30), next(c for c in some_clients() if c[0] == "client 3")], tmp_path / "a")
+
+
+def test_clients_of_another_kind_in_a_later_batch_are_refused(tmp_path, small_blocks):
+    late = ("late", np.ones((2, 3), np.float32), np.array([0.5, 1.0], np.float32))
+    full = ("full", np.ones((100, 3), np.float32), np.zeros(100, int))  # a batch of its own, or the end of one
+    with pytest.raises(InvalidData, match=r"client 'late' are float32 \(3,\), float32 \(\), those before it"):
+        write_store([*some_clients(), full, late], tmp_path / "a")
+
+
+def test_attacked_data_and_scales_of_their_own_are_refused(tmp_path):
+    data = split_clients(ClientSet.pack(some_clients()))
+    with pytest.raises(InvalidParameter, match="apply the attack to the opened store"):
+        write_store(eq.attacks.apply(data, eq.attacks.LabelPoisoning(0.2)), tmp_path / "a")
+    with pytest.raises(InvalidParameter, match="the data have their own"):
+        write_store(data, tmp_path / "a", scale=0.5)
+
+
+def test_foreign_folders_and_files_are_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(InvalidParameter, match=r"must be a new or empty folder.*'notes.txt'"):
+        write_store(some_clients(), tmp_path)
+    with pytest.raises(InvalidParameter, match="A file has this name"):
+        write_store(some_clients(), tmp_path / "notes.txt")
+    with pytest.raises(InvalidData, match="is no store"):
+        open_store(tmp_path)
+    assert content(tmp_path) == {"notes.txt": b"mine"}
+
+
+def test_two_writers_do_not_mix(tmp_path):
+    def clients():
+        yield from some_clients(3)
+        with pytest.raises(ConfigError, match="Another process works in"):
+            write_store(some_clients(), tmp_path / "a")
+        yield "last", np.ones((1, 3), np.float32), np.zeros(1, int)
+
+    write_store([("first", np.ones((1, 3), np.float32), np.zeros(1, int))], tmp_path / "a")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client_batches, "BATCH_BYTES", 1)
+        write_store(clients(), tmp_path / "a", append=True)
+    assert check_store(tmp_path / "a").clients == 5
+
+
+def test_a_flipped_byte_is_found(tmp_path, small_blocks):
+    write_store(some_clients(), tmp_path / "a")
+    sizes = {name: len(data) for name, data in content(tmp_path / "a").items() if not name.endswith((".checksums", ".json"))}
+    draw = random.Random(1)
+    for name, size in sizes.items():
+        place = draw.randrange(size)
+        with (tmp_path / "a" / name).open("r+b") as file:
+            file.seek(place)
+            old = file.read(1)
+            file.seek(place)
+            file.write(bytes([old[0] ^ 1]))
+        with pytest.raises(
+            InvalidData, match=rf"block {place // 256} of {name} \(bytes {place // 256 * 256} …\).*changed since"
+        ):
+            check_store(tmp_path / "a")
+        with (tmp_path / "a" / name).open("r+b") as file:
+            file.seek(place)
+            file.write(old)
+    assert check_store(tmp_path / "a").clients == 20
+
+
+@pytest.mark.parametrize("damage", ["cut", "longer", "gone", "checksums", "manifest", "labels", "json", "format", "key"])
+def test_a_store_that_does_not_fit_its_manifest_is_refused(tmp_path, damage, small_blocks):
+    write_store(some_clients(), tmp_path / "a")
+    values, manifest = tmp_path / "a" / "clients" / "x.0.values", tmp_path / "a" / "manifest.json"
+    described = json.loads(manifest.read_bytes())
+    if damage == "cut":
+        values.write_bytes(values.read_bytes()[:-1])
+    elif damage == "longer":
+        values.write_bytes(values.read_bytes() + b"x")
+    elif damage == "gone":
+        values.unlink()
+    elif damage == "checksums":
+        checksums = values.with_name("x.0.values.checksums")
+        checksums.write_bytes(checksums.read_bytes()[::-1])
+    elif damage == "json":
+        manifest.write_bytes(manifest.read_bytes()[:-20])
+    else:
+        if damage == "manifest":
+            described["x"]["leaves"][0]["type"] = "int32"
+        elif damage == "labels":
+            described["sets"]["clients"]["labels"][1] = 99
+        elif damage == "format":
+            described["format"] = 99
+        else:
+            del described["sets"]["clients"]["digest"]
+        manifest.write_text(json.dumps(described))
+    for read in (open_store, check_store):
+        with pytest.raises(InvalidData, match=r"write it again|version of equipoise"):
+            read(tmp_path / "a")
+
+
+def test_a_store_that_changes_while_it_is_open_is_noticed(tmp_path):
+    write_store(some_clients(), tmp_path / "a")
+    data = open_store(tmp_path / "a")
+    refuse_changed_store(data)
+    refuse_changed_store(split_clients(ClientSet.pack(some_clients())))  # in memory
+    values = tmp_path / "a" / "clients" / "x.0.values"
+    old = values.stat()
+    os.utime(values, ns=(old.st_atime_ns, old.st_mtime_ns + 1))
+    with pytest.raises(InvalidData, match=r"x\.0\.values changed while the store was open"):
+        refuse_changed_store(data)
+    data = open_store(tmp_path / "a")
+    (tmp_path / "a" / "manifest.json").unlink()
+    with pytest.raises(InvalidData, match=r"manifest\.json changed"):
+        refuse_changed_store(data)
+
+
+def test_too_little_disk_space_is_refused_before_the_first_byte(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 100))
+    for clients in (ClientSet.pack(some_clients()), list(some_clients()), split_clients(ClientSet.pack(some_clients()))):
+        with pytest.raises(NotWritten, match=r"needs 0\.00 GB, but its disk has 0\.00 GB free"):
+            write_store(clients, tmp_path / "a")
+        assert set(content(tmp_path / "a")) <= {".lock"}
+
+
+def test_a_disk_that_runs_full_is_named_and_the_write_goes_on_later(tmp_path):
+    def write(path, limit):
+        store_writer.JOURNAL_BYTES, client_batches.BATCH_BYTES = 6000, 3000
+        if limit is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        try:
+            write_store(some_clients(1000), path, name="full")
+        except NotWritten as failure:
+            (tmp_path / "message").write_text(str(failure))
+
+    in_another_process(write, tmp_path / "a", 20_000).join()
+    message = (tmp_path / "message").read_text()
+    assert "could not be written on after" in message
+    assert "start the same call again" in message
+    for name in "ab":
+        in_another_process(write, tmp_path / name, None).join()
+    assert content(tmp_path / "a") == content(tmp_path / "b")
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+@pytest.mark.parametrize("kind", ["tensor", "ragged"])
+def test_training_from_a_store_is_training_from_memory(tmp_path, engine, kind):
+    write_store(some_clients(30, kind=kind), tmp_path / "a")
+    memory = split_clients(ClientSet.pack(some_clients(30, kind=kind)), test=0.3, validation=0.1, seed=2)
+    stored = open_store(tmp_path / "a", test=0.3, validation=0.1, seed=2)
+    algorithm = eq.Algorithm(risk=eq.risk.Superquantile(0.5), solver=eq.solvers.SGD(lr=0.1, batch_size=2, epochs=2))
+    torch.manual_seed(0)
+    model = eq.models.Softmax(3, 4) if kind == "tensor" else Tagger()
+    results = [
+        eq.train(
+            model, data, algorithm, rounds=4, clients_per_round=5, seed=1,
+            engine=engine, progress=False,
+        )
+        for data in (memory, stored)
+    ]  # fmt: skip
+    one, other = (torch.cat([p.detach().flatten() for p in result.model.parameters()]) for result in results)
+    assert torch.equal(one, other)
+    one, other = (result.clients for result in results)
+    assert one.client == other.client
+    assert torch.equal(one.loss, other.loss)
+    assert torch.equal(one.error, other.error)
+
+
+class Tagger(torch.nn.Module):
+    """A class for each token."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = torch.nn.Embedding(50, 5), torch.nn.Linear(8, 4)
+
+    def forward(self, input_ids, age, attention_mask):
+        tokens = self.embedding(input_ids)
+        both = torch.cat([tokens, age.unsqueeze(-2).expand(*tokens.shape[:-1], 3)], -1)
+        return self.head(both).movedim(-1, 1)
+
+
+def test_opening_reads_no_values_and_takes_no_memory_for_them(tmp_path):
+    def clients():
+        for k in range(60):
+            yield str(k), torch.zeros(1000, 500), torch.zeros(1000, dtype=torch.long)  # 2 MB each
+
+    write_store(clients(), tmp_path / "a")
+    data = open_store(tmp_path / "a")
+    before = _anonymous()
+    total = sum(float(data.train.inputs(data.train.rows(k)).sum()) for k in range(len(data.train)))
+    assert total == 0.0
+    assert _anonymous() - before < 30e6
+
+
+def _anonymous():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line.split()[1] for line in lines if line.startswith("RssAnon")))
