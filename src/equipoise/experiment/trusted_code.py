@@ -28,7 +28,7 @@ def trusted_pairs() -> set[Pair]:
     path = list_path()
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return set()
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as failure:
         raise ConfigError(f"{path}, your list of trusted code, cannot be read: {failure}. Repair or delete it.") from failure
