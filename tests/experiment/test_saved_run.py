@@ -51,9 +51,9 @@ def test_a_saved_result_is_read_like_any_run(tmp_path):
 
 def test_reports_put_saved_results_beside_runs_of_configurations(tmp_path):
     result(name="python").save(tmp_path / "a")
-    text = '[model]\nname="softmax"\n[data]\nname="label_shift"\ntrain_clients=6\nvalidation_clients=2\ntest_clients=2\n'
     (tmp_path / "run.toml").write_text(
-        text + 'examples=10\n[train]\nrounds=3\nclients_per_round=3\nname="file"\nengine="loop"\n'
+        '[train]\nrounds=3\nclients_per_round=3\nname="file"\nengine="loop"\n[model]\nname="softmax"\n'
+        '[data]\nname="label_shift"\ntrain_clients=6\nvalidation_clients=2\ntest_clients=2\nexamples=10\n'
     )
     assert command("run", tmp_path / "run.toml", "--out", tmp_path / "b").exit_code == 0
     found = command("report", tmp_path / "a", tmp_path / "b", "--out", tmp_path / "page.html")

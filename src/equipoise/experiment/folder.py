@@ -1,6 +1,8 @@
 """A run's folder: config.toml, rounds.jsonl, checkpoint/state.safetensors, clients.parquet, model.safetensors, report.html.
 
 Where clients have models of their own there is personal.npy, too: one row of parameters for each training client, in order.
+Where the data are
+a table there is schema.json: what became of each column.
 
 The log of rounds grows line by line; every other file appears whole or not at all. The event "end" is written to the log after
 all other files: a run without it can be resumed.
@@ -107,6 +109,8 @@ def run(
     refuse_full_disk(folder, experiment)
     if not folder.config.exists():
         write_atomically(folder.config, experiment.config.text().encode())
+    if experiment.data.schema is not None:
+        experiment.data.schema.save(folder.schema)
     lock = folder.path / ".lock"
     with locked(lock, wait=False):  # two processes would spoil the log
         result = _run(experiment, folder, [JsonLines(folder.rounds), *observers], progress, report)

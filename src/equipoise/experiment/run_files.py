@@ -36,6 +36,7 @@ class RunFolder:
     model = _File("model.safetensors")
     personal = _File("personal.npy")
     report = _File("report.html")
+    schema = _File("schema.json")
     log = _File("run.log")
 
     def last_event(self) -> dict[str, Any]:
