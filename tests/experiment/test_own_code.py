@@ -276,7 +276,9 @@ def test_a_folder_that_records_no_code_runs_none(stranger):
     assert not stranger.marker.exists()
 
 
-@pytest.mark.parametrize("name", ["random:load", "json.decoder:load", "__main__:load", "torch:load", "numpy.evil:load", "this:load"])
+@pytest.mark.parametrize(
+    "name", ["random:load", "json.decoder:load", "__main__:load", "torch:load", "numpy.evil:load", "this:load"]
+)
 def test_trusting_does_not_let_a_file_stand_for_a_known_module(stranger, name):
     place = stranger(name)
     assert command("run", "--resume", place, "--trust").exit_code == 2
