@@ -14,6 +14,7 @@ from equipoise.data.clients import FederatedData
 from made_clients import make_clients
 
 torch.set_num_threads(1)
+os.environ["EQUIPOISE_CONFIG"] = tempfile.mkdtemp(prefix="equipoise-config-")  # the list of trusted code of the tests
 os.environ["EQUIPOISE_CACHE"] = tempfile.mkdtemp(prefix="equipoise-cache-")  # choices measured in tests are no one else's
 settings.register_profile("default", deadline=None, derandomize=True, print_blob=False)
 settings.load_profile("default")

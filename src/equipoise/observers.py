@@ -121,11 +121,11 @@ class JsonLines(Observer):
 
     def on_round(self, report: RoundReport) -> None:
         """Take in the report of a round."""
-        self._write(self._record(report, report.run))
+        self._write(_record(report, report.run if self._several else None))
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
         """Take in an evaluation of all clients."""
-        self._write(self._record(EvaluationPoint.of(evaluation), evaluation.run))
+        self._write(_record(EvaluationPoint.of(evaluation), evaluation.run if self._several else None))
 
     def on_end(self) -> None:
         """Close what was opened."""
@@ -133,19 +133,12 @@ class JsonLines(Observer):
             self._file.close()
             self._file = None
 
-    def _record(self, told: RoundReport | EvaluationPoint, run: str) -> dict[str, Any]:
-        """The line of a round or an evaluation."""
-        record = {"event": "round" if isinstance(told, RoundReport) else "evaluation", **asdict(told), "run": run}
-        return record if self._several else {name: value for name, value in record.items() if name != "run"}
-
     def _write_history(self, run: str, history: History) -> None:
         """The log of a run that goes on from its checkpoint, up to there: what was logged may say less, or more, than that.
 
         The first run begins the file anew.
         """
-        events = [(r.round + 1, 0, self._record(r, run)) for r in history.rounds]
-        events += [(p.round, 1, self._record(p, run)) for p in history.points]
-        lines = [_line(record) for _, _, record in sorted(events, key=lambda e: e[:2])]
+        lines = history_lines(history, run if self._several else None)
         if not self._logged:
             write_atomically(self.path, "".join(lines).encode())
         else:
@@ -156,6 +149,19 @@ class JsonLines(Observer):
         if self._file is not None:
             self._file.write(_line(record))
             self._file.flush()
+
+
+def history_lines(history: History, run: str | None = None) -> list[str]:
+    """A history as lines of a log, in the order of rounds; `run` is the name of the run, where lines say whose they are."""
+    events = [(r.round + 1, 0, _record(r, run)) for r in history.rounds]
+    events += [(p.round, 1, _record(p, run)) for p in history.points]
+    return [_line(record) for _, _, record in sorted(events, key=lambda event: event[:2])]
+
+
+def _record(told: RoundReport | EvaluationPoint, run: str | None) -> dict[str, Any]:
+    """A round or an evaluation as a JSON object, with the name of the run if there is one."""
+    record = {"event": "round" if isinstance(told, RoundReport) else "evaluation", **asdict(told), "run": run}
+    return record if run is not None else {name: value for name, value in record.items() if name != "run"}
 
 
 def _line(record: dict[str, Any]) -> str:

@@ -23,6 +23,7 @@ from equipoise.report import write_report
 from equipoise.types import Engine, PersonalWork, ServerState
 
 if TYPE_CHECKING:
+    from equipoise.experiment.recorded import RecordedAlgorithm
     from equipoise.privacy.accounting import Spent
     from equipoise.runs.setup import Setting
 
@@ -275,7 +276,7 @@ class RunRecord:
     """A finished run without its model: all that a report needs."""
 
     name: str
-    algorithm: Algorithm
+    algorithm: Algorithm | RecordedAlgorithm
     seed: int
     clients: ClientTable
     history: History
@@ -320,9 +321,20 @@ class RunRecord:
 class Result(RunRecord):
     """A finished run: the trained `model`, `clients` (one row each), `history`, `summary()` and `report(path)`."""
 
+    algorithm: Algorithm
     model: nn.Module
     params: Tensor  # (D,)
     personal: PersonalModels | None = None  # the clients' own models, if the algorithm gives them any
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the folder of a run: config.toml, rounds.jsonl, clients.parquet, model.safetensors and report.html.
+
+        `equipoise report` reads it like any other. The folder must be new or empty, and appears whole or not at all. Parts of
+        your own are recorded by their class and repr; a folder that was saved is read, but not run again.
+        """
+        from equipoise.experiment.saved_run import save_result
+
+        return save_result(self, folder)
 
 
 class PersonalModels:

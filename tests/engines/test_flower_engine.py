@@ -24,13 +24,13 @@ from equipoise.engines.flower import client_app, server_app
 from equipoise.engines.flower.apps.members import Member, make_stand_in
 from equipoise.engines.flower.apps.model_source import make_model
 from equipoise.engines.flower.apps.node_data import read_node_data
-from equipoise.engines.flower.apps.run_record import FederatedConfig, is_federated
 from equipoise.engines.flower.personal.kept_rows import RECORD
 from equipoise.engines.flower.transport import messages, part_messages
 from equipoise.engines.flower.transport.messages import BadMessage
 from equipoise.engines.flower.transport.messenger import TooFewClients
 from equipoise.errors import ConfigError, EquipoiseNotice, IncompatibleParts, InvalidData, InvalidParameter
 from equipoise.experiment.folder import RunFolder
+from equipoise.experiment.recorded import read_config
 from equipoise.solvers.prepared import AdjustedSolver
 from equipoise.types import Observer
 from made_clients import make_clients
@@ -488,8 +488,8 @@ def test_the_run_folder_is_that_of_a_simulation(tmp_path):
     assert set(rounds[0]["bytes_by_client"]) <= set(data.train.ids)
     assert place.finished
     same_table(eq.result.ClientTable.from_parquet(place.clients), found.clients)
-    assert is_federated(place.config)
-    config = FederatedConfig.read(place.config)
+    config = read_config(place.config)
+    assert "federation" in config.sections
     assert config.algorithm() == ALGORITHMS["Δ-FL"]
     assert (config.train.rounds, config.train.clients_per_round, config.train.seed) == (3, 4, 3)
     with pytest.raises(ConfigError, match="has ended"):

@@ -5,6 +5,7 @@ import pytest
 
 from equipoise.errors import ConfigError
 from equipoise.experiment import catalog
+from equipoise.experiment.config import OBJECTS_FROM_DATA
 
 HOMES = {
     "risk": "equipoise.risk",
@@ -40,7 +41,7 @@ def test_every_part_can_be_read_and_described(part):
     assert callable(part.target)
     assert part.summary
     for parameter in part.all_parameters:
-        assert parameter.in_config or not parameter.required or parameter.name == "embeddings", parameter.name
+        assert parameter.in_config or not parameter.required or parameter.name in OBJECTS_FROM_DATA, parameter.name
         assert parameter.text.startswith(parameter.name)
 
 

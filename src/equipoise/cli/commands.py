@@ -97,6 +97,7 @@ app.add_typer(privacy_app, name="privacy")
 app.add_typer(flower_app, name="flower")
 
 Settings = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Change a value; may be given several times.")]
+Trust = Annotated[bool, Option("--trust", help="Trust the code of its own that a run's folder or configuration records.")]
 Workers = Annotated[int, Option(min=1, help="How many runs at once, one torch thread each.")]
 
 
@@ -138,6 +139,7 @@ def run(
     explain: Annotated[
         bool, Option("--explain", help="Only say how local work is done, and why, after one round; leave nothing.")
     ] = False,
+    trust: Trust = False,
 ) -> None:
     """Train what a TOML file describes; leave config, log, checkpoint, clients, model and report in a folder."""
     from equipoise import tracking
@@ -149,14 +151,14 @@ def run(
         if config is not None or settings or out is not None:
             raise ConfigError("--resume takes all it needs from its folder: leave CONFIG, --set and --out away.")
         run_folder = folder.to_resume(resume)
-        checked = RunConfig.read(run_folder.config)
+        checked = RunConfig.read(run_folder.config, code="resume", trust=trust)
     elif config is None:
         raise ConfigError("Name a configuration, e.g. equipoise run examples/tail.toml, or a folder: --resume DIR.")
-    elif explain:
-        Console().print(Text(build(RunConfig.read(config, settings or ())).explain()), soft_wrap=True)
-        return
     else:
-        checked = RunConfig.read(config, settings or ())
+        checked = RunConfig.read(config, settings or (), code="run", trust=trust)
+        if explain:
+            Console().print(Text(build(checked).explain()), soft_wrap=True)
+            return
         path = out or folder.free_folder(config, checked.train.seed)
         folder.refuse_taken(path)  # before data are read, which may take long
 
@@ -182,6 +184,7 @@ def compare(
     settings: Settings = None,
     workers: Workers = 1,
     out: Annotated[Path | None, Option(help="The folder for all runs. Default: runs/<study>.")] = None,
+    trust: Trust = False,
 ) -> None:
     """Run every method with every seed, as far as runs are missing; print the table and write the report."""
     from equipoise.cli.listing import comparison_table
@@ -190,7 +193,7 @@ def compare(
     from equipoise.experiment.study import prepare, read_study
 
     folder = out or Path("runs") / config.stem
-    runs = read_study(config, settings or (), out=folder)
+    runs = read_study(config, settings or (), out=folder, trust=trust)
     prepare(runs)
     console = Console()
     with _resumable():
@@ -214,12 +217,13 @@ def tune(
     settings: Settings = None,
     workers: Workers = 1,
     out: Annotated[Path | None, Option(help="The folder for all trials. Default: runs/<search>.")] = None,
+    trust: Trust = False,
 ) -> None:
     """Try values by training loss or validation clients, never test clients; write the best configuration."""
     from equipoise.experiment.search import read_search, trial_name
     from equipoise.experiment.tune import tune as run_search
 
-    search = read_search(config, settings or ())
+    search = read_search(config, settings or (), trust=trust)
     with _resumable():
         results = run_search(search, out or Path("runs") / config.stem, workers=workers, console=Console())
     for result in results:

@@ -16,6 +16,12 @@ def cache_folder() -> Path:
     return Path(folder) / "equipoise"
 
 
+def config_folder() -> Path:
+    """The folder of the user's own settings: $EQUIPOISE_CONFIG, or the user's configuration folder."""
+    folder = os.environ.get("EQUIPOISE_CONFIG") or os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(folder) / "equipoise"
+
+
 def write_atomically(path: Path, content: bytes) -> Path:
     """Write `content` to `path`, creating its folder. A reader sees the old file or the new one, never a half."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")

@@ -100,6 +100,8 @@ def csv(
 
     Empty cells and NA, N/A, NaN, null and the like are missing; `missing` names more spellings, such as "?". Dates are
     written as 2026-11-16. The name of the data is that of the file, unless given.
+
+    Source: your own file.
     """
     table = read_csv(path, delimiter=delimiter, encoding=encoding, missing=missing)
     return from_frame(table, client=client, target=target, name=name or Path(path).stem, **options)
@@ -109,6 +111,8 @@ def parquet(path: PathLike, *, client: str, target: str, name: str = "", **optio
     """Clients from a Parquet file, or from all Parquet files of a folder; options as in `from_frame`.
 
     Folders with names such as hospital=3 are a column. The name of the data is that of the file or folder, unless given.
+
+    Source: your own files.
     """
     return from_frame(read_parquet(path), client=client, target=target, name=name or Path(path).stem, **options)
 

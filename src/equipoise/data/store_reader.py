@@ -32,6 +32,8 @@ def open_store(
 
     A share `test` of the clients (0.2 if nothing is said) and a share `validation` are kept apart, the same clients as
     `split_clients` chooses in memory. A store that was written from a `FederatedData` has its splits and takes neither.
+
+    Source: your own data.
     """
     folder = Path(path).expanduser()
     manifest = read_manifest(folder)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from equipoise.errors import ConfigError, EquipoiseError
 from equipoise.experiment import catalog
-from equipoise.experiment.config import FROM_DATA, RunConfig, refusals_at
+from equipoise.experiment.config import FROM_DATA, OBJECTS_FROM_DATA, RunConfig, refusals_at
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -90,7 +92,7 @@ def build(config: RunConfig) -> PreparedRun:
         usable_device(config.train.device)  # one that this machine does not have is refused
     config.train.chosen_engine()
     algorithm = config.algorithm()
-    data: FederatedData = config.data.make("data")
+    data = make_data(config)
     if config.attack is not None:
         from equipoise import attacks
 
@@ -98,9 +100,45 @@ def build(config: RunConfig) -> PreparedRun:
     check_cohort(config, algorithm, data)
     config = config.with_model(**read_from_data(config, data))
     config = replace(config, train=replace(config.train, threads=config.train.threads or torch.get_num_threads()))
-    model = config.model.make("model", **word_vectors(config))
+    model = make_model(config, data)
     check_fit(config, model, data)
     return PreparedRun(config, data, model, algorithm)
+
+
+def make_data(config: RunConfig) -> FederatedData:
+    """The data of a configuration; code of the user's own must return a FederatedData."""
+    from equipoise.data import FederatedData
+
+    with seeded_torch(config.train.seed):
+        data = config.data.make("data")
+    if not isinstance(data, FederatedData):
+        fix = "Make one by equipoise.data.from_arrays, from_dict, from_frame or FederatedData."
+        raise ConfigError(f"data: {config.data.name} must return a FederatedData, but returned a {type(data).__name__}. {fix}")
+    return data
+
+
+def make_model(config: RunConfig, data: FederatedData) -> nn.Module:
+    """The model of a configuration; code of the user's own must return an nn.Module.
+
+    Initial parameters that torch draws from its global state depend on the seed of the run.
+    """
+    from torch import nn
+
+    with seeded_torch(config.train.seed):
+        model = config.model.make("model", **objects_from_data(config, data))
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"model: {config.model.name} must make a torch.nn.Module, but made a {type(model).__name__}.")
+    return model
+
+
+@contextmanager
+def seeded_torch(seed: int) -> Iterator[None]:
+    """Seed torch's global state for code of the user's own that draws from it; the state before comes back."""
+    import torch
+
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(seed)
+        yield
 
 
 def check_cohort(config: RunConfig, algorithm: Algorithm, data: FederatedData) -> None:
@@ -132,10 +170,21 @@ def _vocabulary(data: FederatedData) -> int:
     return max(data.classes, *(int(clients.x.max()) + 1 for clients in data.splits.values()))
 
 
+def objects_from_data(config: RunConfig, data: FederatedData) -> dict[str, Any]:
+    """What a model takes that no configuration can hold: the schema of a table, and word vectors for `embeddings`."""
+    needed = {p.name for p in config.model.part.all_parameters if p.required and p.name not in config.model.parameters}
+    wanted = needed.intersection(OBJECTS_FROM_DATA)
+    if "schema" in wanted and data.schema is None:
+        raise ConfigError(
+            f"model {config.model.name!r} reads the schema of a table, which the data {config.data.name!r} have none of. "
+            "Use it with csv or parquet."
+        )
+    schema = {"schema": data.schema} if "schema" in wanted else {}
+    return schema | (word_vectors(config) if "embeddings" in wanted else {})
+
+
 def word_vectors(config: RunConfig) -> dict[str, Any]:
-    """GloVe vectors, from the folder of the texts, as `embeddings` of a model that takes some; empty for other models."""
-    if not any(p.name == "embeddings" for p in config.model.part.all_parameters):
-        return {}
+    """GloVe vectors, from the folder of the texts, as `embeddings` of a model."""
     from equipoise.data import glove
 
     if config.data.part.target is not catalog.part("data", "clothing").target:

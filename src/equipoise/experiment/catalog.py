@@ -7,18 +7,19 @@ and the docstring of the part. A module is imported when one of its parts is fir
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cached_property
 from importlib import import_module
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import UnionType
 from typing import Any, Union, cast, get_args, get_origin, get_type_hints
 
 from equipoise.errors import ConfigError, unknown_name
-from equipoise.experiment.values import in_toml, type_text, value_text
+from equipoise.experiment.values import in_toml, is_plain, type_text, value_text
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,15 @@ class Entry:
     target: str
     fixed: Mapping[str, Any] = field(default_factory=dict)
     renamed: Mapping[str, str] = field(default_factory=dict)  # in Python → in a configuration
+    options: str | None = None  # "module:name" of the function whose keywords the target takes as **options
+
+
+@dataclass(frozen=True)
+class CodeFile:
+    """A file of the user's own code: its absolute path, and the SHA-256 of its content."""
+
+    file: str
+    sha256: str
 
 
 _TABLE = tomllib.loads(Path(__file__).with_name("catalog.toml").read_text(encoding="utf-8"))
@@ -51,6 +61,7 @@ class Parameter:
     part_kind: str | None = None  # the kind of part that it takes, if it takes one
     optional: bool = False  # whether None may stand in the part's place
     in_config: bool = True  # False: the value is an object that only Python code, or the data, can give
+    is_path: bool = False  # whether it names a file or a folder
 
     @property
     def required(self) -> bool:
@@ -89,12 +100,13 @@ class CatalogPart:
     kind: str
     name: str
     entry: Entry
+    own: Callable[..., Any] | None = None  # the class or function, if it is the user's own and not of the catalogue
+    files: Mapping[str, CodeFile] = field(default_factory=dict)  # of the user's own code: import path → file
 
     @cached_property
     def target(self) -> Callable[..., Any]:
-        """The class or function itself; its module is imported now."""
-        module, _, attribute = self.entry.target.partition(":")
-        return cast(Callable[..., Any], getattr(import_module(module), attribute))
+        """The class or function itself; its module is imported now, unless it is the user's own."""
+        return self.own or imported(self.entry.target)
 
     @cached_property
     def parameters(self) -> dict[str, Parameter]:
@@ -104,10 +116,15 @@ class CatalogPart:
     @cached_property
     def all_parameters(self) -> tuple[Parameter, ...]:
         """All parameters, also those that only Python code can give."""
+        if self.own is not None:
+            return tuple(map(read_own_parameter, own_signature(self.own)))
+        named = dict(signature_of(self.target))
+        if self.entry.options is not None:
+            more = signature_of(imported(self.entry.options)).items()
+            rest = {name: p for name, p in more if p.kind is p.KEYWORD_ONLY and name not in named}
+            named = {name: p for name, p in named.items() if p.kind is not p.VAR_KEYWORD} | rest
         return tuple(
-            read_parameter(p, self.entry.renamed.get(p.name, p.name))
-            for p in signature_of(self.target).values()
-            if p.name not in self.entry.fixed
+            read_parameter(p, self.entry.renamed.get(name, name)) for name, p in named.items() if name not in self.entry.fixed
         )
 
     @property
@@ -137,8 +154,23 @@ class CatalogPart:
             if names[name].terms:
                 positional = list(value)
             else:
-                keywords[names[name].python_name] = value
+                keywords[names[name].python_name] = Path(value) if names[name].is_path and value is not None else value
         return self.target(*positional, **keywords)
+
+
+def imported(target: str) -> Callable[..., Any]:
+    """The class or function "module:name" of the library."""
+    module, _, attribute = target.partition(":")
+    return cast(Callable[..., Any], getattr(import_module(module), attribute))
+
+
+def own_signature(target: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters of the user's own class or function, without *args and **kwargs."""
+    try:
+        found = signature_of(target)
+    except NameError:  # types that are imported for type checkers only
+        found = inspect.signature(target).parameters
+    return [p for p in found.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
 
 
 def signature_of(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
@@ -161,6 +193,16 @@ def kind_taken(annotation: Any) -> str | None:
     return next((kind for name, kind in CONTRACTS.items() if getattr(types, name) in choices), None)
 
 
+def read_own_parameter(parameter: inspect.Parameter) -> Parameter:
+    """The description of a parameter of the user's own code; without a type it takes any value that TOML can hold."""
+    if parameter.kind is parameter.POSITIONAL_ONLY:  # parts are made with keywords
+        return Parameter(parameter.name, parameter.name, None, parameter.default, in_config=False)
+    if parameter.annotation is parameter.empty or isinstance(parameter.annotation, str):
+        plain = parameter.default is parameter.empty or is_plain(parameter.default)
+        return Parameter(parameter.name, parameter.name, Any | None, parameter.default, in_config=plain)
+    return read_parameter(parameter, parameter.name)
+
+
 def read_parameter(parameter: inspect.Parameter, name: str) -> Parameter:
     """The description of a parameter of a signature; `name` is its name in a configuration."""
     if parameter.kind is inspect.Parameter.VAR_POSITIONAL:  # Mixture((0.3, Mean()), …)
@@ -168,8 +210,13 @@ def read_parameter(parameter: inspect.Parameter, name: str) -> Parameter:
     if kind := kind_taken(parameter.annotation):
         optional = type(None) in get_args(parameter.annotation)
         return Parameter(name, parameter.name, None, parameter.default, part_kind=kind, optional=optional)
-    annotation = in_toml(parameter.annotation)
-    return Parameter(name, parameter.name, annotation, parameter.default, in_config=annotation is not None)
+    choices = get_args(parameter.annotation) or (parameter.annotation,)
+    if is_path := any(os.PathLike in (c, get_origin(c)) or (isinstance(c, type) and issubclass(c, PurePath)) for c in choices):
+        annotation: Any = str | None if type(None) in choices else str
+    else:
+        annotation = in_toml(parameter.annotation)
+    given = annotation is not None and name != "name"  # the key `name` is the name of the part
+    return Parameter(name, parameter.name, annotation, parameter.default, in_config=given, is_path=is_path)
 
 
 def kinds() -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -13,11 +13,16 @@ from typing import Any, Literal
 
 from equipoise.errors import ConfigError, IncompatibleParts, InvalidParameter, require, unknown_name
 from equipoise.experiment import catalog, toml
+from equipoise.experiment.origin import CodeUse, Origin
+from equipoise.experiment.own_code import own_failures
 from equipoise.experiment.values import NONE, check_value, toml_text
 
 Weights = Literal["examples", "uniform"]
 SECTIONS = ("data", "model", "algorithm", "train", "attack")
 FROM_DATA = ("features", "classes", "vocabulary")  # of a model: read from the data unless given
+OBJECTS_FROM_DATA = ("schema", "embeddings")  # of a model: objects that the data give
+NOWHERE = Origin()  # of tables without a file: paths stay as they are, and no code of the user's own runs
+PYTHON = "python"  # the section of a run that `result.save` wrote: a record, which cannot be run
 
 
 @dataclass(frozen=True)
@@ -30,11 +35,20 @@ class PartConfig:
     kind: str
     name: str
     parameters: dict[str, Any] = field(default_factory=dict)
+    own: catalog.CatalogPart | None = field(default=None, compare=False)  # the user's own part, which no catalogue has
 
     @property
     def part(self) -> catalog.CatalogPart:
-        """The part's entry in the catalogue."""
-        return catalog.part(self.kind, self.name)
+        """The part's entry in the catalogue, or the user's own."""
+        return self.own or catalog.part(self.kind, self.name)
+
+    @property
+    def files(self) -> dict[str, catalog.CodeFile]:
+        """The files of the user's own code that this part and the parts in it are made of, by import path."""
+        inner = [value for value in self.parameters.values() if isinstance(value, PartConfig)]
+        for name, parameter in self.part.parameters.items():
+            inner += [term for _, term in self.parameters.get(name, ())] if parameter.terms else []
+        return dict(self.part.files) | {path: file for part in inner for path, file in part.files.items()}
 
     def make(self, where: str, **objects: Any) -> Any:
         """Make the part. What its constructor refuses becomes a ConfigError at the dotted key `where`."""
@@ -44,7 +58,8 @@ class PartConfig:
                 values[name] = value.make(f"{where}.{name}")
             elif self.part.parameters[name].terms:
                 values[name] = [(factor, inner.make(f"{where}.{name}[{i}]")) for i, (factor, inner) in enumerate(value)]
-        with refusals_at(where, self.part.parameters, self.name):
+        own = own_failures(where, self.name, list(self.part.files.values())) if self.own else nullcontext()
+        with refusals_at(where, self.part.parameters, self.name), own:
             return self.part.make(values, **objects)
 
     def table(self) -> dict[str, Any]:
@@ -132,36 +147,47 @@ class RunConfig:
     versions: dict[str, str] = field(default_factory=dict, compare=False)  # of the libraries that wrote the file, if any did
 
     @classmethod
-    def read(cls, path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
-        """Read a TOML file. `overrides`, each "key=value", are applied before anything is checked."""
-        return cls.of(override(read_toml(path), overrides))
+    def read(
+        cls, path: str | Path, overrides: Iterable[str] = (), *, code: CodeUse = "never", trust: bool = False
+    ) -> RunConfig:
+        """Read a TOML file. `overrides`, each "key=value", are applied before anything is checked.
+
+        `code` says whether code of the user's own may run, and `trust` whether it is trusted from now on: see `Origin.of`.
+        """
+        table = override(read_toml(path), overrides)
+        return cls.of(table, Origin.of(path, table, code, trust=trust))
 
     @classmethod
-    def of(cls, table: Mapping[str, Any]) -> RunConfig:
-        """Check nested tables, as TOML gives them."""
+    def of(cls, table: Mapping[str, Any], origin: Origin = NOWHERE) -> RunConfig:
+        """Check nested tables, as TOML gives them, of a file at `origin`."""
         from equipoise.core.abilities import read
         from equipoise.types import RiskTraits
 
-        refuse_unknown(table, (*SECTIONS, "versions"), "")
+        if PYTHON in table:
+            fix = "equipoise report reads its folder; train it in Python."
+            raise ConfigError(f"[{PYTHON}] says that result.save wrote this file: a record, which cannot be run. {fix}")
+        refuse_unknown(table, (*SECTIONS, "code", "versions"), "")
         train = check_train(section(table, "train"))
         algorithm = section(table, "algorithm", required=False)
         refuse_unknown(algorithm, (*catalog.ALGORITHM_PARTS, *catalog.OPTIONAL_PARTS, "weights"), "algorithm")
         parts: dict[str, PartConfig] = {}
         for kind in catalog.OPTIONAL_PARTS:
             if algorithm.get(kind, NONE) != NONE:
-                parts[kind] = check_part(kind, algorithm[kind], f"algorithm.{kind}")
+                parts[kind] = check_part(kind, algorithm[kind], f"algorithm.{kind}", origin=origin)
         private = "privacy" in parts and "clip" in parts["privacy"].parameters  # differential privacy has its own defaults
         for kind, default in catalog.ALGORITHM_PARTS.items():
             averaged = kind == "averaging" and read(RiskTraits, parts["risk"].make("algorithm.risk")).averaged
             name = "uniform" if averaged else "poisson" if private and kind == "sampler" else default
-            parts[kind] = check_part(kind, algorithm.get(kind, {}), f"algorithm.{kind}", default=name)
+            parts[kind] = check_part(kind, algorithm.get(kind, {}), f"algorithm.{kind}", default=name, origin=origin)
         config = cls(
-            check_part("data", section(table, "data"), "data", seed=train.seed),
-            check_part("model", section(table, "model"), "model", seed=train.seed),
+            check_part("data", section(table, "data"), "data", seed=train.seed, origin=origin),
+            check_part("model", section(table, "model"), "model", seed=train.seed, origin=origin),
             parts,
             check_value(algorithm.get("weights", "uniform" if private else "examples"), Weights, "algorithm.weights"),
             train,
-            check_part("attack", table["attack"], "attack", seed=train.seed) if table.get("attack", NONE) != NONE else None,
+            check_part("attack", table["attack"], "attack", seed=train.seed, origin=origin)
+            if table.get("attack", NONE) != NONE
+            else None,
             {k: check_value(v, str, f"versions.{k}") for k, v in section(table, "versions", required=False).items()},
         )
         config.algorithm()  # values that break a part's own rule are refused here, before data are read
@@ -183,14 +209,19 @@ class RunConfig:
         """The configuration as nested TOML tables, with the versions of the installed libraries."""
         parts = {kind: part.table() for kind, part in self.parts.items()}
         left_out = {kind: NONE for kind in catalog.OPTIONAL_PARTS if kind not in self.parts}
+        code = {path: asdict(file) for part in self._all_parts() for path, file in part.files.items()}
         return {
             "data": self.data.table(),
             "model": self.model.table(),
             "attack": self.attack.table() if self.attack is not None else NONE,
             "algorithm": {"weights": self.weights, **left_out, **parts},
             "train": self.train.table(),
+            **({"code": code} if code else {}),
             "versions": installed_versions("equipoise", "torch", "numpy"),
         }
+
+    def _all_parts(self) -> list[PartConfig]:
+        return [self.data, self.model, *self.parts.values(), *([self.attack] if self.attack is not None else [])]
 
     def text(self) -> str:
         """The configuration as TOML with every default. Reading it back gives an equal configuration."""
@@ -284,10 +315,19 @@ def refuse_unknown(table: Mapping[str, Any], allowed: Iterable[str], where: str)
             raise ConfigError(f"{where + '.' if where else ''}{key}: " + unknown_name("key", key, allowed))
 
 
-def check_part(kind: str, table: Any, where: str, *, default: str | None = None, seed: int | None = None) -> PartConfig:
-    """Check the table of a part: its name, keys and the types of values; defaults are filled in.
+def check_part(
+    kind: str,
+    table: Any,
+    where: str,
+    *,
+    default: str | None = None,
+    seed: int | None = None,
+    origin: Origin = NOWHERE,
+) -> PartConfig:
+    """Check the table of a part: its name, keys and the types of values; defaults are filled in, paths made absolute.
 
     A bare text is short for a table with only that name. `seed` is the seed of the run, the default for a part that takes one.
+    `origin` is where the table was read.
     """
     table = {"name": table} if isinstance(table, str) else table
     if not isinstance(table, Mapping):
@@ -295,7 +335,7 @@ def check_part(kind: str, table: Any, where: str, *, default: str | None = None,
     name = table.get("name", default)
     if name is None:
         raise ConfigError(f"{where}.name is missing. Allowed: {', '.join(sorted(catalog.names(kind)))}.")
-    part = catalog.part(kind, check_value(name, str, f"{where}.name"), where=f"{where}.name")
+    part = named_part(kind, check_value(name, str, f"{where}.name"), f"{where}.name", origin)
     if "name" not in table and (stranger := next((key for key in table if key not in part.parameters), None)):
         takers = [n for n in catalog.names(kind) if stranger in catalog.part(kind, n).parameters]
         if takers:
@@ -304,12 +344,13 @@ def check_part(kind: str, table: Any, where: str, *, default: str | None = None,
     values: dict[str, Any] = {}
     for key, parameter in part.parameters.items():
         if key in table and parameter.terms:
-            values[key] = check_terms(table[key], kind, f"{where}.{key}")
+            values[key] = check_terms(table[key], kind, f"{where}.{key}", origin)
         elif key in table and parameter.part_kind:
-            values[key] = check_inner(table[key], parameter, f"{where}.{key}")
+            values[key] = check_inner(table[key], parameter, f"{where}.{key}", origin)
         elif key in table:
-            values[key] = check_value(table[key], parameter.annotation, f"{where}.{key}")
-        elif kind == "model" and key in FROM_DATA:
+            value = check_value(table[key], parameter.annotation, f"{where}.{key}")
+            values[key] = origin.path(value) if parameter.is_path and value is not None else value
+        elif kind == "model" and key in (*FROM_DATA, *OBJECTS_FROM_DATA) and (parameter.required or part.own is None):
             continue
         elif key == "seed" and seed is not None:
             values[key] = seed
@@ -317,7 +358,23 @@ def check_part(kind: str, table: Any, where: str, *, default: str | None = None,
             raise ConfigError(f"{where}.{key} is missing: {part.name} needs it, {parameter.rule}.")
         else:
             values[key] = as_config(parameter.default, parameter)
-    return PartConfig(kind, part.name, values)
+    return PartConfig(kind, part.name, values, part if part.own is not None else None)
+
+
+def named_part(kind: str, name: str, where: str, origin: Origin) -> catalog.CatalogPart:
+    """A part of the catalogue, or of the user's own code if the name is an import path, "module:name"."""
+    if ":" not in name:
+        return catalog.part(kind, name, where=where)
+    if origin.code is None:
+        fix = "Only equipoise run, compare and tune run it."
+        raise ConfigError(f"{where}: {name} is code of the user's own, which is not run here. {fix}")
+    part = origin.code.part(kind, name, where)
+    for parameter in part.all_parameters:
+        from_data = kind == "model" and parameter.name in OBJECTS_FROM_DATA
+        if parameter.required and not parameter.in_config and not from_data:
+            why = "the key name is taken" if parameter.name == "name" else "no value of TOML fits it"
+            raise ConfigError(f"{where}: {name} needs {parameter.name}, but {why}. Give it a default in your code.")
+    return part
 
 
 def as_config(value: Any, parameter: catalog.Parameter) -> Any:
@@ -342,7 +399,7 @@ def _lists(value: Any) -> Any:
     return [_lists(inner) for inner in value] if isinstance(value, tuple) else value
 
 
-def check_inner(table: Any, parameter: catalog.Parameter, where: str) -> PartConfig | None:
+def check_inner(table: Any, parameter: catalog.Parameter, where: str, origin: Origin) -> PartConfig | None:
     """Check a parameter that takes a part. A table without a name changes parameters of the default part."""
     kind = parameter.part_kind or ""
     default = catalog.ALGORITHM_PARTS.get(kind)
@@ -352,10 +409,10 @@ def check_inner(table: Any, parameter: catalog.Parameter, where: str) -> PartCon
         given = config_of(kind, parameter.default).table()
         default = given.pop("name")
         table = {**given, **table}
-    return check_part(kind, table, where, default=default)
+    return check_part(kind, table, where, default=default, origin=origin)
 
 
-def check_terms(terms: Any, kind: str, where: str) -> tuple[tuple[float, PartConfig], ...]:
+def check_terms(terms: Any, kind: str, where: str, origin: Origin) -> tuple[tuple[float, PartConfig], ...]:
     """Check the terms of a mixture: tables with a coefficient and a part."""
     if not isinstance(terms, list) or not all(isinstance(term, Mapping) for term in terms):
         shape = 'a list of tables such as {coefficient = 0.3, name = "mean"}'
@@ -366,7 +423,8 @@ def check_terms(terms: Any, kind: str, where: str) -> tuple[tuple[float, PartCon
         if "coefficient" not in term:
             raise ConfigError(f"{here}.coefficient is missing: each term needs a positive number.")
         coefficient = check_value(term["coefficient"], float, f"{here}.coefficient")
-        checked.append((coefficient, check_part(kind, {k: v for k, v in term.items() if k != "coefficient"}, here)))
+        inner = {key: value for key, value in term.items() if key != "coefficient"}
+        checked.append((coefficient, check_part(kind, inner, here, origin=origin)))
     return tuple(checked)
 
 

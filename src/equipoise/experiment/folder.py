@@ -1,6 +1,8 @@
 """A run's folder: config.toml, rounds.jsonl, checkpoint/state.safetensors, clients.parquet, model.safetensors, report.html.
 
 Where clients have models of their own there is personal.npy, too: one row of parameters for each training client, in order.
+Where the data are
+a table there is schema.json: what became of each column.
 
 The log of rounds grows line by line; every other file appears whole or not at all. The event "end" is written to the log after
 all other files: a run without it can be resumed.
@@ -14,12 +16,12 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise.core.files import locked, write_atomically
 from equipoise.errors import ConfigError, EquipoiseError
+from equipoise.experiment.run_files import RunFolder, write_outcome
 
 if TYPE_CHECKING:
     from equipoise.experiment.build import PreparedRun
@@ -28,54 +30,6 @@ if TYPE_CHECKING:
 
 
 ORDER = "order.txt"  # in the folder of a study: the names of its runs in order, one per line
-
-
-class _File:
-    """A file of a run folder by its name: an attribute of `RunFolder` that is a path."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __get__(self, folder: RunFolder, owner: type | None = None) -> Path:
-        return folder.path / self.name
-
-
-@dataclass(frozen=True)
-class RunFolder:
-    """The folder of one run, with the paths of its files."""
-
-    path: Path
-
-    config = _File("config.toml")
-    rounds = _File("rounds.jsonl")
-    checkpoint = _File("checkpoint/state.safetensors")
-    clients = _File("clients.parquet")
-    model = _File("model.safetensors")
-    personal = _File("personal.npy")
-    report = _File("report.html")
-    log = _File("run.log")
-
-    def last_event(self) -> dict[str, Any]:
-        """The last event in the log of rounds; empty if there is none."""
-        try:
-            with self.rounds.open("rb") as file:
-                file.seek(0, 2)
-                file.seek(max(0, file.tell() - 65_536))
-                lines = file.read().splitlines()
-        except OSError:
-            return {}
-        for line in reversed(lines):
-            try:
-                event: dict[str, Any] = json.loads(line)
-                return event
-            except ValueError:  # cut off, or being written
-                continue
-        return {}
-
-    @property
-    def finished(self) -> bool:
-        """Whether the run has ended and left all its files."""
-        return self.last_event().get("event") == "end"
 
 
 def refuse_taken(path: Path) -> None:
@@ -154,6 +108,8 @@ def run(
     refuse_full_disk(folder, experiment)
     if not folder.config.exists():
         write_atomically(folder.config, experiment.config.text().encode())
+    if experiment.data.schema is not None:
+        experiment.data.schema.save(folder.schema)
     lock = folder.path / ".lock"
     with locked(lock, wait=False):  # two processes would spoil the log
         result = _run(experiment, folder, [JsonLines(folder.rounds), *observers], progress, report)
@@ -174,38 +130,13 @@ def _run(
         if isinstance(failure, KeyboardInterrupt):
             failure.add_note(f"Go on later: equipoise run --resume {shlex.quote(str(folder.path))}")
         raise
-    result.clients.to_parquet(folder.clients, method=result.name, seed=result.seed)
-    write_atomically(folder.model, model_bytes(result))
-    if result.personal is not None:
-        result.personal.to_npy(folder.personal)
-    if report:
-        result.report(folder.report)
-    end = {"event": "end", "seconds": result.seconds, "data": result.data, "error_is_loss": result.error_is_loss}
-    if result.epsilon is not None:
-        spent = asdict(result.epsilon).items()
-        end["privacy"] = {name: None if value == float("inf") else value for name, value in spent}  # JSON has no infinity
-    if result.sampled is not None:
-        end["sampled"] = result.sampled
-    with folder.rounds.open("a", encoding="utf-8") as log:
-        log.write(json.dumps(end) + "\n")
+    write_outcome(result, folder, report=report)
     return result
-
-
-def model_bytes(result: Result) -> bytes:
-    """The state dict of the trained model as safetensors."""
-    from safetensors.torch import save
-
-    # Copies, because tensors that share memory cannot be saved.
-    tensors = {name: value.detach().cpu().clone().contiguous() for name, value in result.model.state_dict().items()}
-    # One entry of metadata, because the order of several is random and equal models should be equal files.
-    saved: bytes = save(tensors, metadata={"model": type(result.model).__name__})
-    return saved
 
 
 def read_record(path: str | Path) -> RunRecord:
     """The record of a finished run, read from its folder."""
-    from equipoise.engines.flower.apps.run_record import FederatedConfig, is_federated
-    from equipoise.experiment.config import RunConfig
+    from equipoise.experiment.recorded import read_config
     from equipoise.observers import EvaluationPoint, History
     from equipoise.privacy.accounting import Spent
     from equipoise.result import ClientTable, RunRecord
@@ -217,7 +148,7 @@ def read_record(path: str | Path) -> RunRecord:
     end = folder.last_event()
     if end.get("event") != "end":
         raise ConfigError(f"The run in {path} has not ended. Go on with it: equipoise run --resume {shlex.quote(str(path))}")
-    config = FederatedConfig.read(folder.config) if is_federated(folder.config) else RunConfig.read(folder.config)
+    config = read_config(folder.config)
     name, history = config.train.name or folder.path.resolve().name, History()
     try:
         for line in folder.rounds.read_text(encoding="utf-8").splitlines():

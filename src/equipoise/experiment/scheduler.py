@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from equipoise.experiment.folder import RunFolder
+from equipoise.experiment.run_files import RunFolder
 from equipoise.experiment.study import PlannedRun
 
 Status = Literal["waiting", "running", "done", "failed", "there already"]
@@ -91,7 +91,8 @@ def _start(job: ScheduledRun) -> None:
     """Start the process of a run; what it prints goes to run.log."""
     job.first_round, job.start_time, job.status = job.rounds_done(), time.monotonic(), "running"
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-    command = [sys.executable, "-m", "equipoise.experiment.worker", str(job.folder.path), *job.options]
+    # -P: a file in the working directory hides no module.
+    command = [sys.executable, "-P", "-m", "equipoise.experiment.worker", str(job.folder.path), *job.options]
     with job.folder.log.open("ab") as log:
         job.log_start = log.tell()
         job.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | one_thread)

@@ -27,8 +27,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from equipoise.errors import ConfigError
-from equipoise.experiment.config import SECTIONS, RunConfig, override, read_toml, refuse_unknown, section
-from equipoise.experiment.folder import RunFolder
+from equipoise.experiment.config import NOWHERE, SECTIONS, PartConfig, RunConfig, override, read_toml, refuse_unknown, section
+from equipoise.experiment.origin import Origin
+from equipoise.experiment.run_files import RunFolder
 from equipoise.experiment.study import PlannedRun, dotted_items, merged
 from equipoise.experiment.values import check_value, toml_text
 
@@ -62,6 +63,7 @@ class Search:
     trials: int | None
     seeds: int
     file: dict[str, Any]  # all tables of the file
+    origin: Origin = NOWHERE  # where the file lies
 
     @property
     def first(self) -> Values:
@@ -75,7 +77,7 @@ class Search:
         for key in sorted(values, key=lambda key: (key.count("."), not key.endswith(".name"))):
             changes = merged(changes, nested(key, values[key]))
         table = merged(self.base, changes)
-        return RunConfig.of({**table, "train": {**section(table, "train"), **options}})
+        return RunConfig.of({**table, "train": {**section(table, "train"), **options}}, self.origin)
 
     def plan(self, values: Values, out: Path) -> list[PlannedRun]:
         """The runs of a trial, one per seed."""
@@ -85,6 +87,23 @@ class Search:
             PlannedRun(RunFolder(out / f"{folder}-{seed}"), name, seed, self.config(values, seed=seed, **options))
             for seed in range(first.seed, first.seed + self.seeds)
         ]
+
+
+def complete_file(search: Search) -> dict[str, Any]:
+    """The tables of a search, as a file in any folder can hold them: paths are absolute, and own code is recorded."""
+    tables: dict[str, Any] = dict(search.file)
+    code: dict[str, Any] = {}
+    for values in grid(search) if search.strategy == "grid" else corners(search):
+        code |= search.config(values).table().get("code", {})
+    first = search.config(search.first)
+    for name, part in {"data": first.data, "model": first.model}.items():
+        given = section(tables, name)
+        tables[name] = {key: part.parameters[key] if _is_path(part, key) else value for key, value in given.items()}
+    return tables | ({"code": code} if code else {})
+
+
+def _is_path(part: PartConfig, key: str) -> bool:
+    return key in part.parameters and part.part.parameters[key].is_path
 
 
 def nested(key: str, value: Any) -> dict[str, Any]:
@@ -123,10 +142,10 @@ def folder_name(values: Values) -> str:
 # ------------------------------------------------------------------------------------------------------------ the file
 
 
-def read_search(path: Path, overrides: Iterable[str] = ()) -> Search:
+def read_search(path: Path, overrides: Iterable[str] = (), *, trust: bool = False) -> Search:
     """The search that a file describes, with every value of its space checked; nothing is written."""
     table = override(read_toml(path), overrides)
-    refuse_unknown(table, (*SECTIONS, "versions", "search"), "")
+    refuse_unknown(table, (*SECTIONS, "code", "versions", "search"), "")
     if "search" not in table:
         raise ConfigError(f"{path} has no [search] section: it says what to try. See examples/tune.toml.")
     options = section(table, "search")
@@ -144,6 +163,7 @@ def read_search(path: Path, overrides: Iterable[str] = ()) -> Search:
         _at_least_one(options["trials"], "search.trials") if "trials" in options else None,
         _at_least_one(options.get("seeds", 1), "search.seeds"),
         table,
+        Origin.of(path, table, "run", trust=trust),
     )
     for values in grid(search) if strategy == "grid" else corners(search):
         search.config(values)

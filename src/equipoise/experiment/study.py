@@ -24,10 +24,12 @@ from equipoise.core.files import write_atomically
 from equipoise.errors import ConfigError
 from equipoise.experiment.config import SECTIONS as RUN_SECTIONS
 from equipoise.experiment.config import RunConfig, override, read_toml, refuse_unknown, section, with_value
-from equipoise.experiment.folder import ORDER, RunFolder
+from equipoise.experiment.folder import ORDER
+from equipoise.experiment.origin import Origin
+from equipoise.experiment.run_files import RunFolder
 from equipoise.experiment.values import NONE, check_value, toml_text, value_text
 
-SECTIONS = ("study", *RUN_SECTIONS, "methods", "sweep")
+SECTIONS = ("study", *RUN_SECTIONS, "methods", "sweep", "code")
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,10 @@ class PlannedRun:
     config: RunConfig
 
 
-def read_study(path: Path, overrides: Iterable[str] = (), *, out: Path) -> list[PlannedRun]:
-    """The runs that a study file describes, each with a checked configuration; nothing is written."""
+def read_study(path: Path, overrides: Iterable[str] = (), *, out: Path, trust: bool = False) -> list[PlannedRun]:
+    """The runs that a study file describes, each with a checked configuration; nothing is written in `out`."""
     table = override(read_toml(path), overrides)
+    origin = Origin.of(path, table, "run", trust=trust)
     refuse_unknown(table, SECTIONS, "")
     study = section(table, "study", required=False)
     refuse_unknown(study, ("seeds",), "study")
@@ -63,7 +66,7 @@ def read_study(path: Path, overrides: Iterable[str] = (), *, out: Path) -> list[
             for key, value in {**values, "train.seed": seed, "train.name": name}.items():
                 run_table = with_value(run_table, key.split("."), value, "sweep")
             try:
-                config = RunConfig.of(run_table)
+                config = RunConfig.of(run_table, origin)
             except ConfigError as failure:
                 raise ConfigError(f"methods.{method}: {failure}") from failure
             config = replace(config, train=replace(config.train, threads=config.train.threads or 1))
@@ -139,7 +142,11 @@ def prepare(runs: Sequence[PlannedRun]) -> None:
     for run in runs:
         if not run.folder.config.exists():
             continue
-        difference = _first_difference(RunConfig.read(run.folder.config).table(), run.config.table())
+        planned = run.config.table()
+        code = {"code": read_toml(run.folder.config).get("code", {})}
+        difference = _first_difference(code, {"code": planned.get("code", {})})  # other code is not run
+        if difference is None:
+            difference = _first_difference(RunConfig.read(run.folder.config, code="resume").table(), planned)
         if difference is not None:
             key, old, new = difference
             raise ConfigError(

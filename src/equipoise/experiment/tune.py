@@ -22,8 +22,19 @@ from rich.text import Text
 from equipoise.core.files import write_atomically
 from equipoise.errors import ConfigError
 from equipoise.experiment import scheduler, toml
-from equipoise.experiment.folder import RunFolder
-from equipoise.experiment.search import CRITERIA, Axis, Criterion, Range, Search, Values, check_first_trial, grid, trial_name
+from equipoise.experiment.run_files import RunFolder
+from equipoise.experiment.search import (
+    CRITERIA,
+    Axis,
+    Criterion,
+    Range,
+    Search,
+    Values,
+    check_first_trial,
+    complete_file,
+    grid,
+    trial_name,
+)
 from equipoise.experiment.study import PlannedRun, prepare
 from equipoise.experiment.values import value_text
 
@@ -111,7 +122,7 @@ def run_search(search: Search, out: Path, *, workers: int, console: Console) -> 
     """Make the missing runs of a search; returns the results of all trials, best first."""
     optuna = imported_optuna() if search.strategy == "optuna" else None
     check_first_trial(search)
-    write_atomically(out / "search.toml", toml.dumps(search.file).encode())
+    write_atomically(out / "search.toml", toml.dumps(complete_file(search)).encode())
     trials = Trials(search, out, workers, console)
     results = trials.run(grid(search)) if optuna is None else search_by_optuna(optuna, trials)
     return sorted(results, key=lambda result: result.value)

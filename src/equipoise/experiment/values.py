@@ -33,6 +33,13 @@ def in_toml(annotation: Any) -> Any:
     return None
 
 
+def is_plain(value: Any) -> bool:
+    """Whether TOML can hold a value, with "none" for None and lists for tuples."""
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and is_plain(inner) for key, inner in value.items())
+    return all(map(is_plain, value)) if isinstance(value, list | tuple) else value is None or isinstance(value, _PLAIN)
+
+
 def type_text(annotation: Any, *, long: bool = False) -> str:
     """A type as text, short for a list of parameters, or long for a sentence.
 
@@ -50,6 +57,8 @@ def type_text(annotation: Any, *, long: bool = False) -> str:
         return f"{'a list, each ' if long else 'list of '}{type_text(arguments[0], long=long)}"
     if origin is Mapping:
         return f"{'a table, each value ' if long else 'table of '}{type_text(arguments[1], long=long)}"
+    if annotation is Any:
+        return "any value"
     return (_LONG if long else _SHORT).get(annotation, str(annotation))
 
 

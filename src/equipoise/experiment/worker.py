@@ -19,13 +19,14 @@ def main(path: str, *, without_test: bool = False) -> int:
     from equipoise.experiment import folder
     from equipoise.experiment.build import build
     from equipoise.experiment.config import RunConfig
+    from equipoise.experiment.run_files import RunFolder
 
     try:
-        run_folder = folder.RunFolder(Path(path))
+        run_folder = RunFolder(Path(path))
         with locked(run_folder.log, wait=True):  # a worker that outlived a killed study still writes here
             if run_folder.finished:
                 return 0
-            experiment = build(RunConfig.read(run_folder.config))
+            experiment = build(RunConfig.read(run_folder.config, code="resume"))
             if without_test:
                 experiment = replace(experiment, data=replace(experiment.data, test=None))
             folder.run(experiment, run_folder, progress=False, report=False)

@@ -20,14 +20,15 @@ from equipoise.core.task import Task
 from equipoise.data.clients import FederatedData
 from equipoise.engines.flower.apps.members import Member, ask_introductions, make_stand_in, natural_order
 from equipoise.engines.flower.apps.model_source import make_model
-from equipoise.engines.flower.apps.run_record import FederatedConfig
 from equipoise.engines.flower.flower_engine import Federation, Patience
 from equipoise.engines.flower.transport.messages import BadMessage
 from equipoise.engines.flower.transport.messenger import Messenger, TooFewClients
 from equipoise.errors import ConfigError, IncompatibleParts, InvalidData
 from equipoise.experiment.config import TrainRecord
-from equipoise.experiment.folder import RunFolder, claim
+from equipoise.experiment.folder import claim
 from equipoise.experiment.folder import run as run_in_folder
+from equipoise.experiment.recorded import FEDERATION, RecordedConfig
+from equipoise.experiment.run_files import RunFolder
 from equipoise.result import Result
 from equipoise.runs.checkpoint import Checkpoints
 from equipoise.train import train
@@ -150,7 +151,7 @@ class FederatedRun:
         return sum(len(clients) for clients in self.data.splits.values())
 
     @property
-    def config(self) -> FederatedConfig:
+    def config(self) -> RecordedConfig:
         """What the folder's config.toml says."""
         plan = self.plan
         options = {f.name: getattr(plan, f.name) for f in fields(TrainRecord)}
@@ -158,7 +159,8 @@ class FederatedRun:
         kind = type(self.model)
         network = {key: getattr(plan, key) for key in ("timeout", "minimum", "retries", "pause")}
         about = {"data": plan.data, "clients": len(self.federation.members), "model": f"{kind.__module__}:{kind.__qualname__}"}
-        return FederatedConfig(plan.algorithm, TrainRecord(**options), {**about, **network})
+        libraries = ("equipoise", "torch", "numpy", "flwr")
+        return RecordedConfig(plan.algorithm, TrainRecord(**options), {FEDERATION: {**about, **network}}, libraries)
 
     def train(
         self,

@@ -19,8 +19,8 @@ from typing import Any
 from torch import Tensor
 
 from equipoise.errors import ConfigError, EquipoiseError, InvalidParameter, is_integer
-from equipoise.experiment import catalog
-from equipoise.experiment.config import PartConfig, check_part, config_of
+from equipoise.experiment.config import PartConfig, check_part
+from equipoise.experiment.recorded import describe_part
 
 OURS = ("equipoise.risk", "equipoise.solvers", "equipoise.aggregators", "equipoise.personal", "equipoise.privacy")
 KINDS = ("risk", "solver", "aggregator", "personal")  # what nodes need; data, models and files are their own affair
@@ -40,13 +40,6 @@ def pack_part(kind: str, part: Any, tensors: dict[str, Tensor]) -> Any:
         return {"kind": kind, "table": describe_part(kind, part)}
     except (ConfigError, AttributeError):  # not in the catalogue, or it holds what a configuration cannot
         return _pack_value(part, tensors, _DEEPEST)
-
-
-def describe_part(kind: str, part: Any) -> dict[str, Any]:
-    """A part of the catalogue as a configuration writes it; ConfigError for others."""
-    if catalog.name_of(kind, part) == "mixture":
-        return {"name": "mixture", "terms": [{"coefficient": c, **describe_part(kind, inner)} for c, inner in part.terms]}
-    return config_of(kind, part).table()
 
 
 def unpack_part(packed_part: Any, tensors: Mapping[str, Tensor], allow: Iterable[str] = ()) -> Any:
