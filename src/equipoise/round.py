@@ -23,7 +23,7 @@ from equipoise.core.equality import same_part
 from equipoise.core.numbers import Numbers, numbers
 from equipoise.core.update_checks import as_local_work
 from equipoise.data.clients import ClientSet
-from equipoise.errors import Diverged, require
+from equipoise.errors import Diverged, InvalidParameter
 from equipoise.solvers.prepared import RoundContext
 from equipoise.types import Cohort, Combined, Job, LocalWork, RiskValue, RoundReport, ServerState
 
@@ -304,9 +304,9 @@ class Unprotected:
         ids = tuple(self.clients.id_array[cohort.clients.numpy()].tolist())
         given = losses if losses is not None else torch.zeros_like(cohort.weights)
         risk = self.algorithm.risk(given, cohort.weights, clients=ids, state=state)
-        good = risk.weights.shape == cohort.weights.shape and _are_weights(numbers(risk.weights))
-        rule, fix = "finite weights ≥ 0, one per client", "equipoise.testing.check_risk(risk) says which law it breaks."
-        require(good, "risk", f"must give {len(cohort)} {rule}", self.algorithm.risk, fix)
+        if risk.weights.shape != cohort.weights.shape or not _are_weights(numbers(risk.weights)):
+            rule, fix = "finite weights ≥ 0, one per client", "equipoise.testing.check_risk(risk) says which law it breaks."
+            raise InvalidParameter("risk", f"must give {len(cohort)} {rule}", self.algorithm.risk, fix)
         return risk, None
 
     def combine(self, state: ServerState, engine: Engine, solver: LocalSolver, plan: Plan, sent: Tensor | None) -> Combined:
