@@ -159,7 +159,8 @@ def cohort_losses(runs: Sequence[RunInRound], engine: Engine) -> list[Tensor | N
     """
     losses: dict[int, Tensor] = {}
     asked = [i for i, run in enumerate(runs) if run.algorithm.traits.needs_losses and has_work(run.setting, run.cohort)]
-    shared = [i for i in asked if len(runs[i].cohort) and not runs[i].solver_traits.adapts]
+    several = asked if len(asked) > 1 else ()
+    shared = [i for i in several if len(runs[i].cohort) and not runs[i].solver_traits.adapts]
     for i in asked:
         if len(runs[i].cohort) == 0:
             losses[i] = torch.zeros(0, dtype=torch.float64)
@@ -301,7 +302,8 @@ class Unprotected:
         """The risk of the cohort. A risk that needs no losses gets zeros, and its value is not reported."""
         if losses is None and self.algorithm.traits.risk.keeps_base_weights:  # the usual risk, and its answer is known
             return RiskValue(_UNKNOWN, cohort.weights, state), None
-        ids = tuple(self.clients.id_array[cohort.clients.numpy()].tolist())
+        named = self.algorithm.traits.risk.needs_ids
+        ids = tuple(self.clients.id_array[cohort.clients.numpy()].tolist()) if named else None
         given = losses if losses is not None else torch.zeros_like(cohort.weights)
         risk = self.algorithm.risk(given, cohort.weights, clients=ids, state=state)
         if risk.weights.shape != cohort.weights.shape or not _are_weights(numbers(risk.weights)):
