@@ -23,7 +23,7 @@ from equipoise.core.equality import same_part
 from equipoise.core.numbers import Numbers, numbers
 from equipoise.core.update_checks import as_local_work
 from equipoise.data.clients import ClientSet
-from equipoise.errors import Diverged, require
+from equipoise.errors import Diverged, InvalidParameter
 from equipoise.solvers.prepared import RoundContext
 from equipoise.types import Cohort, Combined, Job, LocalWork, RiskValue, RoundReport, ServerState
 
@@ -162,7 +162,8 @@ def cohort_losses(runs: Sequence[RunInRound], engine: Engine) -> list[Tensor | N
     """
     losses: dict[int, Tensor] = {}
     asked = [i for i, run in enumerate(runs) if run.algorithm.traits.needs_losses and has_work(run.setting, run.cohort)]
-    shared = [i for i in asked if len(runs[i].cohort) and not runs[i].solver_traits.adapts]
+    several = asked if len(asked) > 1 else ()
+    shared = [i for i in several if len(runs[i].cohort) and not runs[i].solver_traits.adapts]
     for i in asked:
         if len(runs[i].cohort) == 0:
             losses[i] = torch.zeros(0, dtype=torch.float64)
@@ -304,12 +305,12 @@ class Unprotected:
         """The risk of the cohort. A risk that needs no losses gets zeros, and its value is not reported."""
         if losses is None and self.algorithm.traits.risk.keeps_base_weights:  # the usual risk, and its answer is known
             return RiskValue(_UNKNOWN, cohort.weights, state), None
-        ids = self.clients.ids_at(cohort.clients)
+        ids = self.clients.ids_at(cohort.clients) if self.algorithm.traits.risk.needs_ids else None
         given = losses if losses is not None else torch.zeros_like(cohort.weights)
         risk = self.algorithm.risk(given, cohort.weights, clients=ids, state=state)
-        good = risk.weights.shape == cohort.weights.shape and _are_weights(numbers(risk.weights))
-        rule, fix = "finite weights ≥ 0, one per client", "equipoise.testing.check_risk(risk) says which law it breaks."
-        require(good, "risk", f"must give {len(cohort)} {rule}", self.algorithm.risk, fix)
+        if risk.weights.shape != cohort.weights.shape or not _are_weights(numbers(risk.weights)):
+            rule, fix = "finite weights ≥ 0, one per client", "equipoise.testing.check_risk(risk) says which law it breaks."
+            raise InvalidParameter("risk", f"must give {len(cohort)} {rule}", self.algorithm.risk, fix)
         return risk, None
 
     def combine(self, state: ServerState, engine: Engine, solver: LocalSolver, plan: Plan, sent: Tensor | None) -> Combined:

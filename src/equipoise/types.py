@@ -157,6 +157,7 @@ class RiskTraits:
     """What a risk may offer."""
 
     needs_losses: bool = True  # whether the weights depend on the losses
+    needs_ids: bool = field(default=True, metadata=OWN)  # whether it asks who the clients are
     keeps_base_weights: bool = field(default=False, metadata=OWN)  # the weights are the base weights, the state never changes
     full_participation: bool = False  # whether every client must take part in every round
     averaged: bool = False  # whether a run should report the mean of its iterates

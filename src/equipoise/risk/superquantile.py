@@ -197,6 +197,7 @@ class Superquantile:
     at_least: int | None = None
 
     pure: ClassVar[bool] = True
+    needs_ids: ClassVar[bool] = False
     client_form: ClassVar[str] = "filter"
 
     def __post_init__(self) -> None:

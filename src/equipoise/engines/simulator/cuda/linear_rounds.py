@@ -250,22 +250,29 @@ class LinearRoundUnderWay:
 
     def collected(self) -> list[LocalWork] | None:
         """The work, after a wait; None if some update cannot be used, or its square is beyond float32."""
-        results = [np.empty((2, count)) for count in self.counts]
+        results: list[Numbers | None] = [None] * len(self.counts)
         for bundle, graph in zip(self.bundles, self.graphs, strict=True):
             clients, lengths, after = graph.answers()
             if not math.isfinite(after.sum()):  # a model is lost
                 return None
             for part, numbers, length in zip(bundle, clients, lengths, strict=True):
-                sq_norms, losses = numbers[:, : len(part.sizes)]
+                numbers = numbers[:, : len(part.sizes)].copy()  # the next start writes over them
+                sq_norms, losses = numbers
                 longest = (ABSURD * max(1.0, float(length))) ** 2
                 # NaN compares as False. To be left out, or a square that float32 does not hold: rare, and run again elsewhere.
                 if not (part.all_work and sq_norms.min() > 0 and sq_norms.max() <= longest and math.isfinite(losses.sum())):
                     return None
-                results[part.job][:, part.places] = sq_norms, losses / part.steps  # a copy: the next start writes over them
+                losses /= part.steps
+                if isinstance(part.places, slice):  # all clients of the job
+                    results[part.job] = numbers
+                    continue
+                if (mine := results[part.job]) is None:
+                    mine = results[part.job] = np.empty((2, self.counts[part.job]))
+                mine[:, part.places] = numbers
         return [
             LocalWork(total if self.params else total.clone(), *map(torch.from_numpy, numbers))
             for total, numbers in zip(self.totals, results, strict=True)
-            if total is not None
+            if total is not None and numbers is not None
         ]
 
 
