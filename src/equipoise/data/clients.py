@@ -324,7 +324,9 @@ class ClientSet:
 
     def ids_at(self, positions: Tensor) -> tuple[str, ...]:
         """The ids of the clients at some positions."""
-        return self.ids.at(positions) if isinstance(self.ids, StoredIds) else tuple(map(self.ids.__getitem__, positions.tolist()))
+        if isinstance(self.ids, StoredIds):
+            return self.ids.at(positions)
+        return tuple(map(self.ids.__getitem__, positions.tolist()))
 
     def find(self, clients: ClientSet) -> Tensor:
         """The positions here of the clients of another set, by their ids: (n,) int64, −1 for those that are not here."""
