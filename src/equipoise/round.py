@@ -162,6 +162,8 @@ def cohort_losses(runs: Sequence[RunInRound], engine: Engine) -> list[Tensor | N
     """
     losses: dict[int, Tensor] = {}
     asked = [i for i, run in enumerate(runs) if run.algorithm.traits.needs_losses and has_work(run.setting, run.cohort)]
+    if not asked:
+        return [None] * len(runs)
     several = asked if len(asked) > 1 else ()
     shared = [i for i in several if len(runs[i].cohort) and not runs[i].solver_traits.adapts]
     for i in asked:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.rng import generator
-from equipoise.errors import is_integer, require, require_integer, require_number
+from equipoise.errors import InvalidParameter, is_integer, require, require_integer, require_number
 from equipoise.types import Cohort
 
 
@@ -27,10 +27,11 @@ def _constant_vector(count: int, value: float) -> Tensor:
 
 
 def _check_size(clients_per_round: int, n: int) -> None:
-    good = is_integer(clients_per_round) and 1 <= clients_per_round <= n
+    if is_integer(clients_per_round) and 1 <= clients_per_round <= n:
+        return
     rule = f"must be a whole number between 1 and the number of training clients, {n}"
     fix = "Lower it, or use sampling.Proportional(), which draws with replacement."
-    require(good, "clients_per_round", rule, clients_per_round, fix)
+    raise InvalidParameter("clients_per_round", rule, clients_per_round, fix)
 
 
 @dataclass(frozen=True)

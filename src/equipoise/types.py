@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -232,8 +232,7 @@ class LocalSolver(Protocol):
         """
 
 
-@dataclass(frozen=True)
-class SgdRule:
+class SgdRule(NamedTuple):
     """w ← w − γ (∇F(w) + λw + μ(w − w^t)), or with momentum v ← βv + g and w ← w − γv: what fast paths write out again."""
 
     momentum: float  # β

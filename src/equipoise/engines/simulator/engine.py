@@ -266,9 +266,11 @@ class SimulatorEngine:
 
     def _note_graph(self) -> None:
         """A graph of the whole round has done the work."""
-        self._last, taken = None, self.workers.own.taken
-        taken.clear()
-        taken[LinearRounds.name] = 1
+        taken = self.workers.own.taken
+        if self._last is not None or LinearRounds.name not in taken:
+            self._last = None
+            taken.clear()
+            taken[LinearRounds.name] = 1
 
     def own_steps(self, models: Tensor, cohort: Cohort, solver: LocalSolver, pull: Pull | None = None) -> Tensor:
         """Each client's own model after its local work, (K, D)."""

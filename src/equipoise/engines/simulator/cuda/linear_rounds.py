@@ -49,6 +49,7 @@ class LinearRounds(LocalPath):
         self.grams, self.largest = 1, power_of_two(int(self.sizes.max(initial=1)), 16)  # of every new graph
         self.features = place.clients.features
         self.alike = bool(self.sizes.min() == self.sizes.max())  # then what depends on sizes alone is found once
+        self._asked: tuple[LocalRule | None, str | None] = None, None  # the last rule, and why it is not supported
         self._grouped: dict[tuple[Any, ...], tuple[Numbers, bool, list[Numbers]]] = {}
         self._capacities: dict[tuple[int, ...], GraphCapacity] = {}
         self._shapes: dict[tuple[Any, ...], RoundShape] = {}
@@ -83,7 +84,9 @@ class LinearRounds(LocalPath):
 
     def begin(self, jobs: Sequence[Job], rule: LocalRule, server: float | None = None) -> LinearRoundUnderWay | None:
         """Start `sums`, perhaps with the server's step w + server · total; None if it does not support the work."""
-        if self.supports_rule(rule) is not None:
+        if self._asked[0] is not rule:
+            self._asked = rule, self.supports_rule(rule)
+        if self._asked[1] is not None:
             return None
         sizes = [self._sizes_of(job) for job in jobs]
         largest = int(self.sizes[0]) if self.alike else max(int(own.max(initial=1)) for own in sizes)
