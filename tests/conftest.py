@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -14,8 +16,9 @@ from equipoise.data.clients import FederatedData
 from made_clients import make_clients
 
 torch.set_num_threads(1)
-os.environ["EQUIPOISE_CONFIG"] = tempfile.mkdtemp(prefix="equipoise-config-")  # the list of trusted code of the tests
-os.environ["EQUIPOISE_CACHE"] = tempfile.mkdtemp(prefix="equipoise-cache-")  # choices measured in tests are no one else's
+for name in ("EQUIPOISE_CONFIG", "EQUIPOISE_CACHE"):  # trusted code and choices measured in tests are no one else's
+    os.environ[name] = tempfile.mkdtemp(prefix="equipoise-tests-")
+    atexit.register(shutil.rmtree, os.environ[name], ignore_errors=True)
 settings.register_profile("default", deadline=None, derandomize=True, print_blob=False)
 settings.load_profile("default")
 

@@ -83,6 +83,9 @@ class Rounds:
         self.settings, self.same_cohorts = settings, same_cohorts
         self.engine = settings[0].engine
         self.stores = {clients.store for clients in settings[0].data.splits.values() if clients.store is not None}
+        can_look = all(setting.algorithm.traits.sampler.pure for setting in settings)
+        self.expect = settings[0].engine_traits.expect if can_look else None
+        self.next_cohorts: list[Cohort] = []  # drawn early, to read their examples ahead
 
     def __call__(self, states: Sequence[ServerState]) -> list[Outcome]:
         """Of each run the state after one more round and what that round did, or the error that stops it."""
@@ -93,10 +96,19 @@ class Rounds:
         """The cohort of each run; those that draw the same clients share one."""
         for store in self.stores:
             store.refuse_changed()
+        index = states[0].round
+        cohorts = self.next_cohorts if self.next_cohorts and self.next_cohorts[0].round == index else self.draw(index)
+        if self.expect is not None and index + 1 < self.settings[0].protection.rounds_allowed:
+            self.next_cohorts = self.draw(index + 1)
+            self.expect(torch.cat([self.next_cohorts[same[0]].clients for same in self.same_cohorts]))
+        return cohorts
+
+    def draw(self, round_index: int) -> list[Cohort]:
+        """The cohort of each run in a round; those that draw the same clients share one."""
         drawn: dict[int, Cohort] = {}
         for same in self.same_cohorts:
-            drawn |= dict.fromkeys(same, draw_cohort(self.settings[same[0]], states[same[0]].round))
-        return [drawn[number] for number in range(len(states))]
+            drawn |= dict.fromkeys(same, draw_cohort(self.settings[same[0]], round_index))
+        return [drawn[number] for number in range(len(self.settings))]
 
 
 def draw_cohort(setting: Setting, round_index: int, attempt: int = 0) -> Cohort:

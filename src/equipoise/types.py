@@ -596,6 +596,7 @@ class EngineTraits:
     device: torch.device | str = "cpu"
     round_context: Callable[[], AbstractContextManager[None]] = nullcontext  # in which the engine wants each round to run
     look_ahead: LookAheadEngine | None = None  # if the next round can begin while one is under way
+    expect: Callable[[Tensor], None] | None = None  # told positions of the next round's clients, to read their examples ahead
     network: Network | None = None  # if clients are on other machines
     measured: MeasuredChoice | None = None  # if the engine measures what is fastest
     explain: Callable[..., str] | None = None  # how local work is done, and why

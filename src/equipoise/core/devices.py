@@ -1,12 +1,9 @@
-"""Devices: which of them can be used, their random generators, and client sets that live on them."""
+"""Devices: which of them can be used, and their random generators."""
 
 from __future__ import annotations
 
-from weakref import WeakKeyDictionary
-
 import torch
 
-from equipoise.data.clients import ClientSet
 from equipoise.errors import InvalidParameter
 
 
@@ -27,19 +24,3 @@ def seed_generators(seed: int, device: torch.device) -> None:
     if device.type == "cuda":
         with torch.cuda.device(device):
             torch.cuda.manual_seed(seed)
-
-
-class ResidentSets:
-    """Client sets on a device, each moved there once and kept as long as somebody else keeps the original."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._moved: WeakKeyDictionary[ClientSet, ClientSet] = WeakKeyDictionary()
-
-    def __getitem__(self, clients: ClientSet) -> ClientSet:
-        if clients in self._moved:
-            return self._moved[clients]
-        moved = clients.to(self.device)
-        if moved is not clients:  # or the entry would keep its own key
-            self._moved[clients] = moved
-        return moved

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -12,10 +12,11 @@ from torch import Tensor
 from equipoise.attacks import corrupted
 from equipoise.core import rng
 from equipoise.core.abilities import solver_traits
-from equipoise.core.devices import ResidentSets, seed_generators, usable_device
+from equipoise.core.devices import seed_generators, usable_device
 from equipoise.core.task import Task
 from equipoise.core.update_checks import as_local_work, checked_norms, longest_square
 from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.engines.device_sets import DeviceSets
 from equipoise.solvers.batches import batches_of
 from equipoise.types import Aggregator, Cohort, Engine, LocalSolver, LocalWork, Pull
 
@@ -37,14 +38,20 @@ class Loop:
 class LoopEngine(Engine):
     """The running loop engine of one task on one data set."""
 
-    def __init__(self, task: Task, data: FederatedData, device: torch.device) -> None:
-        self.device, self.task, self.sets = device, task.to(device), ResidentSets(device)
+    def __init__(self, task: Task, data: FederatedData, device: torch.device, sets: DeviceSets | None = None) -> None:
+        self.device, self.task, self.sets = device, task.to(device), sets or DeviceSets(device, data)
         self.data, self.train = data, self.sets[data.train]
+
+    @property
+    def expect(self) -> Callable[[Tensor], None] | None:
+        """Reads ahead the examples of clients at these positions, which take part in the next round; None: all are there."""
+        return self.sets.expecting(self.train)
 
     def losses(self, params: Tensor, cohort: Cohort, solver: LocalSolver | None = None) -> Tensor:
         """F_k(w) of each client of the cohort, (K,); after its inner steps for a solver that adapts."""
         if solver is not None and solver_traits(solver).adapts:
             return torch.stack([self._train_client(params, cohort, place, solver)[1] for place in range(len(cohort))])
+        self.sets.hold(self.train, cohort.clients)
         return torch.stack([self._score(params, self.train, k)[0] for k in cohort.clients.tolist()])
 
     def updates(self, params: Tensor, cohort: Cohort, solver: LocalSolver) -> LocalWork:
@@ -74,13 +81,18 @@ class LoopEngine(Engine):
     def evaluate_own(self, models: Tensor, clients: ClientSet, which: Tensor) -> tuple[Tensor, Tensor]:
         """Mean loss and mean error of clients at their own models, (K,) and (K,)."""
         clients = self.sets[clients]
-        return stack_columns(self._score(model, clients, k) for model, k in zip(models, which.tolist(), strict=True))
+        positions = self._in_turn(clients, which)
+        return stack_columns(self._score(model, clients, k) for model, k in zip(models, positions, strict=True))
 
     def evaluate(self, params: Tensor, clients: ClientSet, which: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Mean loss and mean error of every client of a set, or of those at positions `which`, (n,) and (n,)."""
         clients = self.sets[clients]
-        positions = range(len(clients)) if which is None else which.tolist()
-        return stack_columns(self._score(params, clients, k) for k in positions)
+        return stack_columns(self._score(params, clients, k) for k in self._in_turn(clients, which))
+
+    def _in_turn(self, clients: ClientSet, which: Tensor | None) -> Iterator[int]:
+        """Positions of clients, each while its examples are on the device."""
+        for part in self.sets.in_parts(clients, which):
+            yield from range(len(clients)) if part is None else part.tolist()
 
     @contextmanager
     def _visit(self, clients: ClientSet, k: int) -> Iterator[None]:
@@ -120,6 +132,7 @@ class LoopEngine(Engine):
         With a solver that has `finish` the loss is that of the last batch: of the adapted model, on the rest of the data.
         `pull` (anchor, strength) adds strength · (weights − anchor) to every gradient.
         """
+        self.sets.hold(self.train, cohort.clients)
         self.task.scorer.train()
         traits = solver_traits(solver)
         k = int(cohort.clients[place])

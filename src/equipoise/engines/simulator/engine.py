@@ -9,10 +9,10 @@ batch of an epoch is padded.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from functools import reduce
+from functools import partial, reduce
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 
 from equipoise.core.abilities import read, solver_traits
-from equipoise.core.devices import ResidentSets, usable_device
+from equipoise.core.devices import usable_device
 from equipoise.core.task import Task, misclassified
 from equipoise.core.update_checks import checked_norms, longest_square
 from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.engines.device_sets import DeviceSets
 from equipoise.engines.loop import LoopEngine
 from equipoise.engines.simulator import paths as local_paths
 from equipoise.engines.simulator.assignments import Assignment, Summation, adapted_losses, each_update, sum_updates
@@ -64,6 +65,9 @@ class Simulator:
     `precision` is how exactly a GPU multiplies: "float32", or faster and rougher "tf32" (10 bits of each factor) and "bf16" (7
     bits in the forward pass, too); parameters, gradients and sums are float32 in any case.
 
+    `resident` says whether the examples of all clients stay on the device, or those of a cohort at a time, the next cohort's
+    being read while this one works. None: on a GPU, if they take at most half of its free memory.
+
     A model that cannot be vectorised over clients is trained by the loop engine instead, with one notice.
 
     Source: ours; vectorising over clients with torch.func.
@@ -74,6 +78,7 @@ class Simulator:
     workers: int | None = None
     precision: str = "float32"
     compiled: bool = True
+    resident: bool | None = None
 
     def __post_init__(self) -> None:
         for name in ("chunk_size", "workers"):
@@ -81,6 +86,7 @@ class Simulator:
             good = value is None or (is_integer(value) and value >= 1)
             require(good, name, "must be a whole number of at least 1, or None", value)
         require(isinstance(self.compiled, bool), "compiled", "must be True or False", self.compiled)
+        require(self.resident in (None, True, False), "resident", "must be True, False or None", self.resident)
         on_cpu = self.device is None or str(self.device).startswith("cpu")
         require(self.workers is None or on_cpu, "workers", "must be left alone on a GPU", self.workers)
         rule = f"must be one of {', '.join(map(repr, PRECISIONS))}"
@@ -96,7 +102,8 @@ class Simulator:
                 'Train with engine="loop", or leave the augmentation out.',
             )
         given = Choice(self.chunk_size, self.workers)
-        engine = SimulatorEngine(task, data, usable_device(self.device), given, Precision(self.precision), self.compiled)
+        device, precision = usable_device(self.device), Precision(self.precision)
+        engine = SimulatorEngine(task, data, device, given, precision, self.compiled, self.resident)
         reason = engine.why_not_vectorised()
         if reason is not None:
             engine.fall_back(reason)
@@ -110,9 +117,9 @@ class SimulatorEngine:
 
     def __init__(
         self, task: Task, data: FederatedData, device: torch.device, given: Choice, precision: Precision = FULL,
-        compiled: bool = True,
+        compiled: bool = True, resident: bool | None = None,
     ) -> None:  # fmt: skip
-        self.device, self.task, self.sets = device, task.to(device), ResidentSets(device)
+        self.device, self.task, self.sets = device, task.to(device), DeviceSets(device, data, resident=resident)
         self.data, self.train = data, self.sets[data.train]
         self.given, self.choice = given, given  # what was asked for, and what is used
         self.measurement: SpeedMeasurement | None = None
@@ -133,7 +140,7 @@ class SimulatorEngine:
     def fall_back(self, reason: str) -> None:
         """Leave all work, losses and evaluation to the loop engine."""
         self.unvectorised = reason
-        loop = LoopEngine(self.task, self.data, self.device)
+        loop = LoopEngine(self.task, self.data, self.device, self.sets)
         for name in _ENGINE_METHODS:
             setattr(self, name, getattr(loop, name))
 
@@ -156,7 +163,13 @@ class SimulatorEngine:
 
     def why_not_vectorised(self) -> str | None:
         """Why clients of this task cannot be trained as one batch; None if they can."""
+        self.sets.hold(self.train, torch.tensor([0, len(self.train) - 1]))
         return why_not_vectorised(self.task, self.train)
+
+    @property
+    def expect(self) -> Callable[[Tensor], None] | None:
+        """Reads ahead the examples of clients at these positions, which take part in the next round; None: all are there."""
+        return self.sets.expecting(self.train)
 
     def losses(self, params: Tensor, cohort: Cohort, solver: LocalSolver | None = None) -> Tensor:
         """F_k(w) of each client of the cohort, (K,): one pass over all their examples, or the inner steps of a solver."""
@@ -171,6 +184,7 @@ class SimulatorEngine:
 
     def losses_of(self, models: Sequence[Tensor], cohort: Cohort) -> Tensor:
         """`losses` of several models, (D,) each, at once: (M, K)."""
+        self.sets.hold(self.train, cohort.clients)
         if len(models) > 1:
             graphed = self.linear_rounds.losses([Job(params, cohort, cohort.weights) for params in models])
             if graphed is not None:
@@ -180,7 +194,9 @@ class SimulatorEngine:
 
     def losses_each(self, jobs: Sequence[Job]) -> list[Tensor]:
         """`losses` of several models, each with a cohort of its own: (K,) each."""
-        losses, cohorts = self.linear_rounds.losses(jobs), [job.cohort.clients for job in jobs]
+        cohorts = [job.cohort.clients for job in jobs]
+        self.sets.hold(self.train, *cohorts)
+        losses = self.linear_rounds.losses(jobs)
         if losses is None and len(jobs) > 1:
             models = torch.stack([job.params for job in jobs])
             if self.scoring.can_batch(models, self.train, cohorts):
@@ -189,7 +205,9 @@ class SimulatorEngine:
 
     def evaluate(self, params: Tensor, clients: ClientSet, which: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Mean loss and mean error of every client of a set, or of those at positions `which`, (n,) and (n,)."""
-        loss, error = self._means(params.unsqueeze(0), self.sets[clients], which, with_errors=True)
+        here, models = self.sets[clients], params.unsqueeze(0)
+        parts = [self._means(models, here, part, with_errors=True) for part in self.sets.in_parts(here, which)]
+        loss, error = parts[0] if len(parts) == 1 else map(partial(torch.cat, dim=1), zip(*parts, strict=True))
         return loss[0], error[0]
 
     def _means(self, models: Tensor, clients: ClientSet, which: Tensor | None, *, with_errors: bool) -> tuple[Tensor, ...]:
@@ -210,7 +228,13 @@ class SimulatorEngine:
 
     def evaluate_own(self, models: Tensor, clients: ClientSet, which: Tensor) -> tuple[Tensor, Tensor]:
         """Mean loss and mean error of clients at their own models, (K,) and (K,)."""
-        return self.scoring.own_means(models, self.sets[clients], which)
+        here, parts, done = self.sets[clients], [], 0
+        for part in self.sets.in_parts(here, which):
+            count = len(which if part is None else part)
+            parts.append(self.scoring.own_means(models[done : done + count], here, which if part is None else part))
+            done += count
+        loss, error = map(torch.cat, zip(*parts, strict=True))
+        return loss, error
 
     def updates(self, params: Tensor, cohort: Cohort, solver: LocalSolver) -> LocalWork:
         """Local work of each client: updates (K, D)."""
@@ -228,6 +252,7 @@ class SimulatorEngine:
     def summed_updates(self, jobs: Sequence[Job], solver: LocalSolver, aggregator: Aggregator) -> list[LocalWork]:
         """`summed_update` of several models in one batched computation: one per job. Their cohorts are of one round."""
         rule, plain = self._rule(solver, jobs[0].cohort.round), self._is_weighted_sum(aggregator)
+        self.sets.hold(self.train, *(job.cohort.clients for job in jobs))
         if plain and (graphed := self.linear_rounds.sums(jobs, rule)) is not None:
             self._note_graph()
             return graphed
@@ -259,6 +284,7 @@ class SimulatorEngine:
         """Start `summed_updates` and the server's steps w + rate · total, and go on; None if no graph does this work."""
         if not self._is_weighted_sum(aggregator):
             return None
+        self.sets.hold(self.train, *(job.cohort.clients for job in jobs))
         started = self.linear_rounds.begin(jobs, self._rule(solver, jobs[0].cohort.round), server_rate)
         if started is not None:
             self._note_graph()
@@ -297,6 +323,7 @@ class SimulatorEngine:
         self, jobs: Sequence[Job], rule: LocalRule, pull: Pull | None = None, *, attacked: bool = False
     ) -> list[Assignment]:
         """What each process does: with `count` of them, every count-th client by falling number of steps."""
+        self.sets.hold(self.train, *(job.cohort.clients for job in jobs))
         queue, worker = ClientQueue.of(jobs, rule, self.train, pull), self.workers.own
         cohorts = tuple(len(job.cohort) for job in jobs) if attacked else ()
         if self.device.type == "cpu" and not self.choice.serves(len(queue)):

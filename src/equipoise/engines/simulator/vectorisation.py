@@ -18,7 +18,8 @@ def why_not_vectorised(task: Task, clients: ClientSet) -> str | None:
     """Try two clients with two examples each against one at a time; the reason if that fails or differs."""
     task.scorer.train()
     device = clients.device
-    rows = torch.tensor([[0, 1 % clients.examples], [clients.examples - 1, 0]], device=device)
+    first, last = clients.rows(0), clients.rows(len(clients) - 1)
+    rows = torch.tensor([[first.start, first.stop - 1], [last.stop - 1, first.start]], device=device)
     flat = task.layout.read(task.module).expand(2, -1).contiguous()
     params = task.layout.unflatten(flat)
     x, y = clients.inputs(rows, flat.dtype), clients.targets(rows, flat.dtype)

@@ -161,7 +161,7 @@ class ClientGraph(ABC):
 
         clients = self.clients
         scale, shift = (1.0, 0.0) if clients.scale is None or self.scale != 1.0 else (clients.scale, clients.shift)
-        kernels.gather_examples(clients.x.view(clients.examples, -1), here, clients.offsets, self.x, scale, shift)
+        kernels.gather_examples(clients.x.flatten(1), here, clients.starts, self.x, scale, shift)
 
     def _multiply(self) -> None:
         """The outputs X Wᵀ of all examples, without bias."""

@@ -35,7 +35,7 @@ def captured(body: Callable[[], None], trial: Callable[[], None], trials: int, p
     graph, enabled = torch.cuda.CUDAGraph(), gc.isenabled()
     gc.disable()
     try:
-        with torch.cuda.graph(graph, pool=pool):
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # another thread may copy examples
             body()
     finally:
         if enabled:

@@ -90,9 +90,7 @@ class LossGraph(ClientGraph):
         self._join(0)
         self._multiply()
         bias = self.place.task.layout.unflatten(self.params).get("bias")
-        kernels.sum_losses(
-            self.outputs, bias, self.clients.y, here, self.clients.offsets, self.small, self.classes, self.scores
-        )
+        kernels.sum_losses(self.outputs, bias, self.clients.y, here, self.clients.starts, self.small, self.classes, self.scores)
         self.answer.copy_(self.small, non_blocking=True)
 
 
@@ -182,7 +180,7 @@ class RoundGraph(ClientGraph):
         kernels.gram_matrices(self.x, here, self.gram, self.scale**2, precision)
         self._join(0)
         kernels.take_steps(
-            self.outputs, bias, self.gram, clients.y, here, clients.offsets, steps, self.permutations, rate, self.coefficients,
+            self.outputs, bias, self.gram, clients.y, here, clients.starts, steps, self.permutations, rate, self.coefficients,
             (self.summed, squares, losses, factors, scales), classes=self.classes, batch=shape.batch,
             decay=shape.sgd.weight_decay, prox=shape.sgd.prox, tf32=self.precision.reduced,
         )  # fmt: skip

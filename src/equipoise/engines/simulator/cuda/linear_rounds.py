@@ -217,8 +217,6 @@ def why_no_graphs(place: Workplace) -> str | None:
         return f"it is for float32, not {task.layout.dtype}"
     if clients.scale is None and not clients.x.is_floating_point():
         return "the inputs are integers without a scale"
-    if not clients.in_turn:
-        return "the rows of clients do not follow on each other"
     return "attacks change single updates" if place.data.malicious else why_no_kernels("span_kernels")
 
 
