@@ -144,7 +144,8 @@ def on_gpu(arguments: argparse.Namespace) -> dict[str, float]:
     for name, model in models.items():
         algorithm = eq.Algorithm(solver=eq.solvers.SGD(lr=0.01, batch_size=10))
         seconds: dict[bool, list[float]] = {True: [], False: []}
-        ratios, losses = [], {}
+        ratios: list[float] = []
+        models_of: dict[bool, list[Any]] = {True: [], False: []}
         for turn in range(arguments.turns):
             medians = {}
             for resident in (True, False) if turn % 2 else (False, True):
@@ -154,12 +155,17 @@ def on_gpu(arguments: argparse.Namespace) -> dict[str, float]:
                     model(), data, algorithm, rounds=arguments.turn_rounds, clients_per_round=arguments.per_round, seed=0,
                     observers=[times], progress=False, engine=engine, evaluate_clients=100,
                 )  # fmt: skip
-                losses[resident] = result.params
+                models_of[resident].append(result.params)
                 seconds[resident] += times.seconds[5:]
                 medians[resident] = statistics.median(times.seconds[5:])
             ratios.append(medians[False] / medians[True])
-        assert (losses[True] == losses[False]).all(), "the two do not end with the same model"
+        first, *others = models_of[True]
+        streamed = max(float((each - first).norm() / first.norm()) for each in models_of[False])
+        again = max(float((each - first).norm() / first.norm()) for each in others)
+        assert streamed <= 2 * again + 1e-6, f"the two end with different models: by {streamed}, the same again by {again}"
         figures |= {
+            f"{name}_difference": streamed,
+            f"{name}_difference_again": again,
             f"{name}_resident_round_ms": 1e3 * statistics.median(seconds[True]),
             f"{name}_streamed_round_ms": 1e3 * statistics.median(seconds[False]),
             f"{name}_ratio": statistics.median(ratios),
@@ -246,7 +252,7 @@ def finish(arguments: argparse.Namespace, figures: dict[str, float]) -> None:
     """Print the figures, perhaps write them, and take the store away."""
     for name, value in figures.items():
         goal = f"   (goal: {'≥' if name == 'write_mb_s' else '<'} {GOALS[name]:g})" if name in GOALS else ""
-        print(f"{name:28} {value:12.3f}{goal}")
+        print(f"{name:28} {value:12.4g}{goal}")
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(figures, indent=1))
     if not arguments.keep:

@@ -226,6 +226,7 @@ HELPERS = {  # small pure helpers that a round of the loop engine passes through
     "equipoise.sampling",  # the part that draws the cohort
     "equipoise.data.clients",  # a client's examples
     "equipoise.data.leaves",  # one tensor of them
+    "equipoise.engines.device_sets",  # where they are
     "equipoise.solvers.batches",  # which of them a step sees
     "equipoise.types",  # the values that are passed on
     "equipoise.errors",  # checks of arguments

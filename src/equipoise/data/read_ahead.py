@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -15,6 +16,8 @@ from equipoise.core.trees import leaves
 from equipoise.data.clients import ClientSet
 from equipoise.data.ragged import Ragged
 
+_WILL_NEED = 3  # MADV_WILLNEED, on Linux and macOS
+
 
 class ReadAhead:
     """Tells the system which clients of a store come next. Called in vain where a system cannot be told."""
@@ -22,7 +25,7 @@ class ReadAhead:
     def __init__(self, clients: ClientSet) -> None:
         self.starts, self.sizes = clients.starts.numpy(), clients.host_sizes.numpy()
         self.leaves: list[Any] = [*leaves(clients.x), *leaves(clients.y)]
-        self.advise: Any = ctypes.CDLL(None).madvise if hasattr(mmap, "MADV_WILLNEED") else None
+        self.advise: Any = ctypes.CDLL(None).madvise if sys.platform != "win32" else None
         if self.advise is not None:
             self.advise.argtypes = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
         self._thread = ThreadPoolExecutor(1, "equipoise-read-ahead")
@@ -41,7 +44,7 @@ class ReadAhead:
                 offsets = leaf.offsets.numpy()
                 values, begin, end = leaf.values, offsets[first], offsets[last]
             for address, length in pages(values, begin, end):
-                self.advise(address, length, mmap.MADV_WILLNEED)
+                self.advise(address, length, _WILL_NEED)
 
 
 def pages(values: Tensor, first: Numbers, last: Numbers) -> list[tuple[int, int]]:

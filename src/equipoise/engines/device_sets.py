@@ -191,6 +191,8 @@ class DataWindow:
             part = rows[start : start + max(1, int(piece_bytes / row_bytes))]
             for leaf in self.leaves:
                 leaf.write(part, 0, start)
+            if self._stream is not None:  # the next piece takes the same memory on the host
+                torch.cuda.current_stream(self.device).synchronize()
         self.held[0] = torch.arange(len(self.source))
         self._enter(self.held[0], 0)
         object.__setattr__(
