@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -43,6 +45,7 @@ from equipoise.data.store_files import (
 from equipoise.errors import InvalidData, InvalidParameter, NotWritten, require, require_integer
 
 JOURNAL_BYTES = 1 << 27  # written between two notes of progress
+_WAITING = 2  # batches that may wait to be written
 LOCK = ".lock"
 
 
@@ -328,13 +331,14 @@ def _values(leaf: Any) -> Any:
 
 
 class _SetFiles:
-    """The open files of one set of clients."""
+    """The open files of one set of clients; a thread writes a batch and its checksums while the next is packed."""
 
     def __init__(self, folder: Path, entry: Content, header: Content) -> None:
         self.folder, self.entry, self.header, self.written = folder, entry, header, 0
         with _clear_failures(folder):
             folder.mkdir(exist_ok=True)
             self.files = {name: _BlockFile(folder / name, size, header["block"]) for name, size in entry["files"].items()}
+        self.worker, self.pending = ThreadPoolExecutor(1), deque[Future[None]]()
         self.known = _KeySet()
         if entry["clients"]:
             self.known.add(np.fromfile(folder / "keys", np.uint64, entry["clients"]))
@@ -345,17 +349,27 @@ class _SetFiles:
         self._refuse_bad_labels(clients)
         entry = self.entry
         with _clear_failures(self.folder.parent, entry["clients"]):
-            for name, data in contents(clients, entry["files"], entry["examples"]).items():
+            data = contents(clients, entry["files"], entry["examples"])
+            for name, part in data.items():
                 if name not in self.files:
                     self.files[name] = _BlockFile(self.folder / name, 0, self.header["block"])
-                self.files[name].write(data)
-                entry["files"][name] = self.files[name].length
-                self.written += len(data)
+                entry["files"][name] = entry["files"].get(name, 0) + len(part)
+                self.written += len(part)
+            self._wait_for_all_but(_WAITING)
+            self.pending.append(self.worker.submit(self._write, data))
         entry["clients"] += len(clients)
         entry["examples"] += clients.examples
         for name, leaf in leaf_names(clients).items():
             if isinstance(leaf, Ragged):
                 entry["longest"][name] = max(leaf.longest, entry["longest"].get(name, 0))
+
+    def _write(self, data: dict[str, Numbers]) -> None:
+        for name, part in data.items():
+            self.files[name].write(part)
+
+    def _wait_for_all_but(self, last: int) -> None:
+        while len(self.pending) > last:
+            self.pending.popleft().result()
 
     def _refuse_bad_ids(self, clients: ClientSet) -> None:
         for name in clients.ids:
@@ -399,6 +413,7 @@ class _SetFiles:
 
     def flush(self) -> None:
         """Bring all that was written to the disk."""
+        self._wait_for_all_but(0)
         for file in self.files.values():
             file.flush()
         self.entry["rests"] = {name: file.rest for name, file in self.files.items()}
@@ -406,6 +421,7 @@ class _SetFiles:
 
     def close(self) -> None:
         """Close the files, in whatever state."""
+        self.worker.shutdown(cancel_futures=True)
         for file in self.files.values():
             file.close()
 
