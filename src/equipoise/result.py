@@ -23,6 +23,7 @@ from equipoise.report import write_report
 from equipoise.types import Engine, PersonalWork, ServerState
 
 if TYPE_CHECKING:
+    from equipoise.data.schema import Schema
     from equipoise.experiment.recorded import RecordedAlgorithm
     from equipoise.privacy.accounting import Spent
     from equipoise.runs.setup import Setting
@@ -325,9 +326,12 @@ class Result(RunRecord):
     model: nn.Module
     params: Tensor  # (D,)
     personal: PersonalModels | None = None  # the clients' own models, if the algorithm gives them any
+    schema: Schema | None = None  # what became of each column, if the data are a table
 
     def save(self, folder: str | Path) -> Path:
         """Write the folder of a run: config.toml, rounds.jsonl, clients.parquet, model.safetensors and report.html.
+
+        With a table as data there is schema.json, too.
 
         `equipoise report` reads it like any other. The folder must be new or empty, and appears whole or not at all. Parts of
         your own are recorded by their class and repr; a folder that was saved is read, but not run again.

@@ -23,6 +23,7 @@ from equipoise.data.client_batches import batches_of, batches_of_stream, leaf_by
 from equipoise.data.clients import IGNORE, ClientSet, FederatedData, LabelRange
 from equipoise.data.file_access import PathLike
 from equipoise.data.ragged import Ragged
+from equipoise.data.schema import Schema
 from equipoise.data.store_files import (
     BLOCK_BYTES,
     CHECKSUMS,
@@ -30,6 +31,7 @@ from equipoise.data.store_files import (
     FORMAT,
     MANIFEST,
     PROGRESS,
+    SCHEMA,
     SETS,
     Content,
     array_bytes,
@@ -40,6 +42,7 @@ from equipoise.data.store_files import (
     mapped_clients,
     read_content,
     read_manifest,
+    schema_digest,
     set_digest,
 )
 from equipoise.errors import InvalidData, InvalidParameter, NotWritten, require, require_integer
@@ -67,28 +70,52 @@ def write_store(
     stopped if it is started again with the same clients, and ends with the same bytes. `append=True` adds clients to a store.
     `scale`, `shift` and `classes` are those of `from_arrays`.
     """
-    folder = Path(path).expanduser()
     require_integer("classes", classes, 0)
-    header: Content = {"format": FORMAT, "block": BLOCK_BYTES, "name": name or _name(clients) or folder.stem}
-    header |= {"classes": classes, "ignore_index": ignore_index}
+    called, schema = name or _name(clients) or Path(path).stem, None
     if isinstance(clients, FederatedData):
-        header |= {"classes": classes or clients.classes, "ignore_index": clients.ignore_index}
-    streams = _streams(clients, scale, shift, header["name"])
+        classes, ignore_index, schema = classes or clients.classes, clients.ignore_index, clients.schema
+    adopts = append and not isinstance(clients, ClientSet | FederatedData) and scale is None and shift == 0.0
+    return write_streams(
+        _streams(clients, scale, shift, called), path, name=called, classes=classes, ignore_index=ignore_index, schema=schema,
+        append=append, adopts=adopts, size=_size_of(clients),
+    )  # fmt: skip
+
+
+def write_streams(
+    streams: dict[str, Iterator[ClientSet]],
+    path: PathLike,
+    *,
+    name: str,
+    classes: int,
+    ignore_index: int = IGNORE,
+    schema: Schema | None = None,
+    append: bool = False,
+    adopts: bool = False,
+    size: int | None = None,
+) -> Path:
+    """Write the clients of each set, in batches, into a store. With `adopts`, scale, shift and schema are those of the store.
+
+    `size` are the bytes that they will take, if known.
+    """
+    folder = Path(path).expanduser()
+    header: Content = {"format": FORMAT, "block": BLOCK_BYTES, "name": name, "classes": classes}
+    header |= {"ignore_index": ignore_index, "schema": schema_digest(schema)}
     _refuse_foreign(folder)
     (first_name, first), *others = streams.items()
     batch = next(first, None)
     if batch is None:
         raise InvalidData(f"{header['name']}: there is no client.")
     header |= describe_clients(batch)
-    adopts = append and not isinstance(clients, ClientSet | FederatedData) and scale is None and shift == 0.0
     streams = {first_name: chain([batch], first), **dict(others)}
     with _clear_failures(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / LOCK, wait=False):
         _remove_leftovers(folder)
         writer = _StoreWriter.begin(folder, header, list(streams), append, adopts)
-        writer.refuse_full_disk(_size_of(clients))
+        writer.refuse_full_disk(size)
         writer.note()
+        if schema is not None:
+            schema.save(folder / SCHEMA)
         for set_name, stream in streams.items():
             writer.write_set(set_name, stream)
         writer.finish()
@@ -153,7 +180,7 @@ def _refuse_foreign(folder: Path) -> None:
 
 def _is_leftover(name: str) -> bool:
     """Whether a file is what a killed write may leave beside the store."""
-    return name == LOCK or (name.endswith(".tmp") and name.startswith((f".{MANIFEST}.", f".{PROGRESS}.")))
+    return name == LOCK or (name.endswith(".tmp") and name.startswith((f".{MANIFEST}.", f".{PROGRESS}.", f".{SCHEMA}.")))
 
 
 def _remove_leftovers(folder: Path) -> None:
@@ -211,7 +238,7 @@ class _StoreWriter:
 
     def _refuse_other_header(self, header: Content, append: bool, adopts: bool) -> None:
         free = {"name", "classes", "block"} if append else {"block"}
-        free |= {"scale", "shift"} if adopts else set()
+        free |= {"scale", "shift", "schema"} if adopts else set()
         for key in header:
             if key not in free and header[key] != self.header[key]:
                 raise self._other(f"its {key} is {self.header[key]}, that of these clients {header[key]}")
