@@ -132,12 +132,11 @@ def test_own_data_from_an_npz_file(tmp_path):
 
 def test_nan_in_a_data_file_is_found(tmp_path):
     x = np.zeros((40, 3))
-    x[17, 1] = np.nan  # the second example of client 7
+    x[17, 1] = np.nan
     npz_config(tmp_path, x, np.arange(40) % 10)
     message = refused("run", "own.toml", "--out", "out")
     assert "own.npz" in message
-    assert "client '7', row 1 " in message
-    assert "NaN" in message
+    assert "row 17 of x holds NaN" in message  # the user's own row
     assert not (tmp_path / "out").exists()
 
 
@@ -337,3 +336,64 @@ def test_data_convert_mistakes(tmp_path):
     assert "nowhere.npz does not exist" in refused("data", "convert", "nowhere.npz", "s")
     assert "must name parameters of equipoise.data.npz" in refused("data", "convert", "nowhere.npz", "s", "--set", "clint=user")
     assert "is no store" in refused("data", "check", str(tmp_path))
+
+
+@pytest.fixture
+def hospitals(tmp_path):
+    """A table of 12 hospitals as hospitals.csv, with a missing age."""
+    lines = ["hospital,age,town,ill"]
+    lines += [
+        f"h{k // 4},{'' if k == 5 else 30 + k % 7},{('Bern', 'Chur')[k % 2]},{('no', 'yes')[k % 3 > 0]}" for k in range(48)
+    ]
+    (tmp_path / "hospitals.csv").write_text("\n".join(lines))
+
+
+def test_data_convert_a_table(tmp_path, hospitals):
+    columns = "--client", "hospital", "--target", "ill"
+    done = call("data", "convert", "hospitals.csv", "h.store", *columns, "--set", "kinds.town=category")
+    assert done.exit_code == 0, done.output
+    assert "h.store: 12 clients, 48 examples" in done.stdout
+    shown = call("data", "show", "h.store").stdout
+    assert "hospitals  2 classes" in shown
+    assert "town    category  2 numbers      Bern, Chur" in shown
+    assert call("data", "convert", "hospitals.csv", "pieces.store", *columns, "--set", "memory=0").exit_code == 0
+    assert (tmp_path / "pieces.store/schema.json").read_text() == (tmp_path / "h.store/schema.json").read_text()
+    assert "--target is missing" in refused("data", "convert", "hospitals.csv", "s", "--client", "hospital")
+    assert "write_table_store" in refused("data", "convert", "hospitals.csv", "s", *columns, "--set", "tset=0.1")
+
+
+TABLE = """
+[data]
+name = "csv"
+path = "hospitals.csv"
+client = "hospital"
+target = "ill"
+{schema}
+[model]
+name = "tabular"
+[algorithm.risk]
+name = "mean"
+[train]
+rounds = 1
+clients_per_round = 2
+"""
+
+
+def test_the_operator_supplies_a_schema_and_a_run_keeps_it(tmp_path, hospitals):
+    (tmp_path / "own.toml").write_text(TABLE.format(schema=""))
+    assert call("run", "own.toml", "--out", "first").exit_code == 0
+    text = (tmp_path / "first/schema.json").read_text().replace('"Bern"', '"Basel"')
+    (tmp_path / "given.json").write_text(text)
+    (tmp_path / "own.toml").write_text(TABLE.format(schema='schema = "given.json"'))
+    done = call("run", "own.toml", "--out", "second")
+    assert done.exit_code == 0, done.output
+    assert (tmp_path / "second/schema.json").read_text() == text
+    assert str(tmp_path / "given.json") in (tmp_path / "second/config.toml").read_text()  # for --resume from anywhere
+    shown = call("data", "show", "second").stdout
+    assert "town    category  2 numbers      Basel, Chur" in shown
+    settings = [each for key in ("path=hospitals.csv", "client=hospital", "target=ill") for each in ("--set", key)]
+    assert "town    category  2 numbers      Bern, Chur" in call("data", "show", "csv", *settings).stdout
+    (tmp_path / "second/schema.json").unlink()
+    assert "has no schema to show" in refused("data", "show", "second")
+    (tmp_path / "given.json").write_text("{}")
+    assert "given.json" in refused("run", "own.toml", "--out", "third")

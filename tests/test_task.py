@@ -150,7 +150,7 @@ def test_multi_label_targets_keep_their_loss_as_error():
 
 
 def test_pixels_without_a_scale_get_a_hint():
-    images = eq.data.from_arrays(torch.zeros(6, 1, 8, 8, dtype=torch.uint8), [0, 1] * 3, [0, 0, 1, 1, 2, 2])
+    images = eq.data.from_arrays(torch.zeros(6, 1, 8, 8, dtype=torch.uint8), [0, 1] * 3, [0, 0, 1, 1, 2, 2], test=0.3)
     with pytest.raises(InvalidParameter, match="scale=1/255"):
         eq.train(nn.Sequential(nn.Conv2d(1, 2, 3), nn.Flatten(), nn.Linear(72, 2)), images, rounds=1, clients_per_round=1)
 

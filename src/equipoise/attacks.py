@@ -38,7 +38,7 @@ def malicious_clients(clients: ClientSet, share: float, seed: int) -> tuple[str,
     """The ids of a share of the clients, to the nearest; the order of clients does not matter."""
     count = int(share * len(clients) + 0.5)
     keys = rng.client_keys(rng.stream_key(seed, "malicious clients"), clients.keys.cpu())
-    return tuple(clients.ids[i] for i in rng.random_bits(keys, 0, 1)[:, 0].argsort(stable=True)[:count].sort().values.tolist())
+    return clients.ids_at(rng.random_bits(keys, 0, 1)[:, 0].argsort(stable=True)[:count].sort().values)
 
 
 def apply(data: FederatedData, attack: Attack) -> FederatedData:
@@ -106,8 +106,8 @@ def poison_labels(clients: ClientSet, chosen: tuple[str, ...], classes: int, see
     if not isinstance(targets, Tensor | Ragged) or targets.is_floating_point() or classes < 2:
         raise InvalidData("Label poisoning needs classes as targets, in one tensor; these are numbers, or several tensors.")
     labels = (targets if isinstance(targets, Tensor) else targets.values).clone()
-    for name in chosen:
-        rows = clients.rows(clients.ids.index(name))
+    for name, position in zip(chosen, clients.positions_of(chosen).tolist(), strict=True):
+        rows = clients.rows(position)
         if isinstance(targets, Ragged):
             rows = slice(int(targets.offsets[rows.start]), int(targets.offsets[rows.stop]))
         if classes == 2:

@@ -23,6 +23,7 @@ from equipoise.report import write_report
 from equipoise.types import Engine, PersonalWork, ServerState
 
 if TYPE_CHECKING:
+    from equipoise.data.schema import Schema
     from equipoise.experiment.recorded import RecordedAlgorithm
     from equipoise.privacy.accounting import Spent
     from equipoise.runs.setup import Setting
@@ -325,9 +326,12 @@ class Result(RunRecord):
     model: nn.Module
     params: Tensor  # (D,)
     personal: PersonalModels | None = None  # the clients' own models, if the algorithm gives them any
+    schema: Schema | None = None  # what became of each column, if the data are a table
 
     def save(self, folder: str | Path) -> Path:
         """Write the folder of a run: config.toml, rounds.jsonl, clients.parquet, model.safetensors and report.html.
+
+        With a table as data there is schema.json, too.
 
         `equipoise report` reads it like any other. The folder must be new or empty, and appears whole or not at all. Parts of
         your own are recorded by their class and repr; a folder that was saved is read, but not run again.
@@ -344,23 +348,25 @@ class PersonalModels:
         self._setting, self._run, self._state, self._params = setting, run, state, params
 
     @property
-    def ids(self) -> tuple[str, ...]:
+    def ids(self) -> Sequence[str]:
         """The ids of the training clients, in order."""
-        return tuple(self._setting.data.train.ids)
+        return self._setting.data.train.ids
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self._setting.data.train)
 
     def __repr__(self) -> str:
         return f"PersonalModels({len(self)} clients)"
 
     def params(self, clients: Sequence[str]) -> Tensor:
         """The parameters of some clients' models, one row each: (k, D)."""
-        number = {name: k for k, name in enumerate(self.ids)}
-        unknown = [name for name in clients if name not in number]
-        if unknown or isinstance(clients, str) or len(clients) == 0:
-            raise InvalidParameter("clients", f"must be ids of the {len(self)} training clients", unknown or clients)
-        positions = torch.tensor([number[name] for name in clients])
+        rule = f"must be ids of the {len(self)} training clients"
+        odd = [name for name in clients if not isinstance(name, str)]
+        if odd or isinstance(clients, str) or len(clients) == 0:
+            raise InvalidParameter("clients", rule, odd or clients)
+        positions = self._setting.data.train.positions_of(clients)
+        if unknown := [name for name, k in zip(clients, positions.tolist(), strict=True) if k < 0]:
+            raise InvalidParameter("clients", rule, unknown)
         return self._run.models(self._state.personal, self._params, positions, self._state.round)
 
     def model(self, client: str) -> nn.Module:

@@ -134,3 +134,8 @@ def test_federated_data_reads_and_checks_classes():
     with pytest.raises(InvalidData, match="test have shape"):
         FederatedData(make(), test=make(x=torch.zeros(6, 3)))
     assert FederatedData(make(y=torch.zeros(6))).classes == 0  # regression
+
+
+def test_positions_of_ids():
+    clients = ClientSet.pack([(name, torch.zeros(1, 2), torch.zeros(1)) for name in ("c", "a", "b")])
+    assert clients.positions_of(["b", "c", "d"]).tolist() == [2, 0, -1]

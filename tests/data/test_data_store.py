@@ -529,3 +529,26 @@ def test_opening_reads_no_values_and_takes_no_memory_for_them(tmp_path):
 def _anonymous():
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * int(next(line.split()[1] for line in lines if line.startswith("RssAnon")))
+
+
+def test_nothing_reads_all_ids(tmp_path, monkeypatch):
+    """Training, a checkpoint, own models, an attack and saving read the ids of those who are shown, not of all clients."""
+    write_store(some_clients(300), tmp_path / "a")
+    data = eq.attacks.apply(open_store(tmp_path / "a", test=0.5), eq.attacks.RandomUpdates(share=0.02))
+    read = []
+    real = eq.data.store_state.StoredIds._decoded
+
+    def counted(self, places):
+        read.append(len(places))
+        return real(self, places)
+
+    monkeypatch.setattr(eq.data.store_state.StoredIds, "_decoded", counted)
+    algorithm = eq.Algorithm(personal=eq.personal.Ditto(strength=0.5))
+    model = eq.models.Softmax(data.features, data.classes)
+    with pytest.warns(eq.errors.EquipoiseNotice, match="have no models of their own"):
+        result = eq.train(
+            model, data, algorithm, rounds=2, clients_per_round=5, evaluate_clients=10, checkpoint=tmp_path / "c/state"
+        )
+    result.save(tmp_path / "run")
+    assert result.personal.params([result.personal.ids[3]]).shape == (1, len(result.params))
+    assert sum(read) < 100

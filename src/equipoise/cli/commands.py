@@ -301,17 +301,20 @@ def data_list() -> None:
 
 @data_app.command("show")
 def data_show(
-    name: Annotated[str, Argument(help="A name of `equipoise data list`, or the folder of a store.")],
+    name: Annotated[str, Argument(help="A name of `equipoise data list`, or the folder of a store or of a run.")],
     settings: Settings = None,
     folder: Annotated[Path | None, Option(help="The folder that holds the files of a data set that needs some.")] = None,
 ) -> None:
-    """Show a data set: clients per split, examples, sizes, classes, shape."""
-    from equipoise.cli.listing import show_data
+    """Show a data set: clients per split, examples, sizes, classes, shape; of a table, or a run on one, also its schema."""
+    from equipoise.cli.listing import show_data, show_schema
     from equipoise.experiment.config import check_part, override
 
     table = override({}, settings or ())
     if store_commands.is_store(name):
         show_data(Console(), store_commands.opened(name, table))
+        return
+    if (schema := store_commands.schema_of_run(name)) is not None:
+        show_schema(Console(), schema)
         return
     if folder is not None:
         table["folder"] = str(folder)

@@ -18,7 +18,7 @@ from equipoise.experiment.config import FROM_DATA
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from equipoise.data import ClientSet, FederatedData
+    from equipoise.data import ClientSet, FederatedData, Schema
     from equipoise.report.data.over_seeds import Spread
     from equipoise.result import RunRecord
 
@@ -118,7 +118,7 @@ def show_data_list(console: Console) -> None:
 
 
 def show_data(console: Console, data: FederatedData) -> None:
-    """Print the clients, examples and sizes of each split, the shape of an example, and a histogram of the sizes."""
+    """Print the clients, examples and sizes of each split, the shape of an example, a histogram of sizes, and a schema."""
     import torch
 
     from equipoise.core.trees import named_leaves
@@ -143,6 +143,14 @@ def show_data(console: Console, data: FederatedData) -> None:
     console.print(Text("\nExamples per training client", style="bold"))
     for line in size_histogram(data.train):
         console.print(Text(line))
+    if data.schema is not None:
+        console.print(Text("\nWhat became of each column", style="bold"))
+        show_schema(console, data.schema)
+
+
+def show_schema(console: Console, schema: Schema) -> None:
+    """Print what became of each column of a table."""
+    console.print(Text(schema.describe()), soft_wrap=True)
 
 
 def size_histogram(clients: ClientSet, bins: int = 8, width: int = 40) -> list[str]:

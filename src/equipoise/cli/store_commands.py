@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,10 +13,15 @@ from rich.text import Text
 
 from equipoise.errors import ConfigError, InvalidParameter, unknown_name
 
-READERS = {".npz": "npz"}  # of files, by the ends of their names: the function of equipoise.data; .csv and .parquet go here
+KINDS = ".npz, .csv, .csv.gz, .parquet"
 STORE_FILE = "manifest.json"
 
-Source = Annotated[Path, typer.Argument(metavar="SOURCE", help="An .npz file with x, y and client, or a LEAF folder.")]
+Source = Annotated[
+    Path,
+    typer.Argument(
+        metavar="SOURCE", help="An .npz file with x, y and client, a CSV or Parquet file, a folder of them, or a LEAF folder."
+    ),
+]
 Target = Annotated[Path, typer.Argument(metavar="STORE", help="The folder of the store; an interrupted one is gone on with.")]
 Options = Annotated[
     list[str] | None,
@@ -39,18 +46,43 @@ def opened(path: str, options: dict[str, Any]) -> Any:
         return open_store(path, **options)
 
 
+def schema_of_run(path: str) -> Any:
+    """The schema in the folder of a run; None if the name is not that of a run."""
+    from equipoise.data import Schema
+    from equipoise.experiment.run_files import RunFolder
+
+    folder = RunFolder(Path(path).expanduser())
+    if not folder.config.is_file():
+        return None
+    if not folder.schema.is_file():
+        raise ConfigError(f"The data of the run in {path} are no table, so that it has no schema to show.")
+    return Schema.load(folder.schema)
+
+
 def convert(
     source: Source,
     store: Target,
+    client: Annotated[str | None, typer.Option(help="The column or array that says whose each row is.")] = None,
+    target: Annotated[str | None, typer.Option(help="Of a table: the column to predict.")] = None,
     settings: Options = None,
     append: Annotated[bool, typer.Option("--append", help="Add the clients to a store that is there.")] = False,
     name: Annotated[str | None, typer.Option(help="The name of the data in reports. Default: that of the source.")] = None,
 ) -> None:
     """Write a data set into a store on disk, which opens at once and need not fit into memory."""
     from equipoise import data
+    from equipoise.data.table_store import holds_table
     from equipoise.experiment.config import override
 
-    clients = _read(source, override({}, settings or ()))
+    named = {key: value for key, value in (("client", client), ("target", target)) if value is not None}
+    options = override({}, settings or ()) | named
+    if holds_table(source):
+        for key in {"client", "target"} - options.keys():
+            raise ConfigError(f"--{key} is missing: name a column of {source}.")
+        _refuse_unknown_options(data.write_table_store, (source, store), options)
+        path = data.write_table_store(source, store, **options, name=name or "", append=append)
+        _print_check(path, data.check_store(path))
+        return
+    clients = _read(source, options)
     if isinstance(clients, data.FederatedData) and list(clients.splits) == ["train"]:  # split when it is opened
         path = data.write_store(clients.train, store, classes=clients.classes, name=name or clients.name, append=append)
     else:
@@ -62,18 +94,21 @@ def _read(source: Path, options: dict[str, Any]) -> Any:
     """What a file or folder holds, by the reader for its kind."""
     from equipoise import data
 
-    if source.is_dir():
-        reader = "leaf"
-    elif source.suffix in READERS:
-        reader = READERS[source.suffix]
-    else:
-        known = ", ".join(READERS)
-        raise ConfigError(f"{source} must be a file of the kinds {known}, or a LEAF folder with train/*.json.")
+    if not source.is_dir() and source.suffix != ".npz":
+        raise ConfigError(
+            f"{source} must be a file of the kinds {KINDS}, a folder of these, or a LEAF folder with train/*.json."
+        )
+    reader = data.leaf if source.is_dir() else data.npz
+    _refuse_unknown_options(reader, (source,), options)
+    return reader(source, **options)
+
+
+def _refuse_unknown_options(reader: Callable[..., Any], places: tuple[Any, ...], options: dict[str, Any]) -> None:
     try:
-        return getattr(data, reader)(source, **options)
+        inspect.signature(reader).bind(*places, **options)
     except TypeError as failure:
         raise InvalidParameter(
-            "--set", f"must name parameters of equipoise.data.{reader}", options, f"({failure})"
+            "--set", f"must name parameters of equipoise.data.{reader.__name__}", options, f"({failure})"
         ) from failure
 
 

@@ -17,6 +17,7 @@ from equipoise.data.schema import Schema
 from equipoise.data.splits import split_clients, split_examples
 from equipoise.data.store_reader import check_store, open_store, refuse_changed_store
 from equipoise.data.store_writer import write_store
+from equipoise.data.table_store import write_table_store
 from equipoise.data.text import WordVectors, from_texts, glove
 
 __all__ = [
@@ -60,4 +61,5 @@ __all__ = [
     "to_clients",
     "vehicle",
     "write_store",
+    "write_table_store",
 ]

@@ -207,7 +207,7 @@ def _client_name(value: Any, which: NDArray[Any], place: int) -> str:
 
 def first_line(failure: Exception) -> str:
     """The first line of what an error says."""
-    return (str(failure).strip().splitlines() or [type(failure).__name__])[0].rstrip(".")
+    return (str(failure).strip().splitlines() or [type(failure).__name__])[0].rstrip(".")[:300]
 
 
 def rows_by_client(which: NDArray[Any], clients: int) -> tuple[Tensor, Tensor]:

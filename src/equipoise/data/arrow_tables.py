@@ -1,6 +1,6 @@
-"""Tables of any library as Arrow tables, files of tables, and columns as numbers or names: refusals name row and column.
+"""Tables of any library as Arrow tables, and columns as numbers or names: refusals name row and column.
 
-Rows are counted from 0, as in arrays; lines of a file from 1.
+Rows are counted from 0, as in arrays.
 """
 
 from __future__ import annotations
@@ -10,19 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from equipoise.data.arrays import first_line
 from equipoise.data.clients import prefix
-from equipoise.data.file_access import PathLike
+from equipoise.data.table_files import TableFiles
 from equipoise.errors import InvalidData, InvalidParameter, require, unknown_name
 
 Kind = Literal["number", "boolean", "category", "date"]
 
-_MOST_BYTES = 2**31 - 1  # of a block of a CSV file
 _MICROSECONDS_PER_DAY = 86_400_000_000
 
 
@@ -30,13 +29,16 @@ _MICROSECONDS_PER_DAY = 86_400_000_000
 
 
 def arrow_table(frame: Any, source: str = "table") -> Any:
-    """A pandas, Polars or Arrow table, or anything that offers its columns to Arrow, as a pyarrow.Table of at least one row."""
+    """A pandas, Polars or Arrow table, or anything that offers its columns to Arrow, as a pyarrow.Table of at least one row.
+
+    `TableFiles` stay as they are.
+    """
     import pyarrow as pa
 
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(frame, pandas.DataFrame):
         table = _from_pandas(frame, source)
-    elif isinstance(frame, pa.Table):
+    elif isinstance(frame, pa.Table | TableFiles):
         table = frame
     else:
         table = _from_other(frame, source)
@@ -60,7 +62,7 @@ def _from_pandas(frame: Any, source: str) -> Any:
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as failure:
             known = [(row, each) for row, (each, there) in enumerate(zip(values, values.notna(), strict=True)) if there]
             other = next(((row, each) for row, each in known if type(each) is not type(known[0][1])), None)
-            reason = _first_line(failure)
+            reason = first_line(failure)
             if other is not None:
                 reason = f"row {other[0]} holds {other[1]!r}, but row {known[0][0]} holds {known[0][1]!r}"
             raise InvalidData(
@@ -81,7 +83,7 @@ def _from_other(frame: Any, source: str) -> Any:
             failures.append(failure)
     raise InvalidParameter(
         "frame", "must be a pandas, Polars or Arrow table", type(frame).__name__,
-        f"It said: {_first_line(failures[0])}. A lazy table: give frame.collect(). Arrays: data.from_arrays(x, y, client).",
+        f"It said: {first_line(failures[0])}. A lazy table: give frame.collect(). Arrays: data.from_arrays(x, y, client).",
     ) from failures[0]  # fmt: skip
 
 
@@ -108,89 +110,6 @@ def check_names(table: Any, source: str, **named: str | None) -> None:
         roles[name] = parameter
 
 
-# ------------------------------------------------------------------------------------------------------------------------ files
-
-
-def read_csv(path: PathLike, *, delimiter: str, encoding: str, missing: Sequence[str]) -> Any:
-    """A CSV file, also compressed, as an Arrow table. Types come from all rows; empty cells and NA, NaN, null are missing."""
-    import pyarrow as pa
-    from pyarrow import csv
-
-    require(isinstance(delimiter, str) and len(delimiter) == 1, "delimiter", "must be one character", delimiter)
-    require(not isinstance(missing, str), "missing", "must be a list of texts", missing)
-    file = _existing(path)
-    try:
-        with pa.input_stream(str(file)) as stream:
-            content = stream.read()
-        "".encode(encoding)
-        options = csv.ConvertOptions(strings_can_be_null=True)
-        options.null_values = [*options.null_values, *missing]
-        table = csv.read_csv(
-            pa.BufferReader(content),
-            # One block, so that a type is that of all rows; one thread, so that errors name the line.
-            read_options=csv.ReadOptions(use_threads=False, encoding=encoding, block_size=min(len(content) + 1, _MOST_BYTES)),
-            parse_options=csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            convert_options=options,
-        )
-        names = table.column_names
-    except LookupError:
-        raise InvalidParameter("encoding", "must be an encoding that Python knows", encoding, 'E.g. "latin-1".') from None
-    except UnicodeError as failure:
-        raise _wrong_encoding(path, "it", encoding) from failure
-    except (pa.ArrowException, OSError, ValueError) as failure:
-        if "UTF" in str(failure) or "codec" in str(failure):
-            raise _wrong_encoding(path, "it", encoding) from failure
-        reason = _first_line(failure).replace("CSV parse error: Row #", "line ")
-        raise InvalidData(f"{path}: cannot be read as CSV: {reason}.") from failure
-    for name, column in zip(names, table.columns, strict=True):
-        if pa.types.is_binary(column.type):
-            raise _wrong_encoding(path, f"column {name!r}", encoding)
-    other = [each for each in (";", "\t", "|", ",") if each != delimiter and each in names[0]]
-    if len(names) == 1 and other:
-        raise InvalidData(f"{path}: has the single column {names[0]!r}. Did you mean delimiter={other[0]!r}?")
-    return table
-
-
-def _wrong_encoding(path: PathLike, what: str, encoding: str) -> InvalidData:
-    return InvalidData(f'{path}: {what} is not text in {encoding}. Name its encoding, e.g. encoding="latin-1".')
-
-
-def read_parquet(path: PathLike) -> Any:
-    """A Parquet file, or all those in a folder, as an Arrow table; folders such as hospital=3/ are a column."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    whole = _existing(path)
-    files = sorted(whole.rglob("*.parquet")) if whole.is_dir() else [whole]
-    if not files:
-        raise InvalidData(f"{path}: the folder holds no file *.parquet.")
-    for file in files:  # the end of a file says where its columns are, so a file that was cut is found here
-        try:
-            parquet.read_metadata(file)
-        except (pa.ArrowException, OSError) as failure:
-            reason = _first_line(failure)
-            raise InvalidData(f"{file}: is no complete Parquet file: {reason}. Copy or write it again.") from failure
-    try:
-        return parquet.read_table(whole, page_checksum_verification=True)
-    except (pa.ArrowException, OSError, ValueError, TypeError) as failure:
-        raise InvalidData(f"{path}: cannot be read as Parquet: {_first_line(failure)}.") from failure
-
-
-def _existing(path: PathLike) -> Path:
-    try:
-        found = Path(path).expanduser()
-        there = found.exists()
-    except (TypeError, ValueError, RuntimeError):
-        raise InvalidParameter("path", "must name a file", path) from None
-    if not there:
-        raise InvalidData(f"{found} does not exist.")
-    return found
-
-
-def _first_line(failure: Exception) -> str:
-    return (str(failure).strip().splitlines() or [type(failure).__name__])[0].rstrip(".")[:300]
-
-
 # ---------------------------------------------------------------------------------------------------------------------- columns
 
 
@@ -201,6 +120,11 @@ class TableColumn:
     name: str
     values: Any  # pyarrow.ChunkedArray
     source: str = "table"
+    first: int = 0  # the row of the table that the column begins with, if it is a piece of one
+
+    def row(self, where: NDArray[Any]) -> int:
+        """The first row of the table where something (N,) is true."""
+        return self.first + int(where.argmax())
 
     def __str__(self) -> str:
         return f"{prefix(self.source)}column {self.name!r}"
@@ -248,8 +172,8 @@ class TableColumn:
         values: NDArray[np.float64] = self.values.cast(pa.float64(), safe=False).to_numpy().astype(np.float64)
         infinite = np.isinf(values)
         if infinite.any():
-            row = int(infinite.argmax())
-            raise InvalidData(f"{self}, row {row} holds {values[row]}. Repair or drop that row, or make the value missing.")
+            found = f"row {self.row(infinite)} holds {values[infinite][0]}"
+            raise InvalidData(f"{self}, {found}. Repair or drop that row, or make the value missing.")
         return values
 
     def days(self) -> NDArray[np.float64]:
@@ -318,7 +242,7 @@ class TableColumn:
         try:
             return list(values.to_pylist())
         except (pa.ArrowException, ValueError, OverflowError) as failure:  # a date beyond the year 9999, an unknown time zone
-            raise InvalidData(f"{self} holds {self.values.type} that cannot be read: {_first_line(failure)}.") from failure
+            raise InvalidData(f"{self} holds {self.values.type} that cannot be read: {first_line(failure)}.") from failure
 
     def _parsed(self, parse: Callable[[str], float], what: str) -> NDArray[np.float64]:
         """The values of a column of text."""
@@ -328,13 +252,12 @@ class TableColumn:
             try:
                 values.append(parse(name))
             except (ValueError, OverflowError):
-                row = int((codes == code).argmax())
                 raise InvalidData(
-                    f"{self}, row {row} holds {name!r}, which is no {what}. Repair it, make it missing, or use the column as "
-                    f"kinds={{{self.name!r}: 'category'}}."
+                    f"{self}, row {self.row(codes == code)} holds {name!r}, which is no {what}. Repair it, make it missing, or "
+                    f"use the column as kinds={{{self.name!r}: 'category'}}."
                 ) from None
             if np.isinf(values[-1]):
-                raise InvalidData(f"{self}, row {int((codes == code).argmax())} holds {name!r}. Repair it, or make it missing.")
+                raise InvalidData(f"{self}, row {self.row(codes == code)} holds {name!r}. Repair it, or make it missing.")
         return np.array(values)[codes + 1]
 
 

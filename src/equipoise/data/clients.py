@@ -176,13 +176,6 @@ class ClientSet:
         return self.sizes.cpu()
 
     @cached_property
-    def id_array(self) -> np.ndarray[Any, np.dtype[Any]]:
-        """The ids as an array (n,) of objects, which is quickly indexed by the positions of a cohort."""
-        array = np.empty(len(self.ids), dtype=object)
-        array[:] = self.ids
-        return array
-
-    @cached_property
     def keys(self) -> Tensor:
         """The key of each client's random stream, (n,) int64: a function of its id, whatever the order of clients."""
         return self.host_keys.to(self.device)
@@ -330,12 +323,20 @@ class ClientSet:
 
     def find(self, clients: ClientSet) -> Tensor:
         """The positions here of the clients of another set, by their ids: (n,) int64, −1 for those that are not here."""
-        keys, order, wanted = self.host_keys.numpy(), self.key_order.numpy(), clients.host_keys.numpy()
+        return self._located(clients.host_keys, clients.ids)
+
+    def positions_of(self, names: Sequence[str]) -> Tensor:
+        """The positions of the clients with these ids, (k,) int64; −1 for ids that no client has."""
+        return self._located(name_keys(names), names)
+
+    def _located(self, wanted_keys: Tensor, names: Sequence[str]) -> Tensor:
+        keys, order, wanted = self.host_keys.numpy(), self.key_order.numpy(), wanted_keys.numpy()
         places = order[np.searchsorted(keys, wanted, sorter=order).clip(max=len(self) - 1)]
         found = np.where(keys[places] == wanted, places, -1)
-        for k in np.flatnonzero(found >= 0).tolist():
-            if self.ids[found[k]] != clients.ids[k]:  # two ids with one key: almost never, so a slow search will do
-                found[k] = next((place for place, name in enumerate(self.ids) if name == clients.ids[k]), -1)
+        there = np.flatnonzero(found >= 0)
+        for k, here in zip(there.tolist(), self.ids_at(torch.from_numpy(found[there])), strict=True):
+            if here != names[k]:  # two ids with one key: almost never, so a slow search will do
+                found[k] = next((place for place, name in enumerate(self.ids) if name == names[k]), -1)
         return torch.from_numpy(found)
 
     def with_rows(self, rows: Tensor, sizes: Tensor, ids: tuple[str, ...]) -> ClientSet:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +15,12 @@ from numpy.typing import NDArray
 from equipoise.core.trees import select
 from equipoise.data import splits
 from equipoise.data.arrays import client_of_rows, rows_by_client
-from equipoise.data.arrow_tables import Kind, TableColumn, arrow_table, check_names, read_csv, read_parquet
+from equipoise.data.arrow_tables import Kind, TableColumn, arrow_table, check_names
 from equipoise.data.clients import ClientSet, FederatedData, offsets_of
 from equipoise.data.file_access import PathLike
 from equipoise.data.schema import Schema, TargetKind
 from equipoise.data.splits import How
+from equipoise.data.table_files import read_csv, read_parquet
 from equipoise.errors import InvalidData, InvalidParameter, require
 
 PARTS = ("train", "validation", "test")
@@ -35,7 +37,7 @@ def from_frame(
     test: float = 0.2,
     seed: int = 0,
     name: str = "table",
-    schema: Schema | None = None,
+    schema: Schema | PathLike | None = None,
     columns: Sequence[str] | None = None,
     kinds: Mapping[str, Kind | Literal["left out"]] | None = None,
     one_hot: int = 16,
@@ -46,8 +48,9 @@ def from_frame(
 
     Columns are numbers, booleans, text, categories or dates, with missing values where they may be; see `Schema` for what
     becomes of each. Clients are split first and the schema is fitted on the training clients alone; it is `data.schema`. Give
-    a fitted `schema` to read another table in the same way. The inputs are one floating tensor (N, F), or a dict of "numbers"
-    (N, F) and "codes" (N, C) if some columns have more than `one_hot` categories; `models.Tabular(data.schema)` fits both.
+    a fitted `schema`, or its JSON file, to read another table in the same way. The inputs are one floating tensor (N, F), or a
+    dict of "numbers" (N, F) and "codes" (N, C) if some columns have more than `one_hot` categories;
+    `models.Tabular(data.schema)` fits both.
 
     `split_by` and the shares `validation` and `test` work as in `from_arrays`. Or `split` names a column that holds "train",
     "validation" or "test" in each row; then no client may be in two parts, unless `split_by="examples"`.
@@ -76,10 +79,8 @@ def from_frame(
             target_kind=target_kind, classes=classes, source=name,
         )  # fmt: skip
     else:
-        most = None if one_hot == 16 else one_hot
-        _check_schema(
-            schema, target, columns=columns, kinds=kinds, one_hot=most, target_kind=target_kind, classes=classes or None
-        )
+        options = {"columns": columns, "kinds": kinds, "one_hot": None if one_hot == 16 else one_hot}
+        schema = given_schema(schema, target, **options, target_kind=target_kind, classes=classes or None)
     x, y = schema.transform(table, name), schema.targets(table, name)
     sets: dict[str, Any] = {part: replace(rows, x=select(x, rows.x), y=y[rows.x]) for part, rows in parts.splits.items()}
     return replace(parts, **sets, classes=len(schema.target.classes), schema=schema)
@@ -119,12 +120,18 @@ def parquet(path: PathLike, *, client: str, target: str, name: str = "", **optio
 
 def _owners(column: TableColumn) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """The client of each row as numbers (N,) into the sorted ids."""
+    codes, names = client_names(column)
+    order, ids = client_of_rows(names)
+    return order[codes], ids
+
+
+def client_names(column: TableColumn) -> tuple[NDArray[np.int64], list[str]]:
+    """The client of each row as numbers (N,) into a list of names; a row without a client is refused."""
     codes, names = column.names()
     empty = np.array([*(not text.strip() for text in names), True])[codes]
     if empty.any():
-        raise InvalidData(f"{column}, the client, is missing in row {int(empty.argmax())}. Drop that row, or name its client.")
-    order, ids = client_of_rows(names)
-    return order[codes], ids
+        raise InvalidData(f"{column}, the client, is missing in row {column.row(empty)}. Drop that row, or name its client.")
+    return codes, names
 
 
 def _clients(which: NDArray[np.int64], ids: tuple[str, ...], name: str, rows: NDArray[np.int64] | None = None) -> ClientSet:
@@ -174,9 +181,13 @@ def _refuse_clients_in_two_parts(
             first[client] = part, int(found[place])
 
 
-def _check_schema(schema: Any, target: str, **given: Any) -> None:
+def given_schema(schema: Any, target: str, **fitting: Any) -> Schema:
+    """A schema, or that of a JSON file, checked against the name of the target; options of `fitting` must be None."""
+    if isinstance(schema, str | os.PathLike):
+        schema = Schema.load(Path(schema).expanduser())
     if not isinstance(schema, Schema):
-        raise InvalidParameter("schema", "must be a Schema", type(schema).__name__, "Load one by data.Schema.load(path).")
-    for parameter, value in given.items():
+        raise InvalidParameter("schema", "must be a Schema, or its JSON file", type(schema).__name__, "See data.Schema.load.")
+    for parameter, value in fitting.items():
         require(value is None, parameter, "must be left out where a schema is given, which says it", value)
     require(schema.target.name == target, "target", f"must be that of the schema, {schema.target.name!r}", target)
+    return schema

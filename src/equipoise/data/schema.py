@@ -106,11 +106,9 @@ class ColumnRule:
         filled = np.where(gaps, self.median, values)
         with np.errstate(over="ignore"):
             scaled = ((filled - self.mean) / self.deviation if self.deviation else filled * 0).astype(np.float32)
-        if not (finite := np.isfinite(scaled)).all():
-            row = int((~finite).argmax())
-            raise InvalidData(
-                f"{column}, row {row} holds {values[row]:g}, too far from the mean {self.mean:g} of training. Repair it."
-            )
+        if (far := ~np.isfinite(scaled)).any():
+            found = f"row {column.row(far)} holds {values[far][0]:g}"
+            raise InvalidData(f"{column}, {found}, too far from the mean {self.mean:g} of training. Repair it.")
         return [scaled, gaps.astype(np.float32)] if self.indicator else [scaled]
 
     def codes_of(self, column: TableColumn) -> NDArray[np.int64]:
@@ -191,7 +189,7 @@ class TargetRule:
                     f" Name all classes: classes={everything}." if len(everything) <= 20 else " Name all classes: classes=[…]."
                 )
                 raise InvalidData(
-                    f"{column}, row {int((codes == code).argmax())} holds the class {name!r}, which is none of those of "
+                    f"{column}, row {column.row(codes == code)} holds the class {name!r}, which is none of those of "
                     f"training ({_listed(self.classes)}).{cure}"
                 )
         return torch.from_numpy(np.array([place[name] for name in names], dtype=np.int64)[codes])
@@ -237,7 +235,10 @@ class Schema:
         classes: int | Sequence[str] = 0,
         source: str = "table",
     ) -> Schema:
-        """The schema of a table by its training rows (all, if `rows` is None). For the other parameters see `from_frame`."""
+        """The schema of a table by its training rows (all, if `rows` is None; a mask will do).
+
+        For the other parameters see `from_frame`.
+        """
         table = arrow_table(frame, source)
         check_names(table, source, target=target, client=client, split=split)
         require_integer("one_hot", one_hot, 0)
@@ -254,15 +255,18 @@ class Schema:
                 check_names(table, source, target=target, client=client, split=split, columns=name)
         asked = _checked_kinds(kinds or {}, inputs)
         training = np.arange(table.num_rows) if rows is None else np.asarray(rows)
-        read = {name: TableColumn(name, table.column(name), source) for name in inputs if asked.get(name) != "left out"}
-        of = {name: asked.get(name) or _usual_kind(column) for name, column in read.items()}
-        _refuse_constant(read.values(), source)
-        rules = [
-            ColumnRule.fit(read[name], of[name], training, one_hot)
-            if name in read
-            else ColumnRule(name, "category", "left out", note="as asked")
-            for name in inputs
-        ]
+        rules, constant = [], {}
+        for name in inputs:  # one at a time: the columns of files on disk need not fit into memory together
+            if asked.get(name) == "left out":
+                rules.append(ColumnRule(name, "category", "left out", note="as asked"))
+                continue
+            column = TableColumn(name, table.column(name), source)
+            kind = asked.get(name) or _usual_kind(column)
+            if why := column.constant():
+                constant[name] = why
+            else:
+                rules.append(ColumnRule.fit(column, kind, training, one_hot))
+        _refuse_constant(constant, source)
         if all(rule.becomes == "left out" for rule in rules):
             raise InvalidData(f"{source}: no column is left as an input; those that are there are left out or constant.")
         return cls(
@@ -279,13 +283,14 @@ class Schema:
         """The columns that become codes, in order, each with the number of its codes."""
         return {rule.name: rule.codes for rule in self.columns if rule.becomes == "codes"}
 
-    def transform(self, frame: Any, source: str = "table") -> Any:
+    def transform(self, frame: Any, source: str = "table", first: int = 0) -> Any:
         """The inputs of a table: floating numbers (N, F), or a dict of these and of "codes" (N, C) if there are any.
 
-        The table needs the columns of the schema, in any order; others are ignored.
+        The table needs the columns of the schema, in any order; others are ignored. Of a piece of a larger table, `first` is
+        the row where it begins, for errors.
         """
         table = arrow_table(frame, source)
-        read = {rule.name: self._column(table, rule.name, source) for rule in self.columns if rule.becomes != "left out"}
+        read = {rule.name: self._column(table, rule.name, source, first) for rule in self.columns if rule.becomes != "left out"}
         numbers = [part for rule in self.columns if rule.features for part in rule.columns_of(read[rule.name])]
         codes = [rule.codes_of(read[rule.name]) for rule in self.columns if rule.becomes == "codes"]
         tree = {
@@ -293,17 +298,17 @@ class Schema:
         }
         return tree if codes else tree["numbers"]
 
-    def targets(self, frame: Any, source: str = "table") -> Tensor:
-        """The targets (N,) of a table: classes as int64, numbers as float32."""
-        return self.target.values_of(self._column(arrow_table(frame, source), self.target.name, source))
+    def targets(self, frame: Any, source: str = "table", first: int = 0) -> Tensor:
+        """The targets (N,) of a table, or of a piece of it from row `first`: classes as int64, numbers as float32."""
+        return self.target.values_of(self._column(arrow_table(frame, source), self.target.name, source, first))
 
-    def _column(self, table: Any, name: str, source: str) -> TableColumn:
+    def _column(self, table: Any, name: str, source: str, first: int) -> TableColumn:
         if name not in table.column_names:
             raise InvalidData(
                 f"{source}: column {name!r} of the schema is missing; the table has {_listed(table.column_names)}. Add it "
                 "(it may be empty), or fit another schema."
             )
-        return TableColumn(name, table.column(name), source)
+        return TableColumn(name, table.column(name), source, first)
 
     def describe(self) -> str:
         """A table of the columns: what becomes of each, and by which numbers of the training clients."""
@@ -354,8 +359,7 @@ class Schema:
 def _numbers(column: TableColumn, kind: Kind) -> NDArray[np.float64]:
     values = column.days() if kind == "date" else column.numbers()
     if kind == "boolean" and (odd := ~np.isnan(values) & (values != 0) & (values != 1)).any():
-        row = int(odd.argmax())
-        raise InvalidData(f"{column}, row {row} holds {values[row]:g}, but must be true or false, or 0 or 1.")
+        raise InvalidData(f"{column}, row {column.row(odd)} holds {values[odd][0]:g}, but must be true or false, or 0 or 1.")
     return values
 
 
@@ -363,15 +367,15 @@ def _target_numbers(column: TableColumn) -> NDArray[np.float64]:
     values = _numbers(column, "date" if column.type_kind == "date" else "number")
     _refuse_missing(column, np.isnan(values))
     if (large := np.abs(values) > np.finfo(np.float32).max).any():
-        row = int(large.argmax())
-        raise InvalidData(f"{column}, the target, row {row} holds {values[row]:g}, which is too large. Repair or scale it.")
+        found = f"row {column.row(large)} holds {values[large][0]:g}"
+        raise InvalidData(f"{column}, the target, {found}, which is too large. Repair or scale it.")
     return values
 
 
 def _refuse_missing(column: TableColumn, missing: NDArray[Any]) -> None:
     if missing.any():
         raise InvalidData(
-            f"{column}, the target, is missing in row {int(missing.argmax())} and {int(missing.sum()) - 1} more. Drop "
+            f"{column}, the target, is missing in row {column.row(missing)} and {int(missing.sum()) - 1} more. Drop "
             f"these rows: frame.dropna(subset=[{column.name!r}]) in pandas."
         )
 
@@ -399,9 +403,8 @@ def _usual_kind(column: TableColumn) -> Kind:
     return kind or "category"
 
 
-def _refuse_constant(columns: Any, source: str) -> None:
+def _refuse_constant(found: Mapping[str, str], source: str) -> None:
     """Refuse columns that hold one value, or none, in the whole table: they tell no example from another."""
-    found = {column.name: why for column in columns if (why := column.constant())}
     if found:
         shown = ", ".join(f"{name!r} ({why})" for name, why in found.items())
         cure = ", ".join(f"{name!r}: 'left out'" for name in found)

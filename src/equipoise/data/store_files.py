@@ -4,7 +4,7 @@ A store is a folder with `manifest.json` and a folder for each set of clients: `
 `test`. A set has the files `ids.text` and `ids.offsets`, `keys` (of random streams), `offsets` (of clients into rows), and for
 each leaf of the inputs and targets `x.0.values`, with `x.0.offsets` if it holds sequences. Beside each file lie the checksums
 of its whole blocks; the checksum of the rest is in the manifest. Files only grow: what a manifest describes stays valid while
-clients are appended.
+clients are appended. `schema.json` says what became of the columns of a table.
 """
 
 from __future__ import annotations
@@ -25,21 +25,22 @@ from equipoise.core.trees import leaves
 from equipoise.data.clients import ClientSet, LabelRange
 from equipoise.data.leaves import tree_like
 from equipoise.data.ragged import Ragged
+from equipoise.data.schema import Schema
 from equipoise.data.store_state import StoredIds, StoreState, file_stat
 from equipoise.errors import InvalidData
 
 FORMAT = 1
 BLOCK_BYTES = 1 << 22
-DIGEST_BYTES = 16
-MANIFEST, PROGRESS, CHECKSUMS = "manifest.json", "progress.json", ".checksums"
+DIGEST_BYTES = 20
+MANIFEST, PROGRESS, SCHEMA, CHECKSUMS = "manifest.json", "progress.json", "schema.json", ".checksums"
 SETS = "clients", "train", "validation", "test"
 Content = dict[str, Any]
 _MAP_NORESERVE = 0x4000  # of Linux; the module mmap has no name for it in all versions of Python
 
 
 def block_digest(data: Any = b"") -> Any:
-    """The hash of a block."""
-    return hashlib.blake2b(data, digest_size=DIGEST_BYTES)
+    """The hash of a block: SHA-1, which is fast and finds every accident; it is no protection from forgery."""
+    return hashlib.sha1(data, usedforsecurity=False)
 
 
 def describe_tree(tree: Any) -> Content:
@@ -167,6 +168,21 @@ def set_digest(path: Path, manifest: Content, name: str) -> str:
         with (path / name / f"{file}{CHECKSUMS}").open("rb") as checksums:
             digest.update(checksums.read(part["bytes"] // manifest["block"] * DIGEST_BYTES))
     return str(digest.hexdigest())
+
+
+def schema_digest(schema: Schema | None) -> str | None:
+    """What a manifest says of the schema of a table."""
+    return None if schema is None else str(block_digest(schema.to_json().encode()).hexdigest())
+
+
+def read_schema(path: Path, manifest: Content) -> Schema | None:
+    """The schema of a store of a table; None if it has none."""
+    if manifest["schema"] is None:
+        return None
+    found = Schema.load(path / SCHEMA)
+    if schema_digest(found) != manifest["schema"]:
+        raise InvalidData(f"{path / SCHEMA} is not the schema that the store was written with. Copy the store again.")
+    return found
 
 
 def mapped(file: Path, size: int) -> Tensor:

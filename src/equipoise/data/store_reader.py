@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from equipoise.data.store_files import (
     leaf_names,
     mapped_clients,
     read_manifest,
+    read_schema,
 )
 from equipoise.errors import InvalidData, InvalidParameter, require
 
@@ -31,14 +33,16 @@ def open_store(
     """Open a store of `write_store`. Nothing is read but ids' keys and sizes: values come from the disk when they are used.
 
     A share `test` of the clients (0.2 if nothing is said) and a share `validation` are kept apart, the same clients as
-    `split_clients` chooses in memory. A store that was written from a `FederatedData` has its splits and takes neither.
+    `split_clients` chooses in memory. A store that was written from a `FederatedData` or a table has its splits and takes
+    neither; that of a table has its `schema`.
 
     Source: your own data.
     """
     folder = Path(path).expanduser()
     manifest = read_manifest(folder)
     sets = {name: mapped_clients(folder, manifest, name, entry, entry["digest"]) for name, entry in manifest["sets"].items()}
-    about: Content = {"name": manifest["name"], "classes": manifest["classes"], "ignore_index": manifest["ignore_index"]}
+    about: Content = {key: manifest[key] for key in ("name", "classes", "ignore_index")}
+    schema = read_schema(folder, manifest)
     if "clients" not in sets:
         given = {"split_by": split_by != "clients", "validation": bool(validation), "test": test is not None}
         for parameter in (name for name, changed in given.items() if changed):
@@ -46,12 +50,13 @@ def open_store(
                 parameter, "must be left away: this store has its own splits", ", ".join(sets), "Open it by open_store(path)."
             )
         rest = sets.get("validation"), sets.get("test")
-        return FederatedData(sets["train"], *rest, **about)
+        return FederatedData(sets["train"], *rest, **about, schema=schema)
     require(
         split_by != "examples", "split_by", 'must be "clients" for a store of whole clients', split_by,
         "Split before writing: write_store(data.split_examples(clients), path), or write a FederatedData.",
     )  # fmt: skip
-    return split(sets["clients"], split_by, validation=validation, test=0.2 if test is None else test, seed=seed, **about)
+    data = split(sets["clients"], split_by, validation=validation, test=0.2 if test is None else test, seed=seed, **about)
+    return replace(data, schema=schema)
 
 
 def refuse_changed_store(data: FederatedData) -> None:
@@ -72,6 +77,7 @@ def check_store(path: PathLike) -> StoreCheck:
     """Read a whole store, and compare every block with its checksum and every offset with its neighbours."""
     folder = Path(path).expanduser()
     manifest = read_manifest(folder)
+    read_schema(folder, manifest)
     bad = [
         line
         for name, entry in manifest["sets"].items()

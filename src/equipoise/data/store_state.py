@@ -16,6 +16,7 @@ from equipoise.core.rng import name_key
 from equipoise.errors import InvalidData
 
 Stat = tuple[int, int, int]  # inode, size, time of the last change
+_TOGETHER = 1 << 16  # ids whose places are looked up at once
 
 
 @dataclass(frozen=True)
@@ -69,12 +70,17 @@ class StoredIds(Sequence[str]):
         return self._decode(place if self.positions is None else int(self.positions[place]))
 
     def __iter__(self) -> Iterator[str]:
-        return (self[k] for k in range(len(self)))
+        for first in range(0, len(self), _TOGETHER):
+            places = np.arange(first, min(first + _TOGETHER, len(self)))
+            yield from self._decoded(places if self.positions is None else self.positions[places])
+
+    def _decoded(self, places: Numbers) -> Iterator[str]:
+        text, ends = memoryview(self.text), self.offsets[places + 1].tolist()  # type: ignore[arg-type]
+        return (str(text[start:end], "utf-8") for start, end in zip(self.offsets[places].tolist(), ends, strict=True))
 
     def at(self, positions: Tensor) -> tuple[str, ...]:
         """The ids at some positions."""
-        places = positions.numpy() if self.positions is None else self.positions[positions.numpy()]
-        return tuple(map(self._decode, places.tolist()))
+        return tuple(self._decoded(positions.numpy() if self.positions is None else self.positions[positions.numpy()]))
 
     def select(self, positions: Tensor) -> StoredIds:
         """The ids at some positions, decoded when asked for."""
@@ -107,7 +113,8 @@ class StoredIds(Sequence[str]):
         return place
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and len(other) == len(self) and all(map(str.__eq__, self, other))
+        alike = isinstance(other, Sequence) and len(other) == len(self)
+        return other is self or (alike and all(map(str.__eq__, self, other)))  # type: ignore[call-overload]
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -21,6 +23,7 @@ from equipoise.data.client_batches import batches_of, batches_of_stream, leaf_by
 from equipoise.data.clients import IGNORE, ClientSet, FederatedData, LabelRange
 from equipoise.data.file_access import PathLike
 from equipoise.data.ragged import Ragged
+from equipoise.data.schema import Schema
 from equipoise.data.store_files import (
     BLOCK_BYTES,
     CHECKSUMS,
@@ -28,6 +31,7 @@ from equipoise.data.store_files import (
     FORMAT,
     MANIFEST,
     PROGRESS,
+    SCHEMA,
     SETS,
     Content,
     array_bytes,
@@ -38,11 +42,13 @@ from equipoise.data.store_files import (
     mapped_clients,
     read_content,
     read_manifest,
+    schema_digest,
     set_digest,
 )
 from equipoise.errors import InvalidData, InvalidParameter, NotWritten, require, require_integer
 
 JOURNAL_BYTES = 1 << 27  # written between two notes of progress
+_WAITING = 2  # batches that may wait to be written
 LOCK = ".lock"
 
 
@@ -64,28 +70,52 @@ def write_store(
     stopped if it is started again with the same clients, and ends with the same bytes. `append=True` adds clients to a store.
     `scale`, `shift` and `classes` are those of `from_arrays`.
     """
-    folder = Path(path).expanduser()
     require_integer("classes", classes, 0)
-    header: Content = {"format": FORMAT, "block": BLOCK_BYTES, "name": name or _name(clients) or folder.stem}
-    header |= {"classes": classes, "ignore_index": ignore_index}
+    called, schema = name or _name(clients) or Path(path).stem, None
     if isinstance(clients, FederatedData):
-        header |= {"classes": classes or clients.classes, "ignore_index": clients.ignore_index}
-    streams = _streams(clients, scale, shift, header["name"])
+        classes, ignore_index, schema = classes or clients.classes, clients.ignore_index, clients.schema
+    adopts = append and not isinstance(clients, ClientSet | FederatedData) and scale is None and shift == 0.0
+    return write_streams(
+        _streams(clients, scale, shift, called), path, name=called, classes=classes, ignore_index=ignore_index, schema=schema,
+        append=append, adopts=adopts, size=_size_of(clients),
+    )  # fmt: skip
+
+
+def write_streams(
+    streams: dict[str, Iterator[ClientSet]],
+    path: PathLike,
+    *,
+    name: str,
+    classes: int,
+    ignore_index: int = IGNORE,
+    schema: Schema | None = None,
+    append: bool = False,
+    adopts: bool = False,
+    size: int | None = None,
+) -> Path:
+    """Write the clients of each set, in batches, into a store. With `adopts`, scale, shift and schema are those of the store.
+
+    `size` are the bytes that they will take, if known.
+    """
+    folder = Path(path).expanduser()
+    header: Content = {"format": FORMAT, "block": BLOCK_BYTES, "name": name, "classes": classes}
+    header |= {"ignore_index": ignore_index, "schema": schema_digest(schema)}
     _refuse_foreign(folder)
     (first_name, first), *others = streams.items()
     batch = next(first, None)
     if batch is None:
         raise InvalidData(f"{header['name']}: there is no client.")
     header |= describe_clients(batch)
-    adopts = append and not isinstance(clients, ClientSet | FederatedData) and scale is None and shift == 0.0
     streams = {first_name: chain([batch], first), **dict(others)}
     with _clear_failures(folder):
         folder.mkdir(parents=True, exist_ok=True)
     with locked(folder / LOCK, wait=False):
         _remove_leftovers(folder)
         writer = _StoreWriter.begin(folder, header, list(streams), append, adopts)
-        writer.refuse_full_disk(_size_of(clients))
+        writer.refuse_full_disk(size)
         writer.note()
+        if schema is not None:
+            schema.save(folder / SCHEMA)
         for set_name, stream in streams.items():
             writer.write_set(set_name, stream)
         writer.finish()
@@ -150,7 +180,7 @@ def _refuse_foreign(folder: Path) -> None:
 
 def _is_leftover(name: str) -> bool:
     """Whether a file is what a killed write may leave beside the store."""
-    return name == LOCK or (name.endswith(".tmp") and name.startswith((f".{MANIFEST}.", f".{PROGRESS}.")))
+    return name == LOCK or (name.endswith(".tmp") and name.startswith((f".{MANIFEST}.", f".{PROGRESS}.", f".{SCHEMA}.")))
 
 
 def _remove_leftovers(folder: Path) -> None:
@@ -208,7 +238,7 @@ class _StoreWriter:
 
     def _refuse_other_header(self, header: Content, append: bool, adopts: bool) -> None:
         free = {"name", "classes", "block"} if append else {"block"}
-        free |= {"scale", "shift"} if adopts else set()
+        free |= {"scale", "shift", "schema"} if adopts else set()
         for key in header:
             if key not in free and header[key] != self.header[key]:
                 raise self._other(f"its {key} is {self.header[key]}, that of these clients {header[key]}")
@@ -328,13 +358,14 @@ def _values(leaf: Any) -> Any:
 
 
 class _SetFiles:
-    """The open files of one set of clients."""
+    """The open files of one set of clients; a thread writes a batch and its checksums while the next is packed."""
 
     def __init__(self, folder: Path, entry: Content, header: Content) -> None:
         self.folder, self.entry, self.header, self.written = folder, entry, header, 0
         with _clear_failures(folder):
             folder.mkdir(exist_ok=True)
             self.files = {name: _BlockFile(folder / name, size, header["block"]) for name, size in entry["files"].items()}
+        self.worker, self.pending = ThreadPoolExecutor(1), deque[Future[None]]()
         self.known = _KeySet()
         if entry["clients"]:
             self.known.add(np.fromfile(folder / "keys", np.uint64, entry["clients"]))
@@ -345,17 +376,27 @@ class _SetFiles:
         self._refuse_bad_labels(clients)
         entry = self.entry
         with _clear_failures(self.folder.parent, entry["clients"]):
-            for name, data in contents(clients, entry["files"], entry["examples"]).items():
+            data = contents(clients, entry["files"], entry["examples"])
+            for name, part in data.items():
                 if name not in self.files:
                     self.files[name] = _BlockFile(self.folder / name, 0, self.header["block"])
-                self.files[name].write(data)
-                entry["files"][name] = self.files[name].length
-                self.written += len(data)
+                entry["files"][name] = entry["files"].get(name, 0) + len(part)
+                self.written += len(part)
+            self._wait_for_all_but(_WAITING)
+            self.pending.append(self.worker.submit(self._write, data))
         entry["clients"] += len(clients)
         entry["examples"] += clients.examples
         for name, leaf in leaf_names(clients).items():
             if isinstance(leaf, Ragged):
                 entry["longest"][name] = max(leaf.longest, entry["longest"].get(name, 0))
+
+    def _write(self, data: dict[str, Numbers]) -> None:
+        for name, part in data.items():
+            self.files[name].write(part)
+
+    def _wait_for_all_but(self, last: int) -> None:
+        while len(self.pending) > last:
+            self.pending.popleft().result()
 
     def _refuse_bad_ids(self, clients: ClientSet) -> None:
         for name in clients.ids:
@@ -399,6 +440,7 @@ class _SetFiles:
 
     def flush(self) -> None:
         """Bring all that was written to the disk."""
+        self._wait_for_all_but(0)
         for file in self.files.values():
             file.flush()
         self.entry["rests"] = {name: file.rest for name, file in self.files.items()}
@@ -406,6 +448,7 @@ class _SetFiles:
 
     def close(self) -> None:
         """Close the files, in whatever state."""
+        self.worker.shutdown(cancel_futures=True)
         for file in self.files.values():
             file.close()
 

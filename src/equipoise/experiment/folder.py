@@ -1,8 +1,7 @@
 """A run's folder: config.toml, rounds.jsonl, checkpoint/state.safetensors, clients.parquet, model.safetensors, report.html.
 
 Where clients have models of their own there is personal.npy, too: one row of parameters for each training client, in order.
-Where the data are
-a table there is schema.json: what became of each column.
+Where the data are a table there is schema.json: what became of each column.
 
 The log of rounds grows line by line; every other file appears whole or not at all. The event "end" is written to the log after
 all other files: a run without it can be resumed.

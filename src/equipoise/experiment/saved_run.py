@@ -46,4 +46,6 @@ def write_files(result: Result, folder: RunFolder) -> None:
     config = RecordedConfig(result.algorithm, train, {PYTHON: known})
     write_atomically(folder.config, config.text().encode())
     write_atomically(folder.rounds, "".join(history_lines(result.history)).encode())
+    if result.schema is not None:
+        result.schema.save(folder.schema)
     write_outcome(result, folder)

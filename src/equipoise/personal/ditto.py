@@ -126,7 +126,7 @@ class Ditto:
     def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
         """w^0 for every strength, and no shared state; refuses `choices` without validation examples."""
         validation = context.data.validation
-        if self.choices and (validation is None or set(validation.ids).isdisjoint(context.data.train.ids)):
+        if self.choices and (validation is None or not bool((context.data.train.find(validation) >= 0).any())):
             rule = "need data with validation examples of the training clients"
             fix = "Make them by data.split_examples(…), or give one strength."
             raise InvalidParameter("choices", rule, self.choices, fix)
@@ -176,8 +176,7 @@ def choose_by_validation(context: PersonalContext, models: Tensor, clients: Tens
     chosen = torch.zeros(len(clients), dtype=torch.int64)
     if validation is None:
         return chosen
-    number = {name: k for k, name in enumerate(validation.ids)}
-    where = torch.tensor([number.get(context.data.train.ids[k], -1) for k in clients.tolist()])
+    where = validation.find(context.data.train.select(clients))
     able = (where >= 0) & (validation.sizes.cpu()[where.clamp(min=0)] >= ENOUGH_EXAMPLES)
     here = able.nonzero().flatten()
     if len(here) == 0:

@@ -53,9 +53,10 @@ class ClientRows:
     def read(self, places: Tensor, clients: Tensor) -> Tensor:
         """The rows (K, width) of the clients at positions (K,)."""
         rows = self.first.expand(len(clients), -1).clone()
-        for row, (k, place) in zip(rows, zip(clients.tolist(), places[clients].tolist(), strict=True), strict=True):
-            if place:
-                row.copy_(torch.from_numpy(np.array(self._file[place - 1, k])))
+        at = places[clients].long()
+        here = at.nonzero().flatten()
+        if len(here):
+            rows[here] = torch.from_numpy(self._file[(at[here] - 1).numpy(), clients[here].cpu().numpy()]).to(rows.dtype)
         return rows
 
     def write(self, places: Tensor, clients: Tensor, rows: Tensor) -> Tensor:

@@ -106,6 +106,7 @@ class Setting:
             clients_per_round=self.clients_per_round, error_is_loss=self.task.error_is_loss,
             personal=None if self.personal is None else PersonalModels(self, self.personal, state, params),
             epsilon=self.protection.spent(state.privacy, state.round), sampled=sample_sizes(self.data, self.sample),
+            schema=self.data.schema,
         )  # fmt: skip
 
 
