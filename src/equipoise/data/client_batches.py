@@ -40,7 +40,7 @@ def batches_of(clients: ClientSet) -> Iterator[ClientSet]:
 def batches_of_stream(clients: Iterable[Any], *, scale: Any, shift: Any, source: str) -> Iterator[ClientSet]:
     """Triples (id, x, y), packed some megabytes at a time; float64 becomes float32, as in `from_arrays`."""
     held: list[tuple[str, Any, Any]] = []
-    size = 0
+    size, known = 0, (None, None)  # the types of the last plain arrays: most clients are like the one before
     for position, given in enumerate(clients):
         try:
             name, x, y = given
@@ -50,10 +50,16 @@ def batches_of_stream(clients: Iterable[Any], *, scale: Any, shift: Any, source:
             ) from None
         if type(name) is not str or not name:
             raise InvalidData(f"{source}: the id of entry {position} must be text and not empty, but is {name!r}. Use str(id).")
-        if not (_is_ready(x) and _is_ready(y)):
-            x, y = _converted(source, name, x, y)
+        plain = type(x) is np.ndarray and type(y) is np.ndarray
+        if plain and x.dtype is known[0] and y.dtype is known[1] and x.ndim and y.ndim:
+            size += x.nbytes + y.nbytes
+        else:
+            if not (_is_ready(x) and _is_ready(y)):
+                x, y = _converted(source, name, x, y)
+            elif plain:
+                known = x.dtype, y.dtype
+            size += _tree_bytes(x) + _tree_bytes(y)
         held.append((name, x, y))
-        size += _tree_bytes(x) + _tree_bytes(y)
         if size >= BATCH_BYTES or len(held) == MOST_CLIENTS:
             yield _packed(held, scale, shift, source)
             held, size = [], 0

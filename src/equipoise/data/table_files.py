@@ -171,7 +171,8 @@ def parquet_files(path: PathLike) -> TableFiles:
         return InvalidData(f"{path}: cannot be read as Parquet: {first_line(failure)}.")
 
     size = _parquet_bytes(path)
-    checked = dataset.ParquetFragmentScanOptions(page_checksum_verification=True)
+    # Without buffers of whole files, which need not fit into memory.
+    checked = dataset.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=False, use_buffered_stream=True)
     folders = dataset.HivePartitioning.discover(infer_dictionary=True)
     try:
         opened = dataset.dataset(
