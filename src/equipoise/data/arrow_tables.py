@@ -53,13 +53,12 @@ def arrow_table(frame: Any, source: str = "table", client: str | None = None) ->
 
 def _from_pandas(frame: Any, source: str, client: str | None) -> Any:
     """The columns of a pandas frame, one by one, so that one that cannot be read is named; the index is left out."""
-    import pandas as pd
     import pyarrow as pa
 
     columns = []
     for place, name in enumerate(frame.columns):
         values = frame.iloc[:, place]
-        if isinstance(values.dtype, pd.SparseDtype):
+        if isinstance(values.dtype, sys.modules["pandas"].SparseDtype):
             values = values.sparse.to_dense()
         try:
             columns.append(pa.array(values, from_pandas=True))
@@ -82,7 +81,9 @@ def _unreadable(name: str, known: list[tuple[int, Any]], failure: Exception) -> 
     reason = first_line(failure)
     if (other := next(((row, each) for row, each in known if type(each) is not type(known[0][1])), None)) is not None:
         reason = f"row {other[0]} holds {other[1]!r}, but row {known[0][0]} holds {known[0][1]!r}"
-    elif (large := next(((row, each) for row, each in known if isinstance(each, int) and abs(each) >= 2**63), None)) is not None:
+    elif (
+        large := next(((row, each) for row, each in known if isinstance(each, int) and abs(each) >= 2**63), None)
+    ) is not None:
         reason = f"row {large[0]} holds {large[1]}, beyond 64 bits"
     return (
         f"{reason}. Give it one type: pd.to_numeric(frame[{name!r}], errors='coerce').astype(float) for numbers, "
@@ -208,6 +209,12 @@ class TableColumn:
             found = f"row {self.row(infinite)} holds {values[infinite][0]}"
             raise InvalidData(f"{self}, {found}. Repair or drop that row, or make the value missing.")
         return values
+
+    def whole_numbers(self, rows: NDArray[np.int64]) -> int:
+        """How many different integers some rows hold, which float64 need not tell apart; 0 of a column of another type."""
+        import pyarrow.types as kinds
+
+        return len(self.values.take(rows).unique().drop_null()) if kinds.is_integer(self.values.type) else 0
 
     def days(self) -> NDArray[np.float64]:
         """Dates and times as days since 1970-01-01 (UTC), float64 (N,), NaN where they are missing; text must be ISO 8601."""

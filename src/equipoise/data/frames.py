@@ -93,6 +93,7 @@ def csv(
     client: str,
     target: str,
     delimiter: str = ",",
+    decimal: str = ".",
     encoding: str = "utf-8",
     missing: Sequence[str] = (),
     name: str = "",
@@ -101,13 +102,13 @@ def csv(
     """Clients from a CSV file with a header, also compressed (.gz); options as in `from_frame`.
 
     Empty cells and NA, N/A, NaN, null and the like are missing; `missing` names more spellings, such as "?". Clients are text
-    as it stands: 007 and 7 are two of them, 7 and 7.0 are one, and NA is one. Dates are written as 2026-11-16. The name of
-    the data is that of the file, unless given.
+    as it stands: 007 and 7 are two of them, 7 and 7.0 are one, and NA is one. Numbers are written as 1005.5, or with
+    `decimal=","` as 1005,5; dates as 2026-11-16. The name of the data is that of the file, unless given.
 
     Source: your own file.
     """
-    _check_options(options, csv, {"sep": "delimiter", "na_values": "missing"})
-    table = read_csv(path, client=client, delimiter=delimiter, encoding=encoding, missing=missing)
+    _check_options(options, csv, {"sep": "delimiter", "na_values": "missing", "decimal_point": "decimal"})
+    table = read_csv(path, client=client, delimiter=delimiter, decimal=decimal, encoding=encoding, missing=missing)
     return from_frame(table, client=client, target=target, name=name or Path(path).stem, **options)
 
 
@@ -129,7 +130,7 @@ def _check_options(options: Mapping[str, Any], reader: Callable[..., Any], elsew
     known = [name for taken in (reader, from_frame) for name in signature(taken).parameters if name not in ("frame", "options")]
     for option, value in options.items():
         hint = f"Write {elsewhere[option]}={value!r}." if option in elsewhere else unknown_name("option", option, set(known))
-        require(option in known, option, f"must be no option of data.{reader.__name__}", value, hint)
+        require(option in known, "options", f"must be those of data.{reader.__name__} and data.from_frame", option, hint)
 
 
 def _owners(column: TableColumn) -> tuple[NDArray[np.int64], tuple[str, ...]]:

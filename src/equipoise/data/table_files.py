@@ -25,7 +25,7 @@ _PIECE_ROWS = 1 << 16  # of Parquet files
 _COMPRESSION = 8  # guessed
 
 
-def read_csv(path: PathLike, *, client: str, delimiter: str, encoding: str, missing: Sequence[str]) -> Any:
+def read_csv(path: PathLike, *, client: str, delimiter: str, decimal: str, encoding: str, missing: Sequence[str]) -> Any:
     """A CSV file, also compressed, as an Arrow table. Types come from all rows; empty cells and NA, NaN, null are missing.
 
     The column `client` is text as it stands, so that 007 and 7 are two clients; 7.0 is 7. "NA" is a client, with a notice.
@@ -34,7 +34,7 @@ def read_csv(path: PathLike, *, client: str, delimiter: str, encoding: str, miss
     from pyarrow import csv
 
     file = _existing(path)
-    options = _csv_options(delimiter, encoding, missing, column_types={client: pa.string()})
+    options = _csv_options(delimiter, decimal, encoding, missing, column_types={client: pa.string()})
     try:
         with _opened_csv(file, encoding) as stream:
             content = stream.read()
@@ -46,7 +46,13 @@ def read_csv(path: PathLike, *, client: str, delimiter: str, encoding: str, miss
             found = table.column(place)
             if found.null_count:  # what counts as missing differs there
                 alone = _csv_options(
-                    delimiter, encoding, missing, of_clients=True, column_types={client: pa.string()}, include_columns=[client]
+                    delimiter,
+                    decimal,
+                    encoding,
+                    missing,
+                    of_clients=True,
+                    column_types={client: pa.string()},
+                    include_columns=[client],
                 )
                 alone["read_options"].block_size = options["read_options"].block_size
                 found = csv.read_csv(pa.BufferReader(content), **alone).column(0)
@@ -64,7 +70,10 @@ def _opened_csv(file: Path, encoding: str) -> Any:
 
     with file.open("rb") as opened:
         begins = opened.read(4)
-    for kind, cure in ((b"PK", "a ZIP archive or an Excel file. Save it as CSV"), (b"PAR1", "a Parquet file. Use data.parquet")):
+    for kind, cure in (
+        (b"PK", "a ZIP archive or an Excel file. Save it as CSV"),
+        (b"PAR1", "a Parquet file. Use data.parquet"),
+    ):
         if begins.startswith(kind):
             raise InvalidData(f"{file}: is {cure}.")
     if begins[:2] in (b"\xff\xfe", b"\xfe\xff") and "16" not in encoding:
@@ -73,18 +82,19 @@ def _opened_csv(file: Path, encoding: str) -> Any:
 
 
 def _csv_options(
-    delimiter: str, encoding: str, missing: Sequence[str], *, of_clients: bool = False, **convert: Any
+    delimiter: str, decimal: str, encoding: str, missing: Sequence[str], *, of_clients: bool = False, **convert: Any
 ) -> dict[str, Any]:
     """The options of Arrow's reader of CSV files; one thread, so that errors name the line."""
     from pyarrow import csv
 
     require(isinstance(delimiter, str) and len(delimiter) == 1, "delimiter", "must be one character", delimiter)
+    require(decimal in (".", ",") and decimal != delimiter, "decimal", 'must be "." or ",", and not the delimiter', decimal)
     require(not isinstance(missing, str), "missing", "must be a list of texts", missing)
     try:
         "".encode(encoding)
     except LookupError:
         raise InvalidParameter("encoding", "must be an encoding that Python knows", encoding, 'E.g. "latin-1".') from None
-    options = csv.ConvertOptions(strings_can_be_null=True, **convert)
+    options = csv.ConvertOptions(strings_can_be_null=True, decimal_point=decimal, **convert)
     options.null_values = [*(each for each in options.null_values if not of_clients or each != "NA"), *missing]
     return {
         "read_options": csv.ReadOptions(use_threads=False, encoding=encoding, block_size=_BLOCK_BYTES),
@@ -137,7 +147,8 @@ def _parquet_schema(path: PathLike, files: list[Path]) -> tuple[int, Any]:
     import pyarrow as pa
     from pyarrow import parquet
 
-    total, whole, first = 0, pa.schema([]), {}
+    total, whole = 0, pa.schema([])
+    first: dict[str, Path] = {}  # the first file that has a column
     lacking: dict[str, Path] = {}
     for file in files:  # the end of a file says where its columns are, so one that was cut is found here
         try:
@@ -249,12 +260,13 @@ def parquet_files(path: PathLike, client: str) -> TableFiles:
 
     try:
         opened = discover()
-        if client not in schema.names and client in opened.schema.names:
-            folders = opened.partitioning.schema
-            text = pa.field(client, pa.dictionary(pa.int32(), pa.string()))
-            opened = discover(folders.set(folders.get_field_index(client), text))
         by_folder = [field for field in opened.schema if field.name not in schema.names]
-        opened = opened.replace_schema(pa.schema([*schema, *by_folder]))
+        if client in (field.name for field in by_folder):
+            text = pa.dictionary(pa.int32(), pa.string())
+            by_folder = [field.with_type(text) if field.name == client else field for field in by_folder]
+            opened = discover(pa.schema(by_folder))
+        whole = pa.schema([*schema, *by_folder])
+        opened = dataset.dataset([str(file) for file in files], whole, partitioning=opened.partitioning, **options)
     except (pa.ArrowException, OSError, ValueError, TypeError) as failure:
         raise refuse(failure) from failure
 
@@ -270,7 +282,9 @@ def parquet_files(path: PathLike, client: str) -> TableFiles:
     return TableFiles(path, list(opened.schema.names), size, batches)
 
 
-def csv_files(path: PathLike, *, client: str, delimiter: str, encoding: str, missing: Sequence[str]) -> TableFiles:
+def csv_files(
+    path: PathLike, *, client: str, delimiter: str, decimal: str, encoding: str, missing: Sequence[str]
+) -> TableFiles:
     """A CSV file, or all those in a folder. Types come from all rows: they are read once, and again from a row that differs.
 
     The column `client` is read as by `read_csv` where it is read alone.
@@ -283,8 +297,10 @@ def csv_files(path: PathLike, *, client: str, delimiter: str, encoding: str, mis
 
     @contextmanager
     def opened(file: Path, names: Sequence[str] | None = None) -> Iterator[Any]:
-        convert = {"column_types": types, **({"include_columns": list(names)} if names is not None else {})}
-        options = _csv_options(delimiter, encoding, missing, of_clients=names is not None and list(names) == [client], **convert)
+        convert: dict[str, Any] = {"column_types": types, **({"include_columns": list(names)} if names is not None else {})}
+        options = _csv_options(
+            delimiter, decimal, encoding, missing, of_clients=names is not None and list(names) == [client], **convert
+        )
         try:
             with _opened_csv(file, encoding) as stream, csv.open_csv(stream, **options) as reader:
                 yield reader
