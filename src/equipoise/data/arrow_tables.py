@@ -107,8 +107,8 @@ def _from_other(frame: Any, source: str) -> Any:
                 pa.table(frame.select(name))
             except Exception as failure:  # whatever Arrow raises for a type that it does not know
                 raise InvalidData(
-                    f"{prefix(source)}column {name!r} holds {of}, which cannot be read: {first_line(failure)}. Give it another "
-                    f"type, e.g. frame.with_columns(pl.col({name!r}).cast(pl.Float64))."
+                    f"{prefix(source)}column {name!r} holds {of}, which cannot be read: {first_line(failure)}. Cast it: "
+                    f"frame.with_columns(pl.col({name!r}).cast(pl.Float64)) for numbers, cast(pl.String) for ids."
                 ) from failure
     raise InvalidParameter(
         "frame", "must be a pandas, Polars or Arrow table", type(frame).__name__,
