@@ -6,6 +6,8 @@ import warnings
 import numpy as np
 import pandas as pd
 import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import equipoise as eq
@@ -116,9 +118,16 @@ def test_parquet_files_with_types_that_fit_together(tmp_path):
     assert data.schema == load(whole).schema
     store = eq.data.write_table_store(path, tmp_path / "store", **BOTH, test=0.0)
     assert eq.data.open_store(store).schema == data.schema
-    FRAME[30:].assign(empty="x", number=1).to_parquet(path / "c.parquet")
+    FRAME[30:].assign(empty="x", a=1, number=1).to_parquet(path / "c.parquet")  # of a, integers do no harm
     with pytest.raises(InvalidData, match=r"c.parquet: column 'empty' holds .*string, but int64 in .*a.parquet. Give it one"):
         eq.data.parquet(path, **BOTH)
+
+
+def test_two_columns_of_one_name_in_a_parquet_file(tmp_path):
+    twice = pa.Table.from_arrays([pa.array([1, 2])] * 3, names=["c", "a", "a"])
+    pq.write_table(twice, tmp_path / "t.parquet")
+    with pytest.raises(InvalidData, match=r"two columns are called 'a'. Rename one of them"):
+        eq.data.parquet(tmp_path / "t.parquet", **BOTH)
 
 
 # --------------------------------------------------------------------------------------------------------------------- targets
@@ -168,6 +177,7 @@ def test_prices_are_told_of_target_kind():
 @pytest.mark.parametrize("values", [1e6 + 1e-5 * ROW, ROW * 1e-170, ROW * 1e-300])
 def test_small_differences_are_scaled(values):
     data = load(FRAME.assign(a=values))
+    assert kind_of(data) == ("number", "scaled")
     scaled = data.train.x[:, 0].double()
     assert float(scaled.mean()) == pytest.approx(0, abs=1e-4)
     assert float(scaled.std(correction=0)) == pytest.approx(1, abs=1e-4)
@@ -281,12 +291,13 @@ def test_files_of_other_kinds(tmp_path):
         path.write_bytes(content)
         return eq.data.csv(path, **BOTH, test=0.0, **options)
 
+    assert read(text.replace("a,b", "PK,PAR1", 1).encode()).schema.feature_names == ("PK", "PAR1")
     assert read(gzip.compress(text.encode())).fingerprint == load().fingerprint
     assert read(text.encode("utf-16"), encoding="utf-16").fingerprint == load().fingerprint
     for content, words in (
         (text.encode("utf-16"), 'is text in UTF-16, not in utf-8. Write encoding="utf-16"'),
         (b"PK\x03\x04...", "is a ZIP archive or an Excel file. Save it as CSV"),
-        (b"PAR1...", "is a Parquet file. Use data.parquet"),
+        (b"PAR1\x15...", "is a Parquet file. Use data.parquet"),
     ):
         with pytest.raises(InvalidData, match=words):
             read(content)

@@ -273,7 +273,7 @@ class Schema:
 
         For the other parameters see `from_frame`.
         """
-        table = arrow_table(frame, source)
+        table = arrow_table(frame, source, client)
         check_names(table, source, target=target, client=client, split=split)
         require_integer("one_hot", one_hot, 0)
         require(target_kind in (None, "classes", "number"), "target_kind", 'must be "classes" or "number"', target_kind)

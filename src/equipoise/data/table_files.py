@@ -45,18 +45,12 @@ def read_csv(path: PathLike, *, client: str, delimiter: str, decimal: str, encod
             place = names.index(client)
             found = table.column(place)
             if found.null_count:  # what counts as missing differs there
-                alone = _csv_options(
-                    delimiter,
-                    decimal,
-                    encoding,
-                    missing,
-                    of_clients=True,
-                    column_types={client: pa.string()},
-                    include_columns=[client],
-                )
+                convert = {"column_types": {client: pa.string()}, "include_columns": [client]}
+                alone = _csv_options(delimiter, decimal, encoding, missing, of_clients=True, **convert)
                 alone["read_options"].block_size = options["read_options"].block_size
                 found = csv.read_csv(pa.BufferReader(content), **alone).column(0)
-            table = table.set_column(place, client, _client_texts(found, path, client))
+                _tell_of_na(found, path, client)
+            table = table.set_column(place, client, _plain_clients(found))
     except (pa.ArrowException, OSError, ValueError) as failure:
         raise failure if isinstance(failure, InvalidData) else _no_csv(path, encoding, failure) from failure
     _refuse_other_delimiter(path, names, delimiter)
@@ -69,13 +63,11 @@ def _opened_csv(file: Path, encoding: str) -> Any:
     import pyarrow as pa
 
     with file.open("rb") as opened:
-        begins = opened.read(4)
-    for kind, cure in (
-        (b"PK", "a ZIP archive or an Excel file. Save it as CSV"),
-        (b"PAR1", "a Parquet file. Use data.parquet"),
-    ):
-        if begins.startswith(kind):
-            raise InvalidData(f"{file}: is {cure}.")
+        begins = opened.read(5)
+    if begins.startswith(b"PK\x03\x04"):
+        raise InvalidData(f"{file}: is a ZIP archive or an Excel file. Save it as CSV.")
+    if begins == b"PAR1\x15":
+        raise InvalidData(f"{file}: is a Parquet file. Use data.parquet.")
     if begins[:2] in (b"\xff\xfe", b"\xfe\xff") and "16" not in encoding:
         raise InvalidData(f'{file}: is text in UTF-16, not in {encoding}. Write encoding="utf-16".')
     return pa.input_stream(str(file), compression="gzip" if begins.startswith(b"\x1f\x8b") else "detect")
@@ -103,15 +95,23 @@ def _csv_options(
     }
 
 
-def _client_texts(values: Any, path: PathLike, client: str, first: int = 0) -> Any:
-    """Clients of a CSV file from row `first` on: 7.0 is 7, and a notice says that NA is a client."""
+def _plain_clients(values: Any) -> Any:
+    """Clients of a CSV file, of which 7.0 is 7."""
     from pyarrow import compute
 
-    if (row := compute.index(values, "NA").as_py()) >= 0:
+    return compute.replace_substring_regex(values, r"^(-?(?:0|[1-9]\d*))\.0+$", r"\1")
+
+
+def _tell_of_na(values: Any, path: PathLike, client: str, first: int = 0) -> bool:
+    """Whether there is a client NA in a CSV file, or in a piece of it from row `first` on, and a notice that it is one."""
+    from pyarrow import compute
+
+    row = compute.index(values, "NA").as_py()
+    if row >= 0:
         text = f'column {client!r}, row {first + row} holds "NA", which is taken for a client of this name'
         cure = 'If it is missing there, write missing=["NA"], which refuses the row.'
         warnings.warn(EquipoiseNotice(f"{path}: {text}. {cure}"), stacklevel=4)
-    return compute.replace_substring_regex(values, r"^(-?(?:0|[1-9]\d*))\.0+$", r"\1")
+    return bool(row >= 0)
 
 
 def _no_csv(path: PathLike, encoding: str, failure: Exception) -> InvalidData:
@@ -166,18 +166,29 @@ def _parquet_schema(path: PathLike, files: list[Path]) -> tuple[int, Any]:
         try:
             whole = pa.unify_schemas([whole, own], promote_options="permissive")
         except (pa.ArrowException, ValueError, TypeError) as failure:
-            odd = next((name for name in own.names if name in first and own.field(name).type != whole.field(name).type), "")
+            if twice := [name for name in own.names if own.names.count(name) > 1]:
+                raise InvalidData(f"{file}: two columns are called {twice[0]!r}. Rename one of them.") from failure
+            odd = next(name for name in own.names if name in first and not _fits(own.field(name), whole.field(name)))
             raise InvalidData(
                 f"{file}: column {odd!r} holds {own.field(odd).type}, but {whole.field(odd).type} in {first[odd]}. Give it one "
                 "type in all files."
-                if odd
-                else f"{file}: cannot be read with {files[0]}: {first_line(failure)}."
             ) from failure
         first |= {name: file for name in own.names if name not in first}
     for name, file in lacking.items():
         text = f"column {name!r} is there in {first[name]}, but not in {file}, whose rows count as missing"
         warnings.warn(EquipoiseNotice(f"{path}: {text}. Leave it out: kinds={{{name!r}: 'left out'}}."), stacklevel=5)
     return total, whole
+
+
+def _fits(one: Any, other: Any) -> bool:
+    """Whether there is a type that holds the values of two Arrow fields of one name."""
+    import pyarrow as pa
+
+    try:
+        pa.unify_schemas([pa.schema([one]), pa.schema([other])], promote_options="permissive")
+    except (pa.ArrowException, ValueError, TypeError):
+        return False
+    return True
 
 
 def files_of(path: PathLike, *patterns: str) -> list[Path]:
@@ -308,12 +319,13 @@ def csv_files(
             raise _no_csv(file, encoding, failure) from failure
 
     def batches(names: Sequence[str] | None) -> Iterator[Any]:
-        rows = 0
+        alone, told, rows = names is not None and list(names) == [client], False, 0
         for file in files:
             with opened(file, names) as reader:
                 for batch in reader:
-                    if names is not None and list(names) == [client]:
-                        batch = pa.record_batch([_client_texts(batch.column(0), path, client, rows)], names=[client])
+                    if alone:
+                        told = told or _tell_of_na(batch.column(0), path, client, rows)
+                        batch = pa.record_batch([_plain_clients(batch.column(0))], names=[client])
                     rows += batch.num_rows
                     yield batch
 
