@@ -97,8 +97,8 @@ def test_types_of_csv_files_come_from_all_rows(tmp_path, small_pieces):
     }
     lines = [",".join(columns), *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True))]
     (tmp_path / "t.csv").write_text("\n".join(lines))
-    opened = table_files.csv_files(tmp_path / "t.csv", delimiter=",", encoding="utf-8", missing=())
-    whole = table_files.read_csv(tmp_path / "t.csv", delimiter=",", encoding="utf-8", missing=())
+    opened = table_files.csv_files(tmp_path / "t.csv", client="who", delimiter=",", decimal=".", encoding="utf-8", missing=())
+    whole = table_files.read_csv(tmp_path / "t.csv", client="who", delimiter=",", decimal=".", encoding="utf-8", missing=())
     assert opened.read().schema.types == whole.schema.types
     assert opened.read().to_pydict() == whole.to_pydict()
     assert opened.num_rows == count

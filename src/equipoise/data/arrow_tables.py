@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
+from numbers import Real
 from typing import Any, Literal
 
 import numpy as np
@@ -28,16 +29,16 @@ _MICROSECONDS_PER_DAY = 86_400_000_000
 # ----------------------------------------------------------------------------------------------------------------------- tables
 
 
-def arrow_table(frame: Any, source: str = "table") -> Any:
+def arrow_table(frame: Any, source: str = "table", client: str | None = None) -> Any:
     """A pandas, Polars or Arrow table, or anything that offers its columns to Arrow, as a pyarrow.Table of at least one row.
 
-    `TableFiles` stay as they are.
+    `TableFiles` stay as they are. The column `client` may hold numbers beside text: 1, 1.0 and "1" are one client.
     """
     import pyarrow as pa
 
     pandas = sys.modules.get("pandas")
     if pandas is not None and isinstance(frame, pandas.DataFrame):
-        table = _from_pandas(frame, source)
+        table = _from_pandas(frame, source, client)
     elif isinstance(frame, pa.Table | TableFiles):
         table = frame
     else:
@@ -50,25 +51,44 @@ def arrow_table(frame: Any, source: str = "table") -> Any:
     return table
 
 
-def _from_pandas(frame: Any, source: str) -> Any:
+def _from_pandas(frame: Any, source: str, client: str | None) -> Any:
     """The columns of a pandas frame, one by one, so that one that cannot be read is named; the index is left out."""
     import pyarrow as pa
 
     columns = []
     for place, name in enumerate(frame.columns):
         values = frame.iloc[:, place]
+        if isinstance(values.dtype, sys.modules["pandas"].SparseDtype):
+            values = values.sparse.to_dense()
         try:
             columns.append(pa.array(values, from_pandas=True))
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as failure:
             known = [(row, each) for row, (each, there) in enumerate(zip(values, values.notna(), strict=True)) if there]
-            other = next(((row, each) for row, each in known if type(each) is not type(known[0][1])), None)
-            reason = first_line(failure)
-            if other is not None:
-                reason = f"row {other[0]} holds {other[1]!r}, but row {known[0][0]} holds {known[0][1]!r}"
+            if str(name) == client and all(isinstance(each, str | Real | Decimal) for _, each in known):
+                columns.append(pa.array(values.map(_text_of, na_action="ignore"), pa.large_string(), from_pandas=True))
+                continue
             raise InvalidData(
-                f"{prefix(source)}column {str(name)!r} cannot be read: {reason}. Give it one type, e.g. by astype(str)."
+                f"{prefix(source)}column {str(name)!r} cannot be read: {_unreadable(str(name), known, failure)}"
             ) from failure
     return pa.Table.from_arrays(columns, names=[str(name) for name in frame.columns])
+
+
+def _unreadable(name: str, known: list[tuple[int, Any]], failure: Exception) -> str:
+    """Why a column of pandas cannot be read, and the cure; `known` are rows and values that are there."""
+    row, value = next(((row, each) for row, each in known if isinstance(each, complex)), (0, None))
+    if value is not None:
+        return f"row {row} holds the complex number {value!r}. Give real and imaginary parts as two columns."
+    reason = first_line(failure)
+    if (other := next(((row, each) for row, each in known if type(each) is not type(known[0][1])), None)) is not None:
+        reason = f"row {other[0]} holds {other[1]!r}, but row {known[0][0]} holds {known[0][1]!r}"
+    elif (
+        large := next(((row, each) for row, each in known if isinstance(each, int) and abs(each) >= 2**63), None)
+    ) is not None:
+        reason = f"row {large[0]} holds {large[1]}, beyond 64 bits"
+    return (
+        f"{reason}. Give it one type: pd.to_numeric(frame[{name!r}], errors='coerce').astype(float) for numbers, "
+        "astype(str) for categories."
+    )
 
 
 def _from_other(frame: Any, source: str) -> Any:
@@ -81,6 +101,15 @@ def _from_other(frame: Any, source: str) -> Any:
             return attempt(frame)
         except Exception as failure:  # whatever a table of some library raises
             failures.append(failure)
+    if (polars := sys.modules.get("polars")) is not None and isinstance(frame, polars.DataFrame):
+        for name, of in frame.schema.items():
+            try:
+                pa.table(frame.select(name))
+            except Exception as failure:  # whatever Arrow raises for a type that it does not know
+                raise InvalidData(
+                    f"{prefix(source)}column {name!r} holds {of}, which cannot be read: {first_line(failure)}. Cast it: "
+                    f"frame.with_columns(pl.col({name!r}).cast(pl.Float64)) for numbers, cast(pl.String) for ids."
+                ) from failure
     raise InvalidParameter(
         "frame", "must be a pandas, Polars or Arrow table", type(frame).__name__,
         f"It said: {first_line(failures[0])}. A lazy table: give frame.collect(). Arrays: data.from_arrays(x, y, client).",
@@ -154,6 +183,11 @@ class TableColumn:
             f"columns, or leave it out: kinds={{{self.name!r}: 'left out'}}."
         )
 
+    @property
+    def is_text(self) -> bool:
+        """Whether the column holds text, not made a category by its owner."""
+        return self._is_text(self.values.type)
+
     @staticmethod
     def _is_text(of: Any) -> bool:
         import pyarrow.types as kinds
@@ -175,6 +209,12 @@ class TableColumn:
             found = f"row {self.row(infinite)} holds {values[infinite][0]}"
             raise InvalidData(f"{self}, {found}. Repair or drop that row, or make the value missing.")
         return values
+
+    def whole_numbers(self, rows: NDArray[np.int64]) -> int:
+        """How many different integers some rows hold, which float64 need not tell apart; 0 of a column of another type."""
+        import pyarrow.types as kinds
+
+        return len(self.values.take(rows).unique().drop_null()) if kinds.is_integer(self.values.type) else 0
 
     def days(self) -> NDArray[np.float64]:
         """Dates and times as days since 1970-01-01 (UTC), float64 (N,), NaN where they are missing; text must be ISO 8601."""
@@ -262,7 +302,7 @@ class TableColumn:
 
 
 def _text_of(value: Any) -> str:
-    whole = isinstance(value, float | Decimal) and value == value // 1
+    whole = isinstance(value, float | Decimal | np.floating) and value == value // 1
     return str(int(value)) if whole else str(value)
 
 

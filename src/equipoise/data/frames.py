@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,8 +21,8 @@ from equipoise.data.clients import ClientSet, FederatedData, offsets_of
 from equipoise.data.file_access import PathLike
 from equipoise.data.schema import Schema, TargetKind
 from equipoise.data.splits import How
-from equipoise.data.table_files import read_csv, read_parquet
-from equipoise.errors import InvalidData, InvalidParameter, require
+from equipoise.data.table_files import parquet_files, read_csv
+from equipoise.errors import InvalidData, InvalidParameter, require, unknown_name
 
 PARTS = ("train", "validation", "test")
 
@@ -66,7 +67,7 @@ def from_frame(
     >>> data.schema.target.classes
     ('no', 'yes')
     """
-    table = arrow_table(frame, name)
+    table = arrow_table(frame, name, client)
     check_names(table, name, client=client, target=target, split=split)
     owners = _owners(TableColumn(client, table.column(client), name))
     if split is None:
@@ -92,6 +93,7 @@ def csv(
     client: str,
     target: str,
     delimiter: str = ",",
+    decimal: str = ".",
     encoding: str = "utf-8",
     missing: Sequence[str] = (),
     name: str = "",
@@ -99,23 +101,36 @@ def csv(
 ) -> FederatedData:
     """Clients from a CSV file with a header, also compressed (.gz); options as in `from_frame`.
 
-    Empty cells and NA, N/A, NaN, null and the like are missing; `missing` names more spellings, such as "?". Dates are
-    written as 2026-11-16. The name of the data is that of the file, unless given.
+    Empty cells and NA, N/A, NaN, null and the like are missing; `missing` names more spellings, such as "?". Clients are text
+    as it stands: 007 and 7 are two of them, 7 and 7.0 are one, and NA is one. Numbers are written as 1005.5, or with
+    `decimal=","` as 1005,5; dates as 2026-11-16. The name of the data is that of the file, unless given.
 
     Source: your own file.
     """
-    table = read_csv(path, delimiter=delimiter, encoding=encoding, missing=missing)
+    _check_options(options, csv, {"sep": "delimiter", "na_values": "missing", "decimal_point": "decimal"})
+    table = read_csv(path, client=client, delimiter=delimiter, decimal=decimal, encoding=encoding, missing=missing)
     return from_frame(table, client=client, target=target, name=name or Path(path).stem, **options)
 
 
 def parquet(path: PathLike, *, client: str, target: str, name: str = "", **options: Any) -> FederatedData:
     """Clients from a Parquet file, or from all Parquet files of a folder; options as in `from_frame`.
 
-    Folders with names such as hospital=3 are a column. The name of the data is that of the file or folder, unless given.
+    Folders with names such as hospital=3 are a column. A column that some of the files lack is missing there, and a notice
+    says so. The name of the data is that of the file or folder, unless given.
 
     Source: your own files.
     """
-    return from_frame(read_parquet(path), client=client, target=target, name=name or Path(path).stem, **options)
+    _check_options(options, parquet, {})
+    table = parquet_files(path, client).read()
+    return from_frame(table, client=client, target=target, name=name or Path(path).stem, **options)
+
+
+def _check_options(options: Mapping[str, Any], reader: Callable[..., Any], elsewhere: Mapping[str, str]) -> None:
+    """Refuse options that neither a reader of files nor `from_frame` has; `elsewhere` are names that other libraries use."""
+    known = [name for taken in (reader, from_frame) for name in signature(taken).parameters if name not in ("frame", "options")]
+    for option, value in options.items():
+        hint = f"Write {elsewhere[option]}={value!r}." if option in elsewhere else unknown_name("option", option, set(known))
+        require(option in known, "options", f"must be those of data.{reader.__name__} and data.from_frame", option, hint)
 
 
 def _owners(column: TableColumn) -> tuple[NDArray[np.int64], tuple[str, ...]]:
@@ -127,7 +142,12 @@ def _owners(column: TableColumn) -> tuple[NDArray[np.int64], tuple[str, ...]]:
 
 def client_names(column: TableColumn) -> tuple[NDArray[np.int64], list[str]]:
     """The client of each row as numbers (N,) into a list of names; a row without a client is refused."""
+    import pyarrow.types as kinds
+
     codes, names = column.names()
+    if kinds.is_floating(column.values.type) and (odd := {"inf", "-inf"} & set(names)):
+        row = column.row(np.isin(codes, [names.index(each) for each in odd]))
+        raise InvalidData(f"{column}, the client, is infinite in row {row}. Drop that row, or name its client.")
     empty = np.array([*(not text.strip() for text in names), True])[codes]
     if empty.any():
         raise InvalidData(f"{column}, the client, is missing in row {column.row(empty)}. Drop that row, or name its client.")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,10 +19,17 @@ from torch import Tensor
 from equipoise.core.files import write_atomically
 from equipoise.data.arrow_tables import Kind, TableColumn, arrow_table, check_names, sorted_names
 from equipoise.data.file_access import PathLike
-from equipoise.errors import InvalidData, InvalidParameter, require, require_integer
+from equipoise.errors import EquipoiseNotice, InvalidData, InvalidParameter, require, require_integer
 
 FORMAT = "equipoise schema 1"
 OTHER, MISSING = 0, 1  # codes of an embedded column; its categories follow
+
+_WHICH_KIND = 'Is it a number to predict, or a class? Write target_kind="number" or target_kind="classes".'
+_SAVED_INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # how pandas names an index that it saves, or reads again
+_NUMBER = re.compile(r"[-+]?[$€£]?\s?(\d+|\d{1,3}([,.' ]\d{3})+)?([.,]?\d+)([eE][-+]?\d+)?\s?[%$€£]?")  # as people write it
+_DATE = re.compile(r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3(\d{4}|\d{2}))([ T]\d.*)?")
+
+_PLAIN = {"number": "1005.5", "date": "2026-11-16"}
 
 Becomes = Literal["scaled", "one-hot", "codes", "left out"]
 TargetKind = Literal["classes", "number"]
@@ -81,9 +91,15 @@ class ColumnRule:
         gaps = len(known) < len(values)
         if not len(known):
             return cls(column.name, kind, "left out", note="all missing among training clients")
-        constant = known.max() - known.min() <= 1e-9 * np.abs(known).max()  # up to rounding
+        spread = known.max() - known.min()
+        constant = spread <= 8 * np.finfo(np.float64).eps * np.abs(known).max()  # up to rounding
+        note = "one value among training clients"
+        if constant and (spread > 0 or column.whole_numbers(rows) > 1):
+            note = "one value up to the rounding of float64 among training clients"
+            text = f"{column} holds {note}, around {known[0]:.17g}, and tells no example from another"
+            warnings.warn(EquipoiseNotice(f"{text}. Subtract a constant from it first, or leave it out."), stacklevel=5)
         if constant and not gaps:
-            return cls(column.name, kind, "left out", note="one value among training clients")
+            return cls(column.name, kind, "left out", note=note)
         median = float(np.median(known))
         if kind == "boolean":
             return cls(column.name, kind, "scaled", median=float(median >= 0.5), indicator=gaps)
@@ -93,6 +109,8 @@ class ColumnRule:
             raise InvalidData(
                 f"{column} holds numbers as large as {np.abs(known).max():g}. Take their logarithm, or repair them."
             )
+        if deviation < 1e-140:  # whose square underflows
+            deviation = float(spread * (known / spread).std()) if spread > 0 else 0.0
         return cls(column.name, kind, "scaled", mean, 0.0 if constant else deviation, median, gaps)
 
     def columns_of(self, column: TableColumn) -> list[NDArray[np.float32]]:
@@ -121,7 +139,7 @@ class ColumnRule:
         """Name, kind, what becomes of it, and by which numbers of training."""
         if self.becomes == "left out":
             return self.name, self.kind, "left out", self.note
-        listed = _listed(self.categories)
+        listed = _listed([repr(each) if each in ("missing", "other") else each for each in self.categories])
         if self.becomes == "codes":
             return self.name, self.kind, f"codes 0 … {self.codes - 1}", f"0 other, 1 missing, {listed}"
         count = len(self.features)
@@ -158,25 +176,39 @@ class TargetRule:
         by_type = column.type_kind
         _refuse_missing(column, column.values.is_null(nan_is_null=True).to_numpy())
         whole = kinds.is_integer(column.values.type)
-        chosen = kind or ("number" if by_type == "date" or (by_type == "number" and not whole) else "classes")
+        numeric = by_type == "date" or (by_type == "number" and not whole)
+        chosen = kind or ("number" if numeric and not classes else "classes")
         if chosen == "number":
             values = _target_numbers(column)[rows]
-            spread = float(values.std())
-            return cls(column.name, "number", mean=float(values.mean()), deviation=spread if spread > 0 else 1.0)
+            if np.ptp(values) == 0:
+                raise InvalidData(f"{column}, the target, {_always(f'{values[0]:g}')}.")
+            if np.ptp(values.astype(np.float32)) == 0:
+                raise InvalidData(
+                    f"{column}, the target, holds numbers near {values[0]:g} that float32 cannot tell apart. Shift or scale it."
+                )
+            distinct = np.unique(values)
+            few = len(distinct) <= max(2, min(20, len(values) // 2)) and bool((distinct == distinct.round()).all())
+            if kind is None and by_type == "number" and few:
+                listed = _listed([f"{value:g}" for value in distinct])
+                raise InvalidData(
+                    f"{column}, the target, holds only the whole numbers {listed}, though as floating numbers. {_WHICH_KIND}"
+                )
+            return cls(column.name, "number", mean=float(values.mean()), deviation=float(values.std()))
         named = tuple(str(each) for each in (range(classes) if isinstance(classes, int) else classes))
         require(len(set(named)) == len(named), "classes", "must name each class once", classes)
         if not named:
             codes, names = column.names()
             named = sorted_names([names[code] for code in np.unique(codes[rows])])
-            if kind is None and whole and len(named) > 100:
-                raise InvalidData(
-                    f"{column} holds {len(named)} different whole numbers. Is it a number to predict, or a class? Write "
-                    'target_kind="number" or target_kind="classes".'
-                )
+            if len(named) < 2:
+                raise InvalidData(f"{column}, the target, {_always(named[0])}, or name all classes: classes=[…].")
+            if kind is None and whole and (len(named) > 100 or 10 < len(named) > len(rows) / 2):
+                raise InvalidData(f"{column} holds {len(named)} different whole numbers. {_WHICH_KIND}")
         return cls(column.name, "classes", named)
 
     def values_of(self, column: TableColumn) -> Tensor:
         """The targets (N,): classes as int64, numbers as float32."""
+        import pyarrow.types as kinds
+
         if self.kind == "number":
             return torch.from_numpy(_target_numbers(column).astype(np.float32))
         codes, names = column.names()
@@ -188,6 +220,8 @@ class TargetRule:
                 cure = (
                     f" Name all classes: classes={everything}." if len(everything) <= 20 else " Name all classes: classes=[…]."
                 )
+                if kinds.is_integer(column.values.type):
+                    cure += ' If it is a number to predict, write target_kind="number".'
                 raise InvalidData(
                     f"{column}, row {column.row(codes == code)} holds the class {name!r}, which is none of those of "
                     f"training ({_listed(self.classes)}).{cure}"
@@ -239,7 +273,7 @@ class Schema:
 
         For the other parameters see `from_frame`.
         """
-        table = arrow_table(frame, source)
+        table = arrow_table(frame, source, client)
         check_names(table, source, target=target, client=client, split=split)
         require_integer("one_hot", one_hot, 0)
         require(target_kind in (None, "classes", "number"), "target_kind", 'must be "classes" or "number"', target_kind)
@@ -254,13 +288,19 @@ class Schema:
             for name in inputs:
                 check_names(table, source, target=target, client=client, split=split, columns=name)
         asked = _checked_kinds(kinds or {}, inputs)
-        training = np.arange(table.num_rows) if rows is None else np.asarray(rows)
+        training = np.arange(table.num_rows)[... if rows is None else np.asarray(rows)]
         rules, constant = [], {}
         for name in inputs:  # one at a time: the columns of files on disk need not fit into memory together
             if asked.get(name) == "left out":
                 rules.append(ColumnRule(name, "category", "left out", note="as asked"))
                 continue
             column = TableColumn(name, table.column(name), source)
+            if columns is None and name not in asked and _SAVED_INDEX.fullmatch(name) and column.type_kind == "number":
+                text = f"{column} is taken for the index of a table that was saved with it, and left out"
+                cure = f"To use it: kinds={{{name!r}: 'number'}}. To save without it: frame.to_csv(path, index=False)."
+                warnings.warn(EquipoiseNotice(f"{text}. {cure}"), stacklevel=4)
+                rules.append(ColumnRule(name, "number", "left out", note="the index of a saved table"))
+                continue
             kind = asked.get(name) or _usual_kind(column)
             if why := column.constant():
                 constant[name] = why
@@ -374,10 +414,16 @@ def _target_numbers(column: TableColumn) -> NDArray[np.float64]:
 
 def _refuse_missing(column: TableColumn, missing: NDArray[Any]) -> None:
     if missing.any():
+        count = int(missing.sum())
+        more = f" and {count - 1} more. Drop these rows" if count > 1 else ". Drop this row"
         raise InvalidData(
-            f"{column}, the target, is missing in row {column.row(missing)} and {int(missing.sum()) - 1} more. Drop "
-            f"these rows: frame.dropna(subset=[{column.name!r}]) in pandas."
+            f"{column}, the target, is missing in row {column.row(missing)}{more}: "
+            f"frame.dropna(subset=[{column.name!r}]) in pandas."
         )
+
+
+def _always(value: str) -> str:
+    return f"is always {value!r} among training clients, so that there is nothing to learn. Name another target"
 
 
 def _checked_kinds(kinds: Any, inputs: list[str]) -> Mapping[str, Any]:
@@ -391,16 +437,52 @@ def _checked_kinds(kinds: Any, inputs: list[str]) -> Mapping[str, Any]:
 
 
 def _usual_kind(column: TableColumn) -> Kind:
-    """The kind by the column's type. Text that differs almost everywhere is refused."""
+    """The kind by the column's type. Text that differs almost everywhere is refused; a notice tells of numbers as text."""
     kind = column.type_kind
     if kind == "category":
         codes, names = column.names()
-        if len(names) > 100 and 2 * len(names) > int((codes >= 0).sum()):
+        hint = _misread_text(column, codes, names) if column.is_text else ""
+        if len(names) > 20 and 2 * len(names) > int((codes >= 0).sum()):
+            hint = hint or "Is it an identifier, or free text?"
             raise InvalidData(
-                f"{column} holds {len(names)} different texts in {len(codes)} rows. Is it an identifier, or free text? Leave "
-                f"it out: kinds={{{column.name!r}: 'left out'}}; or use it as a 'category', a 'date' or a 'number'."
+                f"{column} holds {len(names)} different texts in {len(codes)} rows. {hint}"
+                f" Leave it out: kinds={{{column.name!r}: 'left out'}}; or use it as a 'category', a 'date' or a 'number'."
             )
+        if hint:
+            text = (
+                f"{column} is read as text, of {len(names)} categories. {hint} If they are categories: kinds={{{column.name!r}:"
+            )
+            warnings.warn(EquipoiseNotice(f"{text} 'category'}}."), stacklevel=5)
     return kind or "category"
+
+
+def _misread_text(column: TableColumn, codes: NDArray[np.int64], names: list[str]) -> str:
+    """What is odd about text of which nearly all cells are numbers or dates, and the cure; empty if there are few of them."""
+    counts = np.bincount(codes[codes >= 0], minlength=len(names))
+    for what, pattern in (("date", _DATE), ("number", _NUMBER)):
+        fits = np.array([pattern.fullmatch(name.strip()) is not None for name in names])
+        share = counts[fits].sum() / counts.sum()
+        plain = np.array([_is_plain(name, what) for name in names]) & fits
+        if share < 0.9 or (plain.all() and what == "number" and len(names) <= 16):
+            continue
+        cure = f"write kinds={{{column.name!r}: {what!r}}}."
+        if plain.all():
+            return f"All are {what}s: {cure}"
+        odd = int((plain if fits.all() else fits).argmin())
+        found = f"row {column.row(codes == odd)} holds {names[odd]!r}"
+        if not fits.all():
+            return f"Nearly all are {what}s, but {found}. Repair it, or make it missing, and {cure}"
+        comma = ', or give decimal="," for a CSV file' if re.search(r",\d\d?$", names[odd]) else ""
+        return f"All look like {what}s; {found}. Write them as {_PLAIN[what]}{comma}, and {cure}"
+    return ""
+
+
+def _is_plain(text: str, what: str) -> bool:
+    """Whether text is a number or an ISO date that can be read as it is."""
+    try:
+        return bool(datetime.fromisoformat(text)) if what == "date" else bool(np.isfinite(float(text)))
+    except ValueError:
+        return False
 
 
 def _refuse_constant(found: Mapping[str, str], source: str) -> None:

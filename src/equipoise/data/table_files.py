@@ -6,6 +6,7 @@ Lines of a file are counted from 1.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any
 
 from equipoise.data.arrays import first_line
 from equipoise.data.file_access import PathLike
-from equipoise.errors import InvalidData, InvalidParameter, require
+from equipoise.errors import EquipoiseNotice, InvalidData, InvalidParameter, require
 
 CSV_NAMES = "*.csv", "*.csv.gz"
 _MOST_BYTES = 2**31 - 1  # of a block of a CSV file
@@ -24,43 +25,93 @@ _PIECE_ROWS = 1 << 16  # of Parquet files
 _COMPRESSION = 8  # guessed
 
 
-def read_csv(path: PathLike, *, delimiter: str, encoding: str, missing: Sequence[str]) -> Any:
-    """A CSV file, also compressed, as an Arrow table. Types come from all rows; empty cells and NA, NaN, null are missing."""
+def read_csv(path: PathLike, *, client: str, delimiter: str, decimal: str, encoding: str, missing: Sequence[str]) -> Any:
+    """A CSV file, also compressed, as an Arrow table. Types come from all rows; empty cells and NA, NaN, null are missing.
+
+    The column `client` is text as it stands, so that 007 and 7 are two clients; 7.0 is 7. "NA" is a client, with a notice.
+    """
     import pyarrow as pa
     from pyarrow import csv
 
     file = _existing(path)
-    options = _csv_options(delimiter, encoding, missing)
+    options = _csv_options(delimiter, decimal, encoding, missing, column_types={client: pa.string()})
     try:
-        with pa.input_stream(str(file)) as stream:
+        with _opened_csv(file, encoding) as stream:
             content = stream.read()
         options["read_options"].block_size = min(len(content) + 1, _MOST_BYTES)  # one, so that a type is that of all rows
         table = csv.read_csv(pa.BufferReader(content), **options)
         names = table.column_names
+        if names.count(client) == 1:
+            place = names.index(client)
+            found = table.column(place)
+            if found.null_count:  # what counts as missing differs there
+                convert = {"column_types": {client: pa.string()}, "include_columns": [client]}
+                alone = _csv_options(delimiter, decimal, encoding, missing, of_clients=True, **convert)
+                alone["read_options"].block_size = options["read_options"].block_size
+                found = csv.read_csv(pa.BufferReader(content), **alone).column(0)
+                _tell_of_na(found, path, client)
+            table = table.set_column(place, client, _plain_clients(found))
     except (pa.ArrowException, OSError, ValueError) as failure:
-        raise _no_csv(path, encoding, failure) from failure
+        raise failure if isinstance(failure, InvalidData) else _no_csv(path, encoding, failure) from failure
     _refuse_other_delimiter(path, names, delimiter)
     _refuse_binary(path, dict(zip(names, table.schema.types, strict=True)), encoding)
     return table
 
 
-def _csv_options(delimiter: str, encoding: str, missing: Sequence[str], **convert: Any) -> dict[str, Any]:
+def _opened_csv(file: Path, encoding: str) -> Any:
+    """The bytes of a CSV file, whether it is compressed or not; files of other kinds are refused by how they begin."""
+    import pyarrow as pa
+
+    with file.open("rb") as opened:
+        begins = opened.read(5)
+    if begins.startswith(b"PK\x03\x04"):
+        raise InvalidData(f"{file}: is a ZIP archive or an Excel file. Save it as CSV.")
+    if begins == b"PAR1\x15":
+        raise InvalidData(f"{file}: is a Parquet file. Use data.parquet.")
+    if begins[:2] in (b"\xff\xfe", b"\xfe\xff") and "16" not in encoding:
+        raise InvalidData(f'{file}: is text in UTF-16, not in {encoding}. Write encoding="utf-16".')
+    return pa.input_stream(str(file), compression="gzip" if begins.startswith(b"\x1f\x8b") else "detect")
+
+
+def _csv_options(
+    delimiter: str, decimal: str, encoding: str, missing: Sequence[str], *, of_clients: bool = False, **convert: Any
+) -> dict[str, Any]:
     """The options of Arrow's reader of CSV files; one thread, so that errors name the line."""
     from pyarrow import csv
 
     require(isinstance(delimiter, str) and len(delimiter) == 1, "delimiter", "must be one character", delimiter)
+    require(decimal in (".", ",") and decimal != delimiter, "decimal", 'must be "." or ",", and not the delimiter', decimal)
     require(not isinstance(missing, str), "missing", "must be a list of texts", missing)
     try:
         "".encode(encoding)
     except LookupError:
         raise InvalidParameter("encoding", "must be an encoding that Python knows", encoding, 'E.g. "latin-1".') from None
-    options = csv.ConvertOptions(strings_can_be_null=True, **convert)
-    options.null_values = [*options.null_values, *missing]
+    options = csv.ConvertOptions(strings_can_be_null=True, decimal_point=decimal, **convert)
+    options.null_values = [*(each for each in options.null_values if not of_clients or each != "NA"), *missing]
     return {
         "read_options": csv.ReadOptions(use_threads=False, encoding=encoding, block_size=_BLOCK_BYTES),
         "parse_options": csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
         "convert_options": options,
     }
+
+
+def _plain_clients(values: Any) -> Any:
+    """Clients of a CSV file, of which 7.0 is 7."""
+    from pyarrow import compute
+
+    return compute.replace_substring_regex(values, r"^(-?(?:0|[1-9]\d*))\.0+$", r"\1")
+
+
+def _tell_of_na(values: Any, path: PathLike, client: str, first: int = 0) -> bool:
+    """Whether there is a client NA in a CSV file, or in a piece of it from row `first` on, and a notice that it is one."""
+    from pyarrow import compute
+
+    row = compute.index(values, "NA").as_py()
+    if row >= 0:
+        text = f'column {client!r}, row {first + row} holds "NA", which is taken for a client of this name'
+        cure = 'If it is missing there, write missing=["NA"], which refuses the row.'
+        warnings.warn(EquipoiseNotice(f"{path}: {text}. {cure}"), stacklevel=4)
+    return bool(row >= 0)
 
 
 def _no_csv(path: PathLike, encoding: str, failure: Exception) -> InvalidData:
@@ -88,45 +139,73 @@ def _wrong_encoding(path: PathLike, what: str, encoding: str) -> InvalidData:
     return InvalidData(f'{path}: {what} is not text in {encoding}. Name its encoding, e.g. encoding="latin-1".')
 
 
-def read_parquet(path: PathLike) -> Any:
-    """A Parquet file, or all those in a folder, as an Arrow table; folders such as hospital=3/ are a column."""
+def _parquet_schema(path: PathLike, files: list[Path]) -> tuple[int, Any]:
+    """About how many bytes Parquet files take in memory, and the Arrow schema of them all; files that were cut are refused.
+
+    A type that holds the values of every file is found. A column that a file lacks is missing there, and a notice says so.
+    """
     import pyarrow as pa
     from pyarrow import parquet
 
-    _parquet_bytes(path)
-    try:
-        return parquet.read_table(_existing(path), page_checksum_verification=True)
-    except (pa.ArrowException, OSError, ValueError, TypeError) as failure:
-        raise InvalidData(f"{path}: cannot be read as Parquet: {first_line(failure)}.") from failure
-
-
-def _parquet_bytes(path: PathLike) -> int:
-    """About how many bytes a Parquet file, or all those in a folder, take in memory; files that were cut are refused."""
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    total = 0
-    for file in files_of(path, "*.parquet"):  # the end of a file says where its columns are, so one that was cut is found here
+    total, whole = 0, pa.schema([])
+    first: dict[str, Path] = {}  # the first file that has a column
+    lacking: dict[str, Path] = {}
+    for file in files:  # the end of a file says where its columns are, so one that was cut is found here
         try:
             found = parquet.read_metadata(file)
+            own = found.schema.to_arrow_schema().remove_metadata()
         except (pa.ArrowException, OSError) as failure:
             reason = first_line(failure)
             raise InvalidData(f"{file}: is no complete Parquet file: {reason}. Copy or write it again.") from failure
         packed = sum(found.row_group(k).total_byte_size for k in range(found.num_row_groups))
         total += max(packed, 8 * found.num_rows * found.num_columns)
-    return total
+        if own == whole:
+            continue
+        lacking = {name: file for name in whole.names if name not in own.names} | lacking
+        lacking |= {name: files[0] for name in own.names if file != files[0] and name not in first}
+        try:
+            whole = pa.unify_schemas([whole, own], promote_options="permissive")
+        except (pa.ArrowException, ValueError, TypeError) as failure:
+            if twice := [name for name in own.names if own.names.count(name) > 1]:
+                raise InvalidData(f"{file}: two columns are called {twice[0]!r}. Rename one of them.") from failure
+            odd = next(name for name in own.names if name in first and not _fits(own.field(name), whole.field(name)))
+            raise InvalidData(
+                f"{file}: column {odd!r} holds {own.field(odd).type}, but {whole.field(odd).type} in {first[odd]}. Give it one "
+                "type in all files."
+            ) from failure
+        first |= {name: file for name in own.names if name not in first}
+    for name, file in lacking.items():
+        text = f"column {name!r} is there in {first[name]}, but not in {file}, whose rows count as missing"
+        warnings.warn(EquipoiseNotice(f"{path}: {text}. Leave it out: kinds={{{name!r}: 'left out'}}."), stacklevel=5)
+    return total, whole
+
+
+def _fits(one: Any, other: Any) -> bool:
+    """Whether there is a type that holds the values of two Arrow fields of one name."""
+    import pyarrow as pa
+
+    try:
+        pa.unify_schemas([pa.schema([one]), pa.schema([other])], promote_options="permissive")
+    except (pa.ArrowException, ValueError, TypeError):
+        return False
+    return True
 
 
 def files_of(path: PathLike, *patterns: str) -> list[Path]:
     """The file of this name, or all files of a folder, in order, whose names fit."""
     whole = _existing(path)
-    files = sorted(file for pattern in patterns for file in whole.rglob(pattern)) if whole.is_dir() else [whole]
+    files = [whole]
+    if whole.is_dir():  # names that begin with "." or "_" are those of tools
+        found = (file for pattern in patterns for file in whole.rglob(pattern))
+        files = sorted(file for file in found if not any(part[0] in "._" for part in file.relative_to(whole).parts))
     if not files:
         raise InvalidData(f"{path}: the folder holds no file {patterns[0]}.")
     return files
 
 
 def _existing(path: PathLike) -> Path:
+    if isinstance(path, str) and "://" in path:
+        raise InvalidParameter("path", "must name a file of this computer", path, "Download it first.")
     try:
         found = Path(path).expanduser()
         there = found.exists()
@@ -145,6 +224,7 @@ class TableFiles:
     column_names: list[str]
     bytes: int  # about what the whole table takes in memory
     batches: Callable[[Sequence[str] | None], Iterator[Any]]  # of some columns, or of all: Arrow's record batches in order
+    apart: str | None = None  # a column that must be read alone
 
     @cached_property
     def num_rows(self) -> int:
@@ -159,25 +239,46 @@ class TableFiles:
         """Some columns, or the whole table, as a pyarrow.Table."""
         import pyarrow as pa
 
-        return pa.Table.from_batches(list(self.batches(names)))
+        found, columns = list(self.batches(names)), list(names or self.column_names)
+        if not found:
+            return pa.table({name: [] for name in columns})
+        table = pa.Table.from_batches(found)
+        if self.apart in columns and len(columns) > 1:
+            table = table.set_column(columns.index(self.apart), self.apart, self.column(self.apart))
+        return table
 
 
-def parquet_files(path: PathLike) -> TableFiles:
-    """A Parquet file, or all those in a folder; folders such as hospital=3/ are a column."""
+def parquet_files(path: PathLike, client: str) -> TableFiles:
+    """A Parquet file, or all those in a folder; folders such as hospital=3/ are a column, as text if it is `client`."""
     import pyarrow as pa
     from pyarrow import dataset
 
     def refuse(failure: Exception) -> InvalidData:
         return InvalidData(f"{path}: cannot be read as Parquet: {first_line(failure)}.")
 
-    size = _parquet_bytes(path)
+    files = files_of(path, "*.parquet")
+    size, schema = _parquet_schema(path, files)
     # Without buffers of whole files, which need not fit into memory.
     checked = dataset.ParquetFragmentScanOptions(page_checksum_verification=True, pre_buffer=False, use_buffered_stream=True)
-    folders = dataset.HivePartitioning.discover(infer_dictionary=True)
+    top = _existing(path)
+    options = {
+        "format": dataset.ParquetFileFormat(default_fragment_scan_options=checked),
+        "partition_base_dir": str(top if top.is_dir() else top.parent),
+    }
+
+    def discover(folders: Any = None) -> Any:
+        by_name = dataset.HivePartitioning.discover(infer_dictionary=True, schema=folders)
+        return dataset.dataset([str(file) for file in files], partitioning=by_name, **options)
+
     try:
-        opened = dataset.dataset(
-            str(_existing(path)), format=dataset.ParquetFileFormat(default_fragment_scan_options=checked), partitioning=folders
-        )
+        opened = discover()
+        by_folder = [field for field in opened.schema if field.name not in schema.names]
+        if client in (field.name for field in by_folder):
+            text = pa.dictionary(pa.int32(), pa.string())
+            by_folder = [field.with_type(text) if field.name == client else field for field in by_folder]
+            opened = discover(pa.schema(by_folder))
+        whole = pa.schema([*schema, *by_folder])
+        opened = dataset.dataset([str(file) for file in files], whole, partitioning=opened.partitioning, **options)
     except (pa.ArrowException, OSError, ValueError, TypeError) as failure:
         raise refuse(failure) from failure
 
@@ -193,42 +294,57 @@ def parquet_files(path: PathLike) -> TableFiles:
     return TableFiles(path, list(opened.schema.names), size, batches)
 
 
-def csv_files(path: PathLike, *, delimiter: str, encoding: str, missing: Sequence[str]) -> TableFiles:
-    """A CSV file, or all those in a folder. Types come from all rows: they are read once, and again from a row that differs."""
+def csv_files(
+    path: PathLike, *, client: str, delimiter: str, decimal: str, encoding: str, missing: Sequence[str]
+) -> TableFiles:
+    """A CSV file, or all those in a folder. Types come from all rows: they are read once, and again from a row that differs.
+
+    The column `client` is read as by `read_csv` where it is read alone.
+    """
     import pyarrow as pa
     from pyarrow import csv
 
     files = files_of(path, *CSV_NAMES)
-    types: dict[str, Any] = {}
+    types: dict[str, Any] = {client: pa.string()}
 
     @contextmanager
     def opened(file: Path, names: Sequence[str] | None = None) -> Iterator[Any]:
-        convert = {"column_types": types, **({"include_columns": list(names)} if names is not None else {})}
-        options = _csv_options(delimiter, encoding, missing, **convert)
+        convert: dict[str, Any] = {"column_types": types, **({"include_columns": list(names)} if names is not None else {})}
+        options = _csv_options(
+            delimiter, decimal, encoding, missing, of_clients=names is not None and list(names) == [client], **convert
+        )
         try:
-            with csv.open_csv(file, **options) as reader:
+            with _opened_csv(file, encoding) as stream, csv.open_csv(stream, **options) as reader:
                 yield reader
         except (pa.ArrowException, OSError, UnicodeError) as failure:
             raise _no_csv(file, encoding, failure) from failure
 
     def batches(names: Sequence[str] | None) -> Iterator[Any]:
+        alone, told, rows = names is not None and list(names) == [client], False, 0
         for file in files:
             with opened(file, names) as reader:
-                yield from reader
+                for batch in reader:
+                    if alone:
+                        told = told or _tell_of_na(batch.column(0), path, client, rows)
+                        batch = pa.record_batch([_plain_clients(batch.column(0))], names=[client])
+                    rows += batch.num_rows
+                    yield batch
 
     with opened(files[0]) as reader:
-        types |= {field.name: field.type for field in reader.schema}
+        found = reader.schema
+    types.clear()
+    types |= {field.name: field.type for field in found}
     names = list(types)
     _refuse_other_delimiter(files[0], names, delimiter)
     _refuse_binary(files[0], types, encoding)
     for file in files[1:]:
         with opened(file) as reader:
-            found = reader.schema.names
-        if found != names:
+            others = reader.schema.names
+        if others != names:
             raise InvalidData(f"{file}: its columns are not those of {files[0]}. Give all files one header.")
     _find_types(types, lambda: batches(None))
     size = sum(file.stat().st_size * (_COMPRESSION if file.suffix == ".gz" else 1) for file in files)
-    return TableFiles(path, names, size, batches)
+    return TableFiles(path, names, size, batches, client)
 
 
 def _find_types(types: dict[str, Any], batches: Callable[[], Iterator[Any]]) -> None:

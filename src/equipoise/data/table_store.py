@@ -49,6 +49,7 @@ def write_table_store(
     target_kind: TargetKind | None = None,
     classes: int | Sequence[str] = 0,
     delimiter: str = ",",
+    decimal: str = ".",
     encoding: str = "utf-8",
     missing: Sequence[str] = (),
     memory: float = 1e9,
@@ -63,11 +64,17 @@ def write_table_store(
     """
     called = name or Path(source).name.partition(".")[0]
     parquet = Path(source).suffix == ".parquet" or (Path(source).is_dir() and any(Path(source).rglob("*.parquet")))
-    spelling: dict[str, Any] = {"delimiter": delimiter, "encoding": encoding, "missing": missing}
+    spelling: dict[str, Any] = {
+        "client": client,
+        "delimiter": delimiter,
+        "decimal": decimal,
+        "encoding": encoding,
+        "missing": missing,
+    }
     if not parquet and Path(source).is_file() and Path(source).stat().st_size <= memory:
         table = read_csv(source, **spelling)  # at once, in one block
     else:
-        files = parquet_files(source) if parquet else csv_files(source, **spelling)
+        files = parquet_files(source, client) if parquet else csv_files(source, **spelling)
         table = files.read() if files.bytes <= memory else files
     fitting: dict[str, Any] = {"columns": columns, "kinds": kinds, "target_kind": target_kind}
     if not isinstance(table, TableFiles):

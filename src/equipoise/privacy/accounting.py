@@ -198,6 +198,7 @@ class Spent:
     participations: int
     seeded: bool = False  # the noise can be drawn again by whoever knows the seed
     discrete: bool = False  # some of the noise is discrete, and recorded as the Gaussian of equal zCDP
+    table: bool = False  # the data are a table, whose schema ε does not cover
 
     def __str__(self) -> str:
         rounds = f"{self.rounds} round{'s' * (self.rounds != 1)}"
@@ -206,6 +207,7 @@ class Spent:
             f"for one who knows the cohorts ε = {self.epsilon_server:.4g} (in at most {self.participations} of the rounds). "
             "Runs made to choose settings are not counted."
             + (" Discrete noise counts as the Gaussian of equal zCDP: within 0.3 %, but not a bound." * self.discrete)
+            + (" Means, categories and other statistics in the table's schema are not covered by ε." * self.table)
             + (" The noise was seeded, so ε is nominal: what it would be with noise that nobody can draw again." * self.seeded)
         )
 

@@ -99,14 +99,14 @@ class Setting:
 
     def result(self, state: ServerState, clients: ClientTable, history: History, seconds: float) -> Result:
         """The result of a run that ended in `state`."""
-        params = self.reported(state)
+        params, spent = self.reported(state), self.protection.spent(state.privacy, state.round)
         return Result(
             name=self.name, algorithm=self.algorithm, seed=self.seed, model=self.model_at(params), params=params,
             clients=clients, history=history, seconds=seconds, data=self.data.name, rounds=state.round,
             clients_per_round=self.clients_per_round, error_is_loss=self.task.error_is_loss,
             personal=None if self.personal is None else PersonalModels(self, self.personal, state, params),
-            epsilon=self.protection.spent(state.privacy, state.round), sampled=sample_sizes(self.data, self.sample),
-            schema=self.data.schema,
+            epsilon=None if spent is None else replace(spent, table=self.data.schema is not None),
+            sampled=sample_sizes(self.data, self.sample), schema=self.data.schema,
         )  # fmt: skip
 
 

@@ -1,0 +1,337 @@
+"""Tables as people have them: what is refused, what is done with a notice, and what simply works."""
+
+import gzip
+import warnings
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import equipoise as eq
+from equipoise.errors import EquipoiseNotice, InvalidData, InvalidParameter
+from equipoise.experiment.folder import read_record
+
+COUNT = 60
+ROW = np.arange(COUNT)
+FRAME = pd.DataFrame(
+    {"c": [f"k{row % 6}" for row in ROW], "a": np.sin(ROW), "b": np.cos(ROW), "y": [(row // 2) % 2 for row in ROW]}
+)
+BOTH = {"client": "c", "target": "y"}
+
+
+def load(frame=FRAME, **options):
+    return eq.data.from_frame(frame, **{**BOTH, "test": 0.0, **options})
+
+
+def kind_of(data, name="a"):
+    return next((rule.kind, rule.becomes) for rule in data.schema.columns if rule.name == name)
+
+
+def as_csv(tmp_path, frame, **options):
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    return eq.data.csv(tmp_path / "t.csv", **{**BOTH, "test": 0.0, **options})
+
+
+def folder_of(tmp_path, **frames):
+    (tmp_path / "parts").mkdir()
+    for name, frame in frames.items():
+        frame.to_parquet(tmp_path / "parts" / f"{name}.parquet", index=False)
+    return tmp_path / "parts"
+
+
+# --------------------------------------------------------------------------------------------------------------------- clients
+
+IDS = ["007", "7", "7.0", "01", "1", "12345678901234567890", "12345678901234567891", "a", "b", "1.5"]
+DISTINCT = ("007", "01", "1", "1.5", "12345678901234567890", "12345678901234567891", "7", "a", "b")
+
+
+def test_clients_of_a_csv_file_are_text_as_it_stands(tmp_path):
+    frame = FRAME.assign(c=[IDS[row // 6] for row in ROW])
+    assert as_csv(tmp_path, frame).train.ids == DISTINCT
+    numbers = frame.assign(c=[float(row // 6) for row in ROW])  # written as 0.0, 1.0, …
+    assert as_csv(tmp_path, numbers).train.ids == tuple(map(str, range(10)))
+    frame[18:].sort_values("c", kind="stable").to_csv(tmp_path / "sorted.csv", index=False)  # without 7.0, in pieces
+    for memory in (0, 1e9):
+        store = eq.data.write_table_store(tmp_path / "sorted.csv", tmp_path / f"s{memory}", **BOTH, memory=memory, test=0.0)
+        assert set(eq.data.open_store(store).train.ids) == set(DISTINCT) - {"007", "7"}
+
+
+def test_clients_of_folders_are_text(tmp_path):
+    frame = FRAME.assign(c=[("01", "1", "2")[row % 3] for row in ROW], year=2020 + ROW % 2)
+    frame.to_parquet(tmp_path / "parts", partition_cols=["c", "year"])
+    data = eq.data.parquet(tmp_path / "parts", **BOTH, test=0.0)
+    assert data.train.ids == ("01", "1", "2")
+    assert kind_of(data, "year") == ("category", "one-hot")  # as before
+
+
+def test_a_client_called_na(tmp_path):
+    frame = FRAME.assign(c=[("DE", "NA", "ZA")[row // 20] for row in ROW])
+    with pytest.warns(EquipoiseNotice, match=r"column 'c', row 20 holds \"NA\", which is taken for a client"):
+        assert as_csv(tmp_path, frame).train.ids == ("DE", "NA", "ZA")
+    with pytest.raises(InvalidData, match="the client, is missing in row 20"):
+        as_csv(tmp_path, frame, missing=["NA"])
+    with pytest.raises(InvalidData, match="the client, is missing in row 40"):
+        as_csv(tmp_path, frame.replace("ZA", "nan").replace("NA", "N"))
+    (tmp_path / "files").mkdir()
+    for part, rows in (("a", frame[:30]), ("b", frame[30:])):
+        rows.to_csv(tmp_path / "files" / f"{part}.csv", index=False)
+    for memory in (0, 1e9):
+        with pytest.warns(EquipoiseNotice, match="taken for a client"):
+            store = eq.data.write_table_store(tmp_path / "files", tmp_path / f"s{memory}", **BOTH, memory=memory, test=0.0)
+        assert sorted(eq.data.open_store(store).train.ids) == ["DE", "NA", "ZA"]
+
+
+def test_numbers_and_text_in_one_column_of_clients():
+    mixed = pd.Series([1, 1.0, "1", 2, "z", 2.5] * 10, dtype=object)
+    assert load(FRAME.assign(c=mixed)).train.ids == ("1", "2", "2.5", "z")
+    with pytest.raises(InvalidData, match="the client, is missing in row 1"):
+        load(FRAME.assign(c=pd.Series([1, None, "1"] * 20, dtype=object)))
+    with pytest.raises(InvalidData, match="column 'c' cannot be read"):
+        load(FRAME.assign(c=pd.Series([1, "1", b"1"] * 20, dtype=object)))
+    with pytest.raises(InvalidData, match="'c', the client, is infinite in row 3"):
+        load(FRAME.assign(c=np.where(ROW == 3, np.inf, 1.0)))
+
+
+# --------------------------------------------------------------------------------------------------------------- Parquet files
+
+
+def test_a_column_that_some_parquet_files_lack(tmp_path):
+    path = folder_of(tmp_path, a=FRAME[:30].assign(v=ROW[:30]), b=FRAME[30:].assign(w=ROW[30:]))
+    with pytest.warns(EquipoiseNotice) as told:
+        data = eq.data.parquet(path, **BOTH, test=0.0)
+    assert kind_of(data, "v") == kind_of(data, "w") == ("number", "scaled")
+    texts = " ".join(str(each.message) for each in told)
+    assert f"column 'v' is there in {path}/a.parquet, but not in {path}/b.parquet, whose rows count as missing" in texts
+    assert f"column 'w' is there in {path}/b.parquet, but not in {path}/a.parquet, whose rows count as missing" in texts
+
+
+def test_parquet_files_with_types_that_fit_together(tmp_path):
+    first = FRAME[:30].assign(empty=None, number=ROW[:30])
+    path = folder_of(tmp_path, a=first, b=FRAME[30:].assign(empty=ROW[30:], number=ROW[30:] + 0.5))
+    (path / "README.txt").write_text("daily files")
+    (path / "._a.parquet").write_text("of macOS")
+    data = eq.data.parquet(path, **BOTH, test=0.0)
+    whole = FRAME.assign(empty=[None] * 30 + list(range(30, 60)), number=ROW + np.where(ROW < 30, 0, 0.5))
+    assert data.schema == load(whole).schema
+    store = eq.data.write_table_store(path, tmp_path / "store", **BOTH, test=0.0)
+    assert eq.data.open_store(store).schema == data.schema
+    FRAME[30:].assign(empty="x", a=1, number=1).to_parquet(path / "c.parquet")  # of a, integers do no harm
+    with pytest.raises(InvalidData, match=r"c.parquet: column 'empty' holds .*string, but int64 in .*a.parquet. Give it one"):
+        eq.data.parquet(path, **BOTH)
+
+
+def test_two_columns_of_one_name_in_a_parquet_file(tmp_path):
+    twice = pa.Table.from_arrays([pa.array([1, 2])] * 3, names=["c", "a", "a"])
+    pq.write_table(twice, tmp_path / "t.parquet")
+    with pytest.raises(InvalidData, match=r"two columns are called 'a'. Rename one of them"):
+        eq.data.parquet(tmp_path / "t.parquet", **BOTH)
+
+
+# --------------------------------------------------------------------------------------------------------------------- targets
+
+
+def test_whole_floating_targets_are_asked_about():
+    """Dropping a missing class leaves floating numbers."""
+    gap = FRAME.assign(y=FRAME["y"].where(ROW != 7))
+    with pytest.raises(InvalidData, match=r"missing in row 7\. Drop this row"):
+        load(gap)
+    left = gap.dropna(subset=["y"])
+    with pytest.raises(InvalidData, match=r'whole numbers 0, 1, though as floating .* target_kind="number" or target_kind="cl'):
+        load(left)
+    assert load(left, target_kind="classes").schema.target.classes == ("0", "1")
+    assert load(left, classes=2).classes == 2
+    assert load(left, target_kind="number").classes == 0
+    assert load(FRAME.assign(y=ROW * 1.0)).classes == 0  # many
+
+
+@pytest.mark.parametrize("y", [1, "yes", 1.5, True])
+def test_constant_targets_are_refused(y):
+    with pytest.raises(InvalidData, match=r"'y', the target, is always .* among training clients, so that there is nothing to"):
+        load(FRAME.assign(y=y))
+
+
+def test_targets_that_float32_cannot_tell_apart_are_refused():
+    with pytest.raises(InvalidData, match=r"holds numbers near 0 that float32 cannot tell apart. Shift or scale it"):
+        load(FRAME.assign(y=ROW * 1e-170))
+
+
+def test_a_constant_class_is_allowed_where_classes_are_named():
+    assert load(FRAME.assign(y=1), classes=["0", "1"]).classes == 2
+
+
+def test_prices_are_told_of_target_kind():
+    with pytest.raises(InvalidData, match=r'holds 43 different whole numbers\. .*target_kind="number"'):
+        load(FRAME.assign(y=1000 + ROW % 43))
+    part = ["train"] * 30 + ["test"] * 30
+    frame = FRAME.assign(p=part, y=np.where(ROW < 30, ROW % 9, 10), c=ROW // 10)
+    with pytest.raises(InvalidData, match=r'the class \'10\', which .* to predict, write target_kind="number"'):
+        load(frame, split="p", test=0.2)
+
+
+# ---------------------------------------------------------------------------------------------------------------------- inputs
+
+
+@pytest.mark.parametrize("values", [1e6 + 1e-5 * ROW, ROW * 1e-170, ROW * 1e-300])
+def test_small_differences_are_scaled(values):
+    data = load(FRAME.assign(a=values))
+    assert kind_of(data) == ("number", "scaled")
+    scaled = data.train.x[:, 0].double()
+    assert float(scaled.mean()) == pytest.approx(0, abs=1e-4)
+    assert float(scaled.std(correction=0)) == pytest.approx(1, abs=1e-4)
+
+
+@pytest.mark.parametrize("values", [2**60 + ROW, np.where(ROW % 2, 0.3, 0.1 * 3)])
+def test_differences_beyond_float64_are_named(values):
+    with pytest.warns(EquipoiseNotice, match="column 'a' holds one value up to the rounding of float64 .* Subtract a constant"):
+        data = load(FRAME.assign(a=values))
+    assert data.schema.columns[0].note == "one value up to the rounding of float64 among training clients"
+
+
+MISREAD = [
+    (
+        [f"1,{row % 12:03d}" for row in ROW],
+        r"All look like numbers; row 0 holds '1,000'\. Write them as 1005.5, and write kinds",
+    ),
+    ([f"{row % 9}%" for row in ROW], "All look like numbers; row 0 holds '0%'"),
+    ([f"{row % 7},5" for row in ROW], "row 0 holds '0,5'. Write them as 1005.5, or give decimal=\",\" for a CSV file"),
+    ([f"{row % 12 + 1:02d}/03/2020" for row in ROW], "All look like dates; row 0 holds '01/03/2020'. Write them as 2026-11-16"),
+    ([f"2020-01-{row % 9 + 1:02d}" for row in ROW], "All are dates: write kinds={'a': 'date'}"),
+    (
+        [f"0{row % 20}" for row in ROW],
+        "All are numbers: write kinds={'a': 'number'}. If they are categories: kinds={'a': 'categ",
+    ),
+    (["oops" if row == 41 else str(row % 13) for row in ROW], "Nearly all are numbers, but row 41 holds 'oops'. Repair it"),
+]
+
+
+@pytest.mark.parametrize(("cells", "words"), MISREAD)
+def test_numbers_and_dates_as_text_get_a_notice(cells, words):
+    with pytest.warns(EquipoiseNotice, match=words.replace("{", r"\{")):
+        assert kind_of(load(FRAME.assign(a=cells)))[0] == "category"
+    assert kind_of(load(FRAME.assign(a=cells), kinds={"a": "category"}))[0] == "category"  # said, and quiet
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [[str(row % 5) for row in ROW], [f"10.0.0.{row % 9}" for row in ROW], ["a1", "2b", "3"] * 20, ["1.2.3", "1.2.4"] * 30],
+)
+def test_other_text_is_quiet(cells):
+    assert kind_of(load(FRAME.assign(a=cells))) == ("category", "one-hot")
+    assert kind_of(load(FRAME.assign(a=pd.Categorical([f"{row % 9}%" for row in ROW])))) == ("category", "one-hot")
+
+
+def test_identifiers_of_a_small_table_are_refused():
+    with pytest.raises(InvalidData, match=r"'a' holds 60 different texts in 60 rows. Is it an identifier"):
+        load(FRAME.assign(a=[f"person {row}" for row in ROW]))
+    with pytest.raises(InvalidData, match=r"60 different texts in 60 rows. All look like numbers; row 0 holds '1,000'"):
+        load(FRAME.assign(a=[f"1,{row:03d}" for row in ROW]))
+
+
+def test_decimal_commas(tmp_path):
+    FRAME.to_csv(tmp_path / "t.csv", index=False, sep=";", decimal=",")
+    data = eq.data.csv(tmp_path / "t.csv", **BOTH, delimiter=";", decimal=",", test=0.0)
+    assert data.fingerprint == load().fingerprint
+    with pytest.raises(InvalidParameter, match=r'decimal must be "." or ",", and not the delimiter'):
+        eq.data.csv(tmp_path / "t.csv", **BOTH, decimal=",")
+
+
+def test_the_index_that_pandas_saves_is_left_out(tmp_path):
+    FRAME.to_csv(tmp_path / "t.csv")
+    with pytest.warns(
+        EquipoiseNotice, match="column '' is taken for the index of a table that was saved with it, and left out"
+    ):
+        data = eq.data.csv(tmp_path / "t.csv", **BOTH, test=0.0)
+    assert data.schema.feature_names == ("a", "b")
+    asked = eq.data.csv(tmp_path / "t.csv", **BOTH, test=0.0, kinds={"": "number"})
+    assert asked.schema.feature_names == ("", "a", "b")
+    FRAME.sample(frac=1, random_state=0).to_parquet(tmp_path / "t.parquet")  # its index is a column
+    again = pd.read_csv(tmp_path / "t.csv")  # as "Unnamed: 0"
+    for make in (lambda: eq.data.parquet(tmp_path / "t.parquet", **BOTH), lambda: load(again)):
+        with pytest.warns(EquipoiseNotice, match="taken for the index"):
+            assert make().schema.feature_names == ("a", "b")
+
+
+def test_columns_of_unusual_types():
+    sparse = FRAME.assign(a=pd.arrays.SparseArray(FRAME["a"]))
+    assert load(sparse).fingerprint == load().fingerprint
+    for values, words in (
+        (FRAME["a"] + 1j, r"row 0 holds the complex number .*Give real and imaginary parts as two columns"),
+        (
+            pd.Series([2**70 + int(row) for row in ROW], dtype=object),
+            r"row 0 holds 1180591620717411303424, beyond 64 bits\. .*ast",
+        ),
+        (
+            pd.Series([1, "x"] * 30, dtype=object),
+            r"row 1 holds 'x', but row 0 holds 1\. .*to_numeric.* for numbers, astype\(str\) f",
+        ),
+    ):
+        with pytest.raises(InvalidData, match=f"column 'a' cannot be read: {words}"):
+            load(FRAME.assign(a=values))
+    wide = pl.from_pandas(FRAME).with_columns(pl.col("y").cast(pl.Int128).alias("wide"))
+    with pytest.raises(InvalidData, match=r"column 'wide' holds Int128, which cannot be read: .* Cast it"):
+        load(wide)
+
+
+def test_a_category_called_missing_is_quoted():
+    schema = load(FRAME.assign(a=["missing", "x", None] * 20)).schema
+    assert "'missing', x, missing" in schema.describe()
+
+
+# ----------------------------------------------------------------------------------------------------------------------- files
+
+
+def test_files_of_other_kinds(tmp_path):
+    text = FRAME.to_csv(index=False)
+    path = tmp_path / "t.csv"
+
+    def read(content, **options):
+        path.write_bytes(content)
+        return eq.data.csv(path, **BOTH, test=0.0, **options)
+
+    assert read(text.replace("a,b", "PK,PAR1", 1).encode()).schema.feature_names == ("PK", "PAR1")
+    assert read(gzip.compress(text.encode())).fingerprint == load().fingerprint
+    assert read(text.encode("utf-16"), encoding="utf-16").fingerprint == load().fingerprint
+    for content, words in (
+        (text.encode("utf-16"), 'is text in UTF-16, not in utf-8. Write encoding="utf-16"'),
+        (b"PK\x03\x04...", "is a ZIP archive or an Excel file. Save it as CSV"),
+        (b"PAR1\x15...", "is a Parquet file. Use data.parquet"),
+    ):
+        with pytest.raises(InvalidData, match=words):
+            read(content)
+        with pytest.raises(InvalidData, match=words):
+            eq.data.write_table_store(path, tmp_path / "store", **BOTH, memory=0)
+    for make in (eq.data.csv, eq.data.parquet):
+        with pytest.raises(InvalidParameter, match=r"of this computer, but is 'https://x/y.csv'. Download it first"):
+            make("https://x/y.csv", **BOTH)
+
+
+def test_unknown_options_are_named(tmp_path):
+    with pytest.raises(InvalidParameter, match=r"options must be those of data.csv and .* 'sep'. Write delimiter=';'"):
+        as_csv(tmp_path, FRAME, sep=";")
+    with pytest.raises(InvalidParameter, match="Did you mean 'test'"):
+        eq.data.parquet(tmp_path / "t.parquet", **BOTH, tset=0.3)
+
+
+# --------------------------------------------------------------------------------------------------------------------- privacy
+
+
+def test_epsilon_says_that_the_schema_is_not_covered(tmp_path):
+    data = load()
+    private = eq.privacy.DifferentialPrivacy(None, 1e-3, 1.0, noise_multiplier=1.0, method="rdp")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EquipoiseNotice)
+        result = eq.train(
+            eq.models.Tabular(data.schema, hidden=()),
+            data,
+            algorithm=eq.Algorithm(privacy=private),
+            rounds=2,
+            clients_per_round=3,
+        )
+    words = "statistics in the table&#x27;s schema are not covered by ε"
+    assert words.replace("&#x27;", "'") in str(result.epsilon)
+    assert words in result.report(tmp_path / "report.html").read_text(encoding="utf-8")
+    result.save(tmp_path / "run")
+    assert str(read_record(tmp_path / "run").epsilon) == str(result.epsilon)
