@@ -244,10 +244,11 @@ class _StoreWriter:
                 shown = _shown_kind if key in ("x", "y") else str
                 mine, other = shown(self.header[key]), shown(header[key])
                 if append:
-                    raise InvalidParameter(
-                        "clients", f"must be of the kind of those in {self.folder}, whose {key} is {mine}", other,
-                        f"Convert them, or write them to another folder. The {key} of all clients of a store is of one kind.",
-                    )  # fmt: skip
+                    fix = "Convert them, or write them to another folder."
+                    if key == "schema":
+                        mine, other, fix = f"in {SCHEMA}", "another one", f'Give schema="{self.folder / SCHEMA}".'
+                    rule = f"must be of the kind of those in the store {self.folder}: its {key} is {mine}"
+                    raise InvalidParameter("clients", rule, other, fix)
                 raise self._other(f"its {key} is {mine}, that of these clients {other}")
 
     def _other(self, difference: str) -> InvalidParameter:
