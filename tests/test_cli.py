@@ -60,6 +60,13 @@ def test_version_and_help():
         assert command in help_text
 
 
+def test_the_package_can_be_run_as_a_module():
+    done = subprocess.run([sys.executable, "-m", "equipoise", "--version"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"equipoise {equipoise.__version__}\n")
+    wrong = subprocess.run([sys.executable, "-m", "equipoise", "nonsense"], capture_output=True, text=True)
+    assert wrong.returncode == 2
+
+
 def test_a_run_from_the_example(tmp_path):
     result = call("run", TAIL, *SMALL, "--set", "train.seed=3", "--out", "runs/tail-3")
     assert result.exit_code == 0, result.output

@@ -127,3 +127,97 @@ def test_what_does_not_fit_is_named(call, error, words):
     with pytest.raises(error) as caught:
         call(datasets.Dataset.from_dict(COLUMNS))
     assert words in str(caught.value)
+
+
+def split_rows(sites):
+    columns = {"site": sites, "a": [float(k) for k in range(len(sites))], "y": [k % 2 for k in range(len(sites))]}
+    return datasets.Dataset.from_dict(columns)
+
+
+def test_a_dict_of_splits_keeps_them_and_uses_the_client_column():
+    both = datasets.DatasetDict({"train": split_rows(["p", "p", "q", "q"]), "test": split_rows(["r", "r"])})
+    data = eq.data.from_hugging_face(both, client="site", x="a", y="y")
+    assert (data.train.ids, data.validation, data.test.ids) == (("p", "q"), None, ("r",))
+    assert data.train.client("q")[0].tolist() == [2.0, 3.0]
+    one = datasets.DatasetDict({"train": both["train"]})
+    assert eq.data.from_hugging_face(one, client="site", x="a", y="y", test=0.5).train.ids in (("p",), ("q",))
+    with pytest.raises(InvalidParameter, match=r"client must name the column.*since 'train', 'test' are splits and no clients"):
+        eq.data.from_hugging_face(both, x="a", y="y")
+    with pytest.raises(InvalidParameter, match="test must be left away: the dataset has its own splits"):
+        eq.data.from_hugging_face(both, client="site", x="a", y="y", test=0.5)
+    with pytest.raises(InvalidParameter, match=r"client must be left away with Datasets by client id.*The dict has 'p', 'q'"):
+        eq.data.from_hugging_face({"p": both["train"], "q": both["test"]}, client="site", x="a", y="y")
+    with pytest.raises(InvalidParameter, match='must have the split "train"'):
+        eq.data.from_hugging_face({"validation": both["train"], "test": both["test"]}, client="site", x="a", y="y")
+    strange = both["test"].map(lambda row: {"y": row["y"] + 1})
+    with pytest.raises(InvalidData, match="test has the class 2, which no training client has"):
+        eq.data.from_hugging_face({"train": both["train"], "test": strange}, client="site", x="a", y="y")
+
+
+def test_class_labels_say_how_many_classes_there_are():
+    labels = datasets.ClassLabel(names=["a", "b", "c"])
+    rows = split_rows(["p", "p", "q", "q"]).cast_column("y", labels)
+    assert eq.data.from_hugging_face(rows, client="site", x="a", y="y", test=0.0).classes == 3
+    assert eq.data.from_hugging_face(rows, client="site", x="a", y="y", test=0.0, classes=5).classes == 5
+    parts = {"p": rows, "q": rows}
+    assert eq.data.from_hugging_face(parts, x="a", y="y", test=0.0).classes == 3
+    only = {"p": rows.select([0, 2]), "q": rows.select([1, 3])}
+    with pytest.raises(InvalidData, match=r"which no training client has.*classes=3"):
+        eq.data.from_hugging_face(only, x="a", y="y", test=0.5)
+
+
+def test_random_transforms_of_datasets_are_not_frozen():
+    rows = split_rows(["p", "p", "q", "q"])
+    noisy_rows = rows.with_transform(lambda batch: batch | {"a": [torch.randn(2) for _ in next(iter(batch.values()))]})
+    with pytest.raises(InvalidData, match=r"column 'a', row 0 differs whenever it is read.*reset_format"):
+        eq.data.from_hugging_face({"p": noisy_rows, "q": noisy_rows}, x="a", y="y")
+    fixed = rows.with_transform(lambda batch: {key: [float(v == v) for v in values] for key, values in batch.items()})
+    assert len(eq.data.from_hugging_face({"p": fixed, "q": fixed}, x="a", y="a", test=0.0).train) == 2
+    assert len(eq.data.from_hugging_face(rows.with_format("torch"), client="site", x="a", y="y", test=0.0).train) == 2
+
+
+def images(*pictures):
+    features = datasets.Features({"image": datasets.Image(), "y": datasets.Value("int64")})
+    return datasets.Dataset.from_dict({"image": list(pictures), "y": [0] * len(pictures)}, features=features)
+
+
+def test_images_of_palettes_and_of_several_kinds():
+    pillow = pytest.importorskip("PIL.Image")
+    red = pillow.new("RGB", (2, 2), (255, 0, 0))
+    data = eq.data.from_hugging_face({"p": images(red.convert("P")), "q": images(red)}, x="image", y="y", test=0.0)
+    assert data.train.client("p")[0][0, :, 0, 0].tolist() == data.train.client("q")[0][0, :, 0, 0].tolist() == [255, 0, 0]
+    for other, kind in ((pillow.new("RGB", (3, 2)), "RGB of 3 × 2"), (red.convert("L"), "L of 2 × 2")):
+        with pytest.raises(InvalidData, match=rf"client 'p': column 'image', row 1 is an image {kind}, row 0 is RGB of 2 × 2"):
+            eq.data.from_hugging_face({"p": images(red, other)}, x="image", y="y")
+
+
+def test_missing_values_of_datasets_are_named():
+    rows = datasets.Dataset.from_dict({"a": [[1.0], None, [2.0]], "b": [[1, 2], [3, None], [4]], "y": [0, 1, 0]})
+    with pytest.raises(InvalidData, match="client 'p': column 'a', row 1 is missing"):
+        eq.data.from_hugging_face({"p": rows}, x="a", y="y")
+    with pytest.raises(InvalidData, match=r"column 'b' cannot be packed: sequence 1 of Ragged must hold numbers"):
+        eq.data.from_hugging_face({"p": rows}, x="b", y="y")
+
+
+def test_partitions_keep_natural_ids_and_need_their_data():
+    partitioners = pytest.importorskip("flwr_datasets.partitioner")
+    natural = partitioners.NaturalIdPartitioner(partition_by="site")
+    natural.dataset = datasets.Dataset.from_dict(COLUMNS)
+    data = eq.data.from_partitions(natural, x="length", y="label", test=0.0)
+    assert sorted(data.train.ids) == ["a", "b", "c"]
+    assert data.train.client("b")[0].tolist() == [2.0, 3.0]
+    with pytest.raises(InvalidData, match=r"partitions cannot be read: .*partitioner\.dataset = …"):
+        eq.data.from_partitions(partitioners.IidPartitioner(num_partitions=3), x="length", y="label")
+
+
+def test_hidden_folders_are_no_clients_and_broken_arrays_are_named(tmp_path):
+    for folder in (".git", "__MACOSX", "a"):
+        (tmp_path / folder).mkdir()
+    np.save(tmp_path / "a" / "0.npy", np.ones(2))
+    (tmp_path / "a" / "0.cls").write_text("0")
+    assert eq.data.from_folders(tmp_path, test=0.0).train.ids == ("a",)
+    for content in ((tmp_path / "a" / "0.npy").read_bytes()[:-3], b"no array"):
+        (tmp_path / "a" / "0.npy").write_bytes(content)
+        with pytest.raises(InvalidData, match=r"0\.npy cannot be read: it holds no array of numbers") as caught:
+            eq.data.from_folders(tmp_path)
+        assert "pickle" not in str(caught.value)

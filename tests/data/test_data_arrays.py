@@ -19,6 +19,16 @@ Y = np.array([0, 1, 2] * 4)
 OWNERS = np.array([7, 7, 7, 8, 8, 8, 9, 9, 9, 10, 10, 10])
 
 
+class Broken:
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, i):
+        if i == 1:
+            raise OSError("gone")
+        return torch.zeros(2), 0
+
+
 def test_arrays_with_a_client_per_row():
     data = eq.data.from_arrays(X, Y, OWNERS, test=0.25)
     assert len(data.train) == 3
@@ -77,6 +87,16 @@ def test_a_dictionary_and_datasets_give_the_same():
         (lambda: eq.data.from_datasets({"a": [1.0, 2.0]}), "must be pairs (x, y)"),
         (lambda: eq.data.from_arrays(np.where(X == 8, np.nan, X), Y, OWNERS), "x, row 4, column 0 holds nan"),
         (lambda: eq.ClientSet(X, Y, [0, 12], (7,)), "client ids must be a tuple of text, found 7. Use str(id)."),
+        (lambda: eq.ClientSet(X, Y, [0, 12], (None,)), "found None. Drop the rows without a client, or name it."),
+        (lambda: eq.data.from_arrays({"u": {"v": X}}, Y, OWNERS), "x['u'] is a dict, but inputs and targets are trees of one"),
+        (lambda: eq.data.from_arrays((X, (X, X)), Y, OWNERS), "x[1] is a tuple, but inputs and targets are trees of one level"),
+        (lambda: eq.data.from_arrays((X, X[:5]), Y, OWNERS), "the numbers of rows differ (x[0] 12, x[1] 5, y 12, client 12)"),
+        (lambda: eq.data.from_arrays({"a b": X}, Y, OWNERS), "x has the key 'a b', but a model is called as model(**x)"),
+        (lambda: eq.data.from_arrays(X[:2], Y[:2], [1.0, np.inf]), "client, row 1 is infinite"),
+        (lambda: eq.data.from_arrays(X[:2], Y[:2], ["a", np.float32(np.inf)]), "client, row 1 is infinite"),
+        (lambda: eq.data.from_arrays(X[:2], Y[:2], ["a", ""]), "client, row 1 is empty text"),
+        (lambda: eq.data.from_arrays(X, np.where(np.arange(12) == 5, -100, Y), OWNERS[::-1]), "row 5 of y has no target"),
+        (lambda: eq.data.from_datasets({"a": Broken()}), "client 'a': example 1 of its Dataset cannot be read: OSError: gone"),
     ],
 )
 def test_bad_data_are_named(make, words):
@@ -160,6 +180,25 @@ def test_a_class_that_training_lacks_is_refused_unless_it_is_named():
 def test_a_small_dictionary_says_that_half_of_it_is_kept_apart():
     with pytest.warns(EquipoiseNotice, match=r"test=0.2 keeps 1 of 2 clients, which are not trained on"):
         eq.data.from_dict({"a": (X, Y), "b": (X, Y)})
+
+
+@pytest.mark.parametrize("y", [np.where(np.arange(12) == 5, 10**6, Y), 5000 + Y, 1000 * np.arange(12)])
+def test_integers_that_are_hardly_classes_are_refused_unless_they_are_named(y):
+    row, highest = int(y.argmax()), int(y.max())
+    with pytest.raises(InvalidData, match=rf"row {row} of y is {highest}, but.*return_inverse.*classes={highest + 1}"):
+        eq.data.from_arrays(X, y, OWNERS)
+    assert eq.data.from_arrays(X, y, OWNERS, classes=highest + 1, test=0.0).classes == highest + 1
+    assert eq.data.from_arrays(X, y.astype(float), OWNERS, test=0.0).classes == 0
+    with pytest.raises(InvalidData, match=rf"client 'b', row {row} is {highest}, but"):
+        eq.data.from_dict({"a": (X, Y), "b": (X, y)})
+
+
+def test_many_classes_and_few_high_ones_are_classes():
+    many = np.arange(1500)
+    assert eq.data.from_arrays(many[:, None].astype(float), many, many % 2, test=0.0).classes == 1500
+    assert eq.data.from_arrays(X, np.where(np.arange(12) == 5, 999, Y), OWNERS, test=0.0).classes == 1000
+    with pytest.raises(InvalidParameter, match="ignore_index must be an integer, but is None"):
+        eq.data.from_arrays(X, Y, OWNERS, ignore_index=None)
 
 
 def test_rows_are_those_of_the_users_own_array():

@@ -32,6 +32,8 @@ from equipoise.data import (
     write_store,
 )
 from equipoise.data.ragged import Ragged
+from equipoise.data.store_rows import RowCheck
+from equipoise.engines.device_sets import DeviceSets, moved_in_pieces
 from equipoise.errors import ConfigError, InvalidData, InvalidParameter, NotWritten
 
 SMALL = settings(deadline=None, max_examples=25)
@@ -299,9 +301,13 @@ def test_an_interrupted_append_leaves_the_store_as_it_was(tmp_path, small_blocks
 def test_append_needs_the_kind_of_clients_that_are_there(tmp_path):
     write_store(some_clients(), tmp_path / "a", scale=0.5)
     images = [("new", np.ones((2, 4), np.float32), [0, 1])]
-    with pytest.raises(InvalidParameter, match="its x is"):
+    kinds = (
+        r"clients must be of the kind of those in the store .*: its x is float32 \(3,\), but is 'float32 \(4,\)'. Convert them"
+    )
+    with pytest.raises(InvalidParameter, match=kinds) as caught:
         write_store(images, tmp_path / "a", append=True)
-    with pytest.raises(InvalidParameter, match="its scale is"):
+    assert "append=True" not in str(caught.value)
+    with pytest.raises(InvalidParameter, match=r"its scale is \[0.5\], but is '\[0.25\]'"):
         write_store([("new", np.ones((2, 3), np.float32), [0, 1])], tmp_path / "a", scale=0.25, append=True)
     with pytest.raises(InvalidParameter, match="must be of the splits of the store, clients"):
         write_store(split_clients(ClientSet.pack(some_clients())), tmp_path / "a", append=True)
@@ -311,8 +317,10 @@ def test_append_needs_the_kind_of_clients_that_are_there(tmp_path):
     ("clients", "message"),
     [
         ([], "there is no client"),
-        ([("a", [[1.0]], [0]), ("", [[1.0]], [0])], "id of entry 1 must be text and not empty, but is ''"),
-        ([("a", [[1.0]], [0]), (3, [[1.0]], [0])], r"id of entry 1 must be text and not empty, but is 3. Use str\(id\)"),
+        ([("a", [[1.0]], [0]), ("", [[1.0]], [0])], "id of entry 1 is missing: it is ''. Drop that entry, or name its client"),
+        ([("a", [[1.0]], [0]), (None, [[1.0]], [0])], "id of entry 1 is missing: it is None. Drop"),
+        ([("a", [[1.0]], [0]), (float("nan"), [[1.0]], [0])], "id of entry 1 is missing: it is nan. Drop"),
+        ([("1", [[1.0]], [0]), (1.0, [[1.0]], [0])], "repeated: 1"),
         ([("a", [[1.0]])], "entry 0 must be a triple"),
         ([("\ud800", [[1.0]], [0])], "no valid text"),
         ([("a", [[1.0]], [0]), ("b", [[1.0], [np.inf]], [0, 1])], "client 'b'.*row 1.*inf"),
@@ -344,7 +352,7 @@ def test_a_client_that_comes_twice_in_a_long_stream_is_refused(tmp_path, small_b
 def test_clients_of_another_kind_in_a_later_batch_are_refused(tmp_path, small_blocks):
     late = ("late", np.ones((2, 3), np.float32), np.array([0.5, 1.0], np.float32))
     full = ("full", np.ones((100, 3), np.float32), np.zeros(100, int))  # a batch of its own, or the end of one
-    with pytest.raises(InvalidData, match=r"client 'late' are float32 \(3,\), float32 \(\), those before it"):
+    with pytest.raises(InvalidData, match=r"client 'late' are float32 \(3,\) and float32 \(\), those before it float32"):
         write_store([*some_clients(), full, late], tmp_path / "a")
 
 
@@ -445,8 +453,94 @@ def test_a_store_that_changes_while_it_is_open_is_noticed(tmp_path):
         refuse_changed_store(data)
     data = open_store(tmp_path / "a")
     (tmp_path / "a" / "manifest.json").unlink()
-    with pytest.raises(InvalidData, match=r"manifest\.json changed"):
+    with pytest.raises(InvalidData, match=r"manifest\.json does not exist any more: the store was moved or deleted"):
         refuse_changed_store(data)
+
+
+def test_a_store_stays_open_when_the_directory_changes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_store(some_clients(), "a")
+    data = open_store("a")
+    monkeypatch.chdir("/")
+    refuse_changed_store(data)
+    assert data.train.store.path == tmp_path / "a"
+
+
+def test_a_class_that_only_test_clients_have_is_refused(tmp_path):
+    x = np.zeros((2, 3), np.float32)
+    clients = [(f"client {k}", x, np.array([0, 2 if k == 7 else 1])) for k in range(20)]
+    memory = ClientSet.pack(clients)
+    seeds = {"client 7" in split_clients(memory, test=0.2, seed=seed).test.ids: seed for seed in range(30)}
+    write_store(clients, tmp_path / "a")
+    assert open_store(tmp_path / "a", seed=seeds[False]).classes == 3
+    with pytest.raises(InvalidData, match=r"test has the class 2, which no training client has.*another seed.*classes=3"):
+        open_store(tmp_path / "a", seed=seeds[True])
+    write_store(clients, tmp_path / "b", classes=3)
+    assert open_store(tmp_path / "b", seed=seeds[True]).classes == 3
+    steps = [(i, {"t": Ragged.of([[1]] * 2)}, Ragged.of([[0, c], [0]], pad=-100, mask=None)) for i, _, (_, c) in clients]
+    write_store(steps, tmp_path / "c")
+    with pytest.raises(InvalidData, match="test has the class 2"):
+        open_store(tmp_path / "c", seed=seeds[True])
+
+
+def flip(file, place, value):
+    numbers = np.fromfile(file, np.int64)
+    numbers[place] = value
+    numbers.tofile(file)
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+@pytest.mark.parametrize("file", ["offsets", "ids.offsets", "y.0.values", "x.0.offsets"])
+def test_a_damaged_store_is_refused_before_it_is_trained_on(tmp_path, engine, file):
+    count = 6
+    x = [{"t": Ragged.of([[1, 2], [3]])} if file == "x.0.offsets" else np.ones((2, 3), np.float32) for _ in range(count)]
+    write_store([(f"c{k}", x[k], np.array([0, 1])) for k in range(count)], tmp_path / "a")
+    flip(tmp_path / "a" / "clients" / file, 3 if file.endswith("offsets") and file[0] != "x" else 9, 2**40)
+    cure = "The store was damaged: `equipoise data check STORE` says where"
+    if file in ("offsets", "ids.offsets"):
+        with pytest.raises(InvalidData, match=rf"clients/{file} does not rise.*{cure}"):
+            open_store(tmp_path / "a")
+        return
+    data = open_store(tmp_path / "a", test=0.0)
+    whose = {
+        "y.0.values": "client 'c4', row 1 of its y holds a class",
+        "x.0.offsets": r"client 'c4', row 0 of its x\['t'\] holds",
+    }
+    model = eq.models.Softmax(3, 2) if file == "y.0.values" else OneMean()
+    with pytest.raises(InvalidData, match=rf"{whose[file]}.*{cure}"):
+        eq.train(model, data, rounds=1, clients_per_round=count, engine=engine)
+    flip(tmp_path / "a" / "clients" / file, 3, 2**40)  # of a client that the model is tried on
+    with pytest.raises(InvalidData, match=rf"client 'c1', row . of its .*{cure}"):
+        open_store(tmp_path / "a", test=0.0)
+
+
+class OneMean(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(5, 2)
+
+    def forward(self, t, attention_mask):
+        mask = attention_mask.unsqueeze(-1)
+        return (self.embed(t) * mask).sum(1) / mask.sum(1)
+
+
+def test_rows_of_a_store_are_checked_once_and_before_they_are_copied_to_a_device(tmp_path):
+    write_store([(k, np.zeros((5, 4), np.float32), np.arange(5)) for k in range(10)], tmp_path / "a")
+    data = open_store(tmp_path / "a", test=0.0)
+    assert data.train.ids == tuple(map(str, range(10)))
+    check = RowCheck(data.train)
+    check(torch.tensor([3, 4]))
+    assert np.flatnonzero(check.checked).tolist() == [3, 4]
+    check.y = None  # so that it cannot be read
+    check(torch.tensor([4, 3]))
+    flip(tmp_path / "a" / "clients" / "y.0.values", 5 * 9, 7)
+    data = open_store(tmp_path / "a", test=0.0)
+    sets = DeviceSets(torch.device("cpu"), data, resident=False)
+    sets.hold(sets[data.train], torch.tensor([8]))
+    with pytest.raises(InvalidData, match="client '9', row 0 of its y holds a class that none had"):
+        sets.hold(sets[data.train], torch.tensor([9]))
+    with pytest.raises(InvalidData, match="client '9'"):
+        moved_in_pieces(data.train, torch.device("meta"))
 
 
 def test_too_little_disk_space_is_refused_before_the_first_byte(tmp_path, monkeypatch):

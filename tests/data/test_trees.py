@@ -191,6 +191,53 @@ def test_models_that_read_padding_are_refused_with_the_cure():
         eq.train(Last(), eq.FederatedData(tokens), rounds=1, clients_per_round=2)
 
 
+class Hidden(nn.Module):
+    """Reads padding, but only the gradient shows that at first: what it reads meets zeros."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.embed = nn.Embedding(7, 4, padding_idx=0 if kind == "padding_idx" else None)
+        self.lstm, self.out, self.kind = nn.LSTM(4, 4, batch_first=True), nn.Linear(4, 3), kind
+        with torch.no_grad():
+            if kind in ("row", "padding_idx"):
+                self.embed.weight[0] = 0
+            else:
+                self.out.weight.zero_(), self.out.bias.zero_()
+
+    def forward(self, tokens, attention_mask):
+        steps = self.embed(tokens)
+        if self.kind == "last":
+            return self.out(self.lstm(steps)[0][:, -1])
+        if self.kind == "mask":
+            last = attention_mask.sum(1) - 1
+            return self.out(self.lstm(steps)[0][torch.arange(len(tokens)), last])
+        return self.out(steps.mean(1) if self.kind == "mean" else steps.sum(1))
+
+
+@pytest.mark.parametrize("kind", ["last", "mean", "row", "padding_idx", "mask"])
+def test_padding_that_only_the_gradient_shows_is_refused(kind):
+    tokens = Ragged.of([[1, 2], [3, 4, 5], [6], [1]])
+    data = eq.FederatedData(eq.ClientSet({"tokens": tokens}, [0, 1, 2, 0], [0, 2, 4], ("p", "q")))
+    torch.manual_seed(0)
+    task = eq.core.task.Task.of(Hidden(kind))
+    if kind in ("padding_idx", "mask"):  # these do not read it: a row of padding_idx has no gradient and stays zero
+        assert task.fitted(data)
+        return
+    with pytest.raises(IncompatibleParts, match=r"gradient of Hidden changes when sequences are padded further"):
+        task.fitted(data)
+
+
+def test_rows_of_sequences_are_those_of_the_user():
+    tokens = Ragged.of([[1.0, 2.0]] * 17 + [[1.0, float("nan")]] + [[1.0]] * 2)
+    with pytest.raises(InvalidData, match=r"x\['t'\], row 17, step 1 holds nan"):
+        eq.data.from_arrays({"t": tokens}, [0, 1] * 10, [k % 3 for k in range(20)])
+    y = Ragged.of([[0, -100]] * 17 + [[-100, -100]] + [[1]] * 2, pad=-100, mask=None)
+    with pytest.raises(InvalidData, match="row 17 of y has no target that counts"):
+        eq.data.from_arrays(torch.zeros(20, 1), y, [k % 3 for k in range(20)])
+    with pytest.raises(InvalidData, match="client 'b', row 1 has no target that counts"):
+        eq.data.from_dict({"a": ([[1.0]], [0]), "b": ([[1.0], [2.0]], [0, -100])})
+
+
 def bad_tree(**changed):
     fields = {"x": {"a": torch.zeros(2, 1), "b": torch.zeros(2)}, "y": [0, 1], "offsets": [0, 1, 2], "ids": ("p", "q")}
     return lambda: eq.ClientSet(**fields | changed)
@@ -207,6 +254,20 @@ def bad_tree(**changed):
         (bad_tree(x={"a": torch.zeros(2), "b": torch.tensor([0, torch.inf])}), InvalidData, "'q', row 0 (row 1 of x['b'])"),
         (lambda: Ragged(torch.zeros(3), [0, 0, 3]), InvalidData, "sequence 0 of Ragged is empty"),
         (lambda: Ragged(torch.zeros(3), [0, 2]), InvalidData, "must run from 0 to 3"),
+        (lambda: Ragged(torch.zeros(5), [0, 3, 2, 5]), InvalidData, "offsets of Ragged must rise, but offset 2 is 2 after 3"),
+        (lambda: Ragged(["a"], [0, 1]), InvalidData, "values of Ragged must hold numbers"),
+        (lambda: Ragged.of(["abc", "d"]), InvalidData, "sequence 0 of Ragged must hold numbers in steps of one shape"),
+        (lambda: Ragged.of([[1], [2, None]]), InvalidData, "sequence 1 of Ragged must hold numbers"),
+        (lambda: Ragged.of([1, 2, 3]), InvalidData, "sequence 0 of Ragged is the single number 1. Give [1]"),
+        (lambda: Ragged.of(5), InvalidData, "Ragged.of needs sequences"),
+        (lambda: Ragged.of([[1j]]), InvalidData, "sequence 0 of Ragged holds complex numbers"),
+        (
+            lambda: Ragged.of([torch.zeros(2, 3), torch.zeros(2, 4)]), InvalidData,
+            "steps of sequence 1 of Ragged have the shape (4,), those of sequence 0 (3,)",
+        ),
+        (bad_tree(x={"a b": torch.zeros(2)}), InvalidData, "x has the key 'a b', but a model is called as model(**x)"),
+        (bad_tree(x={"a": {"b": torch.zeros(2)}}), InvalidData, "but one is a dict that is none"),
+        (lambda: eq.FederatedData(bad_tree()(), ignore_index=None), InvalidParameter, "ignore_index must be an integer"),
         (lambda: Ragged.of([]), InvalidData, "at least one sequence"),
         (lambda: Ragged.of([[1]], mask="a b"), InvalidParameter, "mask must be the name"),
         (

@@ -217,7 +217,7 @@ class Task:
                         "over clients both break.",
                         "Compute it from the example's own outputs and target.",
                     )
-            trial._refuse_padding(data, rows, params, several)
+            trial._refuse_padding(data, rows, params.detach())
         return wanted
 
     def _respecting(self, data: FederatedData) -> Task:
@@ -231,21 +231,46 @@ class Task:
         tensors = isinstance(outputs, Tensor) and isinstance(y, Tensor) and outputs.dim() == 2
         return tensors and y.shape == outputs.shape[:1] and 1 < data.classes <= outputs.shape[1]
 
-    def _refuse_padding(self, data: FederatedData, rows: slice, params: Tensor, scores: tuple[Tensor, Tensor]) -> None:
-        """Where sequences are padded, more padding must change neither loss nor error."""
-        clients, dtype = data.train, self.layout.dtype
-        if not clients.has_sequences:
+    def _refuse_padding(self, data: FederatedData, rows: slice, params: Tensor) -> None:
+        """Where sequences are padded, more or less padding must change neither loss, error nor gradient.
+
+        They are compared at the first model and after a step along its gradient: a last layer of zeros hides what is below it.
+        """
+        if not data.train.has_sequences:
             return
-        x, y = (trees.map_tree(Tensor.cpu, part(rows, dtype, wider=8)) for part in (clients.inputs, clients.targets))
-        wider = self._run_user_code("model", data, lambda: self.scores(params, x, y))
-        for what, narrow, wide in zip(("loss", "error"), scores, wider, strict=True):
-            if not _nearly_equal(narrow, wide):
+        gradient = self._run_user_code("model", data, lambda: self._refuse_padding_at(data, rows, params, ("loss", "error")))
+        step = 0.1 * max(float(params.norm()), 1.0) / max(float(gradient.norm()), 1e-30)
+        if bool(torch.isfinite(moved := params - step * gradient).all()):
+            self._run_user_code("model", data, lambda: self._refuse_padding_at(data, rows, moved, ("loss",)))
+
+    def _refuse_padding_at(self, data: FederatedData, rows: slice, params: Tensor, names: tuple[str, ...]) -> Tensor:
+        """Compare some examples with more padding, and one by one with less; the gradient of the sum of their losses."""
+        here = self._padded_scores(data, [rows], params, 0)
+        for parts, wider in (([rows], 8), ([slice(i, i + 1) for i in range(rows.start, rows.stop)], 0)):
+            there = self._padded_scores(data, parts, params, wider)
+            changed = [name for name in names if not _nearly_equal(here[name], there[name])]
+            gradients = (self.layout.unflatten(each["gradient"]) for each in (here, there))
+            if changed or not _nearly_equal_gradients(*gradients):
                 raise IncompatibleParts(
-                    f"The {what} of {type(self.module).__name__} changes when sequences are padded further, so that it depends "
-                    "on the other sequences in a batch.",
+                    f"The {changed[0] if changed else 'gradient'} of {type(self.module).__name__} changes when sequences are "
+                    "padded further, so that it depends on the other sequences in a batch.",
                     "Use the mask: take the output at the last step where it is 1 (not outputs[:, -1]), average over steps "
-                    "where it is 1, hand it to attention as a padding mask; pad targets with the ignored class −100.",
+                    "where it is 1, hand it to attention as a padding mask; give an embedding padding_idx=…; pad targets with "
+                    "the ignored class −100.",
                 )
+        return here["gradient"]
+
+    def _padded_scores(self, data: FederatedData, parts: list[slice], params: Tensor, wider: int) -> dict[str, Tensor]:
+        """Losses and errors of some examples in batches, and the gradient of the sum of all losses."""
+        scores, given = [], params.detach().requires_grad_()
+        for part in parts:
+            x, y = (read(part, self.layout.dtype, wider=wider) for read in (data.train.inputs, data.train.targets))
+            with torch.enable_grad():
+                scores.append(self.scores(given, trees.map_tree(Tensor.cpu, x), trees.map_tree(Tensor.cpu, y)))
+        with torch.enable_grad():
+            losses, errors = (torch.cat(each) for each in zip(*scores, strict=True))
+            (gradient,) = torch.autograd.grad(losses.sum(), given)
+        return {"loss": losses.detach(), "error": errors.detach(), "gradient": gradient}
 
     def _outputs(self, x: Any) -> Any:
         outputs = trees.call(self.module, trees.clone(x))
@@ -332,6 +357,15 @@ def _nearly_equal(a: Tensor, b: Tensor) -> bool:
     """Equal up to the rounding of another batch size."""
     rough = 8 * torch.finfo(a.dtype).eps if a.is_floating_point() else 0.0
     return a.shape == b.shape and torch.allclose(a, b, rtol=max(1e-3, rough), atol=max(1e-4, rough), equal_nan=True)
+
+
+def _nearly_equal_gradients(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    """Equal up to rounding, parameter by parameter; what is small beside the whole gradient may be rounding alone."""
+    whole = float(torch.cat([value.flatten() for value in one.values()]).norm())
+    return all(
+        float((value - other[name]).norm()) <= max(1e-3, 8 * torch.finfo(value.dtype).eps) * float(value.norm()) + 1e-5 * whole
+        for name, value in one.items()
+    )
 
 
 def _described(tree: Any) -> str:

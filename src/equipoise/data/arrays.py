@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from torch import Tensor
 from equipoise.core.trees import named_leaves
 from equipoise.data.ragged import Ragged
 from equipoise.data.visited import Visited
-from equipoise.errors import InvalidData
+from equipoise.errors import InvalidData, is_number
 
 _ROWS_PER_CHECK = 65_536
 
@@ -21,15 +22,32 @@ _ROWS_PER_CHECK = 65_536
 def as_tree(name: str, values: Any, rows: int | None = None) -> Any:
     """Inputs or targets as a tensor, or as a tuple or dict of leaves.
 
-    A tuple is one of several inputs if its entries are arrays (of `rows` rows, where that is known); other tuples are arrays.
+    A tuple is one of several inputs if its entries are arrays, one of them of `rows` rows, where that is known; or if one is a
+    tuple or dict, which is refused. Other tuples are arrays.
     """
     if isinstance(values, dict):
         if not values or not all(isinstance(key, str) for key in values):
             raise InvalidData(f"{name} as a dict must map names of the model's arguments to arrays.")
-        return {key: as_leaf(f"{name}[{key!r}]", leaf) for key, leaf in values.items()}
-    if isinstance(values, tuple) and values and all(_is_array(leaf) and rows in (None, len(leaf)) for leaf in values):
-        return tuple(as_leaf(f"{name}[{i}]", leaf) for i, leaf in enumerate(values))
+        return {key: _entry(f"{name}[{key!r}]", leaf) for key, leaf in values.items()}
+    if isinstance(values, tuple) and values and _is_tree(values, rows):
+        return tuple(_entry(f"{name}[{i}]", leaf) for i, leaf in enumerate(values))
     return as_leaf(name, values)
+
+
+def _entry(name: str, leaf: Any) -> Any:
+    """A leaf of a tuple or dict, which is neither itself."""
+    if isinstance(leaf, dict) or (isinstance(leaf, tuple) and any(map(_is_array, leaf))):
+        raise InvalidData(
+            f"{name} is a {type(leaf).__name__}, but inputs and targets are trees of one level. Move its arrays up one level."
+        )
+    return as_leaf(name, leaf)
+
+
+def _is_tree(values: tuple[Any, ...], rows: int | None) -> bool:
+    """Whether a tuple holds several inputs, and not the rows of one."""
+    if not any(map(_is_array, values)) or not all(_is_array(leaf) or isinstance(leaf, tuple | dict) for leaf in values):
+        return False
+    return rows is None or any(_is_array(leaf) and len(leaf) == rows for leaf in values) or len(values) != rows
 
 
 def _is_array(value: Any) -> bool:
@@ -48,7 +66,7 @@ def as_leaf(name: str, values: Any) -> Any:
     if isinstance(values, Visited):
         return values
     if isinstance(values, Ragged):
-        _refuse_non_finite(name, values.values, None)
+        _refuse_non_finite(name, values.values, None, values.offsets)
         return values
     tensor = values if isinstance(values, Tensor) else _as_tensor(name, values)
     if tensor.is_complex():
@@ -111,16 +129,21 @@ def _numbers_of_objects(name: str, array: NDArray[Any], columns: Any) -> NDArray
         raise
 
 
-def _refuse_non_finite(name: str, values: Tensor, columns: Any) -> None:
+def _refuse_non_finite(name: str, values: Tensor, columns: Any, sequences: Tensor | None = None) -> None:
+    """Refuse NaN and infinity; `sequences` are the offsets of sequences, whose values these are."""
     if not values.is_floating_point():
         return
     for start in range(0, len(values), _ROWS_PER_CHECK):
         part = values[start : start + _ROWS_PER_CHECK]
         if not bool((finite := torch.isfinite(part)).all()):
             row, *place = (~finite).nonzero()[0].tolist()
+            where = f"row {start + row}{_column(place, columns)}"
+            if sequences is not None:
+                owner = int(torch.searchsorted(sequences, start + row, right=True)) - 1
+                where = f"row {owner}, step {start + row - int(sequences[owner])}{_column(place, None)}"
             raise InvalidData(
-                f"{name}, row {start + row}{_column(place, columns)} holds {part[(row, *place)].item()}. Repair or drop that "
-                "example; data.from_frame takes tables with missing values."
+                f"{name}, {where} holds {part[(row, *place)].item()}. Repair or drop that example; data.from_frame takes "
+                "tables with missing values."
             )
 
 
@@ -191,18 +214,28 @@ def _hashable(value: Any, row: int) -> Any:
 
 
 def _client_name(value: Any, which: NDArray[Any], place: int) -> str:
-    missing = value == ("nan",) or (isinstance(value, float) and not math.isfinite(value)) or str(value) in ("<NA>", "NaT")
-    if missing:
-        row = int(np.flatnonzero(which == place)[0])
-        raise InvalidData(f"client, row {row} is missing. Drop that row, or name its client.")
-    if isinstance(value, complex):
+    if value != ("nan",) and (text := client_name(value)):
+        return text
+    what = "empty text" if value == "" else "infinite" if is_number(value) and value == value else "missing"
+    row = int(np.flatnonzero(which == place)[0])
+    raise InvalidData(f"client, row {row} is {what}. Drop that row, or name its client.")
+
+
+def client_name(value: Any) -> str | None:
+    """The id that a value stands for, None if it stands for none: 1, 1.0 and "1" are one client.
+
+    >>> client_name(1.0), client_name("01"), client_name(float("nan")), client_name("")
+    ('1', '01', None, None)
+    """
+    if isinstance(value, str):
+        return value or None
+    if isinstance(value, complex | np.complexfloating):
         raise InvalidData("client holds complex numbers; ids must be text or integers.")
-    text = str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-    if not text:
-        raise InvalidData(
-            f"client, row {int(np.flatnonzero(which == place)[0])} is empty text. Drop that row, or name its client."
-        )
-    return text
+    if is_number(value) and not isinstance(value, Integral):
+        if not math.isfinite(value):
+            return None
+        return str(int(value)) if value == int(value) else str(value)
+    return None if value is None or str(value) in ("<NA>", "NaT") else str(value)
 
 
 def first_line(failure: Exception) -> str:

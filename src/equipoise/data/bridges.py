@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from equipoise.core.abilities import is_part
-from equipoise.data.arrays import first_line
+from equipoise.data.arrays import client_name, first_line
 from equipoise.data.clients import FederatedData
-from equipoise.data.convert import from_arrays, from_dict
+from equipoise.data.convert import from_arrays, from_dict, pack_rows, refuse_untrained_classes
 from equipoise.data.file_access import PathLike
 from equipoise.data.ragged import Ragged
-from equipoise.errors import InvalidData, require, unknown_name
+from equipoise.errors import InvalidData, InvalidParameter, require, unknown_name
 
 Columns = str | Sequence[str]
+_SPLITS = "train", "validation", "test"
+_READ_TWICE = 4  # examples of every column, to find random augmentation
 
 
 def from_hugging_face(
@@ -24,35 +26,93 @@ def from_hugging_face(
 ) -> FederatedData:
     """A Hugging Face Dataset with a column that names the `client` of each row, or a dict of Datasets by client id.
 
-    `x` and `y` name columns: one becomes a tensor, several become a dict by their names. Columns of sequences of different
-    lengths become `Ragged` (padded with `pad`, targets with −100); an `attention_mask` column beside them is left out, because
-    it is made anew. Images become (channels, height, width) of uint8: give `scale=1/255`. Other options as in `from_arrays`.
+    With `client`, a dict holds the splits "train", "validation" and "test", as `datasets.load_dataset` gives them. `x` and `y`
+    name columns: one becomes a tensor, several become a dict by their names. Columns of sequences of different lengths become
+    `Ragged` (padded with `pad`, targets with −100); an `attention_mask` column beside them is left out, because it is made
+    anew. Images become (channels, height, width) of uint8: give `scale=1/255`. A `ClassLabel` says how many classes there are.
+    Other options as in `from_arrays`.
     """
-    if isinstance(dataset, Mapping):
-        pairs = {owner: _read_dataset(each, x, y, pad, f"client {owner!r}") for owner, each in dataset.items()}
-        return from_dict(pairs, **options)
-    require(client is not None, "client", "must name the column with each row's client", client)
-    inputs, targets = _read_dataset(dataset, x, y, pad, "the dataset")
-    return from_arrays(inputs, targets, _column(dataset, str(client), "the dataset"), **options)
+    parts = dict(dataset) if isinstance(dataset, Mapping) else {"the dataset": dataset}
+    asked = options.get("classes", 0)
+    options["classes"] = asked or max((_class_labels(each, y) for each in parts.values()), default=0)
+    splits = isinstance(dataset, Mapping) and len(parts) > 0 and set(parts) <= set(_SPLITS)
+    if isinstance(dataset, Mapping) and not splits:
+        rule = f"must be left away with Datasets by client id, or these must be splits ({', '.join(_SPLITS)})"
+        require(client is None, "client", rule, client, f"The dict has {', '.join(map(repr, list(parts)[:5]))}.")
+        pairs = {owner: _read_dataset(each, x, y, pad, f"client {owner!r}") for owner, each in parts.items()}
+        data = from_dict(pairs, **options)
+    else:
+        which = f", since {', '.join(map(repr, parts))} are splits and no clients" if splits else ""
+        require(client is not None, "client", f"must name the column with each row's client{which}", client)
+        rows = {name: (*_read_dataset(each, x, y, pad, name), _column(each, str(client), name)) for name, each in parts.items()}
+        data = from_arrays(*next(iter(rows.values())), **options) if len(rows) == 1 else _given_splits(rows, **options)
+    if not asked:
+        refuse_untrained_classes(data)
+    return data
+
+
+def _given_splits(
+    rows: dict[str, tuple[Any, Any, Any]], /, *, name: str = "datasets", classes: int, ignore_index: int = -100, **options: Any
+) -> FederatedData:
+    """Data with the splits that they came with."""
+    for taken in [key for key in options if key not in ("scale", "shift")]:
+        raise InvalidParameter(
+            taken, "must be left away: the dataset has its own splits", options[taken],
+            "Give one of them, dataset[\"train\"], to split it anew.",
+        )  # fmt: skip
+    require("train" in rows, "dataset", 'must have the split "train"', ", ".join(rows))
+    known: dict[str, Any] = {"classes": classes, "ignore_index": ignore_index}
+    given: dict[str, Any] = options | known
+    sets = {split: pack_rows(x, y, owner, name=f"{name}, {split}", **given) for split, (x, y, owner) in rows.items()}
+    return FederatedData(sets["train"], sets.get("validation"), sets.get("test"), name, **known)
+
+
+def _class_labels(dataset: Any, column: Columns) -> int:
+    """The number of classes that a Dataset says a column has; 0 if it says nothing."""
+    if not isinstance(column, str) or not is_part(dataset, "features") or column not in (dataset.features or {}):
+        return 0
+    feature = dataset.features[column]
+    while is_part(feature, "feature"):  # of a list
+        feature = feature.feature
+    return int(feature.num_classes) if is_part(feature, "num_classes") else 0
 
 
 def from_partitions(partitions: Any, *, x: Columns, y: Columns, split: str = "train", **options: Any) -> FederatedData:
     """The partitions of a `flwr_datasets` partitioner, or of a FederatedDataset's split, as clients "0", "1", …
 
-    Columns and options as in `from_hugging_face`.
+    Partitions by natural ids keep these ids. Columns and options as in `from_hugging_face`.
     """
     partitioner = partitions
     if is_part(partitions, "partitioners"):
         known = dict(partitions.partitioners)
         require(split in known, "split", f"must be one of {', '.join(map(repr, known))}", split)
         partitioner = known[split]
-        partitions.load_partition(0, split)  # gives the partitioner its data
+        _of_flower(lambda: partitions.load_partition(0, split))  # gives the partitioner its data
     if not is_part(partitioner, "num_partitions", "load_partition"):
         raise InvalidData(
             f"{type(partitions).__name__} has no partitions: give a partitioner or FederatedDataset of flwr_datasets."
         )
-    parts = {str(k): partitioner.load_partition(k) for k in range(partitioner.num_partitions)}
-    return from_hugging_face({k: part for k, part in parts.items() if len(part)}, x=x, y=y, **options)
+    parts = _of_flower(lambda: {k: partitioner.load_partition(k) for k in range(partitioner.num_partitions)})
+    ids = dict(partitioner.partition_id_to_natural_id) if is_part(partitioner, "partition_id_to_natural_id") else {}
+    named = {_partition_name(k, ids.get(k, k)): part for k, part in parts.items() if len(part)}
+    return from_hugging_face(named, x=x, y=y, **options)
+
+
+def _of_flower(read: Callable[[], Any]) -> Any:
+    """What flwr_datasets reads; whatever it raises is said to be about the partitions."""
+    try:
+        return read()
+    except Exception as failure:  # of another library
+        raise InvalidData(
+            f"partitions cannot be read: {first_line(failure)}. A partitioner needs its data: partitioner.dataset = …, or give "
+            "the FederatedDataset that has it."
+        ) from failure
+
+
+def _partition_name(number: int, value: Any) -> str:
+    if (name := client_name(value)) is None:
+        raise InvalidData(f"partition {number} has the id {value!r}, which names no client. Drop or name its rows.")
+    return name
 
 
 def _read_dataset(dataset: Any, x: Columns, y: Columns, pad: float, where: str) -> tuple[Any, Any]:
@@ -71,12 +131,49 @@ def _tree(dataset: Any, columns: Columns, pad: float, where: str) -> Any:
 
 def _leaf(dataset: Any, name: str, pad: float, where: str) -> Any:
     values = _column(dataset, name, where)
-    if len(values) and isinstance(values[0], list | np.ndarray) and len({np.shape(value)[:1] for value in values}) > 1:
-        return Ragged.of([np.asarray(value) for value in values], pad=pad, mask=None if pad == -100 else "attention_mask")
+    for row, value in enumerate(values):
+        if value is None:
+            raise InvalidData(f"{where}: column {name!r}, row {row} is missing. Drop that row, or fill it: dataset.filter(…).")
+    _refuse_random(dataset, name, where, values)
     if len(values) and is_part(values[0], "convert", "getbands"):  # a PIL image
-        pictures = np.stack([np.asarray(picture) for picture in values])
-        return pictures[:, None] if pictures.ndim == 3 else np.moveaxis(pictures, -1, 1)
-    return values if isinstance(values, np.ndarray) else np.asarray(values)
+        return _pictures(values, f"{where}: column {name!r}")
+    try:
+        if len(values) and np.ndim(values[0]) and len({np.shape(value)[:1] for value in values}) > 1:
+            return Ragged.of([np.asarray(value) for value in values], pad=pad, mask=None if pad == -100 else "attention_mask")
+        return np.asarray(values)
+    except (TypeError, ValueError, InvalidData) as failure:
+        raise InvalidData(f"{where}: column {name!r} cannot be packed: {first_line(failure)}.") from failure
+
+
+def _pictures(values: Sequence[Any], where: str) -> Any:
+    """PIL images as (N, channels, height, width); colours of a palette become red, green and blue."""
+    images = [each.convert("RGBA" if "transparency" in each.info else "RGB") if each.mode == "P" else each for each in values]
+    for row, image in enumerate(images):
+        if (image.mode, image.size) != (images[0].mode, images[0].size):
+            kind, first = (f"{each.mode} of {each.size[0]} × {each.size[1]}" for each in (image, images[0]))
+            raise InvalidData(
+                f"{where}, row {row} is an image {kind}, row 0 is {first}. Give all images one mode and size: dataset.map("
+                'lambda row: {"image": row["image"].convert("RGB").resize((32, 32))}).'
+            )
+    pictures = np.stack([np.asarray(image) for image in images])
+    return pictures[:, None] if pictures.ndim == 3 else np.moveaxis(pictures, -1, 1)
+
+
+def _refuse_random(dataset: Any, name: str, where: str, values: Sequence[Any]) -> None:
+    """Refuse a column that reads otherwise when it is read again, because packing would freeze it."""
+    count = min(_READ_TWICE, len(values))
+    again = _column(dataset.select(range(count)), name, where) if is_part(dataset, "select") else values[:count]
+    for row, pair in enumerate(zip(values[:count], again, strict=True)):
+        try:
+            first, second = map(np.asarray, pair)
+        except ValueError:  # lists in lists, which are refused later
+            return
+        if first.dtype != object and (first.shape != second.shape or first.tobytes() != second.tobytes()):
+            raise InvalidData(
+                f"{where}: column {name!r}, row {row} differs whenever it is read (random augmentation by set_transform or "
+                "with_transform), and would be frozen as it was read first. Leave it out by dataset.reset_format(); or give "
+                'torch Datasets of pairs (x, y): data.from_datasets({id: Dataset}, each_visit=True), for engine="loop".'
+            )
 
 
 def _column(dataset: Any, name: str, where: str) -> Any:
@@ -98,7 +195,8 @@ def from_folders(path: PathLike, *, x: str = "npy", y: str = "cls", **options: A
     root = Path(path)
     if not root.is_dir():
         raise InvalidData(f"{root} is no folder with one folder per client.")
-    clients = sorted(folder for folder in root.iterdir() if folder.is_dir())
+    hidden = ".", "__"  # .git, .ipynb_checkpoints, __MACOSX, …
+    clients = sorted(folder for folder in root.iterdir() if folder.is_dir() and not folder.name.startswith(hidden))
     if not clients:
         raise InvalidData(f"{root} holds no folder: every client needs one of its own.")
     return from_dict({folder.name: _read_folder(folder, x, y) for folder in clients}, **{"name": root.name, **options})
@@ -119,7 +217,10 @@ def _stack(files: Iterable[Path]) -> Any:
     for file in files:
         try:
             read.append(np.load(file, allow_pickle=False) if file.suffix == ".npy" else _number(file.read_text()))
-        except (ValueError, OSError, EOFError) as failure:
+        except (ValueError, EOFError) as failure:
+            what = "array of numbers that numpy.save wrote; it may be cut" if file.suffix == ".npy" else "number as text"
+            raise InvalidData(f"{file} cannot be read: it holds no {what}. Write it again.") from failure
+        except OSError as failure:
             raise InvalidData(f"{file} cannot be read: {first_line(failure)}.") from failure
     if len({np.shape(each) for each in read}) > 1:
         raise InvalidData(

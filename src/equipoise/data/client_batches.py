@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.trees import leaves, map_tree
-from equipoise.data.arrays import as_tree
+from equipoise.data.arrays import as_tree, client_name
 from equipoise.data.clients import ClientSet
 from equipoise.data.ragged import Ragged
 from equipoise.data.visited import Visited
@@ -49,7 +49,10 @@ def batches_of_stream(clients: Iterable[Any], *, scale: Any, shift: Any, source:
                 f"{source}: entry {position} must be a triple (id, x, y), but is {type(given).__name__}."
             ) from None
         if type(name) is not str or not name:
-            raise InvalidData(f"{source}: the id of entry {position} must be text and not empty, but is {name!r}. Use str(id).")
+            if (text := client_name(name)) is None:
+                fix = "Drop that entry, or name its client."
+                raise InvalidData(f"{source}: the id of entry {position} is missing: it is {name!r}. {fix}")
+            name = text
         plain = type(x) is np.ndarray and type(y) is np.ndarray
         if plain and x.dtype is known[0] and y.dtype is known[1] and x.ndim and y.ndim:
             size += x.nbytes + y.nbytes

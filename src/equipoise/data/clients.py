@@ -53,7 +53,7 @@ class ClientSet:
             object.__setattr__(self, name, leaf_of.per_leaf(name, getattr(self, name), self.x, default))
         self.check_leaves()
         self._check_clients()
-        self.refuse_non_finite(lambda row, name: f"{self._place(row)} (row {row} of {name})")
+        self.refuse_non_finite(lambda row, name: f"{self.place(row)} (row {row} of {name})")
 
     @classmethod
     def trusted(cls, **given: Any) -> ClientSet:
@@ -75,6 +75,11 @@ class ClientSet:
             if count != rows:
                 first = next(iter(inputs))
                 raise InvalidData(f"{origin}{first} has {rows} rows but {name} has {count}; every example needs both.")
+        if odd := [key for key in self.x if not str(key).isidentifier()] if isinstance(self.x, dict) else []:
+            raise InvalidData(
+                f"{origin}x has the key {odd[0]!r}, but a model is called as model(**x), and that is no name of an argument. "
+                "Rename it."
+            )
         masks = [leaf.mask for leaf in inputs.values() if isinstance(leaf, Ragged)]
         if masks and not isinstance(self.x, dict):
             raise InvalidData(
@@ -90,9 +95,9 @@ class ClientSet:
     def _check_clients(self) -> None:
         origin, rows = prefix(self.source), len(leaves(self.x)[0])
         if (odd := [i for i in self.ids if not isinstance(i, str)]) or not isinstance(self.ids, tuple):
-            raise InvalidData(
-                f"{origin}client ids must be a tuple of text, found {odd[0] if odd else self.ids!r}. Use str(id)."
-            )
+            missing = bool(odd) and (odd[0] is None or odd[0] != odd[0])
+            fix = "Drop the rows without a client, or name it." if missing else "Use str(id)."
+            raise InvalidData(f"{origin}client ids must be a tuple of text, found {odd[0] if odd else self.ids!r}. {fix}")
         if len(self.offsets) != len(self.ids) + 1:
             raise InvalidData(f"{origin}{len(self.ids)} ids need {len(self.ids) + 1} offsets, got {len(self.offsets)}.")
         if not self.ids:
@@ -116,7 +121,7 @@ class ClientSet:
                 where = f"{prefix(self.source)}{place(row, name)}"
                 raise InvalidData(f"{where} holds NaN or infinity. Repair or drop that example.")
 
-    def _place(self, row: int) -> str:
+    def place(self, row: int) -> str:
         """A row in words: whose it is, and the how-manieth of that client."""
         client = int(torch.searchsorted(self.offsets, row, right=True)) - 1
         return f"client {self.ids[client]!r}, row {row - int(self.offsets[client])}"
@@ -152,7 +157,7 @@ class ClientSet:
         )
         made.check_leaves()
         made._check_clients()
-        made.refuse_non_finite(lambda row, name: f"{made._place(row)} of its {name}")
+        made.refuse_non_finite(lambda row, name: f"{made.place(row)} of its {name}")
         return made
 
     @cached_property
@@ -388,16 +393,9 @@ class ClientSet:
         return LabelRange(int(values[known].min()), int(values[known].max()), True)
 
     def _refuse_examples_without_class(self, known: Tensor) -> None:
-        if isinstance(self.y, Ragged):
-            counts = torch.segment_reduce(known.double().flatten(1).sum(1) if known.dim() > 1 else known.double(), "sum",
-                                          lengths=self.y.lengths)  # fmt: skip
-            bare = counts == 0
-        else:
-            bare = ~known.flatten(1).any(1) if known.dim() > 1 else ~known
-        if bool(bare.any()):
-            row = int(bare.nonzero()[0])
+        if (row := leaf_of.first_bare_row(self.y, known)) is not None:
             raise InvalidData(
-                f"{prefix(self.source)}{self._place(row)} has no target that counts: all are of the ignored class. Drop it."
+                f"{prefix(self.source)}{self.place(row)} has no target that counts: all are of the ignored class. Drop it."
             )
 
 
@@ -484,6 +482,8 @@ class FederatedData:
     schema: Any = None  # equipoise.data.Schema: what became of each column of a table; not part of the fingerprint
 
     def __post_init__(self) -> None:
+        fix = "Without targets to ignore, leave it away."
+        require(is_integer(self.ignore_index), "ignore_index", "must be an integer", self.ignore_index, fix)
         for split, clients in self.splits.items():
             if not isinstance(clients, ClientSet):
                 raise InvalidParameter(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,14 +13,15 @@ from equipoise.core.abilities import is_part
 from equipoise.core.trees import leaves, map_tree
 from equipoise.data.arrays import as_tree, client_of_rows, first_line, row_counts, rows_by_client
 from equipoise.data.clients import IGNORE, ClientSet, FederatedData, offsets_of
-from equipoise.data.leaves import per_leaf, taken
+from equipoise.data.leaves import first_bare_row, per_leaf, taken
 from equipoise.data.ragged import Ragged
 from equipoise.data.splits import How, split
-from equipoise.data.visited import Visited
-from equipoise.errors import EquipoiseNotice, InvalidData, require
+from equipoise.data.visited import Visited, read_example
+from equipoise.errors import EquipoiseNotice, InvalidData, is_integer, require
 
 _LARGER = 1.5  # times the share of clients to test on that was asked for
 _MOST_CLASSES = 100_000
+_SPARSE = 1000  # integers below this are taken for classes, however few occur
 _READ_TWICE = 4  # examples of every client, to find random augmentation
 
 
@@ -49,11 +50,21 @@ def from_arrays(
     >>> from_arrays([[0.0], [1.0], [2.0], [3.0]], [0, 1, 0, 1], ["a", "a", "b", "b"], test=0.5)
     FederatedData('arrays', train: 1 clients / 2 examples, test: 1 clients / 2 examples)
     """
-    clients = pack_rows(x, y, client, scale=scale, shift=shift, name=name)
+    clients = pack_rows(x, y, client, scale=scale, shift=shift, name=name, classes=classes, ignore_index=ignore_index)
     return _split(clients, split_by, validation, test, seed, name, classes, ignore_index)
 
 
-def pack_rows(x: Any, y: Any, client: Any, *, scale: Any = None, shift: Any = 0.0, name: str = "arrays") -> ClientSet:
+def pack_rows(
+    x: Any,
+    y: Any,
+    client: Any,
+    *,
+    scale: Any = None,
+    shift: Any = 0.0,
+    name: str = "arrays",
+    classes: int = 0,
+    ignore_index: int = IGNORE,
+) -> ClientSet:
     """The clients of arrays with one client per row, in the order of their names."""
     try:
         which, ids = client_of_rows(client)
@@ -64,6 +75,7 @@ def pack_rows(x: Any, y: Any, client: Any, *, scale: Any = None, shift: Any = 0.
     if len(set(counts.values())) > 1:
         shown = ", ".join(f"{leaf} {count}" for leaf, count in counts.items())
         raise InvalidData(f"{name}: the numbers of rows differ ({shown}); each example needs all of them.")
+    _refuse_odd_targets(y, name, classes, ignore_index, lambda row: f"row {row} of y")
     rows, sizes = rows_by_client(which, len(ids))
     made = ClientSet.trusted(
         x=map_tree(lambda leaf: taken(leaf, rows), x),
@@ -110,6 +122,7 @@ def from_dict(
         except InvalidData as failure:
             raise InvalidData(f"{name}: client {who!r}: {failure}") from None
     packed = ClientSet.pack(triples, scale=scale, shift=shift, source=name)
+    _refuse_odd_targets(packed.y, name, classes, ignore_index, packed.place)
     return _split(packed, split_by, validation, test, seed, name, classes, ignore_index)
 
 
@@ -121,14 +134,38 @@ def _split(
         clients, how, validation=validation, test=test, seed=seed, name=name, classes=classes, ignore_index=ignore_index
     )
     if not classes:
-        _refuse_untrained_classes(data)
+        refuse_untrained_classes(data)
     if how == "clients" and data.test is not None and len(data.test) > _LARGER * test * len(clients):
         text = f"{name}: test={test:g} keeps {len(data.test)} of {len(clients)} clients, which are not trained on."
         warnings.warn(EquipoiseNotice(f'{text} split_by="examples" keeps examples of every client instead.'), stacklevel=4)
     return data
 
 
-def _refuse_untrained_classes(data: FederatedData) -> None:
+def _refuse_odd_targets(y: Any, name: str, classes: int, ignore: int, place: Callable[[int], str]) -> None:
+    """Refuse targets that are all ignored, and, unless `classes` are named, integers that are hardly classes."""
+    require(is_integer(ignore), "ignore_index", "must be an integer", ignore, "Without targets to ignore, leave it away.")
+    if not isinstance(y, Tensor | Ragged) or y.is_floating_point():
+        return
+    values = y.values if isinstance(y, Ragged) else y
+    lowest, highest = int(values.min()), int(values.max())
+    if lowest <= ignore <= highest and (row := first_bare_row(y, values != ignore)) is not None:
+        raise InvalidData(
+            f"{name}: {place(row)} has no target that counts: all are of the ignored class {ignore}. Drop that example."
+        )
+    if classes or highest < _SPARSE or values.dim() > 1 or isinstance(y, Ragged):
+        return
+    found = torch.unique(values[values >= 0])
+    gap = int(found.diff(prepend=found.new_tensor([-1])).max())
+    if highest >= 10 * len(values) or gap > highest / 2:
+        row = int(values.argmax())
+        raise InvalidData(
+            f"{name}: {place(row)} is {highest}, but y has {len(found)} different integers in {len(values)} examples, and "
+            f"integers are classes from 0 on. Repair that example; or number the classes by np.unique(y, return_inverse=True)"
+            f"[1], give y.astype(float) if they are quantities, or classes={highest + 1} if there are so many classes."
+        )
+
+
+def refuse_untrained_classes(data: FederatedData) -> None:
     """Refuse a class that some split has and no training client: a model cannot learn it."""
     if data.train.label_range(data.ignore_index) is None or data.classes > _MOST_CLASSES:
         return
@@ -160,12 +197,15 @@ def from_datasets(datasets: Mapping[str, Any], *, each_visit: bool = False, **op
             raise InvalidData(f"client {owner!r}: {type(dataset).__name__} must have a length, and examples by their number.")
         if len(dataset) == 0:
             raise InvalidData(f"client {owner!r} has no example. Drop it, or give it data.")
-        examples = [dataset[i] for i in range(len(dataset))]
+        examples = [read_example(dataset, i, f"client {owner!r}") for i in range(len(dataset))]
         x, y = stack_examples(f"client {owner!r}", examples)
         if each_visit:
             places = torch.stack([torch.zeros(len(examples), dtype=torch.int64), torch.arange(len(examples))], 1)
             x = Visited([dataset], places)
-        elif any(_differs(dataset[i][0], examples[i][0]) for i in range(min(_READ_TWICE, len(examples)))):
+        elif any(
+            _differs(read_example(dataset, i, f"client {owner!r}")[0], examples[i][0])
+            for i in range(min(_READ_TWICE, len(examples)))
+        ):
             raise InvalidData(
                 f"client {owner!r}: its Dataset gives another input whenever it is read (random augmentation), and would be "
                 'frozen as it was read first. Give each_visit=True and train with engine="loop", or leave the augmentation out.'

@@ -13,7 +13,7 @@ from torch import Tensor
 from equipoise.core.trees import leaves, map_tree, named_leaves
 from equipoise.data.ragged import Ragged
 from equipoise.data.visited import Visited
-from equipoise.errors import require
+from equipoise.errors import InvalidData, require
 
 _ROWS_PER_CHECK = 65_536
 
@@ -39,9 +39,23 @@ def first_bad_row(values: Any) -> int | None:
     return None
 
 
+def first_bare_row(y: Any, known: Tensor) -> int | None:
+    """The first row of targets that are all ignored, where `known` says which values are not; None if there is none."""
+    some = known.flatten(1).any(1) if known.dim() > 1 else known
+    if isinstance(y, Ragged):
+        some = torch.segment_reduce(some.double(), "max", lengths=y.lengths) > 0
+    return None if bool(some.all()) else int((~some).nonzero()[0])
+
+
 def as_leaf(values: Any) -> Any:
     """A tensor, or sequences; NumPy arrays are welcome."""
-    return values if isinstance(values, Ragged | Visited) else torch.as_tensor(values)
+    try:
+        return values if isinstance(values, Ragged | Visited) else torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError):
+        raise InvalidData(
+            f"inputs and targets must be arrays of numbers, or a tuple or dict of them, but one is a {type(values).__name__} "
+            "that is none. Arrays of any library: data.from_arrays(x, y, client)."
+        ) from None
 
 
 def columns(trees: Sequence[Any]) -> list[list[Any]] | None:

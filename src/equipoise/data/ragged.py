@@ -33,8 +33,8 @@ class Ragged:
     mask: str | None = "attention_mask"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "values", torch.as_tensor(self.values))
-        object.__setattr__(self, "offsets", torch.as_tensor(self.offsets).to(torch.int64))
+        object.__setattr__(self, "values", _as_tensor("values", self.values))
+        object.__setattr__(self, "offsets", _as_tensor("offsets", self.offsets).to(torch.int64))
         good = self.mask is None or (isinstance(self.mask, str) and self.mask.isidentifier())
         require(good, "mask", "must be the name of an argument of the model, or None", self.mask)
         if self.offsets.dim() != 1 or len(self.offsets) == 0 or self.values.dim() == 0:
@@ -42,14 +42,31 @@ class Ragged:
         if int(self.offsets[0]) != 0 or int(self.offsets[-1]) != len(self.values):
             raise InvalidData(f"offsets of Ragged must run from 0 to {len(self.values)} (the number of values).")
         if bool((short := self.offsets.diff() < 1).any()):
-            raise InvalidData(f"sequence {int(short.nonzero()[0])} of Ragged is empty. Drop it, or give it a value.")
+            first = int(short.nonzero()[0])
+            begin, end = self.offsets[first : first + 2].tolist()
+            if end < begin:
+                raise InvalidData(
+                    f"offsets of Ragged must rise, but offset {first + 1} is {end} after {begin}. They are the ends of the "
+                    "sequences one after the other; Ragged.of(sequences) finds them."
+                )
+            raise InvalidData(f"sequence {first} of Ragged is empty. Drop it, or give it a value.")
 
     @classmethod
     def of(cls, sequences: Iterable[Any], *, pad: float = 0, mask: str | None = "attention_mask") -> Ragged:
         """Sequences, each an array or a list (T, …), packed."""
-        tensors = [torch.as_tensor(sequence) for sequence in sequences]
+        if not isinstance(sequences, Iterable):
+            raise InvalidData(f"Ragged.of needs sequences, each an array or a list, but got {sequences!r}.")
+        tensors = [_as_tensor(f"sequence {row}", sequence) for row, sequence in enumerate(sequences)]
         if not tensors:
             raise InvalidData("Ragged needs at least one sequence.")
+        for row, tensor in enumerate(tensors):
+            if tensor.dim() == 0:
+                raise InvalidData(f"sequence {row} of Ragged is the single number {tensor.item()}. Give [{tensor.item()}].")
+            if tensor.shape[1:] != tensors[0].shape[1:]:
+                raise InvalidData(
+                    f"steps of sequence {row} of Ragged have the shape {tuple(tensor.shape[1:])}, those of sequence 0 "
+                    f"{tuple(tensors[0].shape[1:])}. Give all steps one shape; only the number of steps may differ."
+                )
         lengths = torch.tensor([0, *(len(tensor) for tensor in tensors)])
         return cls(torch.cat(tensors), lengths.cumsum(0), pad, mask)
 
@@ -135,3 +152,20 @@ class Ragged:
         lengths = torch.cat([part.lengths for part in parts])
         offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
         return replace(parts[0], values=torch.cat([part.values for part in parts]), offsets=offsets)
+
+
+def _as_tensor(what: str, values: Any) -> Tensor:
+    """Real numbers as a tensor."""
+    try:
+        if isinstance(values, str):
+            raise TypeError("text")
+        tensor = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError):
+        shown = repr(values)
+        raise InvalidData(
+            f"{what} of Ragged must hold numbers in steps of one shape, but is {shown[:80]}{'…' if len(shown) > 80 else ''}. "
+            "Turn text into integer codes, and drop or fill what is missing."
+        ) from None
+    if tensor.is_complex():
+        raise InvalidData(f"{what} of Ragged holds complex numbers. Give real and imaginary parts as two features.")
+    return tensor

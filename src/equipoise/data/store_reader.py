@@ -22,8 +22,10 @@ from equipoise.data.store_files import (
     read_manifest,
     read_schema,
 )
+from equipoise.data.store_rows import RowCheck, refuse_bad_offsets, refuse_unrising, refuse_untrained
 from equipoise.errors import InvalidData, InvalidParameter, require
 
+_TRIED = 3  # clients whose rows are read before a run, to try the model on
 _SHOWN = 5  # bad blocks in a message
 
 
@@ -32,17 +34,21 @@ def open_store(
 ) -> FederatedData:
     """Open a store of `write_store`. Nothing is read but ids' keys and sizes: values come from the disk when they are used.
 
+    Of the targets so many are read as show that training clients have each class, unless `write_store` was told `classes`.
     A share `test` of the clients (0.2 if nothing is said) and a share `validation` are kept apart, the same clients as
     `split_clients` chooses in memory. A store that was written from a `FederatedData` or a table has its splits and takes
     neither; that of a table has its `schema`.
 
     Source: your own data.
     """
-    folder = Path(path).expanduser()
+    folder = Path(path).expanduser().absolute()
     manifest = read_manifest(folder)
     sets = {name: mapped_clients(folder, manifest, name, entry, entry["digest"]) for name, entry in manifest["sets"].items()}
     about: Content = {key: manifest[key] for key in ("name", "classes", "ignore_index")}
     schema = read_schema(folder, manifest)
+    for name, clients in sets.items():
+        refuse_bad_offsets(folder / name, clients)
+        RowCheck(clients)(torch.arange(min(_TRIED, len(clients))))
     if "clients" not in sets:
         given = {"split_by": split_by != "clients", "validation": bool(validation), "test": test is not None}
         for parameter in (name for name, changed in given.items() if changed):
@@ -56,6 +62,8 @@ def open_store(
         "Split before writing: write_store(data.split_examples(clients), path), or write a FederatedData.",
     )  # fmt: skip
     data = split(sets["clients"], split_by, validation=validation, test=0.2 if test is None else test, seed=seed, **about)
+    if not manifest["classes"]:
+        refuse_untrained(data)
     return replace(data, schema=schema)
 
 
@@ -112,15 +120,7 @@ def _bad_blocks(file: Path, part: Content, block: int) -> list[str]:
 
 def _refuse_bad_offsets(folder: Path, manifest: Content, name: str, entry: Content) -> None:
     clients = mapped_clients(folder, manifest, name, entry)
-    ids = clients.ids
-    offsets = {"offsets": (clients.offsets, entry["examples"], entry["clients"])}
-    offsets["ids.offsets"] = (torch.from_numpy(ids.offsets), len(ids.text), entry["clients"])  # type: ignore[attr-defined]
+    refuse_bad_offsets(folder / name, clients)
     for leaf_name, leaf in leaf_names(clients).items():
         if isinstance(leaf, Ragged):
-            offsets[f"{leaf_name}.offsets"] = (leaf.offsets, len(leaf.values), entry["examples"])
-    for file, (values, last, count) in offsets.items():
-        if len(values) != count + 1 or int(values[0]) != 0 or int(values[-1]) != last or bool((values.diff() < 1).any()):
-            raise InvalidData(
-                f"{folder / name / file} does not rise from 0 to {last} in {count} steps, so that rows have no owner. "
-                "Write the store again."
-            )
+            refuse_unrising(folder / name / f"{leaf_name}.offsets", leaf.offsets, len(leaf.values), entry["examples"])

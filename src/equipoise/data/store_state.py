@@ -30,7 +30,13 @@ class StoreState:
     def refuse_changed(self) -> None:
         """Refuse a store with a file that changed since it was opened; this reads no file."""
         for name, found in self.files:
-            if file_stat(self.path / name) != found:
+            now = file_stat(self.path / name)
+            if now is None:
+                raise InvalidData(
+                    f"{self.path / name} does not exist any more: the store was moved or deleted while it was open. Bring it "
+                    "back, or open it where it is now, and go on from a checkpoint."
+                )
+            if now != found:
                 raise InvalidData(
                     f"{self.path / name} changed while the store was open: earlier and later rows may not fit. "
                     "Let nobody write there during a run; then open the store again, and go on from a checkpoint."
@@ -57,7 +63,7 @@ class StoredIds(Sequence[str]):
 
     def _decode(self, place: int) -> str:
         text: bytes = self.text[self.offsets[place] : self.offsets[place + 1]].tobytes()
-        return text.decode()
+        return text.decode(errors="replace")
 
     @overload
     def __getitem__(self, index: int) -> str: ...
@@ -76,7 +82,9 @@ class StoredIds(Sequence[str]):
 
     def _decoded(self, places: Numbers) -> Iterator[str]:
         text, ends = memoryview(self.text), self.offsets[places + 1].tolist()  # type: ignore[arg-type]
-        return (str(text[start:end], "utf-8") for start, end in zip(self.offsets[places].tolist(), ends, strict=True))
+        return (
+            str(text[start:end], "utf-8", "replace") for start, end in zip(self.offsets[places].tolist(), ends, strict=True)
+        )
 
     def at(self, positions: Tensor) -> tuple[str, ...]:
         """The ids at some positions."""

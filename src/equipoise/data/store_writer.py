@@ -97,7 +97,7 @@ def write_streams(
 
     `size` are the bytes that they will take, if known.
     """
-    folder = Path(path).expanduser()
+    folder = Path(path).expanduser().absolute()
     header: Content = {"format": FORMAT, "block": BLOCK_BYTES, "name": name, "classes": classes}
     header |= {"ignore_index": ignore_index, "schema": schema_digest(schema)}
     _refuse_foreign(folder)
@@ -241,7 +241,15 @@ class _StoreWriter:
         free |= {"scale", "shift", "schema"} if adopts else set()
         for key in header:
             if key not in free and header[key] != self.header[key]:
-                raise self._other(f"its {key} is {self.header[key]}, that of these clients {header[key]}")
+                shown = _shown_kind if key in ("x", "y") else str
+                mine, other = shown(self.header[key]), shown(header[key])
+                if append:
+                    fix = "Convert them, or write them to another folder."
+                    if key == "schema":
+                        mine, other, fix = f"in {SCHEMA}", "another one", f'Give schema="{self.folder / SCHEMA}".'
+                    rule = f"must be of the kind of those in the store {self.folder}: its {key} is {mine}"
+                    raise InvalidParameter("clients", rule, other, fix)
+                raise self._other(f"its {key} is {mine}, that of these clients {other}")
 
     def _other(self, difference: str) -> InvalidParameter:
         return InvalidParameter(
@@ -293,13 +301,10 @@ class _StoreWriter:
                 files.close()
 
     def _refuse_unlike(self, batch: ClientSet, found: Content) -> None:
-        def shown(header: Content) -> str:
-            kinds = [f"{leaf['type']} {tuple(leaf['shape'])}" for which in ("x", "y") for leaf in header[which]["leaves"]]
-            return ", ".join(kinds)
-
         raise InvalidData(
-            f"{self.header['name']}: inputs and targets of client {batch.ids[0]!r} are {shown(found)}, those before it "
-            f"{shown(self.header)}. Give all clients the same kind."
+            f"{self.header['name']}: inputs and targets of client {batch.ids[0]!r} are {_shown_kind(found['x'])} and "
+            f"{_shown_kind(found['y'])}, those before it {_shown_kind(self.header['x'])} and {_shown_kind(self.header['y'])}. "
+            "Give all clients the same kind."
         )
 
     def _refuse_other_clients(self, batch: ClientSet, stored: ClientSet, first: int, count: int) -> None:
@@ -335,6 +340,16 @@ class _StoreWriter:
                 entry["digest"] = set_digest(self.folder, manifest, name)
             write_atomically(self.folder / MANIFEST, json.dumps(manifest, indent=1).encode())
         (self.folder / PROGRESS).unlink(missing_ok=True)
+
+
+def _shown_kind(tree: Content) -> str:
+    """Inputs or targets of a manifest in words."""
+    names = tree["names"] or [""] * len(tree["leaves"])
+    kinds = [
+        f"{name} {leaf['type']} {'sequences of ' if leaf['ragged'] else ''}{tuple(leaf['shape'])}".strip()
+        for name, leaf in zip(names, tree["leaves"], strict=True)
+    ]
+    return ", ".join(kinds) if tree["kind"] == "tensor" else f"a {tree['kind']} ({', '.join(kinds)})"
 
 
 def _as_noted(entry: Content) -> Content:

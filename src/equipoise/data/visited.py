@@ -13,6 +13,18 @@ from torch import Tensor
 from equipoise.errors import InvalidData
 
 
+def read_example(dataset: Any, number: int, owner: str) -> Any:
+    """An example of a Dataset; whatever reading it raises is said to be about that example."""
+    try:
+        return dataset[number]
+    except Exception as failure:  # a user's code may raise anything
+        text = (str(failure).strip().splitlines() or [""])[0]
+        raise InvalidData(
+            f"{owner}: example {number} of its Dataset cannot be read: {type(failure).__name__}: {text}. Repair or leave out "
+            "that example."
+        ) from failure
+
+
 @dataclass(frozen=True, eq=False)
 class Visited:
     """N examples, of which example i is input places[i][1] of dataset places[i][0], read whenever a batch holds it.
@@ -32,7 +44,7 @@ class Visited:
         return f"Visited({len(self)} examples of {len(self.datasets)} datasets)"
 
     def _read(self, place: Sequence[int]) -> Tensor:
-        return torch.as_tensor(self.datasets[place[0]][place[1]][0])
+        return torch.as_tensor(read_example(self.datasets[place[0]], place[1], f"dataset {place[0]}")[0])
 
     @cached_property
     def _first(self) -> Tensor:

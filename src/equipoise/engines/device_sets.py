@@ -16,6 +16,7 @@ from equipoise.core.trees import leaves, map_tree
 from equipoise.data.clients import ClientSet, FederatedData, rows_in_turn
 from equipoise.data.ragged import Ragged
 from equipoise.data.read_ahead import ReadAhead
+from equipoise.data.store_rows import RowCheck
 from equipoise.errors import InvalidData
 
 _RESIDENT = 0.5  # of a GPU's free memory: data that take at most this share stay there
@@ -35,6 +36,7 @@ class DeviceSets:
         self._moved: WeakKeyDictionary[ClientSet, ClientSet] = WeakKeyDictionary()
         self._windows: WeakKeyDictionary[ClientSet, DataWindow] = WeakKeyDictionary()
         self._ahead: WeakKeyDictionary[ClientSet, ReadAhead] = WeakKeyDictionary()
+        self._checks: WeakKeyDictionary[ClientSet, RowCheck] = WeakKeyDictionary()  # of stores that stay where they are
         free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
         self._half_bytes = int(_HALF * free) if free else _HALF_ON_CPU
         if resident is None:
@@ -46,7 +48,7 @@ class DeviceSets:
             return self._moved[clients]
         if self.resident and self.device == clients.device:
             if clients.store is not None and clients not in self._ahead:
-                self._ahead[clients] = ReadAhead(clients)
+                self._ahead[clients], self._checks[clients] = ReadAhead(clients), RowCheck(clients)
             return clients  # an entry would keep its own key
         if self.resident or clients.is_visited:
             moved = moved_in_pieces(clients, self.device)
@@ -61,6 +63,9 @@ class DeviceSets:
         """Have the examples of these clients of a set on the device, until others are held."""
         if (window := self._windows.get(clients)) is not None:
             window.hold(positions[0] if len(positions) == 1 else torch.cat(positions))
+        elif (check := self._checks.get(clients)) is not None:
+            for each in positions:
+                check(each)
 
     def expecting(self, clients: ClientSet) -> Callable[[Tensor], None] | None:
         """What reads examples ahead, told the clients that are held after the next; None if all examples are there."""
@@ -71,6 +76,8 @@ class DeviceSets:
         """Clients at positions `which` of a set (None: all) in parts that the device holds, each held while it is worked on."""
         window = self._windows.get(clients)
         if window is None:
+            if (check := self._checks.get(clients)) is not None:
+                check(which)
             yield which
             return
         parts = window.parts(torch.arange(len(clients)) if which is None else which)
@@ -95,6 +102,8 @@ def _row_bytes(leaf: Any) -> float:
 
 def moved_in_pieces(clients: ClientSet, device: torch.device) -> ClientSet:
     """A set on a device. Rows of a store are read some megabytes at a time, so that they are never all in the host's memory."""
+    if clients.store is not None:
+        RowCheck(clients)()
     if clients.store is None or clients.in_turn or clients.has_sequences:
         return clients.to(device)
     window = DataWindow(clients, device, set_bytes(clients), halves=1)
@@ -136,6 +145,7 @@ class DataWindow:
         self._copied = [torch.cuda.Event() if on_gpu else None for _ in range(halves)]  # type: ignore[no-untyped-call]
         self._reading: tuple[Tensor, Future[None]] | None = None  # into the half that is not current
         self._following: Tensor | None = None  # whom to read next
+        self._check = RowCheck(source) if source.store is not None else None
         self.missed = 0  # cohorts that were not read ahead
 
     def parts(self, positions: Tensor) -> list[Tensor]:
@@ -213,6 +223,8 @@ class DataWindow:
 
     def _copy(self, wanted: Tensor, half: int) -> None:
         """Write the rows of these clients to a half; on a GPU the copy goes on after this returns."""
+        if self._check is not None:
+            self._check(wanted)
         rows = rows_in_turn(self.host_starts[wanted], self.sizes[wanted])
         if (copied := self._copied[half]) is not None:
             copied.synchronize()  # or the memory on the host, which is copied from, is still read
