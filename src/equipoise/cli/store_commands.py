@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
-from collections.abc import Callable
+import re
+import shlex
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +16,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from equipoise.errors import ConfigError, InvalidParameter, unknown_name
+from equipoise.errors import ConfigError, EquipoiseError, EquipoiseNotice, InvalidData, InvalidParameter, unknown_name
 
 KINDS = ".npz, .csv, .csv.gz, .parquet"
 STORE_FILE = "manifest.json"
@@ -79,7 +84,8 @@ def convert(
         for key in {"client", "target"} - options.keys():
             raise ConfigError(f"--{key} is missing: name a column of {source}.")
         _refuse_unknown_options(data.write_table_store, (source, store), options)
-        path = data.write_table_store(source, store, **options, name=name or "", append=append)
+        with _cures_for_shell():
+            path = data.write_table_store(source, store, **options, name=name or "", append=append)
         _print_check(path, data.check_store(path))
         return
     clients = _read(source, options)
@@ -88,6 +94,32 @@ def convert(
     else:
         path = data.write_store(clients, store, name=name or (None if append else source.stem), append=append)
     _print_check(path, data.check_store(path))
+
+
+@contextmanager
+def _cures_for_shell() -> Iterator[None]:
+    """Add to errors and notices that advise kinds={'d': 'date'} what to write on the command line: --set kinds.d=date."""
+    show = warnings.showwarning
+
+    def show_cured(message: Warning | str, *rest: Any, **options: Any) -> None:
+        show(EquipoiseNotice(_for_shell(message)) if isinstance(message, EquipoiseNotice) else message, *rest, **options)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show_cured
+        try:
+            yield
+        except EquipoiseError as failure:
+            if (text := _for_shell(failure)) == str(failure):
+                raise
+            raise InvalidData(text) from failure
+
+
+def _for_shell(message: object) -> str:
+    """The message, with its advice on kinds in the form of options."""
+    advised = re.findall(r"kinds=(\{.*?\})", str(message))
+    kinds = [pair for each in advised for pair in ast.literal_eval(each).items()]
+    cures = " ".join(f"--set {shlex.quote(f'kinds.{column}={kind}')}" for column, kind in dict.fromkeys(kinds))
+    return f"{message} On the command line: {cures}." if cures else str(message)
 
 
 def _read(source: Path, options: dict[str, Any]) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from equipoise.errors import EquipoiseError, IncompatibleParts, InvalidParameter
 if TYPE_CHECKING:
     from equipoise.data.clients import FederatedData
 
+TRIED_ROWS = 256  # sequences among which those are chosen that padding is tried on
 PerExample = Callable[[Any, Any], Tensor]  # of trees of outputs and targets
 
 
@@ -217,7 +219,7 @@ class Task:
                         "over clients both break.",
                         "Compute it from the example's own outputs and target.",
                     )
-            trial._refuse_padding(data, rows, params.detach())
+            trial._refuse_padding(data, params.detach())
         return wanted
 
     def _respecting(self, data: FederatedData) -> Task:
@@ -231,23 +233,28 @@ class Task:
         tensors = isinstance(outputs, Tensor) and isinstance(y, Tensor) and outputs.dim() == 2
         return tensors and y.shape == outputs.shape[:1] and 1 < data.classes <= outputs.shape[1]
 
-    def _refuse_padding(self, data: FederatedData, rows: slice, params: Tensor) -> None:
-        """Where sequences are padded, more or less padding must change neither loss, error nor gradient.
+    def _refuse_padding(self, data: FederatedData, params: Tensor) -> None:
+        """Where sequences are padded, more, less or no padding must change neither loss, error nor gradient.
 
         They are compared at the first model and after a step along its gradient: a last layer of zeros hides what is below it.
         """
         if not data.train.has_sequences:
             return
+        rows = data.train.first_rows(TRIED_ROWS)
         gradient = self._run_user_code("model", data, lambda: self._refuse_padding_at(data, rows, params, ("loss", "error")))
         step = 0.1 * max(float(params.norm()), 1.0) / max(float(gradient.norm()), 1e-30)
         if bool(torch.isfinite(moved := params - step * gradient).all()):
             self._run_user_code("model", data, lambda: self._refuse_padding_at(data, rows, moved, ("loss",)))
 
-    def _refuse_padding_at(self, data: FederatedData, rows: slice, params: Tensor, names: tuple[str, ...]) -> Tensor:
-        """Compare some examples with more padding, and one by one with less; the gradient of the sum of their losses."""
+    def _refuse_padding_at(self, data: FederatedData, rows: Tensor, params: Tensor, names: tuple[str, ...]) -> Tensor:
+        """Compare some examples with more padding, and one by one without; the gradient of the sum of their losses.
+
+        A model need not take more steps than any batch has, nor fewer than 8: what it does not take is not compared.
+        """
         here = self._padded_scores(data, [rows], params, 0)
-        for parts, wider in (([rows], 8), ([slice(i, i + 1) for i in range(rows.start, rows.stop)], 0)):
-            there = self._padded_scores(data, parts, params, wider)
+        more = (8,) if data.may_pad_further(rows) else (8, 0)
+        for parts, wider in (([rows], more), (list(rows.split(1)), (None, 0))):
+            there = self._padded_scores(data, parts, params, *wider)
             changed = [name for name in names if not _nearly_equal(here[name], there[name])]
             gradients = (self.layout.unflatten(each["gradient"]) for each in (here, there))
             if changed or not _nearly_equal_gradients(*gradients):
@@ -260,15 +267,25 @@ class Task:
                 )
         return here["gradient"]
 
-    def _padded_scores(self, data: FederatedData, parts: list[slice], params: Tensor, wider: int) -> dict[str, Tensor]:
-        """Losses and errors of some examples in batches, and the gradient of the sum of all losses."""
-        scores, given = [], params.detach().requires_grad_()
-        for part in parts:
-            x, y = (read(part, self.layout.dtype, wider=wider) for read in (data.train.inputs, data.train.targets))
-            with torch.enable_grad():
-                scores.append(self.scores(given, trees.map_tree(Tensor.cpu, x), trees.map_tree(Tensor.cpu, y)))
+    def _padded_scores(self, data: FederatedData, parts: list[Tensor], params: Tensor, *wider: int | None) -> dict[str, Tensor]:
+        """Losses and errors of some examples in batches, and the gradient of the sum of all losses.
+
+        Each batch is padded by the first of `wider` that the model takes; what it raises at the last is raised.
+        """
+        given = params.detach().requires_grad_()
+
+        def score(part: Tensor, places: int | None) -> tuple[Tensor, Tensor]:
+            x, y = (read(part, self.layout.dtype, wider=places) for read in (data.train.inputs, data.train.targets))
+            return self.scores(given, trees.map_tree(Tensor.cpu, x), trees.map_tree(Tensor.cpu, y))
+
+        def score_first(part: Tensor) -> tuple[Tensor, Tensor]:
+            for places in wider[:-1]:
+                with suppress(Exception):  # a user's model may raise anything
+                    return score(part, places)
+            return score(part, wider[-1])
+
         with torch.enable_grad():
-            losses, errors = (torch.cat(each) for each in zip(*scores, strict=True))
+            losses, errors = (torch.cat(each) for each in zip(*map(score_first, parts), strict=True))
             (gradient,) = torch.autograd.grad(losses.sum(), given)
         return {"loss": losses.detach(), "error": errors.detach(), "gradient": gradient}
 

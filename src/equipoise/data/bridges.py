@@ -132,8 +132,9 @@ def _tree(dataset: Any, columns: Columns, pad: float, where: str) -> Any:
 def _leaf(dataset: Any, name: str, pad: float, where: str) -> Any:
     values = _column(dataset, name, where)
     for row, value in enumerate(values):
-        if value is None:
-            raise InvalidData(f"{where}: column {name!r}, row {row} is missing. Drop that row, or fill it: dataset.filter(…).")
+        if _lacks_value(value):
+            what = "is missing" if value is None else "lacks a value (None)"
+            raise InvalidData(f"{where}: column {name!r}, row {row} {what}. Drop that row: dataset.filter(…), or fill it.")
     _refuse_random(dataset, name, where, values)
     if len(values) and is_part(values[0], "convert", "getbands"):  # a PIL image
         return _pictures(values, f"{where}: column {name!r}")
@@ -143,6 +144,11 @@ def _leaf(dataset: Any, name: str, pad: float, where: str) -> Any:
         return np.asarray(values)
     except (TypeError, ValueError, InvalidData) as failure:
         raise InvalidData(f"{where}: column {name!r} cannot be packed: {first_line(failure)}.") from failure
+
+
+def _lacks_value(value: Any) -> bool:
+    """Whether a cell is empty, or a list with an empty place."""
+    return any(map(_lacks_value, value)) if isinstance(value, list) else value is None
 
 
 def _pictures(values: Sequence[Any], where: str) -> Any:

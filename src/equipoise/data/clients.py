@@ -18,7 +18,7 @@ from equipoise.core.rng import name_keys
 from equipoise.core.trees import leaves, map_tree, named_leaves
 from equipoise.data import leaves as leaf_of
 from equipoise.data.leaves import shown_shape
-from equipoise.data.ragged import Ragged
+from equipoise.data.ragged import MULTIPLE, Ragged
 from equipoise.data.store_state import StoredIds, StoreState
 from equipoise.data.visited import Visited
 from equipoise.errors import InvalidData, InvalidParameter, is_integer, require
@@ -246,10 +246,20 @@ class ClientSet:
         first = int(self.starts[client])
         return slice(first, first + int(self.sizes[client]))
 
-    def inputs(self, rows: Tensor | slice, dtype: torch.dtype = torch.float32, *, wider: int = 0) -> Any:
+    def first_rows(self, count: int) -> Tensor:
+        """The first rows for a trial: of sequences the shortest and the longest, and one that batches need not pad."""
+        chosen = set()
+        for leaf in (*leaves(self.x), *leaves(self.y)):
+            if isinstance(leaf, Ragged):
+                lengths = leaf.offsets[: min(count, len(leaf)) + 1].diff()
+                whole = (lengths % MULTIPLE == 0).int().argmax()  # the first row if there is none
+                chosen |= {int(row) for row in (lengths.argmin(), lengths.argmax(), whole)}
+        return torch.tensor(sorted(chosen), device=self.device)
+
+    def inputs(self, rows: Tensor | slice, dtype: torch.dtype = torch.float32, *, wider: int | None = 0) -> Any:
         """The rows of `x` as a model sees them: scaled if raw, floating numbers in `dtype`, tokens as int64.
 
-        Sequences are padded and their masks added. `wider` adds so many places of padding.
+        Sequences are padded and their masks added. `wider` adds so many places of padding; None pads to the longest only.
         """
         if isinstance(self.x, Tensor):
             return leaf_of.prepared(leaf_of.gather(self.x, rows, wider), rows, dtype, self.scale, self.shift)
@@ -267,7 +277,7 @@ class ClientSet:
                     )
         return gathered
 
-    def targets(self, rows: Tensor | slice, dtype: torch.dtype = torch.float32, *, wider: int = 0) -> Any:
+    def targets(self, rows: Tensor | slice, dtype: torch.dtype = torch.float32, *, wider: int | None = 0) -> Any:
         """The rows of `y`: classes as int64, numbers in `dtype`."""
         return map_tree(lambda leaf: leaf_of.prepared(leaf_of.gather(leaf, rows, wider), rows, dtype, None, 0.0), self.y)
 
@@ -515,6 +525,11 @@ class FederatedData:
         """Whether some targets are to be ignored."""
         ranges = [clients.label_range(self.ignore_index) for clients in self.splits.values()]
         return any(labels is not None and labels.ignored for labels in ranges)
+
+    def may_pad_further(self, rows: Tensor) -> bool:
+        """Whether there are sequences that a batch of these training rows would be padded further for."""
+        parts = [[leaf for leaf in (*leaves(c.x), *leaves(c.y)) if isinstance(leaf, Ragged)] for c in self.splits.values()]
+        return all(max(leaf.longest for leaf in each) > each[0].width(rows) for each in zip(*parts, strict=True))
 
     @cached_property
     def fingerprint(self) -> str:

@@ -21,6 +21,7 @@ from equipoise.errors import EquipoiseNotice, InvalidData, is_integer, require
 
 _LARGER = 1.5  # times the share of clients to test on that was asked for
 _MOST_CLASSES = 100_000
+_MANY = 100  # integers below this are taken for classes without a word
 _SPARSE = 1000  # integers below this are taken for classes, however few occur
 _READ_TWICE = 4  # examples of every client, to find random augmentation
 
@@ -152,12 +153,16 @@ def _refuse_odd_targets(y: Any, name: str, classes: int, ignore: int, place: Cal
         raise InvalidData(
             f"{name}: {place(row)} has no target that counts: all are of the ignored class {ignore}. Drop that example."
         )
-    if classes or highest < _SPARSE or values.dim() > 1 or isinstance(y, Ragged):
+    if classes or highest < _MANY or values.dim() > 1 or isinstance(y, Ragged):
         return
-    found = torch.unique(values[values >= 0])
-    gap = int(found.diff(prepend=found.new_tensor([-1])).max())
-    if highest >= 10 * len(values) or gap > highest / 2:
-        row = int(values.argmax())
+    known = values[values >= 0]
+    found = torch.bincount(known).nonzero().flatten() if highest < _MOST_CLASSES else torch.unique(known)
+    gap, row = int(found.diff(prepend=found.new_tensor([-1])).max()), int(values.argmax())
+    if highest < _SPARSE and gap > highest / 2 and 10 * len(found) < highest + 1:
+        text = f"{name}: {place(row)} is {highest}, so that there are {highest + 1} classes, of which {len(found)} occur."
+        cure = f"If that is an error, repair that example; if there are so many classes, give classes={highest + 1}."
+        warnings.warn(EquipoiseNotice(f"{text} {cure}"), stacklevel=4)
+    elif highest >= _SPARSE and (highest >= 10 * len(values) or gap > highest / 2):
         raise InvalidData(
             f"{name}: {place(row)} is {highest}, but y has {len(found)} different integers in {len(values)} examples, and "
             f"integers are classes from 0 on. Repair that example; or number the classes by np.unique(y, return_inverse=True)"

@@ -152,11 +152,11 @@ def indices(rows: Tensor | slice, device: torch.device) -> Tensor:
     return torch.arange(rows.start, rows.stop, device=device) if isinstance(rows, slice) else rows
 
 
-def gather(values: Any, rows: Tensor | slice, wider: int) -> Tensor:
+def gather(values: Any, rows: Tensor | slice, wider: int | None) -> Tensor:
     """values[rows] for rows of any shape, by `index_select`, which is many times faster than indexing."""
     if isinstance(values, Ragged):
         where = indices(rows, values.device)
-        return values.gather(where, values.width(where) + wider)
+        return values.gather(where, int(values.lengths_of(where).max()) if wider is None else values.width(where) + wider)
     if isinstance(values, Visited):
         return values.gather(indices(rows, values.places.device))
     if isinstance(rows, slice):

@@ -128,7 +128,10 @@ def read_manifest(path: Path) -> Content:
                 f"{path}: its writing was interrupted after {done} clients. Start the same write_store(…) again; it goes on "
                 "there."
             )
-        raise InvalidData(f"{path} is no store: it has no {MANIFEST}. Write one by data.write_store(clients, path).")
+        raise InvalidData(
+            f"{path} is no store: it has no {MANIFEST}. Write one by data.write_store(clients, path), or "
+            "`equipoise data convert SOURCE STORE`."
+        )
     manifest = read_content(path / MANIFEST)
     growing = (path / PROGRESS).exists()  # an append that goes on, or was interrupted
     try:

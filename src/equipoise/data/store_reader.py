@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from equipoise.core.task import TRIED_ROWS
 from equipoise.data.clients import FederatedData
 from equipoise.data.file_access import PathLike
 from equipoise.data.ragged import Ragged
@@ -48,7 +49,8 @@ def open_store(
     schema = read_schema(folder, manifest)
     for name, clients in sets.items():
         refuse_bad_offsets(folder / name, clients)
-        RowCheck(clients)(torch.arange(min(_TRIED, len(clients))))
+        owners = int(torch.searchsorted(clients.offsets, TRIED_ROWS)) if clients.has_sequences else _TRIED
+        RowCheck(clients)(torch.arange(min(max(owners, _TRIED), len(clients))))
     if "clients" not in sets:
         given = {"split_by": split_by != "clients", "validation": bool(validation), "test": test is not None}
         for parameter in (name for name, changed in given.items() if changed):

@@ -8,7 +8,7 @@ import shutil
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -100,26 +100,30 @@ def write_streams(
     folder = Path(path).expanduser().absolute()
     header: Content = {"format": FORMAT, "block": BLOCK_BYTES, "name": name, "classes": classes}
     header |= {"ignore_index": ignore_index, "schema": schema_digest(schema)}
-    _refuse_foreign(folder)
+    with _clear_failures(folder):
+        _refuse_foreign(folder)
     (first_name, first), *others = streams.items()
     batch = next(first, None)
     if batch is None:
         raise InvalidData(f"{header['name']}: there is no client.")
     header |= describe_clients(batch)
     streams = {first_name: chain([batch], first), **dict(others)}
-    with _clear_failures(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / LOCK, wait=False):
-        _remove_leftovers(folder)
+    with ExitStack() as stack:
+        with _clear_failures(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(folder / LOCK, wait=False))
+            stack.callback((folder / LOCK).unlink, missing_ok=True)
+            _remove_leftovers(folder)
         writer = _StoreWriter.begin(folder, header, list(streams), append, adopts)
         writer.refuse_full_disk(size)
         writer.note()
         if schema is not None:
-            schema.save(folder / SCHEMA)
+            with _clear_failures(folder):
+                schema.save(folder / SCHEMA)
         for set_name, stream in streams.items():
             writer.write_set(set_name, stream)
-        writer.finish()
-        (folder / LOCK).unlink(missing_ok=True)
+        with _clear_failures(folder, sum(entry["clients"] for entry in writer.progress["sets"].values())):
+            writer.finish()
     return folder
 
 
@@ -308,15 +312,14 @@ class _StoreWriter:
         )
 
     def _refuse_other_clients(self, batch: ClientSet, stored: ClientSet, first: int, count: int) -> None:
-        """Refuse a stream that does not begin with what the store holds: all ids and sizes, and the values of a few clients."""
+        """Refuse a stream that does not begin with what the store holds: ids, sizes and values of all clients."""
         for k, (new, old) in enumerate(zip(batch.ids, stored.ids[first : first + count], strict=False)):
             if new != old:
                 raise self._other(f"its client {first + k} is {old!r}, that of these clients {new!r}")
-        differ = np.flatnonzero((batch.sizes[:count] != stored.sizes[first : first + count]).numpy())
-        for k in (*differ[:1].tolist(), 0, count - 1):
-            new_client, old_client = batch.take([k]), stored.take([first + k])
-            if differ.size or not _same_values(new_client, old_client):
-                raise self._other(f"its examples of client {batch.ids[k]!r} are others")
+        differ = np.flatnonzero((batch.sizes[:count] != stored.sizes[first : first + count]).numpy())[:1].tolist()
+        if differ or not _same_values(batch, 0, stored, first, count):
+            k = next(k for k in (*differ, *range(count)) if k in differ or not _same_values(batch, k, stored, first + k, 1))
+            raise self._other(f"its examples of client {batch.ids[k]!r} are others")
 
     def note(self, files: _SetFiles | None = None) -> None:
         """Write down how far the store is, after all of that is on the disk."""
@@ -363,13 +366,22 @@ def _with_bytes(entry: Content) -> Content:
     return entry | {"files": {file: {"bytes": size} for file, size in entry["files"].items()}}
 
 
-def _same_values(one: ClientSet, other: ClientSet) -> bool:
-    pairs = zip(leaf_names(one).values(), leaf_names(other).values(), strict=True)
-    return all(np.array_equal(array_bytes(_values(a)), array_bytes(_values(b))) and len(a) == len(b) for a, b in pairs)
+def _same_values(new: ClientSet, k: int, old: ClientSet, first: int, count: int) -> bool:
+    """Whether so many clients from the k-th on have the bytes of those of another set from the `first` on."""
+    pairs = zip(_values(new, k, count), _values(old, first, count), strict=True)
+    return all(np.array_equal(array_bytes(a), array_bytes(b)) for a, b in pairs)
 
 
-def _values(leaf: Any) -> Any:
-    return leaf.values if isinstance(leaf, Ragged) else leaf
+def _values(clients: ClientSet, first: int, count: int) -> Iterator[Tensor]:
+    """The values of clients that follow each other, leaf by leaf, and the lengths of sequences; nothing is copied."""
+    start, end = int(clients.offsets[first]), int(clients.offsets[first + count])
+    for leaf in leaf_names(clients).values():
+        if isinstance(leaf, Ragged):
+            offsets = leaf.offsets[start : end + 1]
+            yield offsets.diff()
+            yield leaf.values[int(offsets[0]) : int(offsets[-1])]
+        else:
+            yield leaf[start:end]
 
 
 class _SetFiles:

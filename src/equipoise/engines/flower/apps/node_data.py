@@ -82,7 +82,8 @@ def _is_pair(given: Any) -> bool:
     """Whether something is inputs and targets, and not a training and a test set."""
     if not isinstance(given, tuple | list) or len(given) != 2:
         return False
-    return all(_is_array(leaf) for part in given for leaf in leaves(part)) and not all(map(_is_pair, given))
+    entries = [leaf for part in given for leaf in leaves(part)]
+    return all(_is_array(leaf) or isinstance(leaf, Mapping) for leaf in entries) and not all(map(_is_pair, given))
 
 
 def _is_array(value: Any) -> bool:
