@@ -342,7 +342,9 @@ def test_data_convert_mistakes(tmp_path):
     assert "table.xlsx must be a file of the kinds .npz" in refused("data", "convert", "table.xlsx", "s")
     assert "nowhere.npz does not exist" in refused("data", "convert", "nowhere.npz", "s")
     assert "must name parameters of equipoise.data.npz" in refused("data", "convert", "nowhere.npz", "s", "--set", "clint=user")
-    assert "is no store" in refused("data", "check", str(tmp_path))
+    shown = refused("data", "check", str(tmp_path))
+    assert "is no store" in shown
+    assert "`equipoise data convert SOURCE STORE`" in shown
 
 
 @pytest.fixture
@@ -366,6 +368,19 @@ def test_data_convert_a_table(tmp_path, hospitals):
     assert call("data", "convert", "hospitals.csv", "pieces.store", *columns, "--set", "memory=0").exit_code == 0
     assert (tmp_path / "pieces.store/schema.json").read_text() == (tmp_path / "h.store/schema.json").read_text()
     assert "--target is missing" in refused("data", "convert", "hospitals.csv", "s", "--client", "hospital")
+    lines = (tmp_path / "hospitals.csv").read_text().splitlines()
+    for column, cells, advice in (
+        (
+            "day",
+            [f"2026-01-{k % 28 + 1:02d} {k:02d}h" for k in range(48)],
+            "--set kinds.day=date, or --set 'kinds.day=left out'.",
+        ),
+        ("born on", [f"{1900 + k}-01-01" for k in range(48)], "--set 'kinds.born on=date', or --set 'kinds.born on=left out'."),
+    ):
+        table = [f"{line},{cell}" for line, cell in zip(lines, [column, *cells], strict=True)]
+        (tmp_path / "more.csv").write_text("\n".join(table))
+        shown = refused("data", "convert", "more.csv", "s", *columns, "--set", "kinds.town=category")
+        assert f"On the command line: {advice}" in shown
     assert "write_table_store" in refused("data", "convert", "hospitals.csv", "s", *columns, "--set", "tset=0.1")
 
 

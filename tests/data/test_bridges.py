@@ -195,8 +195,11 @@ def test_missing_values_of_datasets_are_named():
     rows = datasets.Dataset.from_dict({"a": [[1.0], None, [2.0]], "b": [[1, 2], [3, None], [4]], "y": [0, 1, 0]})
     with pytest.raises(InvalidData, match="client 'p': column 'a', row 1 is missing"):
         eq.data.from_hugging_face({"p": rows}, x="a", y="y")
-    with pytest.raises(InvalidData, match=r"column 'b' cannot be packed: sequence 1 of Ragged must hold numbers"):
+    with pytest.raises(InvalidData, match=r"client 'p': column 'b', row 1 lacks a value \(None\)"):
         eq.data.from_hugging_face({"p": rows}, x="b", y="y")
+    even = datasets.Dataset.from_dict({"a": [[1.0, None, 2.0], [1.0, 2.0, 3.0]], "y": [0, 1]})
+    with pytest.raises(InvalidData, match=r"client 'p': column 'a', row 0 lacks a value \(None\)"):
+        eq.data.from_hugging_face({"p": even}, x="a", y="y")
 
 
 def test_partitions_keep_natural_ids_and_need_their_data():

@@ -193,10 +193,24 @@ def test_integers_that_are_hardly_classes_are_refused_unless_they_are_named(y):
         eq.data.from_dict({"a": (X, Y), "b": (X, y)})
 
 
+@pytest.mark.parametrize("highest", [100, 900, 999])
+def test_a_class_far_above_the_others_is_told(highest):
+    y = np.where(np.arange(12) == 5, highest, Y)
+    found = len(set(y.tolist()))
+    words = rf"is {highest}, so that there are {highest + 1} classes, of which {found} occur.*give classes={highest + 1}"
+    with pytest.warns(EquipoiseNotice, match=f"row 5 of y {words}"):
+        assert eq.data.from_arrays(X, y, OWNERS, test=0.0).classes == highest + 1
+    with pytest.warns(EquipoiseNotice, match=f"client 'b', row 5 {words}"):
+        eq.data.from_dict({"a": (X, Y), "b": (X, y)}, test=0.0)
+    assert eq.data.from_arrays(X, y, OWNERS, test=0.0, classes=highest + 1).classes == highest + 1
+    assert eq.data.from_arrays(X, np.where(np.arange(12) == 5, 99, Y), OWNERS, test=0.0).classes == 100
+
+
 def test_many_classes_and_few_high_ones_are_classes():
     many = np.arange(1500)
     assert eq.data.from_arrays(many[:, None].astype(float), many, many % 2, test=0.0).classes == 1500
-    assert eq.data.from_arrays(X, np.where(np.arange(12) == 5, 999, Y), OWNERS, test=0.0).classes == 1000
+    spread = np.arange(12) * 90
+    assert eq.data.from_arrays(X, spread, OWNERS, test=0.0).classes == 991
     with pytest.raises(InvalidParameter, match="ignore_index must be an integer, but is None"):
         eq.data.from_arrays(X, Y, OWNERS, ignore_index=None)
 

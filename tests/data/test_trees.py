@@ -227,6 +227,70 @@ def test_padding_that_only_the_gradient_shows_is_refused(kind):
         task.fitted(data)
 
 
+class Pooled(nn.Module):
+    """One vector of a sequence, in ways that read the padding and in ways that do not; takes 24 steps at most."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.embed, self.out = kind, nn.Embedding(50, 8), nn.Linear(8, 2)
+        self.lstm = nn.LSTM(8, 8, batch_first=True)
+        self.attention, self.places = nn.MultiheadAttention(8, 2, batch_first=True), nn.Embedding(24, 8)
+        with torch.no_grad():
+            self.embed.weight[0] = 5
+
+    def forward(self, ids, attention_mask):
+        steps, mask, lengths = self.embed(ids), attention_mask.unsqueeze(-1), attention_mask.sum(1)
+        if self.kind == "attention":
+            steps = steps + self.places(torch.arange(ids.shape[1]))
+            steps = self.attention(steps, steps, steps, key_padding_mask=attention_mask == 0)[0]
+        if self.kind == "max":
+            pooled = steps.amax(1)
+        elif self.kind == "masked max":
+            pooled = steps.masked_fill(mask == 0, -torch.inf).amax(1)
+        elif self.kind == "last":
+            pooled = self.lstm(steps)[0][torch.arange(len(ids)), lengths - 1]
+        elif self.kind == "packed":
+            packed = nn.utils.rnn.pack_padded_sequence(steps, lengths.cpu(), batch_first=True, enforce_sorted=False)
+            pooled = self.lstm(packed)[1][0][0]
+        elif self.kind == "blocks":  # of 8 steps, so that it takes no other number
+            pooled = (steps * mask).view(len(ids), -1, 8, 8).sum(2).tanh().sum(1)
+        else:
+            pooled = (steps * mask).sum(1) / mask.sum(1)
+        return self.out(pooled)
+
+
+@pytest.mark.parametrize("lengths", [[5, 6, 7] * 20 + [8, 16, 24] * 20, [5, 6, 7] * 40, [1, 16] * 60, [24] * 120])
+@pytest.mark.parametrize("kind", ["max", "masked max", "mean", "last", "packed", "attention", "blocks"])
+def test_padding_is_tried_at_exact_lengths(kind, lengths):
+    generator = torch.Generator().manual_seed(0)
+    ids = Ragged.of([torch.randint(1, 50, (length,), generator=generator) for length in lengths])
+    data = eq.data.from_arrays({"ids": ids}, [0, 1] * 60, [f"h{i % 12:02d}" for i in range(120)], test=0.25)
+    torch.manual_seed(0)
+    task = eq.core.task.Task.of(Pooled(kind))
+    if kind != "max":
+        assert task.fitted(data)
+        return
+    with pytest.raises(IncompatibleParts, match="The loss of Pooled changes when sequences are padded further"):
+        task.fitted(data)
+
+
+def test_a_model_that_takes_too_few_steps_is_refused():
+    ids = Ragged.of([[1] * length for length in (3, 4, 25, 3)])
+    data = eq.FederatedData(eq.ClientSet({"ids": ids}, [0, 1, 0, 1], [0, 2, 4], ("a", "b")))
+    with pytest.raises(InvalidParameter, match=r"model must fit the data.*index out of range"):
+        eq.core.task.Task.of(Pooled("attention")).fitted(data)
+
+
+def test_rows_for_a_trial_are_the_shortest_the_longest_and_one_without_padding():
+    clients = eq.ClientSet({"t": Ragged.of([[1] * n for n in (5, 3, 9, 16, 2, 40)])}, [0] * 6, [0, 6], ("a",))
+    assert clients.first_rows(5).tolist() == [3, 4]  # 16 is the longest of five, and a multiple of 8
+    assert clients.first_rows(99).tolist() == [3, 4, 5]
+    assert clients.first_rows(2).tolist() == [0, 1]
+    data = eq.FederatedData(clients)
+    assert data.may_pad_further(torch.tensor([3]))
+    assert not data.may_pad_further(torch.tensor([0, 5]))
+
+
 def test_rows_of_sequences_are_those_of_the_user():
     tokens = Ragged.of([[1.0, 2.0]] * 17 + [[1.0, float("nan")]] + [[1.0]] * 2)
     with pytest.raises(InvalidData, match=r"x\['t'\], row 17, step 1 holds nan"):

@@ -274,6 +274,15 @@ def test_what_load_data_may_not_give(given):
         read_node_data(given, context())
 
 
+def test_nested_trees_of_load_data_are_refused_with_the_cure():
+    x, y = torch.zeros(3, 2), torch.tensor([0, 1, 0])
+    nested = ({"a": {"b": x}}, y)
+    for each in (nested, {"train": nested}, (nested, nested)):
+        with pytest.raises(InvalidData, match=r"x\['a'\] is a dict, but inputs and targets are trees of one level"):
+            read_node_data(each, context())
+    assert read_node_data((({"a": x}, y), ({"a": x}, y)), context()).sizes == {"train": 3, "test": 3}
+
+
 def test_models_may_be_made_in_several_ways():
     class Net(torch.nn.Linear):
         def __init__(self):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import shlex
 import warnings
@@ -116,10 +117,15 @@ def _cures_for_shell() -> Iterator[None]:
 
 def _for_shell(message: object) -> str:
     """The message, with its advice on kinds in the form of options."""
-    advised = re.findall(r"kinds=(\{.*?\})", str(message))
-    kinds = [pair for each in advised for pair in ast.literal_eval(each).items()]
-    cures = " ".join(f"--set {shlex.quote(f'kinds.{column}={kind}')}" for column, kind in dict.fromkeys(kinds))
-    return f"{message} On the command line: {cures}." if cures else str(message)
+    advised = re.findall(r"kinds=(\{.*?: '(?:number|boolean|category|date|left out)'\})", str(message))
+    cures = [" ".join(_option(*pair) for pair in ast.literal_eval(each).items()) for each in advised]
+    return f"{message} On the command line: {', or '.join(dict.fromkeys(cures))}." if cures else str(message)
+
+
+def _option(column: str, kind: str) -> str:
+    """The option that gives a column its kind; a name with a dot stands in an inline table."""
+    plain = f"kinds.{column}={kind}"
+    return f"--set {shlex.quote(f'kinds={{{json.dumps(column)}="{kind}"}}' if set(column) & set('.=') else plain)}"
 
 
 def _read(source: Path, options: dict[str, Any]) -> Any:
