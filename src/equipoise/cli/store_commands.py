@@ -124,8 +124,9 @@ def _for_shell(message: object) -> str:
 
 def _option(column: str, kind: str) -> str:
     """The option that gives a column its kind; a name with a dot stands in an inline table."""
-    plain = f"kinds.{column}={kind}"
-    return f"--set {shlex.quote(f'kinds={{{json.dumps(column)}="{kind}"}}' if set(column) & set('.=') else plain)}"
+    inline = set(column) & set(".=")
+    setting = f"kinds={{{json.dumps(column)}={json.dumps(kind)}}}" if inline else f"kinds.{column}={kind}"
+    return f"--set {shlex.quote(setting)}"
 
 
 def _read(source: Path, options: dict[str, Any]) -> Any:

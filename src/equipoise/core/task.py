@@ -253,7 +253,7 @@ class Task:
         """
         here = self._padded_scores(data, [rows], params, 0)
         more = (8,) if data.may_pad_further(rows) else (8, 0)
-        for parts, wider in (([rows], more), (list(rows.split(1)), (None, 0))):
+        for parts, wider in (([rows], more), (list(torch.split(rows, 1)), (None, 0))):
             there = self._padded_scores(data, parts, params, *wider)
             changed = [name for name in names if not _nearly_equal(here[name], there[name])]
             gradients = (self.layout.unflatten(each["gradient"]) for each in (here, there))
