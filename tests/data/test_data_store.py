@@ -332,6 +332,16 @@ def test_a_store_that_may_not_be_written_is_named(tmp_path, monkeypatch):
     ):
         write_store(some_clients(1, seed=2), tmp_path / "a", append=True)
     monkeypatch.undo()
+
+    def keep(*rest, **options):
+        raise PermissionError(13, "Permission denied")
+
+    for name in ("write_atomically", "Path.unlink"):  # a lock of before may be opened where no file can be made or removed
+        monkeypatch.setattr(Path if name == "Path.unlink" else store_writer, name.removeprefix("Path."), keep)
+    with pytest.raises(NotWritten, match="Permission denied"):
+        write_store(some_clients(1, seed=2), tmp_path / "a", append=True)
+    monkeypatch.undo()
+    (tmp_path / "a" / ".lock").unlink()
     assert content(tmp_path / "a") == before
 
 

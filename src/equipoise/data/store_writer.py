@@ -112,7 +112,7 @@ def write_streams(
         with _clear_failures(folder):
             folder.mkdir(parents=True, exist_ok=True)
             stack.enter_context(locked(folder / LOCK, wait=False))
-            stack.callback((folder / LOCK).unlink, missing_ok=True)
+            stack.callback(_remove_lock, folder)
             _remove_leftovers(folder)
         writer = _StoreWriter.begin(folder, header, list(streams), append, adopts)
         writer.refuse_full_disk(size)
@@ -185,6 +185,11 @@ def _refuse_foreign(folder: Path) -> None:
 def _is_leftover(name: str) -> bool:
     """Whether a file is what a killed write may leave beside the store."""
     return name == LOCK or (name.endswith(".tmp") and name.startswith((f".{MANIFEST}.", f".{PROGRESS}.", f".{SCHEMA}.")))
+
+
+def _remove_lock(folder: Path) -> None:
+    with suppress(OSError):  # in a folder that may not be written, which was refused before
+        (folder / LOCK).unlink(missing_ok=True)
 
 
 def _remove_leftovers(folder: Path) -> None:
