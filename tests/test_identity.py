@@ -167,7 +167,7 @@ def test_a_fingerprint_is_of_what_is_computed():
     assert fingerprint(loop) == fingerprint(loop)
 
 
-# ------------------------------------------------------------------------------------------------------------------------ damage
+# ----------------------------------------------------------------------------------------------------------------------- damage
 
 
 def test_every_flipped_byte_of_a_checkpoint_is_noticed(ragged, tmp_path):
@@ -229,7 +229,7 @@ def test_a_full_disk_in_the_middle_says_how_to_go_on(ragged, tmp_path, monkeypat
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(files, "recorder", full)
-    with pytest.raises(NotWritten, match="No space left on device. Make room on the disk") as caught:
+    with pytest.raises(NotWritten, match=r"No space left on device\. Make room on the disk") as caught:
         run(ragged, file, every=1)
     assert "the same call goes on from there" in " ".join(caught.value.__notes__)
     monkeypatch.setattr(files, "recorder", None)

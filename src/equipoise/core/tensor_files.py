@@ -74,5 +74,6 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
     for name in sorted(tensors):
         value = tensors[name].detach().cpu().contiguous()
         digest.update(json.dumps([name, str(value.dtype), list(value.shape)]).encode())
-        digest.update(value.reshape(-1).view(torch.uint8).numpy() if value.numel() else b"")
+        if value.numel():
+            digest.update(memoryview(value.reshape(-1).view(torch.uint8).numpy()))  # type: ignore[arg-type]
     return digest.hexdigest()

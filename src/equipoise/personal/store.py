@@ -14,6 +14,7 @@ import tempfile
 import weakref
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,7 +58,7 @@ class ClientRows:
         if places is not None:
             self._refuse_damage(places, has_checksums=length > self._behind)
 
-    def _new_file(self, kind: np.dtype[np.floating], shape: tuple[int, ...]) -> DurableFile:
+    def _new_file(self, kind: np.dtype[Any], shape: tuple[int, ...]) -> DurableFile:
         """A file of rows and checksums; only its header is written."""
         header = io.BytesIO()
         described = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
@@ -80,8 +81,8 @@ class ClientRows:
             else:
                 self._write_checksum(place, k, zlib.crc32(self._rows[place - 1, k].tobytes()))
 
-    def _checked_row(self, place: int, k: int) -> np.ndarray[tuple[int, ...], np.dtype[np.floating]]:
-        row = self._rows[place - 1, k]
+    def _checked_row(self, place: int, k: int) -> np.ndarray[Any, np.dtype[Any]]:
+        row: np.ndarray[Any, np.dtype[Any]] = self._rows[place - 1, k]
         stored = self._written.read_at(self._checksum_at(place, k), _CHECKSUM.itemsize)
         if stored != np.array(zlib.crc32(row.tobytes()), _CHECKSUM).tobytes():
             raise EquipoiseError(

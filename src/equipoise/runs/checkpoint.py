@@ -132,7 +132,8 @@ class Checkpoints(Observer):
         if not self.path.exists():
             return None
         saved = read_checkpoint(self.path, settings[0].engine_traits.device)
-        count, notes = "number of runs", {}
+        count = "number of runs"
+        notes: dict[str, None] = {}
         refuse_other_run(self.path, {count: str(len(saved.runs))}, {count: str(len(settings))})
         for run, identity, setting in zip(saved.runs, self._identities, settings, strict=True):
             notes |= dict.fromkeys(refuse_other_run(self.path, run.identity, identity))
