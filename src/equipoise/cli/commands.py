@@ -187,12 +187,13 @@ def compare(
     trust: Trust = False,
 ) -> None:
     """Run every method with every seed, as far as runs are missing; print the table and write the report."""
-    from equipoise.cli.listing import comparison_table
-    from equipoise.experiment.folder import read_record
+    from equipoise.cli.listing import comparison_table, print_whole
+    from equipoise.experiment.folder import read_record, refuse_run_folder
     from equipoise.experiment.scheduler import run_all
     from equipoise.experiment.study import prepare, read_study
 
     folder = out or Path("runs") / config.stem
+    refuse_run_folder(folder)
     runs = read_study(config, settings or (), out=folder, trust=trust)
     prepare(runs)
     console = Console()
@@ -202,7 +203,7 @@ def compare(
     if records:
         from equipoise.report import write_report
 
-        console.print(comparison_table(records))
+        print_whole(console, comparison_table(records))
         _print_files(console, [write_report(records, folder / "report.html")])
     failed = [job for job in jobs if job.status == "failed"]
     for job in failed:
@@ -220,12 +221,15 @@ def tune(
     trust: Trust = False,
 ) -> None:
     """Try values by training loss or validation clients, never test clients; write the best configuration."""
+    from equipoise.experiment.folder import refuse_run_folder
     from equipoise.experiment.search import read_search, trial_name
     from equipoise.experiment.tune import tune as run_search
 
+    folder = out or Path("runs") / config.stem
+    refuse_run_folder(folder)
     search = read_search(config, settings or (), trust=trust)
     with _resumable():
-        results = run_search(search, out or Path("runs") / config.stem, workers=workers, console=Console())
+        results = run_search(search, folder, workers=workers, console=Console())
     for result in results:
         if result.criterion is None:
             _print_error(f"Failed: {trial_name(result.values)}: {result.message}")

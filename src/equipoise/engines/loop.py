@@ -138,7 +138,7 @@ class LoopEngine(Engine):
         k = int(cohort.clients[place])
         first, size = int(self.train.starts[k]), int(self.train.sizes[k])
         key = self._key(cohort, k)
-        lr = solver.learning_rate(cohort.round)
+        lr = solver.learning_rate(cohort.rate_round)
         steps = solver.local_steps(size) if cohort.effort is None else solver.local_steps(size, int(cohort.effort[place]))
         weights = params.clone()
         memory = solver.begin(weights)

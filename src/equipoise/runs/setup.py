@@ -20,6 +20,7 @@ from equipoise.engines import Loop, Simulator
 from equipoise.errors import InvalidParameter, is_integer, require
 from equipoise.observers import Evaluation, History
 from equipoise.personal.context import PersonalContext
+from equipoise.personal.finetune import Adaptation
 from equipoise.personal.personal_run import PersonalRun
 from equipoise.result import ClientTable, PersonalModels, Result
 from equipoise.round import Unprotected
@@ -57,6 +58,7 @@ class Setting:
     name: str = "run"
     engine_traits: EngineTraits = field(default_factory=EngineTraits)
     sample: Mapping[str, Tensor] | None = None  # positions of the clients that are evaluated, by split; None: all clients
+    adaptation: PersonalWork | None = None  # what clients do with the trained model before they use it, if the solver says so
 
     def with_algorithm(self, algorithm: Algorithm, name: str) -> Setting:
         """Another run on the same engine: an unprotected algorithm with the same weights and cohorts."""
@@ -94,6 +96,9 @@ class Setting:
         table = evaluate(params, self.data)
         if self.personal is not None and (final or self.personal.keeps_rows):
             table = table.with_personal(self.personal.scores(state.personal, params, state.round, self.sample))
+        elif self.adaptation is not None and final:
+            adapted = self.adaptation.scores(self.adaptation.begin(params), params, state.round, self.sample)
+            table = table.with_personal(adapted)
         return Evaluation(state.round, table, params, self.name)
 
     def model_at(self, params: Tensor) -> nn.Module:
@@ -150,8 +155,11 @@ def set_up(
     refuse_missing_groups(parts.risk, data.train.ids)
     algorithm.drawn_by(0, alpha, clients_per_round=clients_per_round, seed=seed)  # refuses an impossible cohort before any work
     personal: PersonalWork | None = None
+    adaptation: PersonalWork | None = None
+    context = PersonalContext(running, task, data, lambda other: choose_engine(engine).start(other, data))
+    if algorithm.personal is None and parts.solver.adaptation is not None and traits.network is None:
+        adaptation = PersonalRun(Adaptation(parts.solver.adaptation), context, algorithm.solver, seed)
     if algorithm.personal is not None:
-        context = PersonalContext(running, task, data, lambda other: choose_engine(engine).start(other, data))
         start = PersonalRun if traits.network is None else traits.network.personal_work
         personal = start(algorithm.personal, context, algorithm.solver, seed)
     protection: Protection = Unprotected(algorithm, data.train, rounds)
@@ -163,7 +171,7 @@ def set_up(
         protection = traits.network.protect(protection, algorithm)
     return Setting(
         model, data, algorithm, task, running, algorithm.drawn_by, alpha, clients_per_round, rounds, seed, personal, protection,
-        name, traits, sample,
+        name, traits, sample, adaptation,
     )  # fmt: skip
 
 
