@@ -242,7 +242,8 @@ def local_work(planned: Sequence[Planned], engine: Engine) -> list[Worked | Dive
     together: list[int] = []
     for i, (run, plan) in enumerate(planned):
         setting = run.setting
-        open_sum = setting.protection.in_the_open and run.algorithm.aggregator.linear and setting.personal is None
+        alone = setting.personal is not None or setting.kept is not None
+        open_sum = setting.protection.in_the_open and run.algorithm.aggregator.linear and not alone
         if len(planned) > 1 and open_sum and len(plan.workers):
             together.append(i)
             continue
@@ -272,6 +273,9 @@ def work_alone(run: RunInRound, plan: Plan, engine: Engine) -> Worked:
         sent = setting.personal.updates(own, state.params, plan.workers, run.solver)
     if len(plan.workers) == 0 and not setting.protection.without_clients:
         return None, own  # an empty cohort, a risk flat at these losses, or all work lost
+    if setting.kept is not None:
+        workers = replace(plan.workers, rows=setting.kept.read(state.kept, plan.workers.clients))
+        plan = plan._replace(workers=workers)
     return setting.protection.combine(state, engine, run.solver, plan, sent), own
 
 
@@ -292,6 +296,8 @@ def finish(run: RunInRound, plan: Plan, worked: Worked | Diverged, began: float,
         total = scaled(total, step_factor(run, plan, work))
     changed["params"], changed["server"] = server_step(state, run.algorithm, total)
     changed |= {"aggregator": combined.aggregator, "privacy": combined.privacy}
+    if setting.kept is not None:
+        changed["kept"] = setting.kept.write(state.kept, plan.workers, work)
     after = next_state(setting, state, **changed)
     report = report_of(setting, plan, began, work, runs=runs)
     rejected = rejected_clients(plan, work, setting.data.train) if setting.protection.in_the_open else ()

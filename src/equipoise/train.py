@@ -199,11 +199,13 @@ def start_or_resume(settings: Sequence[Setting], saving: Checkpoints | None) -> 
         return [RunUnderWay(setting, setting.begin()) for setting in settings], 0.0
     saved = saving.open(settings)
     if saved is None:
-        return [RunUnderWay(setting, setting.begin(saving.rows)) for setting in settings], 0.0
+        return [RunUnderWay(setting, setting.begin(saving.rows, saving.solver_rows)) for setting in settings], 0.0
     runs = []
     for setting, each in zip(settings, saved.runs, strict=True):
         if setting.personal is not None:
             setting.personal.resume(setting.first_params, each.state.personal, saving.rows)
+        if setting.kept is not None:
+            setting.kept.resume(each.state.kept, saving.solver_rows)
         runs.append(RunUnderWay(setting, each.state, each.history))
         if each.failure is not None:
             runs[-1].fail(each.failure)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from equipoise.core.update_checks import as_local_work, checked_norms, longest_s
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines.device_sets import DeviceSets
 from equipoise.solvers.batches import batches_of
+from equipoise.solvers.client_steps import ClientSteps
 from equipoise.types import Aggregator, Cohort, Engine, LocalSolver, LocalWork, Pull
 
 
@@ -50,32 +52,34 @@ class LoopEngine(Engine):
     def losses(self, params: Tensor, cohort: Cohort, solver: LocalSolver | None = None) -> Tensor:
         """F_k(w) of each client of the cohort, (K,); after its inner steps for a solver that adapts."""
         if solver is not None and solver_traits(solver).adapts:
-            return torch.stack([self._train_client(params, cohort, place, solver)[1] for place in range(len(cohort))])
+            return torch.stack([self._train_client(params, cohort, place, solver).loss for place in range(len(cohort))])
         self.sets.hold(self.train, cohort.clients)
         return torch.stack([self._score(params, self.train, k)[0] for k in cohort.clients.tolist()])
 
     def updates(self, params: Tensor, cohort: Cohort, solver: LocalSolver) -> LocalWork:
         """Local work of each client: updates (K, D)."""
-        updates, losses = stack_columns(self._sent(params, cohort, place, solver) for place in range(len(cohort)))
-        return as_local_work(updates, params, losses)
+        work = [self._sent(params, cohort, place, solver) for place in range(len(cohort))]
+        updates, losses = stack_columns((done.update, done.loss) for done in work)
+        return replace(as_local_work(updates, params, losses), rows=_stacked_rows([done.row for done in work]))
 
     def summed_update(
         self, params: Tensor, cohort: Cohort, solver: LocalSolver, weights: Tensor, aggregator: Aggregator
     ) -> LocalWork:
         """Local work of each client, aggregated and added up client by client: total (D,)."""
-        total, sq_norms, losses = torch.zeros_like(params), [], []
+        total, sq_norms, losses, rows = torch.zeros_like(params), [], [], []
         for place, weight in enumerate(weights):
-            update, loss = self._sent(params, cohort, place, solver)
-            sq_norms.append(checked_norms(update.double().square().sum().cpu(), loss, longest_square(params)))
+            work = self._sent(params, cohort, place, solver)
+            sq_norms.append(checked_norms(work.update.double().square().sum().cpu(), work.loss, longest_square(params)))
             if bool(torch.isfinite(sq_norms[-1])):
-                total += aggregator(update.unsqueeze(0), weight.reshape(1).to(self.device))[0]
-            losses.append(loss)
-        return LocalWork(total, torch.stack(sq_norms), torch.stack(losses))
+                total += aggregator(work.update.unsqueeze(0), weight.reshape(1).to(self.device))[0]
+            losses.append(work.loss)
+            rows.append(work.row)
+        return LocalWork(total, torch.stack(sq_norms), torch.stack(losses), _stacked_rows(rows))
 
     def own_steps(self, models: Tensor, cohort: Cohort, solver: LocalSolver, pull: Pull | None = None) -> Tensor:
         """Each client's own model after its local work, (K, D)."""
         pulls = [None] * len(cohort) if pull is None else [_one_pull(pull, place) for place in range(len(cohort))]
-        work = [self._train_client(models[k], cohort, k, solver, pulls[k])[0] for k in range(len(cohort))]
+        work = [self._train_client(models[k], cohort, k, solver, pulls[k]).update for k in range(len(cohort))]
         return models + torch.stack(work)
 
     def evaluate_own(self, models: Tensor, clients: ClientSet, which: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,19 +119,19 @@ class LoopEngine(Engine):
             loss, error = self.task.scorer(x, y, True)
         return loss.double().mean().cpu(), error.double().mean().cpu()
 
-    def _sent(self, params: Tensor, cohort: Cohort, place: int, solver: LocalSolver) -> tuple[Tensor, Tensor]:
-        """What a client sends: the update of its local work, or what an attack makes of it; and the loss it saw."""
-        update, loss = self._train_client(params, cohort, place, solver)
-        here = cohort.clients[place : place + 1]
-        return corrupted(self.data, update.unsqueeze(0), here, self._key(cohort, int(here)).reshape(1), len(cohort))[0], loss
+    def _sent(self, params: Tensor, cohort: Cohort, place: int, solver: LocalSolver) -> ClientWork:
+        """Local work of a client, with the update as it is sent: as the client made it, or as an attack does."""
+        work, here = self._train_client(params, cohort, place, solver), cohort.clients[place : place + 1]
+        key = self._key(cohort, int(here)).reshape(1)
+        return work._replace(update=corrupted(self.data, work.update.unsqueeze(0), here, key, len(cohort))[0])
 
     def _key(self, cohort: Cohort, k: int) -> Tensor:
         return rng.client_keys(rng.stream_key(cohort.seed, "batches", cohort.round), self.train.keys[k])
 
     def _train_client(
         self, params: Tensor, cohort: Cohort, place: int, solver: LocalSolver, pull: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Local work of one client from the model `params`: its update (D,) and the mean loss of its batches.
+    ) -> ClientWork:
+        """Local work of one client from the model `params`.
 
         With a solver that has `finish` the loss is that of the last batch: of the adapted model, on the rest of the data.
         `pull` (anchor, strength) adds strength · (weights − anchor) to every gradient.
@@ -137,11 +141,9 @@ class LoopEngine(Engine):
         traits = solver_traits(solver)
         k = int(cohort.clients[place])
         first, size = int(self.train.starts[k]), int(self.train.sizes[k])
-        key = self._key(cohort, k)
-        lr = solver.learning_rate(cohort.round)
+        key, row = self._key(cohort, k), None if cohort.rows is None else cohort.rows[place]
         steps = solver.local_steps(size) if cohort.effort is None else solver.local_steps(size, int(cohort.effort[place]))
-        weights = params.clone()
-        memory = solver.begin(weights)
+        work = ClientSteps(solver, self.task.layout, params, cohort.round, row)
         seen = []
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):  # dropout and the like draw from the client's own stream
@@ -149,17 +151,16 @@ class LoopEngine(Engine):
             shared = traits.shared_gradient
             correction = shared - self._gradient(params, self.train.rows(k))[0] if shared is not None and steps else 0.0
             for number, batch in enumerate(batches_of(solver, key, size, steps), start=1):
-                gradient, loss = self._gradient(weights, batch + first)
+                gradient, loss = self._gradient(work.weights, batch + first)
+                gradient = work.clipped(gradient)
                 if traits.preconditioner is not None:
                     gradient = gradient / traits.preconditioner
                 if pull is not None:
-                    gradient = gradient + pull[1] * (weights - pull[0])
-                take_step = traits.finish if traits.finish is not None and number == steps else solver.step
-                take_step(weights, gradient + correction, memory, anchor=params, lr=lr)
+                    gradient = gradient + pull[1] * (work.weights - pull[0])
+                work.take(gradient + correction, last=number == steps)
                 seen.append(loss)
-        if not seen:
-            return weights - params, torch.tensor(float("nan"), dtype=torch.float64)
-        return weights - params, seen[-1] if traits.finish is not None else torch.stack(seen).mean()
+        last_or_mean = _LOST if not seen else seen[-1] if traits.finish is not None else torch.stack(seen).mean()
+        return ClientWork(work.weights - params, last_or_mean, work.row())
 
     def _gradient(self, weights: Tensor, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
         """Gradient (D,) and value of the mean loss over some examples."""
@@ -170,6 +171,23 @@ class LoopEngine(Engine):
         loss = self.task.scorer(x, y, False)[0].mean()
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         return self.task.layout.flatten(dict(zip(leaves, gradients, strict=True))), loss.detach().double().cpu()
+
+
+_LOST = torch.tensor(float("nan"), dtype=torch.float64)  # the loss of a client that has taken no step
+
+
+class ClientWork(NamedTuple):
+    """Local work of one client: its update (D,), the mean loss of its batches, and what it keeps until its next round."""
+
+    update: Tensor
+    loss: Tensor
+    row: Tensor | None
+
+
+def _stacked_rows(rows: Sequence[Tensor | None]) -> Tensor | None:
+    """What all clients keep, (K, width); None if they keep nothing."""
+    kept = [row for row in rows if row is not None]
+    return torch.stack(kept).cpu() if kept else None
 
 
 def stack_columns(pairs: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

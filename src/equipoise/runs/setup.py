@@ -17,13 +17,15 @@ from equipoise.core.abilities import engine_traits, is_part, read
 from equipoise.core.task import PerExample, Task
 from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop, Simulator
-from equipoise.errors import InvalidParameter, is_integer, require
+from equipoise.errors import IncompatibleParts, InvalidParameter, is_integer, require
 from equipoise.observers import Evaluation, History
 from equipoise.personal.context import PersonalContext
 from equipoise.personal.personal_run import PersonalRun
 from equipoise.result import ClientTable, PersonalModels, Result
 from equipoise.round import Unprotected
 from equipoise.runs.evaluation_sample import evaluation_sample, refuse_sample, sample_sizes
+from equipoise.runs.solver_rows import SolverRows
+from equipoise.solvers.local_optimizer import rates_by_name
 from equipoise.types import Engine, EngineTraits, PersonalWork, Protection, RiskTraits, RunSize, Sampler, ServerState
 
 T = TypeVar("T")
@@ -57,6 +59,7 @@ class Setting:
     name: str = "run"
     engine_traits: EngineTraits = field(default_factory=EngineTraits)
     sample: Mapping[str, Tensor] | None = None  # positions of the clients that are evaluated, by split; None: all clients
+    kept: SolverRows | None = None  # what clients keep for their solver between rounds
 
     def with_algorithm(self, algorithm: Algorithm, name: str) -> Setting:
         """Another run on the same engine: an unprotected algorithm with the same weights and cohorts."""
@@ -68,12 +71,15 @@ class Setting:
         """w^0 (D,), on the engine's device."""
         return self.task.layout.read(self.task.module).to(self.engine_traits.device)
 
-    def begin(self, rows: Path | None = None) -> ServerState:
-        """The state before the first round; what clients keep between rounds goes to the file `rows`."""
+    def begin(self, rows: Path | None = None, solver_rows: Path | None = None) -> ServerState:
+        """The state before the first round; what clients keep between rounds goes to the files `rows` and `solver_rows`."""
         params = self.first_params
         own = self.personal.begin(params, rows) if self.personal is not None else None
-        server, averaging = self.algorithm.server.begin(params), self.algorithm.reported.begin(params)
-        return ServerState(0, params, server=server, averaging=averaging, personal=own, privacy=self.protection.begin())
+        kept = self.kept.begin(solver_rows) if self.kept is not None else None
+        server, averaging, privacy = (
+            self.algorithm.server.begin(params), self.algorithm.reported.begin(params), self.protection.begin()
+        )  # fmt: skip
+        return ServerState(0, params, server=server, averaging=averaging, personal=own, privacy=privacy, kept=kept)
 
     def reported(self, state: ServerState) -> Tensor:
         """The parameters (D,) that the run reports and serves after a round."""
@@ -156,9 +162,17 @@ def set_up(
         protection = algorithm.privacy.protect(algorithm, size)
     if traits.network is not None:
         protection = traits.network.protect(protection, algorithm)
+    rates_by_name(parts.solver.rates, task.layout.names)  # refuses a pattern that matches no parameter
+    keeps = parts.solver.keeps
+    if keeps is not None and traits.network is not None:
+        raise IncompatibleParts(
+            f"{algorithm.solver!r} keeps a state of every client between rounds, and nodes of a network keep none for solvers.",
+            'Use state="fresh", or run it in a simulation.',
+        )
+    kept = None if keeps is None else SolverRows(keeps(task.layout.dimension), len(data.train), task.layout.dtype)
     return Setting(
         model, data, algorithm, task, running, algorithm.drawn_by, alpha, clients_per_round, rounds, seed, personal, protection,
-        name, traits, sample,
+        name, traits, sample, kept,
     )  # fmt: skip
 
 

@@ -16,13 +16,15 @@ from equipoise.core.task import Task
 from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop
 from equipoise.runs.setup import EngineChoice
-from equipoise.solvers import MAML, SGD, FedDane
+from equipoise.solvers import MAML, SGD, Adam, FedDane
 from equipoise.testing.laws import agree
 from equipoise.testing.small_run import draw_everyone, make_small_task, perturb_params, prepare_solver
 from equipoise.types import Cohort, Engine, Job, LocalSolver, LocalWork, Pull
 
-# Plain steps, a prepared round, a last step of its own.
-SOLVERS: tuple[Any, ...] = (SGD(), FedDane(SGD(batch_size=4, prox=0.5)), MAML())
+# Plain steps, a prepared round, a last step of its own, clipped and numbered steps with a state that is kept.
+SOLVERS: tuple[Any, ...] = (
+    SGD(), FedDane(SGD(batch_size=4, prox=0.5)), MAML(), Adam(lr=0.05, batch_size=4, clip_norm=0.1, state="kept")
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -50,8 +52,8 @@ def check_engine(
 
     Compared are losses; updates, their norms and their sums; several jobs with cohorts that differ; clients' own models, with
     and without a pull; and evaluation. With a `solver` this is done for it alone. Without one it is done for plain SGD, for a
-    solver that prepares each round (FedDane) and for one that adapts (MAML), and the updates of data under attack are compared,
-    too. Clients' own models are trained only if the solver can do that.
+    solver that prepares each round (FedDane), for one that adapts (MAML) and for one whose state clients keep (Adam), and the
+    updates of data under attack are compared, too. Clients' own models are trained only if the solver can do that.
     """
     if task is None or data is None:
         task, data = make_small_task(seed)
@@ -89,13 +91,18 @@ class EngineInputs:
     solver: LocalSolver
 
     def solver_for(self, engine: Engine) -> tuple[LocalSolver, Cohort]:
-        """The solver as an engine prepares it for the round, and the cohort with the effort of its clients."""
-        params = self.params.to(engine_traits(engine).device)
-        solver = prepare_solver(self.solver, engine, params, self.everyone, self.task.layout)
-        efforts = solver_traits(solver).efforts
-        if efforts is None:
-            return solver, self.everyone
-        return solver, replace(self.everyone, effort=efforts(self.everyone, self.data.train.keys))
+        """The solver as an engine prepares it, and the cohort with its clients' effort and what they have kept."""
+        params, cohort = self.params.to(engine_traits(engine).device), self.everyone
+        solver = prepare_solver(self.solver, engine, params, cohort, self.task.layout)
+        traits = solver_traits(solver)
+        if traits.efforts is not None:
+            cohort = replace(cohort, effort=traits.efforts(cohort, self.data.train.keys))
+        if traits.keeps is not None:
+            gen = torch_generator(cohort.seed, "check_engine rows")
+            rows = torch.rand(len(cohort), traits.keeps(len(params)), generator=gen, dtype=torch.float64)
+            rows[:, -1] = torch.arange(len(cohort)) % 4  # steps that each client has taken before
+            cohort = replace(cohort, rows=rows)
+        return solver, cohort
 
     def answers(self, engine: Engine) -> dict[str, Tensor]:
         """What an engine computes, by what it is."""
@@ -157,4 +164,8 @@ def _work_answers(engine: Engine, params: Tensor, cohort: Cohort, solver: LocalS
         f"summed update by {type(rule).__name__}": engine.summed_update(params, cohort, solver, cohort.weights, rule).update
         for rule in (WeightedMean(), NormClip(0.05))
     }
-    return {"updates": work.update, "update norms": work.sq_norms, "local losses": work.losses, **sums}
+    answers = {"updates": work.update, "update norms": work.sq_norms, "local losses": work.losses, **sums}
+    if work.rows is not None:
+        summed = engine.summed_update(params, cohort, solver, cohort.weights, WeightedMean()).rows
+        answers |= {"rows that clients keep": work.rows, "rows kept beside a sum": summed if summed is not None else params}
+    return answers
