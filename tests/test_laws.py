@@ -96,7 +96,7 @@ SOLVERS = [
     solvers.FedDane(solvers.SGD(batch_size=4, clip_norm=0.5, rates={"weight": 0.5})),
     solvers.AdaptiveProx(solvers.Adam(prox=0.3, epochs=2)),
     solvers.SGD(momentum=0.9, nesterov=True, clip_norm=0.1),
-    solvers.SGD(momentum=0.9, state="kept", local_schedule=solvers.Linear(9), rates={"bias": 3.0}),
+    solvers.SGD(momentum=0.9, state="kept", local_schedule=solvers.LinearDecay(9), rates={"bias": 3.0}),
     solvers.Adam(lr=0.05, weight_decay=0.1, prox=0.2),
     solvers.Adam(lr=0.05, state="kept", clip_norm=0.1, schedule=solvers.Cosine(rounds=200, warmup=10)),
     solvers.AdamW(lr=0.05, steps=5, straggler_share=0.4),
@@ -104,7 +104,7 @@ SOLVERS = [
 ]
 SCHEDULES = [
     solvers.Constant(), solvers.Constant(warmup=5), solvers.Step(), solvers.Step(20, 0.7, warmup=3), solvers.Cosine(200),
-    solvers.Cosine(10, warmup=9, final=1.0), solvers.Linear(200, warmup=10), solvers.Linear(1),
+    solvers.Cosine(10, warmup=9, final=1.0), solvers.LinearDecay(200, warmup=10), solvers.LinearDecay(1),
 ]  # fmt: skip
 AGGREGATORS = [
     aggregators.WeightedMean(),

@@ -15,7 +15,7 @@ from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.errors import IncompatibleParts, InvalidParameter
 from equipoise.runs.checkpoint import Checkpoints
-from equipoise.solvers import SGD, Adam, AdamW, Constant, Cosine, Linear, Step
+from equipoise.solvers import SGD, Adam, AdamW, Constant, Cosine, LinearDecay, Step
 from equipoise.types import Observer
 from made_clients import make_clients
 
@@ -109,7 +109,7 @@ def test_schedules_by_hand():
     expected = [1 / 3, 2 / 3, 1.0, (1 + math.sqrt(0.5)) / 2, 0.5, (1 - math.sqrt(0.5)) / 2, (1 - math.sqrt(0.5)) / 2]
     assert [Cosine(6, warmup=2)(t) for t in range(7)] == pytest.approx(expected, abs=1e-15)
     assert [Cosine(4, final=0.2)(t) for t in (0, 2)] == pytest.approx([1.0, 0.6])
-    assert [Linear(5, warmup=1, final=0.2)(t) for t in range(6)] == pytest.approx([0.5, 1.0, 0.8, 0.6, 0.4, 0.4])
+    assert [LinearDecay(5, warmup=1, final=0.2)(t) for t in range(6)] == pytest.approx([0.5, 1.0, 0.8, 0.6, 0.4, 0.4])
     assert [Step(2, 0.5)(t) for t in range(5)] == [1.0, 1.0, 0.5, 0.5, 0.25]
     assert [Constant()(t) for t in range(3)] == [1.0, 1.0, 1.0]
     assert [Constant(warmup=1)(t) for t in range(3)] == [0.5, 1.0, 1.0]
@@ -176,7 +176,7 @@ RAGGED = (1, 2, 3, 7, 10, 11, 20, 25)
 SOLVERS = [
     SGD(lr=0.3, batch_size=4, momentum=0.9, nesterov=True, epochs=2),
     SGD(lr=0.3, batch_size=4, clip_norm=0.3, prox=0.5, weight_decay=0.1, epochs=2),
-    SGD(lr=0.3, batch_size=4, rates={"weight": 0.3}, local_schedule=Linear(5), epochs=2),
+    SGD(lr=0.3, batch_size=4, rates={"weight": 0.3}, local_schedule=LinearDecay(5), epochs=2),
     SGD(lr=0.3, batch_size=4, momentum=0.9, epochs=3, state="kept", straggler_share=0.5),
     Adam(lr=0.05, batch_size=4, epochs=2, weight_decay=0.1, prox=0.3),
     Adam(lr=0.05, batch_size=4, epochs=3, state="kept", clip_norm=0.2, straggler_share=0.5),

@@ -5,7 +5,7 @@ from equipoise.solvers.meta import MAML
 from equipoise.solvers.per_fedavg import PerFedAvg
 from equipoise.solvers.preconditioned import AdaDPS
 from equipoise.solvers.prepared import AdaptiveProx, FedDane
-from equipoise.solvers.schedules import Constant, Cosine, Linear, Step
+from equipoise.solvers.schedules import Constant, Cosine, LinearDecay, Step
 from equipoise.solvers.sgd import SGD
 
 __all__ = [
@@ -18,7 +18,7 @@ __all__ = [
     "Constant",
     "Cosine",
     "FedDane",
-    "Linear",
+    "LinearDecay",
     "PerFedAvg",
     "Step",
 ]

@@ -50,7 +50,7 @@ class LocalOptimizer:
     afterwards, and are not clipped. None, or infinity, clips nothing.
 
     `schedule` multiplies the rate by a factor of the round, `local_schedule` by a factor of the local step, which it counts
-    from 0 in every round (solvers.Constant, Step, Cosine, Linear, or any frozen object that maps an integer to a positive
+    from 0 in every round (solvers.Constant, Step, Cosine, LinearDecay, or any frozen object that maps an integer to a positive
     number). `rates` multiplies the rate of parameters by name: {"head.*": 0.1}; the first pattern that matches a name counts.
 
     `state="fresh"` begins every round with an empty memory (momentum, moments, number of steps). `state="kept"` keeps the

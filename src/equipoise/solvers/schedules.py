@@ -86,7 +86,7 @@ class Cosine:
 
 
 @dataclass(frozen=True)
-class Linear:
+class LinearDecay:
     """The rate falls on a line over `rounds` rounds, to the share `final` of it, after a linear warm-up over `warmup` rounds.
 
     With s = (t − warmup)/(rounds − warmup) the factor is 1 − (1 − final) s. From the last round on it stays as it is there.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -102,7 +103,7 @@ def _check_kept_memory(solver: LocalSolver, dimension: int, gen: torch.Generator
     agree(solver, "a memory that was kept goes on as it was", twice, once)
 
 
-def check_schedule(schedule: Schedule) -> None:
+def check_schedule(schedule: Schedule | Callable[[int], float]) -> None:
     """A schedule is a function of the index, positive and finite at every one from 0 on."""
     for index in (0, 1, 2, 3, 9, 10, 11, 99, 100, 199, 200, 201, 1000):
         factor, again = schedule(index), schedule(index)
