@@ -288,6 +288,7 @@ class AggregatorTraits:
 
     linear: bool = False
     needs_losses: bool = False
+    needs_keys: bool = False  # whether it is called with keys=(K,), a random stream of each client in this round
     weighted_sum: bool = field(default=False, metadata=OWN)  # the total is Σ weights · updates and nothing else
 
 
