@@ -542,6 +542,7 @@ class AttackTraits:
     seed: int | None = None
     poison: Callable[..., Any] | None = None
     corrupt: Callable[..., Any] | None = None
+    omniscient: bool = False  # whether `corrupt` sees the honest updates of the whole cohort
 
 
 # -------------------------------------------------------------------------------------------------------------------- engines

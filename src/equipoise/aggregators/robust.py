@@ -292,12 +292,12 @@ class NormClip(RobustAggregator):
         return self.bound is not None
 
     def __call__(
-        self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
+        self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None, keys: Tensor | None = None
     ) -> tuple[Tensor, Any]:
         """The weighted mean (D,) of the clipped updates; where the bound is not fixed, zeros if none is finite."""
         if self.bound is not None:
             return clipped_mean(updates, weights, self.bound), state
-        return super().__call__(updates, weights, losses=losses, state=state)
+        return super().__call__(updates, weights, losses=losses, state=state, keys=keys)
 
     def _total(self, given: FiniteUpdates) -> Tensor:
         rows, kept = given.rows, given.weights

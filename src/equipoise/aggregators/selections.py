@@ -59,7 +59,7 @@ def bulyan_selection(rows: Tensor, keys: Tensor, malicious: int) -> list[int]:
     median of those left, then the smallest key.
     """
     squares = squared_distances(rows).nan_to_num(torch.inf, torch.inf).fill_diagonal_(torch.inf)  # oneself is no neighbour
-    left, chosen = list(range(len(rows))), []
+    left, chosen = list(range(len(rows))), list[int]()
     even = torch.ones(len(rows), dtype=torch.float64, device=rows.device)
     while len(chosen) < len(rows) - 2 * malicious:
         among = torch.tensor(left, device=rows.device)

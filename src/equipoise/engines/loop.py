@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equipoise.attacks import corrupted
+from equipoise.attacks.malicious import corrupted, corrupted_work, sees_all_updates, summed_rows
 from equipoise.core import rng
 from equipoise.core.abilities import solver_traits
 from equipoise.core.devices import seed_generators, usable_device
@@ -41,6 +41,7 @@ class LoopEngine(Engine):
     def __init__(self, task: Task, data: FederatedData, device: torch.device, sets: DeviceSets | None = None) -> None:
         self.device, self.task, self.sets = device, task.to(device), sets or DeviceSets(device, data)
         self.data, self.train = data, self.sets[data.train]
+        self.omniscient_attack = sees_all_updates(data)
 
     @property
     def expect(self) -> Callable[[Tensor], None] | None:
@@ -57,12 +58,15 @@ class LoopEngine(Engine):
     def updates(self, params: Tensor, cohort: Cohort, solver: LocalSolver) -> LocalWork:
         """Local work of each client: updates (K, D)."""
         updates, losses = stack_columns(self._sent(params, cohort, place, solver) for place in range(len(cohort)))
-        return as_local_work(updates, params, losses)
+        work = as_local_work(updates, params, losses)
+        return corrupted_work(self.data, work, params, cohort) if self.omniscient_attack else work
 
     def summed_update(
         self, params: Tensor, cohort: Cohort, solver: LocalSolver, weights: Tensor, aggregator: Aggregator
     ) -> LocalWork:
         """Local work of each client, aggregated and added up client by client: total (D,)."""
+        if self.omniscient_attack:
+            return summed_rows(self.updates(params, cohort, solver), weights, aggregator)
         total, sq_norms, losses = torch.zeros_like(params), [], []
         for place, weight in enumerate(weights):
             update, loss = self._sent(params, cohort, place, solver)

@@ -28,13 +28,13 @@ def check_aggregator(aggregator: Aggregator, *, seed: int = 0, clients: int = 12
     everyone = torch.arange(clients)
     total = combine(updates, weights, everyone)
     hold(total.shape == updates.shape[1:], aggregator, "the total has the shape of one update", tuple(total.shape))
-    order = torch.randperm(clients, generator=gen)
-    moved = combine(updates[order], weights[order], order)
-    agree(aggregator, "the order of clients does not matter", moved, total, 1e-9)
+    for order in (torch.randperm(clients, generator=gen), everyone.flip(0)):
+        moved = combine(updates[order], weights[order], order)
+        agree(aggregator, "the order of clients does not matter", moved, total, 1e-9)
     zero = combine(torch.zeros_like(updates), weights, everyone)
     hold((zero == 0).all(), aggregator, "zero updates give a zero total", zero)
     if aggregator.linear:
-        parts = [combine(updates[part], weights[part], part) for part in everyone.split(5)]
+        parts = [combine(updates[part], weights[part], part) for part in torch.split(everyone, 5)]
         agree(aggregator, "a linear total is the sum of its chunks' totals", torch.stack(parts).sum(0), total, 1e-9)
         double = combine(updates, 2 * weights, everyone)
         agree(aggregator, "a linear total doubles with the weights", double, 2 * total, 1e-9)
