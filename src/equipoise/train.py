@@ -203,7 +203,7 @@ def start_or_resume(settings: Sequence[Setting], saving: Checkpoints | None) -> 
     runs = []
     for setting, each in zip(settings, saved.runs, strict=True):
         if setting.personal is not None:
-            setting.personal.resume(setting.first_params, each.state.personal, saving.rows)
+            setting.personal.resume(setting.first_model, each.state.personal, saving.rows)
         runs.append(RunUnderWay(setting, each.state, each.history))
         if each.failure is not None:
             runs[-1].fail(each.failure)

@@ -104,11 +104,12 @@ def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
 def identity_of(setting: Setting) -> dict[str, str]:
     """What a run must share with a checkpoint to go on from it; the number of rounds may grow."""
     loss = getattr(setting.task.loss, "__qualname__", type(setting.task.loss).__name__)
-    noise = setting.protection.describe()
+    noise, task = setting.protection.describe(), setting.task
+    beside = f" and {task.carried.size} carried values" if task.carried.names else ""
     return ({"privacy": noise} if noise is not None else {}) | {
         "algorithm": re.sub(r" at 0x[0-9a-f]+", "", repr(setting.algorithm)),  # a plain class shows where it lies in memory
         "data": f"{setting.data.name}, {len(setting.data.train)} clients, {setting.data.fingerprint}",
-        "model": f"{type(setting.model).__name__} with {setting.task.layout.dimension} parameters",
+        "model": f"{type(setting.model).__name__} with {task.layout.dimension} parameters{beside}",
         "loss": loss,
         "clients_per_round": str(setting.clients_per_round),
         "seed": str(setting.seed),
