@@ -77,18 +77,18 @@ class _Scorer(nn.Module):
     ) -> None:
         super().__init__()
         self.module, self._given_loss, self._given_error = module, loss, error
-        self._modes = _frozen_modes(module) if modes is None else modes  # in training, of frozen parts by name
+        self.modes = _frozen_modes(module) if modes is None else dict(modes)  # in training, of frozen parts by name
 
     def with_parts(self, module: nn.Module, loss: PerExample | None, error: PerExample | None) -> _Scorer:
         """A scorer of other objects for the same model: its frozen parts keep the modes that the user left them in."""
-        return _Scorer(module, loss, error, self._modes)
+        return _Scorer(module, loss, error, self.modes)
 
     def train(self, mode: bool = True) -> _Scorer:
         """Training or evaluation mode for the model. In training, its frozen parts are in the mode the user left them in."""
         super().train(mode)
-        if mode and self._modes:
+        if mode and self.modes:
             parts = dict(self.module.named_modules())
-            for name, training in self._modes.items():
+            for name, training in self.modes.items():
                 parts[name].training = training
         return self
 
@@ -165,6 +165,11 @@ class Task:
     def module(self) -> nn.Module:
         """The module that is trained: a copy of the user's, or with `around` the user's own."""
         return self.scorer.module
+
+    @property
+    def frozen_modes(self) -> dict[str, bool]:
+        """Whether the parts of the model that are frozen are in training mode during local work, by name."""
+        return self.scorer.modes
 
     @property
     def loss(self) -> PerExample:

@@ -71,6 +71,11 @@ class Setting:
         return self.task.read_model().to(self.engine_traits.device)
 
     @property
+    def keeps_rows(self) -> bool:
+        """Whether clients keep something between rounds."""
+        return self.personal is not None and self.personal.keeps_rows
+
+    @property
     def first_params(self) -> Tensor:
         """w^0 (D,), on the engine's device."""
         return self.task.split(self.first_model)[0]
