@@ -18,6 +18,7 @@ from torch import Tensor
 
 from equipoise.core import rng
 from equipoise.core.abilities import attack_traits, is_part
+from equipoise.core.carried import mean_carried
 from equipoise.core.trees import map_tree
 from equipoise.core.update_checks import as_local_work
 from equipoise.data.clients import ClientSet, FederatedData
@@ -116,7 +117,8 @@ def summed_rows(work: LocalWork, weights: Tensor, aggregator: Aggregator) -> Loc
     arrived = torch.isfinite(work.sq_norms)
     here = arrived.to(work.update.device)
     total = aggregator(work.update[here], weights.to(work.update.device)[here])[0]
-    return replace(work, update=total)
+    known = None if work.carried is None else work.carried[arrived]
+    return replace(work, update=total, carried=mean_carried(known, weights[arrived].tolist()))
 
 
 def check_attack_parameters(attack: Attack) -> None:
