@@ -64,7 +64,6 @@ NOT_PARTS = {
 
 # Modules and classes that have one name because they are one idea in two places.
 SAME_IDEA = {
-    "attacks": "attacks, and their checks",
     "figures": "one figure on the page, and for a paper",
     "AdaDPS": "the method among clients, and as an optimiser",
     "Adam": "the step of a client, and of the server",
@@ -234,6 +233,7 @@ HELPERS = {  # small pure helpers that a round of the loop engine passes through
     "equipoise.types",  # the values that are passed on
     "equipoise.errors",  # checks of arguments
     "equipoise.core.abilities",
+    "equipoise.core.carried",  # running statistics, of models that have them
     "equipoise.core.devices",
     "equipoise.core.numbers",
     "equipoise.core.params",
