@@ -8,6 +8,7 @@ is pickled, and reading a file imports nothing.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import re
 import sys
@@ -113,6 +114,17 @@ def identity_of(setting: Setting) -> dict[str, str]:
         "clients_per_round": str(setting.clients_per_round),
         "seed": str(setting.seed),
     }
+
+
+def run_key(setting: Setting) -> str:
+    """A short name of a run in a ledger: runs that would go on from each other's checkpoints have one name.
+
+    A network gives its runs names of their own, drawn at random.
+    """
+    network = setting.engine_traits.network
+    if network is not None:
+        return network.run
+    return hashlib.blake2b(json.dumps(identity_of(setting), sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def refuse_other_run(path: Path, saved: dict[str, str], given: dict[str, str]) -> None:
