@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.algorithm import Algorithm
-from equipoise.core.files import write_atomically
+from equipoise.core.files import DurableFile, move, write_atomically
 from equipoise.data.clients import ClientSet, FederatedData
-from equipoise.errors import InvalidParameter
+from equipoise.errors import InvalidParameter, NotWritten
 from equipoise.metrics import Interval, Summary, mean_interval, percentile_interval, summarise
 from equipoise.observers import History
 from equipoise.report import write_report
@@ -380,9 +380,20 @@ class PersonalModels:
         import numpy as np
 
         path, part = Path(path), Path(f"{path}.part")
-        shape, dtype = (len(self), len(self._params)), self._params.cpu().numpy().dtype
-        file = np.lib.format.open_memmap(part, mode="w+", dtype=dtype, shape=shape)
-        for clients, models in self._run.all_models(self._state.personal, self._params, self._state.round):
-            file[clients.numpy()] = models.cpu().numpy()
-        file.flush()
-        return part.replace(path)
+        header = io.BytesIO()
+        kind, shape = self._params.cpu().numpy().dtype, (len(self), len(self._params))
+        described = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(header, described)
+        try:
+            file = DurableFile(part)
+            try:
+                file.write(header.getvalue())
+                for _, models in self._run.all_models(self._state.personal, self._params, self._state.round):
+                    file.write(models.cpu().contiguous().numpy())  # in the order of clients
+                file.sync()
+            finally:
+                file.close()
+            move(part, path)
+        except OSError as failure:
+            raise NotWritten(f"{path} could not be written: {failure.strerror or failure}.") from failure
+        return path

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import re
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core import rng
+from equipoise.core.fingerprints import without_addresses
 from equipoise.errors import require
 from equipoise.privacy import accounting, releases
 from equipoise.privacy.discrete_gaussian import concentrated_epsilon
@@ -318,8 +318,7 @@ def digest_releases(algorithm: Algorithm) -> str:
     """
     if algorithm.personal is not None and algorithm.traits.personal.updates is None:
         algorithm = replace(algorithm, personal=None)
-    described = re.sub(r" at 0x[0-9a-f]+", "", repr(algorithm))  # a plain class shows where it lies in memory
-    return hashlib.blake2b(described.encode(), digest_size=8).hexdigest()
+    return hashlib.blake2b(without_addresses(repr(algorithm)).encode(), digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True)

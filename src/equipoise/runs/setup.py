@@ -64,6 +64,11 @@ class Setting:
         return replace(self, algorithm=algorithm, protection=protection, name=name)
 
     @property
+    def keeps_rows(self) -> bool:
+        """Whether clients keep something between rounds."""
+        return self.personal is not None and self.personal.keeps_rows
+
+    @property
     def first_params(self) -> Tensor:
         """w^0 (D,), on the engine's device."""
         return self.task.layout.read(self.task.module).to(self.engine_traits.device)
