@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import secrets
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,6 +20,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from equipoise.core.files import GrowingFile
 from equipoise.errors import EquipoiseError, NotWritten
 from equipoise.privacy.accounting import epsilon_of, gaussian_epsilon
 from equipoise.privacy.releases import CohortEvent, FixedSampling, NoSampling, PoissonSampling, Release, Sampling
@@ -86,10 +86,10 @@ class Ledger:
     """Entries in a file that only grows, or in memory where there is no path. A `durable` one is on disk before it says so."""
 
     def __init__(self, path: str | Path | None = None, *, durable: bool = False) -> None:
+        self._file: GrowingFile | None = None
         self.path, self.durable = Path(path) if path is not None else None, durable
         self.entries: list[LedgerEntry] = []
         self._repeatable: set[tuple[str, str, str, int, str]] = set()
-        self._file: int | None = None
         if self.path is not None:
             for entry in read_entries(self.path) if self.path.exists() else ():
                 self._take(entry)
@@ -104,30 +104,28 @@ class Ledger:
         if not entry.token and entry.kind in ("release", "exact") and (entry.kind, *entry.key) in self._repeatable:
             return False
         if self.path is not None:
-            self._append(entry.line().encode())
+            self._append(self.path, entry.line().encode())
         self._take(entry)
         return True
 
-    def _append(self, line: bytes) -> None:
-        assert self.path is not None  # noqa: S101 — only called with one
+    def _append(self, path: Path, line: bytes) -> None:
         try:
             if self._file is None:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-                size = os.fstat(self._file).st_size
-                if size and os.pread(self._file, 1, size - 1) != b"\n":
-                    line = b"\n" + line  # a line that was cut off stays as it is: what it is about was never asked for
-            os.write(self._file, line)  # one call, so that it is there if this process is killed
-            if self.durable:
-                os.fsync(self._file)
+                self._file = GrowingFile(path, durable=self.durable)
+            self._file.add(line)
         except OSError as failure:
             raise NotWritten(
-                f"{self.path} could not be written: {failure.strerror}. Nothing is released that is not in the ledger."
+                f"{path} could not be written: {failure.strerror}. Nothing is released that is not in the ledger."
             ) from failure
 
-    def __del__(self) -> None:
+    def close(self) -> None:
+        """Close the file; another entry opens it again."""
         if self._file is not None:
-            os.close(self._file)
+            self._file.close()
+            self._file = None
+
+    def __del__(self) -> None:
+        self.close()
 
     def __iter__(self) -> Iterator[LedgerEntry]:
         return iter(self.entries)
