@@ -231,6 +231,7 @@ HELPERS = {  # small pure helpers that a round of the loop engine passes through
     "equipoise.types",  # the values that are passed on
     "equipoise.errors",  # checks of arguments
     "equipoise.core.abilities",
+    "equipoise.core.carried",  # running statistics, of models that have them
     "equipoise.core.devices",
     "equipoise.core.numbers",
     "equipoise.core.params",

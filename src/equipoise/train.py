@@ -122,7 +122,7 @@ class RunUnderWay:
     @classmethod
     def begin(cls, setting: Setting, rows: Path | None = None) -> RunUnderWay:
         """A run before its first round; what clients keep between rounds goes to the file `rows`."""
-        return cls(setting, setting.begin(rows), start=setting.first_params if setting.keeps_rows else None)
+        return cls(setting, setting.begin(rows), start=setting.first_model if setting.keeps_rows else None)
 
     def take(self, outcome: Outcome, watching: Observers, evaluate_every: int | None) -> None:
         """Go on from a round, or stop if it failed."""
@@ -231,7 +231,7 @@ def start_or_resume(settings: Sequence[Setting], saving: Checkpoints | None) -> 
         return [RunUnderWay.begin(setting, saving.rows) for setting in settings], 0.0
     runs = []
     for setting, each in zip(settings, saved.runs, strict=True):
-        start = setting.first_params if each.start is None else each.start
+        start = setting.first_model if each.start is None else each.start
         if setting.personal is not None:
             setting.personal.resume(start, each.state.personal, saving.rows)
         setting.protection.resume(each.state.privacy, each.state.round)
