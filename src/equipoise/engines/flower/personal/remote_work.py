@@ -82,6 +82,15 @@ class RemotePersonalWork:
                 warnings.warn(EquipoiseNotice(text), stacklevel=2)
         return PersonalState(places)
 
+    def losses(self, state: PersonalState, params: Tensor, cohort: Cohort) -> Tensor | None:
+        """None: the shared model's losses. A method whose risk sees other losses is refused with such a risk."""
+        if self.traits.losses is None:
+            return None
+        raise IncompatibleParts(
+            f"With {self.method!r} the risk sees the losses of clients' own models, which are not asked for over a network.",
+            "Use risk.Mean(), or the simulator.",
+        )
+
     def updates(self, state: PersonalState, params: Tensor, cohort: Cohort, solver: LocalSolver) -> Tensor | None:
         """What clients send (K, D), for a method that has them send something else than the solver's work."""
         if self.traits.updates is None or len(cohort) == 0:
