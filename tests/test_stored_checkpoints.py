@@ -97,13 +97,14 @@ def algorithms():
     slow = r.Superquantile(eta_every=2)
     risks = parts_of(
         r, Superquantile=slow, Tilted=r.Tilted(tracked=True), Mixture=r.Mixture((1.0, slow)), RiskValue=None,
-        HierarchicalTilt=r.HierarchicalTilt(lambda client: client[-1]),
+        HierarchicalTilt=r.HierarchicalTilt(lambda client: client[-1]), GroupDRO=r.GroupDRO(0.1, lambda client: client[-1]),
     )  # fmt: skip
     for risk in risks:
         yield eq.Algorithm(risk=risk, sampler=full)
     for solver in parts_of(eq.solvers, AdaDPS=eq.solvers.AdaDPS({"weight": torch.ones(3)})):
         yield eq.Algorithm(solver=solver, sampler=full)
-    for aggregator in parts_of(eq.aggregators):
+    inner = eq.aggregators.Median()
+    for aggregator in parts_of(eq.aggregators, NNM=eq.aggregators.NNM(inner), Bucketing=eq.aggregators.Bucketing(inner)):
         yield eq.Algorithm(aggregator=aggregator, sampler=full)
     for server in parts_of(eq.server_opt, ABC=None):
         yield eq.Algorithm(server=server, sampler=full)

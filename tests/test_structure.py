@@ -64,7 +64,6 @@ NOT_PARTS = {
 
 # Modules and classes that have one name because they are one idea in two places.
 SAME_IDEA = {
-    "attacks": "attacks, and their checks",
     "figures": "one figure on the page, and for a paper",
     "AdaDPS": "the method among clients, and as an optimiser",
     "SGD": "the step of a client, and of the server",

@@ -344,8 +344,17 @@ class Unprotected:
         if aggregator.linear:
             weights = plan.weights * left_out_factor(plan, work)
             return Combined(aggregator(updates.nan_to_num(0.0), weights)[0], work, state.aggregator)
-        total, aggregator_state = aggregator(updates, plan.weights, losses=plan.worker_losses, state=state.aggregator)
+        streams = {"keys": self.streams(workers)} if self.algorithm.traits.aggregator.needs_keys else {}
+        total, aggregator_state = aggregator(
+            updates, plan.weights, losses=plan.worker_losses, state=state.aggregator, **streams
+        )
         return Combined(total, work, aggregator_state)
+
+    def streams(self, cohort: Cohort) -> Tensor:
+        """A random stream of each client for the aggregator of this round, (K,) int64, whatever the order of clients."""
+        return rng.client_keys(
+            rng.stream_key(cohort.seed, "aggregation", cohort.round), self.clients.keys[cohort.clients].cpu()
+        )
 
     def epsilon_after(self, rounds: int) -> None:
         """There is no ε."""

@@ -297,6 +297,7 @@ class AggregatorTraits:
 
     linear: bool = False
     needs_losses: bool = False
+    needs_keys: bool = False  # whether it is called with keys=(K,), a random stream of each client in this round
     weighted_sum: bool = field(default=False, metadata=OWN)  # the total is Σ weights · updates and nothing else
 
 
@@ -552,6 +553,7 @@ class AttackTraits:
     seed: int | None = None
     poison: Callable[..., Any] | None = None
     corrupt: Callable[..., Any] | None = None
+    omniscient: bool = False  # whether `corrupt` sees the honest updates of the whole cohort
 
 
 # -------------------------------------------------------------------------------------------------------------------- engines

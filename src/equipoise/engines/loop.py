@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from equipoise.attacks import corrupted
+from equipoise.attacks.malicious import corrupted, corrupted_work, sees_all_updates, summed_rows
 from equipoise.core import rng
 from equipoise.core.abilities import solver_traits
 from equipoise.core.carried import CarriedMean, join_model
@@ -51,6 +51,7 @@ class LoopEngine(Engine):
     def __init__(self, task: Task, data: FederatedData, device: torch.device, sets: DeviceSets | None = None) -> None:
         self.device, self.task, self.sets = device, task.to(device), sets or DeviceSets(device, data)
         self.data, self.train = data, self.sets[data.train]
+        self.omniscient_attack = sees_all_updates(data)
 
     @property
     def expect(self) -> Callable[[Tensor], None] | None:
@@ -66,14 +67,18 @@ class LoopEngine(Engine):
 
     def updates(self, params: Tensor, cohort: Cohort, solver: LocalSolver) -> LocalWork:
         """Local work of each client: updates (K, D)."""
-        sent = [self._sent(params, cohort, place, solver) for place in range(len(cohort))]
-        work = as_local_work(torch.stack([each.update for each in sent]), self.task.split(params)[0], _losses(sent))
+        sent, own = [self._sent(params, cohort, place, solver) for place in range(len(cohort))], self.task.split(params)[0]
+        work = as_local_work(torch.stack([each.update for each in sent]), own, _losses(sent))
+        if self.omniscient_attack:
+            work = corrupted_work(self.data, work, own, cohort)
         return with_carried(work, torch.stack([each.carried for each in sent])) if self.task.carried.names else work
 
     def summed_update(
         self, params: Tensor, cohort: Cohort, solver: LocalSolver, weights: Tensor, aggregator: Aggregator
     ) -> LocalWork:
         """Local work of each client, aggregated and added up client by client: total (D,)."""
+        if self.omniscient_attack:
+            return summed_rows(self.updates(params, cohort, solver), weights, aggregator)
         own = self.task.split(params)[0]
         total, sq_norms, sent, mean = torch.zeros_like(own), [], [], CarriedMean()
         for place, weight in enumerate(weights):

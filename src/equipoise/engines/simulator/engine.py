@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from equipoise.attacks.malicious import corrupted_work, sees_all_updates, summed_rows
 from equipoise.core.abilities import read, solver_traits
 from equipoise.core.devices import usable_device
 from equipoise.core.task import Task, misclassified
@@ -121,6 +122,7 @@ class SimulatorEngine:
     ) -> None:  # fmt: skip
         self.device, self.task, self.sets = device, task.to(device), DeviceSets(device, data, resident=resident)
         self.data, self.train = data, self.sets[data.train]
+        self.omniscient_attack = sees_all_updates(data)
         self.given, self.choice = given, given  # what was asked for, and what is used
         self.measurement: SpeedMeasurement | None = None
         self.threads = torch.get_num_threads()
@@ -243,7 +245,8 @@ class SimulatorEngine:
         rule = self._rule(solver, cohort.round)
         assignments = self._assignments([Job(params, cohort, cohort.weights)], rule, attacked=True)
         updates, losses = self._each(assignments, len(cohort))
-        return LocalWork(updates, checked_norms(squared_norms(updates), losses, longest_square(params)), losses)
+        work = LocalWork(updates, checked_norms(squared_norms(updates), losses, longest_square(params)), losses)
+        return corrupted_work(self.data, work, params, cohort) if self.omniscient_attack else work
 
     def summed_update(
         self, params: Tensor, cohort: Cohort, solver: LocalSolver, weights: Tensor, aggregator: Aggregator
@@ -253,6 +256,8 @@ class SimulatorEngine:
 
     def summed_updates(self, jobs: Sequence[Job], solver: LocalSolver, aggregator: Aggregator) -> list[LocalWork]:
         """`summed_update` of several models in one batched computation: one per job. Their cohorts are of one round."""
+        if self.omniscient_attack:
+            return [summed_rows(self.updates(job.params, job.cohort, solver), job.weights, aggregator) for job in jobs]
         rule, plain = self._rule(solver, jobs[0].cohort.round), self._is_weighted_sum(aggregator)
         self.sets.hold(self.train, *(job.cohort.clients for job in jobs))
         if plain and (graphed := self.linear_rounds.sums(jobs, rule)) is not None:
