@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -350,7 +351,7 @@ class Task:
             trial.scorer.train()
             return trial._padded_scores(data, [rows], params, wider, 0)["loss"]
 
-        here, again, there = (self._run_user_code("model", data, lambda w=w: losses(w)) for w in (0, 0, 8))
+        here, again, there = (self._run_user_code("model", data, partial(losses, wider)) for wider in (0, 0, 8))
         if nearly_equal(here, again) and not nearly_equal(here, there):  # else random, and nothing can be compared
             raise IncompatibleParts(
                 f"In training the loss of {type(self.module).__name__} changes when sequences are padded further: statistics "
