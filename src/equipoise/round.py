@@ -24,10 +24,12 @@ from equipoise.core.numbers import Numbers, numbers
 from equipoise.core.update_checks import as_local_work
 from equipoise.data.clients import ClientSet
 from equipoise.errors import Diverged, InvalidParameter
+from equipoise.privacy.observer_table import PrivacyTable, unprotected_table
 from equipoise.solvers.prepared import RoundContext
 from equipoise.types import Cohort, Combined, Job, LocalWork, RiskValue, RoundReport, ServerState
 
 if TYPE_CHECKING:
+    from equipoise.privacy.ledger import Ledger
     from equipoise.runs.setup import Setting
     from equipoise.types import Engine, LocalSolver, SolverTraits
 
@@ -364,6 +366,19 @@ class Unprotected:
 
     def describe(self) -> None:
         """There is no noise."""
+
+    def privacy(self, state: Any) -> PrivacyTable:
+        """No observer is held to anything."""
+        return unprotected_table()
+
+    def open_ledger(self, ledger: Ledger, *, data: str, run: str, once: bool) -> None:
+        """Nothing is written down: everything is open."""
+
+    def resume(self, state: Any, rounds: int) -> None:
+        """There is nothing to go on with."""
+
+    def begin_evaluation(self, round_index: int) -> None:
+        """Nothing is written down."""
 
 
 def _are_weights(weights: Numbers) -> bool:

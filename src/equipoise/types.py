@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from equipoise.data.clients import ClientSet, FederatedData
     from equipoise.personal.context import PersonalContext
     from equipoise.privacy.accounting import Spent
+    from equipoise.privacy.ledger import Ledger
+    from equipoise.privacy.observer_table import PrivacyTable
     from equipoise.privacy.private_quantile import PrivateQuantile
     from equipoise.result import ClientTable
     from equipoise.round import Plan
@@ -515,6 +517,18 @@ class Protection(Protocol):
     def describe(self) -> str | None:
         """The noise of the run as text, for its checkpoints: a run goes on with the noise that it began with."""
 
+    def privacy(self, state: Any) -> PrivacyTable:
+        """ε of the run by observer: the public, a node, the server."""
+
+    def open_ledger(self, ledger: Ledger, *, data: str, run: str, once: bool) -> None:
+        """Write all releases of the run into a ledger; with `once` none of them may be begun twice."""
+
+    def resume(self, state: Any, rounds: int) -> None:
+        """Go on from a checkpoint that was written after so many rounds."""
+
+    def begin_evaluation(self, round_index: int) -> None:
+        """Clients are about to be evaluated exactly, after so many rounds."""
+
 
 class ClipRule(Protocol):
     """How a clip bound moves over the rounds, by a private count. Law: bounds stay positive."""
@@ -654,6 +668,10 @@ class MeasuredChoice(Protocol):
 
 class Network(Protocol):
     """What changes where clients are on other machines."""
+
+    @property
+    def run(self) -> str:
+        """The name of the run among the nodes, drawn at random."""
 
     def attempt(
         self, run: Callable[[Cohort], tuple[ServerState, RoundReport]], draw: Callable[[int], Cohort]

@@ -114,6 +114,11 @@ class FlowerEngine(Engine):
         """Clients are on other machines: what changes then is in this class, too."""
         return self
 
+    @property
+    def run(self) -> str:
+        """The name of the run among the nodes."""
+        return self.federation.run
+
     # ------------------------------------------------------------------------------------------------------------- a round
 
     def attempt(
