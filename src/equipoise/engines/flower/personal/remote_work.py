@@ -48,7 +48,7 @@ class RemotePersonalWork:
     @property
     def keeps_rows(self) -> bool:
         """Whether clients keep anything between rounds; else all personal work is done after training."""
-        return self.method.width(self.engine.task.layout.dimension) > 0
+        return self.method.width(self.engine.task.width) > 0
 
     def begin(self, params: Tensor, path: Path | None = None) -> PersonalState:
         """The state before the first round at w^0; nothing is written on the server."""
