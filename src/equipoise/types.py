@@ -406,6 +406,8 @@ class PersonalTraits:
 
     check: Callable[[Algorithm], None] | None = None  # refuses what does not go with the method
     updates: Callable[..., Tensor] | None = None  # (context, params, cohort, rows, solver): what clients send instead, (K, D)
+    losses: Callable[..., Tensor] | None = None  # (context, params, cohort, rows): what the risk sees instead of F_k(w), (K,)
+    finetunes: bool = False  # whether all clients train once more after the rounds, also those that were never drawn
     sums_models: bool = False  # whether the server sees clients' models, or what they add up to
     solver: LocalSolver | None = None  # of the personal work, if it is not the algorithm's
     keeps_carried: bool = field(default=False, metadata=OWN)  # whether a client's model may have carried values of its own
@@ -426,6 +428,9 @@ class PersonalWork(Protocol):
 
     def work(self, state: Any, params: Tensor, cohort: Cohort, solver: LocalSolver) -> Any:
         """The state after a round's personal work of the whole cohort."""
+
+    def losses(self, state: Any, params: Tensor, cohort: Cohort) -> Tensor | None:
+        """The losses (K,) that the risk sees, if the method has it see others than the shared model's."""
 
     def updates(self, state: Any, params: Tensor, cohort: Cohort, solver: LocalSolver) -> Tensor | None:
         """What clients send (K, D), if the method has them send anything but the update of the solver's work."""
