@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from equipoise.aggregators import WeightedMean
 from equipoise.algorithm import Algorithm
 from equipoise.core.abilities import is_part, solver_traits
+from equipoise.core.carried import join_model, move_model
 from equipoise.core.task import PerExample
 from equipoise.data.clients import FederatedData
 from equipoise.errors import require
 from equipoise.observers import Evaluation, Run
 from equipoise.runs.setup import EngineChoice, set_up
 from equipoise.solvers.prepared import GRADIENT
-from equipoise.types import Cohort, Engine, LocalSolver, Observer
+from equipoise.types import Cohort, Engine, Job, LocalSolver, Observer
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def dissimilarity(
     """
     parts = algorithm or Algorithm()
     setting = set_up(model, data, parts, rounds=0, clients_per_round=1, seed=0, loss=loss, error=None, engine=engine)
-    return dissimilarity_of(setting.engine, setting.first_params, setting.alpha, data)
+    return dissimilarity_of(setting.engine, setting.first_model, setting.alpha, data)
 
 
 def inexactness(engine: Engine, params: Tensor, cohort: Cohort, solver: LocalSolver) -> Tensor:
@@ -76,11 +77,12 @@ def inexactness(engine: Engine, params: Tensor, cohort: Cohort, solver: LocalSol
     """
     rule, fix = "must be one whose work does not change from round to round", "Give the solver that it wraps."
     require(is_part(solver, "local_steps"), "solver", rule, solver, fix)
-    start = params.expand(len(cohort), -1).contiguous()
-    local = engine.own_steps(start, cohort, solver)  # (K, D); what malicious clients send is not asked for
-    before = (engine.own_steps(start, cohort, GRADIENT) - start).double().norm(dim=1).cpu()
-    gradients = local - engine.own_steps(local, cohort, GRADIENT)
-    after = (gradients + solver_traits(solver).prox * (local - start)).double().norm(dim=1).cpu()
+    moved = engine.updates(params, cohort, solver).update  # (K, D)
+    before = engine.updates(params, cohort, GRADIENT).sq_norms.sqrt()
+    one = torch.ones(1, dtype=torch.float64)
+    jobs = [Job(move_model(params, moved[k]), cohort.take(torch.tensor([k])), one) for k in range(len(cohort))]
+    gradients = torch.stack([-work.update for work in engine.summed_updates(jobs, GRADIENT, WeightedMean())])
+    after = (gradients + solver_traits(solver).prox * moved).double().norm(dim=1).cpu()
     return torch.where(before > 0, after / before, torch.where(after > 0, math.inf, 0.0))
 
 
@@ -104,7 +106,8 @@ class Heterogeneity(Observer):
         """Measure the dissimilarity at the parameters of an evaluation."""
         run = self._watched.get(evaluation.run)
         if run is not None and run.setting is not None and evaluation.params is not None:
-            measured = dissimilarity_of(run.setting.engine, evaluation.params, run.setting.alpha, run.setting.data)
+            model = join_model(evaluation.params, evaluation.carried)
+            measured = dissimilarity_of(run.setting.engine, model, run.setting.alpha, run.setting.data)
             self.runs[evaluation.run][evaluation.round] = measured
 
 

@@ -46,6 +46,7 @@ class Evaluation:
     clients: ClientTable
     params: Tensor | None = None  # (D,); not kept in the history
     run: str = ""  # the run's name
+    carried: Tensor | None = None  # (C,) of a model with carried values; not kept in the history
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class History(Observer):
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
         """Take in an evaluation of all clients."""
-        self.evaluations.append(replace(evaluation, params=None))
+        self.evaluations.append(replace(evaluation, params=None, carried=None))
         self.points.append(EvaluationPoint.of(evaluation))
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from equipoise.attacks import corrupted
+from equipoise.attacks.malicious import corrupted
 from equipoise.core import rng
 from equipoise.core.abilities import attack_traits
 from equipoise.core.task import Task
@@ -42,7 +42,7 @@ class PersonalContext:
         """
         stream = rng.stream_key(cohort.seed, "batches", cohort.round)
         keys = rng.client_keys(stream, self.data.train.keys.cpu()[cohort.clients]).to(differences.device)
-        arrived = corrupted(self.data, differences, cohort.clients, keys, len(cohort))
+        arrived = corrupted(self.data, differences, cohort.clients, keys, len(cohort), whole_cohort=True)
         lost = torch.isinf(as_local_work(arrived, params).sq_norms)
         if not bool(lost.any()):
             return arrived
@@ -57,4 +57,4 @@ class PersonalContext:
         Stragglers are slow at the shared model's work alone.
         """
         seed = rng.stream_key(cohort.seed, "personal") >> 1
-        return replace(cohort, seed=seed, effort=None)
+        return replace(cohort, seed=seed, effort=None, rows=None)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import platform
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from equipoise.core.fingerprints import (
     fingerprint,
@@ -23,7 +27,7 @@ if TYPE_CHECKING:
 START = "start weights"  # may differ: the checkpoint's hold
 PYTHON = "version of Python"  # may differ: the code of functions is not compared then
 _OF_CODE = ("model's code", "loss's code", "error's code", "algorithm's own code")
-_SEVERAL = ("model's frozen parameters", "model's buffers")
+_SEVERAL = ("model's frozen parameters", "model's buffers", "training modes of frozen parts")
 _LONG = 120  # characters of a text that is shown whole
 
 
@@ -32,24 +36,43 @@ def identity_of(setting: Setting) -> dict[str, str]:
     task, model = setting.task, setting.model
     noise = setting.protection.describe()
     frozen = [(name, value) for name, value in model.named_parameters() if not value.requires_grad]
-    trained = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
-    return ({"privacy": noise} if noise is not None else {}) | {
-        "algorithm": without_addresses(repr(setting.algorithm)),
-        "data": f"{setting.data.name}, {len(setting.data.train)} clients, {setting.data.fingerprint}",
-        "model": f"{type(model).__name__} with {task.layout.dimension} parameters",
-        "loss": _name(task.loss),
-        "clients_per_round": str(setting.clients_per_round),
-        "seed": str(setting.seed),
-        "model's structure": module_structure(model),
-        "model's frozen parameters": tensors_fingerprint(frozen),
-        "model's buffers": tensors_fingerprint(model.named_buffers()),
-        PYTHON: ".".join(platform.python_version_tuple()[:2]),
-        "model's code": module_code(model),
-        "loss's code": fingerprint(task.loss),
-        "error's code": fingerprint(task.error),
-        "algorithm's own code": own_code(setting.algorithm),
-        START: tensors_fingerprint(trained),
-    }
+    trained: list[tuple[str, Tensor]] = [(name, value) for name, value in model.named_parameters() if value.requires_grad]
+    trained += [(name, value) for name, value in model.named_buffers() if name in task.carried.names]
+    fixed = [(name, value) for name, value in model.named_buffers() if name not in task.carried.names]
+    carried = f" and {task.carried.size} carried values" if task.carried.names else ""
+    modes = {"training modes of frozen parts": fingerprint(task.frozen_modes)} if task.frozen_modes else {}
+    return (
+        ({"privacy": noise} if noise is not None else {})
+        | modes
+        | {
+            "algorithm": without_addresses(repr(setting.algorithm)),
+            "data": f"{setting.data.name}, {len(setting.data.train)} clients, {setting.data.fingerprint}",
+            "model": f"{type(model).__name__} with {task.layout.dimension} parameters{carried}",
+            "loss": _name(task.loss),
+            "clients_per_round": str(setting.clients_per_round),
+            "seed": str(setting.seed),
+            "model's structure": module_structure(model),
+            "model's frozen parameters": tensors_fingerprint(frozen),
+            "model's buffers": tensors_fingerprint(fixed),
+            PYTHON: ".".join(platform.python_version_tuple()[:2]),
+            "model's code": module_code(model),
+            "loss's code": fingerprint(task.loss),
+            "error's code": fingerprint(task.error),
+            "algorithm's own code": own_code(setting.algorithm),
+            START: tensors_fingerprint(trained),
+        }
+    )
+
+
+def run_key(setting: Setting) -> str:
+    """A short name of a run in a ledger: runs with one name would release the same bits.
+
+    A network gives its runs names of their own, drawn at random.
+    """
+    network = setting.engine_traits.network
+    if network is not None:
+        return network.run
+    return hashlib.blake2b(json.dumps(identity_of(setting), sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def _name(function: object) -> str:
