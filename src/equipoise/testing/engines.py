@@ -51,17 +51,10 @@ def check_engine(
 ) -> None:
     """Agrees with the loop engine on all that an engine computes, for the given task and data or for small ones.
 
-<<<<<<< HEAD
-    Compared are losses; updates, their norms and their sums; several jobs with cohorts that differ; clients' own models, with
-    and without a pull; and evaluation. With a `solver` this is done for it alone. Without one it is done for plain SGD, for a
-    solver that prepares each round (FedDane), for one that adapts (MAML) and for one whose state clients keep (Adam), and the
-    updates of data under attack are compared, too. Clients' own models are trained only if the solver can do that.
-=======
     Compared are losses; updates, their norms and their sums; carried values of a task that has any; several jobs with cohorts
     that differ; clients' own models, with and without a pull; and evaluation. With a `solver` this is done for it alone.
     Without one it is done for plain SGD, for a solver that prepares each round (FedDane) and for one that adapts (MAML), and
     the updates of data under attack are compared, too. Clients' own models are trained only if the solver can do that.
->>>>>>> main
     """
     if task is None or data is None:
         task, data = make_small_task(seed)
@@ -183,22 +176,17 @@ def _work_answers(engine: Engine, params: Tensor, cohort: Cohort, solver: LocalS
         type(rule).__name__: engine.summed_update(params, cohort, solver, cohort.weights, rule)
         for rule in (WeightedMean(), NormClip(0.05))
     }
-<<<<<<< HEAD
-    answers = {"updates": work.update, "update norms": work.sq_norms, "local losses": work.losses, **sums}
-    if work.rows is not None:
-        summed = engine.summed_update(params, cohort, solver, cohort.weights, WeightedMean()).rows
-        answers |= {"rows that clients keep": work.rows, "rows kept beside a sum": summed if summed is not None else params}
-    return answers
-=======
     answers = {"updates": work.update, "update norms": work.sq_norms, "local losses": work.losses}
     answers |= {f"summed update by {name}": total.update for name, total in sums.items()}
     if work.carried is not None:
         answers["carried values"] = work.carried
         answers |= {f"mean of carried values by {name}": _known(total.carried) for name, total in sums.items()}
+    if work.rows is not None:
+        answers["rows that clients keep"] = work.rows
+        answers |= {f"rows kept beside the sum by {name}": _known(total.rows) for name, total in sums.items()}
     return answers
 
 
-def _known(carried: Tensor | None) -> Tensor:
-    """Carried values, or nothing where no client's count."""
-    return torch.zeros(0) if carried is None else carried
->>>>>>> main
+def _known(values: Tensor | None) -> Tensor:
+    """Carried values or kept rows, or nothing where there are none."""
+    return torch.zeros(0) if values is None else values
