@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +14,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from equipoise.core import trees
+from equipoise.core.forward_rules import ForwardRules
 from equipoise.core.params import ParameterLayout
 from equipoise.errors import EquipoiseError, IncompatibleParts, InvalidParameter, is_integer, require
 
@@ -162,6 +163,11 @@ class Task:
         """A copy of the task with the module's constants on a device."""
         return Task(_Scorer(*_copy_all(self.module, self.scorer._given_loss, self.scorer._given_error)).to(device), self.layout)
 
+    def in_double(self) -> Task:
+        """A copy of the task in float64."""
+        copied = _Scorer(*_copy_all(self.module, self.scorer._given_loss, self.scorer._given_error))
+        return Task(copied.double(), replace(self.layout, dtype=torch.float64))
+
     def outputs(self, params: Tensor | dict[str, Tensor], x: Any) -> Any:
         """The model's outputs on inputs (B, …)."""
         named = self.layout.unflatten(params) if isinstance(params, Tensor) else params
@@ -171,6 +177,16 @@ class Task:
         """Per-example losses (B,)."""
         losses: Tensor = functional_call(self.scorer, self._named(params), (x, y, False))[0]
         return losses
+
+    def batched_losses(self, params: Tensor | dict[str, Tensor], x: Any, y: Any, key: Tensor | None = None) -> Tensor:
+        """`losses` by operations that `torch.func.vmap` can batch; `key` fixes the masks of dropout."""
+        with ForwardRules(key, batched=True):
+            return self.losses(params, x, y)
+
+    def batched_scores(self, params: Tensor | dict[str, Tensor], x: Any, y: Any) -> tuple[Tensor, Tensor]:
+        """`scores` by operations that `torch.func.vmap` can batch."""
+        with ForwardRules(None, batched=True):
+            return self.scores(params, x, y)
 
     def scores(self, params: Tensor | dict[str, Tensor], x: Any, y: Any) -> tuple[Tensor, Tensor]:
         """Per-example losses and errors, (B,) and (B,)."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from equipoise.attacks import corrupted
 from equipoise.core import rng
 from equipoise.core.abilities import solver_traits
+from equipoise.core.forward_rules import ForwardRules
 from equipoise.core.devices import seed_generators, usable_device
 from equipoise.core.task import Task
 from equipoise.core.update_checks import as_local_work, checked_norms, longest_square
@@ -144,12 +145,14 @@ class LoopEngine(Engine):
         memory = solver.begin(weights)
         seen = []
         devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):  # dropout and the like draw from the client's own stream
+        with torch.random.fork_rng(devices=devices):  # random operations other than dropout draw from the client's own stream
             seed_generators(int(key) & (2**63 - 1), self.device)
+            masks = rng.step_keys(key, torch.arange(max(1, steps), device=self.device))
             shared = traits.shared_gradient
-            correction = shared - self._gradient(params, self.train.rows(k))[0] if shared is not None and steps else 0.0
+            at_start = self._gradient(params, self.train.rows(k), masks[0])[0] if shared is not None and steps else None
+            correction = 0.0 if shared is None or at_start is None else shared - at_start
             for number, batch in enumerate(batches_of(solver, key, size, steps), start=1):
-                gradient, loss = self._gradient(weights, batch + first)
+                gradient, loss = self._gradient(weights, batch + first, masks[(number - 1) // traits.repeats])
                 if traits.preconditioner is not None:
                     gradient = gradient / traits.preconditioner
                 if pull is not None:
@@ -161,13 +164,14 @@ class LoopEngine(Engine):
             return weights - params, torch.tensor(float("nan"), dtype=torch.float64)
         return weights - params, seen[-1] if traits.finish is not None else torch.stack(seen).mean()
 
-    def _gradient(self, weights: Tensor, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Gradient (D,) and value of the mean loss over some examples."""
+    def _gradient(self, weights: Tensor, rows: Tensor | slice, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradient (D,) and value of the mean loss over some examples; `key` fixes the masks of dropout."""
         named = dict(self.task.module.named_parameters())
         leaves = {name: named[name] for name in self.task.layout.names}
         x, y = self.train.inputs(rows, weights.dtype), self.train.targets(rows, weights.dtype)
         self.task.layout.write(self.task.module, weights)
-        loss = self.task.scorer(x, y, False)[0].mean()
+        with ForwardRules(key, batched=False):
+            loss = self.task.scorer(x, y, False)[0].mean()
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         return self.task.layout.flatten(dict(zip(leaves, gradients, strict=True))), loss.detach().double().cpu()
 

@@ -39,7 +39,7 @@ from equipoise.engines.simulator.local_work import Worker, Workplace, squared_no
 from equipoise.engines.simulator.loop_path import LoopPath
 from equipoise.engines.simulator.precision import FULL, PRECISIONS, Precision
 from equipoise.engines.simulator.scoring import Scoring
-from equipoise.engines.simulator.vectorisation import why_not_vectorised
+from equipoise.engines.simulator.vectorisation import BatchingTrial, try_batching
 from equipoise.engines.simulator.workers import Workers, can_fork, one_thread
 from equipoise.errors import EquipoiseNotice, IncompatibleParts, is_integer, require
 from equipoise.solvers import SGD
@@ -127,6 +127,7 @@ class SimulatorEngine:
         self._last: list[Assignment] | None = []  # None: a graph of the whole round
         self._rules: dict[tuple[bool, PullKind], LocalRule] = {}
         self._aggregator: tuple[Aggregator | None, bool] = (None, False)  # and whether it is a weighted sum
+        self.trial = BatchingTrial(None)
         self.unvectorised: str | None = None  # why the loop engine does all the work, if it does
         worker = Worker(Workplace(self.task, data, self.train, precision, compiled), local_paths.PATHS)
         self.workers = Workers(worker, given.workers or 1)
@@ -164,7 +165,8 @@ class SimulatorEngine:
     def why_not_vectorised(self) -> str | None:
         """Why clients of this task cannot be trained as one batch; None if they can."""
         self.sets.hold(self.train, torch.tensor([0, len(self.train) - 1]))
-        return why_not_vectorised(self.task, self.train)
+        self.trial = try_batching(self.task, self.train)
+        return self.trial.reason
 
     @property
     def expect(self) -> Callable[[Tensor], None] | None:

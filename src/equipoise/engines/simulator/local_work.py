@@ -12,6 +12,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from equipoise.core import rng
 from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines.simulator.client_queue import ClientQueue
@@ -154,6 +155,12 @@ class ChunkWork:
     def first_rows(self) -> Tensor:
         """The row of each client's first example, (k, 1)."""
         return self.worker.clients.starts[self.positions].unsqueeze(1)
+
+    @property
+    def mask_keys(self) -> Tensor:
+        """The key of every client's masks of dropout at every step, (T, k); repeated gradients of a batch share theirs."""
+        steps = torch.arange(int(self.chunk.steps.max()), device=self.chunk.keys.device) // self.rule.traits.repeats
+        return rng.step_keys(self.chunk.keys, steps.unsqueeze(1))
 
     @property
     def largest(self) -> int:
