@@ -57,7 +57,9 @@ Rule = Callable[..., Any]
 _local = threading.local()  # the rules in whose force a function of torch is run again
 
 
-def _drop(rules: ForwardRules, func: Any, input: Tensor, p: float, train: bool, *, features: bool, alpha: bool, inplace: bool) -> Tensor:
+def _drop(
+    rules: ForwardRules, func: Any, input: Tensor, p: float, train: bool, *, features: bool, alpha: bool, inplace: bool
+) -> Tensor:
     """A function of torch that drops elements or channels."""
     if not train or p == 0 or not rules.drops:
         result: Tensor = func(input, p, train)
@@ -145,8 +147,18 @@ for _kind in written_out.CELLS:
     _RULES[getattr(torch, _kind)] = partial(_recur, _kind)
     _RULES[getattr(torch, f"{_kind}_cell")] = partial(_step_cell, _kind)
 
-_AGAIN = ("dropout", "alpha_dropout", "dropout1d", "dropout2d", "dropout3d", "feature_alpha_dropout", "multi_head_attention_forward")
-_names = {f"{name}{end}" for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout") for end in ("", "_")}
+_AGAIN = (
+    "dropout",
+    "alpha_dropout",
+    "dropout1d",
+    "dropout2d",
+    "dropout3d",
+    "feature_alpha_dropout",
+    "multi_head_attention_forward",
+)
+_names = {
+    f"{name}{end}" for name in ("dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout") for end in ("", "_")
+}
 _scope: dict[str, Any] = vars(functional) | {
     "has_torch_function": lambda *_: False,
     "has_torch_function_unary": lambda *_: False,

@@ -112,7 +112,9 @@ def scan_layer(kind: str, x: Tensor, state: State, weights: Sequence[Tensor], bi
 Layer = Callable[[str, Tensor, State, Sequence[Sequence[Tensor]], bool], tuple[Tensor, State]]
 
 
-def scan_directions(kind: str, x: Tensor, state: State, weights: Sequence[Sequence[Tensor]], biased: bool) -> tuple[Tensor, State]:
+def scan_directions(
+    kind: str, x: Tensor, state: State, weights: Sequence[Sequence[Tensor]], biased: bool
+) -> tuple[Tensor, State]:
     """One layer in one direction or both over x (T, B, I) from states (directions, B, H)."""
     outputs, last = [], []
     for place, each in enumerate(weights):
@@ -124,7 +126,9 @@ def scan_directions(kind: str, x: Tensor, state: State, weights: Sequence[Sequen
     return joined, tuple(torch.stack(parts) for parts in zip(*last, strict=True))
 
 
-def fused_directions(kind: str, x: Tensor, state: State, weights: Sequence[Sequence[Tensor]], biased: bool) -> tuple[Tensor, State]:
+def fused_directions(
+    kind: str, x: Tensor, state: State, weights: Sequence[Sequence[Tensor]], biased: bool
+) -> tuple[Tensor, State]:
     """What `scan_directions` gives, by torch's own kernel."""
     run, both = getattr(torch, kind), len(weights) == 2
     flat = [weight for each in weights for weight in each]
