@@ -232,6 +232,7 @@ HELPERS = {  # small pure helpers that a round of the loop engine passes through
     "equipoise.errors",  # checks of arguments
     "equipoise.core.abilities",
     "equipoise.core.devices",
+    "equipoise.core.forward_rules",  # the masks of dropout
     "equipoise.core.numbers",
     "equipoise.core.params",
     "equipoise.core.rng",

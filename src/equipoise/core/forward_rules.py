@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from equipoise.core import masks, written_out
+from equipoise.core import dropout, written_out
 
 
 class ForwardRules(TorchFunctionMode):
@@ -46,15 +46,23 @@ class ForwardRules(TorchFunctionMode):
         return torch._C._autograd._top_saved_tensors_default_hooks(True) is None
 
     def dropout(self, x: Tensor, p: float, *, features: bool = False, alpha: bool = False) -> Tensor:
-        """Dropout as `masks.dropout`, under the number of this call."""
+        """Dropout as `dropout.dropout`, under the number of this call."""
         if self.key is None:
             raise RuntimeError("dropout without a key")
         self.calls += 1
-        return masks.dropout(x, p, self.key, self.calls, features=features, alpha=alpha)
+        return dropout.dropout(x, p, self.key, self.calls, features=features, alpha=alpha)
 
 
 Rule = Callable[..., Any]
-_local = threading.local()  # the rules in whose force a function of torch is run again
+
+
+class _Local(threading.local):
+    """The rules in whose force a function of torch is run again, by thread."""
+
+    rules: ForwardRules | None = None
+
+
+_local = _Local()
 
 
 def _drop(
@@ -104,20 +112,18 @@ def _step_cell(kind: str, rules: ForwardRules, func: Any, *args: Any) -> Any:
     return written_out.one_cell(kind, *args) if rules.batched else func(*args)
 
 
-def _bag(rules: ForwardRules, func: Any, input: Tensor, weight: Tensor, offsets: Tensor | None = None, max_norm: float | None = None,
-         norm_type: float = 2.0, scale_grad_by_freq: bool = False, mode: str = "mean", sparse: bool = False,
-         per_sample_weights: Tensor | None = None, include_last_offset: bool = False, padding_idx: int | None = None) -> Any:  # fmt: skip
+def _bag(rules: ForwardRules, func: Any, input: Tensor, weight: Tensor, offsets: Tensor | None = None, **options: Any) -> Any:
     """`embedding_bag` of bags of one size."""
-    plain = input.dim() == 2 and offsets is None and max_norm is None and not scale_grad_by_freq and not sparse
-    if not (rules.batched and plain):
-        return func(input, weight, offsets, max_norm, norm_type, scale_grad_by_freq, mode, sparse, per_sample_weights,
-                    include_last_offset, padding_idx)  # fmt: skip
-    return written_out.embedding_bag(input, weight, mode, per_sample_weights, padding_idx)
+    special = any(options.get(name) for name in ("max_norm", "scale_grad_by_freq", "sparse"))
+    if not rules.batched or input.dim() != 2 or offsets is not None or special:
+        return func(input, weight, offsets, **options)
+    mode, weights, padding = options.get("mode", "mean"), options.get("per_sample_weights"), options.get("padding_idx")
+    return written_out.embedding_bag(input, weight, mode, weights, padding)
 
 
 def _again(body: FunctionType, rules: ForwardRules, func: Any, *args: Any, **kwargs: Any) -> Any:
     """A function of `torch.nn.functional` that is written in Python, with the rules in force inside."""
-    before = getattr(_local, "rules", None)
+    before = _local.rules
     _local.rules = rules
     try:
         return body(*args, **kwargs)

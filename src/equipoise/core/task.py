@@ -197,6 +197,16 @@ class Task:
         named = self.layout.unflatten(params) if isinstance(params, Tensor) else params
         return {f"module.{name}": value for name, value in named.items()}
 
+    def drops(self, data: FederatedData) -> bool:
+        """Whether a forward pass in training draws masks of dropout, tried on the first examples."""
+        trial, rules = self.to(torch.device("cpu")), ForwardRules(torch.tensor(0), batched=False)
+        rows = slice(0, min(2, data.train.examples))
+        x, y = (trees.map_tree(Tensor.cpu, part(rows, self.layout.dtype)) for part in (data.train.inputs, data.train.targets))
+        trial.scorer.train()
+        with torch.random.fork_rng(devices=[]), torch.enable_grad(), rules:
+            trial.scorer(trees.clone(x), y, False)
+        return rules.calls > 0
+
     def fitted(self, data: FederatedData) -> Task:
         """The task for these data, tried on their first examples so that what cannot work is refused before any work.
 

@@ -12,8 +12,8 @@ from torch import Tensor
 from equipoise.attacks import corrupted
 from equipoise.core import rng
 from equipoise.core.abilities import solver_traits
-from equipoise.core.forward_rules import ForwardRules
 from equipoise.core.devices import seed_generators, usable_device
+from equipoise.core.forward_rules import ForwardRules
 from equipoise.core.task import Task
 from equipoise.core.update_checks import as_local_work, checked_norms, longest_square
 from equipoise.data.clients import ClientSet, FederatedData

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from equipoise.core.dropout import STREAM
 from equipoise.core.files import write_atomically
 from equipoise.errors import Diverged, EquipoiseError, NotWritten, require
 from equipoise.observers import EvaluationPoint, History
@@ -34,6 +35,7 @@ MOVED_MODULES = {  # where state classes of version 0.1 live now: checkpoints na
     "equipoise.personal.run": "equipoise.personal.personal_run",
     "equipoise.privacy.run": "equipoise.privacy.noise_plan",
 }
+_BEFORE = {"dropout": "masks drawn by torch's generator"}  # what checkpoints of version 0.1 do not say
 
 
 class CheckpointError(EquipoiseError):
@@ -105,21 +107,27 @@ def identity_of(setting: Setting) -> dict[str, str]:
     """What a run must share with a checkpoint to go on from it; the number of rounds may grow."""
     loss = getattr(setting.task.loss, "__qualname__", type(setting.task.loss).__name__)
     noise = setting.protection.describe()
-    return ({"privacy": noise} if noise is not None else {}) | {
-        "algorithm": re.sub(r" at 0x[0-9a-f]+", "", repr(setting.algorithm)),  # a plain class shows where it lies in memory
-        "data": f"{setting.data.name}, {len(setting.data.train)} clients, {setting.data.fingerprint}",
-        "model": f"{type(setting.model).__name__} with {setting.task.layout.dimension} parameters",
-        "loss": loss,
-        "clients_per_round": str(setting.clients_per_round),
-        "seed": str(setting.seed),
-    }
+    dropout = {"dropout": STREAM} if setting.task.drops(setting.data) else {}
+    return (
+        ({"privacy": noise} if noise is not None else {})
+        | dropout
+        | {
+            "algorithm": re.sub(r" at 0x[0-9a-f]+", "", repr(setting.algorithm)),  # a plain class shows where it lies in memory
+            "data": f"{setting.data.name}, {len(setting.data.train)} clients, {setting.data.fingerprint}",
+            "model": f"{type(setting.model).__name__} with {setting.task.layout.dimension} parameters",
+            "loss": loss,
+            "clients_per_round": str(setting.clients_per_round),
+            "seed": str(setting.seed),
+        }
+    )
 
 
 def refuse_other_run(path: Path, saved: dict[str, str], given: dict[str, str]) -> None:
     """Refuse a checkpoint of another run, naming what differs."""
     for name, value in given.items():
-        if saved.get(name) != value:
-            there, here = _differing_parts(str(saved.get(name)), value)
+        known = saved.get(name, _BEFORE.get(name))
+        if known != value:
+            there, here = _differing_parts(str(known), value)
             raise CheckpointError(
                 f"{path} is the checkpoint of another run: its {name} is {there}, here it is {here}. "
                 "Give the same again, or start a new run with another file."

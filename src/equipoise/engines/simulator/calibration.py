@@ -30,7 +30,7 @@ from equipoise.engines.simulator.one_by_one import OneByOne
 from equipoise.engines.simulator.workers import Workers, can_fork, one_thread, threads
 
 _WORTH = 2e7  # examples × parameters of a round: below this, everything is one chunk and nothing is measured
-_SCHEME = "two turns or more, whole chunks, one by one"  # to be changed with what is measured: choices made for other code are not used
+_SCHEME = "two turns or more, whole chunks, one by one"  # to be changed with what is measured: old choices are then not used
 _SECONDS, _MOST_SECONDS = 0.5, 2.5  # or a round, if that is between them: after this no third or later turn begins
 _TURNS = (3.0, 1.3, 1.3, 1.3)  # how much slower than the best a choice may be so far to get another turn
 _TURN, _SHORTEST, _LONGEST = 0.25, 0.02, 0.6  # seconds that a turn of one choice takes, about

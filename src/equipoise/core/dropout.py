@@ -18,7 +18,7 @@ from torch import Tensor
 
 from equipoise.core.rng import mix_, name_key, signed
 
-STREAM = "counter-based, 16 bits"  # what a checkpoint of a model with dropout says of its masks; to be changed with them
+STREAM = "masks drawn by counters, 16 bits each"  # what a checkpoint says of a model with dropout; to be changed with it
 _LANES, _LEVELS = 4, 1 << 16
 _SELU = 1.7580993408473766  # what alpha dropout sets a value to, negated: Klambauer et al. 2017
 
@@ -62,7 +62,7 @@ def dropout(x: Tensor, p: float, key: Tensor, call: int, *, features: bool = Fal
         return x * torch.zeros_like(x)
     share = level / _LEVELS
     shape = x.shape[:2] if features else x.shape
-    noise = kept(key, call, shape, level).to(x.dtype).view(*shape, *(1,) * (x.dim() - len(shape)))
+    noise = kept(key, call, shape, level).to(x.dtype).view((*shape, *(1,) * (x.dim() - len(shape))))
     if not alpha:
         return x * noise.mul_(1 / share)
     scale = ((_SELU**2 * (1 - share) + 1) * share) ** -0.5
