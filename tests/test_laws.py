@@ -72,6 +72,7 @@ RISKS = [
         risk.HierarchicalTilt(three_groups, t, u)
         for t, u in ((1.0, 0.0), (2.0, -1.0), (200.0, -200.0), (-3.0, 200.0), (0.0, 1.0))
     ),
+    *(risk.GroupDRO(step, three_groups) for step in (0.0, 0.01, 1.0, 50.0)),
     *(risk.WorstCase(step) for step in (1e-3, 0.1, 10.0)),
     risk.Mixture((0.5, risk.Mean()), (0.5, risk.WorstCase())),
 ]
@@ -104,6 +105,12 @@ AGGREGATORS = [
     aggregators.KNorm(2),
     aggregators.KLoss(2),
     aggregators.FedMGDA(),
+    aggregators.CentredClipping(),
+    aggregators.NNM(aggregators.Median()),
+    aggregators.Bucketing(aggregators.Median()),
+    aggregators.Bulyan(2),
+    aggregators.MeaMed(),
+    aggregators.DnC(2),
 ]
 AVERAGING = [averaging.Last(), averaging.Uniform(), averaging.Geometric(0.1)]
 SERVERS = [server_opt.SGD(), server_opt.Momentum(), server_opt.Adam(), server_opt.Yogi(), server_opt.Adagrad()]
@@ -136,6 +143,12 @@ ATTACKS = [
     attacks.RandomUpdates(share=0.4, scale=3.0),
     attacks.ModelReplacement(share=0.3),
     attacks.ModelReplacement(share=0.5, seed=7, update="negated", factor=3.0),
+    attacks.SignFlip(),
+    attacks.LabelFlip(),
+    attacks.ALIE(factor=1.0),
+    attacks.IPM(),
+    attacks.Mimic(),
+    attacks.MinMax(),
 ]
 
 

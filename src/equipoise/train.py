@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from torch import Tensor
+
 from equipoise.algorithm import Algorithm
 from equipoise.core.task import PerExample
 from equipoise.errors import Diverged, EquipoiseNotice, ObserverFailed, is_integer, require
@@ -98,6 +100,12 @@ class RunUnderWay:
     state: ServerState
     history: History = field(default_factory=History)
     failure: Diverged | None = None
+    start: Tensor | None = None  # w^0, where clients begin with it in later rounds
+
+    @classmethod
+    def begin(cls, setting: Setting, rows: Path | None = None) -> RunUnderWay:
+        """A run before its first round; what clients keep between rounds goes to the file `rows`."""
+        return cls(setting, setting.begin(rows), start=setting.first_model if setting.keeps_rows else None)
 
     def take(self, outcome: Outcome, watching: Observers, evaluate_every: int | None) -> None:
         """Go on from a round, or stop if it failed."""
@@ -178,9 +186,11 @@ def train_runs(
             watching.tell("on_evaluating", run.state.round)
             run.evaluate(watching, final=True)
         alive = still_running()
-    except BaseException:
+    except BaseException as failure:
         for each in (watching, bar):
             each.end(failing=True)
+        if saving is not None:
+            saving.on_failure(failure)
         raise
     seconds = (time.perf_counter() - began) / len(runs)
     results = [run.ended(seconds) for run in runs]
@@ -196,15 +206,16 @@ def train_runs(
 def start_or_resume(settings: Sequence[Setting], saving: Checkpoints | None) -> tuple[list[RunUnderWay], float]:
     """The runs where they start, and the seconds that they took before: from their checkpoint if there is one."""
     if saving is None:
-        return [RunUnderWay(setting, setting.begin()) for setting in settings], 0.0
+        return [RunUnderWay.begin(setting) for setting in settings], 0.0
     saved = saving.open(settings)
     if saved is None:
-        return [RunUnderWay(setting, setting.begin(saving.rows)) for setting in settings], 0.0
+        return [RunUnderWay.begin(setting, saving.rows) for setting in settings], 0.0
     runs = []
     for setting, each in zip(settings, saved.runs, strict=True):
+        start = setting.first_model if each.start is None else each.start
         if setting.personal is not None:
-            setting.personal.resume(setting.first_params, each.state.personal, saving.rows)
-        runs.append(RunUnderWay(setting, each.state, each.history))
+            setting.personal.resume(start, each.state.personal, saving.rows)
+        runs.append(RunUnderWay(setting, each.state, each.history, start=start if setting.keeps_rows else None))
         if each.failure is not None:
             runs[-1].fail(each.failure)
     measured = settings[0].engine_traits.measured

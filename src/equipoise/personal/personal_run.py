@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.attacks import corrupted
+from equipoise.attacks.malicious import corrupted
 from equipoise.core import rng
 from equipoise.core.abilities import read
 from equipoise.errors import InvalidParameter
@@ -42,7 +42,7 @@ class PersonalRun:
     @property
     def keeps_rows(self) -> bool:
         """Whether clients keep anything between rounds; else all personal work is done after training."""
-        return self.method.width(self.context.task.layout.dimension) > 0
+        return self.method.width(self.context.task.width) > 0
 
     def begin(self, params: Tensor, path: Path | None = None) -> PersonalState:
         """The state before the first round at w^0; rows go to a new file at `path`, or a temporary one."""
@@ -91,7 +91,7 @@ class PersonalRun:
         sent = updates(self.context, params, cohort, rows, solver)
         stream = rng.stream_key(cohort.seed, "batches", cohort.round)
         keys = rng.client_keys(stream, self.clients.keys.cpu()[cohort.clients]).to(sent.device)
-        return corrupted(self.context.data, sent, cohort.clients, keys, len(cohort))
+        return corrupted(self.context.data, sent, cohort.clients, keys, len(cohort), whole_cohort=True)
 
     def models(self, state: PersonalState, params: Tensor, clients: Tensor, round_index: int) -> Tensor:
         """The models (K, D) of training clients at positions (K,), when the shared model is `params`.

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from equipoise.aggregators import NormClip, WeightedMean
-from equipoise.attacks import Sent, apply, normal_noise
+from equipoise.attacks import Sent, apply
+from equipoise.attacks.single import normal_noise
 from equipoise.core.abilities import engine_traits, evaluates_samples, solver_traits
 from equipoise.core.rng import torch_generator
 from equipoise.core.task import Task

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise.aggregators import WeightedMean
-from equipoise.attacks import corrupted
+from equipoise.attacks.malicious import corrupted
 from equipoise.core.update_checks import usable
 from equipoise.engines.simulator.client_queue import ClientQueue, chunks_of, owner_rows, owner_stretches
 from equipoise.engines.simulator.local_rule import LocalRule

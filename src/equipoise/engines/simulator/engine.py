@@ -19,12 +19,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from equipoise.attacks.malicious import corrupted_work, sees_all_updates, summed_rows
 from equipoise.core.abilities import read, solver_traits
 from equipoise.core.devices import usable_device
 from equipoise.core.task import Task, misclassified
 from equipoise.core.update_checks import checked_norms, longest_square
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines.device_sets import DeviceSets
+from equipoise.engines.loop import LoopEngine
 from equipoise.engines.simulator import paths as local_paths
 from equipoise.engines.simulator.assignments import Assignment, Summation, adapted_losses, each_update, sum_updates
 from equipoise.engines.simulator.calibration import CalibrationTask, Choice, SpeedMeasurement, calibrated
@@ -119,6 +121,7 @@ class SimulatorEngine:
     ) -> None:  # fmt: skip
         self.device, self.task, self.sets = device, task.to(device), DeviceSets(device, data, resident=resident)
         self.data, self.train = data, self.sets[data.train]
+        self.omniscient_attack = sees_all_updates(data)
         self.given, self.choice = given, given  # what was asked for, and what is used
         self.measurement: SpeedMeasurement | None = None
         self.threads = torch.get_num_threads()
@@ -140,6 +143,10 @@ class SimulatorEngine:
         """Train clients one by one, and score one model at a time."""
         self.unvectorised = self.workers.own.unbatchable = reason
         self.scoring.models_together = False
+        if self.task.mixes:
+            loop = LoopEngine(self.task, self.data, self.device, self.sets)
+            for name in _ENGINE_METHODS:
+                setattr(self, name, getattr(loop, name))
 
     def round_context(self) -> AbstractContextManager[None]:
         """What a round of this engine is done in: threads of torch that wait for work would take a core from compiled code."""
@@ -158,6 +165,8 @@ class SimulatorEngine:
 
     def why_not_vectorised(self) -> str | None:
         """Why clients of this task cannot be trained as one batch; None if they can."""
+        if self.task.mixes:
+            return "in training it uses statistics of each batch, which padding would change"
         self.sets.hold(self.train, torch.tensor([0, len(self.train) - 1]))
         self.trial = try_batching(self.task, self.train)
         return self.trial.reason
@@ -237,7 +246,8 @@ class SimulatorEngine:
         rule = self._rule(solver, cohort.round)
         assignments = self._assignments([Job(params, cohort, cohort.weights)], rule, attacked=True)
         updates, losses = self._each(assignments, len(cohort))
-        return LocalWork(updates, checked_norms(squared_norms(updates), losses, longest_square(params)), losses)
+        work = LocalWork(updates, checked_norms(squared_norms(updates), losses, longest_square(params)), losses)
+        return corrupted_work(self.data, work, params, cohort) if self.omniscient_attack else work
 
     def summed_update(
         self, params: Tensor, cohort: Cohort, solver: LocalSolver, weights: Tensor, aggregator: Aggregator
@@ -247,6 +257,8 @@ class SimulatorEngine:
 
     def summed_updates(self, jobs: Sequence[Job], solver: LocalSolver, aggregator: Aggregator) -> list[LocalWork]:
         """`summed_update` of several models in one batched computation: one per job. Their cohorts are of one round."""
+        if self.omniscient_attack:
+            return [summed_rows(self.updates(job.params, job.cohort, solver), job.weights, aggregator) for job in jobs]
         rule, plain = self._rule(solver, jobs[0].cohort.round), self._is_weighted_sum(aggregator)
         self.sets.hold(self.train, *(job.cohort.clients for job in jobs))
         if plain and (graphed := self.linear_rounds.sums(jobs, rule)) is not None:
@@ -409,3 +421,8 @@ class StoredChoice:
     def use(self, values: Mapping[str, Any]) -> None:
         """Go on with a choice that `read` gave, also in version 0.1."""
         self._engine.use(Choice.of(values))
+
+
+_ENGINE_METHODS = (
+    "losses", "losses_of", "losses_each", "updates", "summed_update", "summed_updates", "own_steps", "evaluate", "evaluate_own",
+)  # fmt: skip

@@ -6,13 +6,12 @@ all of them in one call; those of other solvers as for a batch of one client (`b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from equipoise.core import trees
 from equipoise.core.devices import seed_generators
@@ -24,6 +23,8 @@ from equipoise.engines.simulator.local_rule import LocalRule
 from equipoise.engines.simulator.local_work import ChunkResult, ChunkWork, LocalPath, Workplace, Workspace
 from equipoise.solvers.batches import batches_of
 from equipoise.types import SgdRule
+
+Tensors = tuple[Tensor, ...] | list[Tensor]
 
 
 class OneByOne(LocalPath):
@@ -41,7 +42,7 @@ class OneByOne(LocalPath):
         return None
 
     @cached_property
-    def leaves(self) -> list[nn.Parameter]:
+    def leaves(self) -> list[Tensor]:
         """The module's trained parameters in the order of the layout."""
         named = dict(self.place.task.module.named_parameters())
         return [named[name] for name in self.place.task.layout.names]
@@ -69,7 +70,7 @@ class OneByOne(LocalPath):
 
     def _by_sgd(self, work: ChunkWork) -> ChunkResult:
         """Steps of SGD on the module's parameters."""
-        task, chunk, rule = self.place.task, work.chunk, work.rule
+        task, clients, chunk, rule = self.place.task, self.place.clients, work.chunk, work.rule
         updates, keys, starts = work.new_updates(), work.mask_keys, work.starts.rows()
         seen = torch.zeros(len(chunk), dtype=torch.float64, device=updates.device)
         for place in range(len(chunk)):
@@ -79,7 +80,10 @@ class OneByOne(LocalPath):
                 torch._foreach_copy_(self.leaves, start)
             momentum = [torch.zeros_like(leaf) for leaf in self.leaves] if rule.sgd.momentum else []
             losses = []
-            for key, (x, y) in zip(keys[:, place].unbind(), self._batches(work, place), strict=False):
+            for key, rows in zip(keys[:, place].unbind(), self._rows(work, place), strict=False):
+                if len(rows) < task.smallest_batch:
+                    continue
+                x, y = clients.inputs(rows, task.layout.dtype), clients.targets(rows, task.layout.dtype)
                 with self._precision():
                     with ForwardRules(key, batched=False):
                         loss = task.scorer(x, y, False)[0].mean()
@@ -87,21 +91,19 @@ class OneByOne(LocalPath):
                 losses.append(loss.detach())
                 with torch.no_grad():
                     take_sgd_step(self.leaves, gradients, momentum, start, rule.sgd, rule.lr)
-            if losses:
-                seen[place] = torch.stack(losses).double().sum()
+            seen[place] = torch.stack(losses).double().mean() if losses else torch.nan
             with torch.no_grad():
                 change = list(task.layout.unflatten(updates[place]).values())
                 torch._foreach_copy_(change, self.leaves)
                 torch._foreach_sub_(change, start)
-        return work.result(updates, seen)
+        return ChunkResult(chunk, updates, seen.cpu())
 
-    def _batches(self, work: ChunkWork, place: int) -> Iterator[tuple[Any, Any]]:
-        """Inputs and targets of each step of one client."""
-        clients, chunk, dtype = self.place.clients, work.chunk, self.place.task.layout.dtype
+    def _rows(self, work: ChunkWork, place: int) -> Iterator[Tensor]:
+        """The rows of each step of one client."""
+        chunk = work.chunk
         first, size, steps = work.first_rows[place], int(chunk.sizes[place]), int(chunk.steps[place])
         for rows in batches_of(work.rule.solver, chunk.keys[place], size, steps):
-            here = rows + first
-            yield clients.inputs(here, dtype), clients.targets(here, dtype)
+            yield rows + first
 
     def _by_batches_of_one(self, work: ChunkWork) -> ChunkResult:
         """Each client as a batch of its own."""
@@ -116,10 +118,10 @@ class OneByOne(LocalPath):
 
 
 def take_sgd_step(
-    weights: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    momentum: Sequence[Tensor],
-    start: Sequence[Tensor],
+    weights: Tensors,
+    gradients: Tensors,
+    momentum: Tensors,
+    start: Tensors,
     sgd: SgdRule,
     lr: float,
 ) -> None:
