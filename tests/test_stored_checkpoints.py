@@ -110,7 +110,8 @@ def algorithms():
         yield eq.Algorithm(server=server, sampler=full)
     for averaging in parts_of(eq.averaging, Geometric=eq.averaging.Geometric(0.1)):
         yield eq.Algorithm(averaging=averaging, sampler=full)
-    for personal in parts_of(eq.personal, Mocha=eq.personal.Mocha(0.1, solver=eq.solvers.SGD(lr=0.01))):
+    mocha = eq.personal.Mocha(0.1, solver=eq.solvers.SGD(lr=0.01))
+    for personal in parts_of(eq.personal, Mocha=mocha, Split=eq.personal.Split("bias")):
         yield eq.Algorithm(personal=personal, sampler=full)
     private = p.DifferentialPrivacy(None, 1e-2, 0.5, noise_multiplier=0.8, clip_rule=p.AdaptiveClip(), method="rdp")
     for privacy in (private, p.GaussianMechanism(0.5, 0.0), p.SecureAggregation()):

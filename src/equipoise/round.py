@@ -24,10 +24,12 @@ from equipoise.core.numbers import Numbers, numbers
 from equipoise.core.update_checks import as_local_work
 from equipoise.data.clients import ClientSet
 from equipoise.errors import Diverged, InvalidParameter
+from equipoise.privacy.observer_table import PrivacyTable, unprotected_table
 from equipoise.solvers.prepared import RoundContext
 from equipoise.types import Cohort, Combined, Job, LocalWork, RiskValue, RoundReport, ServerState
 
 if TYPE_CHECKING:
+    from equipoise.privacy.ledger import Ledger
     from equipoise.runs.setup import Setting
     from equipoise.types import Engine, LocalSolver, SolverTraits
 
@@ -182,8 +184,7 @@ def cohort_losses(runs: Sequence[RunInRound], engine: Engine) -> list[Tensor | N
         if len(runs[i].cohort) == 0:
             losses[i] = torch.zeros(0, dtype=torch.float64)
         elif len(shared) < 2 or i not in shared:
-            solver = runs[i].solver if runs[i].solver_traits.adapts else None
-            losses[i] = engine.losses(runs[i].state.model, runs[i].cohort, solver)
+            losses[i] = losses_alone(runs[i], engine)
     if len(shared) > 1:
         cohorts = {i: runs[i].cohort.clients for i in shared}
         groups = grouped(shared, lambda i, j: cohorts[i] is cohorts[j] or torch.equal(cohorts[i], cohorts[j]))
@@ -195,6 +196,13 @@ def cohort_losses(runs: Sequence[RunInRound], engine: Engine) -> list[Tensor | N
         jobs = [Job(runs[i].state.model, runs[i].cohort, runs[i].cohort.weights) for i in alone]
         losses |= zip(alone, engine.losses_each(jobs) if jobs else [], strict=True)
     return [losses.get(i) for i in range(len(runs))]
+
+
+def losses_alone(run: RunInRound, engine: Engine) -> Tensor:
+    """The losses (K,) of one run's cohort: at the shared model, or at clients' own models if the method says so."""
+    setting, state = run.setting, run.state
+    own = None if setting.personal is None else setting.personal.losses(state.personal, state.model, run.cohort)
+    return own if own is not None else engine.losses(state.model, run.cohort, run.solver if run.solver_traits.adapts else None)
 
 
 def without_lost_clients(run: RunInRound, losses: Tensor | None) -> tuple[Cohort, Tensor | None]:
@@ -364,6 +372,19 @@ class Unprotected:
 
     def describe(self) -> None:
         """There is no noise."""
+
+    def privacy(self, state: Any) -> PrivacyTable:
+        """No observer is held to anything."""
+        return unprotected_table()
+
+    def open_ledger(self, ledger: Ledger, *, data: str, run: str, once: bool) -> None:
+        """Nothing is written down: everything is open."""
+
+    def resume(self, state: Any, rounds: int) -> None:
+        """There is nothing to go on with."""
+
+    def begin_evaluation(self, round_index: int) -> None:
+        """Nothing is written down."""
 
 
 def _are_weights(weights: Numbers) -> bool:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from equipoise.data.clients import ClientSet, FederatedData
     from equipoise.personal.context import PersonalContext
     from equipoise.privacy.accounting import Spent
+    from equipoise.privacy.ledger import Ledger
+    from equipoise.privacy.observer_table import PrivacyTable
     from equipoise.privacy.private_quantile import PrivateQuantile
     from equipoise.result import ClientTable
     from equipoise.round import Plan
@@ -384,6 +386,8 @@ class PersonalTraits:
 
     check: Callable[[Algorithm], None] | None = None  # refuses what does not go with the method
     updates: Callable[..., Tensor] | None = None  # (context, params, cohort, rows, solver): what clients send instead, (K, D)
+    losses: Callable[..., Tensor] | None = None  # (context, params, cohort, rows): what the risk sees instead of F_k(w), (K,)
+    finetunes: bool = False  # whether all clients train once more after the rounds, also those that were never drawn
     sums_models: bool = False  # whether the server sees clients' models, or what they add up to
     solver: LocalSolver | None = None  # of the personal work, if it is not the algorithm's
     keeps_carried: bool = field(default=False, metadata=OWN)  # whether a client's model may have carried values of its own
@@ -404,6 +408,9 @@ class PersonalWork(Protocol):
 
     def work(self, state: Any, params: Tensor, cohort: Cohort, solver: LocalSolver) -> Any:
         """The state after a round's personal work of the whole cohort."""
+
+    def losses(self, state: Any, params: Tensor, cohort: Cohort) -> Tensor | None:
+        """The losses (K,) that the risk sees, if the method has it see others than the shared model's."""
 
     def updates(self, state: Any, params: Tensor, cohort: Cohort, solver: LocalSolver) -> Tensor | None:
         """What clients send (K, D), if the method has them send anything but the update of the solver's work."""
@@ -514,6 +521,18 @@ class Protection(Protocol):
 
     def describe(self) -> str | None:
         """The noise of the run as text, for its checkpoints: a run goes on with the noise that it began with."""
+
+    def privacy(self, state: Any) -> PrivacyTable:
+        """ε of the run by observer: the public, a node, the server."""
+
+    def open_ledger(self, ledger: Ledger, *, data: str, run: str, once: bool) -> None:
+        """Write all releases of the run into a ledger; with `once` none of them may be begun twice."""
+
+    def resume(self, state: Any, rounds: int) -> None:
+        """Go on from a checkpoint that was written after so many rounds."""
+
+    def begin_evaluation(self, round_index: int) -> None:
+        """Clients are about to be evaluated exactly, after so many rounds."""
 
 
 class ClipRule(Protocol):
@@ -654,6 +673,10 @@ class MeasuredChoice(Protocol):
 
 class Network(Protocol):
     """What changes where clients are on other machines."""
+
+    @property
+    def run(self) -> str:
+        """The name of the run among the nodes, drawn at random."""
 
     def attempt(
         self, run: Callable[[Cohort], tuple[ServerState, RoundReport]], draw: Callable[[int], Cohort]

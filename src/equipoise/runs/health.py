@@ -16,13 +16,13 @@ from equipoise.runs.setup import Setting
 from equipoise.types import RoundReport
 
 
-def stop_if_lost(final: Evaluation) -> None:
-    """Raise Diverged if a training client's loss after the last round is not finite."""
+def stop_if_lost(final: Evaluation, *, named: bool = True) -> None:
+    """Raise Diverged if a training client's loss after the last round is not finite; it is `named` unless it is protected."""
     trained_on = final.clients.where("train")
     finite = torch.isfinite(trained_on.loss)
     if not bool(finite.all()):
         lost = [client for client, good in zip(trained_on.client, finite.tolist(), strict=True) if not good]
-        raise Diverged(final.round, lost, "loss after the last round")
+        raise Diverged(final.round, lost if named else (), "loss after the last round")
 
 
 def notices(setting: Setting, result: Result, who: str = "the run") -> Iterator[str]:

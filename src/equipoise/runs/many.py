@@ -116,6 +116,7 @@ def train_many(
     observers: Sequence[Observer] = (),
     progress: bool | None = None,
     checkpoint: Checkpoints | str | Path | None = None,
+    ledger: str | Path | None = None,
 ) -> Comparison:
     """Train with several seeds (`seeds=5` means 0 … 4), and perhaps several algorithms by name, in one batched run.
 
@@ -133,7 +134,7 @@ def train_many(
 
     Source: ours.
     """
-    watch = Watching(evaluate_every, observers, progress, checkpoint)
+    watch = Watching(evaluate_every, observers, progress, checkpoint, ledger)
     planned = plan_runs(model, data, named_algorithms(algorithms), chosen_seeds(seeds))
     groups = grouped(range(len(planned)), lambda i, j: planned[i].goes_with(planned[j]))
     if (text := notice_about_single_runs(planned, groups)) is not None:

@@ -125,6 +125,7 @@ class Setting:
             clients=clients, history=history, seconds=seconds, data=self.data.name, rounds=state.round,
             clients_per_round=self.clients_per_round, error_is_loss=self.task.error_is_loss,
             personal=None if self.personal is None else PersonalModels(self, self.personal, state, reported.model),
+            privacy=self.protection.privacy(state.privacy),
             epsilon=None if spent is None else replace(spent, table=self.data.schema is not None),
             sampled=sample_sizes(self.data, self.sample), schema=self.data.schema,
         )  # fmt: skip
