@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -21,6 +21,7 @@ from equipoise.core.update_checks import as_local_work, checked_norms, longest_s
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines.device_sets import DeviceSets
 from equipoise.solvers.batches import batches_of
+from equipoise.solvers.client_steps import ClientSteps
 from equipoise.types import Aggregator, Cohort, Engine, LocalSolver, LocalWork, Pull
 
 
@@ -44,6 +45,7 @@ class ClientWork(NamedTuple):
     update: Tensor  # (D,)
     loss: Tensor  # ()
     carried: Tensor  # (C,) float64, as carried values are averaged; NaN if no step was taken, infinite if they cannot be used
+    row: Tensor | None = None  # (width,) what the client keeps for its solver until its next round
 
 
 class LoopEngine(Engine):
@@ -72,6 +74,7 @@ class LoopEngine(Engine):
         work = as_local_work(torch.stack([each.update for each in sent]), own, _losses(sent))
         if self.omniscient_attack:
             work = corrupted_work(self.data, work, own, cohort)
+        work = replace(work, rows=_stacked_rows(sent))
         return with_carried(work, torch.stack([each.carried for each in sent])) if self.task.carried.names else work
 
     def summed_update(
@@ -90,7 +93,8 @@ class LoopEngine(Engine):
                 total += aggregator(each.update.unsqueeze(0), weight.reshape(1).to(self.device))[0]
                 mean.add(each.carried, float(weight))
             sent.append(each)
-        return LocalWork(total, torch.stack(sq_norms), _losses(sent), mean.value() if self.task.carried.names else None)
+        carried = mean.value() if self.task.carried.names else None
+        return LocalWork(total, torch.stack(sq_norms), _losses(sent), carried, _stacked_rows(sent))
 
     def own_steps(self, models: Tensor, cohort: Cohort, solver: LocalSolver, pull: Pull | None = None) -> Tensor:
         """Each client's own model after its local work, (K, D), followed by its own carried values (K, C)."""
@@ -169,12 +173,10 @@ class LoopEngine(Engine):
         traits = solver_traits(solver)
         k = int(cohort.clients[place])
         first, size = int(self.train.starts[k]), int(self.train.sizes[k])
-        key = self._key(cohort, k)
-        lr = solver.learning_rate(cohort.round)
+        key, row = self._key(cohort, k), None if cohort.rows is None else cohort.rows[place]
         steps = solver.local_steps(size) if cohort.effort is None else solver.local_steps(size, int(cohort.effort[place]))
         params, carried = self.task.split(model)
-        weights = params.clone()
-        memory = solver.begin(weights)
+        work = ClientSteps(solver, self.task.layout, params, cohort.round, row)
         seen = []
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):  # random operations other than dropout draw from the client's own stream
@@ -189,19 +191,19 @@ class LoopEngine(Engine):
             for number, batch in enumerate(batches_of(solver, key, size, steps), start=1):
                 if len(batch) < enough:
                     continue
-                gradient, loss = self._gradient(weights, batch + first, masks[(number - 1) // traits.repeats])
+                gradient, loss = self._gradient(work.weights, batch + first, masks[(number - 1) // traits.repeats])
+                gradient = work.clipped(gradient)
                 if traits.preconditioner is not None:
                     gradient = gradient / traits.preconditioner
                 if pull is not None:
-                    gradient = gradient + pull[1] * (weights - pull[0])
-                take_step = traits.finish if traits.finish is not None and number == steps else solver.step
-                take_step(weights, gradient + correction, memory, anchor=params, lr=lr)
+                    gradient = gradient + pull[1] * (work.weights - pull[0])
+                work.take(gradient + correction, last=number == steps)
                 seen.append(loss)
         if not seen:
             nothing = torch.full((1 + self.task.carried.size,), float("nan"), dtype=torch.float64)
-            return ClientWork(weights - params, nothing[0], nothing[1:])
+            return ClientWork(work.weights - params, nothing[0], nothing[1:], work.row())
         loss = seen[-1] if traits.finish is not None else torch.stack(seen).mean()
-        return ClientWork(weights - params, loss, self._carried())
+        return ClientWork(work.weights - params, loss, self._carried(), work.row())
 
     def _one_pull(self, pull: Pull, place: int) -> tuple[Tensor, Tensor]:
         """The anchor (D,) and the strength, () or (D,), of one client; nothing pulls at carried values."""
@@ -226,6 +228,12 @@ class LoopEngine(Engine):
             loss = self.task.scorer(x, y, False)[0].mean()
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         return self.task.layout.flatten(dict(zip(leaves, gradients, strict=True))), loss.detach().double().cpu()
+
+
+def _stacked_rows(sent: Iterable[ClientWork]) -> Tensor | None:
+    """What all clients keep for their solver, (K, width) on the CPU; None if they keep nothing."""
+    kept = [each.row for each in sent if each.row is not None]
+    return torch.stack(kept).cpu() if kept else None
 
 
 def stack_columns(pairs: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

@@ -107,14 +107,15 @@ class OneByOne(LocalPath):
 
     def _by_batches_of_one(self, work: ChunkWork) -> ChunkResult:
         """Each client as a batch of its own."""
-        updates, losses = work.new_updates(), []
+        updates, losses, kept = work.new_updates(), [], []
         for place in range(len(work.chunk)):
             self._seed(work, place)
             alone = ChunkWork(work.worker, work.chunk.take(slice(place, place + 1)), work.rule, self._space)
             result = take_batched_steps(alone, self._plain_gradients)
             updates[place] = result.dense(self._space)[0]
             losses.append(result.losses)
-        return ChunkResult(work.chunk, updates, torch.cat(losses))
+            kept += [] if result.rows is None else [result.rows.clone()]
+        return ChunkResult(work.chunk, updates, torch.cat(losses), torch.cat(kept) if kept else None)
 
 
 def take_sgd_step(
