@@ -101,7 +101,9 @@ def algorithms():
     )  # fmt: skip
     for risk in risks:
         yield eq.Algorithm(risk=risk, sampler=full)
-    for solver in parts_of(eq.solvers, AdaDPS=eq.solvers.AdaDPS({"weight": torch.ones(3)})):
+    schedules = dict.fromkeys(("Constant", "Cosine", "LinearDecay", "Step"))
+    kept, given = eq.solvers.Adam(state="kept"), eq.solvers.AdaDPS({"weight": torch.ones(3)})
+    for solver in parts_of(eq.solvers, AdaDPS=given, Adam=kept, **schedules):
         yield eq.Algorithm(solver=solver, sampler=full)
     inner = eq.aggregators.Median()
     for aggregator in parts_of(eq.aggregators, NNM=eq.aggregators.NNM(inner), Bucketing=eq.aggregators.Bucketing(inner)):

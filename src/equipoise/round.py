@@ -250,7 +250,8 @@ def local_work(planned: Sequence[Planned], engine: Engine) -> list[Worked | Dive
     together: list[int] = []
     for i, (run, plan) in enumerate(planned):
         setting = run.setting
-        open_sum = setting.protection.in_the_open and run.algorithm.aggregator.linear and setting.personal is None
+        alone = setting.personal is not None or setting.kept is not None
+        open_sum = setting.protection.in_the_open and run.algorithm.aggregator.linear and not alone
         if len(planned) > 1 and open_sum and len(plan.workers):
             together.append(i)
             continue
@@ -280,6 +281,9 @@ def work_alone(run: RunInRound, plan: Plan, engine: Engine) -> Worked:
         sent = setting.personal.updates(own, state.model, plan.workers, run.solver)
     if len(plan.workers) == 0 and not setting.protection.without_clients:
         return None, own  # an empty cohort, a risk flat at these losses, or all work lost
+    if setting.kept is not None:
+        workers = replace(plan.workers, rows=setting.kept.read(state.kept, plan.workers.clients))
+        plan = plan._replace(workers=workers)
     return setting.protection.combine(state, engine, run.solver, plan, sent), own
 
 
@@ -302,6 +306,8 @@ def finish(run: RunInRound, plan: Plan, worked: Worked | Diverged, began: float,
     changed |= {"aggregator": combined.aggregator, "privacy": combined.privacy}
     if combined.carried is not None:
         changed["carried"] = setting.task.carried.from_moments(combined.carried).to(state.params)
+    if setting.kept is not None:
+        changed["kept"] = setting.kept.write(state.kept, plan.workers, work)
     after = next_state(setting, state, **changed)
     report = report_of(setting, plan, began, work, runs=runs)
     rejected = rejected_clients(plan, work, setting.data.train) if setting.protection.in_the_open else ()

@@ -17,13 +17,15 @@ from equipoise.core.task import Task
 from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop
 from equipoise.runs.setup import EngineChoice
-from equipoise.solvers import MAML, SGD, FedDane
+from equipoise.solvers import MAML, SGD, Adam, FedDane
 from equipoise.testing.laws import agree
 from equipoise.testing.small_run import draw_everyone, make_small_task, perturb_params, prepare_solver
 from equipoise.types import Cohort, Engine, Job, LocalSolver, LocalWork, Pull
 
-# Plain steps, a prepared round, a last step of its own.
-SOLVERS: tuple[Any, ...] = (SGD(), FedDane(SGD(batch_size=4, prox=0.5)), MAML())
+# Plain steps, a prepared round, a last step of its own, clipped and numbered steps with a state that is kept.
+SOLVERS: tuple[Any, ...] = (
+    SGD(), FedDane(SGD(batch_size=4, prox=0.5)), MAML(), Adam(lr=0.05, batch_size=4, clip_norm=0.1, state="kept")
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -95,13 +97,18 @@ class EngineInputs:
         return torch.cat([factor * params, carried])
 
     def solver_for(self, engine: Engine) -> tuple[LocalSolver, Cohort]:
-        """The solver as an engine prepares it for the round, and the cohort with the effort of its clients."""
-        params = self.params.to(engine_traits(engine).device)
-        solver = prepare_solver(self.solver, engine, params, self.everyone, self.task.layout)
-        efforts = solver_traits(solver).efforts
-        if efforts is None:
-            return solver, self.everyone
-        return solver, replace(self.everyone, effort=efforts(self.everyone, self.data.train.keys))
+        """The solver as an engine prepares it, and the cohort with its clients' effort and what they have kept."""
+        params, cohort = self.params.to(engine_traits(engine).device), self.everyone
+        solver = prepare_solver(self.solver, engine, params, cohort, self.task.layout)
+        traits = solver_traits(solver)
+        if traits.efforts is not None:
+            cohort = replace(cohort, effort=traits.efforts(cohort, self.data.train.keys))
+        if traits.keeps is not None:
+            gen = torch_generator(cohort.seed, "check_engine rows")
+            rows = torch.rand(len(cohort), traits.keeps(self.task.layout.dimension), generator=gen, dtype=torch.float64)
+            rows[:, -1] = torch.arange(len(cohort)) % 4  # steps that each client has taken before
+            cohort = replace(cohort, rows=rows)
+        return solver, cohort
 
     def answers(self, engine: Engine) -> dict[str, Tensor]:
         """What an engine computes, by what it is."""
@@ -174,9 +181,12 @@ def _work_answers(engine: Engine, params: Tensor, cohort: Cohort, solver: LocalS
     if work.carried is not None:
         answers["carried values"] = work.carried
         answers |= {f"mean of carried values by {name}": _known(total.carried) for name, total in sums.items()}
+    if work.rows is not None:
+        answers["rows that clients keep"] = work.rows
+        answers |= {f"rows kept beside the sum by {name}": _known(total.rows) for name, total in sums.items()}
     return answers
 
 
-def _known(carried: Tensor | None) -> Tensor:
-    """Carried values, or nothing where no client's count."""
-    return torch.zeros(0) if carried is None else carried
+def _known(values: Tensor | None) -> Tensor:
+    """Carried values or kept rows, or nothing where there are none."""
+    return torch.zeros(0) if values is None else values
