@@ -27,6 +27,7 @@ from equipoise.round import Unprotected
 from equipoise.runs.averaged_model import AveragedModel
 from equipoise.runs.carried_rules import check_smallest_batches, refuse_unfit_for_carried
 from equipoise.runs.evaluation_sample import evaluation_sample, refuse_sample, sample_sizes
+from equipoise.runs.own_parts import try_own_parts
 from equipoise.runs.solver_rows import SolverRows
 from equipoise.solvers.local_optimizer import rates_by_name
 from equipoise.types import Engine, EngineTraits, PersonalWork, Protection, RiskTraits, RunSize, Sampler, ServerState
@@ -176,6 +177,7 @@ def set_up(
         raise InvalidParameter("clients_per_round", "must be given unless the sampler is sampling.Full()", None)
     refuse_missing_groups(parts.risk, data.train.ids)
     algorithm.drawn_by(0, alpha, clients_per_round=clients_per_round, seed=seed)  # refuses an impossible cohort before any work
+    try_own_parts(algorithm, data.train.ids, alpha, clients_per_round, seed)
     personal: PersonalWork | None = None
     adaptation: PersonalWork | None = None
     context = PersonalContext(running, task, data, lambda other: choose_engine(engine).start(other, data))
