@@ -28,6 +28,7 @@ import torch
 import equipoise as eq
 from campaign_drivers import random_parts as parts
 from campaign_drivers.findings import Finding, in_child
+from equipoise.data.file_access import load_json
 from equipoise.errors import EquipoiseError
 from equipoise.runs.checkpoint import Checkpoints
 
@@ -101,8 +102,8 @@ def samples() -> dict[str, dict[str, bytes]]:
         "run folder": _tree(place / "folder"),
         "store": _tree(place / "store"),
         "arrays": {"data.npz": arrays.getvalue()},
-        "leaf": {"data.json": json.dumps(leaf).encode()},
-        "leaf, packed": {"data.json.gz": gzip.compress(json.dumps(leaf).encode())},
+        "leaf": {f"{split}/data.json": json.dumps(leaf).encode() for split in ("train", "test")},
+        "packed JSON": {"data.json.gz": gzip.compress(json.dumps(leaf).encode())},
         "table": {"data.csv": table.encode()},
         "message": {"message.json": json.dumps({"values": {"round": 1, "seed": 2, "since": 0}}).encode()},
     }
@@ -159,7 +160,8 @@ def _other_number(chance: random.Random, content: bytearray) -> bytearray:
     return content
 
 
-def bomb(chance: random.Random, kind: str) -> dict[str, bytes] | None:
+@cache
+def bomb(kind: str) -> dict[str, bytes] | None:
     """A small file that unpacks to gigabytes, for the kinds that are packed."""
     if kind == "arrays":
         packed = io.BytesIO()
@@ -175,7 +177,7 @@ def bomb(chance: random.Random, kind: str) -> dict[str, bytes] | None:
                 with archive.open(f"{name}.npy", "w") as entry:
                     np.lib.format.write_array(entry, np.zeros(4, np.int64))
         return {"data.npz": packed.getvalue()}
-    if kind == "leaf, packed":
+    if kind == "packed JSON":
         return {"data.json.gz": gzip.compress(b'{"users": [' + b" " * 2**26, 1) + gzip.compress(b" " * 2**26, 1) * 63}
     return None
 
@@ -241,6 +243,11 @@ def read_leaf(place: Path) -> None:
     eq.data.leaf(place)
 
 
+def read_packed_json(place: Path) -> None:
+    """Read JSON that is packed by gzip."""
+    load_json(place / "data.json.gz")
+
+
 def read_table(place: Path) -> None:
     """Read a table."""
     eq.data.csv(place / "data.csv", client="client", target="y")
@@ -264,7 +271,7 @@ def read_message(place: Path) -> None:
 
 READERS: dict[str, Callable[[Path], None]] = {
     "configuration": read_configuration, "checkpoint": read_checkpointed, "run folder": read_run_folder, "store": read_store,
-    "arrays": read_arrays, "leaf": read_leaf, "leaf, packed": read_leaf, "table": read_table, "message": read_message,
+    "arrays": read_arrays, "leaf": read_leaf, "packed JSON": read_packed_json, "table": read_table, "message": read_message,
 }  # fmt: skip
 
 
@@ -278,7 +285,7 @@ def try_inputs(chance: random.Random, folder: Path, counts: Counter[str]) -> Non
         changed = chance.choice(sorted(valid))
         content = dict(valid)
         content[changed] = mutated(chance, content[changed])
-        if chance.random() < 0.004 and (packed := bomb(chance, kind)) is not None:
+        if chance.random() < 0.004 and (packed := bomb(kind)) is not None:
             content = packed
         for name, written in content.items():
             (place / name).parent.mkdir(parents=True, exist_ok=True)

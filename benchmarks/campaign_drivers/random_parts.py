@@ -38,7 +38,7 @@ SOLVERS = (
 )  # fmt: skip
 AGGREGATORS = (
     aggregators.WeightedMean(), aggregators.Median(), aggregators.TrimmedMean(0.2), aggregators.GeometricMedian(),
-    aggregators.Krum(1), aggregators.MultiKrum(1), aggregators.NormClip(0.1), aggregators.NormClip(None), aggregators.KNorm(1),
+    aggregators.Krum(1), aggregators.MultiKrum(1), aggregators.NormClip(0.01), aggregators.NormClip(None), aggregators.KNorm(1),
     aggregators.KLoss(1), aggregators.FedMGDA(0.1), aggregators.MeaMed(0.2), aggregators.CentredClipping(0.5),
 )  # fmt: skip
 SERVERS = (
