@@ -199,8 +199,8 @@ def read_common(request: MessageContent, client: str) -> MessageContent:
 def _counts(asked: Mapping[str, Any], split: str) -> bool:
     """Whether what a client is asked for gives it a weight in the sum; `split` is that of an evaluation."""
     shares = asked.get("shares", {split: 1.0})
-    weights = asked.get("base", 1.0), shares.get(split) if isinstance(shares, dict) else None
-    return all(is_number(weight) and weight > 0 for weight in weights)
+    share: Any = shares.get(split) if isinstance(shares, dict) else None
+    return all(is_number(weight) and weight > 0 for weight in (asked.get("base", 1.0), share))
 
 
 Handler = Callable[[NodeSession], Answer]

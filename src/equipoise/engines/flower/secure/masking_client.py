@@ -112,7 +112,7 @@ class MaskingClient:
         """The others' keys; those of a signed sum must have the signatures of the clients that they are said to be from."""
         if self.identity is None:
             return messages.unpack_table(table, _KEY_SIZES)
-        peers = {}
+        peers: dict[str, tuple[bytes, ...]] = {}
         for name, (sealing, masking, signature) in messages.unpack_table(table, (*_KEY_SIZES, SIGNATURE_BYTES)).items():
             peers[name] = (sealing, masking)
             if not self.identity.has_signed(name, keys_text(self.terms, name, peers[name]), signature):

@@ -96,9 +96,9 @@ def hash_request(request: MessageContent) -> bytes:
 
 def describe_subject(session: NodeSession) -> bytes:
     """A hash of what a sum is about: the request that asks for it, and the one that the loss of the round was computed by."""
-    record = session.context.state.config_records.get(ROUND, {})
-    about = record.get("about", b"") if record.get("round") == session.request.round else b""
-    return hashlib.sha256(hash_request(session.given) + about).digest()  # type: ignore[operator]
+    record = session.context.state.config_records.get(ROUND)
+    about = record.get("about") if record is not None and record.get("round") == session.request.round else None
+    return hashlib.sha256(hash_request(session.given) + (about if isinstance(about, bytes) else b"")).digest()
 
 
 def is_evaluation(terms: SumTerms) -> bool:
