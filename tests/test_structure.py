@@ -235,6 +235,7 @@ HELPERS = {  # small pure helpers that a round of the loop engine passes through
     "equipoise.core.abilities",
     "equipoise.core.carried",  # running statistics, of models that have them
     "equipoise.core.devices",
+    "equipoise.core.forward_rules",  # the masks of dropout
     "equipoise.core.numbers",
     "equipoise.core.params",
     "equipoise.core.rng",

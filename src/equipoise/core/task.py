@@ -17,6 +17,7 @@ from torch.nn import functional
 from equipoise.core import trees
 from equipoise.core.batch_trial import BatchUse, nearly_equal, try_batches
 from equipoise.core.carried import CarriedLayout, split_model
+from equipoise.core.forward_rules import ForwardRules
 from equipoise.core.params import ParameterLayout
 from equipoise.errors import EquipoiseError, IncompatibleParts, InvalidParameter, is_integer, require
 
@@ -206,6 +207,12 @@ class Task:
         params = self.layout.read(self.module)
         return torch.cat([params, self.carried.read(self.module, params.dtype)]) if self.carried.names else params
 
+    def in_double(self) -> Task:
+        """A copy of the task in float64."""
+        parts = _copy_all(self.module, self.scorer._given_loss, self.scorer._given_error)
+        layout = replace(self.layout, dtype=torch.float64)
+        return replace(self, scorer=self.scorer.with_parts(*parts).double(), layout=layout)
+
     def outputs(self, params: Tensor | dict[str, Tensor], x: Any) -> Any:
         """The model's outputs on inputs (B, …)."""
         return trees.call_with(self.module, self.named(params), x)
@@ -214,6 +221,16 @@ class Task:
         """Per-example losses (B,)."""
         losses: Tensor = functional_call(self.scorer, self._named(params), (x, y, False))[0]
         return losses
+
+    def batched_losses(self, params: Tensor | dict[str, Tensor], x: Any, y: Any, key: Tensor | None = None) -> Tensor:
+        """`losses` by operations that `torch.func.vmap` can batch; `key` fixes the masks of dropout."""
+        with ForwardRules(key, batched=True):
+            return self.losses(params, x, y)
+
+    def batched_scores(self, params: Tensor | dict[str, Tensor], x: Any, y: Any) -> tuple[Tensor, Tensor]:
+        """`scores` by operations that `torch.func.vmap` can batch."""
+        with ForwardRules(None, batched=True):
+            return self.scores(params, x, y)
 
     def scores(self, params: Tensor | dict[str, Tensor], x: Any, y: Any) -> tuple[Tensor, Tensor]:
         """Per-example losses and errors, (B,) and (B,)."""
@@ -231,6 +248,16 @@ class Task:
 
     def _named(self, params: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
         return {f"module.{name}": value for name, value in self.named(params).items()}
+
+    def drops(self, data: FederatedData) -> bool:
+        """Whether a forward pass in training draws masks of dropout, tried on the first examples."""
+        trial, rules = self.to(torch.device("cpu")), ForwardRules(torch.tensor(0), batched=False)
+        rows = slice(0, min(2, data.train.examples))
+        x, y = (trees.map_tree(Tensor.cpu, part(rows, self.layout.dtype)) for part in (data.train.inputs, data.train.targets))
+        trial.scorer.train()
+        with torch.random.fork_rng(devices=[]), torch.enable_grad(), rules:
+            trial.scorer(trees.clone(x), y, False)
+        return rules.calls > 0
 
     def fitted(self, data: FederatedData) -> Task:
         """The task for these data, tried on their first examples so that what cannot work is refused before any work.

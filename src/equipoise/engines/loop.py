@@ -15,6 +15,7 @@ from equipoise.core import rng
 from equipoise.core.abilities import solver_traits
 from equipoise.core.carried import CarriedMean, join_model
 from equipoise.core.devices import seed_generators, usable_device
+from equipoise.core.forward_rules import ForwardRules
 from equipoise.core.task import Task
 from equipoise.core.update_checks import as_local_work, checked_norms, longest_square, with_carried
 from equipoise.data.clients import ClientSet, FederatedData
@@ -178,18 +179,19 @@ class LoopEngine(Engine):
         work = ClientSteps(solver, self.task.layout, params, cohort.round, row)
         seen = []
         devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):  # dropout and the like draw from the client's own stream
+        with torch.random.fork_rng(devices=devices):  # random operations other than dropout draw from the client's own stream
             seed_generators(int(key) & (2**63 - 1), self.device)
+            masks = rng.step_keys(key, torch.arange(max(1, steps), device=self.device))
             shared, enough = traits.shared_gradient, self.task.smallest_batch
             self.task.carried.write(self.task.module, carried)
             correction: Tensor | float = 0.0
             if shared is not None and steps and size >= enough:
-                correction = shared - self._gradient(params, self.train.rows(k))[0]
+                correction = shared - self._gradient(params, self.train.rows(k), masks[0])[0]
                 self.task.carried.write(self.task.module, carried)  # that was no step
             for number, batch in enumerate(batches_of(solver, key, size, steps), start=1):
                 if len(batch) < enough:
                     continue
-                gradient, loss = self._gradient(work.weights, batch + first)
+                gradient, loss = self._gradient(work.weights, batch + first, masks[(number - 1) // traits.repeats])
                 gradient = work.clipped(gradient)
                 if traits.preconditioner is not None:
                     gradient = gradient / traits.preconditioner
@@ -216,13 +218,14 @@ class LoopEngine(Engine):
         moments = self.task.carried.to_moments(self.task.carried.read(self.task.module, self.task.layout.dtype)).cpu()
         return moments if bool(torch.isfinite(moments).all()) else torch.full_like(moments, torch.inf)
 
-    def _gradient(self, weights: Tensor, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Gradient (D,) and value of the mean loss over some examples."""
+    def _gradient(self, weights: Tensor, rows: Tensor | slice, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradient (D,) and value of the mean loss over some examples; `key` fixes the masks of dropout."""
         named = dict(self.task.module.named_parameters())
         leaves = {name: named[name] for name in self.task.layout.names}
         x, y = self.train.inputs(rows, weights.dtype), self.train.targets(rows, weights.dtype)
         self.task.layout.write(self.task.module, weights)
-        loss = self.task.scorer(x, y, False)[0].mean()
+        with ForwardRules(key, batched=False):
+            loss = self.task.scorer(x, y, False)[0].mean()
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         return self.task.layout.flatten(dict(zip(leaves, gradients, strict=True))), loss.detach().double().cpu()
 

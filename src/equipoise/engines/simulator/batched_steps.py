@@ -34,11 +34,12 @@ def stacked_gradients(task: Task, params: dict[str, Tensor], batch: ExampleBatch
     `vmap(grad(…))`, whose backward pass runs inside the transform.
     """
 
-    def batch_loss(named: dict[str, Tensor], x: Any, y: Any, shares: Tensor) -> Tensor:
-        return (task.losses(named, x, y) * shares).sum()
+    def batch_loss(named: dict[str, Tensor], x: Any, y: Any, shares: Tensor, key: Tensor | None = None) -> Tensor:
+        return (task.batched_losses(named, x, y, key) * shares).sum()
 
     leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
-    losses: Tensor = vmap(batch_loss)(leaves, batch.x, batch.y, batch.shares)
+    given = (leaves, batch.x, batch.y, batch.shares, *(() if batch.keys is None else (batch.keys,)))
+    losses: Tensor = vmap(batch_loss)(*given)
     gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
     return dict(zip(leaves, gradients, strict=True)), losses.detach()
 
@@ -87,7 +88,8 @@ def _take_steps(
     seen = torch.zeros(len(update), dtype=torch.float64, device=update.device)
     weights: dict[str, Tensor] = {}
     memory, rates = StackedMemory(rule.solver, task.layout, work.chunk.rows), rates_by_name(traits.rates, task.layout.names)
-    for batch in batches_by_step(work.worker.clients, work.cursor, work.first_rows, update.dtype, work.space):
+    place = work.worker.clients
+    for batch in batches_by_step(place, work.cursor, work.first_rows, update.dtype, work.space, work.mask_keys):
         k = len(batch.shares)
         stacked = weights or {name: value.expand(len(update), *value.shape[1:]) for name, value in anchor.items()}
         gradients, losses = gradients_of(task, {name: value[:k] for name, value in stacked.items()}, batch)

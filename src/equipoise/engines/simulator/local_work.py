@@ -12,6 +12,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from equipoise.core import rng
 from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines.simulator.client_queue import ClientQueue
@@ -59,6 +60,7 @@ class LocalPath(ABC):
 
     name: ClassVar[str]
     whole_rounds: ClassVar[bool] = False  # it does rounds as a whole, and never a chunk
+    batches: ClassVar[bool] = True  # it works on several clients at once
     threaded: ClassVar[bool] = False  # it shares a chunk among threads of its own, so that one process does all the work
 
     def __init__(self, place: Workplace) -> None:
@@ -92,10 +94,19 @@ class Worker:
         self._named = {path.name: path for path in self.paths}
         self._asked: tuple[LocalRule | None, str | None] = (None, None)
         self._candidates: list[LocalPath] = []
+        self.unbatchable: str | None = None  # why clients of this task cannot be batched
 
     def renewed(self) -> Worker:
         """A worker for another process, with memory of its own."""
-        return Worker(self.place, self._makers)
+        other = Worker(self.place, self._makers)
+        other.unbatchable = self.unbatchable
+        return other
+
+    def why_not(self, path: LocalPath, rule: LocalRule) -> str | None:
+        """Why a path does not do work of a rule, in general; None if it does."""
+        if self.unbatchable is not None and path.batches:
+            return f"the model cannot be vectorised over clients ({self.unbatchable})"
+        return path.supports_rule(rule)
 
     def path(self, name: str | None) -> LocalPath | None:
         """The path of this name, if there is one."""
@@ -104,7 +115,7 @@ class Worker:
     def candidates(self, rule: LocalRule, chosen: str | None) -> list[LocalPath]:
         """The paths that support a rule, in order; one that was chosen by name comes first."""
         if self._asked != (rule, chosen):
-            able = [path for path in self.paths if not path.whole_rounds and path.supports_rule(rule) is None]
+            able = [path for path in self.paths if not path.whole_rounds and self.why_not(path, rule) is None]
             self._asked, self._candidates = (rule, chosen), sorted(able, key=lambda path: path.name != chosen)
         return self._candidates
 
@@ -154,6 +165,12 @@ class ChunkWork:
     def first_rows(self) -> Tensor:
         """The row of each client's first example, (k, 1)."""
         return self.worker.clients.starts[self.positions].unsqueeze(1)
+
+    @property
+    def mask_keys(self) -> Tensor:
+        """The key of every client's masks of dropout at every step, (T, k); repeated gradients of a batch share theirs."""
+        steps = torch.arange(int(self.chunk.steps.max()), device=self.chunk.keys.device) // self.rule.traits.repeats
+        return rng.step_keys(self.chunk.keys, steps.unsqueeze(1))
 
     @property
     def largest(self) -> int:
