@@ -11,33 +11,6 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-<<<<<<< HEAD
-=======
-from equipoise import (
-    aggregators,
-    attacks,
-    averaging,
-    conformal,
-    data,
-    engines,
-    errors,
-    heterogeneity,
-    metrics,
-    models,
-    observers,
-    optim,
-    personal,
-    privacy,
-    risk,
-    sampling,
-    server_opt,
-    solvers,
-    testing,
-    tilted,
-)
-from equipoise.algorithm import Algorithm
-from equipoise.compare import Comparison, compare
->>>>>>> main
 from equipoise.core.version import VERSION
 
 if TYPE_CHECKING:
@@ -45,6 +18,7 @@ if TYPE_CHECKING:
         aggregators,
         attacks,
         averaging,
+        conformal,
         data,
         engines,
         errors,
