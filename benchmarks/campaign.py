@@ -18,12 +18,13 @@ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # children are forked, and 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch  # noqa: E402 — after the threads are set
-import equipoise as eq  # noqa: E402
 from campaign_drivers.attackers import try_attack  # noqa: E402
 from campaign_drivers.combinations import try_combination  # noqa: E402
 from campaign_drivers.findings import Tally, drive  # noqa: E402
 from campaign_drivers.inputs import try_inputs  # noqa: E402
 from campaign_drivers.kills import try_kills  # noqa: E402
+
+import equipoise as eq  # noqa: E402
 
 torch.set_num_threads(1)
 for name in eq.__all__:  # all is imported before the first child is forked
