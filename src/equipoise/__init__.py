@@ -25,6 +25,7 @@ from equipoise.algorithm import Algorithm
 from equipoise.compare import Comparison, compare
 from equipoise.core.version import VERSION
 from equipoise.data import ClientSet, FederatedData
+from equipoise.explain import explain
 from equipoise.result import Result
 from equipoise.runs.family import Family, train_family
 from equipoise.runs.many import train_many
@@ -46,6 +47,7 @@ __all__ = [
     "data",
     "engines",
     "errors",
+    "explain",
     "heterogeneity",
     "metrics",
     "models",
