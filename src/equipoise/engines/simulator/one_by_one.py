@@ -35,6 +35,7 @@ class OneByOne(LocalPath):
 
     name = "one by one"
     batches = False
+    unpadded = True
 
     def __init__(self, place: Workplace) -> None:
         super().__init__(place)
@@ -76,31 +77,41 @@ class OneByOne(LocalPath):
 
     def _by_sgd(self, work: ChunkWork) -> ChunkResult:
         """Steps of SGD on the module's parameters."""
-        chunk, layout = work.chunk, self.place.task.layout
-        updates, keys, starts = work.new_updates(), work.mask_keys, work.starts.rows()
+        chunk, task = work.chunk, self.place.task
+        updates, keys, starts, carried = work.new_updates(), work.mask_keys, work.starts.rows(), work.starts.carried_rows()
+        moments = None if carried is None else torch.empty(carried.shape, dtype=torch.float64)
         seen = torch.zeros(len(chunk), dtype=torch.float64, device=updates.device)
         for place in range(len(chunk)):
-            start = list(layout.unflatten(starts[place if len(starts) > 1 else 0]).values())
+            start = list(task.layout.unflatten(starts[place if len(starts) > 1 else 0]).values())
+            values = None if carried is None else carried[place]
             seed = self._seed(work, place)
-            loss = self._train_client(work, place, start, keys[:, place])
+            loss = self._train_client(work, place, start, values, keys[:, place])
             if not self._ruled and not torch.equal(torch.default_generator.get_state(), seed):
                 self._ruled = True  # it draws numbers after all, perhaps by dropout: again, with the rules in force
                 self._seed(work, place)
-                loss = self._train_client(work, place, start, keys[:, place])
-            seen[place] = loss
+                loss = self._train_client(work, place, start, values, keys[:, place])
+            seen[place] = torch.nan if loss is None else loss
+            if moments is not None:
+                moments[place] = torch.nan if loss is None else task.sent_carried()
             with torch.no_grad():
-                change = list(layout.unflatten(updates[place]).values())
+                change = list(task.layout.unflatten(updates[place]).values())
                 torch._foreach_copy_(change, self.leaves)
                 torch._foreach_sub_(change, start)
-        return ChunkResult(chunk, updates, seen.cpu())
+        return ChunkResult(chunk, updates, seen.cpu(), carried=moments)
 
-    def _train_client(self, work: ChunkWork, place: int, start: list[Tensor], keys: Tensor) -> Tensor:
-        """The steps of one client on the module's parameters: the mean loss of its batches."""
+    def _train_client(
+        self, work: ChunkWork, place: int, start: list[Tensor], carried: Tensor | None, keys: Tensor
+    ) -> Tensor | None:
+        """The steps of one client on the module's parameters: the mean loss of its batches, None if it took no step."""
         task, rule, losses = self.place.task, work.rule, []
         with torch.no_grad():
             torch._foreach_copy_(self.leaves, start)
+        if carried is not None:
+            task.carried.write(task.module, carried)
         momentum = [torch.zeros_like(leaf) for leaf in self.leaves] if rule.sgd.momentum else []
         for key, (x, y) in zip(keys.unbind() if self._ruled else repeat(None), self._batches(work, place), strict=False):
+            if trees.batch_shape(y)[0] < task.smallest_batch:
+                continue
             with self._precision():
                 with nullcontext() if key is None else ForwardRules(key, batched=False):
                     loss = task.scorer(x, y, False)[0].mean()
@@ -108,7 +119,7 @@ class OneByOne(LocalPath):
             losses.append(loss.detach())
             with torch.no_grad():
                 take_sgd_step(self.leaves, gradients, momentum, start, rule.sgd, rule.lr)
-        return torch.stack(losses).double().mean() if losses else torch.tensor(torch.nan)
+        return torch.stack(losses).double().mean() if losses else None
 
     def _batches(self, work: ChunkWork, place: int) -> Iterator[tuple[Any, Any]]:
         """Inputs and targets of each step of one client: gathered for all steps at once where that is little memory."""
@@ -130,7 +141,7 @@ class OneByOne(LocalPath):
 
     def _by_batches_of_one(self, work: ChunkWork) -> ChunkResult:
         """Each client as a batch of its own."""
-        updates, losses, kept = work.new_updates(), [], []
+        updates, losses, kept, moments = work.new_updates(), [], [], []
         for place in range(len(work.chunk)):
             self._seed(work, place)
             alone = ChunkWork(work.worker, work.chunk.take(slice(place, place + 1)), work.rule, self._space)
@@ -138,7 +149,9 @@ class OneByOne(LocalPath):
             updates[place] = result.dense(self._space)[0]
             losses.append(result.losses)
             kept += [] if result.rows is None else [result.rows.clone()]
-        return ChunkResult(work.chunk, updates, torch.cat(losses), torch.cat(kept) if kept else None)
+            moments += [] if result.carried is None else [result.carried]
+        rows, carried = (torch.cat(each) if each else None for each in (kept, moments))
+        return ChunkResult(work.chunk, updates, torch.cat(losses), rows, carried)
 
 
 def take_sgd_step(
@@ -171,7 +184,13 @@ def plain_gradients(task: Task, params: dict[str, Tensor], batch: ExampleBatch) 
     for leaf, value in zip(leaves, params.values(), strict=True):
         leaf.data = value[0]
     x, y = trees.select(batch.x, 0), trees.select(batch.y, 0)
+    if batch.buffers is not None:
+        task.carried.write_named(task.module, {name: value[0] for name, value in batch.buffers.items()})
     with ForwardRules(None if batch.keys is None else batch.keys[0], batched=False):
         loss = (task.scorer(x, y, False)[0] * batch.shares[0]).sum()
     gradients = torch.autograd.grad(loss, leaves, materialize_grads=True)
+    if batch.buffers is not None:
+        now = dict(task.module.named_buffers())
+        for name, value in batch.buffers.items():
+            value[0] = now[name].detach()
     return {name: each.unsqueeze(0) for name, each in zip(params, gradients, strict=True)}, loss.detach().unsqueeze(0)
