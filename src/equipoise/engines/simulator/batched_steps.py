@@ -70,7 +70,12 @@ def take_batched_steps(work: ChunkWork, gradients_of: Gradients) -> ChunkResult:
         at_start = work.other(replace(chunk, steps=torch.ones_like(chunk.steps)), one_step)
         own = worker.train(at_start).dense(at_start.space)  # −∇F_k(w^t)
         correction = own.add_(rule.traits.shared_gradient)
-    return work.result(update, *_take_steps(work, gradients_of, update, correction))
+    if rule.traits.shift is not None:  # SCAFFOLD: c − c_k
+        correction = rule.traits.shift.expand_as(update) if chunk.rows is None else rule.traits.shift - chunk.rows.to(update)
+    seen, rows = _take_steps(work, gradients_of, update, correction)
+    if rule.traits.next_rows is not None and rule.traits.shift is not None and chunk.rows is not None:
+        rows = rule.traits.next_rows(chunk.rows.to(update), update, chunk.steps, rule.lr)
+    return work.result(update, seen, rows)
 
 
 def _take_steps(
@@ -87,7 +92,10 @@ def _take_steps(
     scales = task.layout.unflatten(traits.preconditioner) if traits.preconditioner is not None else {}
     seen = torch.zeros(len(update), dtype=torch.float64, device=update.device)
     weights: dict[str, Tensor] = {}
-    memory, rates = StackedMemory(rule.solver, task.layout, work.chunk.rows), rates_by_name(traits.rates, task.layout.names)
+    memory, rates = (
+        StackedMemory(rule.solver, task.layout, work.chunk.rows if traits.shift is None else None),
+        rates_by_name(traits.rates, task.layout.names),
+    )
     place = work.worker.clients
     for batch in batches_by_step(place, work.cursor, work.first_rows, update.dtype, work.space, work.mask_keys):
         k = len(batch.shares)
