@@ -13,7 +13,7 @@ from equipoise.core.abilities import read, solver_traits
 from equipoise.core.numbers import Numbers
 from equipoise.data.clients import ClientSet
 from equipoise.errors import EquipoiseError
-from equipoise.types import Aggregator, AggregatorTraits, Cohort, Engine, LocalSolver, LocalWork
+from equipoise.types import Aggregator, AggregatorTraits, Cohort, Engine, LocalSolver, LocalWork, Pull
 
 
 def steps_of(cohort: Cohort, solver: LocalSolver, clients: ClientSet) -> Numbers:
@@ -28,7 +28,7 @@ def normalisers_of(cohort: Cohort, solver: LocalSolver, clients: ClientSet) -> T
     rule = solver_traits(solver).normalisers
     if rule is None:
         raise EquipoiseError(f"{type(solver).__name__} does not say what its steps add up to.")
-    return rule(torch.from_numpy(steps_of(cohort, solver, clients)), solver.learning_rate(cohort.round))
+    return rule(torch.from_numpy(steps_of(cohort, solver, clients)), solver.learning_rate(cohort.rate_round))
 
 
 class NormalisedWork(Engine):
@@ -54,3 +54,19 @@ class NormalisedWork(Engine):
             work = self.engine.summed_update(params, cohort, solver, weights * self.scales, inner)
             return replace(work, sq_norms=work.sq_norms * self.scales.square())
         return summed_rows(self.updates(params, cohort, solver), weights, inner)
+
+    def losses(self, params: Tensor, cohort: Cohort, solver: LocalSolver | None = None) -> Tensor:
+        """As the engine's."""
+        return self.engine.losses(params, cohort, solver)
+
+    def own_steps(self, models: Tensor, cohort: Cohort, solver: LocalSolver, pull: Pull | None = None) -> Tensor:
+        """As the engine's: clients' own models are not normalised."""
+        return self.engine.own_steps(models, cohort, solver, pull)
+
+    def evaluate(self, params: Tensor, clients: ClientSet, which: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """As the engine's."""
+        return self.engine.evaluate(params, clients, which)
+
+    def evaluate_own(self, models: Tensor, clients: ClientSet, which: Tensor) -> tuple[Tensor, Tensor]:
+        """As the engine's."""
+        return self.engine.evaluate_own(models, clients, which)

@@ -160,7 +160,7 @@ class LocalOptimizer:
         memory, reached = plain.begin(weights), [0.0]
         for number in range(int(steps.max()) if len(steps) else 0):
             rate = lr if self.local_schedule is None else lr * float(self.local_schedule(number))
-            told = {"number": number + 1} if solver_traits(self).numbered else {}
+            told = {"number": number + 1} if solver_traits(plain).numbered else {}
             plain.step(weights, one, memory, anchor=start, lr=rate, **told)
             reached.append(-float(weights) / lr)
         return torch.tensor(reached, dtype=torch.float64)[steps]
