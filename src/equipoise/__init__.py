@@ -25,9 +25,11 @@ from equipoise.algorithm import Algorithm
 from equipoise.compare import Comparison, compare
 from equipoise.core.version import VERSION
 from equipoise.data import ClientSet, FederatedData
+from equipoise.evaluate import EvaluatedModel, evaluate
 from equipoise.result import Result
 from equipoise.runs.family import Family, train_family
 from equipoise.runs.many import train_many
+from equipoise.runs.stopping import EarlyStopping
 from equipoise.train import train
 
 __version__ = VERSION
@@ -36,6 +38,8 @@ __all__ = [
     "Algorithm",
     "ClientSet",
     "Comparison",
+    "EarlyStopping",
+    "EvaluatedModel",
     "Family",
     "FederatedData",
     "Result",
@@ -46,6 +50,7 @@ __all__ = [
     "data",
     "engines",
     "errors",
+    "evaluate",
     "heterogeneity",
     "metrics",
     "models",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from equipoise.algorithm import Algorithm
 from equipoise.core.task import PerExample
@@ -18,6 +19,7 @@ from equipoise.runs.checkpoint import Checkpoints
 from equipoise.runs.drivers import choose_driver
 from equipoise.runs.health import notices, stop_if_lost
 from equipoise.runs.setup import DataOrMaker, EngineChoice, ModelOrMaker, Setting, set_up
+from equipoise.runs.stopping import EarlyStopping, Stopped, StopState
 from equipoise.types import Observer, ServerState
 
 
@@ -34,6 +36,8 @@ def train(
     engine: EngineChoice | str = "simulator",
     evaluate_every: int | None = None,
     evaluate_clients: int | None = None,
+    metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
+    stop: EarlyStopping | None = None,
     observers: Sequence[Observer] = (),
     progress: bool | None = None,
     name: str = "run",
@@ -47,6 +51,9 @@ def train(
     `engine` is "simulator", "loop", or one with options such as engines.Simulator(device="cuda"). `evaluate_every` evaluates
     all clients at every multiple of that round for the history; the end is always evaluated. `evaluate_clients` evaluates so
     many clients of each split, a random sample that is the same for all methods and seeds. The given model is not changed.
+    `metrics` are further figures of each client by name, functions of (outputs, targets) of all its examples, e.g.
+    {"f1": eq.metrics.macro_f1}. `stop`, an `EarlyStopping`, ends the run when a figure no longer improves, and reports the best
+    iterate.
     `clients_per_round` is not needed with sampling.Full(). `progress` shows a bar (None: in a terminal), `observers` watch the
     run (equipoise.observers), and `name` is what reports call it. `checkpoint` names a file: if it is there, the run goes on
     from it, else it is made; it is written about every ten seconds, and a run that was killed and started again ends with the
@@ -55,7 +62,7 @@ def train(
     watch = Watching(evaluate_every, observers, progress, checkpoint)
     setting = set_up(
         model, data, algorithm or Algorithm(), rounds=rounds, clients_per_round=clients_per_round, seed=seed, loss=loss,
-        error=error, engine=engine, evaluate_clients=evaluate_clients, name=name,
+        error=error, engine=engine, evaluate_clients=evaluate_clients, metrics=metrics, stop=stop, name=name,
     )  # fmt: skip
     try:
         (result,) = train_runs([setting], watch, name)
@@ -98,6 +105,28 @@ class RunUnderWay:
     state: ServerState
     history: History = field(default_factory=History)
     failure: Diverged | None = None
+    stop: StopState = field(default_factory=StopState)
+
+    def __post_init__(self) -> None:
+        self.note_stop()
+
+    @property
+    def over(self) -> bool:
+        """Whether early stopping has ended the run."""
+        return self.stop.over
+
+    @property
+    def reported(self) -> ServerState:
+        """The state whose model is reported: the best one if the run was stopped early, else the last."""
+        if not self.over or self.stop.best is None:
+            return self.state
+        return replace(self.stop.best, personal=self.state.personal, privacy=self.state.privacy)
+
+    def note_stop(self) -> None:
+        """Write into the history that the run was stopped, if it was."""
+        rule, best = self.setting.stop, self.stop.best
+        if rule is not None and best is not None and self.over:
+            self.history.stopped = Stopped(rule.figure, self.stop.value, best.round, self.state.round, self.stop.waited)
 
     def take(self, outcome: Outcome, watching: Observers, evaluate_every: int | None) -> None:
         """Go on from a round, or stop if it failed."""
@@ -119,9 +148,12 @@ class RunUnderWay:
 
     def evaluate(self, watching: Observers, *, final: bool = False) -> None:
         """Evaluate all clients, or the sample; after the last round a loss that is not finite stops the run."""
-        evaluation = self.setting.evaluation(self.state, final=final)
+        evaluation = self.setting.evaluation(self.reported, final=final)
         self.history.on_evaluation(evaluation)
         watching.tell("on_evaluation", evaluation)
+        if self.setting.stop is not None and not final:
+            self.stop = self.setting.stop.seen(self.stop, evaluation.clients, self.state)
+            self.note_stop()
         if final:
             try:
                 stop_if_lost(evaluation)
@@ -132,7 +164,7 @@ class RunUnderWay:
         """The result, or the error that stopped the run."""
         if self.failure is not None:
             return self.failure
-        return self.setting.result(self.state, self.history.evaluations[-1].clients, self.history, seconds)
+        return self.setting.result(self.state, self.reported, self.history.evaluations[-1].clients, self.history, seconds)
 
 
 def train_runs(
@@ -140,10 +172,12 @@ def train_runs(
 ) -> list[Result | Diverged]:
     """All rounds of runs that share an engine, and their evaluation: the result of each, or the error that stopped it.
 
-    A run that diverges stops there, and the others go on; with `stop_at_failure` its error is raised. The progress bar is
-    called `title`.
+    A run that diverges or is stopped early ends there, and the others go on; with `stop_at_failure` an error is raised. The
+    progress bar is called `title`.
     """
-    saving = watch.saving
+    saving, every = watch.saving, watch.evaluate_every
+    if every is None and settings[0].stop is not None:
+        every = 1
     runs, seconds_before = start_or_resume(settings, saving)
     watching, saves = Observers(watch.observers), Observers([saving] if saving is not None else [])
     bar = Observers([Progress()] if show_progress(watch.progress) else [])
@@ -154,7 +188,7 @@ def train_runs(
         failures = [run.failure for run in runs if run.failure is not None]
         if failures and stop_at_failure:
             raise failures[0]
-        return [run for run in runs if run.failure is None]
+        return [run for run in runs if run.failure is None and not run.over]
 
     try:
         for run in runs:
@@ -167,17 +201,19 @@ def train_runs(
         while alive and alive[0].state.round < last_round:
             driver = driver or choose_driver([run.setting for run in alive])
             for run, outcome in zip(alive, driver([run.state for run in alive]), strict=True):
-                run.take(outcome, watching, watch.evaluate_every)
-            if any(run.failure is not None for run in alive):
+                run.take(outcome, watching, every)
+            bar.tell("on_round", alive[0].history.rounds[-1])
+            if any(run.failure is not None or run.over for run in alive):
                 alive, driver = still_running(), None
-            if alive:  # else the checkpoint stays where the run can be tried again
+            if any(run.failure is None for run in runs):  # else the checkpoint stays where the run can be tried again
                 saves.tell("on_states", runs)
-                bar.tell("on_round", alive[0].history.rounds[-1])
-        for run in alive:
-            bar.tell("on_evaluating", run.state.round)
-            watching.tell("on_evaluating", run.state.round)
-            run.evaluate(watching, final=True)
-        alive = still_running()
+        for run in runs:
+            if run.failure is None:
+                bar.tell("on_evaluating", run.reported.round)
+                watching.tell("on_evaluating", run.reported.round)
+                run.evaluate(watching, final=True)
+        still_running()
+        ended_well = any(run.failure is None for run in runs)
     except BaseException:
         for each in (watching, bar):
             each.end(failing=True)
@@ -186,7 +222,7 @@ def train_runs(
     results = [run.ended(seconds) for run in runs]
     try:
         for each in (bar, watching):
-            each.end(failing=not alive)
+            each.end(failing=not ended_well)
     except ObserverFailed as failure:
         failure.finished = results
         raise
@@ -204,7 +240,7 @@ def start_or_resume(settings: Sequence[Setting], saving: Checkpoints | None) -> 
     for setting, each in zip(settings, saved.runs, strict=True):
         if setting.personal is not None:
             setting.personal.resume(setting.first_params, each.state.personal, saving.rows)
-        runs.append(RunUnderWay(setting, each.state, each.history))
+        runs.append(RunUnderWay(setting, each.state, each.history, stop=each.stop or StopState()))
         if each.failure is not None:
             runs[-1].fail(each.failure)
     measured = settings[0].engine_traits.measured

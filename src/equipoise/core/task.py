@@ -14,6 +14,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from equipoise.core import trees
+from equipoise.core.binary_error import binary_error
 from equipoise.core.params import ParameterLayout
 from equipoise.errors import EquipoiseError, IncompatibleParts, InvalidParameter, is_integer, require
 
@@ -186,7 +187,8 @@ class Task:
 
         Refused are wrong shapes and types, too few classes, a loss or error that is not one number per example or has no
         gradient, and models whose output for one example depends on its batch or that change buffers when they run. If the
-        data have classes and the outputs are scores of classes, an error that nobody defined is misclassification.
+        data have classes and the outputs are scores of classes, an error that nobody defined is misclassification; if the loss
+        is binary cross-entropy, it is the share of wrong signs.
         """
         wanted = self._respecting(data)
         trial = wanted.to(torch.device("cpu"))
@@ -203,8 +205,7 @@ class Task:
             with torch.enable_grad():
                 losses = trial._run_user_code("loss", data, lambda: trial.losses(params, trees.clone(x), y))
             require(losses.requires_grad, "loss", "must depend on the model's parameters", "detached from them")
-            if trial.scorer.error_is_open and (trial._scores_classes(data, outputs, y) or trial.scorer.is_cross_entropy):
-                error = MaskedMisclassified(data.ignore_index) if data.has_ignored else misclassified
+            if (error := trial._error_of_outputs(data, outputs, y)) is not None:
                 wanted, trial = (
                     Task(_Scorer(task.module, task.scorer._given_loss, error), self.layout) for task in (wanted, trial)
                 )
@@ -227,6 +228,15 @@ class Task:
         if self.scorer.loss is not cross_entropy or not data.has_ignored:
             return self
         return Task(_Scorer(self.module, MaskedCrossEntropy(data.ignore_index), self.scorer._given_error), self.layout)
+
+    def _error_of_outputs(self, data: FederatedData, outputs: Any, y: Any) -> PerExample | None:
+        """The error that fits outputs and loss, if nobody has said what an error is; None leaves it as it is."""
+        if not self.scorer.error_is_open:
+            return None
+        if self._scores_classes(data, outputs, y) or self.scorer.is_cross_entropy:
+            return MaskedMisclassified(data.ignore_index) if data.has_ignored else misclassified
+        error: PerExample | None = binary_error(self.scorer.loss, outputs, y)
+        return error
 
     def _scores_classes(self, data: FederatedData, outputs: Any, y: Any) -> bool:
         """Whether the outputs are one score per class of the data."""

@@ -76,6 +76,8 @@ def write_outcome(result: Result, folder: RunFolder, *, report: bool = True) -> 
         end["privacy"] = {name: None if value == float("inf") else value for name, value in spent}  # JSON has no infinity
     if result.sampled is not None:
         end["sampled"] = result.sampled
+    if result.history.stopped is not None:
+        end["stopped"] = asdict(result.history.stopped)
     with folder.rounds.open("a", encoding="utf-8") as log:
         log.write(json.dumps(end) + "\n")
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from equipoise.client_metrics import ClientMetrics
 from equipoise.core import rng
 from equipoise.core.task import Task
 from equipoise.data.clients import FederatedData
@@ -19,6 +20,7 @@ class PersonalContext:
     task: Task
     data: FederatedData
     start: Callable[[Task], Engine]  # an engine of the same kind, on the same data, for another task
+    metrics: ClientMetrics = field(default_factory=ClientMetrics)  # of the run
 
     def own_stream(self, cohort: Cohort) -> Cohort:
         """The cohort with batches of its own: personal work does not see the batches of the shared model's work."""

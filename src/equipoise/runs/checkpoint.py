@@ -23,6 +23,7 @@ from torch import Tensor
 from equipoise.core.files import write_atomically
 from equipoise.errors import Diverged, EquipoiseError, NotWritten, require
 from equipoise.observers import EvaluationPoint, History
+from equipoise.runs.stopping import StopState
 from equipoise.types import Observer, RoundReport, ServerState
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class SavedRun:
     history: History
     identity: dict[str, str]  # what must be the same to go on
     failure: Diverged | None = None
+    stop: StopState | None = None  # of early stopping
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,12 +76,15 @@ def _packed_run(run: SavedRun, tensors: dict[str, Tensor], prefix: str) -> dict[
     """A run as JSON; tensors go to `tensors` under names that begin with `prefix`."""
     state = {name: packed(value, tensors, prefix + name) for name, value in vars(run.state).items()}
     failure = run.failure
+    stop = None if run.stop is None else packed(run.stop, tensors, f"{prefix}stop")
     return {
         "state": state,
         "rounds": [asdict(report) for report in run.history.rounds],
         "points": [asdict(point) for point in run.history.points],
         "identity": run.identity,
-    } | ({"failure": [failure.round, failure.clients, failure.what]} if failure is not None else {})
+        **({"failure": [failure.round, failure.clients, failure.what]} if failure is not None else {}),
+        **({"stop": stop} if stop is not None else {}),
+    }
 
 
 def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoint:
@@ -90,7 +95,8 @@ def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
         parts = {name: unpacked(value, tensors, torch.device(device)) for name, value in whole["state"].items()}
         history = History([RoundReport(**r) for r in whole["rounds"]], points=[EvaluationPoint(**p) for p in whole["points"]])
         failure = Diverged(*whole["failure"]) if "failure" in whole else None
-        return SavedRun(ServerState(**parts), history, whole["identity"], failure)
+        stop = unpacked(whole["stop"], tensors, torch.device(device)) if "stop" in whole else None
+        return SavedRun(ServerState(**parts), history, whole["identity"], failure, stop)
 
     try:
         with safe_open(path, framework="pt") as file:
@@ -105,21 +111,26 @@ def identity_of(setting: Setting) -> dict[str, str]:
     """What a run must share with a checkpoint to go on from it; the number of rounds may grow."""
     loss = getattr(setting.task.loss, "__qualname__", type(setting.task.loss).__name__)
     noise = setting.protection.describe()
-    return ({"privacy": noise} if noise is not None else {}) | {
-        "algorithm": re.sub(r" at 0x[0-9a-f]+", "", repr(setting.algorithm)),  # a plain class shows where it lies in memory
-        "data": f"{setting.data.name}, {len(setting.data.train)} clients, {setting.data.fingerprint}",
-        "model": f"{type(setting.model).__name__} with {setting.task.layout.dimension} parameters",
-        "loss": loss,
-        "clients_per_round": str(setting.clients_per_round),
-        "seed": str(setting.seed),
-    }
+    stop = {"stop": repr(setting.stop)} if setting.stop is not None else {}
+    return (
+        ({"privacy": noise} if noise is not None else {})
+        | stop
+        | {
+            "algorithm": re.sub(r" at 0x[0-9a-f]+", "", repr(setting.algorithm)),  # a plain class shows where it lies in memory
+            "data": f"{setting.data.name}, {len(setting.data.train)} clients, {setting.data.fingerprint}",
+            "model": f"{type(setting.model).__name__} with {setting.task.layout.dimension} parameters",
+            "loss": loss,
+            "clients_per_round": str(setting.clients_per_round),
+            "seed": str(setting.seed),
+        }
+    )
 
 
 def refuse_other_run(path: Path, saved: dict[str, str], given: dict[str, str]) -> None:
     """Refuse a checkpoint of another run, naming what differs."""
-    for name, value in given.items():
-        if saved.get(name) != value:
-            there, here = _differing_parts(str(saved.get(name)), value)
+    for name in dict.fromkeys((*given, *(name for name in saved if name == "stop"))):
+        if saved.get(name) != given.get(name):
+            there, here = _differing_parts(str(saved.get(name)), str(given.get(name)))
             raise CheckpointError(
                 f"{path} is the checkpoint of another run: its {name} is {there}, here it is {here}. "
                 "Give the same again, or start a new run with another file."
@@ -170,13 +181,17 @@ class Checkpoints(Observer):
         now, reached = time.monotonic(), max(run.state.round for run in runs)
         due = reached % self.every == 0 if self.every else now - self._saved >= SECONDS
         # Round 0: a full disk or unwritable folder fails before any work.
-        if due or reached in (0, self._settings[0].protection.rounds_allowed):
+        ended = all(run.failure is not None or run.over for run in runs)
+        if due or ended or reached in (0, self._settings[0].protection.rounds_allowed):
             keeping = [(run.setting.personal, run.state) for run in runs if run.setting.personal is not None]
             for personal, _ in keeping:
                 personal.flush()
             measured = self._settings[0].engine_traits.measured
             named = zip(runs, self._identities, strict=True)
-            saved = [SavedRun(run.state, run.history, identity, run.failure) for run, identity in named]
+            saved = [
+                SavedRun(run.state, run.history, identity, run.failure, run.stop if run.setting.stop is not None else None)
+                for run, identity in named
+            ]
             choice = {} if measured is None else measured.read()
             write_atomically(self.path, Checkpoint(saved, now - self._began, choice).bytes())
             for personal, state in keeping:

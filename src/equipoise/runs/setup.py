@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -13,21 +12,35 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.algorithm import Algorithm
+from equipoise.client_metrics import ClientMetrics
 from equipoise.core.abilities import engine_traits, is_part, read
 from equipoise.core.task import PerExample, Task
+from equipoise.core.trees import map_tree
 from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop, Simulator
-from equipoise.errors import InvalidParameter, is_integer, require
+from equipoise.errors import IncompatibleParts, InvalidParameter, is_integer, require
 from equipoise.observers import Evaluation, History
 from equipoise.personal.context import PersonalContext
 from equipoise.personal.personal_run import PersonalRun
 from equipoise.result import ClientTable, PersonalModels, Result
 from equipoise.round import Unprotected
 from equipoise.runs.evaluation_sample import evaluation_sample, refuse_sample, sample_sizes
-from equipoise.types import Engine, EngineTraits, PersonalWork, Protection, RiskTraits, RunSize, Sampler, ServerState
+from equipoise.runs.stopping import EarlyStopping, refuse_stop
+from equipoise.types import (
+    Engine,
+    EngineTraits,
+    PersonalWork,
+    PrivacyTraits,
+    Protection,
+    RiskTraits,
+    RunSize,
+    Sampler,
+    ServerState,
+)
 
 T = TypeVar("T")
 ModelOrMaker = nn.Module | Callable[[int], nn.Module]
+TRIED_EXAMPLES = 32  # of the first client, on which metrics are tried
 DataOrMaker = FederatedData | Callable[[int], FederatedData]
 
 
@@ -57,6 +70,8 @@ class Setting:
     name: str = "run"
     engine_traits: EngineTraits = field(default_factory=EngineTraits)
     sample: Mapping[str, Tensor] | None = None  # positions of the clients that are evaluated, by split; None: all clients
+    metrics: ClientMetrics = field(default_factory=ClientMetrics)
+    stop: EarlyStopping | None = None
 
     def with_algorithm(self, algorithm: Algorithm, name: str) -> Setting:
         """Another run on the same engine: an unprotected algorithm with the same weights and cohorts."""
@@ -85,11 +100,13 @@ class Setting:
         Models that are made after training are only made for the `final` evaluation.
         """
         params, network = self.reported(state), self.engine_traits.network
-        evaluate = partial(ClientTable.evaluate, self.engine, sample=self.sample) if network is None else network.client_table
-        table = evaluate(params, self.data)
+        if network is None:
+            table = ClientTable.evaluate(self.engine, params, self.data, self.sample, self.metrics)
+        else:
+            table = network.client_table(params, self.data, self.metrics)
         if self.personal is not None and (final or self.personal.keeps_rows):
             table = table.with_personal(self.personal.scores(state.personal, params, state.round, self.sample))
-        return Evaluation(state.round, table, params, self.name)
+        return Evaluation(state.round, table, params, self.name, final)
 
     def model_at(self, params: Tensor) -> nn.Module:
         """A copy of the user's model with these parameters."""
@@ -97,14 +114,16 @@ class Setting:
         self.task.layout.write(trained, params)
         return trained
 
-    def result(self, state: ServerState, clients: ClientTable, history: History, seconds: float) -> Result:
-        """The result of a run that ended in `state`."""
-        params, spent = self.reported(state), self.protection.spent(state.privacy, state.round)
+    def result(
+        self, state: ServerState, reported: ServerState, clients: ClientTable, history: History, seconds: float
+    ) -> Result:
+        """The result of a run that ended in `state` and reports the model of `reported`, the same or an earlier one."""
+        params, spent = self.reported(reported), self.protection.spent(state.privacy, state.round)
         return Result(
             name=self.name, algorithm=self.algorithm, seed=self.seed, model=self.model_at(params), params=params,
             clients=clients, history=history, seconds=seconds, data=self.data.name, rounds=state.round,
             clients_per_round=self.clients_per_round, error_is_loss=self.task.error_is_loss,
-            personal=None if self.personal is None else PersonalModels(self, self.personal, state, params),
+            personal=None if self.personal is None else PersonalModels(self, self.personal, reported, params),
             epsilon=None if spent is None else replace(spent, table=self.data.schema is not None),
             sampled=sample_sizes(self.data, self.sample), schema=self.data.schema,
         )  # fmt: skip
@@ -122,6 +141,8 @@ def set_up(
     error: PerExample | None,
     engine: EngineChoice | str,
     evaluate_clients: int | None = None,
+    metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
+    stop: EarlyStopping | None = None,
     name: str = "run",
 ) -> Setting:
     """Check what a run is given, and start its engine; what cannot run is refused here."""
@@ -132,11 +153,12 @@ def set_up(
     require(given, "algorithm", "must be an equipoise.Algorithm", algorithm, "Write Algorithm(risk=…).")
     refuse_swapped(model, data, "train")
     data, model = build(data, seed, FederatedData, "data"), build(model, seed, nn.Module, "model")
-    task = Task.of(model, loss, error).fitted(data)
+    task, measured = Task.of(model, loss, error).fitted(data), ClientMetrics.of(metrics)
     sample = evaluation_sample(data, evaluate_clients)
     running = choose_engine(engine).start(task, data)
     traits, parts = engine_traits(running), algorithm.traits
     refuse_sample(sample, running, traits, evaluate_clients)
+    try_metrics(measured, task, data, traits, parts.privacy)
     alpha = algorithm.base_weights(data.train)
     if parts.sampler.everyone:
         clients_per_round = len(data.train)
@@ -146,9 +168,11 @@ def set_up(
     algorithm.drawn_by(0, alpha, clients_per_round=clients_per_round, seed=seed)  # refuses an impossible cohort before any work
     personal: PersonalWork | None = None
     if algorithm.personal is not None:
-        context = PersonalContext(running, task, data, lambda other: choose_engine(engine).start(other, data))
+        context = PersonalContext(running, task, data, lambda other: choose_engine(engine).start(other, data), measured)
         start = PersonalRun if traits.network is None else traits.network.personal_work
         personal = start(algorithm.personal, context, algorithm.solver, seed)
+    if stop is not None:
+        refuse_stop(stop, data, measured, parts.privacy, personal, network=traits.network is not None)
     protection: Protection = Unprotected(algorithm, data.train, rounds)
     if algorithm.privacy is not None:
         require(parts.privacy.protect is not None, "privacy", "must be a part of equipoise.privacy", algorithm.privacy)
@@ -158,7 +182,7 @@ def set_up(
         protection = traits.network.protect(protection, algorithm)
     return Setting(
         model, data, algorithm, task, running, algorithm.drawn_by, alpha, clients_per_round, rounds, seed, personal, protection,
-        name, traits, sample,
+        name, traits, sample, measured, stop,
     )  # fmt: skip
 
 
@@ -167,6 +191,29 @@ def refuse_swapped(model: object, data: object, function: str) -> None:
     if isinstance(model, FederatedData) or isinstance(data, nn.Module):
         fix = f"Write {function}(model, data, …)."
         raise InvalidParameter("model", "comes first and the data second", type(model).__name__, fix)
+
+
+def try_metrics(metrics: ClientMetrics, task: Task, data: FederatedData, engine: EngineTraits, privacy: PrivacyTraits) -> None:
+    """Refuse metrics that the engine cannot find, or that fail on a few examples of the first client."""
+    if not len(metrics):
+        return
+    if engine.network is not None and privacy.sums_alone:
+        raise IncompatibleParts(
+            "metrics are figures of single clients, but under secure sums the server sees sums over clients alone.",
+            "Leave metrics out, or evaluate the finished model on clients that may be seen: equipoise.evaluate.",
+        )
+    if engine.network is not None:  # the examples are on the nodes, which measure
+        return
+    if engine.measure is None:
+        raise IncompatibleParts("metrics need the outputs of the model, which this engine does not give.", "Use the simulator.")
+    trial, clients = task.to(torch.device("cpu")), data.train
+    rows = torch.arange(min(TRIED_EXAMPLES, int(clients.host_sizes[0])), device=clients.device) + int(clients.starts[0])
+    x, y = (map_tree(Tensor.cpu, part(rows, task.layout.dtype)) for part in (clients.inputs, clients.targets))
+    trial.scorer.eval()
+    first = metrics.begin(clients.ids[0])
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        first.add(trial.outputs(task.layout.read(trial.module), x), y)
+        first.values()
 
 
 def refuse_missing_groups(risk: RiskTraits, clients: Sequence[str]) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from equipoise.client_metrics import ClientMetrics
 from equipoise.core.task import PerExample
 from equipoise.engines.flower.apps.flower_extra import require_flower
 from equipoise.engines.flower.apps.model_source import ModelSource
@@ -27,6 +28,7 @@ def client_app(
     only_sums: bool = False,
     allow: Sequence[str] = (),
     keep: str | Path | None = None,
+    metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
 ) -> ClientApp:
     """The Flower ClientApp of a node that takes part with its own data. One node is one client.
 
@@ -51,6 +53,7 @@ def client_app(
     no one its single loss, score or update. `allow` names packages, installed here, from which the server may name classes of
     its own parts; the catalogue of Equipoise is always allowed. `keep` is a folder of this node in which the client's own model
     (Ditto and its kin) outlives the Flower run; without it the model lives in Flower's state of the run alone.
+    `metrics` are those of `equipoise.train` that the node computes for a server which asks for them by name.
     """
     require_flower()
     from equipoise.engines.flower.apps.node_app import make_client_app
@@ -59,5 +62,7 @@ def client_app(
     require(callable(load_data), "load_data", "must be a function of Flower's Context that gives the data", load_data)
     good = not isinstance(allow, str) and all(isinstance(name, str) for name in allow)
     require(good, "allow", "must be a list of package names", allow, 'E.g. allow=["my_parts"].')
-    folder = Path(keep) if keep else None
-    return make_client_app(NodeSetup(model, load_data, loss, error, choose_engine(engine), only_sums, tuple(allow), folder))
+    folder, measured = Path(keep) if keep else None, ClientMetrics.of(metrics)
+    return make_client_app(
+        NodeSetup(model, load_data, loss, error, choose_engine(engine), only_sums, tuple(allow), folder, measured)
+    )

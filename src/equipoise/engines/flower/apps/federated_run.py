@@ -57,6 +57,7 @@ def run_plan(plan: ServerPlan, grid: Grid) -> Result:
     messenger = Messenger(grid, timeout=float(plan.timeout))
     members = gather_members(messenger, task, plan, known)
     refuse_silent(members, plan.algorithm)
+    refuse_unmeasured(members, plan.metrics)
     patience = Patience(float(plan.timeout), plan.minimum, plan.retries, float(plan.pause))
     federation = Federation(messenger, members, patience, run, plan.seed)
     federated = FederatedRun(plan, model, make_stand_in(members.values(), plan.data), federation)
@@ -128,6 +129,16 @@ def refuse_silent(members: Mapping[str, Member], algorithm: Algorithm) -> None:
         )
 
 
+def refuse_unmeasured(members: Mapping[str, Member], metrics: Mapping[str, Any] | None) -> None:
+    """Refuse to begin a run with metrics that some node does not compute."""
+    for name in metrics or ():
+        if lacking := [client for client, member in members.items() if name not in member.metrics]:
+            raise IncompatibleParts(
+                f"{', '.join(lacking[:5])} cannot compute the metric {name!r}, which is computed where the examples are.",
+                f"Give client_app(metrics={{{name!r}: …}}) on these nodes, too, or leave it out.",
+            )
+
+
 # ------------------------------------------------------------------------------------------------------- the run as a folder
 
 
@@ -174,8 +185,8 @@ class FederatedRun:
         plan = self.plan
         result = train(
             self.model, self.data, plan.algorithm, rounds=plan.rounds, clients_per_round=plan.clients_per_round, seed=plan.seed,
-            loss=plan.loss, error=plan.error, engine=self.federation, evaluate_every=plan.evaluate_every, progress=progress,
-            name=plan.name or name, observers=[*observers, *plan.observers, LogRounds()],
+            loss=plan.loss, error=plan.error, engine=self.federation, evaluate_every=plan.evaluate_every, metrics=plan.metrics,
+            stop=plan.stop, progress=progress, name=plan.name or name, observers=[*observers, *plan.observers, LogRounds()],
             checkpoint=Checkpoints(checkpoint, every=1) if checkpoint is not None else None,
         )  # fmt: skip
         return replace(result, personal=None)  # clients' own models are on their nodes
@@ -204,6 +215,7 @@ def read_roster(path: Path) -> tuple[dict[str, Member], str]:
     try:
         whole = json.loads(path.read_text(encoding="utf-8"))
         members = [Member(**entry) for entry in whole["clients"]]
+        members = [replace(member, metrics=tuple(member.metrics)) for member in members]
         return {member.client: member for member in members}, str(whole["run"])
     except (OSError, ValueError, KeyError, TypeError) as failure:
         raise ConfigError(f"{path} does not say who took part in the run: {failure}. Begin a new run.") from failure

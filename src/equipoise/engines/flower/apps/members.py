@@ -25,6 +25,7 @@ from equipoise.errors import InvalidData, is_integer
 
 SPLITS = ("train", "validation", "test")
 LONGEST_NAME = 200  # bytes
+MOST_METRICS = 100
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Member:
     scale: Any = None
     shift: Any = 0.0
     only_sums: bool = False
+    metrics: tuple[str, ...] = ()  # those that the node computes
 
     @classmethod
     def read(cls, content: MessageContent, task: Task) -> Member:
@@ -61,7 +63,13 @@ class Member:
         if not 0 <= classes < 2**31:
             raise BadMessage(f"{name} has {classes} classes")
         mark, alone = content.value("fingerprint", str)[:64], content.value("only_sums", bool)
-        return cls(name, splits, x, y, classes, mark, scale, shift, alone)
+        metrics = tuple(str(each)[:LONGEST_NAME] for each in list(content.values.get("metrics") or ())[:MOST_METRICS])
+        return cls(name, splits, x, y, classes, mark, scale, shift, alone, metrics)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a run must find again to go on; which metrics a node computes is not part of it."""
+        return {key: value for key, value in asdict(self).items() if key != "metrics"}
 
     def refuse_change(self, now: Member) -> None:
         """A client that comes back must have the data it had."""
@@ -93,7 +101,7 @@ def make_stand_in(members: Iterable[Member], name: str) -> FederatedData:
         raise InvalidData("No node has examples to train on.")
     classes = max(m.classes for m in ordered)
     data = FederatedData(sets["train"], sets.get("validation"), sets.get("test"), name, classes)
-    marks = json.dumps([asdict(m) for m in ordered], sort_keys=True).encode()
+    marks = json.dumps([m.identity for m in ordered], sort_keys=True).encode()
     vars(data)["fingerprint"] = hashlib.blake2b(marks, digest_size=8).hexdigest()  # of the nodes' data, not of zeros
     return data
 

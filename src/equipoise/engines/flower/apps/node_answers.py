@@ -23,6 +23,7 @@ def introduce(session: NodeSession) -> Answer:
         "frozen": digest_frozen(task),
         "fingerprint": node.data.fingerprint,
         "only_sums": session.setup.only_sums,
+        "metrics": list(session.setup.metrics.functions),
     }
     return values, {}
 
