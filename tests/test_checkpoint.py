@@ -107,7 +107,7 @@ def test_an_unwritable_place_fails_before_any_round(ragged, tmp_path):
         def on_round(self, report):
             seen.append(report)
 
-    with pytest.raises(ObserverFailed, match="could not be written"):
+    with pytest.raises(NotWritten, match="could not be written"):
         eq.train(eq.models.Softmax(4, 3), ragged, rounds=2, clients_per_round=4, checkpoint=tmp_path / "file" / "state",
                  observers=[Counts()])  # fmt: skip
     assert not seen

@@ -198,6 +198,16 @@ def test_a_killed_run_goes_on_bit_for_bit(data, tmp_path):
     assert once_more.history.stopped == whole.history.stopped
 
 
+def test_a_run_with_more_rounds_is_stopped_where_the_longer_run_is(data, tmp_path):
+    stop = eq.EarlyStopping(patience=4)
+    whole = run(data, stop=stop)
+    path = tmp_path / "run.ckpt"
+    run(data, stop=stop, rounds=whole.history.stopped.reported, checkpoint=path)
+    again = run(data, stop=stop, checkpoint=path)
+    same_result(whole, again)
+    assert again.history.stopped == whole.history.stopped
+
+
 def test_a_group_of_runs_goes_on_bit_for_bit(data, tmp_path):
     options = {"rounds": 20, "clients_per_round": 3, "stop": eq.EarlyStopping(patience=2), "seeds": 3}
     whole = eq.train_many(model(), data, WILD, **options).results["run"]
@@ -217,7 +227,7 @@ def test_another_rule_does_not_go_on_from_a_checkpoint(data, tmp_path, before, a
     rules = [None if patience is None else eq.EarlyStopping(patience=patience) for patience in (before, after)]
     path = tmp_path / "run.ckpt"
     run(data, rounds=2, stop=rules[0], checkpoint=path)
-    with pytest.raises(CheckpointError, match="stop"):
+    with pytest.raises(CheckpointError, match="rule of early stopping"):
         run(data, rounds=4, stop=rules[1], checkpoint=path)
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import equipoise as eq
+from equipoise.errors import EquipoiseNotice
 from equipoise.types import Observer
 from stored_runs import FOLDER, INDEX, RUNS, STATES, classes_in, clients, softmax, written
 
@@ -64,7 +65,8 @@ def test_every_run_is_stored():
 @pytest.mark.parametrize("name", STORED)
 def test_a_stored_checkpoint_ends_where_the_version_that_wrote_it_ended(name, tmp_path):
     stored, before = STORED[name], written(FOLDER / STORED[name]["file"])["rounds"]
-    result = resumed(name, tmp_path)
+    with pytest.warns(EquipoiseNotice, match="Going on from round 3 of 6.* written by an earlier version"):
+        result = resumed(name, tmp_path)
     assert len(before) == stored["rounds_done"]
     assert result.rounds == len(result.history.rounds) == stored["rounds"]
     # Reports of rounds before are those of the file, to the second: nothing was trained again.

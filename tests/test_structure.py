@@ -50,9 +50,9 @@ NOT_PARTS = {
     },
     "equipoise.personal.regularise": {"getattr(loss, '__name__', type(loss).__name__)": "a function's name, for a message"},
     "equipoise.runs.checkpoint": {
-        "getattr(setting.task.loss, '__qualname__', type(setting.task.loss).__name__)": "a function's name",
         "getattr(state_class, step, None)": "a class in a module, by name",
     },
+    "equipoise.runs.identity": {"getattr(function, '__qualname__', type(function).__name__)": "a function's name"},
     "equipoise.runs.setup": {"getattr(maker, '__name__', maker)": "a function's name, for a message"},
     "equipoise.tilted.estimators": {"getattr(self, '_warm', [])": "whether an estimator was fitted before"},
     "equipoise.tilted.hierarchy": {
@@ -231,6 +231,7 @@ HELPERS = {  # small pure helpers that a round of the loop engine passes through
     "equipoise.types",  # the values that are passed on
     "equipoise.errors",  # checks of arguments
     "equipoise.core.abilities",
+    "equipoise.core.carried",  # running statistics, of models that have them
     "equipoise.core.devices",
     "equipoise.core.numbers",
     "equipoise.core.params",

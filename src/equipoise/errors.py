@@ -58,6 +58,10 @@ class NotWritten(EquipoiseError, OSError):
     """A file could not be written; the message names it and says why."""
 
 
+class CheckpointError(EquipoiseError):
+    """A checkpoint cannot be used: it is damaged, or belongs to another run."""
+
+
 class ObserverFailed(EquipoiseError, RuntimeError):
     """An observer raised; its name is in the message, the original error is the cause."""
 

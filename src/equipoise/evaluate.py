@@ -65,7 +65,7 @@ def evaluate(
     traits = engine_traits(running)
     refuse_sample(sample, running, traits, evaluate_clients)
     try_metrics(measured, task, whole, traits, PrivacyTraits())
-    params = task.layout.read(task.module).to(traits.device)
+    params = task.read_model().to(traits.device)
     table = ClientTable.evaluate(running, params, whole, sample, measured)
     if isinstance(data, ClientSet):
         table = table.where("test").unseen()

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from equipoise.aggregators import WeightedMean
 from equipoise.algorithm import Algorithm
 from equipoise.core.abilities import is_part, solver_traits
+from equipoise.core.carried import join_model, move_model
 from equipoise.core.task import PerExample
 from equipoise.data.clients import FederatedData
 from equipoise.errors import require
@@ -54,7 +55,7 @@ def dissimilarity(
     """
     parts = algorithm or Algorithm()
     setting = set_up(model, data, parts, rounds=0, clients_per_round=1, seed=0, loss=loss, error=None, engine=engine)
-    return dissimilarity_of(setting.engine, setting.first_params, setting.alpha)
+    return dissimilarity_of(setting.engine, setting.first_model, setting.alpha)
 
 
 def inexactness(engine: Engine, params: Tensor, cohort: Cohort, solver: LocalSolver) -> Tensor:
@@ -68,7 +69,7 @@ def inexactness(engine: Engine, params: Tensor, cohort: Cohort, solver: LocalSol
     moved = engine.updates(params, cohort, solver).update  # (K, D)
     before = engine.updates(params, cohort, GRADIENT).sq_norms.sqrt()
     one = torch.ones(1, dtype=torch.float64)
-    jobs = [Job(params + moved[k], cohort.take(torch.tensor([k])), one) for k in range(len(cohort))]
+    jobs = [Job(move_model(params, moved[k]), cohort.take(torch.tensor([k])), one) for k in range(len(cohort))]
     gradients = torch.stack([-work.update for work in engine.summed_updates(jobs, GRADIENT, WeightedMean())])
     after = (gradients + solver_traits(solver).prox * moved).double().norm(dim=1).cpu()
     return torch.where(before > 0, after / before, torch.where(after > 0, math.inf, 0.0))
@@ -94,7 +95,8 @@ class Heterogeneity(Observer):
         """Measure the dissimilarity at the parameters of an evaluation."""
         run = self._watched.get(evaluation.run)
         if run is not None and run.setting is not None and evaluation.params is not None:
-            measured = dissimilarity_of(run.setting.engine, evaluation.params, run.setting.alpha)
+            model = join_model(evaluation.params, evaluation.carried)
+            measured = dissimilarity_of(run.setting.engine, model, run.setting.alpha)
             self.runs[evaluation.run][evaluation.round] = measured
 
 

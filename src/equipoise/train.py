@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from equipoise.algorithm import Algorithm
 from equipoise.core.task import PerExample
 from equipoise.errors import Diverged, EquipoiseNotice, ObserverFailed, is_integer, require
@@ -105,10 +107,16 @@ class RunUnderWay:
     state: ServerState
     history: History = field(default_factory=History)
     failure: Diverged | None = None
+    start: Tensor | None = None  # w^0, where clients begin with it in later rounds
     stop: StopState = field(default_factory=StopState)
 
     def __post_init__(self) -> None:
         self.note_stop()
+
+    @classmethod
+    def begin(cls, setting: Setting, rows: Path | None = None) -> RunUnderWay:
+        """A run before its first round; what clients keep between rounds goes to the file `rows`."""
+        return cls(setting, setting.begin(rows), start=setting.first_model if setting.keeps_rows else None)
 
     @property
     def over(self) -> bool:
@@ -136,10 +144,15 @@ class RunUnderWay:
         self.state, report = outcome
         self.history.on_round(report)
         watching.tell("on_round", report)
-        last_round = self.setting.protection.rounds_allowed
-        if evaluate_every and self.state.round % evaluate_every == 0 and self.state.round < last_round:
+        if self.to_evaluate(evaluate_every):
             self.evaluate(watching)
         watching.tell("on_state", self.state)
+
+    def to_evaluate(self, every: int | None) -> bool:
+        """Whether all clients are evaluated after this round, which is not the last."""
+        return (
+            bool(every) and self.state.round % (every or 1) == 0 and self.state.round < self.setting.protection.rounds_allowed
+        )
 
     def fail(self, failure: Diverged) -> None:
         """Stop here; what was logged before is kept with the error."""
@@ -197,12 +210,17 @@ def train_runs(
             watching.tell("on_state", run.state)
         bar.tell("on_start", Run(title, last_round, settings[0].seed, max(run.state.round for run in runs), settings[0]))
         saves.tell("on_states", runs)
+        for run in still_running():  # a run that had ended here and now has more rounds: its rule sees the last one, too
+            known = {0, *(point.round for point in run.history.points)}
+            if run.setting.stop is not None and run.to_evaluate(every) and run.state.round not in known:
+                run.evaluate(watching)
         alive, driver = still_running(), None
         while alive and alive[0].state.round < last_round:
             driver = driver or choose_driver([run.setting for run in alive])
             for run, outcome in zip(alive, driver([run.state for run in alive]), strict=True):
                 run.take(outcome, watching, every)
-            bar.tell("on_round", alive[0].history.rounds[-1])
+            if running := [run for run in alive if run.failure is None]:
+                bar.tell("on_round", running[0].history.rounds[-1])
             if any(run.failure is not None or run.over for run in alive):
                 alive, driver = still_running(), None
             if any(run.failure is None for run in runs):  # else the checkpoint stays where the run can be tried again
@@ -214,9 +232,11 @@ def train_runs(
                 run.evaluate(watching, final=True)
         still_running()
         ended_well = any(run.failure is None for run in runs)
-    except BaseException:
+    except BaseException as failure:
         for each in (watching, bar):
             each.end(failing=True)
+        if saving is not None:
+            saving.on_failure(failure)
         raise
     seconds = (time.perf_counter() - began) / len(runs)
     results = [run.ended(seconds) for run in runs]
@@ -232,15 +252,17 @@ def train_runs(
 def start_or_resume(settings: Sequence[Setting], saving: Checkpoints | None) -> tuple[list[RunUnderWay], float]:
     """The runs where they start, and the seconds that they took before: from their checkpoint if there is one."""
     if saving is None:
-        return [RunUnderWay(setting, setting.begin()) for setting in settings], 0.0
+        return [RunUnderWay.begin(setting) for setting in settings], 0.0
     saved = saving.open(settings)
     if saved is None:
-        return [RunUnderWay(setting, setting.begin(saving.rows)) for setting in settings], 0.0
+        return [RunUnderWay.begin(setting, saving.rows) for setting in settings], 0.0
     runs = []
     for setting, each in zip(settings, saved.runs, strict=True):
+        start = setting.first_model if each.start is None else each.start
         if setting.personal is not None:
-            setting.personal.resume(setting.first_params, each.state.personal, saving.rows)
-        runs.append(RunUnderWay(setting, each.state, each.history, stop=each.stop or StopState()))
+            setting.personal.resume(start, each.state.personal, saving.rows)
+        kept = start if setting.keeps_rows else None
+        runs.append(RunUnderWay(setting, each.state, each.history, start=kept, stop=each.stop or StopState()))
         if each.failure is not None:
             runs[-1].fail(each.failure)
     measured = settings[0].engine_traits.measured

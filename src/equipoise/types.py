@@ -21,6 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.core.carried import join_model
+
 if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
     from equipoise.client_metrics import ClientMetrics
@@ -72,6 +74,7 @@ class LocalWork:
     update: Tensor  # (K, D) one by one, or (D,) already summed under weights
     sq_norms: Tensor  # (K,) squared L2 norms of the clients' updates
     losses: Tensor  # (K,) mean loss over the batches of the local work, seen for free
+    carried: Tensor | None = None  # as carried values are averaged: (K, C), NaN where none count; or (C,), their mean
 
     @cached_property
     def arrived(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -84,14 +87,14 @@ class LocalWork:
 class Job:
     """The local work of one model: its parameters, who trains it, and their weights in the sum."""
 
-    params: Tensor  # (D,)
+    params: Tensor  # (D,), followed by the carried values (C,) of a model that has any
     cohort: Cohort
     weights: Tensor  # (K,)
 
 
 @dataclass(frozen=True, eq=False)
 class ServerState:
-    """All that a round hands to the next: parameters (D,) and the states of the parts."""
+    """All that a round hands to the next: parameters (D,), carried values (C,) if the model has any, states of the parts."""
 
     round: int
     params: Tensor
@@ -102,6 +105,12 @@ class ServerState:
     averaging: Any = None
     personal: Any = None
     privacy: Any = None
+    carried: Tensor | None = None
+
+    @property
+    def model(self) -> Tensor:
+        """The shared model as engines take it: parameters, followed by carried values."""
+        return join_model(self.params, self.carried)
 
 
 @dataclass(frozen=True, eq=False)
@@ -377,6 +386,7 @@ class PersonalTraits:
     updates: Callable[..., Tensor] | None = None  # (context, params, cohort, rows, solver): what clients send instead, (K, D)
     sums_models: bool = False  # whether the server sees clients' models, or what they add up to
     solver: LocalSolver | None = None  # of the personal work, if it is not the algorithm's
+    keeps_carried: bool = field(default=False, metadata=OWN)  # whether a client's model may have carried values of its own
 
 
 class PersonalWork(Protocol):
@@ -466,6 +476,7 @@ class Combined:
     work: LocalWork | None  # None where the server does not see it
     aggregator: Any = None
     privacy: Any = None
+    carried: Tensor | None = None  # (C,) the mean of clients' carried values, as they are averaged; None: they stay
 
 
 class Protection(Protocol):
@@ -548,7 +559,11 @@ class AttackTraits:
 
 
 class Engine(Protocol):
-    """Runs clients. Law: agrees with the loop engine within float tolerance, whatever chunk size, workers or device."""
+    """Runs clients. Law: agrees with the loop engine within float tolerance, whatever chunk size, workers or device.
+
+    `params` and `models` are parameters (D,) and (K, D). Of a model with carried values (core.carried) they are followed by
+    these: (D + C,) and (K, D + C). Updates are (D,) in any case; the carried values after local work are `LocalWork.carried`.
+    """
 
     def losses(self, params: Tensor, cohort: Cohort, solver: LocalSolver | None = None) -> Tensor:
         """Mean loss of each cohort client on its training data at `params`: (K,) float64.

@@ -468,13 +468,6 @@ def test_one_large_client_does_not_widen_the_chunks_of_small_ones():
     assert most_clients(60, 10, clients, LocalRule.of(SGD(steps=2), 0.1)) > 1000
 
 
-@pytest.mark.parametrize("layer", [nn.BatchNorm1d(4), nn.InstanceNorm1d(4, track_running_stats=True)])
-def test_batch_normalisation_is_refused_with_the_fix(layer, ragged):
-    with pytest.raises(IncompatibleParts, match="GroupNorm") as caught:
-        eq.train(nn.Sequential(layer, nn.Linear(4, 3)), ragged, rounds=1, clients_per_round=2)
-    assert "mix" in str(caught.value)
-
-
 def test_an_averaged_loss_is_refused(ragged):
     with pytest.raises(InvalidParameter, match='reduction="none"'):
         eq.train(nn.Linear(4, 3), ragged, rounds=1, clients_per_round=2, loss=nn.CrossEntropyLoss())

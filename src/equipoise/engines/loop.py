@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,9 +14,10 @@ from equipoise.attacks import corrupted
 from equipoise.client_metrics import ClientMetrics
 from equipoise.core import rng
 from equipoise.core.abilities import solver_traits
+from equipoise.core.carried import CarriedMean, join_model
 from equipoise.core.devices import seed_generators, usable_device
 from equipoise.core.task import Task
-from equipoise.core.update_checks import as_local_work, checked_norms, longest_square
+from equipoise.core.update_checks import as_local_work, checked_norms, longest_square, with_carried
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines.device_sets import DeviceSets
 from equipoise.solvers.batches import batches_of
@@ -36,6 +38,14 @@ class Loop:
         return LoopEngine(task, data, usable_device(self.device))
 
 
+class ClientWork(NamedTuple):
+    """What the local work of one client gives."""
+
+    update: Tensor  # (D,)
+    loss: Tensor  # ()
+    carried: Tensor  # (C,) float64, as carried values are averaged; NaN if no step was taken, infinite if they cannot be used
+
+
 class LoopEngine(Engine):
     """The running loop engine of one task on one data set."""
 
@@ -51,33 +61,41 @@ class LoopEngine(Engine):
     def losses(self, params: Tensor, cohort: Cohort, solver: LocalSolver | None = None) -> Tensor:
         """F_k(w) of each client of the cohort, (K,); after its inner steps for a solver that adapts."""
         if solver is not None and solver_traits(solver).adapts:
-            return torch.stack([self._train_client(params, cohort, place, solver)[1] for place in range(len(cohort))])
+            return torch.stack([self._train_client(params, cohort, place, solver).loss for place in range(len(cohort))])
         self.sets.hold(self.train, cohort.clients)
         return torch.stack([self._score(params, self.train, k)[0] for k in cohort.clients.tolist()])
 
     def updates(self, params: Tensor, cohort: Cohort, solver: LocalSolver) -> LocalWork:
         """Local work of each client: updates (K, D)."""
-        updates, losses = stack_columns(self._sent(params, cohort, place, solver) for place in range(len(cohort)))
-        return as_local_work(updates, params, losses)
+        sent = [self._sent(params, cohort, place, solver) for place in range(len(cohort))]
+        work = as_local_work(torch.stack([each.update for each in sent]), self.task.split(params)[0], _losses(sent))
+        return with_carried(work, torch.stack([each.carried for each in sent])) if self.task.carried.names else work
 
     def summed_update(
         self, params: Tensor, cohort: Cohort, solver: LocalSolver, weights: Tensor, aggregator: Aggregator
     ) -> LocalWork:
         """Local work of each client, aggregated and added up client by client: total (D,)."""
-        total, sq_norms, losses = torch.zeros_like(params), [], []
+        own = self.task.split(params)[0]
+        total, sq_norms, sent, mean = torch.zeros_like(own), [], [], CarriedMean()
         for place, weight in enumerate(weights):
-            update, loss = self._sent(params, cohort, place, solver)
-            sq_norms.append(checked_norms(update.double().square().sum().cpu(), loss, longest_square(params)))
+            each = self._sent(params, cohort, place, solver)
+            norm = checked_norms(each.update.double().square().sum().cpu(), each.loss, longest_square(own))
+            sq_norms.append(torch.where(torch.isinf(each.carried).any(), torch.inf, norm))
             if bool(torch.isfinite(sq_norms[-1])):
-                total += aggregator(update.unsqueeze(0), weight.reshape(1).to(self.device))[0]
-            losses.append(loss)
-        return LocalWork(total, torch.stack(sq_norms), torch.stack(losses))
+                total += aggregator(each.update.unsqueeze(0), weight.reshape(1).to(self.device))[0]
+                mean.add(each.carried, float(weight))
+            sent.append(each)
+        return LocalWork(total, torch.stack(sq_norms), _losses(sent), mean.value() if self.task.carried.names else None)
 
     def own_steps(self, models: Tensor, cohort: Cohort, solver: LocalSolver, pull: Pull | None = None) -> Tensor:
-        """Each client's own model after its local work, (K, D)."""
-        pulls = [None] * len(cohort) if pull is None else [_one_pull(pull, place) for place in range(len(cohort))]
-        work = [self._train_client(models[k], cohort, k, solver, pulls[k])[0] for k in range(len(cohort))]
-        return models + torch.stack(work)
+        """Each client's own model after its local work, (K, D), followed by its own carried values (K, C)."""
+        pulls = [None] * len(cohort) if pull is None else [self._one_pull(pull, place) for place in range(len(cohort))]
+        work = [self._train_client(models[k], cohort, k, solver, pulls[k]) for k in range(len(cohort))]
+        after = self.task.split(models)[0] + torch.stack([each.update for each in work])
+        if not self.task.carried.names:
+            return after
+        values = self.task.carried.from_moments(torch.stack([each.carried for each in work])).to(models)
+        return join_model(after, torch.where(values.isnan(), self.task.split(models)[1], values))  # NaN: no step was taken
 
     def evaluate_own(self, models: Tensor, clients: ClientSet, which: Tensor) -> tuple[Tensor, Tensor]:
         """Mean loss and mean error of clients at their own models, (K,) and (K,)."""
@@ -126,27 +144,35 @@ class LoopEngine(Engine):
         rows = clients.rows(k)
         with self._visit(clients, k):
             x, y = clients.inputs(rows, params.dtype), clients.targets(rows, params.dtype)
-        self.task.layout.write(self.task.module, params)
+        self._write(params)
         with torch.no_grad():
             loss, error = self.task.scorer(x, y, True)
         return loss.double().mean().cpu(), error.double().mean().cpu()
 
-    def _sent(self, params: Tensor, cohort: Cohort, place: int, solver: LocalSolver) -> tuple[Tensor, Tensor]:
+    def _write(self, model: Tensor) -> None:
+        """Make the module the given model: parameters and carried values."""
+        params, carried = self.task.split(model)
+        self.task.layout.write(self.task.module, params)
+        self.task.carried.write(self.task.module, carried)
+
+    def _sent(self, params: Tensor, cohort: Cohort, place: int, solver: LocalSolver) -> ClientWork:
         """What a client sends: the update of its local work, or what an attack makes of it; and the loss it saw."""
-        update, loss = self._train_client(params, cohort, place, solver)
+        work = self._train_client(params, cohort, place, solver)
         here = cohort.clients[place : place + 1]
-        return corrupted(self.data, update.unsqueeze(0), here, self._key(cohort, int(here)).reshape(1), len(cohort))[0], loss
+        key = self._key(cohort, int(here)).reshape(1)
+        return work._replace(update=corrupted(self.data, work.update.unsqueeze(0), here, key, len(cohort))[0])
 
     def _key(self, cohort: Cohort, k: int) -> Tensor:
         return rng.client_keys(rng.stream_key(cohort.seed, "batches", cohort.round), self.train.keys[k])
 
     def _train_client(
-        self, params: Tensor, cohort: Cohort, place: int, solver: LocalSolver, pull: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """Local work of one client from the model `params`: its update (D,) and the mean loss of its batches.
+        self, model: Tensor, cohort: Cohort, place: int, solver: LocalSolver, pull: tuple[Tensor, Tensor] | None = None
+    ) -> ClientWork:
+        """Local work of one client from a model: its update (D,), the mean loss of its batches, its carried values.
 
         With a solver that has `finish` the loss is that of the last batch: of the adapted model, on the rest of the data.
-        `pull` (anchor, strength) adds strength · (weights − anchor) to every gradient.
+        `pull` (anchor, strength) adds strength · (weights − anchor) to every gradient. A batch that is too small for the model
+        is left out.
         """
         self.sets.hold(self.train, cohort.clients)
         self.task.scorer.train()
@@ -156,15 +182,22 @@ class LoopEngine(Engine):
         key = self._key(cohort, k)
         lr = solver.learning_rate(cohort.round)
         steps = solver.local_steps(size) if cohort.effort is None else solver.local_steps(size, int(cohort.effort[place]))
+        params, carried = self.task.split(model)
         weights = params.clone()
         memory = solver.begin(weights)
         seen = []
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):  # dropout and the like draw from the client's own stream
             seed_generators(int(key) & (2**63 - 1), self.device)
-            shared = traits.shared_gradient
-            correction = shared - self._gradient(params, self.train.rows(k))[0] if shared is not None and steps else 0.0
+            shared, enough = traits.shared_gradient, self.task.smallest_batch
+            self.task.carried.write(self.task.module, carried)
+            correction: Tensor | float = 0.0
+            if shared is not None and steps and size >= enough:
+                correction = shared - self._gradient(params, self.train.rows(k))[0]
+                self.task.carried.write(self.task.module, carried)  # that was no step
             for number, batch in enumerate(batches_of(solver, key, size, steps), start=1):
+                if len(batch) < enough:
+                    continue
                 gradient, loss = self._gradient(weights, batch + first)
                 if traits.preconditioner is not None:
                     gradient = gradient / traits.preconditioner
@@ -174,8 +207,23 @@ class LoopEngine(Engine):
                 take_step(weights, gradient + correction, memory, anchor=params, lr=lr)
                 seen.append(loss)
         if not seen:
-            return weights - params, torch.tensor(float("nan"), dtype=torch.float64)
-        return weights - params, seen[-1] if traits.finish is not None else torch.stack(seen).mean()
+            nothing = torch.full((1 + self.task.carried.size,), float("nan"), dtype=torch.float64)
+            return ClientWork(weights - params, nothing[0], nothing[1:])
+        loss = seen[-1] if traits.finish is not None else torch.stack(seen).mean()
+        return ClientWork(weights - params, loss, self._carried())
+
+    def _one_pull(self, pull: Pull, place: int) -> tuple[Tensor, Tensor]:
+        """The anchor (D,) and the strength, () or (D,), of one client; nothing pulls at carried values."""
+        anchor = pull.anchor if pull.anchor.dim() == 1 else pull.anchor[place]
+        strength, dimension = pull.strength[place].to(anchor), self.task.layout.dimension
+        return anchor[:dimension], strength[:dimension] if strength.dim() else strength
+
+    def _carried(self) -> Tensor:
+        """The module's carried values as they are averaged, (C,): infinite if one of them cannot be used."""
+        if not self.task.carried.names:
+            return torch.empty(0, dtype=torch.float64)
+        moments = self.task.carried.to_moments(self.task.carried.read(self.task.module, self.task.layout.dtype)).cpu()
+        return moments if bool(torch.isfinite(moments).all()) else torch.full_like(moments, torch.inf)
 
     def _gradient(self, weights: Tensor, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
         """Gradient (D,) and value of the mean loss over some examples."""
@@ -194,7 +242,5 @@ def stack_columns(pairs: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tenso
     return torch.stack(first), torch.stack(second)
 
 
-def _one_pull(pull: Pull, place: int) -> tuple[Tensor, Tensor]:
-    """The anchor (D,) and the strength, () or (D,), of one client."""
-    anchor = pull.anchor if pull.anchor.dim() == 1 else pull.anchor[place]
-    return anchor, pull.strength[place].to(anchor)
+def _losses(sent: Iterable[ClientWork]) -> Tensor:
+    return torch.stack([each.loss for each in sent])

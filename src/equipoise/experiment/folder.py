@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from equipoise.core.files import locked, write_atomically
 from equipoise.errors import ConfigError, EquipoiseError
-from equipoise.experiment.run_files import RunFolder, write_outcome
+from equipoise.experiment.run_files import RunFolder, refuse_damaged_files, write_outcome
 
 if TYPE_CHECKING:
     from equipoise.experiment.build import PreparedRun
@@ -123,13 +123,13 @@ def _run(
     try:
         name = folder.path.resolve().name
         result = experiment.train(name=name, observers=observers, progress=progress, checkpoint=folder.checkpoint)
-    except (EquipoiseError, KeyboardInterrupt) as failure:
+        write_outcome(result, folder, report=report)
+    except (EquipoiseError, KeyboardInterrupt, OSError) as failure:
         if folder.rounds.exists():
             failure.add_note(f"What was logged is in {folder.rounds}.")
-        if isinstance(failure, KeyboardInterrupt):
+        if isinstance(failure, KeyboardInterrupt | OSError):  # the disk is full, say
             failure.add_note(f"Go on later: equipoise run --resume {shlex.quote(str(folder.path))}")
         raise
-    write_outcome(result, folder, report=report)
     return result
 
 
@@ -158,7 +158,10 @@ def read_record(path: str | Path) -> RunRecord:
                 history.rounds.append(RoundReport(**{"run": name, **_numbers(event)}))
             elif kind == "evaluation":
                 history.points.append(EvaluationPoint(event["round"], {k: _numbers(v) for k, v in event["splits"].items()}))
+        refuse_damaged_files(folder, end.get("sha256", {}))
         clients = ClientTable.from_parquet(folder.clients)
+    except ConfigError:
+        raise
     except (OSError, ValueError, KeyError, TypeError) as failure:  # pyarrow's errors are of these kinds
         raise ConfigError(f"{path} is damaged: {failure}. Run it anew in another folder.") from failure
     costs: dict[str, Any] = {name: float("inf") if value is None else value for name, value in end.get("privacy", {}).items()}

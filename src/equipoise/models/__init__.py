@@ -6,6 +6,7 @@ Any other `torch.nn.Module` works as well. Those here keep three promises: their
 """
 
 from equipoise.models.convnet import ConvNet
+from equipoise.models.group_norm import with_group_norm
 from equipoise.models.linear import LinearRegression, LinearSVM, Logistic, MeanEstimator, Softmax
 from equipoise.models.recurrent import CharGRU, CharLSTM, EmbeddingLSTM
 from equipoise.models.table_network import Tabular
@@ -21,4 +22,5 @@ __all__ = [
     "MeanEstimator",
     "Softmax",
     "Tabular",
+    "with_group_norm",
 ]

@@ -95,6 +95,8 @@ class Ditto:
     solver: LocalSolver | None = None
     when: Literal["joint", "finetuning"] = "joint"
 
+    keeps_carried: ClassVar[bool] = True  # a client's row holds its own carried values, behind its parameters
+
     def __post_init__(self) -> None:
         require_number("strength", self.strength, "[0, ∞)", "0 is local training; 1 is a good start.")
         given: Any = self.choices
@@ -202,6 +204,8 @@ class Local(TrainsOwnModels):
 
     solver: LocalSolver | None = None
 
+    keeps_carried: ClassVar[bool] = True  # a client's row holds its own carried values, behind its parameters
+
     def work(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
     ) -> tuple[Tensor, Any]:
@@ -224,6 +228,8 @@ class L2SGD(TrainsOwnModels):
     solver: LocalSolver | None = None
 
     sums_models: ClassVar[bool] = True  # the server learns the mean of the clients' own models
+
+    keeps_carried: ClassVar[bool] = True  # a client's row holds its own carried values, behind its parameters
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -55,6 +55,8 @@ class Finetuning(FinetuningMethod):
 
     epochs: int = 10
     solver: LocalSolver | None = None
+
+    keeps_carried: ClassVar[bool] = True  # a client's row holds its own carried values, behind its parameters
 
     def models(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any

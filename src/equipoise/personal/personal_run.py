@@ -42,7 +42,7 @@ class PersonalRun:
     @property
     def keeps_rows(self) -> bool:
         """Whether clients keep anything between rounds; else all personal work is done after training."""
-        return self.method.width(self.context.task.layout.dimension) > 0
+        return self.method.width(self.context.task.width) > 0
 
     def begin(self, params: Tensor, path: Path | None = None) -> PersonalState:
         """The state before the first round at w^0; rows go to a new file at `path`, or a temporary one."""

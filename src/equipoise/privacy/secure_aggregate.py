@@ -12,7 +12,7 @@ from equipoise.core.update_checks import as_local_work
 from equipoise.privacy.private_sums import client_weights, mean_loss
 from equipoise.privacy.random_source import Seeded
 from equipoise.privacy.secure_sum import EXACT, SimulatedSecureSum, quantise
-from equipoise.types import Cohort, Combined, Engine, LocalSolver, RiskValue, ServerState
+from equipoise.types import Cohort, Combined, Engine, LocalSolver, LocalWork, RiskValue, ServerState
 
 if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
@@ -48,18 +48,37 @@ class SecureSumRule:
     def combine(self, state: ServerState, engine: Engine, solver: LocalSolver, plan: Plan, sent: Tensor | None) -> Combined:
         """Σ w_k u_k / Σ w_k, both found by one secure sum; clients outside the tail send masked zeros."""
         params, aggregator = state.params, self.algorithm.aggregator
-        work = engine.updates(params, plan.workers, solver) if sent is None else as_local_work(sent, params)
+        work = engine.updates(state.model, plan.workers, solver) if sent is None else as_local_work(sent, params)
         updates, weights = work.update, plan.weights.double()
         good = torch.isfinite(work.sq_norms)
         # A linear aggregator works update by update (clipping, say): each client applies it to its own.
         own = torch.stack([aggregator(u.unsqueeze(0), w.reshape(1).to(u))[0] for u, w in zip(updates, weights, strict=True)])
         rows = torch.cat([own.double().cpu().nan_to_num(0.0, 0.0, 0.0), weights.unsqueeze(1)], 1)
+        rows = torch.cat([carried_rows(work, weights), rows], 1)
         room = min((self.privacy.modulus - 1) // 2 // len(plan.cohort), EXACT) * self.privacy.step
         fits = good & (rows.abs().amax(1) <= room)
         rows = torch.where(fits.unsqueeze(1), rows, 0.0)
         source = Seeded(self.seed, "rounding", plan.cohort.round)
         whole = quantise(rows, step=self.privacy.step, source=source, modulus=self.privacy.modulus)
         total = SimulatedSecureSum(self.privacy.modulus).sum(whole).double() * self.privacy.step
+        carried, total = mean_of_sum(total, len(total) - len(params) - 1)
         mass = float(total[-1])
         mean = total[:-1] / mass if mass > 0 else torch.zeros_like(total[:-1])
-        return Combined(mean.to(params), work, state.aggregator)
+        return Combined(mean.to(params), work, state.aggregator, carried=carried)
+
+
+def carried_rows(work: LocalWork, weights: Tensor) -> Tensor:
+    """What clients add to a secure sum for their carried values: (weight · moments, weight), (K, C + 1); zeros if none count.
+
+    Without carried values (K, 0).
+    """
+    if work.carried is None:
+        return torch.zeros(len(weights), 0, dtype=torch.float64)
+    rows = weights.unsqueeze(1) * torch.cat([work.carried, torch.ones(len(weights), 1, dtype=torch.float64)], 1)
+    return torch.where(torch.isfinite(rows).all(1, keepdim=True), rows, 0.0)
+
+
+def mean_of_sum(total: Tensor, carried: int) -> tuple[Tensor | None, Tensor]:
+    """The mean (C,) of carried values in the first C + 1 numbers of a sum, None if none count; and the rest of the sum."""
+    mass = float(total[carried - 1]) if carried else 0.0
+    return (total[: carried - 1] / mass if mass > 0 else None), total[carried:]

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from equipoise.algorithm import Algorithm
 from equipoise.compare import Comparison
+from equipoise.core.carried import join_model
 from equipoise.core.numbers import plain_values
 from equipoise.core.task import PerExample
 from equipoise.core.trees import leaves, map_tree
@@ -73,14 +74,21 @@ class Family:
         rule = f"must lie between {min(self.values):g} and {max(self.values):g} to be interpolated"
         require(bool(below and above), self.knob, rule, value)
         low, high = max(below), min(above)
-        share = (value - low) / (high - low)
-        return self.setting.model_at(torch.lerp(self.results[low].params, self.results[high].params, share))
+        share, ends, layout = (value - low) / (high - low), (self.results[low], self.results[high]), self.setting.task.carried
+        params = torch.lerp(ends[0].params, ends[1].params, share)
+        carried = None
+        if ends[0].carried is not None and ends[1].carried is not None:
+            carried = layout.from_moments(
+                torch.lerp(layout.to_moments(ends[0].carried), layout.to_moments(ends[1].carried), share)
+            )
+        return self.setting.model_at(join_model(params, carried))
 
     def losses(self, client_data: ClientSet | tuple[Any, Any]) -> dict[float, float]:
         """Each member's mean loss on the examples of one client: an (x, y) pair, or a ClientSet with one client."""
         clients = self._one_client(client_data)
         refuse_other_labels(clients, self.setting)
-        return {value: float(self.setting.engine.evaluate(r.params, clients)[0]) for value, r in self.results.items()}
+        evaluate = self.setting.engine.evaluate
+        return {value: float(evaluate(join_model(r.params, r.carried), clients)[0]) for value, r in self.results.items()}
 
     def choose(self, client_data: ClientSet | tuple[Any, Any]) -> float:
         """The value of the member with the lowest loss on a client's own examples; the first of the family if several tie."""
@@ -105,8 +113,9 @@ class Family:
     def _comparison(self) -> Comparison:
         judged_on, choosing, judging = choosing_and_judging(self.setting)
         engine, members = self.setting.engine, list(self.results.values())
-        chosen = torch.stack([engine.evaluate(r.params, choosing)[0] for r in members]).argmin(0)  # (n,)
-        judged = [engine.evaluate(r.params, judging) for r in members]
+        models = [join_model(r.params, r.carried) for r in members]
+        chosen = torch.stack([engine.evaluate(model, choosing)[0] for model in models]).argmin(0)  # (n,)
+        judged = [engine.evaluate(model, judging) for model in models]
         loss, error = map(torch.stack, zip(*judged, strict=True))  # (M, n)
         metrics, measure = self.setting.metrics, self.setting.engine_traits.measure
         found = [measure(r.params, judging, metrics) for r in members] if len(metrics) and measure is not None else []
@@ -124,7 +133,7 @@ class Family:
         everyone = replace(
             first, name="family", algorithm=replace(first.algorithm, risk=EachClientsChoice(self.knob, self.values)),
             clients=table(chosen), model=nn.ModuleList(self.models.values()),
-            params=torch.stack([r.params for r in members]), history=_together([r.history for r in members]),
+            params=torch.stack([r.params for r in members]), carried=None, history=_together([r.history for r in members]),
             seconds=sum(r.seconds for r in members),
         )  # fmt: skip
         return Comparison({**rows, "family": [everyone]})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -24,6 +25,8 @@ from equipoise.personal.context import PersonalContext
 from equipoise.personal.personal_run import PersonalRun
 from equipoise.result import ClientTable, PersonalModels, Result
 from equipoise.round import Unprotected
+from equipoise.runs.averaged_model import AveragedModel
+from equipoise.runs.carried_rules import check_smallest_batches, refuse_unfit_for_carried
 from equipoise.runs.evaluation_sample import evaluation_sample, refuse_sample, sample_sizes
 from equipoise.runs.stopping import EarlyStopping, refuse_stop
 from equipoise.types import (
@@ -79,51 +82,67 @@ class Setting:
         return replace(self, algorithm=algorithm, protection=protection, name=name)
 
     @property
+    def first_model(self) -> Tensor:
+        """The first model as engines take it, on their device: w^0 (D,), followed by carried values (C,) if there are any."""
+        return self.task.read_model().to(self.engine_traits.device)
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether clients keep something between rounds."""
+        return self.personal is not None and self.personal.keeps_rows
+
+    @property
     def first_params(self) -> Tensor:
         """w^0 (D,), on the engine's device."""
-        return self.task.layout.read(self.task.module).to(self.engine_traits.device)
+        return self.task.split(self.first_model)[0]
+
+    @cached_property
+    def averaged(self) -> AveragedModel:
+        """Which iterate of the model the run reports."""
+        return AveragedModel(self.algorithm.reported, self.task.carried)
 
     def begin(self, rows: Path | None = None) -> ServerState:
         """The state before the first round; what clients keep between rounds goes to the file `rows`."""
-        params = self.first_params
-        own = self.personal.begin(params, rows) if self.personal is not None else None
-        server, averaging = self.algorithm.server.begin(params), self.algorithm.reported.begin(params)
-        return ServerState(0, params, server=server, averaging=averaging, personal=own, privacy=self.protection.begin())
-
-    def reported(self, state: ServerState) -> Tensor:
-        """The parameters (D,) that the run reports and serves after a round."""
-        return self.algorithm.reported.iterate(state.params, state.averaging)
+        model = self.first_model
+        params, carried = self.task.split(model)
+        own = self.personal.begin(model, rows) if self.personal is not None else None
+        first = ServerState(
+            0, params, server=self.algorithm.server.begin(params), personal=own, privacy=self.protection.begin(),
+            carried=carried if self.task.carried.names else None,
+        )  # fmt: skip
+        return replace(first, averaging=self.averaged.begin(first))
 
     def evaluation(self, state: ServerState, *, final: bool = False) -> Evaluation:
         """All clients of all splits, or the sample, at the iterate that is reported, and at their own models if they have any.
 
         Models that are made after training are only made for the `final` evaluation.
         """
-        params, network = self.reported(state), self.engine_traits.network
+        reported, network = self.averaged.iterate(state), self.engine_traits.network
         if network is None:
-            table = ClientTable.evaluate(self.engine, params, self.data, self.sample, self.metrics)
+            table = ClientTable.evaluate(self.engine, reported.model, self.data, self.sample, self.metrics)
         else:
-            table = network.client_table(params, self.data, self.metrics)
+            table = network.client_table(reported.model, self.data, self.metrics)
         if self.personal is not None and (final or self.personal.keeps_rows):
-            table = table.with_personal(self.personal.scores(state.personal, params, state.round, self.sample))
-        return Evaluation(state.round, table, params, self.name, final)
+            table = table.with_personal(self.personal.scores(state.personal, reported.model, state.round, self.sample))
+        return Evaluation(state.round, table, reported.params, self.name, reported.carried, final)
 
-    def model_at(self, params: Tensor) -> nn.Module:
-        """A copy of the user's model with these parameters."""
+    def model_at(self, model: Tensor) -> nn.Module:
+        """A copy of the user's model with these parameters (D,), and with the carried values (C,) that follow them."""
         trained = copy.deepcopy(self.model).eval()
+        params, carried = self.task.split(model)
         self.task.layout.write(trained, params)
+        self.task.carried.write(trained, carried)
         return trained
 
-    def result(
-        self, state: ServerState, reported: ServerState, clients: ClientTable, history: History, seconds: float
-    ) -> Result:
-        """The result of a run that ended in `state` and reports the model of `reported`, the same or an earlier one."""
-        params, spent = self.reported(reported), self.protection.spent(state.privacy, state.round)
+    def result(self, last: ServerState, chosen: ServerState, clients: ClientTable, history: History, seconds: float) -> Result:
+        """The result of a run that ended in the state `last` and reports the model of `chosen`, the same or an earlier one."""
+        reported, spent = self.averaged.iterate(chosen), self.protection.spent(last.privacy, last.round)
         return Result(
-            name=self.name, algorithm=self.algorithm, seed=self.seed, model=self.model_at(params), params=params,
-            clients=clients, history=history, seconds=seconds, data=self.data.name, rounds=state.round,
+            name=self.name, algorithm=self.algorithm, seed=self.seed, model=self.model_at(reported.model),
+            params=reported.params, carried=reported.carried,
+            clients=clients, history=history, seconds=seconds, data=self.data.name, rounds=last.round,
             clients_per_round=self.clients_per_round, error_is_loss=self.task.error_is_loss,
-            personal=None if self.personal is None else PersonalModels(self, self.personal, reported, params),
+            personal=None if self.personal is None else PersonalModels(self, self.personal, chosen, reported.model),
             epsilon=None if spent is None else replace(spent, table=self.data.schema is not None),
             sampled=sample_sizes(self.data, self.sample), schema=self.data.schema,
         )  # fmt: skip
@@ -154,6 +173,8 @@ def set_up(
     refuse_swapped(model, data, "train")
     data, model = build(data, seed, FederatedData, "data"), build(model, seed, nn.Module, "model")
     task, measured = Task.of(model, loss, error).fitted(data), ClientMetrics.of(metrics)
+    refuse_unfit_for_carried(task, algorithm)
+    check_smallest_batches(task, data.train, algorithm)
     sample = evaluation_sample(data, evaluate_clients)
     running = choose_engine(engine).start(task, data)
     traits, parts = engine_traits(running), algorithm.traits

@@ -27,7 +27,7 @@ class RoundContext:
     """What a solver may ask for before a round."""
 
     engine: Engine
-    params: Tensor  # (D,) w^t
+    params: Tensor  # (D,) w^t, as engines take it: followed by the carried values (C,) of a model that has any
     cohort: Cohort
     alpha: Tensor  # (n,) base weights of all clients
     draw: Callable[[str], Cohort]  # a further cohort of this round, for a purpose

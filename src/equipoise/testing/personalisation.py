@@ -79,7 +79,7 @@ class PersonalCase:
 def _check_calls(case: PersonalCase) -> None:
     """`begin`, `work`, `updates` and `models` of a cohort, each called as in a round."""
     setting, method, traits = case.set_up(case.method), case.method, read(PersonalTraits, case.method)
-    params, dimension = setting.first_params, setting.task.layout.dimension
+    params, dimension = setting.first_model, setting.task.width
     context = PersonalContext(
         setting.engine, setting.task, case.data, lambda other: choose_engine(case.engine).start(other, case.data)
     )
@@ -153,7 +153,7 @@ def _run(case: PersonalCase, method: Personalisation | None, *, resumed: bool = 
                 state = _saved(setting, state)
                 _next(setting, state)
                 setting = case.set_up(method)
-                _personal(setting).resume(setting.first_params, state.personal, path)
+                _personal(setting).resume(setting.first_model, state.personal, path)
                 resumed = False
             state = _next(setting, state)
         return setting, state

@@ -164,6 +164,8 @@ class SimulatorEngine:
 
     def why_not_vectorised(self) -> str | None:
         """Why clients of this task cannot be trained as one batch; None if they can."""
+        if self.task.mixes:
+            return "in training it uses statistics of each batch, which padding would change"
         self.sets.hold(self.train, torch.tensor([0, len(self.train) - 1]))
         return why_not_vectorised(self.task, self.train)
 
