@@ -352,5 +352,5 @@ def test_differential_privacy_wants_public_clients(data):
 
 
 def test_models_of_their_own_that_grow_with_the_rounds_are_refused(data):
-    with pytest.raises(IncompatibleParts, match="FineTuning"):
+    with pytest.raises(IncompatibleParts, match="Finetuning"):
         run(data, algorithm=eq.Algorithm(personal=eq.personal.Ditto()), stop=eq.EarlyStopping())

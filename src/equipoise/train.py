@@ -20,6 +20,7 @@ from equipoise.round import Outcome
 from equipoise.runs.checkpoint import Checkpoints
 from equipoise.runs.drivers import choose_driver
 from equipoise.runs.health import notices, stop_if_lost
+from equipoise.runs.input_scales import unscaled_inputs
 from equipoise.runs.setup import DataOrMaker, EngineChoice, ModelOrMaker, Setting, set_up
 from equipoise.runs.stopping import EarlyStopping, Stopped, StopState
 from equipoise.types import Observer, ServerState
@@ -150,13 +151,14 @@ class RunUnderWay:
 
     def to_evaluate(self, every: int | None) -> bool:
         """Whether all clients are evaluated after this round, which is not the last."""
-        return (
-            bool(every) and self.state.round % (every or 1) == 0 and self.state.round < self.setting.protection.rounds_allowed
-        )
+        done, last_round = self.state.round, self.setting.protection.rounds_allowed
+        return every is not None and done % every == 0 and done < last_round
 
     def fail(self, failure: Diverged) -> None:
         """Stop here; what was logged before is kept with the error."""
         failure.history, failure.run = self.history, self.setting.name
+        if (reason := unscaled_inputs(self.setting.data)) is not None and self.setting.engine_traits.network is None:
+            failure.because(reason)
         self.failure = failure
 
     def evaluate(self, watching: Observers, *, final: bool = False) -> None:

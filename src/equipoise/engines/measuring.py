@@ -44,7 +44,8 @@ def measure_clients(
 
 def _groups(sizes: Tensor, at_once: int) -> Iterator[list[int]]:
     """Places of clients in turn, in groups of at most `at_once` examples; a larger client is a group of its own."""
-    group, count = [], 0
+    group: list[int] = []
+    count = 0
     for place, size in enumerate(sizes.tolist()):
         if group and count + size > at_once:
             yield group

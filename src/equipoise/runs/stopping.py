@@ -5,13 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from equipoise.client_metrics import ClientMetrics
 from equipoise.data.clients import FederatedData
 from equipoise.errors import IncompatibleParts, InvalidParameter, require, require_integer, require_number, unknown_name
 from equipoise.metrics import Summary
-from equipoise.result import ClientTable
 from equipoise.types import PersonalWork, PrivacyTraits, ServerState
+
+if TYPE_CHECKING:
+    from equipoise.result import ClientTable
 
 SPLITS = ("train", "validation", "test")
 MEANS = ("loss", "error")  # figures that secure sums give, too
@@ -110,7 +113,7 @@ def refuse_stop(
     if keeps_rows:
         raise IncompatibleParts(
             "EarlyStopping reports the best iterate, but clients' own models are kept as they are after the last round.",
-            "Leave stop out, or personalise after training: personal.FineTuning().",
+            "Leave stop out, or personalise after training: personal.Finetuning().",
         )
     if network and privacy.sums_alone and stop.name not in MEANS:
         raise IncompatibleParts(
