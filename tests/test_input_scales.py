@@ -8,7 +8,7 @@ from torch import nn
 import equipoise as eq
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import Diverged, EquipoiseNotice
-from equipoise.runs.input_scales import unscaled_inputs
+from equipoise.runs.input_scales import far_inputs
 from made_clients import make_clients
 
 
@@ -24,23 +24,23 @@ def regression(x):
 
 
 def test_the_column_is_named_that_is_farthest_from_one():
-    assert unscaled_inputs(scaled_data(1.0, 1.0, 3.0, 0.5)) is None
-    text = unscaled_inputs(scaled_data(1.0, 300.0, 5000.0, 1.0))
+    assert far_inputs(scaled_data(1.0, 1.0, 3.0, 0.5)) is None
+    text = far_inputs(scaled_data(1.0, 300.0, 5000.0, 1.0))
     assert text.startswith("Column 2 of x (and 1 more) has a mean of")
     assert "scale=1/255" in text
-    assert unscaled_inputs(scaled_data(1.0, 1.0, 1.0, 1e-5)).startswith("Column 3 of x has")
-    assert unscaled_inputs(scaled_data(1.0, 1.0, 0.0, 1.0)) is None  # a constant column does no harm
+    assert far_inputs(scaled_data(1.0, 1.0, 1.0, 1e-5)).startswith("Column 3 of x has")
+    assert far_inputs(scaled_data(1.0, 1.0, 0.0, 1.0)) is None  # a constant column does no harm
 
 
 def test_leaves_images_and_tokens():
     gen = torch.Generator().manual_seed(0)
     pixels = torch.randint(0, 256, (20, 1, 4, 4), generator=gen).to(torch.uint8)
     y, offsets, ids = torch.randint(0, 3, (20,), generator=gen), torch.tensor([0, 9, 20]), ("a", "b")
-    assert unscaled_inputs(FederatedData(ClientSet(pixels, y, offsets, ids, scale=1 / 255))) is None
-    assert unscaled_inputs(FederatedData(ClientSet(pixels, y, offsets, ids))) is None  # tokens
-    assert unscaled_inputs(FederatedData(ClientSet(pixels, y, offsets, ids, scale=1.0))).startswith("The input x has")
+    assert far_inputs(FederatedData(ClientSet(pixels, y, offsets, ids, scale=1 / 255))) is None
+    assert far_inputs(FederatedData(ClientSet(pixels, y, offsets, ids))) is None  # tokens
+    assert far_inputs(FederatedData(ClientSet(pixels, y, offsets, ids, scale=1.0))).startswith("The input x has")
     both = {"image": pixels.float(), "age": torch.rand(20, 2, generator=gen)}
-    assert unscaled_inputs(FederatedData(ClientSet(both, y, offsets, ids))).startswith("The input x['image'] has")
+    assert far_inputs(FederatedData(ClientSet(both, y, offsets, ids))).startswith("The input x['image'] has")
 
 
 def test_a_run_that_diverges_names_the_column_instead_of_the_learning_rate():
@@ -71,4 +71,4 @@ def test_a_run_that_stands_still_is_told_so():
     with pytest.warns(EquipoiseNotice, match="stood still. Column"):
         eq.train(nn.Linear(4, 3), data, slow, rounds=10, clients_per_round=4, seed=4)
     table = eq.data.from_frame(frame, client="client", target="y", test=0.0, seed=0)
-    assert unscaled_inputs(table) is None  # a schema standardises
+    assert far_inputs(table) is None  # a schema standardises

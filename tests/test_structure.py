@@ -64,9 +64,9 @@ NOT_PARTS = {
 
 # Modules and classes that have one name because they are one idea in two places.
 SAME_IDEA = {
-    "attacks": "attacks, and their checks",
     "figures": "one figure on the page, and for a paper",
     "AdaDPS": "the method among clients, and as an optimiser",
+    "Adam": "the step of a client, and of the server",
     "SGD": "the step of a client, and of the server",
     "Uniform": "alike for all: clients that are drawn, iterates that are averaged",
 }
@@ -228,6 +228,8 @@ HELPERS = {  # small pure helpers that a round of the loop engine passes through
     "equipoise.data.leaves",  # one tensor of them
     "equipoise.engines.device_sets",  # where they are
     "equipoise.solvers.batches",  # which of them a step sees
+    "equipoise.solvers.client_steps",  # a client's weights and memory between two steps
+    "equipoise.solvers.local_optimizer",  # the options that SGD shares with other solvers
     "equipoise.types",  # the values that are passed on
     "equipoise.errors",  # checks of arguments
     "equipoise.core.abilities",

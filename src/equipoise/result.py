@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from equipoise.data.schema import Schema
     from equipoise.experiment.recorded import RecordedAlgorithm
     from equipoise.privacy.accounting import Spent
+    from equipoise.privacy.observer_table import PrivacyTable
     from equipoise.runs.setup import Setting
 
 COLUMNS = ("client", "split", "seen", "size", "loss", "error")
@@ -373,6 +374,7 @@ class RunRecord:
     clients_per_round: int
     error_is_loss: bool = False  # whether the task has no error besides its loss
     epsilon: Spent | None = None  # the privacy spent, under differential privacy
+    privacy: PrivacyTable | None = None  # ε by observer; None for runs of version 0.1
     sampled: dict[str, tuple[int, int]] | None = None  # clients evaluated and clients there are, by split; None: all of them
 
     def __repr__(self) -> str:

@@ -24,10 +24,12 @@ from equipoise.core.numbers import Numbers, numbers
 from equipoise.core.update_checks import as_local_work
 from equipoise.data.clients import ClientSet
 from equipoise.errors import Diverged, InvalidParameter
+from equipoise.privacy.observer_table import PrivacyTable, unprotected_table
 from equipoise.solvers.prepared import RoundContext
 from equipoise.types import Cohort, Combined, Job, LocalWork, RiskValue, RoundReport, ServerState
 
 if TYPE_CHECKING:
+    from equipoise.privacy.ledger import Ledger
     from equipoise.runs.setup import Setting
     from equipoise.types import Engine, LocalSolver, SolverTraits
 
@@ -182,8 +184,7 @@ def cohort_losses(runs: Sequence[RunInRound], engine: Engine) -> list[Tensor | N
         if len(runs[i].cohort) == 0:
             losses[i] = torch.zeros(0, dtype=torch.float64)
         elif len(shared) < 2 or i not in shared:
-            solver = runs[i].solver if runs[i].solver_traits.adapts else None
-            losses[i] = engine.losses(runs[i].state.model, runs[i].cohort, solver)
+            losses[i] = losses_alone(runs[i], engine)
     if len(shared) > 1:
         cohorts = {i: runs[i].cohort.clients for i in shared}
         groups = grouped(shared, lambda i, j: cohorts[i] is cohorts[j] or torch.equal(cohorts[i], cohorts[j]))
@@ -195,6 +196,13 @@ def cohort_losses(runs: Sequence[RunInRound], engine: Engine) -> list[Tensor | N
         jobs = [Job(runs[i].state.model, runs[i].cohort, runs[i].cohort.weights) for i in alone]
         losses |= zip(alone, engine.losses_each(jobs) if jobs else [], strict=True)
     return [losses.get(i) for i in range(len(runs))]
+
+
+def losses_alone(run: RunInRound, engine: Engine) -> Tensor:
+    """The losses (K,) of one run's cohort: at the shared model, or at clients' own models if the method says so."""
+    setting, state = run.setting, run.state
+    own = None if setting.personal is None else setting.personal.losses(state.personal, state.model, run.cohort)
+    return own if own is not None else engine.losses(state.model, run.cohort, run.solver if run.solver_traits.adapts else None)
 
 
 def without_lost_clients(run: RunInRound, losses: Tensor | None) -> tuple[Cohort, Tensor | None]:
@@ -242,7 +250,8 @@ def local_work(planned: Sequence[Planned], engine: Engine) -> list[Worked | Dive
     together: list[int] = []
     for i, (run, plan) in enumerate(planned):
         setting = run.setting
-        open_sum = setting.protection.in_the_open and run.algorithm.aggregator.linear and setting.personal is None
+        alone = setting.personal is not None or setting.kept is not None
+        open_sum = setting.protection.in_the_open and run.algorithm.aggregator.linear and not alone
         if len(planned) > 1 and open_sum and len(plan.workers):
             together.append(i)
             continue
@@ -272,6 +281,9 @@ def work_alone(run: RunInRound, plan: Plan, engine: Engine) -> Worked:
         sent = setting.personal.updates(own, state.model, plan.workers, run.solver)
     if len(plan.workers) == 0 and not setting.protection.without_clients:
         return None, own  # an empty cohort, a risk flat at these losses, or all work lost
+    if setting.kept is not None:
+        workers = replace(plan.workers, rows=setting.kept.read(state.kept, plan.workers.clients))
+        plan = plan._replace(workers=workers)
     return setting.protection.combine(state, engine, run.solver, plan, sent), own
 
 
@@ -294,6 +306,8 @@ def finish(run: RunInRound, plan: Plan, worked: Worked | Diverged, began: float,
     changed |= {"aggregator": combined.aggregator, "privacy": combined.privacy}
     if combined.carried is not None:
         changed["carried"] = setting.task.carried.from_moments(combined.carried).to(state.params)
+    if setting.kept is not None:
+        changed["kept"] = setting.kept.write(state.kept, plan.workers, work)
     after = next_state(setting, state, **changed)
     report = report_of(setting, plan, began, work, runs=runs)
     rejected = rejected_clients(plan, work, setting.data.train) if setting.protection.in_the_open else ()
@@ -344,8 +358,17 @@ class Unprotected:
         if aggregator.linear:
             weights = plan.weights * left_out_factor(plan, work)
             return Combined(aggregator(updates.nan_to_num(0.0), weights)[0], work, state.aggregator)
-        total, aggregator_state = aggregator(updates, plan.weights, losses=plan.worker_losses, state=state.aggregator)
+        streams = {"keys": self.streams(workers)} if self.algorithm.traits.aggregator.needs_keys else {}
+        total, aggregator_state = aggregator(
+            updates, plan.weights, losses=plan.worker_losses, state=state.aggregator, **streams
+        )
         return Combined(total, work, aggregator_state)
+
+    def streams(self, cohort: Cohort) -> Tensor:
+        """A random stream of each client for the aggregator of this round, (K,) int64, whatever the order of clients."""
+        return rng.client_keys(
+            rng.stream_key(cohort.seed, "aggregation", cohort.round), self.clients.keys[cohort.clients].cpu()
+        )
 
     def epsilon_after(self, rounds: int) -> None:
         """There is no ε."""
@@ -355,6 +378,19 @@ class Unprotected:
 
     def describe(self) -> None:
         """There is no noise."""
+
+    def privacy(self, state: Any) -> PrivacyTable:
+        """No observer is held to anything."""
+        return unprotected_table()
+
+    def open_ledger(self, ledger: Ledger, *, data: str, run: str, once: bool) -> None:
+        """Nothing is written down: everything is open."""
+
+    def resume(self, state: Any, rounds: int) -> None:
+        """There is nothing to go on with."""
+
+    def begin_evaluation(self, round_index: int) -> None:
+        """Nothing is written down."""
 
 
 def _are_weights(weights: Numbers) -> bool:

@@ -173,6 +173,7 @@ def run(
     console.print(Text(str(result.summary())), soft_wrap=True)
     if result.epsilon is not None:
         console.print(Text(str(result.epsilon)), soft_wrap=True)
+        console.print(Text(str(result.privacy)), soft_wrap=True)
     console.print()
     files = run_folder.report, run_folder.clients, run_folder.model, run_folder.personal, run_folder.rounds, run_folder.config
     _print_files(console, filter(Path.exists, files))
@@ -191,6 +192,7 @@ def compare(
     from equipoise.experiment.folder import read_record
     from equipoise.experiment.scheduler import run_all
     from equipoise.experiment.study import prepare, read_study
+    from equipoise.privacy.ledger_report import words_below
 
     folder = out or Path("runs") / config.stem
     runs = read_study(config, settings or (), out=folder, trust=trust)
@@ -203,6 +205,8 @@ def compare(
         from equipoise.report import write_report
 
         console.print(comparison_table(records))
+        if said := words_below(folder):
+            console.print(Text(said), soft_wrap=True)
         _print_files(console, [write_report(records, folder / "report.html")])
     failed = [job for job in jobs if job.status == "failed"]
     for job in failed:

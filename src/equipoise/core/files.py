@@ -104,6 +104,40 @@ class DurableFile:
         self._file.close()
 
 
+class GrowingFile:
+    """A file that only grows, also if several processes write to it: each line is one call of the system, at the end.
+
+    Only its owner may read it. A line that a kill has cut off stays as it is, and the next one begins behind it. With `durable`
+    a line is on the disk when `add` returns, and so is the file's name.
+    """
+
+    def __init__(self, path: Path, *, durable: bool) -> None:
+        self.path, self.durable = path, durable
+        make_folder(path.parent)
+        new = not path.exists()
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        if new and durable:
+            sync_folder(path.parent)
+        size = os.fstat(self._file).st_size
+        if size and os.pread(self._file, 1, size - 1) != b"\n":
+            self.add(b"\n")
+
+    def add(self, line: bytes) -> None:
+        """Write a line at the end."""
+        if recorder is not None:
+            recorder("write", self.path, os.fstat(self._file).st_size, line)
+        written = os.write(self._file, line)
+        if written < len(line):  # a full disk: what there is of the line is not one
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if self.durable:
+            _note("sync", self.path)
+            os.fsync(self._file)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+
 def move(source: Path, target: Path) -> None:
     """Give a file, or a folder, another name, on the disk too; a file of that name is replaced."""
     _note("rename", source, target)

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -270,6 +271,8 @@ class Task:
                         "Compute it from the example's own outputs and target.",
                     )
             trial._refuse_padding(data, params.detach())
+            if use.mixes:
+                trial._refuse_padding_in_training(data, params.detach())
         return wanted._trained_as(use)
 
     def _with_error(self, error: PerExample) -> Task:
@@ -346,6 +349,25 @@ class Task:
                     "the ignored class −100.",
                 )
         return here["gradient"]
+
+    def _refuse_padding_in_training(self, data: FederatedData, params: Tensor) -> None:
+        """Where sequences are padded and a model mixes the examples of a batch, its statistics must not count padded places."""
+        if not data.train.has_sequences:
+            return
+        rows = data.train.first_rows(TRIED_ROWS)
+
+        def losses(wider: int) -> Tensor:
+            trial = self.to(torch.device("cpu"))
+            trial.scorer.train()
+            return trial._padded_scores(data, [rows], params, wider, 0)["loss"]
+
+        here, again, there = (self._run_user_code("model", data, partial(losses, wider)) for wider in (0, 0, 8))
+        if nearly_equal(here, again) and not nearly_equal(here, there):  # else random, and nothing can be compared
+            raise IncompatibleParts(
+                f"In training the loss of {type(self.module).__name__} changes when sequences are padded further: statistics "
+                "of a batch count padded places.",
+                "Normalise after the steps have been averaged where the mask is 1, or within each example (LayerNorm).",
+            )
 
     def _padded_scores(self, data: FederatedData, parts: list[Tensor], params: Tensor, *wider: int | None) -> dict[str, Tensor]:
         """Losses and errors of some examples in batches, and the gradient of the sum of all losses.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from equipoise.attacks import corrupted
+from equipoise.attacks.malicious import corrupted, corrupted_work, sees_all_updates, summed_rows
 from equipoise.client_metrics import ClientMetrics
 from equipoise.core import rng
 from equipoise.core.abilities import solver_traits
@@ -21,6 +21,7 @@ from equipoise.core.update_checks import as_local_work, checked_norms, longest_s
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines.device_sets import DeviceSets
 from equipoise.solvers.batches import batches_of
+from equipoise.solvers.client_steps import ClientSteps
 from equipoise.types import Aggregator, Cohort, Engine, LocalSolver, LocalWork, Pull
 
 
@@ -44,6 +45,7 @@ class ClientWork(NamedTuple):
     update: Tensor  # (D,)
     loss: Tensor  # ()
     carried: Tensor  # (C,) float64, as carried values are averaged; NaN if no step was taken, infinite if they cannot be used
+    row: Tensor | None = None  # (width,) what the client keeps for its solver until its next round
 
 
 class LoopEngine(Engine):
@@ -52,6 +54,7 @@ class LoopEngine(Engine):
     def __init__(self, task: Task, data: FederatedData, device: torch.device, sets: DeviceSets | None = None) -> None:
         self.device, self.task, self.sets = device, task.to(device), sets or DeviceSets(device, data)
         self.data, self.train = data, self.sets[data.train]
+        self.omniscient_attack = sees_all_updates(data)
 
     @property
     def expect(self) -> Callable[[Tensor], None] | None:
@@ -67,14 +70,19 @@ class LoopEngine(Engine):
 
     def updates(self, params: Tensor, cohort: Cohort, solver: LocalSolver) -> LocalWork:
         """Local work of each client: updates (K, D)."""
-        sent = [self._sent(params, cohort, place, solver) for place in range(len(cohort))]
-        work = as_local_work(torch.stack([each.update for each in sent]), self.task.split(params)[0], _losses(sent))
+        sent, own = [self._sent(params, cohort, place, solver) for place in range(len(cohort))], self.task.split(params)[0]
+        work = as_local_work(torch.stack([each.update for each in sent]), own, _losses(sent))
+        if self.omniscient_attack:
+            work = corrupted_work(self.data, work, own, cohort)
+        work = replace(work, rows=_stacked_rows(sent))
         return with_carried(work, torch.stack([each.carried for each in sent])) if self.task.carried.names else work
 
     def summed_update(
         self, params: Tensor, cohort: Cohort, solver: LocalSolver, weights: Tensor, aggregator: Aggregator
     ) -> LocalWork:
         """Local work of each client, aggregated and added up client by client: total (D,)."""
+        if self.omniscient_attack:
+            return summed_rows(self.updates(params, cohort, solver), weights, aggregator)
         own = self.task.split(params)[0]
         total, sq_norms, sent, mean = torch.zeros_like(own), [], [], CarriedMean()
         for place, weight in enumerate(weights):
@@ -85,7 +93,8 @@ class LoopEngine(Engine):
                 total += aggregator(each.update.unsqueeze(0), weight.reshape(1).to(self.device))[0]
                 mean.add(each.carried, float(weight))
             sent.append(each)
-        return LocalWork(total, torch.stack(sq_norms), _losses(sent), mean.value() if self.task.carried.names else None)
+        carried = mean.value() if self.task.carried.names else None
+        return LocalWork(total, torch.stack(sq_norms), _losses(sent), carried, _stacked_rows(sent))
 
     def own_steps(self, models: Tensor, cohort: Cohort, solver: LocalSolver, pull: Pull | None = None) -> Tensor:
         """Each client's own model after its local work, (K, D), followed by its own carried values (K, C)."""
@@ -179,12 +188,10 @@ class LoopEngine(Engine):
         traits = solver_traits(solver)
         k = int(cohort.clients[place])
         first, size = int(self.train.starts[k]), int(self.train.sizes[k])
-        key = self._key(cohort, k)
-        lr = solver.learning_rate(cohort.round)
+        key, row = self._key(cohort, k), None if cohort.rows is None else cohort.rows[place]
         steps = solver.local_steps(size) if cohort.effort is None else solver.local_steps(size, int(cohort.effort[place]))
         params, carried = self.task.split(model)
-        weights = params.clone()
-        memory = solver.begin(weights)
+        work = ClientSteps(solver, self.task.layout, params, cohort.round, row)
         seen = []
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):  # dropout and the like draw from the client's own stream
@@ -198,19 +205,19 @@ class LoopEngine(Engine):
             for number, batch in enumerate(batches_of(solver, key, size, steps), start=1):
                 if len(batch) < enough:
                     continue
-                gradient, loss = self._gradient(weights, batch + first)
+                gradient, loss = self._gradient(work.weights, batch + first)
+                gradient = work.clipped(gradient)
                 if traits.preconditioner is not None:
                     gradient = gradient / traits.preconditioner
                 if pull is not None:
-                    gradient = gradient + pull[1] * (weights - pull[0])
-                take_step = traits.finish if traits.finish is not None and number == steps else solver.step
-                take_step(weights, gradient + correction, memory, anchor=params, lr=lr)
+                    gradient = gradient + pull[1] * (work.weights - pull[0])
+                work.take(gradient + correction, last=number == steps)
                 seen.append(loss)
         if not seen:
             nothing = torch.full((1 + self.task.carried.size,), float("nan"), dtype=torch.float64)
-            return ClientWork(weights - params, nothing[0], nothing[1:])
+            return ClientWork(work.weights - params, nothing[0], nothing[1:], work.row())
         loss = seen[-1] if traits.finish is not None else torch.stack(seen).mean()
-        return ClientWork(weights - params, loss, self._carried())
+        return ClientWork(work.weights - params, loss, self._carried(), work.row())
 
     def _one_pull(self, pull: Pull, place: int) -> tuple[Tensor, Tensor]:
         """The anchor (D,) and the strength, () or (D,), of one client; nothing pulls at carried values."""
@@ -234,6 +241,12 @@ class LoopEngine(Engine):
         loss = self.task.scorer(x, y, False)[0].mean()
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         return self.task.layout.flatten(dict(zip(leaves, gradients, strict=True))), loss.detach().double().cpu()
+
+
+def _stacked_rows(sent: Iterable[ClientWork]) -> Tensor | None:
+    """What all clients keep for their solver, (K, width) on the CPU; None if they keep nothing."""
+    kept = [each.row for each in sent if each.row is not None]
+    return torch.stack(kept).cpu() if kept else None
 
 
 def stack_columns(pairs: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

@@ -45,6 +45,7 @@ class PreparedRun:
         observers: Sequence[Observer] = (),
         progress: bool | None = None,
         checkpoint: Path | None = None,
+        ledger: Path | None = None,
     ) -> Result:
         """Train as the configuration says, from `checkpoint` if that file exists."""
         import torch
@@ -63,6 +64,7 @@ class PreparedRun:
                 evaluate_clients=options.evaluate_clients, metrics={name: PROVIDED[name] for name in options.metrics or ()},
                 stop=options.stop, observers=observers, progress=progress, name=options.name or name,
                 checkpoint=Checkpoints(checkpoint, every=options.checkpoint_every) if checkpoint is not None else None,
+                ledger=ledger,
             )  # fmt: skip
 
     def explain(self) -> str:

@@ -1,7 +1,8 @@
 """A run's folder: config.toml, rounds.jsonl, checkpoint/state.safetensors, clients.parquet, model.safetensors, report.html.
 
 Where clients have models of their own there is personal.npy, too: one row of parameters for each training client, in order.
-Where the data are a table there is schema.json: what became of each column.
+Where the data are a table there is schema.json: what became of each column. A private run has ledger.jsonl: every release,
+written down before it was made.
 
 The log of rounds grows line by line; every other file appears whole or not at all. The event "end" is written to the log after
 all other files: a run without it can be resumed.
@@ -122,7 +123,9 @@ def _run(
     """Train, and write what the run leaves; the last event of the log comes last."""
     try:
         name = folder.path.resolve().name
-        result = experiment.train(name=name, observers=observers, progress=progress, checkpoint=folder.checkpoint)
+        result = experiment.train(
+            name=name, observers=observers, progress=progress, checkpoint=folder.checkpoint, ledger=folder.ledger
+        )
         write_outcome(result, folder, report=report)
     except (EquipoiseError, KeyboardInterrupt, OSError) as failure:
         if folder.rounds.exists():
@@ -138,6 +141,7 @@ def read_record(path: str | Path) -> RunRecord:
     from equipoise.experiment.recorded import read_config
     from equipoise.observers import EvaluationPoint, History
     from equipoise.privacy.accounting import Spent
+    from equipoise.privacy.observer_table import PrivacyTable
     from equipoise.result import ClientTable, RunRecord
     from equipoise.runs.stopping import Stopped
     from equipoise.types import RoundReport
@@ -168,14 +172,15 @@ def read_record(path: str | Path) -> RunRecord:
     spent = Spent(**costs) if costs else None
     if "stopped" in end:
         history.stopped = Stopped(**end["stopped"])
+    table = PrivacyTable.of_plain(end["observers"]) if "observers" in end else None
     rounds = spent.rounds if spent is not None else config.train.rounds  # a budget may have ended the run before the last
     rounds = history.stopped.rounds if history.stopped is not None else rounds
     if [report.round for report in history.rounds] != list(range(rounds)):
         raise ConfigError(f"{folder.rounds} does not hold each of the {rounds} rounds once: the log is damaged.")
     return RunRecord(
         name=name, algorithm=config.algorithm(), seed=config.train.seed, clients=clients, history=history, rounds=rounds,
-        clients_per_round=config.train.clients_per_round, epsilon=spent, sampled=_sample_sizes(end.get("sampled")),
-        seconds=end["seconds"], data=end["data"], error_is_loss=end["error_is_loss"],
+        clients_per_round=config.train.clients_per_round, epsilon=spent, privacy=table,
+        sampled=_sample_sizes(end.get("sampled")), seconds=end["seconds"], data=end["data"], error_is_loss=end["error_is_loss"],
     )  # fmt: skip
 
 

@@ -41,6 +41,7 @@ class RunFolder:
     report = _File("report.html")
     schema = _File("schema.json")
     log = _File("run.log")
+    ledger = _File("ledger.jsonl")
 
     def last_event(self) -> dict[str, Any]:
         """The last event in the log of rounds; empty if there is none."""
@@ -81,6 +82,8 @@ def write_outcome(result: Result, folder: RunFolder, *, report: bool = True) -> 
     if result.epsilon is not None:
         spent = asdict(result.epsilon).items()
         end["privacy"] = {name: None if value == float("inf") else value for name, value in spent}  # JSON has no infinity
+    if result.privacy is not None and result.algorithm.privacy is not None:
+        end["observers"] = result.privacy.plain()
     if result.sampled is not None:
         end["sampled"] = result.sampled
     if result.history.stopped is not None:

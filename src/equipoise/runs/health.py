@@ -19,13 +19,13 @@ from equipoise.types import RoundReport
 FEWEST_ROUNDS = 5  # by which a run can be said to stand still
 
 
-def stop_if_lost(final: Evaluation) -> None:
-    """Raise Diverged if a training client's loss after the last round is not finite."""
+def stop_if_lost(final: Evaluation, *, named: bool = True) -> None:
+    """Raise Diverged if a training client's loss after the last round is not finite; it is `named` unless it is protected."""
     trained_on = final.clients.where("train")
     finite = torch.isfinite(trained_on.loss)
     if not bool(finite.all()):
         lost = [client for client, good in zip(trained_on.client, finite.tolist(), strict=True) if not good]
-        raise Diverged(final.round, lost, "loss after the last round")
+        raise Diverged(final.round, lost if named else (), "loss after the last round")
 
 
 def notices(setting: Setting, result: Result, who: str = "the run") -> Iterator[str]:
@@ -56,7 +56,7 @@ def divergence(setting: Setting, result: Result, who: str) -> Iterator[str]:
         trained_on = result.clients.where("train")
         last = mean(trained_on.loss, trained_on.size)
         lost = last > 1000 * (1 + (0.0 if setting.data.classes > 0 else first))
-        reason = unscaled_inputs(setting.data) if lost or stands_still(result) else None
+        reason = unscaled_inputs(setting) if lost or stands_still(result) else None
         if lost:
             yield f"The training loss ended at {last:.3g}: {who} diverged. {reason or 'Lower the learning rate.'}"
         elif reason is not None:

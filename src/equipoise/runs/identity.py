@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import platform
 from collections.abc import Mapping
 from pathlib import Path
@@ -62,6 +64,17 @@ def identity_of(setting: Setting) -> dict[str, str]:
             START: tensors_fingerprint(trained),
         }
     )
+
+
+def run_key(setting: Setting) -> str:
+    """A short name of a run in a ledger: runs with one name would release the same bits.
+
+    A network gives its runs names of their own, drawn at random.
+    """
+    network = setting.engine_traits.network
+    if network is not None:
+        return network.run
+    return hashlib.blake2b(json.dumps(identity_of(setting), sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def _name(function: object) -> str:

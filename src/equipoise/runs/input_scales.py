@@ -9,6 +9,7 @@ from torch import Tensor
 
 from equipoise.core.trees import named_leaves
 from equipoise.data.clients import FederatedData
+from equipoise.runs.setup import Setting
 
 FAR = 10.0  # a mean or a deviation beyond this, or below its inverse squared, is far from 1
 MOST_ROWS, MOST_NUMBERS = 2000, 4_000_000  # that are looked at
@@ -18,7 +19,13 @@ CURE = (
 )
 
 
-def unscaled_inputs(data: FederatedData) -> str | None:
+def unscaled_inputs(setting: Setting) -> str | None:
+    """What `far_inputs` says of a run's data, if these are here and nobody protects them."""
+    here = setting.engine_traits.network is None and setting.protection.in_the_open
+    return far_inputs(setting.data) if here else None
+
+
+def far_inputs(data: FederatedData) -> str | None:
     """A sentence on the column or leaf of the inputs whose scale is farthest from 1, and the cure; None if none is far.
 
     Columns that never change, tokens, and inputs that a Dataset reads at every visit are not looked at.

@@ -28,7 +28,9 @@ from equipoise.round import Unprotected
 from equipoise.runs.averaged_model import AveragedModel
 from equipoise.runs.carried_rules import check_smallest_batches, refuse_unfit_for_carried
 from equipoise.runs.evaluation_sample import evaluation_sample, refuse_sample, sample_sizes
+from equipoise.runs.solver_rows import SolverRows
 from equipoise.runs.stopping import EarlyStopping, refuse_stop
+from equipoise.solvers.local_optimizer import rates_by_name
 from equipoise.types import (
     Engine,
     EngineTraits,
@@ -73,6 +75,7 @@ class Setting:
     name: str = "run"
     engine_traits: EngineTraits = field(default_factory=EngineTraits)
     sample: Mapping[str, Tensor] | None = None  # positions of the clients that are evaluated, by split; None: all clients
+    kept: SolverRows | None = None  # what clients keep for their solver between rounds
     metrics: ClientMetrics = field(default_factory=ClientMetrics)
     stop: EarlyStopping | None = None
 
@@ -101,14 +104,15 @@ class Setting:
         """Which iterate of the model the run reports."""
         return AveragedModel(self.algorithm.reported, self.task.carried)
 
-    def begin(self, rows: Path | None = None) -> ServerState:
-        """The state before the first round; what clients keep between rounds goes to the file `rows`."""
+    def begin(self, rows: Path | None = None, solver_rows: Path | None = None) -> ServerState:
+        """The state before the first round; what clients keep between rounds goes to the files `rows` and `solver_rows`."""
         model = self.first_model
         params, carried = self.task.split(model)
         own = self.personal.begin(model, rows) if self.personal is not None else None
         first = ServerState(
             0, params, server=self.algorithm.server.begin(params), personal=own, privacy=self.protection.begin(),
             carried=carried if self.task.carried.names else None,
+            kept=self.kept.begin(solver_rows) if self.kept is not None else None,
         )  # fmt: skip
         return replace(first, averaging=self.averaged.begin(first))
 
@@ -143,6 +147,7 @@ class Setting:
             clients=clients, history=history, seconds=seconds, data=self.data.name, rounds=last.round,
             clients_per_round=self.clients_per_round, error_is_loss=self.task.error_is_loss,
             personal=None if self.personal is None else PersonalModels(self, self.personal, chosen, reported.model),
+            privacy=self.protection.privacy(last.privacy),
             epsilon=None if spent is None else replace(spent, table=self.data.schema is not None),
             sampled=sample_sizes(self.data, self.sample), schema=self.data.schema,
         )  # fmt: skip
@@ -201,9 +206,17 @@ def set_up(
         protection = algorithm.privacy.protect(algorithm, size)
     if traits.network is not None:
         protection = traits.network.protect(protection, algorithm)
+    rates_by_name(parts.solver.rates, task.layout.names)  # refuses a pattern that matches no parameter
+    keeps = parts.solver.keeps
+    if keeps is not None and traits.network is not None:
+        raise IncompatibleParts(
+            f"{algorithm.solver!r} keeps a state of every client between rounds, and nodes of a network keep none for solvers.",
+            'Use state="fresh", or run it in a simulation.',
+        )
+    kept = None if keeps is None else SolverRows(keeps(task.layout.dimension), len(data.train), task.layout.dtype)
     return Setting(
         model, data, algorithm, task, running, algorithm.drawn_by, alpha, clients_per_round, rounds, seed, personal, protection,
-        name, traits, sample, measured, stop,
+        name, traits, sample, kept, measured, stop,
     )  # fmt: skip
 
 

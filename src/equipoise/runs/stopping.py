@@ -140,7 +140,7 @@ def _figure(summary: Summary, ending: str) -> float:
 
 def _to_keep(iterate: ServerState) -> ServerState:
     """What a report of this iterate needs later: the parameters, and which point of the iterates is reported."""
-    return replace(iterate, risk=None, aggregator=None, server=None, solver=None, personal=None, privacy=None)
+    return replace(iterate, risk=None, aggregator=None, server=None, solver=None, personal=None, privacy=None, kept=None)
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise.errors import require_integer, require_number
-from equipoise.solvers.sgd import check_local_work
+from equipoise.solvers.local_optimizer import check_local_work
 
 GRADIENTS = 4  # of one meta-step: at w, at w − αg, at w + δg′ and at w − δg′
 

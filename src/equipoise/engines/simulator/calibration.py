@@ -177,8 +177,8 @@ def more_turns(best: dict[Choice, float], measure: Callable[[Choice], float], cl
 def _agrees(task: CalibrationTask, path: LocalPath) -> bool:
     """Whether a path does the work of two clients as the others do: a compiler may be broken."""
     few = task.queue.take(slice(0, 2))
-    expected, _ = each_update(task.worker, Assignment(few, task.rule, None))
-    updates, _ = each_update(task.worker, Assignment(few, task.rule, None, (), path.name, 2))
+    expected, *_ = each_update(task.worker, Assignment(few, task.rule, None))
+    updates, *_ = each_update(task.worker, Assignment(few, task.rule, None, (), path.name, 2))
     return bool((updates - expected).norm() <= 1e-3 * expected.norm())
 
 

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from equipoise.attacks.malicious import corrupted_work, sees_all_updates, summed_rows
 from equipoise.client_metrics import ClientMetrics
 from equipoise.core.abilities import read, solver_traits
 from equipoise.core.devices import usable_device
@@ -122,6 +123,7 @@ class SimulatorEngine:
     ) -> None:  # fmt: skip
         self.device, self.task, self.sets = device, task.to(device), DeviceSets(device, data, resident=resident)
         self.data, self.train = data, self.sets[data.train]
+        self.omniscient_attack = sees_all_updates(data)
         self.given, self.choice = given, given  # what was asked for, and what is used
         self.measurement: SpeedMeasurement | None = None
         self.threads = torch.get_num_threads()
@@ -253,8 +255,9 @@ class SimulatorEngine:
         """Local work of each client: updates (K, D)."""
         rule = self._rule(solver, cohort.round)
         assignments = self._assignments([Job(params, cohort, cohort.weights)], rule, attacked=True)
-        updates, losses = self._each(assignments, len(cohort))
-        return LocalWork(updates, checked_norms(squared_norms(updates), losses, longest_square(params)), losses)
+        updates, losses, rows = self._each(assignments, len(cohort))
+        work = LocalWork(updates, checked_norms(squared_norms(updates), losses, longest_square(params)), losses, rows=rows)
+        return corrupted_work(self.data, work, params, cohort) if self.omniscient_attack else work
 
     def summed_update(
         self, params: Tensor, cohort: Cohort, solver: LocalSolver, weights: Tensor, aggregator: Aggregator
@@ -264,6 +267,8 @@ class SimulatorEngine:
 
     def summed_updates(self, jobs: Sequence[Job], solver: LocalSolver, aggregator: Aggregator) -> list[LocalWork]:
         """`summed_update` of several models in one batched computation: one per job. Their cohorts are of one round."""
+        if self.omniscient_attack:
+            return [summed_rows(self.updates(job.params, job.cohort, solver), job.weights, aggregator) for job in jobs]
         rule, plain = self._rule(solver, jobs[0].cohort.round), self._is_weighted_sum(aggregator)
         self.sets.hold(self.train, *(job.cohort.clients for job in jobs))
         if plain and (graphed := self.linear_rounds.sums(jobs, rule)) is not None:
@@ -284,7 +289,10 @@ class SimulatorEngine:
         for part, here in zip(parts, places, strict=True):
             sq_norms[here], losses[here] = part.sq_norms, part.losses
         totals = reduce(torch.add, [part.totals for part in parts])
-        return [LocalWork(*work) for work in zip(totals, sq_norms.split(counts), losses.split(counts), strict=True)]
+        rows = put_together([part.rows for part in parts], places)
+        kept: list[Any] = [None] * len(jobs) if rows is None else list(torch.split(rows, counts))
+        works = zip(totals, sq_norms.split(counts), losses.split(counts), kept, strict=True)
+        return [LocalWork(total, norms, seen, rows=own) for total, norms, seen, own in works]
 
     @property
     def look_ahead(self) -> LookAheadEngine | None:
@@ -357,15 +365,16 @@ class SimulatorEngine:
         able = chosen is not None and chosen.threaded and chosen.supports_rule(rule) is None
         return (self.choice.workers or 1) if able else 0
 
-    def _each(self, assignments: Sequence[Assignment], count: int) -> tuple[Tensor, Tensor]:
-        """Updates (K, D) and losses (K,) of every client, in the order of the cohort."""
+    def _each(self, assignments: Sequence[Assignment], count: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Updates (K, D), losses (K,) and what is kept (K, width) of every client, in the order of the cohort."""
         models = assignments[0].queue.models
         updates = torch.empty(count, models.shape[1], dtype=models.dtype, device=self.device)
         losses = torch.empty(count, dtype=torch.float64)
-        for assignment, (part, seen) in zip(assignments, self.workers.share(each_update, assignments), strict=True):
+        parts = self.workers.share(each_update, assignments)
+        for assignment, (part, seen, _) in zip(assignments, parts, strict=True):
             updates[assignment.queue.places.to(self.device)] = part
             losses[assignment.queue.places] = seen
-        return updates, losses
+        return updates, losses, put_together([rows for *_, rows in parts], [each.queue.places for each in assignments])
 
     @property
     def waste(self) -> float:
@@ -414,6 +423,17 @@ class SimulatorEngine:
         asked = Assignment(queue, rule, self.choice.chunk_size, (), self.choice.path, self._own_threads(rule))
         chunks = chunks_of(queue, self.train, rule, self.choice.chunk_size)
         return path_answers([asked.work(worker, chunk) for chunk in chunks], sums_only=sums_only)
+
+
+def put_together(parts: Sequence[Tensor | None], places: Sequence[Tensor]) -> Tensor | None:
+    """The rows (K, width) of all clients on the CPU, from those of the processes and their places; None without rows."""
+    known = [(rows.cpu(), here) for rows, here in zip(parts, places, strict=True) if rows is not None]
+    if not known:
+        return None
+    whole = known[0][0].new_empty(sum(len(here) for here in places), known[0][0].shape[1])
+    for rows, here in known:
+        whole[here] = rows
+    return whole
 
 
 class StoredChoice:

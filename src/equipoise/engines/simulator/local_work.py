@@ -113,7 +113,7 @@ class Worker:
         chunk, models = work.chunk, work.chunk.models
         if int(chunk.steps[0]) == 0:
             nothing = torch.zeros(len(chunk), models.shape[1], dtype=models.dtype, device=models.device)
-            return ChunkResult(chunk, nothing, torch.full((len(chunk),), float("nan"), dtype=torch.float64))
+            return ChunkResult(chunk, nothing, torch.full((len(chunk),), float("nan"), dtype=torch.float64), chunk.rows)
         if not self.task.scorer.training:
             self.task.scorer.train()
         for path in self.candidates(work.rule, work.chosen):
@@ -165,10 +165,10 @@ class ChunkWork:
         models = self.chunk.models
         return self.space.empty("updates", (len(self.chunk), models.shape[1]), models.dtype, models.device)
 
-    def result(self, updates: ChunkUpdates, seen: Tensor) -> ChunkResult:
-        """The result, from the summed batch losses (k,), or the last ones of a rule with a finish."""
+    def result(self, updates: ChunkUpdates, seen: Tensor, rows: Tensor | None = None) -> ChunkResult:
+        """The result, from the summed batch losses (k,), or the last ones of a rule with a finish; `rows` are kept."""
         count = self.chunk.steps if self.rule.traits.finish is None else 1
-        return ChunkResult(self.chunk, updates, seen.cpu() / count)  # NaN for a client without a step
+        return ChunkResult(self.chunk, updates, seen.cpu() / count, rows)  # NaN for a client without a step
 
     def other(self, chunk: ClientQueue, rule: LocalRule) -> ChunkWork:
         """Work beside this one, in other memory and by whichever path."""
@@ -206,6 +206,7 @@ class ChunkResult:
     chunk: ClientQueue
     updates: ChunkUpdates
     losses: Tensor
+    rows: Tensor | None = None  # (k, width), what clients keep for their solver until their next round
 
     def dense(self, space: Workspace) -> Tensor:
         """The updates (k, D)."""

@@ -180,6 +180,7 @@ class FederatedRun:
         observers: Sequence[Observer] = (),
         progress: bool | None = False,
         checkpoint: Path | None = None,
+        ledger: Path | None = None,
     ) -> Result:
         """Train on the federation, from the checkpoint if there is one."""
         plan = self.plan
@@ -188,6 +189,7 @@ class FederatedRun:
             loss=plan.loss, error=plan.error, engine=self.federation, evaluate_every=plan.evaluate_every, metrics=plan.metrics,
             stop=plan.stop, progress=progress, name=plan.name or name, observers=[*observers, *plan.observers, LogRounds()],
             checkpoint=Checkpoints(checkpoint, every=1) if checkpoint is not None else None,
+            ledger=ledger,
         )  # fmt: skip
         return replace(result, personal=None)  # clients' own models are on their nodes
 

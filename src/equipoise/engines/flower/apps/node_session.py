@@ -96,13 +96,13 @@ class NodeSession:
 
     @property
     def params(self) -> Tensor:
-        """The model (D,) as the server sent it, on the engine's device."""
+        """The model as the server sent it, (D,) and perhaps carried values (C,), on the engine's device."""
         return self.vector("params")
 
     def vector(self, name: str) -> Tensor:
-        """A vector of the request that is shaped like the model, (D,), on the engine's device."""
-        layout = self.task.layout
-        return self.request.tensor(name, layout.dtype, (layout.dimension,)).to(engine_traits(self.engine).device)
+        """A vector of the request that is shaped like the model as engines take it, on the engine's device."""
+        task = self.task
+        return self.request.tensor(name, task.layout.dtype, (task.width,)).to(engine_traits(self.engine).device)
 
     def part(self, name: str) -> Any:
         """A part of the algorithm, made of what the request says."""

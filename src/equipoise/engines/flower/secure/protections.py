@@ -23,6 +23,7 @@ from equipoise.privacy.mechanism import SecureAggregation
 from equipoise.privacy.noise_plan import Grid, NoisePlan, PrivateState
 from equipoise.privacy.private_quantile import ENOUGH_NOISE, PrivateQuantile, quantile_of_sum, safe_modulus
 from equipoise.privacy.protected import Protected, ProtectedSums
+from equipoise.privacy.secure_aggregate import mean_of_sum, secure_row_length
 from equipoise.privacy.secure_sum import centred, required_modulus
 from equipoise.result import ClientTable
 from equipoise.risk.quantile_sources import quantile_by_sums
@@ -70,7 +71,7 @@ class NetworkSecureSums:
     def weigh(self, cohort: Cohort, losses: Tensor | None, state: Any) -> tuple[RiskValue, float]:
         """Base weights for all, as nobody but a client knows its own; for Δ-FL the quantile is found by sums first."""
         weights, unknown = cohort.weights * len(cohort), torch.tensor(float("nan"))
-        update = PlannedSum("update", self.engine.task.layout.dimension + 1, self.privacy.modulus)
+        update = PlannedSum("update", secure_row_length(self.engine.task), self.privacy.modulus)
         if self.risk.client_form != "filter":
             self.round.begin(cohort, [update], self.engine.round.params if losses is not None else None)
             return RiskValue(unknown, weights, state), 1.0
@@ -125,11 +126,12 @@ class NetworkSecureSums:
         public = self.eta if self.risk.client_form == "filter" else float(self.privacy.loss_bound or 0)
         base = {"kind": "update", "step": self.privacy.step, "public": public}
         asked = {client: {**base, "base": weights.get(client, 0.0)} for client in self.engine.names(plan.cohort)}
-        total, _ = self.round.updates(plan.cohort, asked.__getitem__, state.params, solver)
-        numbers = total.double() * self.privacy.step
+        total, _ = self.round.updates(plan.cohort, asked.__getitem__, state.model, solver)
+        task = self.engine.task
+        carried, numbers = mean_of_sum(total.double() * self.privacy.step, secure_row_length(task) - task.layout.dimension - 1)
         mass = float(numbers[-1])
         mean = numbers[:-1] / mass if mass > 0 else torch.zeros_like(numbers[:-1])
-        return Combined(mean.to(state.params), None, state.aggregator)
+        return Combined(mean.to(state.params), None, state.aggregator, carried=carried)
 
 
 _REACHED = PlannedSum("reached", 1, 1 << 32)

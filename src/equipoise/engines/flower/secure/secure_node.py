@@ -30,9 +30,10 @@ from equipoise.privacy.discrete_gaussian import sample_discrete_gaussian
 from equipoise.privacy.private_quantile import client_contributions
 from equipoise.privacy.private_sums import client_weights
 from equipoise.privacy.random_source import RandomSource, Seeded, SystemSource
+from equipoise.privacy.secure_aggregate import carried_rows, secure_row_length
 from equipoise.privacy.secure_sum import EXACT, quantise
 from equipoise.risk.quantile_sources import quantile_by_sums
-from equipoise.types import AggregatorTraits, QuantileTraits, RiskTraits
+from equipoise.types import AggregatorTraits, LocalWork, QuantileTraits, RiskTraits
 
 MASKS, ROUND = "equipoise.masks", "equipoise.round"  # records of Flower's state
 MOST_SUMS = 4096  # in one message
@@ -196,24 +197,28 @@ def _own_weight(session: NodeSession, asked: dict[str, Any]) -> Tensor:
     return client_weights(risk, loss, base, float(asked["public"]))
 
 
-def _update(session: NodeSession) -> Tensor | None:
-    """The update (D,) of the client's local work; None if it cannot be used."""
+def _work(session: NodeSession) -> LocalWork | None:
+    """The client's local work; None if it cannot be used."""
     session.refuse_unless_training()
     work = session.engine.updates(session.params, session.cohort, session.solver)
-    return work.update[0] if bool(work.arrived[0]) else None
+    return work if bool(work.arrived[0]) else None
 
 
 def make_update_row(session: NodeSession, asked: dict[str, Any], modulus: int, clients: int) -> Tensor:
-    """(w · u, w) of the client's weight and update, rounded; zeros outside the tail, where no work is done either."""
+    """(w · u, w) of the client's weight and update, rounded; zeros outside the tail, where no work is done either.
+
+    What is for carried values comes first.
+    """
     weight = _own_weight(session, asked)
-    nothing = torch.zeros(session.task.layout.dimension + 1, dtype=torch.int64)
-    if float(weight) <= 0 or (update := _update(session)) is None:
+    nothing = torch.zeros(secure_row_length(session.task), dtype=torch.int64)
+    if float(weight) <= 0 or (work := _work(session)) is None:
         return nothing
+    update = work.update[0]
     aggregator = session.part("aggregator")
     if not read(AggregatorTraits, aggregator).linear:
         raise BadMessage("an aggregator that is not linear cannot be applied by clients")
     own = aggregator(update.unsqueeze(0), weight.to(update))[0]
-    row = torch.cat([own.double().cpu(), weight])
+    row = torch.cat([carried_rows(work, weight)[0], own.double().cpu(), weight])
     return round_to_steps(row, float(asked["step"]), modulus, clients, SystemSource())
 
 
@@ -268,7 +273,8 @@ def make_weight_row(session: NodeSession, asked: dict[str, Any], modulus: int, c
 def make_private_update_row(session: NodeSession, asked: dict[str, Any], modulus: int, clients: int) -> Tensor:
     """The client's update, clipped, weighted and rounded, with its share of noise; noise alone outside the tail."""
     weight, row = _private_weight(session, asked), torch.zeros(session.task.layout.dimension, dtype=torch.float64)
-    if float(weight) > 0 and (update := _update(session)) is not None:
+    if float(weight) > 0 and (work := _work(session)) is not None:
+        update = work.update[0]
         norm = max(float(update.double().norm()), 1e-300)
         row = update.double().cpu() * (float(weight) * min(1.0, float(asked["clip"]) / norm))
     step, bound, source = float(asked["step"]), float(asked["norm_bound"]), _source(session, asked, "rounding")
