@@ -709,8 +709,8 @@ class Network(Protocol):
     def gone(self, cohort: Cohort) -> Tensor:
         """Which clients (K,) of a cohort have failed in this round."""
 
-    def client_table(self, params: Tensor, data: FederatedData, metrics: ClientMetrics) -> ClientTable:
-        """Every client of every split that answers, at `params`."""
+    def client_table(self, params: Tensor, data: FederatedData, metrics: ClientMetrics | None = None) -> ClientTable:
+        """Every client of every split that answers, at `params`; `metrics` are given where a run has some."""
 
     def personal_work(self, method: Personalisation, context: PersonalContext, solver: LocalSolver, seed: int) -> PersonalWork:
         """Personalisation whose models stay on the nodes."""

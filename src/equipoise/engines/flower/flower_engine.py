@@ -299,7 +299,7 @@ class FlowerEngine(Engine):
         losses, errors = torch.stack([scores.get(client, {}).get(split, UNKNOWN_SCORES) for client in ids], 1)
         return losses, errors
 
-    def client_table(self, params: Tensor, data: FederatedData, metrics: ClientMetrics) -> ClientTable:
+    def client_table(self, params: Tensor, data: FederatedData, metrics: ClientMetrics | None = None) -> ClientTable:
         """Every client of every split at `params`, in one exchange; clients that do not answer have no row."""
         if self.secure is not None:
             return self.secure.table(params, data)
@@ -319,7 +319,7 @@ class FlowerEngine(Engine):
             loss,
             error,
         )
-        return table.with_metrics(metrics, torch.stack(more)) if more else table
+        return table if metrics is None or not more else table.with_metrics(metrics, torch.stack(more))
 
     def _scores(
         self, params: Tensor, asked: Iterable[str], metrics: ClientMetrics | None = None
