@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,7 +20,8 @@ from equipoise.core.task import PerExample, Task
 from equipoise.core.trees import map_tree
 from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop, Simulator
-from equipoise.errors import IncompatibleParts, InvalidParameter, is_integer, require
+from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter, is_integer, require
+from equipoise.models.adapters import WHY_NOT_BOTH, freeze_lora_a, trains_lora_a
 from equipoise.observers import Evaluation, History
 from equipoise.personal.context import PersonalContext
 from equipoise.personal.personal_run import PersonalRun
@@ -177,6 +179,7 @@ def set_up(
     require(given, "algorithm", "must be an equipoise.Algorithm", algorithm, "Write Algorithm(risk=…).")
     refuse_swapped(model, data, "train")
     data, model = build(data, seed, FederatedData, "data"), build(model, seed, nn.Module, "model")
+    model = with_adapters_for(algorithm, model)
     task, measured = Task.of(model, loss, error).fitted(data), ClientMetrics.of(metrics)
     refuse_unfit_for_carried(task, algorithm)
     check_smallest_batches(task, data.train, algorithm)
@@ -218,6 +221,15 @@ def set_up(
         model, data, algorithm, task, running, algorithm.drawn_by, alpha, clients_per_round, rounds, seed, personal, protection,
         name, traits, sample, kept, measured, stop,
     )  # fmt: skip
+
+
+def with_adapters_for(algorithm: Algorithm, model: nn.Module) -> nn.Module:
+    """The model, under differential privacy with the A of low-rank adapters frozen, unless it says that they are trained."""
+    if algorithm.traits.privacy.clip is None or not trains_lora_a(model):
+        return model
+    text = f"Under differential privacy {WHY_NOT_BOTH}: A stays as it is, and B alone is trained (FFA-LoRA)"
+    warnings.warn(EquipoiseNotice(f"{text}. To train both, give models.freeze_lora_a(model, freeze=False)."), stacklevel=4)
+    return freeze_lora_a(model)
 
 
 def refuse_swapped(model: object, data: object, function: str) -> None:

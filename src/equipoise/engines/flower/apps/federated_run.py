@@ -29,6 +29,7 @@ from equipoise.experiment.folder import claim
 from equipoise.experiment.folder import run as run_in_folder
 from equipoise.experiment.recorded import FEDERATION, RecordedConfig
 from equipoise.experiment.run_files import RunFolder
+from equipoise.models.adapters import WHY_NOT_BOTH, trains_lora_a
 from equipoise.result import Result
 from equipoise.runs.checkpoint import Checkpoints
 from equipoise.train import train
@@ -53,6 +54,7 @@ def run_plan(plan: ServerPlan, grid: Grid) -> Result:
         else:
             place = claim(place.path)
     model = make_model(plan.model, plan.seed)
+    refuse_both_trained(model, plan.algorithm)
     task = Task.of(model, plan.loss, plan.error)
     messenger = Messenger(grid, timeout=float(plan.timeout))
     members = gather_members(messenger, task, plan, known)
@@ -126,6 +128,15 @@ def refuse_silent(members: Mapping[str, Member], algorithm: Algorithm) -> None:
         raise IncompatibleParts(
             f"{', '.join(silent[:5])} take part in secure sums only, and this algorithm asks for single updates.",
             "Add privacy=privacy.SecureAggregation() to the Algorithm.",
+        )
+
+
+def refuse_both_trained(model: nn.Module, algorithm: Algorithm) -> None:
+    """Refuse low-rank adapters that train both matrices under differential privacy: every node makes its model itself."""
+    if algorithm.traits.privacy.clip is not None and trains_lora_a(model):
+        raise IncompatibleParts(
+            f"{type(model).__name__} trains A and B of its adapters, but under differential privacy {WHY_NOT_BOTH}.",
+            "Make the model by models.freeze_lora_a(…) on the server and on every node.",
         )
 
 
