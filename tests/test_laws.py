@@ -184,6 +184,8 @@ class SeededRelease:
 QUANTILES = [  # with what the check is told
     (privacy.Exact(), {}),
     (privacy.SecureSums(), {}),
+    (privacy.SecureHistogram(4.0, 32), {"tolerance": 4.0 / 32, "largest": 4.0, "equal_weights": True}),
+    (privacy.SecureHistogram(4.0, 7), {"tolerance": 4.0 / 7, "largest": 4.0, "equal_weights": True}),
     # Among edges with one count the lowest is released, which may be 0: the tolerance is the whole range.
     (PrivateQuantile(4.0, 32, sigma=0.0, scale=1), {"tolerance": 4.0, "largest": 4.0, "equal_weights": True}),
     (PrivateQuantile(4.0, 32, sigma=3.0, scale=1), {"tolerance": 4.0, "largest": 4.0, "equal_weights": True}),
@@ -199,6 +201,7 @@ PROTECTIONS = [  # the part, the part without noise, the risk, and by how much t
     (None, None, risk.Superquantile(0.5), 0.0),
     (SecureAggregation(), None, None, 1e-6),
     (SecureAggregation(), None, risk.Superquantile(0.5, quantile=privacy.SecureSums()), 1e-6),
+    (SecureAggregation(), None, risk.Superquantile(0.5, quantile=privacy.SecureHistogram(3.0, 512)), 1e-6),
     (SecureAggregation(loss_bound=3.0), None, risk.Tilted(1.0), 1e-6),
     (GaussianMechanism(0.5, 1.0), GaussianMechanism(math.inf, 0.0), None, 0.0),
     (

@@ -44,6 +44,10 @@ NOT_PARTS = {
     "equipoise.engines.simulator.cuda.kernels.convnet_kernels": {"getattr(programs, name, None)": "a module's function"},
     "equipoise.engines.simulator.linear_blocks": {"getattr(task.loss, '__self__', None)": "whose method a loss is"},
     "equipoise.engines.simulator.workers": {"getattr(mmap, 'MAP_NORESERVE', 16384)": "a flag of the system"},
+    "equipoise.errors": {
+        "getattr(value, 'shape', None)": "an array in a message",
+        "getattr(value, 'dtype', type(value).__name__)": "an array in a message",
+    },
     "equipoise.observers": {"getattr(member, event, lambda *_: None)": "an observer fills in what it needs"},
     "equipoise.optim.gradients": {
         "getattr(model, 'bias', None)": "a parameter of a model",
@@ -235,6 +239,7 @@ HELPERS = {  # small pure helpers that a round of the loop engine passes through
     "equipoise.core.abilities",
     "equipoise.core.carried",  # running statistics, of models that have them
     "equipoise.core.devices",
+    "equipoise.core.forward_rules",  # the masks of dropout
     "equipoise.core.numbers",
     "equipoise.core.params",
     "equipoise.core.rng",

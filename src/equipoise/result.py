@@ -36,6 +36,7 @@ COLUMNS = ("client", "split", "seen", "size", "loss", "error")
 OPTIONAL = ("malicious", "personal_loss", "personal_error")  # columns of runs under attack and with personal models
 METRICS = "equipoise.metrics"  # the key of what a Parquet file says about its metrics
 PERSONAL = "personal_"  # before the name of a metric: of clients' own models
+NOT_EVALUATED = "not evaluated"  # stands for a client in the row of a split that nobody could be asked about
 
 
 @dataclass(frozen=True, eq=False)

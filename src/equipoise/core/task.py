@@ -18,6 +18,7 @@ from equipoise.core import trees
 from equipoise.core.batch_trial import BatchUse, nearly_equal, try_batches
 from equipoise.core.binary_error import binary_error
 from equipoise.core.carried import CarriedLayout, split_model
+from equipoise.core.forward_rules import ForwardRules
 from equipoise.core.params import ParameterLayout
 from equipoise.errors import EquipoiseError, IncompatibleParts, InvalidParameter, is_integer, require
 
@@ -202,10 +203,31 @@ class Task:
         """The parameters (…, D) and the carried values (…, C) of a model as engines take it, (…, D + C)."""
         return split_model(model, self.layout.dimension, self.carried.size)
 
+    def sent_carried(self) -> Tensor:
+        """The module's carried values as clients send them for the average, (C,) float64; empty if there are none."""
+        if not self.carried.names:
+            return torch.empty(0, dtype=torch.float64)
+        return self.carried.sent(self.carried.read(self.module, self.layout.dtype))
+
+    def after_work(self, models: Tensor, updates: Tensor, carried: Tensor | None) -> Tensor:
+        """Clients' own models (K, D + C) after work that gave updates (K, D), and carried values as they were sent (K, C)."""
+        params, before = self.split(models)
+        if carried is None or not self.carried.names:
+            return params + updates
+        values = self.carried.from_moments(carried).to(models)
+        return torch.cat([params + updates, torch.where(torch.isfinite(values), values, before)], -1)  # or no step was taken
+
     def read_model(self) -> Tensor:
         """A copy of the module's parameters and carried buffers as engines take them, (D + C,)."""
         params = self.layout.read(self.module)
         return torch.cat([params, self.carried.read(self.module, params.dtype)]) if self.carried.names else params
+
+    def in_double(self) -> Task:
+        """A copy of the task in float64."""
+        parts = _copy_all(self.module, self.scorer._given_loss, self.scorer._given_error)
+        layout = replace(self.layout, dtype=torch.float64)
+        carried = replace(self.carried, dtypes=(torch.float64,) * len(self.carried.names))
+        return replace(self, scorer=self.scorer.with_parts(*parts).double(), layout=layout, carried=carried)
 
     def outputs(self, params: Tensor | dict[str, Tensor], x: Any) -> Any:
         """The model's outputs on inputs (B, …)."""
@@ -215,6 +237,16 @@ class Task:
         """Per-example losses (B,)."""
         losses: Tensor = functional_call(self.scorer, self._named(params), (x, y, False))[0]
         return losses
+
+    def batched_losses(self, params: Tensor | dict[str, Tensor], x: Any, y: Any, key: Tensor | None = None) -> Tensor:
+        """`losses` by operations that `torch.func.vmap` can batch; `key` fixes the masks of dropout."""
+        with ForwardRules(key, batched=True):
+            return self.losses(params, x, y)
+
+    def batched_scores(self, params: Tensor | dict[str, Tensor], x: Any, y: Any) -> tuple[Tensor, Tensor]:
+        """`scores` by operations that `torch.func.vmap` can batch."""
+        with ForwardRules(None, batched=True):
+            return self.scores(params, x, y)
 
     def scores(self, params: Tensor | dict[str, Tensor], x: Any, y: Any) -> tuple[Tensor, Tensor]:
         """Per-example losses and errors, (B,) and (B,)."""
@@ -232,6 +264,16 @@ class Task:
 
     def _named(self, params: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
         return {f"module.{name}": value for name, value in self.named(params).items()}
+
+    def drops(self, data: FederatedData) -> bool:
+        """Whether a forward pass in training draws masks of dropout, tried on the first examples."""
+        trial, rules = self.to(torch.device("cpu")), ForwardRules(torch.tensor(0), batched=False)
+        rows = slice(0, min(2, data.train.examples))
+        x, y = (trees.map_tree(Tensor.cpu, part(rows, self.layout.dtype)) for part in (data.train.inputs, data.train.targets))
+        trial.scorer.train()
+        with torch.random.fork_rng(devices=[]), torch.enable_grad(), rules:
+            trial.scorer(trees.clone(x), y, False)
+        return rules.calls > 0
 
     def fitted(self, data: FederatedData) -> Task:
         """The task for these data, tried on their first examples so that what cannot work is refused before any work.

@@ -14,8 +14,9 @@ from equipoise.attacks.malicious import corrupted, corrupted_work, sees_all_upda
 from equipoise.client_metrics import ClientMetrics
 from equipoise.core import rng
 from equipoise.core.abilities import solver_traits
-from equipoise.core.carried import CarriedMean, join_model
+from equipoise.core.carried import CarriedMean
 from equipoise.core.devices import seed_generators, usable_device
+from equipoise.core.forward_rules import ForwardRules
 from equipoise.core.task import Task
 from equipoise.core.update_checks import as_local_work, checked_norms, longest_square, with_carried
 from equipoise.data.clients import ClientSet, FederatedData
@@ -100,11 +101,8 @@ class LoopEngine(Engine):
         """Each client's own model after its local work, (K, D), followed by its own carried values (K, C)."""
         pulls = [None] * len(cohort) if pull is None else [self._one_pull(pull, place) for place in range(len(cohort))]
         work = [self._train_client(models[k], cohort, k, solver, pulls[k]) for k in range(len(cohort))]
-        after = self.task.split(models)[0] + torch.stack([each.update for each in work])
-        if not self.task.carried.names:
-            return after
-        values = self.task.carried.from_moments(torch.stack([each.carried for each in work])).to(models)
-        return join_model(after, torch.where(values.isnan(), self.task.split(models)[1], values))  # NaN: no step was taken
+        updates, carried = torch.stack([each.update for each in work]), torch.stack([each.carried for each in work])
+        return self.task.after_work(models, updates, carried)
 
     def evaluate_own(self, models: Tensor, clients: ClientSet, which: Tensor) -> tuple[Tensor, Tensor]:
         """Mean loss and mean error of clients at their own models, (K,) and (K,)."""
@@ -191,21 +189,22 @@ class LoopEngine(Engine):
         key, row = self._key(cohort, k), None if cohort.rows is None else cohort.rows[place]
         steps = solver.local_steps(size) if cohort.effort is None else solver.local_steps(size, int(cohort.effort[place]))
         params, carried = self.task.split(model)
-        work = ClientSteps(solver, self.task.layout, params, cohort.round, row)
+        work = ClientSteps(solver, self.task.layout, params, cohort.rate_round, row)
         seen = []
         devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):  # dropout and the like draw from the client's own stream
+        with torch.random.fork_rng(devices=devices):  # random operations other than dropout draw from the client's own stream
             seed_generators(int(key) & (2**63 - 1), self.device)
+            masks = rng.step_keys(key, torch.arange(max(1, steps), device=self.device))
             shared, enough = traits.shared_gradient, self.task.smallest_batch
             self.task.carried.write(self.task.module, carried)
             correction: Tensor | float = 0.0
             if shared is not None and steps and size >= enough:
-                correction = shared - self._gradient(params, self.train.rows(k))[0]
+                correction = shared - self._gradient(params, self.train.rows(k), masks[0])[0]
                 self.task.carried.write(self.task.module, carried)  # that was no step
             for number, batch in enumerate(batches_of(solver, key, size, steps), start=1):
                 if len(batch) < enough:
                     continue
-                gradient, loss = self._gradient(work.weights, batch + first)
+                gradient, loss = self._gradient(work.weights, batch + first, masks[(number - 1) // traits.repeats])
                 gradient = work.clipped(gradient)
                 if traits.preconditioner is not None:
                     gradient = gradient / traits.preconditioner
@@ -217,7 +216,7 @@ class LoopEngine(Engine):
             nothing = torch.full((1 + self.task.carried.size,), float("nan"), dtype=torch.float64)
             return ClientWork(work.weights - params, nothing[0], nothing[1:], work.row())
         loss = seen[-1] if traits.finish is not None else torch.stack(seen).mean()
-        return ClientWork(work.weights - params, loss, self._carried(), work.row())
+        return ClientWork(work.weights - params, loss, self.task.sent_carried(), work.row())
 
     def _one_pull(self, pull: Pull, place: int) -> tuple[Tensor, Tensor]:
         """The anchor (D,) and the strength, () or (D,), of one client; nothing pulls at carried values."""
@@ -225,20 +224,14 @@ class LoopEngine(Engine):
         strength, dimension = pull.strength[place].to(anchor), self.task.layout.dimension
         return anchor[:dimension], strength[:dimension] if strength.dim() else strength
 
-    def _carried(self) -> Tensor:
-        """The module's carried values as they are averaged, (C,): infinite if one of them cannot be used."""
-        if not self.task.carried.names:
-            return torch.empty(0, dtype=torch.float64)
-        moments = self.task.carried.to_moments(self.task.carried.read(self.task.module, self.task.layout.dtype)).cpu()
-        return moments if bool(torch.isfinite(moments).all()) else torch.full_like(moments, torch.inf)
-
-    def _gradient(self, weights: Tensor, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Gradient (D,) and value of the mean loss over some examples."""
+    def _gradient(self, weights: Tensor, rows: Tensor | slice, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradient (D,) and value of the mean loss over some examples; `key` fixes the masks of dropout."""
         named = dict(self.task.module.named_parameters())
         leaves = {name: named[name] for name in self.task.layout.names}
         x, y = self.train.inputs(rows, weights.dtype), self.train.targets(rows, weights.dtype)
         self.task.layout.write(self.task.module, weights)
-        loss = self.task.scorer(x, y, False)[0].mean()
+        with ForwardRules(key, batched=False):
+            loss = self.task.scorer(x, y, False)[0].mean()
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         return self.task.layout.flatten(dict(zip(leaves, gradients, strict=True))), loss.detach().double().cpu()
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from platform import python_version
 from typing import Any, Literal
 
-from equipoise.client_metrics import PROVIDED
 from equipoise.errors import ConfigError, IncompatibleParts, InvalidParameter, require, unknown_name
 from equipoise.experiment import catalog, toml
 from equipoise.experiment.origin import CodeUse, Origin
@@ -127,6 +126,8 @@ class TrainOptions(TrainRecord):
         for name, rule in rules.items():
             value = getattr(self, name)
             require(value is None or value >= 1, name, rule, value)
+        if self.metrics:
+            from equipoise.client_metrics import PROVIDED
         for name in self.metrics or ():
             require(name in PROVIDED, "metrics", f"must be names of {', '.join(PROVIDED)}", name, "Others are given in Python.")
         known = catalog.part("engine", self.engine, where="train.engine").parameters

@@ -10,10 +10,12 @@ from equipoise.models.adapters import freeze_lora_a
 from equipoise.models.convnet import ConvNet
 from equipoise.models.group_norm import with_group_norm
 from equipoise.models.linear import LinearRegression, LinearSVM, Logistic, MeanEstimator, Softmax
+from equipoise.models.perceptron import MLP
 from equipoise.models.recurrent import CharGRU, CharLSTM, EmbeddingLSTM
 from equipoise.models.table_network import Tabular
 
 __all__ = [
+    "MLP",
     "CharGRU",
     "CharLSTM",
     "ConvNet",

@@ -11,7 +11,7 @@ import torch
 from equipoise.errors import Diverged
 from equipoise.metrics import mean
 from equipoise.observers import Evaluation
-from equipoise.result import Result
+from equipoise.result import NOT_EVALUATED, Result
 from equipoise.runs.input_scales import unscaled_inputs
 from equipoise.runs.setup import Setting
 from equipoise.types import RoundReport
@@ -22,7 +22,8 @@ FEWEST_ROUNDS = 5  # by which a run can be said to stand still
 def stop_if_lost(final: Evaluation, *, named: bool = True) -> None:
     """Raise Diverged if a training client's loss after the last round is not finite; it is `named` unless it is protected."""
     trained_on = final.clients.where("train")
-    finite = torch.isfinite(trained_on.loss)
+    asked = torch.tensor([client != NOT_EVALUATED for client in trained_on.client])
+    finite = torch.isfinite(trained_on.loss) | ~asked
     if not bool(finite.all()):
         lost = [client for client, good in zip(trained_on.client, finite.tolist(), strict=True) if not good]
         raise Diverged(final.round, lost if named else (), "loss after the last round")

@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from equipoise.client_metrics import ClientMetrics
-from equipoise.data.clients import FederatedData
 from equipoise.errors import IncompatibleParts, InvalidParameter, require, require_integer, require_number, unknown_name
-from equipoise.metrics import Summary
-from equipoise.types import PersonalWork, PrivacyTraits, ServerState
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # a configuration has such a rule, and reading one need not wait for torch
+    from equipoise.client_metrics import ClientMetrics
+    from equipoise.data.clients import FederatedData
+    from equipoise.metrics import Summary
     from equipoise.result import ClientTable
+    from equipoise.types import PersonalWork, PrivacyTraits, ServerState
 
 SPLITS = ("train", "validation", "test")
 MEANS = ("loss", "error")  # figures that secure sums give, too

@@ -105,7 +105,7 @@ class EngineInputs:
             cohort = replace(cohort, effort=traits.efforts(cohort, self.data.train.keys))
         if traits.keeps is not None:
             gen = torch_generator(cohort.seed, "check_engine rows")
-            rows = torch.rand(len(cohort), traits.keeps(len(params)), generator=gen, dtype=torch.float64)
+            rows = torch.rand(len(cohort), traits.keeps(self.task.layout.dimension), generator=gen, dtype=torch.float64)
             rows[:, -1] = torch.arange(len(cohort)) % 4  # steps that each client has taken before
             cohort = replace(cohort, rows=rows)
         return solver, cohort

@@ -19,9 +19,11 @@ from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet, FederatedData, offsets_of
 from equipoise.engines.flower.apps.example_kinds import read_kind, read_units, zeros_like_kind
 from equipoise.engines.flower.apps.model_source import digest_frozen, digest_layout
+from equipoise.engines.flower.secure.identities import read_public_text
+from equipoise.engines.flower.secure.sum_terms import MOST_CLIENTS
 from equipoise.engines.flower.transport.messages import BadMessage, MessageContent, shorten
 from equipoise.engines.flower.transport.messenger import ClientRequest, Messenger
-from equipoise.errors import InvalidData, is_integer
+from equipoise.errors import ConfigError, InvalidData, is_integer
 
 SPLITS = ("train", "validation", "test")
 LONGEST_NAME = 200  # bytes
@@ -41,6 +43,9 @@ class Member:
     scale: Any = None
     shift: Any = 0.0
     only_sums: bool = False
+    minimum_crowd: int = 2  # the fewest clients in a secure sum that the node takes part in
+    evaluates: bool = True  # whether it takes part in evaluations
+    identity: str = ""  # the public key by which other nodes know it, where it has one
     metrics: tuple[str, ...] = ()  # those that the node computes
 
     @classmethod
@@ -63,11 +68,21 @@ class Member:
         if not 0 <= classes < 2**31:
             raise BadMessage(f"{name} has {classes} classes")
         mark, alone = content.value("fingerprint", str)[:64], content.value("only_sums", bool)
-        metrics = tuple(str(each)[:LONGEST_NAME] for each in list(content.values.get("metrics") or ())[:MOST_METRICS])
-        return cls(name, splits, x, y, classes, mark, scale, shift, alone, metrics)
+        crowd, evaluates = content.values.get("minimum_crowd", 2), content.values.get("evaluates", True)
+        if not is_integer(crowd) or not 2 <= crowd <= MOST_CLIENTS or not isinstance(evaluates, bool):
+            raise BadMessage(f"{name} demands a crowd of {shorten(crowd)!r}")
+        identity = content.values.get("identity", "")
+        if identity:
+            try:
+                read_public_text(name, identity)
+            except ConfigError as failure:
+                raise BadMessage(str(failure)) from failure
+        named = content.values.get("metrics")
+        metrics = tuple(str(each)[:LONGEST_NAME] for each in named[:MOST_METRICS]) if isinstance(named, list) else ()
+        return cls(name, splits, x, y, classes, mark, scale, shift, alone, crowd, evaluates, identity, metrics)
 
     @property
-    def identity(self) -> dict[str, Any]:
+    def marks(self) -> dict[str, Any]:
         """What a run must find again to go on; which metrics a node computes is not part of it."""
         return {key: value for key, value in asdict(self).items() if key != "metrics"}
 
@@ -101,7 +116,7 @@ def make_stand_in(members: Iterable[Member], name: str) -> FederatedData:
         raise InvalidData("No node has examples to train on.")
     classes = max(m.classes for m in ordered)
     data = FederatedData(sets["train"], sets.get("validation"), sets.get("test"), name, classes)
-    marks = json.dumps([m.identity for m in ordered], sort_keys=True).encode()
+    marks = json.dumps([m.marks for m in ordered], sort_keys=True).encode()
     vars(data)["fingerprint"] = hashlib.blake2b(marks, digest_size=8).hexdigest()  # of the nodes' data, not of zeros
     return data
 
