@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from equipoise.compare import Comparison, compare
     from equipoise.data import ClientSet, FederatedData
     from equipoise.evaluate import EvaluatedModel, evaluate
+    from equipoise.explain import explain
     from equipoise.result import Result
     from equipoise.runs.family import Family, train_family
     from equipoise.runs.many import train_many
@@ -66,6 +67,7 @@ __all__ = [
     "engines",
     "errors",
     "evaluate",
+    "explain",
     "heterogeneity",
     "metrics",
     "models",
@@ -130,6 +132,7 @@ class _Package(ModuleType):
     train = _FunctionOfModule("train")
     compare = _FunctionOfModule("compare")
     evaluate = _FunctionOfModule("evaluate")
+    explain = _FunctionOfModule("explain")
 
 
 sys.modules[__name__].__class__ = _Package

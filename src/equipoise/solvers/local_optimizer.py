@@ -197,7 +197,7 @@ def rates_by_name(rates: Mapping[str, float] | None, names: tuple[str, ...]) -> 
     >>> rates_by_name({"head.*": 0.1}, ("body.weight", "head.weight"))
     {'body.weight': 1.0, 'head.weight': 0.1}
     """
-    if not rates:
+    if not isinstance(rates, Mapping) or not rates:  # a solver of the user's own may mean something else by the name
         return {}
     for pattern in rates:
         if not any(fnmatchcase(name, pattern) for name in names):
