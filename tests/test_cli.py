@@ -104,7 +104,7 @@ def test_a_folder_that_cannot_be_written_fails_before_training(tmp_path, monkeyp
     ("setting", "words"),
     [
         ("algorithm.risk.tial=0.5", "algorithm.risk.tial: Unknown key 'tial'. Did you mean 'tail'? Allowed: "),
-        ("algorithm.risk.name=kvar", "algorithm.risk.name: Unknown risk 'kvar'. Allowed: hierarchical_tilt, mean, mixture"),
+        ("algorithm.risk.name=kvar", "algorithm.risk.name: Unknown risk 'kvar'. Allowed: group_dro, hierarchical_tilt, mean, mixture"),
         ("algorithm.risk.tail=1.5", "algorithm.risk.tail must lie in (0, 1], but is 1.5."),
         ("algorithm.risk.tail=abc", 'algorithm.risk.tail must be a number, but is "abc".'),
         ("train.clients_per_round=13", "train.clients_per_round must be a whole number between 1 and the number of"),

@@ -96,7 +96,7 @@ def test_a_mixture_is_a_list_of_terms():
         ('[{coefficient = 1.0, name = "mean", tail = 1}]', "algorithm.risk.terms[0].tail: Unknown key 'tail'"),
         (
             "[{coefficient = 1.0}]",
-            "algorithm.risk.terms[0].name is missing. Allowed: hierarchical_tilt, mean, mixture, qfair, superquantile, tilted,",
+            "algorithm.risk.terms[0].name is missing. Allowed: group_dro, hierarchical_tilt, mean, mixture, qfair, superquantile, tilted,",
         ),
         (
             '[{coefficient = 1.0, name = "superquantile", tail = 2}]',
