@@ -171,11 +171,12 @@ def run(
     console = Console()
     result = folder.run(experiment, run_folder, observers=observers)
     console.print(Text(str(result.summary())), soft_wrap=True)
-    if result.epsilon is not None:
+    if checked.family is None and result.epsilon is not None:
         console.print(Text(str(result.epsilon)), soft_wrap=True)
     console.print()
+    members = sorted(run_folder.path.glob("members/*")), run_folder.path / "family.json"
     files = run_folder.report, run_folder.clients, run_folder.model, run_folder.personal, run_folder.rounds, run_folder.config
-    _print_files(console, filter(Path.exists, files))
+    _print_files(console, filter(Path.exists, (*files, *members[0], members[1])))
 
 
 @app.command()
@@ -240,11 +241,11 @@ def report(
     figures: Annotated[Path | None, Option(metavar="DIR", help="Also write each figure as SVG and PNG here.")] = None,
 ) -> None:
     """Write one page about runs beside each other; it opens offline."""
-    from equipoise.experiment.folder import finished_runs, read_record
+    from equipoise.experiment.folder import finished_runs, read_records
     from equipoise.report import export_figures, write_report
 
     console = Console()
-    records = [read_record(path) for path in finished_runs(folders)]
+    records = [record for path in finished_runs(folders) for record in read_records(path)]
     _print_files(console, [write_report(records, out)])
     if figures is not None:
         _print_files(console, export_figures(records, figures))

@@ -15,16 +15,19 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise.core.files import locked, write_atomically
 from equipoise.errors import ConfigError, EquipoiseError
+from equipoise.experiment.family_files import MANIFEST, write_family
 from equipoise.experiment.run_files import RunFolder, write_outcome
 
 if TYPE_CHECKING:
     from equipoise.experiment.build import PreparedRun
     from equipoise.result import Result, RunRecord
+    from equipoise.runs.family import Family
     from equipoise.types import Observer
 
 
@@ -97,7 +100,7 @@ def run(
     observers: Sequence[Observer] = (),
     progress: bool | None = None,
     report: bool = True,
-) -> Result:
+) -> Result | Family:
     """Train, from the checkpoint if the folder has one, and write the files of the run. A failure says where the log is.
 
     `observers` watch besides the log of rounds; without `report` no page is written, as for a run of a study.
@@ -118,23 +121,43 @@ def run(
 
 def _run(
     experiment: PreparedRun, folder: RunFolder, observers: Sequence[Observer], progress: bool | None, report: bool
-) -> Result:
+) -> Result | Family:
     """Train, and write what the run leaves; the last event of the log comes last."""
+    from equipoise.result import Result
+
     try:
         name = folder.path.resolve().name
         result = experiment.train(name=name, observers=observers, progress=progress, checkpoint=folder.checkpoint)
     except (EquipoiseError, KeyboardInterrupt) as failure:
         if folder.rounds.exists():
             failure.add_note(f"What was logged is in {folder.rounds}.")
+            log_stop(folder, "Stopped by Ctrl-C." if isinstance(failure, KeyboardInterrupt) else str(failure))
         if isinstance(failure, KeyboardInterrupt):
             failure.add_note(f"Go on later: equipoise run --resume {shlex.quote(str(folder.path))}")
         raise
-    write_outcome(result, folder, report=report)
+    if isinstance(result, Result):
+        write_outcome(result, folder, report=report)
+    else:
+        write_family(result, folder, report=report)
     return result
 
 
+def log_stop(folder: RunFolder, why: str) -> None:
+    """Write to the log why a run stopped, for those who watch it; a run that goes on writes the log anew up to there."""
+    with suppress(OSError), folder.rounds.open("a", encoding="utf-8") as log:
+        log.write(json.dumps({"event": "stopped", "why": why}) + "\n")
+
+
 def read_record(path: str | Path) -> RunRecord:
-    """The record of a finished run, read from its folder."""
+    """The record of a finished run, read from its folder; the folder of a family, which has several, is refused."""
+    records = read_records(path)
+    if len(records) > 1:
+        raise ConfigError(f"{path} holds a family of {len(records)} runs, not one.")
+    return records[0]
+
+
+def read_records(path: str | Path) -> list[RunRecord]:
+    """The record of a finished run, read from its folder; of a family, one for each member."""
     from equipoise.experiment.recorded import read_config
     from equipoise.observers import EvaluationPoint, History
     from equipoise.privacy.accounting import Spent
@@ -148,28 +171,46 @@ def read_record(path: str | Path) -> RunRecord:
     if end.get("event") != "end":
         raise ConfigError(f"The run in {path} has not ended. Go on with it: equipoise run --resume {shlex.quote(str(path))}")
     config = read_config(folder.config)
-    name, history = config.train.name or folder.path.resolve().name, History()
+    name, histories = config.train.name or folder.path.resolve().name, {"": History()}
+    is_family = (folder.path / MANIFEST).exists()
     try:
         for line in folder.rounds.read_text(encoding="utf-8").splitlines():
             event = json.loads(line)
             kind = event.pop("event")
+            history = histories.setdefault(event.get("run", ""), History())
             if kind == "round":
                 history.rounds.append(RoundReport(**{"run": name, **_numbers(event)}))
             elif kind == "evaluation":
                 history.points.append(EvaluationPoint(event["round"], {k: _numbers(v) for k, v in event["splits"].items()}))
-        clients = ClientTable.from_parquet(folder.clients)
+        clients = ClientTable((), (), *no_rows()) if is_family else ClientTable.from_parquet(folder.clients)
     except (OSError, ValueError, KeyError, TypeError) as failure:  # pyarrow's errors are of these kinds
         raise ConfigError(f"{path} is damaged: {failure}. Run it anew in another folder.") from failure
     costs: dict[str, Any] = {name: float("inf") if value is None else value for name, value in end.get("privacy", {}).items()}
     spent = Spent(**costs) if costs else None
     rounds = spent.rounds if spent is not None else config.train.rounds  # a budget may have ended the run before the last
-    if [report.round for report in history.rounds] != list(range(rounds)):
-        raise ConfigError(f"{folder.rounds} does not hold each of the {rounds} rounds once: the log is damaged.")
-    return RunRecord(
-        name=name, algorithm=config.algorithm(), seed=config.train.seed, clients=clients, history=history, rounds=rounds,
-        clients_per_round=config.train.clients_per_round, epsilon=spent, sampled=_sample_sizes(end.get("sampled")),
-        seconds=end["seconds"], data=end["data"], error_is_loss=end["error_is_loss"],
+    if len(histories) > 1 and not histories[""].rounds:
+        del histories[""]
+    for history in histories.values():
+        if [report.round for report in history.rounds] != list(range(rounds)):
+            raise ConfigError(f"{folder.rounds} does not hold each of the {rounds} rounds once: the log is damaged.")
+    record = RunRecord(
+        name=name, algorithm=config.algorithm(), seed=config.train.seed, clients=clients, rounds=rounds,
+        history=next(iter(histories.values())), clients_per_round=config.train.clients_per_round, epsilon=spent,
+        sampled=_sample_sizes(end.get("sampled")), seconds=end["seconds"], data=end["data"], error_is_loss=end["error_is_loss"],
     )  # fmt: skip
+    if not is_family:
+        return [record]
+    from equipoise.experiment.family_records import member_records
+
+    return member_records(folder.path, record, histories)
+
+
+def no_rows() -> tuple[Any, ...]:
+    """The columns of a table of clients without rows, after the names."""
+    import torch
+
+    kinds = (torch.bool, torch.int64, torch.float64, torch.float64)
+    return tuple(torch.zeros(0, dtype=kind) for kind in kinds)
 
 
 def _sample_sizes(written: dict[str, list[int]] | None) -> dict[str, tuple[int, int]] | None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from equipoise.algorithm import Algorithm
 from equipoise.core.abilities import engine_traits, is_part, read
+from equipoise.core.signature import Signature
 from equipoise.core.task import PerExample, Task
 from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop, Simulator
@@ -106,7 +107,8 @@ class Setting:
             clients_per_round=self.clients_per_round, error_is_loss=self.task.error_is_loss,
             personal=None if self.personal is None else PersonalModels(self, self.personal, state, params),
             epsilon=None if spent is None else replace(spent, table=self.data.schema is not None),
-            sampled=sample_sizes(self.data, self.sample), schema=self.data.schema,
+            sampled=sample_sizes(self.data, self.sample), schema=self.data.schema, task=self.task,
+            signature=Signature.of(self.data, self.task.layout.dtype) if self.engine_traits.network is None else None,
         )  # fmt: skip
 
 
