@@ -203,8 +203,8 @@ class ClientTable:
         return write_atomically(Path(path), buffer.getvalue())
 
     @classmethod
-    def from_parquet(cls, path: str | Path) -> ClientTable:
-        """The rows of a Parquet file that `to_parquet` wrote."""
+    def from_parquet(cls, path: str | Path | io.BytesIO) -> ClientTable:
+        """The rows of a Parquet file that `to_parquet` wrote, or of its content."""
         import pyarrow.parquet
 
         stored = set(pyarrow.parquet.read_schema(path).names)

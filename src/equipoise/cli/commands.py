@@ -18,7 +18,7 @@ from rich.text import Text
 from typer import Argument, Option
 from typer.core import TyperGroup
 
-from equipoise.cli import store_commands
+from equipoise.cli import serve_commands, store_commands
 from equipoise.cli.flower_commands import app as flower_app
 from equipoise.cli.privacy_commands import app as privacy_app
 from equipoise.core.version import VERSION
@@ -320,6 +320,9 @@ def data_show(
     if folder is not None:
         table["folder"] = str(folder)
     show_data(Console(), check_part("data", {**table, "name": name}, "data").make("data"))
+
+
+serve_commands.add_to(app)
 
 
 def main() -> None:

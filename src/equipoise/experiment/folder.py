@@ -26,6 +26,7 @@ from equipoise.experiment.run_files import RunFolder, write_outcome
 
 if TYPE_CHECKING:
     from equipoise.experiment.build import PreparedRun
+    from equipoise.observers import EvaluationPoint
     from equipoise.result import Result, RunRecord
     from equipoise.runs.family import Family
     from equipoise.types import Observer
@@ -159,7 +160,7 @@ def read_record(path: str | Path) -> RunRecord:
 def read_records(path: str | Path) -> list[RunRecord]:
     """The record of a finished run, read from its folder; of a family, one for each member."""
     from equipoise.experiment.recorded import read_config
-    from equipoise.observers import EvaluationPoint, History
+    from equipoise.observers import History
     from equipoise.privacy.accounting import Spent
     from equipoise.result import ClientTable, RunRecord
     from equipoise.types import RoundReport
@@ -181,7 +182,7 @@ def read_records(path: str | Path) -> list[RunRecord]:
             if kind == "round":
                 history.rounds.append(RoundReport(**{"run": name, **_numbers(event)}))
             elif kind == "evaluation":
-                history.points.append(EvaluationPoint(event["round"], {k: _numbers(v) for k, v in event["splits"].items()}))
+                history.points.append(evaluation_point(event))
         clients = ClientTable((), (), *no_rows()) if is_family else ClientTable.from_parquet(folder.clients)
     except (OSError, ValueError, KeyError, TypeError) as failure:  # pyarrow's errors are of these kinds
         raise ConfigError(f"{path} is damaged: {failure}. Run it anew in another folder.") from failure
@@ -203,6 +204,13 @@ def read_records(path: str | Path) -> list[RunRecord]:
     from equipoise.experiment.family_records import member_records
 
     return member_records(folder.path, record, histories)
+
+
+def evaluation_point(event: dict[str, Any]) -> EvaluationPoint:
+    """An evaluation as the log holds it."""
+    from equipoise.observers import EvaluationPoint
+
+    return EvaluationPoint(event["round"], {k: _numbers(v) for k, v in event["splits"].items()}, event.get("histogram"))
 
 
 def no_rows() -> tuple[Any, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,13 +34,21 @@ class OnnxModel:
         self._source = source
         self.names = [each.name for each in self._session.get_inputs()]
 
-    def __call__(self, arrays: Sequence[NDArray[Any]]) -> list[NDArray[Any]]:
-        """The outputs, in order."""
+    def __call__(self, arrays: Sequence[NDArray[Any]], *, seconds: float | None = None) -> list[NDArray[Any]]:
+        """The outputs, in order; a model that takes longer than `seconds` is stopped."""
+        from onnxruntime import RunOptions
+
+        options = RunOptions()
+        watch = threading.Timer(seconds or 0.0, setattr, (options, "terminate", True))
+        if seconds is not None:
+            watch.start()
         try:
             given = dict(zip(self.names, arrays, strict=True))
-            found: list[Any] = self._session.run(None, given)
+            found: list[Any] = self._session.run(None, given, options)
         except Exception as failure:  # onnxruntime's errors have no common class
             raise InvalidData(f"{self._source} does not take these inputs: {_short(failure)}.") from failure
+        finally:
+            watch.cancel()
         return [np.asarray(each) for each in found]
 
 
