@@ -66,9 +66,8 @@ class PreparedRun:
         with threads(options.threads or torch.get_num_threads()):
             if config.family is not None:
                 with refusals_at("family", (config.family.key,), "family"):
-                    return train_family(
-                        self.model, self.data, self.algorithm, **{config.family.key: config.family.values}, **given
-                    )
+                    given[config.family.key] = config.family.values
+                    return train_family(self.model, self.data, self.algorithm, **given)
             return train(self.model, self.data, self.algorithm, name=options.name or name, **given)
 
     def explain(self) -> str:

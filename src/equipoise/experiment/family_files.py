@@ -33,6 +33,7 @@ FORMAT = "equipoise family 1"
 MANIFEST, MEMBERS = "family.json", "members"
 CLIENTS, SAFETENSORS = "clients.parquet", "model.safetensors"
 SERVED = (SAFETENSORS, onnx_files.MODEL, onnx_files.SCORE, "model.card.md", "model.card.json")
+Content = bytes
 LARGEST = 4 * 2**20  # bytes of a manifest that is read
 
 
@@ -40,13 +41,13 @@ LARGEST = 4 * 2**20  # bytes of a manifest that is read
 class StoredFile:
     """A file by its size and SHA-256."""
 
-    bytes: int
     sha256: str
+    bytes: int
 
     @classmethod
-    def of(cls, content: bytes) -> StoredFile:
+    def of(cls, content: Content) -> StoredFile:
         """The entry of a file's content."""
-        return cls(len(content), hashlib.sha256(content).hexdigest())
+        return cls(hashlib.sha256(content).hexdigest(), len(content))
 
 
 @dataclass(frozen=True)

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from equipoise.algorithm import Algorithm
 from equipoise.errors import ConfigError
-from equipoise.experiment.family_files import CLIENTS, MEMBERS, read_manifest
+from equipoise.experiment.family_files import CLIENTS, MANIFEST, MEMBERS, read_manifest
 from equipoise.experiment.recorded import RecordedPart
+from equipoise.report.data.knob import MemberClients, knob_data
 from equipoise.result import ClientTable, RunRecord
 from equipoise.runs.family import KNOBS, family_members
+
+
+def family_knob(path: Path, records: Sequence[RunRecord]) -> dict[str, Any] | None:
+    """The numbers of the knob of a family's folder, given the records of its members; None for any other folder."""
+    if not (path / MANIFEST).exists():
+        return None
+    manifest = read_manifest(path)
+    pairs = zip(manifest.members, records, strict=True)
+    members = [MemberClients(member.value, member.name, record.clients) for member, record in pairs]
+    private = any(record.algorithm.privacy is not None for record in records)
+    return knob_data(manifest.knob, members, manifest.judged_on, error_is_loss=manifest.error_is_loss, private=private)
 
 
 def member_records(path: Path, whole: RunRecord, histories: dict[str, Any]) -> list[RunRecord]:

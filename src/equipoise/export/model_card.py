@@ -77,9 +77,9 @@ def subgroups(run: RunRecord, rows: ClientTable) -> list[dict[str, Any]]:
     groups = vars(run.algorithm.risk).get("groups") if run.algorithm is not None else None
     if isinstance(groups, Mapping):
         named: dict[str, list[int]] = {}
-        for place, client in enumerate(rows.client):
+        for row, client in enumerate(rows.client):
             if client in groups:
-                named.setdefault(str(groups[client]), []).append(place)
+                named.setdefault(str(groups[client]), []).append(row)
         parts |= {f"group {name}": torch.tensor(places) for name, places in sorted(named.items())}
     return [{"group": name, **figures(rows.take(place))} for name, place in parts.items() if len(place) >= FEWEST]
 

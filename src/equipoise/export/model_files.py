@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from equipoise.core.files import write_atomically
 from equipoise.core.signature import Signature
-from equipoise.errors import InvalidParameter
+from equipoise.errors import ConfigError, InvalidParameter
 from equipoise.experiment.run_files import model_bytes
 from equipoise.export import model_card, onnx_files, torch_program
+from equipoise.export.not_exported import NotExported
 
 if TYPE_CHECKING:
     from equipoise.result import Result
@@ -87,7 +88,7 @@ def export_family(family: Family, folder: str | Path) -> Path:
         write_atomically(stem.with_name(f"{stem.name}.safetensors"), model_bytes(member))
         try:
             write_atomically(stem.with_name(f"{stem.name}.onnx"), exported_bytes(member, ".onnx"))
-        except (onnx_files.NotExported, onnx_files.ConfigError, InvalidParameter) as failure:
+        except (NotExported, ConfigError, InvalidParameter) as failure:
             about["no_onnx"] = str(failure)
         write_card(stem, model_card.card(member, about=about))
     return target

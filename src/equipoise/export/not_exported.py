@@ -13,8 +13,7 @@ class NotExported(EquipoiseError, ValueError):
 
     def __init__(self, kind: str, module: nn.Module, reason: str) -> None:
         self.kind, self.reason = kind, reason
-        inner = module.model if isinstance(module, CalledByPosition) else module
-        name = type(inner).__name__ if inner is not module or isinstance(module, CalledByPosition) else "its loss"
+        name = type(module.model).__name__ if isinstance(module, CalledByPosition) else "The loss or error of the model"
         super().__init__(
             f"{name} cannot be written as {kind}: {reason}. Use model.safetensors, which holds the parameters of any model, "
             "or change its forward pass: no branches or sizes that depend on values, no code outside torch."
@@ -22,13 +21,9 @@ class NotExported(EquipoiseError, ValueError):
 
 
 def first_reason(failure: BaseException) -> str:
-    """The first line of an error, or of the one that caused it, that says something."""
-    texts = []
-    cause: BaseException | None = failure
-    while cause is not None:
-        texts += [line.strip() for line in str(cause).splitlines() if line.strip()]
+    """The first line of what caused an error; exporters wrap it in advice about themselves."""
+    cause = failure
+    while cause.__cause__ is not None:
         cause = cause.__cause__
-    skipped = ("Failed to export the model", "This is step", "## ", "- ", "Please ", "Refer to", "If ", "To ")
-    useful = [text for text in texts if not text.startswith(skipped)]
-    chosen = (useful or texts or [type(failure).__name__])[0]
-    return chosen.rstrip(".")[:300]
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    return (lines[0] if lines else type(cause).__name__).rstrip(".")[:300]

@@ -26,6 +26,8 @@ from equipoise.data.leaves import as_leaf
 from equipoise.data.splits import split_examples
 from equipoise.errors import Diverged, EquipoiseNotice, InvalidData, InvalidParameter, ObserverFailed, is_number, require
 from equipoise.observers import History
+from equipoise.report import write_report
+from equipoise.report.data.knob import MemberClients, knob_data
 from equipoise.result import ClientTable, Result
 from equipoise.risk import QFair, Superquantile, Tilted
 from equipoise.runs.checkpoint import Checkpoints
@@ -131,8 +133,14 @@ class Family:
         return "\n".join(lines)
 
     def report(self, path: str | Path) -> Path:
-        """Write one HTML page that opens offline."""
-        return self.comparison().report(path)
+        """Write one HTML page that opens offline, with the knob."""
+        return write_report(self.comparison().all_results, path, knob=self.knob_numbers())
+
+    def knob_numbers(self) -> dict[str, Any]:
+        """For each value of the knob, from average to tail: figures of the error, its histogram, who gains and who loses."""
+        first = next(iter(self.results.values()))
+        members = [MemberClients(float(value), result.name, result.clients) for value, result in self.results.items()]
+        return knob_data(self.knob, members, first.judged_on, error_is_loss=first.error_is_loss)
 
     def save(self, folder: str | Path) -> Path:
         """Write the folder of a run, which `equipoise serve` shows with its knob and `equipoise report` reads.

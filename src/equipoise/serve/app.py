@@ -8,7 +8,6 @@ import hashlib
 import io
 import json
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -29,7 +28,7 @@ from equipoise.export.onnx_files import MODEL
 from equipoise.export.onnx_runs import OnnxModel
 from equipoise.report.interactive.knob_section import shown
 from equipoise.serve import pages
-from equipoise.serve.guard import COOKIE, Access, Guard, Scope
+from equipoise.serve.guard import COOKIE, Access, Guard, Receive, Scope, Send
 from equipoise.serve.library import LATEST, Cached, Gone, Library, ModelVersion, Withheld
 from equipoise.serve.live import MOST_STREAMS, Streams, update_of
 from equipoise.serve.predictions import MOST_ROWS, input_arrays, predict
@@ -38,7 +37,10 @@ from equipoise.serve.static_files import static_files
 
 PIECE = 64 * 1024
 KINDS = {".json": "application/json", ".md": "text/markdown; charset=utf-8"}
-REPORT_POLICY = "sandbox allow-scripts allow-downloads; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+REPORT_POLICY = (
+    "sandbox allow-scripts allow-downloads; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
+    "img-src data: blob:"
+)
 PROBLEMS: dict[int | str, dict[str, Any]] = {404: {"description": "There is no such thing, in words."}}
 
 
@@ -132,9 +134,8 @@ class Server:
             file = open_below(self.library.path(run), ["report.html"])
         except OSError as failure:
             raise Gone("This run has no report.") from failure
-        return StreamingResponse(
-            _pieces(file), media_type="text/html; charset=utf-8", headers={"content-security-policy": REPORT_POLICY}
-        )
+        headers = {"content-security-policy": REPORT_POLICY}
+        return FileStream(file, media_type="text/html; charset=utf-8", headers=headers)
 
     def study(self, study: str) -> dict[str, Any]:
         """A study: its runs and the figures of those that have ended."""
@@ -226,7 +227,7 @@ class Server:
             opened.close()
             return Response(status_code=304, headers=headers)
         kind = KINDS.get(Path(file).suffix, "application/octet-stream")
-        return StreamingResponse(_pieces(opened), media_type=kind, headers=headers | {"content-length": str(stored.bytes)})
+        return FileStream(opened, media_type=kind, headers=headers | {"content-length": str(stored.bytes)})
 
     def schema_file(self, run: str) -> Response:
         """The schema of a table."""
@@ -300,10 +301,24 @@ class Busy(Gone):
     status = 503
 
 
-def _pieces(file: BinaryIO) -> Iterator[bytes]:
-    with file:
-        while piece := file.read(PIECE):
-            yield piece
+class FileStream(Response):
+    """A file in pieces; it is closed at the end, also if the reader leaves before."""
+
+    def __init__(self, file: BinaryIO, *, media_type: str, headers: dict[str, str]) -> None:
+        super().__init__(media_type=media_type, headers=headers)
+        self._file = file
+        if "content-length" not in headers:
+            del self.headers["content-length"]  # that of an empty body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            while scope["method"] != "HEAD" and (piece := await run_in_threadpool(self._file.read, PIECE)):
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            self._file.close()
 
 
 def wants_page(scope: Scope) -> bool:

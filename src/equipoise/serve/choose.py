@@ -65,8 +65,9 @@ class FamilyClient:
 
     def json(self, path: str) -> Any:
         """The JSON at a path."""
+        content = self.get(path)
         try:
-            return json.loads(self.get(path))
+            return json.loads(content)
         except (ValueError, RecursionError) as failure:
             raise ConfigError(f"{self.base}{path} sends no JSON. Is it a server of equipoise serve?") from failure
 
@@ -100,7 +101,8 @@ class Choice:
         words = f"On your {examples}, {self.knob} {self.values[best]:g} serves you best."
         if open_:
             others = ", ".join(f"{self.values[m]:g}" for m in open_)
-            words = f"On your {examples}, {self.knob} {self.values[best]:g} has the lowest loss, but they do not tell it from {others}."
+            words = f"On your {examples}, {self.knob} {self.values[best]:g} has the lowest loss, "
+            words += f"but they do not tell it from {others}."
             words += (
                 " With more examples they may." if self.verdict.examples < 30 else " For you these models are about as good."
             )

@@ -10,8 +10,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from equipoise.errors import EquipoiseError
 from equipoise.experiment.family_files import (
@@ -216,7 +217,7 @@ class Library:
         for name in SERVED:
             try:
                 with open_below(path, [name]) as file:
-                    files[name] = StoredFile(os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest())
+                    files[name] = StoredFile(hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno()).st_size)
             except OSError:
                 continue
         if SAFETENSORS not in files:
@@ -240,7 +241,7 @@ class Library:
         )
 
     def member(self, version: ModelVersion, value: str) -> StoredMember:
-        """A member of a version by the value of the knob, or by its name in addresses ("tail-0.5"); "model" for a single run."""
+        """A member of a version by the value of the knob, or by its name in addresses, "tail-0.5"; "model" of a single run."""
         for member in version.manifest.members:
             names = {"model"} if version.single else {member.folder, repr(member.value), f"{member.value:g}"}
             if value in names:
@@ -248,7 +249,7 @@ class Library:
         known = ", ".join(f"{member.value:g}" for member in version.manifest.members) if not version.single else "model"
         raise Gone(f"There is no model at {value[:40]!r}. The models are {known}.")
 
-    def open_model(self, run: str, version: ModelVersion, member: StoredMember, file: str) -> tuple[BinaryIO, StoredFile]:
+    def open_model(self, run: str, version: ModelVersion, member: StoredMember, file: str) -> tuple[BufferedReader, StoredFile]:
         """A file of a member, checked against its checksum, and its entry in the manifest."""
         stored = member.files.get(file)
         if stored is None:
@@ -339,7 +340,8 @@ def _folders(root: Path, deepest: int) -> Iterator[tuple[Path, list[str]]]:
     try:
         inside = sorted(
             each.name for each in os.scandir(root)
-            if each.is_dir(follow_symlinks=False) and not each.name.startswith(".") and each.name not in SKIPPED and "~" not in each.name
+            if each.is_dir(follow_symlinks=False) and each.name not in SKIPPED
+            and not each.name.startswith(".") and "~" not in each.name
         )  # fmt: skip
     except OSError:
         return

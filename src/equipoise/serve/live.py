@@ -20,7 +20,7 @@ MOST_STREAMS = 300
 
 
 def update_of(watched: WatchedRun, after: dict[str, int], evaluations: int) -> dict[str, Any]:
-    """Curves after given rounds, evaluations after a number of them, and the state; single clients of private runs are left out."""
+    """Curves after given rounds, evaluations after a number of them, and the state; no histogram of a private run."""
     log = watched.log
     new = log.evaluations[evaluations:]
     if watched.about.private:

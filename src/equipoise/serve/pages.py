@@ -11,7 +11,7 @@ from equipoise.core.version import VERSION
 from equipoise.report.interactive.assets import embedded
 from equipoise.report.interactive.knob_section import clients_section, knob_section
 from equipoise.serve.library import ModelVersion
-from equipoise.serve.pages_text import duration
+from equipoise.serve.pages_text import duration, size_words
 from equipoise.serve.static_files import address, static_files
 
 SCRIPTS = {"knob": ("charts.js", "knob.js"), "choose": ("own_data.js", "choose.js"), "live": ("charts.js", "watch.js")}
@@ -100,7 +100,8 @@ def state_section(run: Mapping[str, Any]) -> Iterator[str]:
     """How far a run is; if it stopped, why, and the command that goes on with it."""
     done, total = run["rounds_done"], max(run["rounds"], 1)
     hidden = " hidden" if run["status"] == "finished" else ""
-    yield f'<section id="state" aria-label="State"{hidden}><p><label for="progress" id="rounds">{done} of {run["rounds"]} rounds</label>'
+    yield f'<section id="state" aria-label="State"{hidden}><p><label for="progress" id="rounds">{done} of'
+    yield f" {run['rounds']} rounds</label>"
     left = (
         f"about {duration(run['seconds_left'])} left" if run["status"] == "running" and run["seconds_left"] is not None else ""
     )
@@ -108,7 +109,8 @@ def state_section(run: Mapping[str, Any]) -> Iterator[str]:
     stopped = run["status"] in ("stopped", "waiting") and run["resume"]
     why = run["why"] or ("It has not begun." if run["status"] == "waiting" else "")
     yield f'<div id="stopped" class="stopped-note"{"" if stopped else " hidden"}><span id="why">{escape(why)}</span>'
-    yield f' To {"go on with" if run["status"] != "waiting" else "start"} it:<pre id="resume">{escape(run["resume"])}</pre></div></section>'
+    yield f" To {'go on with' if run['status'] != 'waiting' else 'start'} it:<pre"
+    yield f' id="resume">{escape(run["resume"])}</pre></div></section>'
 
 
 def live_section(update: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator[str]:
@@ -128,7 +130,8 @@ def live_section(update: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator[
         yield f'<figure id="figure-{name}" hidden><h3>{title}</h3><ul class="legend" id="legend-{name}"></ul>'
         yield f'<svg id="live-{name}" role="img" aria-label="{title}; the newest numbers are in the table below"></svg>'
         if name == "spread":
-            yield '<p class="scrub"><label for="scrub">Evaluation</label> <input type="range" id="scrub" min="0" max="0" value="0">'
+            yield '<p class="scrub"><label for="scrub">Evaluation</label> <input type="range" id="scrub" min="0" max="0"'
+            yield ' value="0">'
             yield ' <output id="scrub-words" for="scrub"></output></p>'
         yield "</figure>"
     yield '</div><h3>Newest numbers</h3><div class="card scroll" tabindex="0" role="region" aria-label="Newest numbers">'
@@ -165,9 +168,11 @@ def choose_section(run: str, version: ModelVersion, schema: Mapping[str, Any] | 
     yield "nothing of them is sent anywhere.</p>"
     yield f'<noscript><p class="plain">This needs JavaScript. Without it, on your own machine:</p>{command}</noscript>'
     yield '<div class="card" id="choose-live" hidden><form id="choose-form"><label for="choose-file">A CSV or npz file</label>'
-    yield '<input type="file" id="choose-file" accept=".csv,.npz,text/csv" required> <button type="submit">Try all models</button></form>'
+    yield '<input type="file" id="choose-file" accept=".csv,.npz,text/csv" required> <button type="submit">Try all'
+    yield " models</button></form>"
     yield '<p id="choose-status" role="status"></p><p id="choose-problem" role="alert"></p><div id="choose-answer" hidden>'
-    yield '<p id="choose-verdict"></p><div class="scroll" tabindex="0" role="region" aria-label="Your losses"><table><thead><tr>'
+    yield '<p id="choose-verdict"></p><div class="scroll" tabindex="0" role="region" aria-label="Your losses"><table>'
+    yield "<thead><tr>"
     titles = (manifest.knob, "your loss", "95 % interval", "more than the best", "wrong", "")
     yield from (f'<th scope="col">{escape(title)}</th>' if title else '<th scope="col">download</th>' for title in titles)
     yield '</tr></thead><tbody id="choose-rows"></tbody></table></div><p class="note" id="choose-note"></p></div>'
@@ -176,7 +181,7 @@ def choose_section(run: str, version: ModelVersion, schema: Mapping[str, Any] | 
         names = [rule["name"] for rule in schema["columns"] if rule["becomes"] != "left out"]
         form = f"columns {', '.join(names[:12])}{' …' if len(names) > 12 else ''}, and the target {schema['target']['name']}"
     else:
-        form = f"{spec.features} numbers for each example, and the target in the column y, target or label, or else in the last one"
+        form = f"{spec.features} numbers for each example, and the target in the column y, target or label, or else the last"
     yield f"<details><summary>What the file must hold</summary><p>CSV: a row for each example: {escape(form)}. "
     yield "npz: arrays x and y.</p></details>"
     yield f"<details><summary>On the command line</summary>{command}</details></div>"
@@ -205,15 +210,18 @@ def models_section(run: str, versions: Sequence[ModelVersion]) -> Iterator[str]:
     for place, version in enumerate(reversed(versions)):
         yield f"<p>Version <code>{version.name}</code>{' (latest)' if place == 0 else ''}</p>"
         yield '<div class="card scroll" tabindex="0" role="region" aria-label="Files"><table class="list"><thead><tr>'
-        yield '<th scope="col">model</th><th scope="col">file</th><th scope="col">bytes</th><th scope="col">SHA-256</th></tr></thead><tbody>'
+        yield '<th scope="col">model</th><th scope="col">files</th></tr></thead><tbody>'
         for member in version.manifest.members:
             folder = member.folder or "model"
-            for name, file in member.files.items():
-                link = f"{here}/{quote(folder)}/{version.name}/{quote(name)}"
-                yield f'<tr><th scope="row">{escape(member.name)}</th><td class="text"><a href="{link}">{escape(name)}</a></td>'
-                yield f'<td>{file.bytes:,}</td><td class="digest"><abbr title="{file.sha256}">{file.sha256[:12]}…</abbr></td></tr>'
+            links = [
+                f'<a href="{here}/{quote(folder)}/{version.name}/{quote(name)}" title="SHA-256 {file.sha256}">'
+                f"{escape(name)}</a>"
+                f" <small>{size_words(file.bytes)}</small>"
+                for name, file in member.files.items()
+            ]
+            yield f'<tr><th scope="row">{escape(member.name)}</th><td class="text files">{" · ".join(links)}</td></tr>'
         yield "</tbody></table></div>"
-    yield "</section>"
+    yield f'<p class="note">Sizes and SHA-256 of all files: <a href="{here}">{escape(here)}</a>.</p></section>'
 
 
 def run_page(
@@ -258,7 +266,8 @@ def study_page(study: Mapping[str, Any], *, root: str) -> str:
 
     def body() -> Iterator[str]:
         yield crumbs((root, "/?all"))
-        yield f'<p class="eyebrow">Study</p><h1>{escape(study["id"])}</h1><p id="study-status" role="status">{study_words(study)}</p>'
+        yield f'<p class="eyebrow">Study</p><h1>{escape(study["id"])}</h1><p id="study-status"'
+        yield f' role="status">{study_words(study)}</p>'
         yield '<div class="card scroll" tabindex="0" role="region" aria-label="Runs"><table class="list"><thead><tr>'
         titles = ("method", "seed", "state", "rounds", f"mean {study['noun']}", "90th percentile", "worst tenth")
         yield from (f'<th scope="col">{escape(title)}</th>' for title in titles)
@@ -269,7 +278,8 @@ def study_page(study: Mapping[str, Any], *, root: str) -> str:
             yield f"<td>{badge(row['status'])}</td><td>{row['rounds_done']} of {row['rounds']}</td>"
             yield "".join(f"<td>{escape(number)}</td>" for number in numbers) + "</tr>"
         address_of = f"/api/studies/{quote(study['id'], safe='')}"
-        yield f'</tbody></table></div><script type="application/json" id="study-data">{embedded({"address": address_of})}</script>'
+        yield '</tbody></table></div><script type="application/json"'
+        yield f' id="study-data">{embedded({"address": address_of})}</script>'
 
     return document(str(study["id"]), body(), scripts=("study.js",), refresh=study["ended"] < len(study["runs"]))
 
@@ -286,7 +296,8 @@ def login_page(words: str) -> str:
         yield '<div class="login plain"><h1>This server asks for its token</h1>'
         yield f"<p>{escape(words)} It was printed where the server was started.</p>"
         yield '<form method="post" action="/login"><label for="token">Token</label> '
-        yield '<input type="password" id="token" name="token" autocomplete="current-password" required> <button class="button">Enter</button>'
+        yield '<input type="password" id="token" name="token" autocomplete="current-password" required> <button'
+        yield ' class="button">Enter</button>'
         yield "</form></div>"
 
     return document("Token", body())

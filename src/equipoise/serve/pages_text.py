@@ -21,6 +21,17 @@ def duration(seconds: float | None) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
+def size_words(count: int) -> str:
+    """A number of bytes as people say it.
+
+    >>> size_words(1008), size_words(25_000), size_words(3_400_000)
+    ('1.0 kB', '25 kB', '3.4 MB')
+    """
+    if count < 1_000_000:
+        return f"{count / 1000:.1f} kB" if count < 9_950 else f"{count / 1000:.0f} kB"
+    return f"{count / 1e6:.1f} MB"
+
+
 def sparkline(values: Sequence[float | None], width: int = 20) -> str:
     """A curve as one line of text, at most `width` letters.
 

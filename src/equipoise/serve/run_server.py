@@ -65,8 +65,10 @@ def serve(folder: Path, options: ServerOptions, *, say: Callable[[str], None], o
     url = f"{scheme}://{f'[{shown}]' if ':' in shown else shown}:{port}/"
     page = url if token is None else f"{url}?token={token}"
     config = uvicorn.Config(
-        make_app(folder, access), log_level="warning", lifespan="off", server_header=False, date_header=True, access_log=False,
-        limit_concurrency=MOST_CONNECTIONS, timeout_keep_alive=20, timeout_graceful_shutdown=2, h11_max_incomplete_event_size=65536,
+        make_app(folder, access), log_level="warning", lifespan="off", ws="none",
+        server_header=False, date_header=True, access_log=False,
+        limit_concurrency=MOST_CONNECTIONS, timeout_keep_alive=20, timeout_graceful_shutdown=2,
+        h11_max_incomplete_event_size=65536,
         ssl_certfile=None if options.certificate is None else str(options.certificate),
         ssl_keyfile=None if options.key is None else str(options.key),
     )  # fmt: skip
@@ -101,9 +103,8 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as failure:
         made.close()
         if failure.errno == errno.EADDRINUSE:
-            raise ConfigError(
-                f"Port {port} is in use, perhaps by another server. Choose another: --port {port + 1 if port < 65535 else PORT}."
-            ) from failure
+            other = port + 1 if port < 65535 else PORT
+            raise ConfigError(f"Port {port} is in use, perhaps by another server. Choose another: --port {other}.") from failure
         raise ConfigError(f"{host}:{port} cannot be listened on: {failure.strerror}.") from failure
 
 

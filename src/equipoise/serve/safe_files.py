@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Sequence
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
-NO_FOLLOW = os.O_NOFOLLOW if hasattr(os, "O_NOFOLLOW") else 0
+NO_FOLLOW = vars(os).get("O_NOFOLLOW", 0)  # Windows has none
 
 
 class Outside(OSError):
     """A path that leaves its folder, or is no plain file."""
 
 
-def open_below(root: Path, parts: Sequence[str]) -> BinaryIO:
+def open_below(root: Path, parts: Sequence[str]) -> BufferedReader:
     """Open the file at root/parts[0]/parts[1]/… for reading. Links, "..", devices and anything but a plain file are refused."""
     for part in parts:
         if part in ("", ".", "..") or "/" in part or "\\" in part or "\0" in part:

@@ -1,4 +1,4 @@
-"""What pages load: style sheet and scripts of our own, and onnxruntime-web, kept compressed. Addresses hold a hash of the content."""
+"""What pages load: our style sheet and scripts, and onnxruntime-web, all compressed. Addresses hold a hash of the content."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from equipoise.errors import ConfigError
 from equipoise.serve.library import Library
+from equipoise.serve.log_tail import Curve
 from equipoise.serve.pages_text import duration, sparkline
 from equipoise.serve.run_states import WatchedRun
 
@@ -56,7 +57,7 @@ def frame(library: Library) -> tuple[Any, bool]:
 def _add(table: Table, notes: list[Any], run: WatchedRun) -> bool:
     state = run.state()
     style = STYLES[state.status]
-    curves = run.log.curves or {"": None}
+    curves: dict[str, Curve | None] = {**run.log.curves} or {"": None}
     for place, (name, curve) in enumerate(curves.items()):
         last = curve.last if curve is not None else None
         loss, tail, epsilon = ("–" if last is None or last[k] is None else f"{last[k]:.4f}" for k in (1, 2, 4))

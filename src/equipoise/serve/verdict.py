@@ -65,12 +65,9 @@ def judge(losses: Sequence[Numbers], errors: Sequence[Numbers]) -> Verdict:
     members = []
     for m, (loss, error) in enumerate(zip(losses, errors, strict=True)):
         wrong = int(error.sum()) if bool(np.isin(error, (0.0, 1.0)).all()) else None
-        members.append(
-            MemberVerdict(
-                means[m], student_interval(loss), None if m == best else student_interval(loss - losses[best], confidence), wrong,
-                None if wrong is None else share_interval(wrong, len(error)),
-            )
-        )  # fmt: skip
+        behind = None if m == best else student_interval(loss - losses[best], confidence)
+        share = None if wrong is None else share_interval(wrong, len(error))
+        members.append(MemberVerdict(means[m], student_interval(loss), behind, wrong, share))
     return Verdict(best, tuple(members), len(losses[0]))
 
 

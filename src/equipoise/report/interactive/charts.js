@@ -2,7 +2,7 @@
 "use strict";
 const EquipoiseCharts = (() => {
   const node = (name, attributes, text) => {
-    const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+    const made = document.createElementNS("http:" + "//www.w3.org/2000/svg", name);
     for (const [key, value] of Object.entries(attributes || {})) made.setAttribute(key, value);
     if (text !== undefined) made.textContent = text;
     return made;
@@ -23,7 +23,7 @@ const EquipoiseCharts = (() => {
 
   // The frame of a chart: axes with numbers and names; gives the functions that place a value.
   function frame(svg, { x, y, xName, yName, xPercent, yPercent, height = 240, whole = false }) {
-    const width = Math.max(240, svg.clientWidth || 480), left = 58, right = 14, top = 14, bottom = 44;
+    const width = Math.max(240, svg.clientWidth || 480), left = 58, right = 24, top = 14, bottom = 44;
     svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     svg.setAttribute("height", height);
     svg.replaceChildren();

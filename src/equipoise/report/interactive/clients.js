@@ -43,7 +43,7 @@
     descending = sorted === name ? !descending : isError(name);
     sorted = name;
     const values = columns[name], sign = descending ? -1 : 1;
-    const rank = (value) => value === null ? Infinity : value;
+    const rank = (value) => value === null ? Number.POSITIVE_INFINITY : value;
     order = [...Array(count).keys()].sort((a, b) => {
       const one = rank(values[a]), two = rank(values[b]);
       if (typeof one === "string") return sign * one.localeCompare(two, undefined, { numeric: true }) || a - b;

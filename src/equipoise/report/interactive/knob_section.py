@@ -14,10 +14,10 @@ PAGE_SCRIPTS = ("charts.js", "knob.js", "clients.js")
 
 
 def shown(value: float | None, percent: bool) -> str:
-    """A number as the page writes it.
+    r"""A number as the page writes it.
 
     >>> shown(0.245, True), shown(None, True)
-    ('24.5\\xa0%', '–')
+    ('24.5\xa0%', '–')
     """
     if value is None:
         return "–"
@@ -32,7 +32,8 @@ def knob_section(data: Mapping[str, Any], *, note: str = "") -> Iterator[str]:
     yield '<section class="knob" aria-labelledby="knob-title"><h2 id="knob-title">Turn the knob</h2>'
     yield f'<p class="note">Each position is a model of its own; the numbers are over {who}. {escape(note)}</p>'
     yield '<div id="knob-live" class="card" hidden><div class="turn">'
-    yield f'<label for="knob-slider">From the average client to the tail: <output id="knob-value" for="knob-slider">{knob}</output></label>'
+    yield '<label for="knob-slider">From the average client to the tail: <output id="knob-value"'
+    yield f' for="knob-slider">{knob}</output></label>'
     yield f'<input type="range" id="knob-slider" min="0" max="{len(members) - 1}" step="1" value="0">'
     yield '<div id="knob-ticks">'
     yield from (f'<button type="button" tabindex="-1" aria-pressed="false">{member["value"]:g}</button>' for member in members)
@@ -44,19 +45,25 @@ def knob_section(data: Mapping[str, Any], *, note: str = "") -> Iterator[str]:
     yield f'<div class="{"stack" if data["private"] else "pair"}">'
     if not data["private"]:
         yield f"<figure><h3>How the {noun} is spread over clients</h3>"
-        yield f'<svg id="knob-histogram" role="img" aria-label="Histogram of the {noun} of clients; the numbers are in the table below"></svg>'
-        yield "<figcaption>Lines: mean (solid) and 90th percentile (dashed). Outline: the start of the knob.</figcaption></figure>"
+        yield f'<svg id="knob-histogram" role="img" aria-label="Histogram of the {noun} of clients; the numbers are in'
+        yield ' the table below"></svg>'
+        yield "<figcaption>Lines: mean (solid) and 90th percentile (dashed). Outline: the start of the knob.</figcaption>"
+        yield "</figure>"
     yield "<figure><h3>What the tail gains and the average pays</h3>"
-    yield '<svg id="knob-tradeoff" role="img" aria-label="Mean against 90th percentile for every position; the numbers are in the table below"></svg>'
-    yield "<figcaption>Lower is better in both directions. The large point is where the knob stands.</figcaption></figure></div>"
+    yield '<svg id="knob-tradeoff" role="img" aria-label="Mean against 90th percentile for every position; the'
+    yield ' numbers are in the table below"></svg>'
+    yield "<figcaption>Lower is better in both directions. The large point is where the knob stands.</figcaption>"
+    yield "</figure></div>"
     if data["private"]:
         yield '<p class="note">This run protects single clients, so none of them is shown.</p>'
     else:
-        yield '<div class="pair moves"><div><h3 id="knob-gains">Clients that gain</h3><ul id="knob-gain" aria-labelledby="knob-gains"></ul></div>'
+        yield '<div class="pair moves"><div><h3 id="knob-gains">Clients that gain</h3><ul id="knob-gain"'
+        yield ' aria-labelledby="knob-gains"></ul></div>'
         yield '<div><h3 id="knob-loses">Clients that lose</h3><ul id="knob-lose" aria-labelledby="knob-loses"></ul></div></div>'
     yield "</div>"
     yield "<h3>All positions of the knob</h3>"
-    yield '<div class="card scroll" tabindex="0" role="region" aria-label="All positions of the knob"><table id="knob-table"><thead><tr>'
+    yield '<div class="card scroll" tabindex="0" role="region" aria-label="All positions of the knob"><table'
+    yield ' id="knob-table"><thead><tr>'
     yield f'<th scope="col">{knob}</th>'
     yield from (f'<th scope="col">{title.format(noun=noun)}</th>' for title in TILES.values())
     if not data["private"]:
@@ -77,7 +84,8 @@ def clients_section(columns: Mapping[str, Sequence[Any]], *, percent: bool, titl
     count = len(columns[names[0]])
     yield f'<section class="clients" aria-labelledby="clients-title"><h2 id="clients-title">{escape(title)}</h2>'
     yield '<p id="clients-tools" class="tools" hidden><label for="clients-search">Search</label> '
-    yield '<input type="search" id="clients-search" autocomplete="off"> <button type="button" id="clients-save">Save as CSV</button> '
+    yield '<input type="search" id="clients-search" autocomplete="off"> <button type="button"'
+    yield ' id="clients-save">Save as CSV</button> '
     yield '<span id="clients-status" role="status"></span></p>'
     yield '<div class="card scroll" tabindex="0" role="region" aria-label="All clients"><table id="clients-table"><thead><tr>'
     yield from (f'<th scope="col" aria-sort="none"><button type="button">{escape(name)}</button></th>' for name in names)
@@ -92,4 +100,5 @@ def clients_section(columns: Mapping[str, Sequence[Any]], *, percent: bool, titl
     yield '</tbody></table></div><p><button type="button" id="clients-more" hidden>Show more</button></p>'
     if count > FIRST_ROWS:
         yield f"<noscript><p>The first {FIRST_ROWS} of {count} rows; sorting and searching need JavaScript.</p></noscript>"
-    yield f'<script type="application/json" id="clients-data">{embedded({"columns": columns, "percent": percent})}</script></section>'
+    yield '<script type="application/json"'
+    yield f' id="clients-data">{embedded({"columns": columns, "percent": percent})}</script></section>'

@@ -31,7 +31,7 @@
   function legend(name, entries) {
     find(`legend-${name}`).replaceChildren(...entries.map(([text, colour, dashed]) => {
       const item = document.createElement("li"), line = document.createElement("i");
-      line.className = `method-${colour % 7}${dashed ? " dashed" : ""}`;
+      line.className = `${colour === "none" ? "plain" : `method-${colour % 7}`}${dashed ? " dashed" : ""}`;
       item.append(line, text);
       return item;
     }));
@@ -70,9 +70,9 @@
     if (!find("live-figures")) return;
     find("live-figures").hidden = !series.size;
     const loss = column(1), tail = column(2).map((line) => ({ ...line, dashed: true }));
-    const several = loss.length > 1;
-    figure("loss", [...loss, ...tail], { yName: "loss" },
-      loss.flatMap((line) => [[`${several ? `${label(line.name)}: ` : ""}mean`, line.colour], [`${several ? `${label(line.name)}: ` : ""}worst tenth`, line.colour, true]]));
+    const several = loss.length > 1, owners = several ? loss.map((line) => [label(line.name), line.colour]) : [];
+    const styles = (second) => [...owners, ["mean", several ? "none" : 0], [second, several ? "none" : 0, true]];
+    figure("loss", [...loss, ...tail], { yName: "loss" }, styles("worst tenth"));
     figure("trained", column(3), { yName: "clients", from: 0 },
       loss.map((line) => [`${label(line.name)}${cohort && !several ? `, of ${cohort} drawn` : ""}`, line.colour]));
     figure("epsilon", column(4), { yName: "ε", from: 0 }, loss.map((line) => [label(line.name), line.colour]));
@@ -84,7 +84,8 @@
       const mean = of("error"), ninety = of("error_90");
       const all = [...mean, ...ninety].flatMap((line) => line.points.map((point) => point[1])).filter((value) => value !== null);
       figure("error", [...mean, ...ninety], { yName: "error", percent: all.every((value) => value >= 0 && value <= 1) },
-        mean.flatMap((line) => [[`${several ? `${label(line.name)}: ` : ""}mean`, line.colour], [`${several ? `${label(line.name)}: ` : ""}90th percentile`, line.colour, true]]));
+        styles("90th percentile"));
+      if (new Set(evaluations.map((each) => each.round)).size < 2) find("figure-error").hidden = true;
     }
     drawSpread();
     if (!drawn) {
