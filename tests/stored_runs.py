@@ -148,6 +148,7 @@ RUNS: dict[str, Callable[[], StoredRun]] = {
         clients(),
         {"engine": "loop"},
     ),
+    "group-dro": of("a mixture over groups", risk=eq.risk.GroupDRO(0.3, lambda client: client[-1])),
 }
 
 # The classes of states in the stored files, under the names that they had when these were written.
@@ -156,6 +157,7 @@ STATES = {
     "equipoise.privacy.run:PrivateState",
     "equipoise.risk.superquantile:Released",
     "equipoise.risk.worst_case:ClientMixture",
+    "equipoise.risk.group_dro:GroupMixture",
     "equipoise.solvers.prepared:ProxState",
 }
 

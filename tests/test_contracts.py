@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-import equipoise.attacks as attack_module
+import equipoise.attacks.malicious as attack_module
 from equipoise import engines, personal, privacy, risk
 from equipoise.errors import InvalidParameter
 from equipoise.personal.personal_run import PersonalRun

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import equipoise as eq
+from equipoise.errors import EquipoiseNotice
 from equipoise.types import Observer
 from stored_runs import FOLDER, INDEX, RUNS, STATES, classes_in, clients, softmax, written
 
@@ -64,7 +65,8 @@ def test_every_run_is_stored():
 @pytest.mark.parametrize("name", STORED)
 def test_a_stored_checkpoint_ends_where_the_version_that_wrote_it_ended(name, tmp_path):
     stored, before = STORED[name], written(FOLDER / STORED[name]["file"])["rounds"]
-    result = resumed(name, tmp_path)
+    with pytest.warns(EquipoiseNotice, match="Going on from round 3 of 6.* written by an earlier version"):
+        result = resumed(name, tmp_path)
     assert len(before) == stored["rounds_done"]
     assert result.rounds == len(result.history.rounds) == stored["rounds"]
     # Reports of rounds before are those of the file, to the second: nothing was trained again.
@@ -95,19 +97,23 @@ def algorithms():
     slow = r.Superquantile(eta_every=2)
     risks = parts_of(
         r, Superquantile=slow, Tilted=r.Tilted(tracked=True), Mixture=r.Mixture((1.0, slow)), RiskValue=None,
-        HierarchicalTilt=r.HierarchicalTilt(lambda client: client[-1]),
+        HierarchicalTilt=r.HierarchicalTilt(lambda client: client[-1]), GroupDRO=r.GroupDRO(0.1, lambda client: client[-1]),
     )  # fmt: skip
     for risk in risks:
         yield eq.Algorithm(risk=risk, sampler=full)
-    for solver in parts_of(eq.solvers, AdaDPS=eq.solvers.AdaDPS({"weight": torch.ones(3)})):
+    schedules = dict.fromkeys(("Constant", "Cosine", "LinearDecay", "Step"))
+    kept, given = eq.solvers.Adam(state="kept"), eq.solvers.AdaDPS({"weight": torch.ones(3)})
+    for solver in parts_of(eq.solvers, AdaDPS=given, Adam=kept, **schedules):
         yield eq.Algorithm(solver=solver, sampler=full)
-    for aggregator in parts_of(eq.aggregators):
+    inner = eq.aggregators.Median()
+    for aggregator in parts_of(eq.aggregators, NNM=eq.aggregators.NNM(inner), Bucketing=eq.aggregators.Bucketing(inner)):
         yield eq.Algorithm(aggregator=aggregator, sampler=full)
     for server in parts_of(eq.server_opt, ABC=None):
         yield eq.Algorithm(server=server, sampler=full)
     for averaging in parts_of(eq.averaging, Geometric=eq.averaging.Geometric(0.1)):
         yield eq.Algorithm(averaging=averaging, sampler=full)
-    for personal in parts_of(eq.personal, Mocha=eq.personal.Mocha(0.1, solver=eq.solvers.SGD(lr=0.01))):
+    mocha = eq.personal.Mocha(0.1, solver=eq.solvers.SGD(lr=0.01))
+    for personal in parts_of(eq.personal, Mocha=mocha, Split=eq.personal.Split("bias")):
         yield eq.Algorithm(personal=personal, sampler=full)
     private = p.DifferentialPrivacy(None, 1e-2, 0.5, noise_multiplier=0.8, clip_rule=p.AdaptiveClip(), method="rdp")
     for privacy in (private, p.GaussianMechanism(0.5, 0.0), p.SecureAggregation()):

@@ -44,15 +44,19 @@ NOT_PARTS = {
     "equipoise.engines.simulator.cuda.kernels.convnet_kernels": {"getattr(programs, name, None)": "a module's function"},
     "equipoise.engines.simulator.linear_blocks": {"getattr(task.loss, '__self__', None)": "whose method a loss is"},
     "equipoise.engines.simulator.workers": {"getattr(mmap, 'MAP_NORESERVE', 16384)": "a flag of the system"},
+    "equipoise.errors": {
+        "getattr(value, 'shape', None)": "an array in a message",
+        "getattr(value, 'dtype', type(value).__name__)": "an array in a message",
+    },
     "equipoise.observers": {"getattr(member, event, lambda *_: None)": "an observer fills in what it needs"},
     "equipoise.optim.gradients": {
         "getattr(model, 'bias', None)": "a parameter of a model",
     },
     "equipoise.personal.regularise": {"getattr(loss, '__name__', type(loss).__name__)": "a function's name, for a message"},
     "equipoise.runs.checkpoint": {
-        "getattr(setting.task.loss, '__qualname__', type(setting.task.loss).__name__)": "a function's name",
         "getattr(state_class, step, None)": "a class in a module, by name",
     },
+    "equipoise.runs.identity": {"getattr(function, '__qualname__', type(function).__name__)": "a function's name"},
     "equipoise.runs.setup": {"getattr(maker, '__name__', maker)": "a function's name, for a message"},
     "equipoise.tilted.estimators": {"getattr(self, '_warm', [])": "whether an estimator was fitted before"},
     "equipoise.tilted.hierarchy": {
@@ -64,9 +68,9 @@ NOT_PARTS = {
 
 # Modules and classes that have one name because they are one idea in two places.
 SAME_IDEA = {
-    "attacks": "attacks, and their checks",
     "figures": "one figure on the page, and for a paper",
     "AdaDPS": "the method among clients, and as an optimiser",
+    "Adam": "the step of a client, and of the server",
     "SGD": "the step of a client, and of the server",
     "Uniform": "alike for all: clients that are drawn, iterates that are averaged",
 }
@@ -228,10 +232,14 @@ HELPERS = {  # small pure helpers that a round of the loop engine passes through
     "equipoise.data.leaves",  # one tensor of them
     "equipoise.engines.device_sets",  # where they are
     "equipoise.solvers.batches",  # which of them a step sees
+    "equipoise.solvers.client_steps",  # a client's weights and memory between two steps
+    "equipoise.solvers.local_optimizer",  # the options that SGD shares with other solvers
     "equipoise.types",  # the values that are passed on
     "equipoise.errors",  # checks of arguments
     "equipoise.core.abilities",
+    "equipoise.core.carried",  # running statistics, of models that have them
     "equipoise.core.devices",
+    "equipoise.core.forward_rules",  # the masks of dropout
     "equipoise.core.numbers",
     "equipoise.core.params",
     "equipoise.core.rng",

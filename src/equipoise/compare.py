@@ -12,6 +12,7 @@ from torch import nn
 from equipoise.algorithm import Algorithm
 from equipoise.data.clients import FederatedData
 from equipoise.errors import EquipoiseError, require
+from equipoise.privacy.observer_table import composed_words
 from equipoise.report import write_report
 from equipoise.report.data.over_seeds import FIGURES, Spread, figures_of, intervals_of
 from equipoise.report.text.phrases import INTERVAL, SHARED, remarks
@@ -36,6 +37,23 @@ class Comparison:
     def all_results(self) -> list[Result]:
         """All results, method by method."""
         return [run for runs in self.results.values() for run in runs]
+
+    @property
+    def privacy(self) -> str:
+        """What the private runs cost, each alone and all on one data set together: empty without differential privacy.
+
+        Runs with other seeds, methods or settings on the same data add up, whichever of them is published in the end.
+        """
+        private = [run for run in self.all_results if run.epsilon is not None]
+        lines = []
+        for data in dict.fromkeys(run.data for run in private):
+            runs = [run for run in private if run.data == data]
+            if together := composed_words(run.privacy for run in runs):
+                most = max(runs, key=lambda run: run.epsilon.epsilon if run.epsilon is not None else 0.0)
+                spent = most.epsilon
+                alone = "" if spent is None else f"{'Nominal ' * spent.seeded}ε of one run: {spent.epsilon:.4g}. "
+                lines.append(f"{alone}{together}")
+        return "\n".join(lines)
 
     def summary(self) -> str:
         """The table as text: error over clients, mean ± standard deviation over seeds."""
@@ -65,6 +83,8 @@ class Comparison:
             if "shared_mean" in row:
                 lines.append(f"{SHARED:<{width}}{cells(row, 'shared_')}")
                 lines += interval_lines(method, "shared_error")
+        if spent := self.privacy:
+            lines.append(spent)
         if said := remarks(self.results, table, "{:.3f}".format):
             lines.append(said)
         return "\n".join(lines)

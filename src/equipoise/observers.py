@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from equipoise.core.files import write_atomically
-from equipoise.errors import ObserverFailed
+from equipoise.core.files import DurableFile, make_folder, write_atomically
+from equipoise.errors import NotWritten, ObserverFailed
 from equipoise.types import Observer, RoundReport
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ class Evaluation:
     clients: ClientTable
     params: Tensor | None = None  # (D,); not kept in the history
     run: str = ""  # the run's name
+    carried: Tensor | None = None  # (C,) of a model with carried values; not kept in the history
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,7 @@ class History(Observer):
 
     def on_evaluation(self, evaluation: Evaluation) -> None:
         """Take in an evaluation of all clients."""
-        self.evaluations.append(replace(evaluation, params=None))
+        self.evaluations.append(replace(evaluation, params=None, carried=None))
         self.points.append(EvaluationPoint.of(evaluation))
 
 
@@ -122,18 +123,24 @@ class JsonLines(Observer):
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._file: TextIO | None = None
+        self._file: DurableFile | None = None
         self._logged: set[str] = set()  # the names of the runs in the file
         self._several = False
 
     def on_start(self, run: Run) -> None:
         """Begin to watch a run."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path.parent)
         self._several = run.shares_rounds
-        if run.first_round and run.history is not None and run.name not in self._logged:
-            self._write_history(run.name, run.history)
+        before = run.history if run.first_round and run.name not in self._logged else None
+        lines = "".join(history_lines(before, run.name if self._several else None)).encode() if before is not None else b""
+        if before is not None and not self._logged:
+            # The log up to the checkpoint: what was logged may say less, or more, than that. The first run begins it anew.
+            write_atomically(self.path, lines)
         if self._file is None:
-            self._file = self.path.open("a" if run.first_round or self._logged else "w", encoding="utf-8")
+            goes_on = run.first_round or self._logged
+            self._file = DurableFile.at_end(self.path) if goes_on else DurableFile(self.path)
+        if self._logged:
+            self._write_bytes(lines)
         self._logged.add(run.name)
         about = {"name": run.name, "rounds": run.rounds, "seed": run.seed, "first_round": run.first_round}
         self._write({"event": "start", **about})
@@ -152,22 +159,17 @@ class JsonLines(Observer):
             self._file.close()
             self._file = None
 
-    def _write_history(self, run: str, history: History) -> None:
-        """The log of a run that goes on from its checkpoint, up to there: what was logged may say less, or more, than that.
-
-        The first run begins the file anew.
-        """
-        lines = history_lines(history, run if self._several else None)
-        if not self._logged:
-            write_atomically(self.path, "".join(lines).encode())
-        else:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.writelines(lines)
-
     def _write(self, record: dict[str, Any]) -> None:
-        if self._file is not None:
-            self._file.write(_line(record))
-            self._file.flush()
+        self._write_bytes(_line(record).encode())
+
+    def _write_bytes(self, content: bytes) -> None:
+        if self._file is None:
+            return
+        try:
+            self._file.write(content)
+        except OSError as failure:
+            reason = failure.strerror or str(failure)
+            raise NotWritten(f"{self.path} could not be written: {reason}. Make room, or see to its permissions.") from failure
 
 
 def history_lines(history: History, run: str | None = None) -> list[str]:
@@ -272,7 +274,7 @@ class Observers:
         for member in self._members:
             try:
                 self._call(member, "on_end")
-            except ObserverFailed as failure:
+            except (ObserverFailed, NotWritten) as failure:
                 first = first or failure
         if first is not None and not failing:
             raise first
@@ -280,6 +282,8 @@ class Observers:
     def _call(self, member: Observer, event: str, *told: object) -> None:
         try:
             getattr(member, event, lambda *_: None)(*told)
+        except NotWritten:  # the disk's fault, and no observer's
+            raise
         except Exception as failure:
             raise ObserverFailed(f"Observer {type(member).__name__} failed in {event}: {failure}") from failure
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.algorithm import Algorithm
-from equipoise.core.files import write_atomically
+from equipoise.core.files import DurableFile, move, write_atomically
 from equipoise.data.clients import ClientSet, FederatedData
-from equipoise.errors import InvalidParameter
+from equipoise.errors import InvalidParameter, NotWritten
 from equipoise.metrics import Interval, Summary, mean_interval, percentile_interval, summarise
 from equipoise.observers import History
 from equipoise.report import write_report
@@ -28,10 +28,12 @@ if TYPE_CHECKING:
     from equipoise.data.schema import Schema
     from equipoise.experiment.recorded import RecordedAlgorithm
     from equipoise.privacy.accounting import Spent
+    from equipoise.privacy.observer_table import PrivacyTable
     from equipoise.runs.setup import Setting
 
 COLUMNS = ("client", "split", "seen", "size", "loss", "error")
 OPTIONAL = ("malicious", "personal_loss", "personal_error")  # columns of runs under attack and with personal models
+NOT_EVALUATED = "not evaluated"  # stands for a client in the row of a split that nobody could be asked about
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,6 +291,7 @@ class RunRecord:
     clients_per_round: int
     error_is_loss: bool = False  # whether the task has no error besides its loss
     epsilon: Spent | None = None  # the privacy spent, under differential privacy
+    privacy: PrivacyTable | None = None  # ε by observer; None for runs of version 0.1
     sampled: dict[str, tuple[int, int]] | None = None  # clients evaluated and clients there are, by split; None: all of them
 
     def __repr__(self) -> str:
@@ -327,6 +330,7 @@ class Result(RunRecord):
     algorithm: Algorithm
     model: nn.Module
     params: Tensor  # (D,)
+    carried: Tensor | None = None  # (C,) carried values (core.carried), e.g. running statistics, if the model has any
     personal: PersonalModels | None = None  # the clients' own models, if the algorithm gives them any
     schema: Schema | None = None  # what became of each column, if the data are a table
     signature: Signature | None = None  # what the model takes, where the data are on this machine
@@ -359,8 +363,8 @@ class Result(RunRecord):
 class PersonalModels:
     """The models of the training clients, by id. Models that are made after training (finetuning) are made on each call."""
 
-    def __init__(self, setting: Setting, run: PersonalWork, state: ServerState, params: Tensor) -> None:
-        self._setting, self._run, self._state, self._params = setting, run, state, params
+    def __init__(self, setting: Setting, run: PersonalWork, state: ServerState, model: Tensor) -> None:
+        self._setting, self._run, self._state, self._model = setting, run, state, model
 
     @property
     def ids(self) -> Sequence[str]:
@@ -375,6 +379,10 @@ class PersonalModels:
 
     def params(self, clients: Sequence[str]) -> Tensor:
         """The parameters of some clients' models, one row each: (k, D)."""
+        return self._setting.task.split(self._models(clients))[0]
+
+    def _models(self, clients: Sequence[str]) -> Tensor:
+        """Models of some clients, one row each: parameters, and then carried values if the model has any, (k, D + C)."""
         rule = f"must be ids of the {len(self)} training clients"
         odd = [name for name in clients if not isinstance(name, str)]
         if odd or isinstance(clients, str) or len(clients) == 0:
@@ -382,20 +390,34 @@ class PersonalModels:
         positions = self._setting.data.train.positions_of(clients)
         if unknown := [name for name, k in zip(clients, positions.tolist(), strict=True) if k < 0]:
             raise InvalidParameter("clients", rule, unknown)
-        return self._run.models(self._state.personal, self._params, positions, self._state.round)
+        return self._run.models(self._state.personal, self._model, positions, self._state.round)
 
     def model(self, client: str) -> nn.Module:
-        """A copy of the user's model with the parameters of one client."""
-        return self._setting.model_at(self.params([client])[0])
+        """A copy of the user's model with the parameters of one client, and with its own statistics if it carries any."""
+        return self._setting.model_at(self._models([client])[0])
 
     def to_npy(self, path: str | Path) -> Path:
-        """Write all models as one NumPy array (n, D), a few at a time, in the order of `ids`; the file is whole or absent."""
+        """Write all models as one NumPy array (n, D), a few at a time, in the order of `ids`; the file is whole or absent.
+
+        Where models carry values beside their parameters (running statistics), these follow in each row: (n, D + C).
+        """
         import numpy as np
 
         path, part = Path(path), Path(f"{path}.part")
-        shape, dtype = (len(self), len(self._params)), self._params.cpu().numpy().dtype
-        file = np.lib.format.open_memmap(part, mode="w+", dtype=dtype, shape=shape)
-        for clients, models in self._run.all_models(self._state.personal, self._params, self._state.round):
-            file[clients.numpy()] = models.cpu().numpy()
-        file.flush()
-        return part.replace(path)
+        header = io.BytesIO()
+        kind, shape = self._model.cpu().numpy().dtype, (len(self), len(self._model))
+        described = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(header, described)
+        try:
+            file = DurableFile(part)
+            try:
+                file.write(header.getvalue())
+                for _, models in self._run.all_models(self._state.personal, self._model, self._state.round):
+                    file.write(models.cpu().contiguous().numpy())  # in the order of clients
+                file.sync()
+            finally:
+                file.close()
+            move(part, path)
+        except OSError as failure:
+            raise NotWritten(f"{path} could not be written: {failure.strerror or failure}.") from failure
+        return path

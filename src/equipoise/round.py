@@ -24,10 +24,12 @@ from equipoise.core.numbers import Numbers, numbers
 from equipoise.core.update_checks import as_local_work
 from equipoise.data.clients import ClientSet
 from equipoise.errors import Diverged, InvalidParameter
+from equipoise.privacy.observer_table import PrivacyTable, unprotected_table
 from equipoise.solvers.prepared import RoundContext
 from equipoise.types import Cohort, Combined, Job, LocalWork, RiskValue, RoundReport, ServerState
 
 if TYPE_CHECKING:
+    from equipoise.privacy.ledger import Ledger
     from equipoise.runs.setup import Setting
     from equipoise.types import Engine, LocalSolver, SolverTraits
 
@@ -157,7 +159,7 @@ def prepare(setting: Setting, state: ServerState, cohort: Cohort, engine: Engine
         seed = rng.stream_key(cohort.seed, purpose) >> 1
         return setting.sampler(cohort.round, setting.alpha, clients_per_round=setting.clients_per_round, seed=seed)
 
-    context = RoundContext(engine, state.params, cohort, setting.alpha, draw, setting.task.layout)
+    context = RoundContext(engine, state.model, cohort, setting.alpha, draw, setting.task.layout)
     solver, solver_state = traits.prepare(context, state.solver)
     return RunInRound(setting, state, cohort, solver, solver_traits(solver), solver_state)
 
@@ -182,19 +184,25 @@ def cohort_losses(runs: Sequence[RunInRound], engine: Engine) -> list[Tensor | N
         if len(runs[i].cohort) == 0:
             losses[i] = torch.zeros(0, dtype=torch.float64)
         elif len(shared) < 2 or i not in shared:
-            solver = runs[i].solver if runs[i].solver_traits.adapts else None
-            losses[i] = engine.losses(runs[i].state.params, runs[i].cohort, solver)
+            losses[i] = losses_alone(runs[i], engine)
     if len(shared) > 1:
         cohorts = {i: runs[i].cohort.clients for i in shared}
         groups = grouped(shared, lambda i, j: cohorts[i] is cohorts[j] or torch.equal(cohorts[i], cohorts[j]))
         for same in groups:
             if len(same) > 1:
-                models = [runs[i].state.params for i in same]
+                models = [runs[i].state.model for i in same]
                 losses |= zip(same, engine.losses_of(models, runs[same[0]].cohort), strict=True)
         alone = [same[0] for same in groups if len(same) == 1]
-        jobs = [Job(runs[i].state.params, runs[i].cohort, runs[i].cohort.weights) for i in alone]
+        jobs = [Job(runs[i].state.model, runs[i].cohort, runs[i].cohort.weights) for i in alone]
         losses |= zip(alone, engine.losses_each(jobs) if jobs else [], strict=True)
     return [losses.get(i) for i in range(len(runs))]
+
+
+def losses_alone(run: RunInRound, engine: Engine) -> Tensor:
+    """The losses (K,) of one run's cohort: at the shared model, or at clients' own models if the method says so."""
+    setting, state = run.setting, run.state
+    own = None if setting.personal is None else setting.personal.losses(state.personal, state.model, run.cohort)
+    return own if own is not None else engine.losses(state.model, run.cohort, run.solver if run.solver_traits.adapts else None)
 
 
 def without_lost_clients(run: RunInRound, losses: Tensor | None) -> tuple[Cohort, Tensor | None]:
@@ -242,7 +250,8 @@ def local_work(planned: Sequence[Planned], engine: Engine) -> list[Worked | Dive
     together: list[int] = []
     for i, (run, plan) in enumerate(planned):
         setting = run.setting
-        open_sum = setting.protection.in_the_open and run.algorithm.aggregator.linear and setting.personal is None
+        alone = setting.personal is not None or setting.kept is not None
+        open_sum = setting.protection.in_the_open and run.algorithm.aggregator.linear and not alone
         if len(planned) > 1 and open_sum and len(plan.workers):
             together.append(i)
             continue
@@ -257,7 +266,7 @@ def local_work(planned: Sequence[Planned], engine: Engine) -> list[Worked | Dive
         if len(group) == 1:
             works[group[0]] = work_alone(run, plan, engine)
             continue
-        jobs = [Job(planned[i][0].state.params, planned[i][1].workers, planned[i][1].weights) for i in group]
+        jobs = [Job(planned[i][0].state.model, planned[i][1].workers, planned[i][1].weights) for i in group]
         for i, work in zip(group, engine.summed_updates(jobs, run.solver, run.algorithm.aggregator), strict=True):
             works[i] = combined_sum(planned[i][0].state, planned[i][1], work), None
     return [works[i] for i in range(len(planned))]
@@ -267,11 +276,13 @@ def work_alone(run: RunInRound, plan: Plan, engine: Engine) -> Worked:
     """The local work of one run: of the whole cohort on the clients' own models, if they have any, and of the workers."""
     setting, state, own, sent = run.setting, run.state, run.state.personal, None
     if setting.personal is not None and len(plan.cohort):
-        whole = replace(plan.cohort, effort=None)  # stragglers are slow at the shared model's work alone
-        own = setting.personal.work(state.personal, state.params, whole, run.solver)
-        sent = setting.personal.updates(own, state.params, plan.workers, run.solver)
+        own = setting.personal.work(state.personal, state.model, plan.cohort, run.solver)
+        sent = setting.personal.updates(own, state.model, plan.workers, run.solver)
     if len(plan.workers) == 0 and not setting.protection.without_clients:
         return None, own  # an empty cohort, a risk flat at these losses, or all work lost
+    if setting.kept is not None:
+        workers = replace(plan.workers, rows=setting.kept.read(state.kept, plan.workers.clients))
+        plan = plan._replace(workers=workers)
     return setting.protection.combine(state, engine, run.solver, plan, sent), own
 
 
@@ -292,6 +303,10 @@ def finish(run: RunInRound, plan: Plan, worked: Worked | Diverged, began: float,
         total = scaled(total, step_factor(run, plan, work))
     changed["params"], changed["server"] = server_step(state, run.algorithm, total)
     changed |= {"aggregator": combined.aggregator, "privacy": combined.privacy}
+    if combined.carried is not None:
+        changed["carried"] = setting.task.carried.from_moments(combined.carried).to(state.params)
+    if setting.kept is not None:
+        changed["kept"] = setting.kept.write(state.kept, plan.workers, work)
     after = next_state(setting, state, **changed)
     report = report_of(setting, plan, began, work, runs=runs)
     rejected = rejected_clients(plan, work, setting.data.train) if setting.protection.in_the_open else ()
@@ -334,16 +349,25 @@ class Unprotected:
         """
         aggregator, params, workers = self.algorithm.aggregator, state.params, plan.workers
         if aggregator.linear and sent is None:
-            return combined_sum(state, plan, engine.summed_update(params, workers, solver, plan.weights, aggregator))
-        work = engine.updates(params, workers, solver) if sent is None else as_local_work(sent, params, plan.worker_losses)
+            return combined_sum(state, plan, engine.summed_update(state.model, workers, solver, plan.weights, aggregator))
+        work = engine.updates(state.model, workers, solver) if sent is None else as_local_work(sent, params, plan.worker_losses)
         updates, arrived = work.update, torch.isfinite(work.sq_norms)
         if not bool(arrived.all()):  # robust aggregators know NaN for what cannot be used
             updates = torch.where(arrived.to(updates.device).unsqueeze(1), updates, float("nan"))
         if aggregator.linear:
             weights = plan.weights * left_out_factor(plan, work)
             return Combined(aggregator(updates.nan_to_num(0.0), weights)[0], work, state.aggregator)
-        total, aggregator_state = aggregator(updates, plan.weights, losses=plan.worker_losses, state=state.aggregator)
+        streams = {"keys": self.streams(workers)} if self.algorithm.traits.aggregator.needs_keys else {}
+        total, aggregator_state = aggregator(
+            updates, plan.weights, losses=plan.worker_losses, state=state.aggregator, **streams
+        )
         return Combined(total, work, aggregator_state)
+
+    def streams(self, cohort: Cohort) -> Tensor:
+        """A random stream of each client for the aggregator of this round, (K,) int64, whatever the order of clients."""
+        return rng.client_keys(
+            rng.stream_key(cohort.seed, "aggregation", cohort.round), self.clients.keys[cohort.clients].cpu()
+        )
 
     def epsilon_after(self, rounds: int) -> None:
         """There is no ε."""
@@ -354,6 +378,19 @@ class Unprotected:
     def describe(self) -> None:
         """There is no noise."""
 
+    def privacy(self, state: Any) -> PrivacyTable:
+        """No observer is held to anything."""
+        return unprotected_table()
+
+    def open_ledger(self, ledger: Ledger, *, data: str, run: str, once: bool) -> None:
+        """Nothing is written down: everything is open."""
+
+    def resume(self, state: Any, rounds: int) -> None:
+        """There is nothing to go on with."""
+
+    def begin_evaluation(self, round_index: int) -> None:
+        """Nothing is written down."""
+
 
 def _are_weights(weights: Numbers) -> bool:
     """Whether all weights are finite and none is negative."""
@@ -362,7 +399,7 @@ def _are_weights(weights: Numbers) -> bool:
 
 def combined_sum(state: ServerState, plan: Plan, work: LocalWork) -> Combined:
     """A sum (D,) of client updates under the plan's weights as the total of a linear aggregator."""
-    return Combined(scaled(work.update, left_out_factor(plan, work)), work, state.aggregator)
+    return Combined(scaled(work.update, left_out_factor(plan, work)), work, state.aggregator, carried=work.carried)
 
 
 def scaled(total: Tensor, factor: float) -> Tensor:
@@ -403,8 +440,8 @@ def step_factor(run: RunInRound, plan: Plan, work: LocalWork) -> float:
 
 def next_state(setting: Setting, state: ServerState, **changed: Any) -> ServerState:
     """The state after a round in which the parts named by `changed` have new states."""
-    averaging = setting.algorithm.reported.update(changed.get("params", state.params), state.averaging)
-    return ServerState(**(vars(state) | changed | {"round": state.round + 1, "averaging": averaging}))
+    after = ServerState(**(vars(state) | changed | {"round": state.round + 1}))
+    return replace(after, averaging=setting.averaged.update(after))
 
 
 def stop_unless_finite(values: Tensor, cohort: Cohort, clients: ClientSet, what: str) -> None:

@@ -8,15 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from torch import Tensor
+
 from equipoise.algorithm import Algorithm
 from equipoise.core.task import PerExample
 from equipoise.errors import Diverged, EquipoiseNotice, ObserverFailed, is_integer, require
 from equipoise.observers import History, Observers, Progress, Run, show_progress
+from equipoise.privacy.ledger import Ledger
 from equipoise.result import Result
 from equipoise.round import Outcome
 from equipoise.runs.checkpoint import Checkpoints
 from equipoise.runs.drivers import choose_driver
 from equipoise.runs.health import notices, stop_if_lost
+from equipoise.runs.identity import run_key
 from equipoise.runs.setup import DataOrMaker, EngineChoice, ModelOrMaker, Setting, set_up
 from equipoise.types import Observer, ServerState
 
@@ -38,6 +42,7 @@ def train(
     progress: bool | None = None,
     name: str = "run",
     checkpoint: Checkpoints | str | Path | None = None,
+    ledger: str | Path | None = None,
 ) -> Result:
     """Train `model` over the clients of `data` for `rounds` rounds and evaluate every client of every split.
 
@@ -50,9 +55,10 @@ def train(
     `clients_per_round` is not needed with sampling.Full(). `progress` shows a bar (None: in a terminal), `observers` watch the
     run (equipoise.observers), and `name` is what reports call it. `checkpoint` names a file: if it is there, the run goes on
     from it, else it is made; it is written about every ten seconds, and a run that was killed and started again ends with the
-    same model, bit for bit.
+    same model, bit for bit. `ledger` names the file that every private release is written to before it is made (None: beside
+    the checkpoint, or in memory); runs on the same data may share one, and `equipoise privacy ledger` adds them up.
     """
-    watch = Watching(evaluate_every, observers, progress, checkpoint)
+    watch = Watching(evaluate_every, observers, progress, checkpoint, ledger)
     setting = set_up(
         model, data, algorithm or Algorithm(), rounds=rounds, clients_per_round=clients_per_round, seed=seed, loss=loss,
         error=error, engine=engine, evaluate_clients=evaluate_clients, name=name,
@@ -77,6 +83,7 @@ class Watching:
     observers: Sequence[Observer] = ()
     progress: bool | None = None
     checkpoint: Checkpoints | str | Path | None = None
+    ledger: str | Path | None = None
 
     def __post_init__(self) -> None:
         good = self.evaluate_every is None or (is_integer(self.evaluate_every) and self.evaluate_every >= 1)
@@ -89,6 +96,18 @@ class Watching:
         """What writes the checkpoint."""
         return Checkpoints(self.checkpoint) if isinstance(self.checkpoint, str | Path) else self.checkpoint
 
+    def open_ledgers(self, settings: Sequence[Setting]) -> None:
+        """Have every private run write its releases into the ledger: the file that is named, or one beside the checkpoint."""
+        private = [setting for setting in settings if not setting.protection.in_the_open]
+        saving = self.saving
+        path = self.ledger if self.ledger is not None else saving.path.with_suffix(".ledger.jsonl") if saving else None
+        if not private or path is None:
+            return
+        networked = settings[0].engine_traits.network is not None
+        ledger = Ledger(path, durable=networked)
+        for setting in private:
+            setting.protection.open_ledger(ledger, data=setting.data.fingerprint, run=run_key(setting), once=networked)
+
 
 @dataclass(eq=False)
 class RunUnderWay:
@@ -98,6 +117,12 @@ class RunUnderWay:
     state: ServerState
     history: History = field(default_factory=History)
     failure: Diverged | None = None
+    start: Tensor | None = None  # w^0, where clients begin with it in later rounds
+
+    @classmethod
+    def begin(cls, setting: Setting, rows: Path | None = None, solver_rows: Path | None = None) -> RunUnderWay:
+        """A run before its first round; what clients keep between rounds goes to the files `rows` and `solver_rows`."""
+        return cls(setting, setting.begin(rows, solver_rows), start=setting.first_model if setting.keeps_rows else None)
 
     def take(self, outcome: Outcome, watching: Observers, evaluate_every: int | None) -> None:
         """Go on from a round, or stop if it failed."""
@@ -119,12 +144,13 @@ class RunUnderWay:
 
     def evaluate(self, watching: Observers, *, final: bool = False) -> None:
         """Evaluate all clients, or the sample; after the last round a loss that is not finite stops the run."""
+        self.setting.protection.begin_evaluation(self.state.round)
         evaluation = self.setting.evaluation(self.state, final=final)
         self.history.on_evaluation(evaluation)
         watching.tell("on_evaluation", evaluation)
         if final:
             try:
-                stop_if_lost(evaluation)
+                stop_if_lost(evaluation, named=self.setting.protection.in_the_open)
             except Diverged as failure:
                 self.fail(failure)
 
@@ -144,6 +170,7 @@ def train_runs(
     called `title`.
     """
     saving = watch.saving
+    watch.open_ledgers(settings)
     runs, seconds_before = start_or_resume(settings, saving)
     watching, saves = Observers(watch.observers), Observers([saving] if saving is not None else [])
     bar = Observers([Progress()] if show_progress(watch.progress) else [])
@@ -178,9 +205,11 @@ def train_runs(
             watching.tell("on_evaluating", run.state.round)
             run.evaluate(watching, final=True)
         alive = still_running()
-    except BaseException:
+    except BaseException as failure:
         for each in (watching, bar):
             each.end(failing=True)
+        if saving is not None:
+            saving.on_failure(failure)
         raise
     seconds = (time.perf_counter() - began) / len(runs)
     results = [run.ended(seconds) for run in runs]
@@ -196,15 +225,19 @@ def train_runs(
 def start_or_resume(settings: Sequence[Setting], saving: Checkpoints | None) -> tuple[list[RunUnderWay], float]:
     """The runs where they start, and the seconds that they took before: from their checkpoint if there is one."""
     if saving is None:
-        return [RunUnderWay(setting, setting.begin()) for setting in settings], 0.0
+        return [RunUnderWay.begin(setting) for setting in settings], 0.0
     saved = saving.open(settings)
     if saved is None:
-        return [RunUnderWay(setting, setting.begin(saving.rows)) for setting in settings], 0.0
+        return [RunUnderWay.begin(setting, saving.rows, saving.solver_rows) for setting in settings], 0.0
     runs = []
     for setting, each in zip(settings, saved.runs, strict=True):
+        start = setting.first_model if each.start is None else each.start
         if setting.personal is not None:
-            setting.personal.resume(setting.first_params, each.state.personal, saving.rows)
-        runs.append(RunUnderWay(setting, each.state, each.history))
+            setting.personal.resume(start, each.state.personal, saving.rows)
+        if setting.kept is not None:
+            setting.kept.resume(each.state.kept, saving.solver_rows)
+        setting.protection.resume(each.state.privacy, each.state.round)
+        runs.append(RunUnderWay(setting, each.state, each.history, start=start if setting.keeps_rows else None))
         if each.failure is not None:
             runs[-1].fail(each.failure)
     measured = settings[0].engine_traits.measured

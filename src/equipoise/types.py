@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -21,12 +21,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.core.carried import join_model
+
 if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
     from equipoise.data.clients import ClientSet, FederatedData
     from equipoise.personal.context import PersonalContext
     from equipoise.privacy.accounting import Spent
+    from equipoise.privacy.ledger import Ledger
+    from equipoise.privacy.observer_table import PrivacyTable
     from equipoise.privacy.private_quantile import PrivateQuantile
+    from equipoise.privacy.secure_histogram import SecureHistogram
     from equipoise.result import ClientTable
     from equipoise.round import Plan
 
@@ -45,14 +50,26 @@ class Cohort:
     weights: Tensor  # (K,) float64, sums to 1 over the cohort as it was drawn
     inclusion: Tensor  # (K,) float64, the probability with which each client enters a cohort
     effort: Tensor | None = None  # (K,) int64, epochs (or steps) that each client gets done; None: all of the solver's
+    rows: Tensor | None = None  # (K, width), what each client has kept for its solver since its last round
+    rate_of: int | None = None  # the round whose learning rate holds; None: this one's
 
     def __len__(self) -> int:
         return self.clients.shape[0]
 
+    @property
+    def rate_round(self) -> int:
+        """The round whose learning rate the clients work with."""
+        return self.round if self.rate_of is None else self.rate_of
+
+    def after_training(self) -> Cohort:
+        """The cohort for work after the last round: at the learning rate of that round, since this one never takes place."""
+        return replace(self, rate_of=max(self.round - 1, 0))
+
     def take(self, keep: Tensor) -> Cohort:
         """The sub-cohort at a boolean mask or positions; base weights are kept as they are."""
-        effort = self.effort[keep] if self.effort is not None else None
-        return Cohort(self.round, self.seed, self.clients[keep], self.weights[keep], self.inclusion[keep], effort)
+        effort, rows = (None if each is None else each[keep] for each in (self.effort, self.rows))
+        chosen = self.clients[keep], self.weights[keep], self.inclusion[keep]
+        return Cohort(self.round, self.seed, *chosen, effort, rows, self.rate_of)
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +88,8 @@ class LocalWork:
     update: Tensor  # (K, D) one by one, or (D,) already summed under weights
     sq_norms: Tensor  # (K,) squared L2 norms of the clients' updates
     losses: Tensor  # (K,) mean loss over the batches of the local work, seen for free
+    carried: Tensor | None = None  # as carried values are averaged: (K, C), NaN where none count; or (C,), their mean
+    rows: Tensor | None = None  # (K, width), what each client keeps for its solver until its next round; it is not sent
 
     @cached_property
     def arrived(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -83,14 +102,14 @@ class LocalWork:
 class Job:
     """The local work of one model: its parameters, who trains it, and their weights in the sum."""
 
-    params: Tensor  # (D,)
+    params: Tensor  # (D,), followed by the carried values (C,) of a model that has any
     cohort: Cohort
     weights: Tensor  # (K,)
 
 
 @dataclass(frozen=True, eq=False)
 class ServerState:
-    """All that a round hands to the next: parameters (D,) and the states of the parts."""
+    """All that a round hands to the next: parameters (D,), carried values (C,) if the model has any, states of the parts."""
 
     round: int
     params: Tensor
@@ -101,6 +120,13 @@ class ServerState:
     averaging: Any = None
     personal: Any = None
     privacy: Any = None
+    carried: Tensor | None = None
+    kept: Any = None  # (n,) where the rows are that clients keep for the solver
+
+    @property
+    def model(self) -> Tensor:
+        """The shared model as engines take it: parameters, followed by carried values."""
+        return join_model(self.params, self.carried)
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,6 +188,7 @@ class RiskTraits:
     full_participation: bool = False  # whether every client must take part in every round
     averaged: bool = False  # whether a run should report the mean of its iterates
     pure: bool = field(default=False, metadata=OWN)  # calls may come early or twice: nothing is noted outside the state
+    keeps_everyone: bool = field(default=False, metadata=OWN)  # all weights are positive, whatever the losses are
     # (*, losses, base_weights, weight_sum, sq_norms, lr): scales the server's step
     server_step: Callable[..., float] | None = None
     # (loss, base_weight, public): what a client finds alone
@@ -200,6 +227,7 @@ class QuantileTraits:
     exact: bool = field(default=False, metadata=OWN)  # the quantile is read off the losses
     calibrated: Callable[..., PrivateQuantile] | None = None  # its noise is set by a privacy budget
     iterations: int | None = None  # of secure sums that find the quantile
+    histogram: SecureHistogram | None = None  # counts of losses in bins, by secure sums
     tolerance: float = 0.0
 
 
@@ -208,6 +236,9 @@ class QuantileTraits:
 
 class LocalSolver(Protocol):
     """A description of local work. Law: zero steps give a zero update.
+
+    What a step cannot know from one parameter alone is done by the engine: it clips the gradient of a client over all
+    parameters (`SolverTraits.clip_norm`), and passes each parameter's own rate to `step`.
 
     A solver that only has `prepare` (see SolverTraits) makes a round's solver when the round begins.
     """
@@ -228,8 +259,17 @@ class LocalSolver(Protocol):
     def step(self, weights: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], *, anchor: Tensor, lr: float) -> None:
         """One step, in place, element by element: `weights` may be one client's (D,) or many clients' (K, …).
 
-        Only `weights` and `memory` are written to; `gradient` may share memory with another parameter's.
+        Only `weights` and `memory` are written to; `gradient` may share memory with another parameter's. A `numbered` solver
+        (SolverTraits) gets one more keyword, `number`: the number of the step, from 1 on, as a number or as one number per
+        client in a float64 tensor that broadcasts to `weights`.
         """
+
+
+class Schedule(Protocol):
+    """A factor of the learning rate for each round, or for each local step. Law: positive and finite at 0, 1, …"""
+
+    def __call__(self, index: int) -> float:
+        """The factor in round `index`, or at local step `index`; both count from 0."""
 
 
 class SgdRule(NamedTuple):
@@ -254,9 +294,15 @@ class SolverTraits:
     with_prox: Callable[[float], LocalSolver] | None = None  # the solver with another μ
     with_epochs: Callable[[int], LocalSolver] | None = None  # the solver with another number of passes over the data
     for_own_model: Callable[[], LocalSolver] | None = None  # the solver for a client's own model
+    numbered: bool = False  # whether `step` is told the `number` of the step: since the client's memory began, from 1 on
+    clip_norm: float | None = None  # the engine scales the gradient of a client's loss down to this L2 norm, at every step
+    step_factor: Callable[[int], float] | None = None  # the factor of the rate at local step 0, 1, … of a round
+    rates: Mapping[str, float] | None = None  # the factor of the rate of parameters, by patterns of their names
+    keeps: Callable[[int], int] | None = None  # (D): how many numbers a client keeps between rounds; None: nothing
     repeats: int = 1  # for how many steps in a row a batch is used
     split: float | None = None  # the share of a client's examples that all steps but the last see
     adapts: bool = False  # whether risks see the loss after the steps before the last
+    adaptation: LocalSolver | None = None  # by which a client adapts the trained model to itself before it uses it
     finish: Callable[..., None] | None = None  # taken instead of the last `step`
     shared_gradient: Tensor | None = None  # g (D,): the engine adds g − ∇F_k(w^t) to every gradient of client k (FedDane)
     preconditioner: Tensor | None = None  # A (D,): the engine divides every gradient by it
@@ -288,7 +334,10 @@ class AggregatorTraits:
 
     linear: bool = False
     needs_losses: bool = False
+    needs_keys: bool = False  # whether it is called with keys=(K,), a random stream of each client in this round
     weighted_sum: bool = field(default=False, metadata=OWN)  # the total is Σ weights · updates and nothing else
+    picks_one: bool = field(default=False, metadata=OWN)  # the total is one client's update, whatever the positive weights are
+    picks_large_loss: bool = field(default=False, metadata=OWN)  # … and that of a client with one of the largest losses
 
 
 class ServerOptimizer(Protocol):
@@ -374,8 +423,11 @@ class PersonalTraits:
 
     check: Callable[[Algorithm], None] | None = None  # refuses what does not go with the method
     updates: Callable[..., Tensor] | None = None  # (context, params, cohort, rows, solver): what clients send instead, (K, D)
+    losses: Callable[..., Tensor] | None = None  # (context, params, cohort, rows): what the risk sees instead of F_k(w), (K,)
+    finetunes: bool = False  # whether all clients train once more after the rounds, also those that were never drawn
     sums_models: bool = False  # whether the server sees clients' models, or what they add up to
     solver: LocalSolver | None = None  # of the personal work, if it is not the algorithm's
+    keeps_carried: bool = field(default=False, metadata=OWN)  # whether a client's model may have carried values of its own
 
 
 class PersonalWork(Protocol):
@@ -393,6 +445,9 @@ class PersonalWork(Protocol):
 
     def work(self, state: Any, params: Tensor, cohort: Cohort, solver: LocalSolver) -> Any:
         """The state after a round's personal work of the whole cohort."""
+
+    def losses(self, state: Any, params: Tensor, cohort: Cohort) -> Tensor | None:
+        """The losses (K,) that the risk sees, if the method has it see others than the shared model's."""
 
     def updates(self, state: Any, params: Tensor, cohort: Cohort, solver: LocalSolver) -> Tensor | None:
         """What clients send (K, D), if the method has them send anything but the update of the solver's work."""
@@ -465,6 +520,7 @@ class Combined:
     work: LocalWork | None  # None where the server does not see it
     aggregator: Any = None
     privacy: Any = None
+    carried: Tensor | None = None  # (C,) the mean of clients' carried values, as they are averaged; None: they stay
 
 
 class Protection(Protocol):
@@ -502,6 +558,18 @@ class Protection(Protocol):
 
     def describe(self) -> str | None:
         """The noise of the run as text, for its checkpoints: a run goes on with the noise that it began with."""
+
+    def privacy(self, state: Any) -> PrivacyTable:
+        """ε of the run by observer: the public, a node, the server."""
+
+    def open_ledger(self, ledger: Ledger, *, data: str, run: str, once: bool) -> None:
+        """Write all releases of the run into a ledger; with `once` none of them may be begun twice."""
+
+    def resume(self, state: Any, rounds: int) -> None:
+        """Go on from a checkpoint that was written after so many rounds."""
+
+    def begin_evaluation(self, round_index: int) -> None:
+        """Clients are about to be evaluated exactly, after so many rounds."""
 
 
 class ClipRule(Protocol):
@@ -541,13 +609,18 @@ class AttackTraits:
     seed: int | None = None
     poison: Callable[..., Any] | None = None
     corrupt: Callable[..., Any] | None = None
+    omniscient: bool = False  # whether `corrupt` sees the honest updates of the whole cohort
 
 
 # -------------------------------------------------------------------------------------------------------------------- engines
 
 
 class Engine(Protocol):
-    """Runs clients. Law: agrees with the loop engine within float tolerance, whatever chunk size, workers or device."""
+    """Runs clients. Law: agrees with the loop engine within float tolerance, whatever chunk size, workers or device.
+
+    `params` and `models` are parameters (D,) and (K, D). Of a model with carried values (core.carried) they are followed by
+    these: (D + C,) and (K, D + C). Updates are (D,) in any case; the carried values after local work are `LocalWork.carried`.
+    """
 
     def losses(self, params: Tensor, cohort: Cohort, solver: LocalSolver | None = None) -> Tensor:
         """Mean loss of each cohort client on its training data at `params`: (K,) float64.
@@ -637,6 +710,10 @@ class MeasuredChoice(Protocol):
 
 class Network(Protocol):
     """What changes where clients are on other machines."""
+
+    @property
+    def run(self) -> str:
+        """The name of the run among the nodes, drawn at random."""
 
     def attempt(
         self, run: Callable[[Cohort], tuple[ServerState, RoundReport]], draw: Callable[[int], Cohort]

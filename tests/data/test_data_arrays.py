@@ -86,7 +86,7 @@ def test_a_dictionary_and_datasets_give_the_same():
         (lambda: eq.data.from_arrays(X[:2], Y[:2], [1.0, float("nan")]), "client, row 1 is missing"),
         (lambda: eq.data.from_datasets({"a": [1.0, 2.0]}), "must be pairs (x, y)"),
         (lambda: eq.data.from_arrays(np.where(X == 8, np.nan, X), Y, OWNERS), "x, row 4, column 0 holds nan"),
-        (lambda: eq.ClientSet(X, Y, [0, 12], (7,)), "client ids must be a tuple of text, found 7. Use str(id)."),
+        (lambda: eq.ClientSet(X, Y, [0, 12], (7,)), "client ids must be text, found 7. Use str(id)."),
         (lambda: eq.ClientSet(X, Y, [0, 12], (None,)), "found None. Drop the rows without a client, or name it."),
         (lambda: eq.data.from_arrays({"u": {"v": X}}, Y, OWNERS), "x['u'] is a dict, but inputs and targets are trees of one"),
         (lambda: eq.data.from_arrays((X, (X, X)), Y, OWNERS), "x[1] is a tuple, but inputs and targets are trees of one level"),
@@ -103,6 +103,17 @@ def test_bad_data_are_named(make, words):
     with pytest.raises(InvalidData) as caught:
         make()
     assert words in str(caught.value)
+
+
+def test_ids_may_be_a_list_and_a_refusal_never_prints_them_all():
+    names = [f"client {k}" for k in range(12)]
+    assert eq.ClientSet(X, Y, list(range(13)), names).ids == tuple(names)
+    with pytest.raises(InvalidData) as caught:
+        eq.ClientSet(X, Y, list(range(13)), dict.fromkeys(names))
+    assert str(caught.value) == "client ids must be a list or tuple of text, found dict."
+    with pytest.raises(InvalidData) as caught:
+        eq.ClientSet(X, Y, [0, 12], (tuple(range(1000)),))
+    assert len(str(caught.value)) < 150
 
 
 def test_what_is_no_client_set_is_refused_with_the_way():

@@ -212,7 +212,8 @@ def test_a_model_from_elsewhere_may_not_read_files():
     weight.external_data.add(key="location", value="/etc/passwd")
     graph = onnx.helper.make_graph(
         [onnx.helper.make_node("MatMul", ["x", "w"], ["y"])], "g",
-        [onnx.helper.make_tensor_value_info("x", 1, ["b", 2])], [onnx.helper.make_tensor_value_info("y", 1, ["b", 2])], [weight],
+        [onnx.helper.make_tensor_value_info("x", 1, ["b", 2])],
+        [onnx.helper.make_tensor_value_info("y", 1, ["b", 2])], [weight],
     )  # fmt: skip
     with pytest.raises(InvalidData, match="reads parameters from other files"):
         OnnxModel(onnx.helper.make_model(graph).SerializeToString(), source="a stranger's model")

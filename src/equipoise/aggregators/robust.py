@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -88,13 +88,17 @@ def geometric_median(updates: Tensor, weights: Tensor, *, iterations: int, smoot
     return weighted_mean(updates, shares)
 
 
+def squared_distances(updates: Tensor) -> Tensor:
+    """‖u_j − u_k‖² of all pairs, (K, K), in float64."""
+    if updates.dtype == torch.float64:  # by differences: those of products could cancel
+        return torch.cdist(updates, updates, compute_mode="donot_use_mm_for_euclid_dist").square()
+    gram = gram_matrix(updates)  # products of narrower numbers are exact in float64, which leaves digits for differences
+    return (gram.diagonal() + gram.diagonal().unsqueeze(1) - 2 * gram).clamp(min=0.0)
+
+
 def krum_scores(updates: Tensor, malicious: int) -> Tensor:
     """Σ ‖u_k − u_j‖² over the K − f − 2 nearest others j, (K,) float64: small for an update among many like it."""
-    if updates.dtype == torch.float64:  # by differences: those of products could cancel
-        squares = torch.cdist(updates, updates, compute_mode="donot_use_mm_for_euclid_dist").square()
-    else:  # products of narrower numbers are exact in float64, which leaves enough digits for differences
-        gram = gram_matrix(updates)
-        squares = (gram.diagonal() + gram.diagonal().unsqueeze(1) - 2 * gram).clamp(min=0.0)
+    squares = squared_distances(updates)
     squares.fill_diagonal_(math.inf)  # oneself is no neighbour
     return squares.sort(dim=1).values[:, : len(updates) - malicious - 2].sum(1)
 
@@ -127,7 +131,17 @@ def min_norm_weights(updates: Tensor, centre: Tensor, epsilon: float) -> Tensor:
 # ------------------------------------------------------------------------------------------------------------------ the parts
 
 
-class _RobustAggregator(ABC):
+class FiniteUpdates(NamedTuple):
+    """The finite ones among a round's updates."""
+
+    rows: Tensor  # (R, D)
+    weights: Tensor  # (R,), summing to 1
+    good: Tensor  # (K,) bool: which of all updates they are
+    losses: Tensor | None  # (R,) on the CPU
+    keys: Tensor  # (R,) int64 on the CPU: a random stream of each client in this round
+
+
+class RobustAggregator(ABC):
     """Aggregates the updates that are finite; the total is zero where too few of them are left."""
 
     @property
@@ -136,35 +150,38 @@ class _RobustAggregator(ABC):
         return False
 
     def __call__(
-        self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
+        self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None, keys: Tensor | None = None
     ) -> tuple[Tensor, Any]:
         """The total (D,) of the finite ones among updates (K, D), zeros if they are too few; the state as it is."""
         self._check(len(updates), losses)
         rows, kept, good = finite_rows(updates, weights)
-        total = self._total(rows, kept, good, losses) if len(rows) else None
+        own = good.cpu()
+        streams = (torch.arange(len(updates)) if keys is None else keys.cpu())[own]
+        given = FiniteUpdates(rows, kept, good, None if losses is None else losses.double().cpu()[own], streams)
+        total = self._total(given) if len(rows) else None
         return (torch.zeros_like(updates[0]) if total is None else total), state
 
     def _check(self, clients: int, losses: Tensor | None) -> None:  # noqa: B027 — most aggregators have nothing to refuse
         """Refuse what the aggregator cannot work with."""
 
     @abstractmethod
-    def _total(self, rows: Tensor, kept: Tensor, good: Tensor, losses: Tensor | None) -> Tensor | None:
-        """The total (D,) of one or more finite rows with weights `kept`; `good` (K,) says which of all they are."""
+    def _total(self, given: FiniteUpdates) -> Tensor | None:
+        """The total (D,) of one or more finite updates."""
 
 
 @dataclass(frozen=True)
-class Median(_RobustAggregator):
+class Median(RobustAggregator):
     """The weighted median of each coordinate: attackers with less than half of the weight cannot leave the honest range.
 
     Source: Yin et al. 2018; Li 2023 (thesis), chapter 5.
     """
 
-    def _total(self, rows: Tensor, kept: Tensor, good: Tensor, losses: Tensor | None) -> Tensor:
-        return coordinate_median(rows, kept)
+    def _total(self, given: FiniteUpdates) -> Tensor:
+        return coordinate_median(given.rows, given.weights)
 
 
 @dataclass(frozen=True)
-class TrimmedMean(_RobustAggregator):
+class TrimmedMean(RobustAggregator):
     """The weighted mean of each coordinate without the `fraction` of the weight at either end.
 
     Attackers with less than `fraction` of the weight cannot leave the honest range.
@@ -177,12 +194,12 @@ class TrimmedMean(_RobustAggregator):
     def __post_init__(self) -> None:
         require_number("fraction", self.fraction, "[0, 0.5)", "It is cut at either end.")
 
-    def _total(self, rows: Tensor, kept: Tensor, good: Tensor, losses: Tensor | None) -> Tensor:
-        return trimmed_mean(rows, kept, self.fraction)
+    def _total(self, given: FiniteUpdates) -> Tensor:
+        return trimmed_mean(given.rows, given.weights, self.fraction)
 
 
 @dataclass(frozen=True)
-class GeometricMedian(_RobustAggregator):
+class GeometricMedian(RobustAggregator):
     """The point with the smallest weighted sum of distances to the updates: robust while attackers hold less than half.
 
     Source: Pillutla, Kakade, Harchaoui 2022 (RFA), smoothed Weiszfeld iteration.
@@ -195,12 +212,13 @@ class GeometricMedian(_RobustAggregator):
         require_integer("iterations", self.iterations, 1)
         require_number("smoothing", self.smoothing, "(0, 1)", "It is a share of the median distance.")
 
-    def _total(self, rows: Tensor, kept: Tensor, good: Tensor, losses: Tensor | None) -> Tensor:
+    def _total(self, given: FiniteUpdates) -> Tensor:
+        rows, kept = given.rows, given.weights
         return geometric_median(rows, kept, iterations=self.iterations, smoothing=self.smoothing)
 
 
 @dataclass(frozen=True)
-class _AgainstAttackers(_RobustAggregator):
+class AgainstAttackers(RobustAggregator):
     """An aggregator that is told how many attackers to expect."""
 
     malicious: int = 1
@@ -218,7 +236,7 @@ class _AgainstAttackers(_RobustAggregator):
 
 
 @dataclass(frozen=True)
-class Krum(_AgainstAttackers):
+class Krum(AgainstAttackers):
     """The one update with the nearest neighbours: least Σ ‖u_k − u_j‖² over its K − f − 2 nearest others.
 
     Needs K ≥ 2f + 3 clients with a weight in every round; weights otherwise play no part. It is within √(K − f − 2) honest
@@ -227,12 +245,15 @@ class Krum(_AgainstAttackers):
     Source: Blanchard et al. 2017; Li 2023 (thesis), chapter 5. The published code counts the client itself as a neighbour.
     """
 
+    picks_one: ClassVar[bool] = True
+
     def _check(self, clients: int, losses: Tensor | None) -> None:
         needed = 2 * self.malicious + 3
         self._require_clients(clients, needed, f"Krum needs K ≥ 2f + 3 = {needed}")
 
-    def _total(self, rows: Tensor, kept: Tensor, good: Tensor, losses: Tensor | None) -> Tensor | None:
-        left = self._still_expected(good)
+    def _total(self, given: FiniteUpdates) -> Tensor | None:
+        rows, kept = given.rows, given.weights
+        left = self._still_expected(given.good)
         if len(rows) < 3 + left:
             return None
         return self._chosen(rows, kept, krum_scores(rows, left).argsort(stable=True)[: len(rows) - left])
@@ -254,7 +275,7 @@ class MultiKrum(Krum):
 
 
 @dataclass(frozen=True)
-class NormClip(_RobustAggregator):
+class NormClip(RobustAggregator):
     """The weighted mean of updates clipped to a norm of at most `bound`; None: to the weighted median norm of the cohort.
 
     With a fixed bound it is linear, and updates are added up as they come.
@@ -273,19 +294,20 @@ class NormClip(_RobustAggregator):
         return self.bound is not None
 
     def __call__(
-        self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
+        self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None, keys: Tensor | None = None
     ) -> tuple[Tensor, Any]:
         """The weighted mean (D,) of the clipped updates; where the bound is not fixed, zeros if none is finite."""
         if self.bound is not None:
             return clipped_mean(updates, weights, self.bound), state
-        return super().__call__(updates, weights, losses=losses, state=state)
+        return super().__call__(updates, weights, losses=losses, state=state, keys=keys)
 
-    def _total(self, rows: Tensor, kept: Tensor, good: Tensor, losses: Tensor | None) -> Tensor:
+    def _total(self, given: FiniteUpdates) -> Tensor:
+        rows, kept = given.rows, given.weights
         return clipped_mean(rows, kept, float(weighted_quantile(update_norms(rows), kept, 0.5)))
 
 
 @dataclass(frozen=True)
-class KNorm(_AgainstAttackers):
+class KNorm(AgainstAttackers):
     """The weighted mean without the k updates of largest norm, weights scaled to sum to 1 over the others.
 
     Source: Li 2023 (thesis), chapter 5 ("k-norm").
@@ -294,8 +316,9 @@ class KNorm(_AgainstAttackers):
     def _check(self, clients: int, losses: Tensor | None) -> None:
         self._require_clients(clients, self.malicious + 1, "k-norm must leave one")
 
-    def _total(self, rows: Tensor, kept: Tensor, good: Tensor, losses: Tensor | None) -> Tensor | None:
-        cut = self._still_expected(good)
+    def _total(self, given: FiniteUpdates) -> Tensor | None:
+        rows, kept = given.rows, given.weights
+        cut = self._still_expected(given.good)
         if len(rows) <= cut:
             return None
         smallest = update_norms(rows).argsort(stable=True)[: len(rows) - cut]
@@ -303,7 +326,7 @@ class KNorm(_AgainstAttackers):
 
 
 @dataclass(frozen=True)
-class KLoss(_AgainstAttackers):
+class KLoss(AgainstAttackers):
     """The update of the client with the (k + 1)-th largest reported loss.
 
     It trusts what clients report: an attacker who reports a small loss is never cut. It needs every round's losses.
@@ -312,19 +335,22 @@ class KLoss(_AgainstAttackers):
     """
 
     needs_losses: ClassVar[bool] = True
+    picks_one: ClassVar[bool] = True
+    picks_large_loss: ClassVar[bool] = True
 
     def _check(self, clients: int, losses: Tensor | None) -> None:
         require(losses is not None, "losses", "must be given to k-loss", None)
         self._require_clients(clients, self.malicious + 1, "k-loss needs a (k + 1)-th loss")
 
-    def _total(self, rows: Tensor, kept: Tensor, good: Tensor, losses: Tensor | None) -> Tensor:
-        reported = cast(Tensor, losses).double().cpu()[good.cpu()]
-        rank = min(self._still_expected(good), len(rows) - 1)
+    def _total(self, given: FiniteUpdates) -> Tensor:
+        rows = given.rows
+        reported = cast(Tensor, given.losses)
+        rank = min(self._still_expected(given.good), len(rows) - 1)
         return rows[int(reported.argsort(descending=True, stable=True)[rank])].clone()
 
 
 @dataclass(frozen=True)
-class FedMGDA(_RobustAggregator):
+class FedMGDA(RobustAggregator):
     """FedMGDA+: the shortest vector in the hull of the normalised updates, with weights within ε of the risk's.
 
     min ‖Σ λ_k u_k/‖u_k‖‖² over the simplex with |λ_k − π_k| ≤ ε: a direction that serves all clients; with ε = 0 the weighted
@@ -339,7 +365,8 @@ class FedMGDA(_RobustAggregator):
     def __post_init__(self) -> None:
         require_number("epsilon", self.epsilon, "[0, 1]")
 
-    def _total(self, rows: Tensor, kept: Tensor, good: Tensor, losses: Tensor | None) -> Tensor | None:
+    def _total(self, given: FiniteUpdates) -> Tensor | None:
+        rows, kept = given.rows, given.weights
         norms = update_norms(rows)
         moving = norms > 0
         if not bool(moving.any()):

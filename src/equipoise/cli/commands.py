@@ -178,6 +178,7 @@ def run(
     console.print(Text(str(result.summary())), soft_wrap=True)
     if isinstance(result, Result) and result.epsilon is not None:
         console.print(Text(str(result.epsilon)), soft_wrap=True)
+        console.print(Text(str(result.privacy)), soft_wrap=True)
     console.print()
     members = sorted(run_folder.path.glob("members/*")), run_folder.path / "family.json"
     files = run_folder.report, run_folder.clients, run_folder.model, run_folder.personal, run_folder.rounds, run_folder.config
@@ -193,12 +194,14 @@ def compare(
     trust: Trust = False,
 ) -> None:
     """Run every method with every seed, as far as runs are missing; print the table and write the report."""
-    from equipoise.cli.listing import comparison_table
-    from equipoise.experiment.folder import read_record
+    from equipoise.cli.listing import comparison_table, print_whole
+    from equipoise.experiment.folder import read_record, refuse_run_folder
     from equipoise.experiment.scheduler import run_all
     from equipoise.experiment.study import prepare, read_study
+    from equipoise.privacy.ledger_report import words_below
 
     folder = out or Path("runs") / config.stem
+    refuse_run_folder(folder)
     runs = read_study(config, settings or (), out=folder, trust=trust)
     prepare(runs)
     console = Console()
@@ -208,7 +211,9 @@ def compare(
     if records:
         from equipoise.report import write_report
 
-        console.print(comparison_table(records))
+        print_whole(console, comparison_table(records))
+        if said := words_below(folder):
+            console.print(Text(said), soft_wrap=True)
         _print_files(console, [write_report(records, folder / "report.html")])
     failed = [job for job in jobs if job.status == "failed"]
     for job in failed:
@@ -226,12 +231,15 @@ def tune(
     trust: Trust = False,
 ) -> None:
     """Try values by training loss or validation clients, never test clients; write the best configuration."""
+    from equipoise.experiment.folder import refuse_run_folder
     from equipoise.experiment.search import read_search, trial_name
     from equipoise.experiment.tune import tune as run_search
 
+    folder = out or Path("runs") / config.stem
+    refuse_run_folder(folder)
     search = read_search(config, settings or (), trust=trust)
     with _resumable():
-        results = run_search(search, out or Path("runs") / config.stem, workers=workers, console=Console())
+        results = run_search(search, folder, workers=workers, console=Console())
     for result in results:
         if result.criterion is None:
             _print_error(f"Failed: {trial_name(result.values)}: {result.message}")

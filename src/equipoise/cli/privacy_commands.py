@@ -1,13 +1,14 @@
-"""The commands `equipoise privacy epsilon`, `noise` and `audit`."""
+"""The commands `equipoise privacy epsilon`, `noise`, `ledger`, `observers` and `audit`."""
 
 from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer import Option
+from typer import Argument, Option
 
 _HELP = "What privacy costs, how much noise a budget asks for, and whether a mechanism keeps its word."
 app = typer.Typer(help=_HELP, no_args_is_help=True)
@@ -108,6 +109,36 @@ def noise(
         words += f"\nShared: multiplier {update:.5g} for the update and {quantile:.5g} for the quantile."
     values |= {"epsilon": spent.epsilon, "delta": delta, "adjacency": spent.adjacency, "method": spent.method, "rounds": rounds}
     _print(values, f"{words}\n{spent}", as_json)
+
+
+@app.command()
+def ledger(
+    folder: Annotated[Path, Argument(metavar="DIR", help="A run, a study, or any folder with ledgers below it; or one file.")],
+    delta: Annotated[float | None, Option(help="δ that ε is stated for. Default: the smallest that the runs name.")] = None,
+    as_json: Json = False,
+) -> None:
+    """What all private runs in a folder have released, and what they cost together, by data set."""
+    from equipoise.privacy.ledger_report import entries_below, summarise_ledgers
+    from equipoise.privacy.releases import check_delta
+
+    if delta is not None:
+        check_delta(delta)
+    found = summarise_ledgers(entries_below(folder), delta)
+    _print({"data": [data.plain() for data in found]}, "\n\n".join(map(str, found)), as_json)
+
+
+@app.command()
+def observers(
+    folder: Annotated[Path, Argument(metavar="RUN", help="The folder of a finished run.")], as_json: Json = False
+) -> None:
+    """ε of a finished run by observer: the public, a node, the server."""
+    from equipoise.errors import ConfigError
+    from equipoise.experiment.folder import read_record
+
+    table = read_record(folder).privacy
+    if table is None:
+        raise ConfigError(f"The run in {folder} has no table of observers: it is not private, or of version 0.1.")
+    _print(table.plain(), str(table), as_json)
 
 
 @app.command()

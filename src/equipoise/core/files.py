@@ -1,13 +1,35 @@
-"""Files that are whole or absent: written beside the target, then moved over it."""
+"""Every durable write of this package: files that are whole or absent, files that grow, and files that are written in place.
+
+All bytes that must survive a crash go through this module, one primitive at a time: write, truncate, sync, rename, remove. So a
+test can put a `recorder` in place, which sees every primitive before it happens. It may refuse one (a full disk), or build the
+folders that a crash could leave: what was not synced is lost or torn, and renames of an unsynced folder come in any order.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any, Protocol
 
 from equipoise.errors import ConfigError, NotWritten
+
+
+class Recorder(Protocol):
+    """Sees every primitive before it happens; what it raises happens instead."""
+
+    def __call__(self, operation: str, path: Path, *details: Any) -> None:
+        """`operation` is "write" (offset, bytes), "truncate" (length), "sync", "rename" (target), "remove" or "sync folder"."""
+
+
+recorder: Recorder | None = None  # a test puts one here
+
+
+def _note(operation: str, path: Path, *details: Any) -> None:
+    if recorder is not None:
+        recorder(operation, path, *details)
 
 
 def cache_folder() -> Path:
@@ -22,23 +44,161 @@ def config_folder() -> Path:
     return Path(folder) / "equipoise"
 
 
+def _bytes_of(content: Any) -> memoryview:
+    """Bytes, or the bytes of an array."""
+    view = memoryview(content)
+    return view.cast("B") if view.nbytes else memoryview(b"")
+
+
+class DurableFile:
+    """A file open for writing, new or from its byte `length` on; what lies behind that is cut off.
+
+    What was written is on the disk after `sync`, and not before. The file's name is on the disk after `sync_folder`.
+    """
+
+    def __init__(self, path: Path, length: int | None = None) -> None:
+        self.path, self._place = path, length or 0
+        if length is None:
+            _note("truncate", path, 0)
+        self._file = path.open("w+b" if length is None or not path.exists() else "r+b", buffering=0)
+        if length is not None:
+            self.truncate(length)
+
+    @classmethod
+    def at_end(cls, path: Path) -> DurableFile:
+        """A file that what is written is added to."""
+        return cls(path, path.stat().st_size if path.exists() else 0)
+
+    def write(self, content: Any) -> None:
+        """Write bytes where the last ones ended."""
+        view = _bytes_of(content)
+        self.write_at(self._place, view)
+        self._place += len(view)
+
+    def write_at(self, place: int, content: Any) -> None:
+        """Write bytes at a place of the file."""
+        view = _bytes_of(content)
+        if recorder is not None:
+            recorder("write", self.path, place, bytes(view))
+        self._file.seek(place)
+        while len(view):  # the system may take less than it is given
+            view = view[self._file.write(view) or 0 :]
+
+    def truncate(self, length: int) -> None:
+        """Cut or extend the file to a length; what is added reads as zeros and takes no room on most disks."""
+        _note("truncate", self.path, length)
+        self._file.truncate(length)
+
+    def read_at(self, place: int, length: int) -> bytes:
+        """Bytes of the file; fewer where it ends before."""
+        self._file.seek(place)
+        return self._file.read(length) or b""
+
+    def sync(self) -> None:
+        """Bring to the disk what was written."""
+        _note("sync", self.path)
+        os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class GrowingFile:
+    """A file that only grows, also if several processes write to it: each line is one call of the system, at the end.
+
+    Only its owner may read it. A line that a kill has cut off stays as it is, and the next one begins behind it. With `durable`
+    a line is on the disk when `add` returns, and so is the file's name.
+    """
+
+    def __init__(self, path: Path, *, durable: bool) -> None:
+        self.path, self.durable = path, durable
+        make_folder(path.parent)
+        new = not path.exists()
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        if new and durable:
+            sync_folder(path.parent)
+        size = os.fstat(self._file).st_size
+        if size and os.pread(self._file, 1, size - 1) != b"\n":
+            self.add(b"\n")
+
+    def add(self, line: bytes) -> None:
+        """Write a line at the end."""
+        if recorder is not None:
+            recorder("write", self.path, os.fstat(self._file).st_size, line)
+        written = os.write(self._file, line)
+        if written < len(line):  # a full disk: what there is of the line is not one
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if self.durable:
+            _note("sync", self.path)
+            os.fsync(self._file)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+
+def move(source: Path, target: Path) -> None:
+    """Give a file, or a folder, another name, on the disk too; a file of that name is replaced."""
+    _note("rename", source, target)
+    os.replace(source, target)
+    sync_folder(target.parent)
+
+
+def remove(path: Path) -> None:
+    """Remove a file if it is there."""
+    _note("remove", path)
+    path.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Bring to the disk which files a folder holds, and their names, where the system can."""
+    _note("sync folder", folder)
+    with suppress(OSError, AttributeError):  # Windows and some network disks cannot
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder, and those above it, where they are not there; their names are on the disk, too."""
+    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in reversed(missing):
+        sync_folder(each.parent)
+
+
 def write_atomically(path: Path, content: bytes) -> Path:
-    """Write `content` to `path`, creating its folder. A reader sees the old file or the new one, never a half."""
+    """Write `content` to `path`, creating its folder. A reader sees the old file or the new one, never a half.
+
+    The new one is on the disk when this returns.
+    """
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         try:
-            with beside.open("wb") as file:
+            file = DurableFile(beside)
+            try:
                 file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(beside, path)
+                file.sync()
+            finally:
+                file.close()
+            move(beside, path)
         finally:
-            beside.unlink(missing_ok=True)
+            if beside.exists():
+                remove(beside)
     except (OSError, ValueError) as failure:  # ValueError: a NUL in the name
         reason = getattr(failure, "strerror", None) or str(failure)
-        raise NotWritten(f"{path} could not be written: {reason}. Choose a file in a folder you may write to.") from failure
+        fix = "Make room on the disk." if is_full(failure) else "Choose a file in a folder you may write to."
+        raise NotWritten(f"{path} could not be written: {reason}. {fix}") from failure
     return path
+
+
+def is_full(failure: BaseException) -> bool:
+    """Whether the disk, or the user's part of it, has no room left."""
+    return isinstance(failure, OSError) and failure.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
@@ -49,13 +209,26 @@ def locked(file: Path, *, wait: bool) -> Iterator[None]:
     except ImportError:  # Windows has no such lock
         yield
         return
-    with file.open("ab") as handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError as failure:
-            raise ConfigError(
-                f"Another process works in {file.parent}. Wait until it has ended, or stop it first."
-            ) from failure
-        except OSError:  # some network disks have no locks
-            pass
-        yield
+    while True:
+        with file.open("ab") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except BlockingIOError as failure:
+                raise ConfigError(
+                    f"Another process works in {file.parent}. Wait until it has ended, or stop it first."
+                ) from failure
+            except OSError:  # some network disks have no locks
+                pass
+            else:
+                if not _is_same_file(file, handle.fileno()):  # whoever held the lock has removed the file meanwhile
+                    continue
+            yield
+            return
+
+
+def _is_same_file(path: Path, handle: int) -> bool:
+    """Whether an open file is still the one of this name."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(handle))
+    except FileNotFoundError:
+        return False

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,6 +15,9 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from equipoise.core import trees
+from equipoise.core.batch_trial import BatchUse, nearly_equal, try_batches
+from equipoise.core.carried import CarriedLayout, split_model
+from equipoise.core.forward_rules import ForwardRules
 from equipoise.core.params import ParameterLayout
 from equipoise.errors import EquipoiseError, IncompatibleParts, InvalidParameter, is_integer, require
 
@@ -70,9 +74,25 @@ def _mean_where(known: Tensor, values: Tensor) -> Tensor:
 class _Scorer(nn.Module):
     """Model and loss as one module, so that parameters which a model uses in its own loss are trained too."""
 
-    def __init__(self, module: nn.Module, loss: PerExample | None, error: PerExample | None) -> None:
+    def __init__(
+        self, module: nn.Module, loss: PerExample | None, error: PerExample | None, modes: Mapping[str, bool] | None = None
+    ) -> None:
         super().__init__()
         self.module, self._given_loss, self._given_error = module, loss, error
+        self.modes = _frozen_modes(module) if modes is None else dict(modes)  # in training, of frozen parts by name
+
+    def with_parts(self, module: nn.Module, loss: PerExample | None, error: PerExample | None) -> _Scorer:
+        """A scorer of other objects for the same model: its frozen parts keep the modes that the user left them in."""
+        return _Scorer(module, loss, error, self.modes)
+
+    def train(self, mode: bool = True) -> _Scorer:
+        """Training or evaluation mode for the model. In training, its frozen parts are in the mode the user left them in."""
+        super().train(mode)
+        if mode and self.modes:
+            parts = dict(self.module.named_modules())
+            for name, training in self.modes.items():
+                parts[name].training = training
+        return self
 
     # A model's own methods are looked up when they are used: a copy of this module then uses the copied model's.
     @property
@@ -113,6 +133,9 @@ class Task:
 
     scorer: _Scorer
     layout: ParameterLayout
+    carried: CarriedLayout = field(default_factory=CarriedLayout)
+    mixes: bool = False  # in training an example's output depends on the others of its batch, which is never padded
+    smallest_batch: int = 1  # examples that a batch must have to be trained on
 
     @classmethod
     def of(cls, model: nn.Module, loss: PerExample | None = None, error: PerExample | None = None) -> Task:
@@ -124,14 +147,16 @@ class Task:
         require(isinstance(model, nn.Module), "model", "must be a torch.nn.Module", type(model).__name__)
         for name, given in (("loss", loss), ("error", error)):
             require(given is None or callable(given), name, "must be a function of (outputs, targets)", given)
-        refuse_batch_normalisation(model)
         layout = ParameterLayout.of(model)
         own = {id(parameter) for parameter in model.parameters()}
         of_loss = loss.parameters() if isinstance(loss, nn.Module) else ()
         strangers = any(p.requires_grad and id(p) not in own for p in of_loss)
         fix = "Make the loss part of the model (a method `loss`), or freeze it by requires_grad_(False)."
         require(not strangers, "loss", "must not have trainable parameters outside the model", type(loss).__name__, fix)
-        return cls(_Scorer(*_copy_all(model, loss, error)), layout)
+        scorer = _Scorer(*_copy_all(model, loss, error))
+        with _in_training(scorer):
+            carried = CarriedLayout.of(scorer.module)
+        return cls(scorer, layout, carried, mixes=carried.size > 0)
 
     @classmethod
     def around(cls, model: nn.Module, loss: PerExample | None = None) -> Task:
@@ -146,6 +171,11 @@ class Task:
     def module(self) -> nn.Module:
         """The module that is trained: a copy of the user's, or with `around` the user's own."""
         return self.scorer.module
+
+    @property
+    def frozen_modes(self) -> dict[str, bool]:
+        """Whether the parts of the model that are frozen are in training mode during local work, by name."""
+        return self.scorer.modes
 
     @property
     def loss(self) -> PerExample:
@@ -164,44 +194,93 @@ class Task:
 
     def to(self, device: torch.device) -> Task:
         """A copy of the task with the module's constants on a device."""
-        return Task(_Scorer(*_copy_all(self.module, self.scorer._given_loss, self.scorer._given_error)).to(device), self.layout)
+        parts = _copy_all(self.module, self.scorer._given_loss, self.scorer._given_error)
+        return replace(self, scorer=self.scorer.with_parts(*parts).to(device))
+
+    @property
+    def width(self) -> int:
+        """D + C, the numbers of a model as engines take it."""
+        return self.layout.dimension + self.carried.size
+
+    def split(self, model: Tensor) -> tuple[Tensor, Tensor]:
+        """The parameters (…, D) and the carried values (…, C) of a model as engines take it, (…, D + C)."""
+        return split_model(model, self.layout.dimension, self.carried.size)
+
+    def read_model(self) -> Tensor:
+        """A copy of the module's parameters and carried buffers as engines take them, (D + C,)."""
+        params = self.layout.read(self.module)
+        return torch.cat([params, self.carried.read(self.module, params.dtype)]) if self.carried.names else params
+
+    def in_double(self) -> Task:
+        """A copy of the task in float64."""
+        parts = _copy_all(self.module, self.scorer._given_loss, self.scorer._given_error)
+        layout = replace(self.layout, dtype=torch.float64)
+        return replace(self, scorer=self.scorer.with_parts(*parts).double(), layout=layout)
 
     def outputs(self, params: Tensor | dict[str, Tensor], x: Any) -> Any:
         """The model's outputs on inputs (B, …)."""
-        named = self.layout.unflatten(params) if isinstance(params, Tensor) else params
-        return trees.call_with(self.module, named, x)
+        return trees.call_with(self.module, self.named(params), x)
 
     def losses(self, params: Tensor | dict[str, Tensor], x: Any, y: Any) -> Tensor:
         """Per-example losses (B,)."""
         losses: Tensor = functional_call(self.scorer, self._named(params), (x, y, False))[0]
         return losses
 
+    def batched_losses(self, params: Tensor | dict[str, Tensor], x: Any, y: Any, key: Tensor | None = None) -> Tensor:
+        """`losses` by operations that `torch.func.vmap` can batch; `key` fixes the masks of dropout."""
+        with ForwardRules(key, batched=True):
+            return self.losses(params, x, y)
+
+    def batched_scores(self, params: Tensor | dict[str, Tensor], x: Any, y: Any) -> tuple[Tensor, Tensor]:
+        """`scores` by operations that `torch.func.vmap` can batch."""
+        with ForwardRules(None, batched=True):
+            return self.scores(params, x, y)
+
     def scores(self, params: Tensor | dict[str, Tensor], x: Any, y: Any) -> tuple[Tensor, Tensor]:
         """Per-example losses and errors, (B,) and (B,)."""
         losses, errors = functional_call(self.scorer, self._named(params), (x, y, True))
         return losses, errors
 
+    def named(self, params: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
+        """Parameters by name, and carried buffers where the vector holds their values, too."""
+        if not isinstance(params, Tensor):
+            return params
+        if params.shape[-1] == self.layout.dimension:
+            return self.layout.unflatten(params)
+        own, carried = self.split(params)
+        return self.layout.unflatten(own) | self.carried.unflatten(carried)
+
     def _named(self, params: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
-        named = self.layout.unflatten(params) if isinstance(params, Tensor) else params
-        return {f"module.{name}": value for name, value in named.items()}
+        return {f"module.{name}": value for name, value in self.named(params).items()}
+
+    def drops(self, data: FederatedData) -> bool:
+        """Whether a forward pass in training draws masks of dropout, tried on the first examples."""
+        trial, rules = self.to(torch.device("cpu")), ForwardRules(torch.tensor(0), batched=False)
+        rows = slice(0, min(2, data.train.examples))
+        x, y = (trees.map_tree(Tensor.cpu, part(rows, self.layout.dtype)) for part in (data.train.inputs, data.train.targets))
+        trial.scorer.train()
+        with torch.random.fork_rng(devices=[]), torch.enable_grad(), rules:
+            trial.scorer(trees.clone(x), y, False)
+        return rules.calls > 0
 
     def fitted(self, data: FederatedData) -> Task:
         """The task for these data, tried on their first examples so that what cannot work is refused before any work.
 
         Refused are wrong shapes and types, too few classes, a loss or error that is not one number per example or has no
-        gradient, and models whose output for one example depends on its batch or that change buffers when they run. If the
-        data have classes and the outputs are scores of classes, an error that nobody defined is misclassification.
+        gradient, and models that in evaluation mode change buffers, or whose output for one example depends on its batch. If
+        the data have classes and the outputs are scores of classes, an error that nobody defined is misclassification. What
+        training changes besides the parameters is found by trying.
         """
         wanted = self._respecting(data)
         trial = wanted.to(torch.device("cpu"))
-        rows = slice(0, min(3, data.train.examples))
+        rows = torch.arange(3) % data.train.examples if data.train.examples < 3 else slice(0, 3)
         dtype = self.layout.dtype
         x, y = (trees.map_tree(Tensor.cpu, part(rows, dtype)) for part in (data.train.inputs, data.train.targets))
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             trial.scorer.eval()
             outputs = trial._run_user_code("model", data, lambda: trial._outputs(x))
             trial._refuse_too_few_classes(data, outputs)
-            trial._run_user_code("model", data, lambda: trial._refuse_mixing(x))
+            use = trial._run_user_code("model", data, lambda: try_batches(trial.module, trial.scorer.train, x))
             trial.scorer.train()
             params = self.layout.read(trial.module).requires_grad_()
             with torch.enable_grad():
@@ -209,28 +288,49 @@ class Task:
             require(losses.requires_grad, "loss", "must depend on the model's parameters", "detached from them")
             if trial.scorer.error_is_open and (trial._scores_classes(data, outputs, y) or trial.scorer.is_cross_entropy):
                 error = MaskedMisclassified(data.ignore_index) if data.has_ignored else misclassified
-                wanted, trial = (
-                    Task(_Scorer(task.module, task.scorer._given_loss, error), self.layout) for task in (wanted, trial)
-                )
+                wanted, trial = (task._with_error(error) for task in (wanted, trial))
             trial.scorer.eval()
             several = trial._run_user_code("error", data, lambda: trial.scores(params, trees.clone(x), y))
             single = [(trees.select(x, slice(i, i + 1)), trees.select(y, slice(i, i + 1))) for i in range(len(several[0]))]
             alone = [trial.scores(params, trees.clone(one), target) for one, target in single]
             for place, what in enumerate(("loss", "error")):
-                if not _nearly_equal(several[place], torch.cat([scores[place] for scores in alone])):
+                if not nearly_equal(several[place], torch.cat([scores[place] for scores in alone])):
                     raise IncompatibleParts(
                         f"The {what} of an example depends on the other examples in its batch, which padding and averaging "
                         "over clients both break.",
                         "Compute it from the example's own outputs and target.",
                     )
             trial._refuse_padding(data, params.detach())
-        return wanted
+            if use.mixes:
+                trial._refuse_padding_in_training(data, params.detach())
+        return wanted._trained_as(use)
+
+    def _with_error(self, error: PerExample) -> Task:
+        return replace(self, scorer=self.scorer.with_parts(self.module, self.scorer._given_loss, error))
+
+    def _trained_as(self, use: BatchUse) -> Task:
+        """The task with the carried buffers that a trial has found; refuses those that the vector cannot hold."""
+        buffers, name = dict(self.module.named_buffers()), type(self.module).__name__
+        if late := [changed for changed in use.changed if changed not in buffers]:
+            rule, fix = f"must make its buffer {late[0]!r} before it runs", "Register it in __init__."
+            raise InvalidParameter("model", rule, name, fix)
+        with _in_training(self.scorer):
+            carried = CarriedLayout.of(self.module, use.changed)
+        for buffer in carried.names:
+            fits = torch.promote_types(buffers[buffer].dtype, self.layout.dtype) == self.layout.dtype
+            rule = f"must keep its parameters in a type at least as wide as its buffer {buffer!r} ({buffers[buffer].dtype})"
+            require(fits, "model", rule, str(self.layout.dtype), "Convert it first, e.g. model.float().")
+        if complex_ones := [changed for changed in use.changed if buffers[changed].is_complex()]:
+            rule = f"must not change complex buffers when it runs, as it does {complex_ones[0]!r}"
+            raise InvalidParameter("model", rule, name, "Keep real and imaginary part as two buffers.")
+        return replace(self, carried=carried, mixes=use.mixes or carried.size > 0, smallest_batch=use.smallest)
 
     def _respecting(self, data: FederatedData) -> Task:
         """The task with a default loss that leaves out the targets which these data ignore."""
         if self.scorer.loss is not cross_entropy or not data.has_ignored:
             return self
-        return Task(_Scorer(self.module, MaskedCrossEntropy(data.ignore_index), self.scorer._given_error), self.layout)
+        loss = MaskedCrossEntropy(data.ignore_index)
+        return replace(self, scorer=self.scorer.with_parts(self.module, loss, self.scorer._given_error))
 
     def _scores_classes(self, data: FederatedData, outputs: Any, y: Any) -> bool:
         """Whether the outputs are one score per class of the data."""
@@ -259,7 +359,7 @@ class Task:
         more = (8,) if data.may_pad_further(rows) else (8, 0)
         for parts, wider in (([rows], more), (list(torch.split(rows, 1)), (None, 0))):
             there = self._padded_scores(data, parts, params, *wider)
-            changed = [name for name in names if not _nearly_equal(here[name], there[name])]
+            changed = [name for name in names if not nearly_equal(here[name], there[name])]
             gradients = (self.layout.unflatten(each["gradient"]) for each in (here, there))
             if changed or not _nearly_equal_gradients(*gradients):
                 raise IncompatibleParts(
@@ -270,6 +370,25 @@ class Task:
                     "the ignored class −100.",
                 )
         return here["gradient"]
+
+    def _refuse_padding_in_training(self, data: FederatedData, params: Tensor) -> None:
+        """Where sequences are padded and a model mixes the examples of a batch, its statistics must not count padded places."""
+        if not data.train.has_sequences:
+            return
+        rows = data.train.first_rows(TRIED_ROWS)
+
+        def losses(wider: int) -> Tensor:
+            trial = self.to(torch.device("cpu"))
+            trial.scorer.train()
+            return trial._padded_scores(data, [rows], params, wider, 0)["loss"]
+
+        here, again, there = (self._run_user_code("model", data, partial(losses, wider)) for wider in (0, 0, 8))
+        if nearly_equal(here, again) and not nearly_equal(here, there):  # else random, and nothing can be compared
+            raise IncompatibleParts(
+                f"In training the loss of {type(self.module).__name__} changes when sequences are padded further: statistics "
+                "of a batch count padded places.",
+                "Normalise after the steps have been averaged where the mask is 1, or within each example (LayerNorm).",
+            )
 
     def _padded_scores(self, data: FederatedData, parts: list[Tensor], params: Tensor, *wider: int | None) -> dict[str, Tensor]:
         """Losses and errors of some examples in batches, and the gradient of the sum of all losses.
@@ -326,42 +445,6 @@ class Task:
             rule = f"must tell the {classes} apart; {name} knows {known}"
             raise InvalidParameter("model", rule, name, "Give it more classes, or use models.Softmax.")
 
-    def _refuse_mixing(self, x: Any) -> None:
-        """An example's output must not depend on its batch, and a forward pass must not change the module."""
-
-        def run(batch: Any) -> list[Tensor]:
-            outputs = trees.call(self.module, trees.clone(batch))
-            return [leaf for leaf in trees.leaves(outputs) if isinstance(leaf, Tensor)]
-
-        run(x)  # buffers that are made on first use are there now
-        before = {name: value.clone() for name, value in self.module.named_buffers()}
-        count = trees.batch_shape(x)[0]
-        for training in (False, True):
-            self.scorer.train(training)
-            alone = [run(trees.select(x, slice(i, i + 1))) for i in range(count)]
-            for place, (several, again) in enumerate(zip(run(x), run(x), strict=True)):
-                single = [outputs[place] for outputs in alone]
-                if single[0].shape != several[:1].shape:
-                    rule = f"must give a batch of one an output of shape {tuple(several[:1].shape)}"
-                    raise InvalidParameter(
-                        "model", rule, tuple(single[0].shape), "Squeeze only the last dimension: squeeze(-1)."
-                    )
-                random = not _nearly_equal(several, again)  # dropout: nothing to compare
-                if not random and not _nearly_equal(several, torch.cat(single)):
-                    raise IncompatibleParts(
-                        f"{type(self.module).__name__} gives an example another output when other examples are in its batch: a "
-                        "layer mixes them, which padding and averaging over clients both break.",
-                        "Normalise within each example, e.g. by torch.nn.GroupNorm or LayerNorm.",
-                    )
-        now = dict(self.module.named_buffers())
-        changed = [name for name, value in before.items() if not torch.equal(now[name].nan_to_num(), value.nan_to_num())]
-        if changed:
-            raise IncompatibleParts(
-                f"{type(self.module).__name__} changes its buffer {changed[0]!r} when it runs, and such a state is not "
-                "averaged over clients.",
-                "Make it a parameter, or keep it fixed.",
-            )
-
 
 def _copy_all(
     model: nn.Module, loss: PerExample | None, error: PerExample | None
@@ -372,12 +455,6 @@ def _copy_all(
     except Exception:  # a loss may hold what cannot be copied (a lock, a tensor of a graph): then it is used as it is
         return copy.deepcopy(model), loss, error
     return copied
-
-
-def _nearly_equal(a: Tensor, b: Tensor) -> bool:
-    """Equal up to the rounding of another batch size."""
-    rough = 8 * torch.finfo(a.dtype).eps if a.is_floating_point() else 0.0
-    return a.shape == b.shape and torch.allclose(a, b, rtol=max(1e-3, rough), atol=max(1e-4, rough), equal_nan=True)
 
 
 def _nearly_equal_gradients(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
@@ -406,14 +483,41 @@ def per_example(name: str, values: Tensor, x: Any) -> Tensor:
     return values
 
 
-def refuse_batch_normalisation(
-    model: nn.Module, harm: str = "mix the examples of a batch and, once averaged, the data of different clients"
-) -> None:
-    """Refuse layers whose output for one example depends on others, so that padding and averaging break it; `harm` says why."""
+def refuse_batch_normalisation(model: nn.Module, harm: str) -> None:
+    """Refuse layers whose output for one example depends on others, where there is no batch of one client; `harm` says why."""
     for name, layer in model.named_modules():
         keeps_statistics = isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats
         if isinstance(layer, nn.modules.batchnorm._BatchNorm) or keeps_statistics:
             raise IncompatibleParts(
                 f"{f'model.{name}' if name else 'model'} is a {type(layer).__name__}: its statistics {harm}.",
-                f"Replace it, e.g. by torch.nn.GroupNorm(groups, {getattr(layer, 'num_features', 'channels')}).",
+                f"Replace it, e.g. by torch.nn.GroupNorm(groups, {getattr(layer, 'num_features', 'channels')}); "
+                "equipoise.models.with_group_norm(model) replaces all of them.",
             )
+
+
+def _frozen_modes(model: nn.Module) -> dict[str, bool]:
+    """The mode (training or not) of every part of a model that lies in a frozen subtree, by name.
+
+    A subtree is frozen if it has parameters or buffers and no trainable parameter.
+    """
+    modes: dict[str, bool] = {}
+    frozen = ""  # the subtree at hand: the parts of one follow each other
+    for name, part in model.named_modules():
+        if not (frozen and name.startswith(f"{frozen}.")):
+            holds = any(True for _ in (*part.parameters(), *part.buffers()))
+            frozen = name if holds and not any(p.requires_grad for p in part.parameters()) else ""
+        if frozen:
+            modes[name] = part.training
+    return modes
+
+
+@contextmanager
+def _in_training(scorer: _Scorer) -> Iterator[None]:
+    """Within it, the model is in training mode; afterwards its parts are in the modes they were in."""
+    before = [(part, part.training) for part in scorer.modules()]
+    scorer.train()
+    try:
+        yield
+    finally:
+        for part, training in before:
+            part.training = training

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -36,3 +38,9 @@ def as_local_work(updates: Tensor, params: Tensor, losses: Tensor | None = None)
     sq_norms = updates.double().square().sum(1).cpu()
     losses = torch.zeros_like(sq_norms) if losses is None else losses
     return LocalWork(updates, checked_norms(sq_norms, losses, longest_square(params)), losses)
+
+
+def with_carried(work: LocalWork, carried: Tensor) -> LocalWork:
+    """Local work of clients, one by one, with their carried values (K, C); where these are infinite the update is left out."""
+    lost = torch.isinf(carried).any(1)
+    return replace(work, sq_norms=torch.where(lost, torch.inf, work.sq_norms), carried=carried)

@@ -49,6 +49,8 @@ class ClientSet:
         for name in ("x", "y"):
             object.__setattr__(self, name, map_tree(leaf_of.as_leaf, getattr(self, name)))
         object.__setattr__(self, "offsets", torch.as_tensor(self.offsets))
+        if isinstance(self.ids, list):
+            object.__setattr__(self, "ids", tuple(self.ids))
         for name, default in (("scale", None), ("shift", 0.0)):
             object.__setattr__(self, name, leaf_of.per_leaf(name, getattr(self, name), self.x, default))
         self.check_leaves()
@@ -94,10 +96,12 @@ class ClientSet:
 
     def _check_clients(self) -> None:
         origin, rows = prefix(self.source), len(leaves(self.x)[0])
-        if (odd := [i for i in self.ids if not isinstance(i, str)]) or not isinstance(self.ids, tuple):
-            missing = bool(odd) and (odd[0] is None or odd[0] != odd[0])
+        if not isinstance(self.ids, tuple):
+            raise InvalidData(f"{origin}client ids must be a list or tuple of text, found {type(self.ids).__name__}.")
+        if odd := [i for i in self.ids if not isinstance(i, str)]:
+            missing = odd[0] is None or odd[0] != odd[0]
             fix = "Drop the rows without a client, or name it." if missing else "Use str(id)."
-            raise InvalidData(f"{origin}client ids must be a tuple of text, found {odd[0] if odd else self.ids!r}. {fix}")
+            raise InvalidData(f"{origin}client ids must be text, found {odd[0]!r:.60}. {fix}")
         if len(self.offsets) != len(self.ids) + 1:
             raise InvalidData(f"{origin}{len(self.ids)} ids need {len(self.ids) + 1} offsets, got {len(self.offsets)}.")
         if not self.ids:

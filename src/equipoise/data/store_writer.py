@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from equipoise.core.files import locked, write_atomically
+from equipoise.core.files import DurableFile, locked, make_folder, remove, sync_folder, write_atomically
 from equipoise.core.numbers import Numbers
 from equipoise.core.trees import leaves
 from equipoise.data.client_batches import batches_of, batches_of_stream, leaf_bytes
@@ -110,7 +109,7 @@ def write_streams(
     streams = {first_name: chain([batch], first), **dict(others)}
     with ExitStack() as stack:
         with _clear_failures(folder):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             stack.enter_context(locked(folder / LOCK, wait=False))
             stack.callback(_remove_lock, folder)
             _remove_leftovers(folder)
@@ -347,7 +346,7 @@ class _StoreWriter:
             for name, entry in sets.items():
                 entry["digest"] = set_digest(self.folder, manifest, name)
             write_atomically(self.folder / MANIFEST, json.dumps(manifest, indent=1).encode())
-        (self.folder / PROGRESS).unlink(missing_ok=True)
+        remove(self.folder / PROGRESS)
 
 
 def _shown_kind(tree: Content) -> str:
@@ -395,7 +394,7 @@ class _SetFiles:
     def __init__(self, folder: Path, entry: Content, header: Content) -> None:
         self.folder, self.entry, self.header, self.written = folder, entry, header, 0
         with _clear_failures(folder):
-            folder.mkdir(exist_ok=True)
+            make_folder(folder)
             self.files = {name: _BlockFile(folder / name, size, header["block"]) for name, size in entry["files"].items()}
         self.worker, self.pending = ThreadPoolExecutor(1), deque[Future[None]]()
         self.known = _KeySet()
@@ -475,6 +474,7 @@ class _SetFiles:
         self._wait_for_all_but(0)
         for file in self.files.values():
             file.flush()
+        sync_folder(self.folder)
         self.entry["rests"] = {name: file.rest for name, file in self.files.items()}
         self.written = 0
 
@@ -493,8 +493,7 @@ class _BlockFile:
         self.file = _opened_at(path, length)
         self.checksums = _opened_at(path.with_name(f"{path.name}{CHECKSUMS}"), length // block * DIGEST_BYTES)
         self.within = length % block
-        self.file.seek(length - self.within)
-        self.digest = block_digest(self.file.read(self.within))
+        self.digest = block_digest(self.file.read_at(length - self.within, self.within))
 
     def write(self, data: Numbers) -> None:
         """Add bytes at the end."""
@@ -517,8 +516,7 @@ class _BlockFile:
     def flush(self) -> None:
         """Bring all that was written to the disk."""
         for file in (self.file, self.checksums):
-            file.flush()
-            os.fsync(file.fileno())
+            file.sync()
 
     def close(self) -> None:
         """Close both files; what the disk does not take any more was not noted as written."""
@@ -527,15 +525,11 @@ class _BlockFile:
                 file.close()
 
 
-def _opened_at(path: Path, length: int) -> Any:
+def _opened_at(path: Path, length: int) -> DurableFile:
     """A file open for writing after its first bytes; what a killed write left behind them is cut off."""
-    file = path.open("r+b" if path.exists() else "w+b")
-    if file.seek(0, 2) < length:
-        file.close()
+    if (path.stat().st_size if path.exists() else 0) < length:
         raise InvalidData(f"{path} is shorter than it was when it was written. Delete the folder, and write the store again.")
-    file.truncate(length)
-    file.seek(length)
-    return file
+    return DurableFile(path, length)
 
 
 class _KeySet:

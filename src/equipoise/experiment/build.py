@@ -46,6 +46,7 @@ class PreparedRun:
         observers: Sequence[Observer] = (),
         progress: bool | None = None,
         checkpoint: Path | None = None,
+        ledger: Path | None = None,
     ) -> Result | Family:
         """Train as the configuration says, from `checkpoint` if that file exists: a model, or a family of them."""
         import torch
@@ -68,7 +69,7 @@ class PreparedRun:
                 with refusals_at("family", (config.family.key,), "family"):
                     given[config.family.key] = config.family.values
                     return train_family(self.model, self.data, self.algorithm, **given)
-            return train(self.model, self.data, self.algorithm, name=options.name or name, **given)
+            return train(self.model, self.data, self.algorithm, name=options.name or name, ledger=ledger, **given)
 
     def explain(self) -> str:
         """How clients' local work is done and why not in another way, in words, after one round that is dropped."""

@@ -1,7 +1,8 @@
 """A run's folder: config.toml, rounds.jsonl, checkpoint/state.safetensors, clients.parquet, model.safetensors, report.html.
 
 Where clients have models of their own there is personal.npy, too: one row of parameters for each training client, in order.
-Where the data are a table there is schema.json: what became of each column.
+Where the data are a table there is schema.json: what became of each column. A private run has ledger.jsonl: every release,
+written down before it was made.
 
 The log of rounds grows line by line; every other file appears whole or not at all. The event "end" is written to the log after
 all other files: a run without it can be resumed.
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from equipoise.core.files import locked, write_atomically
 from equipoise.errors import ConfigError, EquipoiseError
 from equipoise.experiment.family_files import MANIFEST, write_family
-from equipoise.experiment.run_files import RunFolder, write_outcome
+from equipoise.experiment.run_files import RunFolder, refuse_damaged_files, write_outcome
 
 if TYPE_CHECKING:
     from equipoise.experiment.build import PreparedRun
@@ -47,6 +48,12 @@ def refuse_taken(path: Path) -> None:
     if taken:
         what = "is a file" if path.is_file() else "is not empty"
         raise ConfigError(f"{path} {what}, and a run never overwrites another. Name a new folder: --out DIR.")
+
+
+def refuse_run_folder(path: Path) -> None:
+    """Refuse the folder of a run, finished or not, where several runs are to go: their report would be written over its."""
+    if RunFolder(path).config.exists():
+        raise ConfigError(f"{path} is the folder of a run, which nothing overwrites. Name another folder: --out DIR.")
 
 
 def claim(path: str | Path) -> RunFolder:
@@ -128,18 +135,20 @@ def _run(
 
     try:
         name = folder.path.resolve().name
-        result = experiment.train(name=name, observers=observers, progress=progress, checkpoint=folder.checkpoint)
-    except (EquipoiseError, KeyboardInterrupt) as failure:
+        result = experiment.train(
+            name=name, observers=observers, progress=progress, checkpoint=folder.checkpoint, ledger=folder.ledger
+        )
+        if isinstance(result, Result):
+            write_outcome(result, folder, report=report)
+        else:
+            write_family(result, folder, report=report)
+    except (EquipoiseError, KeyboardInterrupt, OSError) as failure:
         if folder.rounds.exists():
             failure.add_note(f"What was logged is in {folder.rounds}.")
             log_stop(folder, "Stopped by Ctrl-C." if isinstance(failure, KeyboardInterrupt) else str(failure))
-        if isinstance(failure, KeyboardInterrupt):
+        if isinstance(failure, KeyboardInterrupt | OSError):  # the disk is full, say
             failure.add_note(f"Go on later: equipoise run --resume {shlex.quote(str(folder.path))}")
         raise
-    if isinstance(result, Result):
-        write_outcome(result, folder, report=report)
-    else:
-        write_family(result, folder, report=report)
     return result
 
 
@@ -162,6 +171,7 @@ def read_records(path: str | Path) -> list[RunRecord]:
     from equipoise.experiment.recorded import read_config
     from equipoise.observers import History
     from equipoise.privacy.accounting import Spent
+    from equipoise.privacy.observer_table import PrivacyTable
     from equipoise.result import ClientTable, RunRecord
     from equipoise.types import RoundReport
 
@@ -183,11 +193,15 @@ def read_records(path: str | Path) -> list[RunRecord]:
                 history.rounds.append(RoundReport(**{"run": name, **_numbers(event)}))
             elif kind == "evaluation":
                 history.points.append(evaluation_point(event))
+        refuse_damaged_files(folder, end.get("sha256", {}))
         clients = ClientTable((), (), *no_rows()) if is_family else ClientTable.from_parquet(folder.clients)
+    except ConfigError:
+        raise
     except (OSError, ValueError, KeyError, TypeError) as failure:  # pyarrow's errors are of these kinds
         raise ConfigError(f"{path} is damaged: {failure}. Run it anew in another folder.") from failure
     costs: dict[str, Any] = {name: float("inf") if value is None else value for name, value in end.get("privacy", {}).items()}
     spent = Spent(**costs) if costs else None
+    table = PrivacyTable.of_plain(end["observers"]) if "observers" in end else None
     rounds = spent.rounds if spent is not None else config.train.rounds  # a budget may have ended the run before the last
     if len(histories) > 1 and not histories[""].rounds:
         del histories[""]
@@ -196,7 +210,7 @@ def read_records(path: str | Path) -> list[RunRecord]:
             raise ConfigError(f"{folder.rounds} does not hold each of the {rounds} rounds once: the log is damaged.")
     record = RunRecord(
         name=name, algorithm=config.algorithm(), seed=config.train.seed, clients=clients, rounds=rounds,
-        history=next(iter(histories.values())), clients_per_round=config.train.clients_per_round, epsilon=spent,
+        history=next(iter(histories.values())), clients_per_round=config.train.clients_per_round, epsilon=spent, privacy=table,
         sampled=_sample_sizes(end.get("sampled")), seconds=end["seconds"], data=end["data"], error_is_loss=end["error_is_loss"],
     )  # fmt: skip
     if not is_family:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipoise.core.files import write_atomically
+from equipoise.core.files import DurableFile, write_atomically
+from equipoise.errors import ConfigError
 
 if TYPE_CHECKING:
     from equipoise.result import Result
@@ -38,6 +41,7 @@ class RunFolder:
     report = _File("report.html")
     schema = _File("schema.json")
     log = _File("run.log")
+    ledger = _File("ledger.jsonl")
 
     def last_event(self) -> dict[str, Any]:
         """The last event in the log of rounds; empty if there is none."""
@@ -63,29 +67,49 @@ class RunFolder:
 
 
 def write_outcome(result: Result, folder: RunFolder, *, report: bool = True) -> None:
-    """Write clients, model, own models and report of a finished run; the last event of the log comes last."""
-    result.clients.to_parquet(folder.clients, method=result.name, seed=result.seed)
-    write_atomically(folder.model, model_bytes(result))
+    """Write clients, model, own models and report of a finished run; the last event of the log comes last.
+
+    It holds the checksum of each file whose numbers may be used later.
+    """
+    written = [result.clients.to_parquet(folder.clients, method=result.name, seed=result.seed)]
+    written.append(write_atomically(folder.model, model_bytes(result)))
     if result.personal is not None:
-        result.personal.to_npy(folder.personal)
+        written.append(result.personal.to_npy(folder.personal))
     if report:
         result.report(folder.report)
     end = {"event": "end", "seconds": result.seconds, "data": result.data, "error_is_loss": result.error_is_loss}
+    end["sha256"] = {file.name: file_checksum(file) for file in written}
     if result.epsilon is not None:
         spent = asdict(result.epsilon).items()
         end["privacy"] = {name: None if value == float("inf") else value for name, value in spent}  # JSON has no infinity
+    if result.privacy is not None and result.algorithm.privacy is not None:
+        end["observers"] = result.privacy.plain()
     if result.sampled is not None:
         end["sampled"] = result.sampled
-    with folder.rounds.open("a", encoding="utf-8") as log:
-        log.write(json.dumps(end) + "\n")
+    log = DurableFile.at_end(folder.rounds)
+    try:
+        log.write((json.dumps(end) + "\n").encode())
+        log.sync()
+    finally:
+        log.close()
 
 
 def model_bytes(result: Result) -> bytes:
-    """The state dict of the trained model as safetensors."""
-    from safetensors.torch import save
+    """The state dict of the trained model as safetensors, with a checksum."""
+    from equipoise.core.tensor_files import tensor_file_bytes
 
-    # Copies, because tensors that share memory cannot be saved.
-    tensors = {name: value.detach().cpu().clone().contiguous() for name, value in result.model.state_dict().items()}
-    # One entry of metadata, because the order of several is random and equal models should be equal files.
-    saved: bytes = save(tensors, metadata={"model": type(result.model).__name__})
-    return saved
+    return tensor_file_bytes(result.model.state_dict(), kind="model", model=type(result.model).__name__)
+
+
+def file_checksum(path: Path) -> str:
+    """SHA-256 of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def refuse_damaged_files(folder: RunFolder, checksums: Mapping[str, str]) -> None:
+    """Refuse a run's folder in which a file is not what the run has left; files that were removed are no damage."""
+    for name, expected in checksums.items():
+        file = folder.path / Path(name).name
+        if file.exists() and file_checksum(file) != expected:
+            raise ConfigError(f"{file} is damaged: it is not what the run has left (its checksum differs). Run it anew.")

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from equipoise.core.files import write_atomically
+from equipoise.core.files import move, write_atomically
 from equipoise.errors import InvalidParameter, NotWritten
 from equipoise.experiment.config import PYTHON, TrainRecord
 from equipoise.experiment.recorded import RecordedConfig
@@ -28,7 +28,7 @@ def save_result(result: Result, path: str | Path) -> Path:
         beside.mkdir(parents=True)
         try:
             write_files(result, RunFolder(beside))
-            os.replace(beside, target)  # also over an empty folder, but not over one that has been filled meanwhile
+            move(beside, target)  # also over an empty folder, but not over one that has been filled meanwhile
         finally:
             shutil.rmtree(beside, ignore_errors=True)
     except (OSError, ValueError) as failure:

@@ -37,6 +37,7 @@ from equipoise.experiment.search import (
 )
 from equipoise.experiment.study import PlannedRun, prepare
 from equipoise.experiment.values import value_text
+from equipoise.privacy.ledger_report import words_below
 
 if TYPE_CHECKING:
     from equipoise.report.data.over_seeds import Spread
@@ -266,6 +267,8 @@ def tune(search: Search, out: Path, *, workers: int, console: Console) -> list[T
     over = f", mean ± standard deviation over {search.seeds} seeds" if search.seeds > 1 else ""
     console.print(Text(f"\n{search.criterion}: {CRITERIA[search.criterion]}{over}"), soft_wrap=True)
     console.print(search_table(search, results))
+    if said := words_below(out):
+        console.print(Text(said), soft_wrap=True)
     if results[0].criterion is not None:
         best = write_best(search, results[0], out)
         console.print(Text(f"Judge the best on test clients: equipoise run {shlex.quote(str(best))}"), soft_wrap=True)

@@ -95,6 +95,8 @@ class Ditto:
     solver: LocalSolver | None = None
     when: Literal["joint", "finetuning"] = "joint"
 
+    keeps_carried: ClassVar[bool] = True  # a client's row holds its own carried values, behind its parameters
+
     def __post_init__(self) -> None:
         require_number("strength", self.strength, "[0, ∞)", "0 is local training; 1 is a good start.")
         given: Any = self.choices
@@ -202,6 +204,8 @@ class Local(TrainsOwnModels):
 
     solver: LocalSolver | None = None
 
+    keeps_carried: ClassVar[bool] = True  # a client's row holds its own carried values, behind its parameters
+
     def work(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
     ) -> tuple[Tensor, Any]:
@@ -215,7 +219,8 @@ class L2SGD(TrainsOwnModels):
 
     `strength` is λ. The published method needs all clients now and then; as in the comparison with Ditto, the clients of a
     cohort take steps v ← v − η(∇F_k(v) + λ(v − m)) at the current m, and the server keeps m up to date. The shared model is
-    trained beside it and takes no part. Clients that were never drawn count in m with the model that all begin with.
+    trained beside it and takes no part. Clients that were never drawn count in m with the model that all begin with. A client
+    sends how far its model has moved; an attack on updates changes what is sent, and its own model stays honest.
 
     Source: Li 2023 (thesis), section 5.6.2; Hanzely, Richtárik 2020.
     """
@@ -224,6 +229,8 @@ class L2SGD(TrainsOwnModels):
     solver: LocalSolver | None = None
 
     sums_models: ClassVar[bool] = True  # the server learns the mean of the clients' own models
+
+    keeps_carried: ClassVar[bool] = True  # a client's row holds its own carried values, behind its parameters
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -243,4 +250,5 @@ class L2SGD(TrainsOwnModels):
         """The cohort's models (K, D) after local steps pulled towards m, and the new mean m."""
         pull = pull_to(shared, self.strength, len(rows))
         after = context.engine.own_steps(rows, context.own_stream(cohort), own_solver(self.solver, solver), pull)
-        return after, shared + (after - rows).sum(0) / len(context.data.train)
+        sent = context.sent(cohort, after - rows, shared)
+        return after, shared + sent.sum(0) / len(context.data.train)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.attacks import corrupted
+from equipoise.attacks.malicious import corrupted
 from equipoise.core import rng
 from equipoise.core.abilities import read
 from equipoise.errors import InvalidParameter
@@ -42,7 +42,7 @@ class PersonalRun:
     @property
     def keeps_rows(self) -> bool:
         """Whether clients keep anything between rounds; else all personal work is done after training."""
-        return self.method.width(self.context.task.layout.dimension) > 0
+        return self.method.width(self.context.task.width) > 0
 
     def begin(self, params: Tensor, path: Path | None = None) -> PersonalState:
         """The state before the first round at w^0; rows go to a new file at `path`, or a temporary one."""
@@ -82,6 +82,14 @@ class PersonalRun:
         after, shared = self.method.work(self.context, params, cohort, rows, solver, state.shared)
         return PersonalState(self.rows.write(state.places, cohort.clients, after), shared)
 
+    def losses(self, state: PersonalState, params: Tensor, cohort: Cohort) -> Tensor | None:
+        """The losses (K,) that the risk sees, if the method has it see others than the shared model's."""
+        losses = self._traits.losses
+        if losses is None or len(cohort) == 0:
+            return None
+        rows = self.rows.read(state.places, cohort.clients).to(params)
+        return losses(self.context, params, cohort, rows)
+
     def updates(self, state: PersonalState, params: Tensor, cohort: Cohort, solver: LocalSolver) -> Tensor | None:
         """What clients send (K, D), if the method has them send anything but the update of the solver's work."""
         updates = self._traits.updates
@@ -91,20 +99,20 @@ class PersonalRun:
         sent = updates(self.context, params, cohort, rows, solver)
         stream = rng.stream_key(cohort.seed, "batches", cohort.round)
         keys = rng.client_keys(stream, self.clients.keys.cpu()[cohort.clients]).to(sent.device)
-        return corrupted(self.context.data, sent, cohort.clients, keys, len(cohort))
+        return corrupted(self.context.data, sent, cohort.clients, keys, len(cohort), whole_cohort=True)
 
     def models(self, state: PersonalState, params: Tensor, clients: Tensor, round_index: int) -> Tensor:
         """The models (K, D) of training clients at positions (K,), when the shared model is `params`.
 
-        A client that has never taken part in a round is served the shared model.
+        A client that has never taken part in a round is served the shared model, unless all clients finetune.
         """
         even = torch.full((len(clients),), 1 / max(1, len(clients)), dtype=torch.float64)
-        cohort = Cohort(round_index, self.seed, clients, even, torch.ones_like(even))
+        cohort = Cohort(round_index, self.seed, clients, even, torch.ones_like(even)).after_training()
         none = torch.empty(len(clients), 0, dtype=params.dtype, device=params.device)
         rows = self.rows.read(state.places, clients).to(params) if self.keeps_rows else none
         with torch.enable_grad():  # finetuning takes gradients, also inside a user's no_grad
             models = self.method.models(self.context, params, cohort, rows, self.solver, state.shared)
-        if self.keeps_rows:
+        if self.keeps_rows and not self._traits.finetunes:
             never = (state.places[clients] == 0).to(models.device)
             models = torch.where(never.unsqueeze(1), params, models)
         return models

@@ -3,20 +3,27 @@
 Only the rows in use are in memory, so that ten thousand clients with large models need no more of it than a cohort. Each client
 has two places in the file. The one that the last checkpoint knows is never written to: a run that is killed between two
 checkpoints and resumed finds every row as it was at the checkpoint. Places that were never written take no room on most disks.
+Behind the rows the file has a checksum of each (CRC-32): a row that is not what was written is refused.
 """
 
 from __future__ import annotations
 
+import io
 import shutil
 import tempfile
 import weakref
+import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.core.files import DurableFile, make_folder, remove, sync_folder
 from equipoise.errors import EquipoiseError, NotWritten
+
+_CHECKSUM = np.dtype("<u4")
 
 
 class ClientRows:
@@ -34,15 +41,61 @@ class ClientRows:
         shape = (2, clients, len(first))
         try:
             if places is None:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                self.path.unlink(missing_ok=True)  # an earlier run's models may still be looked at
-                self._file = np.lib.format.open_memmap(self.path, mode="w+", dtype=kind, shape=shape)
-            else:
-                self._file = np.lib.format.open_memmap(self.path, mode="r+")
+                make_folder(self.path.parent)
+                remove(self.path)  # an earlier run's models may still be looked at
+                self._written = self._new_file(kind, shape)
+            self._rows = np.lib.format.open_memmap(self.path, mode="r")
+            length = self.path.stat().st_size
+            if places is not None:
+                self._written = DurableFile(self.path, length)
         except (OSError, ValueError) as failure:
             raise NotWritten(f"The models of clients cannot be kept in {self.path}: {failure}.") from failure
-        if self._file.shape != shape or self._file.dtype != kind:
-            raise EquipoiseError(f"{self.path} holds rows of shape {self._file.shape}, and this run needs {shape}. Start anew.")
+        weakref.finalize(self, self._written.close)
+        if self._rows.shape != shape or self._rows.dtype != kind:
+            raise EquipoiseError(f"{self.path} holds rows of shape {self._rows.shape}, and this run needs {shape}. Start anew.")
+        self._row_bytes, self._begin = kind.itemsize * len(first), self._rows.offset
+        self._behind = self._begin + self._row_bytes * 2 * clients
+        if places is not None:
+            self._refuse_damage(places, has_checksums=length > self._behind)
+
+    def _new_file(self, kind: np.dtype[Any], shape: tuple[int, ...]) -> DurableFile:
+        """A file of rows and checksums; only its header is written."""
+        header = io.BytesIO()
+        described = {"descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(header, described)
+        file = DurableFile(self.path)
+        file.truncate(len(header.getvalue()) + kind.itemsize * int(np.prod(shape)) + _CHECKSUM.itemsize * 2 * shape[1])
+        file.write_at(0, header.getvalue())
+        file.sync()
+        sync_folder(self.path.parent)
+        return file
+
+    def _refuse_damage(self, places: Tensor, *, has_checksums: bool) -> None:
+        """Refuse rows that are not what was written; a file of version 0.1 gets checksums."""
+        if not has_checksums:
+            self._written.truncate(self._behind + _CHECKSUM.itemsize * 2 * len(places))
+        for k in places.nonzero().flatten().tolist():
+            place = int(places[k])
+            if has_checksums:
+                self._checked_row(place, k)
+            else:
+                self._write_checksum(place, k, zlib.crc32(self._rows[place - 1, k].tobytes()))
+
+    def _checked_row(self, place: int, k: int) -> np.ndarray[Any, np.dtype[Any]]:
+        row: np.ndarray[Any, np.dtype[Any]] = self._rows[place - 1, k]
+        stored = self._written.read_at(self._checksum_at(place, k), _CHECKSUM.itemsize)
+        if stored != np.array(zlib.crc32(row.tobytes()), _CHECKSUM).tobytes():
+            raise EquipoiseError(
+                f"{self.path} is damaged: what client number {k} keeps is not what was written (its checksum differs). "
+                "Bring back a copy of the file, or start anew."
+            )
+        return row
+
+    def _checksum_at(self, place: int, k: int) -> int:
+        return self._behind + _CHECKSUM.itemsize * ((place - 1) * len(self.saved) + k)
+
+    def _write_checksum(self, place: int, k: int, checksum: int) -> None:
+        self._written.write_at(self._checksum_at(place, k), np.array(checksum, _CHECKSUM).tobytes())
 
     def _temporary_file(self) -> Path:
         """A file in a new folder that is removed with this object. (TemporaryDirectory would warn when that happens.)"""
@@ -53,26 +106,30 @@ class ClientRows:
     def read(self, places: Tensor, clients: Tensor) -> Tensor:
         """The rows (K, width) of the clients at positions (K,)."""
         rows = self.first.expand(len(clients), -1).clone()
-        at = places[clients].long()
-        here = at.nonzero().flatten()
-        if len(here):
-            rows[here] = torch.from_numpy(self._file[(at[here] - 1).numpy(), clients[here].cpu().numpy()]).to(rows.dtype)
+        for i, (place, k) in enumerate(zip(places[clients].tolist(), clients.tolist(), strict=True)):
+            if place:
+                rows[i] = torch.from_numpy(self._checked_row(place, k).copy()).to(rows.dtype)
         return rows
 
     def write(self, places: Tensor, clients: Tensor, rows: Tensor) -> Tensor:
         """Write rows (K, width) of the clients at positions (K,); the places afterwards. Saved places stay as they are."""
         after = places.clone()
-        values = rows.detach().cpu().to(torch.float64 if self._file.dtype == np.float64 else torch.float32).numpy()
+        values = rows.detach().cpu().to(torch.float64 if self._rows.dtype == np.float64 else torch.float32).numpy()
         for value, k in zip(values, clients.tolist(), strict=True):
             now, saved = int(places[k]), int(self.saved[k])
             place = now if now and now != saved else (2 if saved == 1 else 1)
-            self._file[place - 1, k] = value
+            content = value.tobytes()
+            try:
+                self._written.write_at(self._begin + self._row_bytes * ((place - 1) * len(self.saved) + k), content)
+                self._write_checksum(place, k, zlib.crc32(content))
+            except OSError as failure:
+                raise NotWritten(f"The models of clients cannot be kept in {self.path}: {failure.strerror}.") from failure
             after[k] = place
         return after
 
     def flush(self) -> None:
         """Bring to the disk what was written; called before a checkpoint that refers to it is."""
-        self._file.flush()
+        self._written.sync()
 
     def on_saved(self, places: Tensor) -> None:
         """A checkpoint with these places is on the disk: they are not written to until the next one is."""

@@ -8,7 +8,8 @@ of 1000 rounds at rate 0.04 and δ = 4e-4).
 A noise multiplier z is the standard deviation of the noise on a sum over the sensitivity of that sum, and **sampling decides
 what the sensitivity is**. Poisson sampling goes with adding or removing one client, whose clipped update moves the sum by at
 most C. A cohort of fixed size goes with replacing one client: the sum moves by up to 2C, and z counts in units of that.
-`dp-accounting` knows fixed cohorts by RDP only; all else is by default accounted by PLD, which is tighter.
+`dp-accounting` knows fixed cohorts by RDP only, and where its bound exceeds that of no sampling at all, the latter counts; all
+else is by default accounted by PLD, which is tighter.
 
 **Two views.** Sampling hides a client only from someone who does not know the cohorts: whoever receives the models. For someone
 who does, such as a server that picks the cohorts and sees noisy sums only, a client who took part in k rounds is protected by
@@ -166,14 +167,19 @@ def _epsilon_pld(tally: _Tally, delta: float, rough: bool) -> float:
 def _epsilon(tally: _Tally, delta: float, method: Method, rough: bool = False) -> float:
     if not tally or any(z == 0 for z, _, _ in tally):
         return math.inf if tally else 0.0
-    return _epsilon_rdp(tally, delta) if method == "rdp" else _epsilon_pld(tally, delta, rough)
+    epsilon = _epsilon_rdp(tally, delta) if method == "rdp" else _epsilon_pld(tally, delta, rough)
+    if any(isinstance(sampling, FixedSampling) for _, sampling, _ in tally):
+        # The bound for fixed cohorts may exceed what no sampling at all costs, which holds as well.
+        epsilon = min(epsilon, gaussian_epsilon(fold(*(z / math.sqrt(count) for z, _, count in tally)), delta))
+    return epsilon
 
 
 def epsilon_of(events: Events, delta: float, *, method: Method | None = None) -> float:
     """ε at `delta` of all events together, each a `CohortEvent` or a pair (event, how often); for those not told the cohorts.
 
     `method` is "pld" (privacy loss distributions) or "rdp" (Rényi divergences); both bound ε from above, PLD more tightly.
-    None: PLD, but RDP for cohorts of fixed size, which PLD does not know, and for δ below 1e-13.
+    None: PLD, but RDP for cohorts of fixed size, which PLD does not know, and for δ below 1e-13. For cohorts of fixed size ε
+    is the smaller of the bounds with and without amplification by sampling: both hold.
 
     Source: the accountants of dp-accounting (PLD: Koskela, Jälkö, Honkela 2020; RDP: Mironov 2017).
     """
@@ -187,7 +193,11 @@ def epsilon_of(events: Events, delta: float, *, method: Method | None = None) ->
 
 @dataclass(frozen=True)
 class Spent:
-    """What a run has spent. `epsilon_server`: for one who knows the cohorts, about a client in `participations` rounds."""
+    """What a run has spent. `epsilon_server`: for one who knows the cohorts, about a client in `participations` rounds.
+
+    It is of the noisy sums alone, between neighbours that differ by one client's contribution zeroed, with the noise of those
+    who contributed in fact. `result.privacy` has one ε for each observer.
+    """
 
     epsilon: float
     delta: float
@@ -203,7 +213,8 @@ class Spent:
     def __str__(self) -> str:
         rounds = f"{self.rounds} round{'s' * (self.rounds != 1)}"
         return (
-            f"ε = {self.epsilon:.4g} at δ = {self.delta:.4g} ({self.adjacency}, {self.method.upper()} accounting, {rounds}); "
+            f"{'Nominal ' * self.seeded}ε = {self.epsilon:.4g} at δ = {self.delta:.4g} "
+            f"({self.adjacency}, {self.method.upper()} accounting, {rounds}); "
             f"for one who knows the cohorts ε = {self.epsilon_server:.4g} (in at most {self.participations} of the rounds). "
             "Runs made to choose settings are not counted."
             + (" Discrete noise counts as the Gaussian of equal zCDP: within 0.3 %, but not a bound." * self.discrete)

@@ -7,6 +7,7 @@ adapts. Denominators are fixed in advance, nothing is divided by what came, and 
 
 from __future__ import annotations
 
+import hashlib
 import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -18,11 +19,14 @@ import torch
 from torch import Tensor
 
 from equipoise.core import rng
+from equipoise.core.fingerprints import without_addresses
 from equipoise.errors import require
 from equipoise.privacy import accounting, releases
 from equipoise.privacy.discrete_gaussian import concentrated_epsilon
+from equipoise.privacy.observer_table import KnownCohorts, PrivacyTable, ReleasedNoise
 from equipoise.privacy.private_quantile import ENOUGH_NOISE, Adjacency, PrivateQuantile
-from equipoise.privacy.random_source import RandomSource, Seeded, SystemSource
+from equipoise.privacy.random_source import RandomSource, Seeded, SystemSource, system_gaussian
+from equipoise.privacy.release_book import ReleaseBook
 from equipoise.privacy.secure_sum import required_modulus, rounded_norm_bound
 from equipoise.types import RunSize
 
@@ -36,10 +40,24 @@ _FINE = 16.0  # grid steps per clip bound and √D, unless a step is given: roun
 
 @dataclass(frozen=True, eq=False)
 class PrivateState:
-    """What privacy carries from round to round: the clip bound, and in how many rounds each client took part (n,)."""
+    """What privacy carries from round to round: the clip bound, and in how many rounds each client took part (n,).
+
+    `exposure` (n,) counts a round in which fewer clients added noise than it takes as so many more. `noise_key` is what the
+    seeded noise of the run is drawn by; "" in checkpoints of version 0.1.
+    """
 
     clip: float
     participations: Tensor
+    exposure: Tensor | None = None
+    noise_key: str = ""
+
+    def after(self, clients: Tensor, *, clip: float, weight: float = 1.0) -> PrivateState:
+        """The state after a round of these clients, which counts as `weight` rounds for one who knows the noise added."""
+        participations = self.participations.clone()
+        participations[clients] += 1
+        exposure = self.participations.double() if self.exposure is None else self.exposure.clone()
+        exposure[clients] += weight
+        return PrivateState(clip, participations, exposure, self.noise_key)
 
 
 @dataclass(frozen=True)
@@ -72,6 +90,8 @@ class NoisePlan:
         self.shares = max(self.expected, self.fewest)  # of noise in a sum, whoever is there: their number must tell nothing
         self.calibration = self._calibrate()
         self.quantile = self._calibrated_quantile()
+        self.book = ReleaseBook(repeatable=privacy.source == "seeded")
+        self.noise_key = digest_releases(algorithm)
 
     # -------------------------------------------------------------------------------------------------------- before the run
 
@@ -162,11 +182,28 @@ class NoisePlan:
     @cached_property
     def accountant(self) -> accounting.Accountant:
         """The accountant of this run: each round is one event with all its releases."""
-        noise = self.calibration
-        named = {"quantile or weights": noise.first, "update": noise.update, "count": noise.count}
-        noisy = tuple(releases.Release(name, z) for name, z in named.items() if z is not None)
+        noisy = tuple(releases.Release(name, z) for name, (z, _) in self.planned.items())
         event = releases.CohortEvent(noisy, self.sampling)
         return accounting.Accountant(event, self.privacy.delta, method=self.privacy.method, horizon=self.rounds or None)
+
+    @cached_property
+    def first(self) -> str:
+        """The release that comes before the sum of updates, if there is one."""
+        return "quantile" if self._given_quantile is not None else "weights"
+
+    @cached_property
+    def planned(self) -> dict[str, tuple[float, float]]:
+        """The releases of a round by name: the noise multiplier, and that for a contribution zeroed."""
+        noise, found = self.calibration, {}
+        if noise.first is not None:
+            zeroed = noise.first  # the sum of weights moves by 1, whether a client is replaced or zeroed
+            if self.quantile is not None and self.change == 2 and 0 < noise.first < math.inf:
+                zeroed = self.quantile.multiplier(self.fewest, adjacency="add_remove")
+            found[self.first] = (noise.first, zeroed)
+        found["update"] = (noise.update, noise.update * self.change)
+        if noise.count is not None:
+            found["count"] = (noise.count, noise.count * self.change)
+        return found
 
     @cached_property
     def rounds_allowed(self) -> int:
@@ -181,19 +218,26 @@ class NoisePlan:
 
     def begin(self) -> PrivateState:
         """The state before the first round: the first clip bound, and nobody has taken part."""
-        return PrivateState(float(self.privacy.clip), torch.zeros(self.clients, dtype=torch.int32))
+        nobody = torch.zeros(self.clients, dtype=torch.int32)
+        return PrivateState(float(self.privacy.clip), nobody, nobody.double(), self.noise_key)
+
+    def resume(self, state: PrivateState, rounds: int) -> None:
+        """Go on from a checkpoint after so many rounds: with the noise that the run began with, and none of them uncounted."""
+        self.noise_key = state.noise_key
+        self.book.fill(rounds, self.planned, self.sampling, self.privacy.delta)
 
     def source(self, purpose: str, round_index: int) -> RandomSource:
         """Random words for one purpose in one round."""
-        return SystemSource() if self.privacy.source == "system" else Seeded(self.seed, purpose, round_index)
+        return SystemSource() if self.privacy.source == "system" else Seeded(self.seed, self._purpose(purpose), round_index)
+
+    def _purpose(self, purpose: str) -> str:
+        return f"{purpose} of {self.noise_key}" if self.noise_key else purpose
 
     def gaussian(self, purpose: str, round_index: int, count: int) -> Tensor:
         """Standard normal numbers (count,) float64 for one purpose in one round."""
         if self.privacy.source == "system":  # every bit of it, not a generator started from a few
-            uniform = ((SystemSource().words(count) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
-            drawn: Tensor = torch.special.ndtri(torch.from_numpy(uniform))
-            return drawn
-        key = rng.stream_key(self.seed, f"private noise: {purpose}", round_index)
+            return system_gaussian(count)
+        key = rng.stream_key(self.seed, f"private noise: {self._purpose(purpose)}", round_index)
         return torch.from_numpy(np.random.Generator(np.random.Philox(key=key)).standard_normal(count))
 
     @property
@@ -201,15 +245,80 @@ class NoisePlan:
         """How many clients are expected to work in a round: fixed in advance."""
         return self.algorithm.traits.risk.tail * self.expected
 
+    # ------------------------------------------------------------------------------------------------------------- the ledger
+
+    def begin_release(self, round_index: int, purpose: str, *, contributors: int | None = None) -> bool:
+        """Write a release into the ledger before it is made; False if it was begun before and must not be again.
+
+        `contributors` is the fewest clients whose shares of noise may be in the sum.
+        """
+        multiplier, zeroed = self.planned[purpose]
+        return self.book.begin(
+            round_index, releases.Release(purpose, multiplier), zeroed=zeroed, sampling=self.sampling,
+            delta=self.privacy.delta, shares=self.fewest if self.distributed else None, contributors=contributors,
+        )  # fmt: skip
+
+    def is_lost(self, round_index: int) -> bool:
+        """Whether a release of this round was begun before, and what it gave is not known: the round is over, and paid for."""
+        book = self.book
+        first = self.first if self.calibration.first is not None else "update"
+        begun = [purpose for purpose in (first, "update") if book.once and book.begun(round_index, purpose)]
+        return any(book.value(round_index, purpose) is None for purpose in begun)
+
+    @property
+    def distributed(self) -> bool:
+        """Whether clients add the noise."""
+        return self.privacy.noise == "distributed"
+
+    def round_weight(self, contributors: int) -> float:
+        """As how many rounds one counts for a server that knows which noise it added: 1, more if few clients added theirs."""
+        return self.fewest / min(max(contributors, 1), self.fewest) if self.distributed else 1.0
+
     def epsilon_after(self, rounds: int) -> float:
-        """ε after `rounds` rounds, for whoever receives the models."""
+        """ε after `rounds` rounds, for whoever receives the models; of what the ledger says, if that is more."""
+        if self.book.releases > rounds * len(self.planned):
+            return self._events_epsilon()
         return self.accountant.epsilon_after(rounds)
 
+    def _events_epsilon(self) -> float:
+        return accounting.epsilon_of(self.book.events(), self.privacy.delta, method=self.privacy.method)
+
+    def _known_cohorts(self, participations: float) -> KnownCohorts:
+        zeroed = releases.fold(*(z for _, z in self.planned.values()))
+        return KnownCohorts(zeroed, participations, self.shares, self.fewest)
+
     def spent(self, state: PrivateState, rounds: int) -> accounting.Spent:
-        """What the run has spent."""
-        spent = self.accountant.spent(rounds, participations=int(state.participations.max()))
-        discrete = self.privacy.noise == "distributed" or self.quantile is not None
-        return replace(spent, seeded=self.privacy.source == "seeded", discrete=discrete)
+        """What the run has spent: ε of all that the ledger says was begun."""
+        most = int(state.participations.max())
+        spent = self.accountant.spent(0)
+        server = self._server(state).epsilon(self.privacy.delta)
+        discrete = self.distributed or self.quantile is not None
+        return replace(
+            spent, epsilon=self._events_epsilon(), epsilon_server=math.inf if server is None else server, rounds=rounds,
+            participations=most, seeded=self.privacy.source == "seeded", discrete=discrete,
+        )  # fmt: skip
+
+    def _server(self, state: PrivateState) -> KnownCohorts:
+        exposure = state.participations if state.exposure is None else state.exposure
+        return self._known_cohorts(float(exposure.max()))
+
+    def table(self, state: PrivateState, evaluated: tuple[str, ...]) -> PrivacyTable:
+        """ε by observer; `evaluated` says what of clients that train was evaluated exactly."""
+        return ReleasedNoise(
+            self.book.events(), self.privacy.delta, self._known_cohorts(float(state.participations.max())), self._server(state),
+            self.distributed, self.privacy.source == "seeded", self.clients, evaluated, self.privacy.method, self.book.releases,
+        ).table()  # fmt: skip
+
+
+def digest_releases(algorithm: Algorithm) -> str:
+    """A short hash of all of an algorithm that its releases depend on.
+
+    Methods of a comparison share their seed, and must not share their noise. Clients' own models change no release unless
+    they are what clients send.
+    """
+    if algorithm.personal is not None and algorithm.traits.personal.updates is None:
+        algorithm = replace(algorithm, personal=None)
+    return hashlib.blake2b(without_addresses(repr(algorithm)).encode(), digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,7 @@ from equipoise.aggregators import NormClip, WeightedMean
 from equipoise.core.update_checks import as_local_work
 from equipoise.errors import EquipoiseError
 from equipoise.privacy.discrete_gaussian import sample_discrete_gaussian
-from equipoise.privacy.noise_plan import Grid, NoisePlan, PrivateState
+from equipoise.privacy.noise_plan import Grid, NoisePlan
 from equipoise.privacy.private_quantile import ENOUGH_NOISE
 from equipoise.privacy.secure_sum import SimulatedSecureSum, quantise, required_modulus
 from equipoise.types import Cohort, Combined, Engine, LocalSolver, LocalWork, RiskTraits, RiskValue, ServerState
@@ -39,7 +40,22 @@ class PrivateSums:
         if traits.client_form == "filter":
             return self._by_quantile(traits, cohort, losses, ones), self.noise.workers
         weights = client_weights(traits, losses, ones, float(self.noise.privacy.loss_bound or 0))
-        return RiskValue(mean_loss(losses, weights), weights, state), max(self._noisy_sum(weights, cohort.round), 1.0)
+        total = self._first(cohort.round, lambda: self._noisy_sum(weights, cohort.round))
+        if math.isnan(total):  # the round is over: nobody works
+            return RiskValue(nothing, torch.zeros_like(ones), state), self.noise.workers
+        return RiskValue(mean_loss(losses, weights), weights, state), max(total, 1.0)
+
+    def _first(self, round_index: int, release: Callable[[], float]) -> float:
+        """The first release of a round, which the ledger knows of before it is made; NaN if it was begun and is not known."""
+        purpose = self.noise.first
+        known = self.noise.book.value(round_index, purpose)
+        if known is not None:
+            return float(known)
+        if not self.noise.begin_release(round_index, purpose):
+            return math.nan
+        value = release()
+        self.noise.book.end(round_index, purpose, value)
+        return value
 
     def _noisy_sum(self, weights: Tensor, round_index: int) -> float:
         """The sum of weights in [0, 1] with noise. A client moves it by 1, also one that is replaced."""
@@ -59,23 +75,36 @@ class PrivateSums:
         known = None if self.noise.poisson else self.noise.expected
         release = self.noise.quantile.at(self.noise.source("quantile", cohort.round), clients=known, shares=self.noise.shares)
         clipped = losses.clamp(0.0, self.noise.quantile.bound)
-        kept = client_weights(risk, clipped, ones, release(clipped, ones, risk.tail))
+        eta = self._first(cohort.round, lambda: float(release(clipped, ones, risk.tail)))
+        if math.isnan(eta):  # the round is over: nobody works
+            return RiskValue(torch.tensor(float("nan")), torch.zeros_like(ones))
+        kept = client_weights(risk, clipped, ones, eta)
         return RiskValue(mean_loss(losses, kept), kept)
 
     def combine(self, state: ServerState, engine: Engine, solver: LocalSolver, plan: Plan, sent: Tensor | None) -> Combined:
         """The noisy sum of clipped updates over its denominator (D,), and the next clip bound."""
-        distributed = self.noise.privacy.noise == "distributed"
+        distributed, index, noise = self.noise.distributed, plan.cohort.round, self.noise
         params, private, clip = state.params, state.privacy, state.privacy.clip
         work: LocalWork | None = None
         total = torch.zeros_like(params)
-        if len(plan.workers) or distributed:
-            total, work = (self._distributed if distributed else self._central)(clip, params, engine, solver, plan, sent)
-        if not distributed and self.noise.calibration.update > 0:
-            noise = self.noise.gaussian("update", plan.cohort.round, len(params)).to(params)
-            total = total + noise * (self.noise.calibration.update * self.noise.change * clip / plan.denominator)
-        participations = private.participations.clone()
-        participations[plan.cohort.clients] += 1
-        after = PrivateState(self._next_clip(clip, plan, work), participations)
+        weight = noise.round_weight(len(plan.cohort))
+        if noise.is_lost(index):
+            return Combined(total, None, state.aggregator, private.after(plan.cohort.clients, clip=clip, weight=weight))
+        if distributed:
+            noise.begin_release(index, "update")
+            total, work = self._distributed(clip, params, engine, solver, plan, sent)
+        elif len(plan.workers):
+            total, work = self._central(clip, params, engine, solver, plan, sent)
+        for purpose in noise.planned if not distributed else ():  # the server has the updates, and now draws its noise
+            if purpose != noise.first:
+                noise.begin_release(index, purpose)
+        if not distributed and noise.calibration.update > 0:
+            scale = noise.calibration.update * noise.change * clip / plan.denominator
+            if noise.privacy.source == "system":  # float64 up to here: the sum is rounded once, with its noise
+                total = (total.double() + noise.gaussian("update", index, len(params)).to(params.device) * scale).to(params)
+            else:
+                total = total + noise.gaussian("update", index, len(params)).to(params) * scale
+        after = private.after(plan.cohort.clients, clip=self._next_clip(clip, plan, work), weight=weight)
         return Combined(total, work, state.aggregator, after)
 
     def _central(

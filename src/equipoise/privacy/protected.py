@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
 from equipoise.privacy.accounting import Spent
+from equipoise.privacy.ledger import Ledger, compose, events_of
 from equipoise.privacy.noise_plan import NoisePlan, PrivateState
+from equipoise.privacy.observer_table import PrivacyTable, unprotected_table
+from equipoise.privacy.release_book import ReleaseBook
 from equipoise.types import Cohort, Combined, Engine, LocalSolver, RiskValue, ServerState
 
 if TYPE_CHECKING:
     from equipoise.round import Plan
+
+
+EVALUATION = "scores"  # what an exact evaluation is called in the ledger
 
 
 class ProtectedSums(Protocol):
@@ -32,6 +38,7 @@ class Protected:
     sums: ProtectedSums
     rounds: int
     noise: NoisePlan | None = None
+    own_book: ReleaseBook = field(default_factory=ReleaseBook)  # of a run without noise
 
     @property
     def in_the_open(self) -> bool:
@@ -59,6 +66,39 @@ class Protected:
     def combine(self, state: ServerState, engine: Engine, solver: LocalSolver, plan: Plan, sent: Tensor | None) -> Combined:
         """The local work of a round and its total."""
         return self.sums.combine(state, engine, solver, plan, sent)
+
+    @property
+    def book(self) -> ReleaseBook:
+        """What the run writes into the release ledger."""
+        return self.own_book if self.noise is None else self.noise.book
+
+    def open_ledger(self, ledger: Ledger, *, data: str, run: str, once: bool) -> None:
+        """Write all releases of the run into a ledger."""
+        self.book.open(ledger, data=data, run=run, once=once)
+
+    def resume(self, state: Any, rounds: int) -> None:
+        """Go on from a checkpoint: with the noise that the run began with, and none of its rounds uncounted."""
+        if self.noise is not None:
+            self.noise.resume(state, rounds)
+
+    def begin_evaluation(self, round_index: int) -> None:
+        """Write into the ledger that clients are evaluated exactly, outside ε."""
+        self.book.begin_exact(round_index, EVALUATION)
+
+    def privacy(self, state: Any) -> PrivacyTable:
+        """ε by observer."""
+        if self.noise is None:
+            return unprotected_table(secure=True)
+        table = self.noise.table(state, (EVALUATION,) if EVALUATION in self.book.exact_purposes() else ())
+        others = {entry.run for entry in self.book.ledger if entry.kind == "release" and entry.data == self.book.data}
+        if len(others) < 2:
+            return table
+        same_data = (entry for entry in self.book.ledger if entry.data == self.book.data)
+        epsilon, delta = compose([events_of(same_data)], self.noise.privacy.delta)
+        said = (
+            f"All {len(others)} runs on these data in the ledger together: ε = {epsilon:.4g} at δ = {delta:.4g} for the public."
+        )
+        return replace(table, notes=(*table.notes, said))
 
     def epsilon_after(self, rounds: int) -> float | None:
         """ε for whoever receives the models of the first `rounds` rounds."""

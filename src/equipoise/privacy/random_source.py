@@ -11,7 +11,9 @@ import os
 from typing import Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from equipoise.core import rng
 from equipoise.errors import is_integer, require, require_integer
@@ -62,3 +64,14 @@ class SystemSource:
 
     def __repr__(self) -> str:
         return "SystemSource()"
+
+
+def system_gaussian(count: int) -> Tensor:
+    """Standard normal numbers (count,) float64 from the operating system: the inverse distribution function of 53 bits each.
+
+    These are floating-point numbers, with the gaps that these have: see "What floating-point noise leaves open" in
+    docs/privacy.md.
+    """
+    uniform = ((SystemSource().words(count) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+    drawn: Tensor = torch.special.ndtri(torch.from_numpy(uniform))
+    return drawn

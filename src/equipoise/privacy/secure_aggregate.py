@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -9,13 +10,15 @@ import torch
 from torch import Tensor
 
 from equipoise.core.update_checks import as_local_work
+from equipoise.errors import EquipoiseNotice
 from equipoise.privacy.private_sums import client_weights, mean_loss
 from equipoise.privacy.random_source import Seeded
 from equipoise.privacy.secure_sum import EXACT, SimulatedSecureSum, quantise
-from equipoise.types import Cohort, Combined, Engine, LocalSolver, RiskValue, ServerState
+from equipoise.types import Cohort, Combined, Engine, LocalSolver, LocalWork, RiskValue, ServerState
 
 if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
+    from equipoise.core.task import Task
     from equipoise.privacy.mechanism import SecureAggregation
     from equipoise.round import Plan
 
@@ -40,7 +43,11 @@ class SecureSumRule:
         traits = self.algorithm.traits.risk
         if traits.client_form == "filter":
             risk = self.algorithm.risk(losses, torch.where(good, cohort.weights, 0.0), state=state)
-            return replace(risk, weights=torch.where(risk.weights > 0, base, 0.0)), 1.0
+            weights = torch.where(risk.weights > 0, base, 0.0)
+            if self.algorithm.traits.quantile.histogram is not None:
+                kept = int((weights > 0).sum())
+                weights = weights if tail_is_large_enough(kept, self.privacy.fewest, cohort.round) else torch.zeros_like(base)
+            return replace(risk, weights=weights), 1.0
         public = None if traits.client_form == "base" else float(self.privacy.loss_bound or 0)
         weights = client_weights(traits, losses, base, public)
         return RiskValue(mean_loss(losses, weights), weights, state), 1.0
@@ -48,18 +55,51 @@ class SecureSumRule:
     def combine(self, state: ServerState, engine: Engine, solver: LocalSolver, plan: Plan, sent: Tensor | None) -> Combined:
         """Σ w_k u_k / Σ w_k, both found by one secure sum; clients outside the tail send masked zeros."""
         params, aggregator = state.params, self.algorithm.aggregator
-        work = engine.updates(params, plan.workers, solver) if sent is None else as_local_work(sent, params)
+        work = engine.updates(state.model, plan.workers, solver) if sent is None else as_local_work(sent, params)
         updates, weights = work.update, plan.weights.double()
         good = torch.isfinite(work.sq_norms)
         # A linear aggregator works update by update (clipping, say): each client applies it to its own.
         own = torch.stack([aggregator(u.unsqueeze(0), w.reshape(1).to(u))[0] for u, w in zip(updates, weights, strict=True)])
         rows = torch.cat([own.double().cpu().nan_to_num(0.0, 0.0, 0.0), weights.unsqueeze(1)], 1)
+        rows = torch.cat([carried_rows(work, weights), rows], 1)
         room = min((self.privacy.modulus - 1) // 2 // len(plan.cohort), EXACT) * self.privacy.step
         fits = good & (rows.abs().amax(1) <= room)
         rows = torch.where(fits.unsqueeze(1), rows, 0.0)
         source = Seeded(self.seed, "rounding", plan.cohort.round)
         whole = quantise(rows, step=self.privacy.step, source=source, modulus=self.privacy.modulus)
         total = SimulatedSecureSum(self.privacy.modulus).sum(whole).double() * self.privacy.step
+        carried, total = mean_of_sum(total, len(total) - len(params) - 1)
         mass = float(total[-1])
         mean = total[:-1] / mass if mass > 0 else torch.zeros_like(total[:-1])
-        return Combined(mean.to(params), work, state.aggregator)
+        return Combined(mean.to(params), work, state.aggregator, carried=carried)
+
+
+def carried_rows(work: LocalWork, weights: Tensor) -> Tensor:
+    """What clients add to a secure sum for their carried values: (weight · moments, weight), (K, C + 1); zeros if none count.
+
+    Without carried values (K, 0).
+    """
+    if work.carried is None:
+        return torch.zeros(len(weights), 0, dtype=torch.float64)
+    rows = weights.unsqueeze(1) * torch.cat([work.carried, torch.ones(len(weights), 1, dtype=torch.float64)], 1)
+    return torch.where(torch.isfinite(rows).all(1, keepdim=True), rows, 0.0)
+
+
+def secure_row_length(task: Task) -> int:
+    """The numbers of a client's row in the secure sum of updates: (w · moments, w) for carried values, and (w · u, w)."""
+    return task.layout.dimension + 1 + (task.carried.size + 1 if task.carried.names else 0)
+
+
+def mean_of_sum(total: Tensor, carried: int) -> tuple[Tensor | None, Tensor]:
+    """The mean (C,) of carried values in the first C + 1 numbers of a sum, None if none count; and the rest of the sum."""
+    mass = float(total[carried - 1]) if carried else 0.0
+    return (total[: carried - 1] / mass if mass > 0 else None), total[carried:]
+
+
+def tail_is_large_enough(kept: int, fewest: int, round_index: int) -> bool:
+    """Whether the sum of a tail of `kept` clients may be unmasked; a notice if not."""
+    if kept >= fewest:
+        return True
+    why = f"the tail has {kept} of at least {fewest} clients by the histogram, so that its sum would say too much of them"
+    warnings.warn(EquipoiseNotice(f"Round {round_index} leaves the model as it is: {why}."), stacklevel=2)
+    return False

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from equipoise import metrics
 from equipoise.algorithm import Algorithm
+from equipoise.core.carried import move_model
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.data.splits import split_examples
 from equipoise.engines import Simulator
@@ -104,13 +105,16 @@ def errors_of_finetuning(
         model, FederatedData(own, test=judging), Algorithm(solver=solver, sampler=Full()), rounds=0, clients_per_round=None,
         seed=seed, loss=None, error=None, engine=Simulator(device=device),
     )  # fmt: skip
-    start = setting.first_params
+    start = setting.first_model
     _, before = setting.engine.evaluate(start, judging)
     after = []
     for chunk in torch.split(torch.arange(len(own)), _CHUNK_SIZE):
         ones = torch.ones(len(chunk), dtype=torch.float64)
         updates = setting.engine.updates(start, Cohort(0, seed, chunk, ones / len(chunk), ones), solver).update
-        after += [setting.engine.evaluate(start + u, judging.take([int(k)]))[1] for k, u in zip(chunk, updates, strict=True)]
+        after += [
+            setting.engine.evaluate(move_model(start, u), judging.take([int(k)]))[1]
+            for k, u in zip(chunk, updates, strict=True)
+        ]
     return before, torch.cat(after)
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from equipoise.errors import InvalidParameter, require, require_number
+from equipoise.errors import require, require_number
+from equipoise.risk.groups import Groups, checked_groups, group_name
 from equipoise.risk.tilted import tilted
 from equipoise.types import RiskValue
 
@@ -46,35 +46,22 @@ class HierarchicalTilt:
     Source: Li 2023 (thesis), section 7.6, (7.82)–(7.85), with base weights for the sizes.
     """
 
-    groups: Mapping[str, str] | Callable[[str], str]
+    groups: Groups
     tilt: float = 1.0
     inner_tilt: float = 0.0
 
     pure: ClassVar[bool] = True
+    keeps_everyone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("tilt", "inner_tilt"):
             fix = "Positive leans towards large losses, negative away from them; 0 is the mean."
             require_number(name, getattr(self, name), "(-∞, ∞)", fix)
-        if isinstance(self.groups, Mapping):
-            require(len(self.groups) > 0, "groups", "must name a group for every client", {}, _FIX)
-            for client, group in self.groups.items():
-                good = isinstance(client, str) and isinstance(group, str)
-                rule = "must be a text, the name of a group, and its key a client id"
-                require(good, f"groups[{client!r}]", rule, group, _FIX)
-            object.__setattr__(self, "groups", dict(self.groups))  # later changes of the caller's do not reach a frozen part
-        else:
-            require(callable(self.groups), "groups", "must be a mapping or a function of client ids", self.groups, _FIX)
+        object.__setattr__(self, "groups", checked_groups(self.groups))
 
     def group_of(self, client: str) -> str:
         """The name of the group of a client."""
-        if not isinstance(self.groups, Mapping):
-            group = self.groups(client)
-            require(isinstance(group, str), f"groups({client!r})", "must be the name of a group, a text", group, _FIX)
-            return group
-        if client not in self.groups:
-            raise InvalidParameter("groups", f"must name a group for client {client!r}", sorted(self.groups)[:5], _FIX)
-        return self.groups[client]
+        return group_name(self.groups, client)
 
     def __call__(self, losses: Tensor, base_weights: Tensor, *, clients: Any = None, state: Any = None) -> RiskValue:
         """The tilted risk of the groups' tilted risks, and its weights (K,)."""
@@ -82,6 +69,3 @@ class HierarchicalTilt:
         names = [self.group_of(client) for client in clients]
         value, weights = hierarchical(losses, base_weights, names, self.tilt, self.inner_tilt)
         return RiskValue(value.to(losses.dtype), weights.to(base_weights.dtype), state)
-
-
-_FIX = 'E.g. groups={"client-0": "north", "client-1": "south"}, or a function that does so for every id.'

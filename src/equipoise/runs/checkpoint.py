@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -21,118 +21,94 @@ import torch
 from torch import Tensor
 
 from equipoise.core.files import write_atomically
-from equipoise.errors import Diverged, EquipoiseError, NotWritten, require
+from equipoise.core.tensor_files import read_tensor_file, tensor_file_bytes
+from equipoise.errors import CheckpointError, Diverged, EquipoiseNotice, NotWritten, require
 from equipoise.observers import EvaluationPoint, History
-from equipoise.types import Observer, RoundReport, ServerState
+from equipoise.runs.history_columns import packed_reports, unpacked_reports
+from equipoise.runs.identity import identity_of, refuse_other_run
+from equipoise.types import Observer, PersonalWork, RoundReport, ServerState
 
 if TYPE_CHECKING:
     from equipoise.runs.setup import Setting
+    from equipoise.runs.solver_rows import SolverRows
     from equipoise.train import RunUnderWay
 
 SECONDS = 10.0  # between checkpoints, unless a number of rounds is given
+SHARE = 0.05  # of a run's time that may go into writing checkpoints, unless a number of rounds is given
+KIND = "checkpoint"
 MOVED_MODULES = {  # where state classes of version 0.1 live now: checkpoints name them by module
     "equipoise.personal.run": "equipoise.personal.personal_run",
     "equipoise.privacy.run": "equipoise.privacy.noise_plan",
 }
 
 
-class CheckpointError(EquipoiseError):
-    """A checkpoint cannot be used: it is damaged, or belongs to another run."""
-
-
 @dataclass(frozen=True, eq=False)
 class SavedRun:
-    """A run between two rounds, and the error that stopped it, if one did."""
+    """A run between two rounds, and the error that stopped it, if one did.
+
+    Further fields are optional: a file without one is read with its default, so that files of earlier versions stay readable.
+    """
 
     state: ServerState
     history: History
     identity: dict[str, str]  # what must be the same to go on
     failure: Diverged | None = None
+    start: Tensor | None = None  # w^0, where clients begin with it in later rounds
 
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """Runs that share their rounds, between two rounds. One run is the usual case, and its file has no list of runs."""
+    """Runs that share their rounds, between two rounds."""
 
     runs: Sequence[SavedRun]
     seconds: float
     choice: dict[str, Any] = field(default_factory=dict)  # what the engine chose by measuring
 
     def bytes(self) -> bytes:
-        """The file's content."""
-        from safetensors.torch import save
-
+        """The file's content: tensors by name, all else as JSON in a tensor of bytes, and a checksum."""
         tensors: dict[str, Tensor] = {}
-        runs = [_packed_run(run, tensors, f"{number}." if len(self.runs) > 1 else "") for number, run in enumerate(self.runs)]
-        whole = runs[0] if len(runs) == 1 else {"runs": runs}
-        whole |= {"seconds": self.seconds, "choice": self.choice}
-        saved: bytes = save(tensors, metadata={"checkpoint": json.dumps(whole)})
-        return saved
+        runs = [_packed_run(run, tensors, f"{number}.") for number, run in enumerate(self.runs)]
+        whole = {"runs": runs, "seconds": self.seconds, "choice": self.choice}
+        return tensor_file_bytes(tensors, text=json.dumps(whole), kind=KIND)
 
 
 def _packed_run(run: SavedRun, tensors: dict[str, Tensor], prefix: str) -> dict[str, Any]:
     """A run as JSON; tensors go to `tensors` under names that begin with `prefix`."""
     state = {name: packed(value, tensors, prefix + name) for name, value in vars(run.state).items()}
-    failure = run.failure
+    failure, start = run.failure, run.start
     return {
         "state": state,
-        "rounds": [asdict(report) for report in run.history.rounds],
+        "reports": packed_reports(run.history.rounds, tensors, f"{prefix}reports"),
         "points": [asdict(point) for point in run.history.points],
         "identity": run.identity,
-    } | ({"failure": [failure.round, failure.clients, failure.what]} if failure is not None else {})
-
-
-def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoint:
-    """The checkpoint in a file, its parameters on a device; a file that is none is refused with its path."""
-    from safetensors import SafetensorError, safe_open
-
-    def run(whole: dict[str, Any]) -> SavedRun:
-        parts = {name: unpacked(value, tensors, torch.device(device)) for name, value in whole["state"].items()}
-        history = History([RoundReport(**r) for r in whole["rounds"]], points=[EvaluationPoint(**p) for p in whole["points"]])
-        failure = Diverged(*whole["failure"]) if "failure" in whole else None
-        return SavedRun(ServerState(**parts), history, whole["identity"], failure)
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            whole = json.loads((file.metadata() or {})["checkpoint"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 — not a dictionary
-        return Checkpoint([run(each) for each in whole.get("runs", [whole])], whole["seconds"], whole.get("choice", {}))
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as failure:
-        raise CheckpointError(f"{path} is no checkpoint of a run: {failure}. Delete it to start anew.") from failure
-
-
-def identity_of(setting: Setting) -> dict[str, str]:
-    """What a run must share with a checkpoint to go on from it; the number of rounds may grow."""
-    loss = getattr(setting.task.loss, "__qualname__", type(setting.task.loss).__name__)
-    noise = setting.protection.describe()
-    return ({"privacy": noise} if noise is not None else {}) | {
-        "algorithm": re.sub(r" at 0x[0-9a-f]+", "", repr(setting.algorithm)),  # a plain class shows where it lies in memory
-        "data": f"{setting.data.name}, {len(setting.data.train)} clients, {setting.data.fingerprint}",
-        "model": f"{type(setting.model).__name__} with {setting.task.layout.dimension} parameters",
-        "loss": loss,
-        "clients_per_round": str(setting.clients_per_round),
-        "seed": str(setting.seed),
+        "failure": None if failure is None else [failure.round, failure.clients, failure.what],
+        "start": None if start is None else packed(start, tensors, f"{prefix}start"),
     }
 
 
-def refuse_other_run(path: Path, saved: dict[str, str], given: dict[str, str]) -> None:
-    """Refuse a checkpoint of another run, naming what differs."""
-    for name, value in given.items():
-        if saved.get(name) != value:
-            there, here = _differing_parts(str(saved.get(name)), value)
-            raise CheckpointError(
-                f"{path} is the checkpoint of another run: its {name} is {there}, here it is {here}. "
-                "Give the same again, or start a new run with another file."
-            )
+def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoint:
+    """The checkpoint in a file, its parameters on a device; a file that is none, or is damaged, is refused with its path."""
+    place = torch.device(device)
 
+    def run(whole: dict[str, Any]) -> SavedRun:
+        parts = {name: unpacked(value, tensors, place) for name, value in whole["state"].items()}
+        # Version 0.1 wrote every report as an object.
+        given = (
+            [RoundReport(**r) for r in whole["rounds"]] if "rounds" in whole else unpacked_reports(whole["reports"], tensors)
+        )
+        history = History(given, points=[EvaluationPoint(**p) for p in whole["points"]])
+        failure = Diverged(*whole["failure"]) if whole.get("failure") is not None else None
+        return SavedRun(ServerState(**parts), history, whole["identity"], failure, unpacked(whole.get("start"), tensors, place))
 
-def _differing_parts(first: str, second: str) -> tuple[str, str]:
-    """Two long texts from where they begin to differ to where they are the same again, with some words around."""
-    if max(len(first), len(second)) < 120:
-        return first, second
-    start = next((i for i, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))
-    start = max(first.rfind("(", 0, start), first.rfind(", ", 0, start) + 1, 0)
-    return tuple(f"…{text[start : start + 60].strip()}…" for text in (first, second))  # type: ignore[return-value]
+    try:
+        file = read_tensor_file(path)
+        tensors = file.tensors
+        if file.checked and file.about.get("kind") != KIND:
+            raise ValueError(f"it is a {file.about.get('kind')}")
+        whole = json.loads(file.metadata["checkpoint"] if not file.checked else file.text or "")
+        return Checkpoint([run(each) for each in whole.get("runs", [whole])], whole["seconds"], whole.get("choice", {}))
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, IndexError) as failure:
+        raise CheckpointError(f"{path} is no checkpoint of a run: {failure}. Delete it to start anew.") from failure
 
 
 class Checkpoints(Observer):
@@ -143,11 +119,17 @@ class Checkpoints(Observer):
         self._settings: Sequence[Setting] = ()
         self._identities: Sequence[dict[str, str]] = ()
         self._began = self._saved = time.monotonic()
+        self._cost = 0.0  # seconds that the last one took
 
     @property
     def rows(self) -> Path:
-        """The file of what clients keep between rounds."""
+        """The file of what clients keep between rounds for models of their own."""
         return self.path.with_suffix(".clients.npy")
+
+    @property
+    def solver_rows(self) -> Path:
+        """The file of what clients keep between rounds for their solver."""
+        return self.path.with_suffix(".solver.npy")
 
     def open(self, settings: Sequence[Setting]) -> Checkpoint | None:
         """Begin to save these runs; the checkpoint that they go on from, or None if there is no file yet."""
@@ -157,31 +139,44 @@ class Checkpoints(Observer):
             return None
         saved = read_checkpoint(self.path, settings[0].engine_traits.device)
         count = "number of runs"
+        notes: dict[str, None] = {}
         refuse_other_run(self.path, {count: str(len(saved.runs))}, {count: str(len(settings))})
         for run, identity, setting in zip(saved.runs, self._identities, settings, strict=True):
-            refuse_other_run(self.path, run.identity, identity)
+            notes |= dict.fromkeys(refuse_other_run(self.path, run.identity, identity))
             if run.state.round > setting.rounds:
                 raise CheckpointError(f"{self.path} is already at round {run.state.round}, beyond rounds = {setting.rounds}.")
+        reached = max(run.state.round for run in saved.runs)
+        about = f"Going on from round {reached} of {settings[0].rounds}, as {self.path} has it."
+        warnings.warn(EquipoiseNotice(" ".join([about, *notes])), stacklevel=5)
         self._began -= saved.seconds
         return saved
 
     def on_states(self, runs: Sequence[RunUnderWay]) -> None:
         """The runs between two rounds: write them if it is time."""
         now, reached = time.monotonic(), max(run.state.round for run in runs)
-        due = reached % self.every == 0 if self.every else now - self._saved >= SECONDS
+        due = reached % self.every == 0 if self.every else now - self._saved >= max(SECONDS, self._cost / SHARE)
         # Round 0: a full disk or unwritable folder fails before any work.
         if due or reached in (0, self._settings[0].protection.rounds_allowed):
-            keeping = [(run.setting.personal, run.state) for run in runs if run.setting.personal is not None]
-            for personal, _ in keeping:
-                personal.flush()
+            keeping: list[tuple[PersonalWork | SolverRows, Any]] = [
+                *((run.setting.personal, run.state.personal) for run in runs if run.setting.personal is not None),
+                *((run.setting.kept, run.state.kept) for run in runs if run.setting.kept is not None),
+            ]
+            for rows, _ in keeping:
+                rows.flush()
             measured = self._settings[0].engine_traits.measured
             named = zip(runs, self._identities, strict=True)
-            saved = [SavedRun(run.state, run.history, identity, run.failure) for run, identity in named]
+            saved = [SavedRun(run.state, run.history, identity, run.failure, run.start) for run, identity in named]
             choice = {} if measured is None else measured.read()
             write_atomically(self.path, Checkpoint(saved, now - self._began, choice).bytes())
-            for personal, state in keeping:
-                personal.on_saved(state.personal)
+            for rows, state in keeping:
+                rows.on_saved(state)
             self._saved = time.monotonic()
+            self._cost = self._saved - now
+
+    def on_failure(self, failure: BaseException) -> None:
+        """The run ended with an error: a full disk says how to go on."""
+        if isinstance(failure, NotWritten) and self.path.exists():
+            failure.add_note(f"What was saved is in {self.path}; once there is room, the same call goes on from there.")
 
 
 # ---------------------------------------------------------------------------------------- states as JSON and named tensors

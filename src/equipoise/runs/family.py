@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from equipoise.algorithm import Algorithm
 from equipoise.compare import Comparison
+from equipoise.core.carried import join_model
 from equipoise.core.numbers import plain_values
 from equipoise.core.task import PerExample
 from equipoise.core.trees import leaves, map_tree
@@ -73,14 +74,21 @@ class Family:
         rule = f"must lie between {min(self.values):g} and {max(self.values):g} to be interpolated"
         require(bool(below and above), self.knob, rule, value)
         low, high = max(below), min(above)
-        share = (value - low) / (high - low)
-        return self.setting.model_at(torch.lerp(self.results[low].params, self.results[high].params, share))
+        share, ends, layout = (value - low) / (high - low), (self.results[low], self.results[high]), self.setting.task.carried
+        params = torch.lerp(ends[0].params, ends[1].params, share)
+        carried = None
+        if ends[0].carried is not None and ends[1].carried is not None:
+            carried = layout.from_moments(
+                torch.lerp(layout.to_moments(ends[0].carried), layout.to_moments(ends[1].carried), share)
+            )
+        return self.setting.model_at(join_model(params, carried))
 
     def losses(self, client_data: ClientSet | tuple[Any, Any]) -> dict[float, float]:
         """Each member's mean loss on the examples of one client: an (x, y) pair, or a ClientSet with one client."""
         clients = self._one_client(client_data)
         refuse_other_labels(clients, self.setting)
-        return {value: float(self.setting.engine.evaluate(r.params, clients)[0]) for value, r in self.results.items()}
+        evaluate = self.setting.engine.evaluate
+        return {value: float(evaluate(join_model(r.params, r.carried), clients)[0]) for value, r in self.results.items()}
 
     def choose(self, client_data: ClientSet | tuple[Any, Any]) -> float:
         """The value of the member with the lowest loss on a client's own examples; the first of the family if several tie."""
@@ -105,8 +113,9 @@ class Family:
     def _comparison(self) -> Comparison:
         judged_on, choosing, judging = choosing_and_judging(self.setting)
         engine, members = self.setting.engine, list(self.results.values())
-        chosen = torch.stack([engine.evaluate(r.params, choosing)[0] for r in members]).argmin(0)  # (n,)
-        judged = [engine.evaluate(r.params, judging) for r in members]
+        models = [join_model(r.params, r.carried) for r in members]
+        chosen = torch.stack([engine.evaluate(model, choosing)[0] for model in models]).argmin(0)  # (n,)
+        judged = [engine.evaluate(model, judging) for model in models]
         loss, error = map(torch.stack, zip(*judged, strict=True))  # (M, n)
 
         def table(own: Tensor) -> ClientTable:
@@ -118,7 +127,7 @@ class Family:
         everyone = replace(
             first, name="family", algorithm=replace(first.algorithm, risk=EachClientsChoice(self.knob, self.values)),
             clients=table(chosen), model=nn.ModuleList(self.models.values()),
-            params=torch.stack([r.params for r in members]), history=_together([r.history for r in members]),
+            params=torch.stack([r.params for r in members]), carried=None, history=_together([r.history for r in members]),
             seconds=sum(r.seconds for r in members),
         )  # fmt: skip
         return Comparison({**rows, "family": [everyone]})
@@ -275,6 +284,8 @@ def train_family(
     fix = "Train each member by itself: equipoise.train or compare."
     for part, given in (("personal", algorithms[0].personal), ("privacy", algorithms[0].privacy)):
         require(given is None, "algorithm", f"must not have {part}=… in a family, whose members share their rounds", given, fix)
+    rule = "must have a solver with a fresh state in every round in a family, whose members share their rounds"
+    require(algorithms[0].traits.solver.keeps is None, "algorithm", rule, algorithms[0].solver, fix)
     short = {f"{value:g}" for value in members}
     names = [f"{knob} {value:g}" if len(short) == len(members) else f"{knob} {value!r}" for value in members]
     watch = Watching(evaluate_every, observers, progress, checkpoint)

@@ -87,6 +87,8 @@ class SeededRun:
             return "sums are protected"
         if algorithm.traits.solver.prepare is not None:
             return "the solver prepares every round"
+        if algorithm.traits.solver.keeps is not None:
+            return "clients keep a state for their solver"
         return None if algorithm.aggregator.linear else "the aggregator is not linear"
 
     def goes_with(self, other: SeededRun) -> bool:
@@ -116,6 +118,7 @@ def train_many(
     observers: Sequence[Observer] = (),
     progress: bool | None = None,
     checkpoint: Checkpoints | str | Path | None = None,
+    ledger: str | Path | None = None,
 ) -> Comparison:
     """Train with several seeds (`seeds=5` means 0 … 4), and perhaps several algorithms by name, in one batched run.
 
@@ -133,7 +136,7 @@ def train_many(
 
     Source: ours.
     """
-    watch = Watching(evaluate_every, observers, progress, checkpoint)
+    watch = Watching(evaluate_every, observers, progress, checkpoint, ledger)
     planned = plan_runs(model, data, named_algorithms(algorithms), chosen_seeds(seeds))
     groups = grouped(range(len(planned)), lambda i, j: planned[i].goes_with(planned[j]))
     if (text := notice_about_single_runs(planned, groups)) is not None:

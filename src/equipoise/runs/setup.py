@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -18,13 +18,19 @@ from equipoise.core.signature import Signature
 from equipoise.core.task import PerExample, Task
 from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop, Simulator
-from equipoise.errors import InvalidParameter, is_integer, require
+from equipoise.errors import IncompatibleParts, InvalidParameter, is_integer, require
 from equipoise.observers import Evaluation, History
 from equipoise.personal.context import PersonalContext
+from equipoise.personal.finetune import Adaptation
 from equipoise.personal.personal_run import PersonalRun
 from equipoise.result import ClientTable, PersonalModels, Result
 from equipoise.round import Unprotected
+from equipoise.runs.averaged_model import AveragedModel
+from equipoise.runs.carried_rules import check_smallest_batches, refuse_unfit_for_carried
 from equipoise.runs.evaluation_sample import evaluation_sample, refuse_sample, sample_sizes
+from equipoise.runs.own_parts import try_own_parts
+from equipoise.runs.solver_rows import SolverRows
+from equipoise.solvers.local_optimizer import rates_by_name
 from equipoise.types import Engine, EngineTraits, PersonalWork, Protection, RiskTraits, RunSize, Sampler, ServerState
 
 T = TypeVar("T")
@@ -58,6 +64,8 @@ class Setting:
     name: str = "run"
     engine_traits: EngineTraits = field(default_factory=EngineTraits)
     sample: Mapping[str, Tensor] | None = None  # positions of the clients that are evaluated, by split; None: all clients
+    kept: SolverRows | None = None  # what clients keep for their solver between rounds
+    adaptation: PersonalWork | None = None  # what clients do with the trained model before they use it, if the solver says so
 
     def with_algorithm(self, algorithm: Algorithm, name: str) -> Setting:
         """Another run on the same engine: an unprotected algorithm with the same weights and cohorts."""
@@ -65,47 +73,70 @@ class Setting:
         return replace(self, algorithm=algorithm, protection=protection, name=name)
 
     @property
+    def first_model(self) -> Tensor:
+        """The first model as engines take it, on their device: w^0 (D,), followed by carried values (C,) if there are any."""
+        return self.task.read_model().to(self.engine_traits.device)
+
+    @property
+    def keeps_rows(self) -> bool:
+        """Whether clients keep something between rounds."""
+        return self.personal is not None and self.personal.keeps_rows
+
+    @property
     def first_params(self) -> Tensor:
         """w^0 (D,), on the engine's device."""
-        return self.task.layout.read(self.task.module).to(self.engine_traits.device)
+        return self.task.split(self.first_model)[0]
 
-    def begin(self, rows: Path | None = None) -> ServerState:
-        """The state before the first round; what clients keep between rounds goes to the file `rows`."""
-        params = self.first_params
-        own = self.personal.begin(params, rows) if self.personal is not None else None
-        server, averaging = self.algorithm.server.begin(params), self.algorithm.reported.begin(params)
-        return ServerState(0, params, server=server, averaging=averaging, personal=own, privacy=self.protection.begin())
+    @cached_property
+    def averaged(self) -> AveragedModel:
+        """Which iterate of the model the run reports."""
+        return AveragedModel(self.algorithm.reported, self.task.carried)
 
-    def reported(self, state: ServerState) -> Tensor:
-        """The parameters (D,) that the run reports and serves after a round."""
-        return self.algorithm.reported.iterate(state.params, state.averaging)
+    def begin(self, rows: Path | None = None, solver_rows: Path | None = None) -> ServerState:
+        """The state before the first round; what clients keep between rounds goes to the files `rows` and `solver_rows`."""
+        model = self.first_model
+        params, carried = self.task.split(model)
+        own = self.personal.begin(model, rows) if self.personal is not None else None
+        first = ServerState(
+            0, params, server=self.algorithm.server.begin(params), personal=own, privacy=self.protection.begin(),
+            carried=carried if self.task.carried.names else None,
+            kept=self.kept.begin(solver_rows) if self.kept is not None else None,
+        )  # fmt: skip
+        return replace(first, averaging=self.averaged.begin(first))
 
     def evaluation(self, state: ServerState, *, final: bool = False) -> Evaluation:
         """All clients of all splits, or the sample, at the iterate that is reported, and at their own models if they have any.
 
         Models that are made after training are only made for the `final` evaluation.
         """
-        params, network = self.reported(state), self.engine_traits.network
+        reported, network = self.averaged.iterate(state), self.engine_traits.network
         evaluate = partial(ClientTable.evaluate, self.engine, sample=self.sample) if network is None else network.client_table
-        table = evaluate(params, self.data)
+        table = evaluate(reported.model, self.data)
         if self.personal is not None and (final or self.personal.keeps_rows):
-            table = table.with_personal(self.personal.scores(state.personal, params, state.round, self.sample))
-        return Evaluation(state.round, table, params, self.name)
+            table = table.with_personal(self.personal.scores(state.personal, reported.model, state.round, self.sample))
+        elif self.adaptation is not None and final:
+            start = self.adaptation.begin(reported.model)
+            table = table.with_personal(self.adaptation.scores(start, reported.model, state.round, self.sample))
+        return Evaluation(state.round, table, reported.params, self.name, reported.carried)
 
-    def model_at(self, params: Tensor) -> nn.Module:
-        """A copy of the user's model with these parameters."""
+    def model_at(self, model: Tensor) -> nn.Module:
+        """A copy of the user's model with these parameters (D,), and with the carried values (C,) that follow them."""
         trained = copy.deepcopy(self.model).eval()
+        params, carried = self.task.split(model)
         self.task.layout.write(trained, params)
+        self.task.carried.write(trained, carried)
         return trained
 
     def result(self, state: ServerState, clients: ClientTable, history: History, seconds: float) -> Result:
         """The result of a run that ended in `state`."""
-        params, spent = self.reported(state), self.protection.spent(state.privacy, state.round)
+        reported, spent = self.averaged.iterate(state), self.protection.spent(state.privacy, state.round)
         return Result(
-            name=self.name, algorithm=self.algorithm, seed=self.seed, model=self.model_at(params), params=params,
+            name=self.name, algorithm=self.algorithm, seed=self.seed, model=self.model_at(reported.model),
+            params=reported.params, carried=reported.carried,
             clients=clients, history=history, seconds=seconds, data=self.data.name, rounds=state.round,
             clients_per_round=self.clients_per_round, error_is_loss=self.task.error_is_loss,
-            personal=None if self.personal is None else PersonalModels(self, self.personal, state, params),
+            personal=None if self.personal is None else PersonalModels(self, self.personal, state, reported.model),
+            privacy=self.protection.privacy(state.privacy),
             epsilon=None if spent is None else replace(spent, table=self.data.schema is not None),
             sampled=sample_sizes(self.data, self.sample), schema=self.data.schema, task=self.task,
             signature=Signature.of(self.data, self.task.layout.dtype) if self.engine_traits.network is None else None,
@@ -135,6 +166,8 @@ def set_up(
     refuse_swapped(model, data, "train")
     data, model = build(data, seed, FederatedData, "data"), build(model, seed, nn.Module, "model")
     task = Task.of(model, loss, error).fitted(data)
+    refuse_unfit_for_carried(task, algorithm)
+    check_smallest_batches(task, data.train, algorithm)
     sample = evaluation_sample(data, evaluate_clients)
     running = choose_engine(engine).start(task, data)
     traits, parts = engine_traits(running), algorithm.traits
@@ -146,9 +179,13 @@ def set_up(
         raise InvalidParameter("clients_per_round", "must be given unless the sampler is sampling.Full()", None)
     refuse_missing_groups(parts.risk, data.train.ids)
     algorithm.drawn_by(0, alpha, clients_per_round=clients_per_round, seed=seed)  # refuses an impossible cohort before any work
+    try_own_parts(algorithm, data.train.ids, alpha, clients_per_round, seed)
     personal: PersonalWork | None = None
+    adaptation: PersonalWork | None = None
+    context = PersonalContext(running, task, data, lambda other: choose_engine(engine).start(other, data))
+    if algorithm.personal is None and parts.solver.adaptation is not None and traits.network is None:
+        adaptation = PersonalRun(Adaptation(parts.solver.adaptation), context, algorithm.solver, seed)
     if algorithm.personal is not None:
-        context = PersonalContext(running, task, data, lambda other: choose_engine(engine).start(other, data))
         start = PersonalRun if traits.network is None else traits.network.personal_work
         personal = start(algorithm.personal, context, algorithm.solver, seed)
     protection: Protection = Unprotected(algorithm, data.train, rounds)
@@ -158,9 +195,17 @@ def set_up(
         protection = algorithm.privacy.protect(algorithm, size)
     if traits.network is not None:
         protection = traits.network.protect(protection, algorithm)
+    rates_by_name(parts.solver.rates, task.layout.names)  # refuses a pattern that matches no parameter
+    keeps = parts.solver.keeps
+    if keeps is not None and traits.network is not None:
+        raise IncompatibleParts(
+            f"{algorithm.solver!r} keeps a state of every client between rounds, and nodes of a network keep none for solvers.",
+            'Use state="fresh", or run it in a simulation.',
+        )
+    kept = None if keeps is None else SolverRows(keeps(task.layout.dimension), len(data.train), task.layout.dtype)
     return Setting(
         model, data, algorithm, task, running, algorithm.drawn_by, alpha, clients_per_round, rounds, seed, personal, protection,
-        name, traits, sample,
+        name, traits, sample, kept, adaptation,
     )  # fmt: skip
 
 

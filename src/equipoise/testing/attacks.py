@@ -38,8 +38,9 @@ def check_attack(
 
     `share` of the training clients, to the nearest, are malicious; another `seed` draws others. Data that the attack poisons
     keep their clients, sizes and the examples of clean clients; the data it is given are not written to, and applying it
-    again repeats. What a malicious client sends depends on its own update, its key and the cohort's size alone, so that
-    engines may ask for one client or for many; clean clients send what they send without the attack.
+    again repeats. What a malicious client sends depends on its own update, its key and the cohort's size alone (if it is
+    omniscient also on the honest updates, in any order), so that engines may ask for one client or for many; clean clients
+    send what they send without the attack.
     """
     if task is None or data is None:
         task, data = make_small_task(seed)
@@ -87,18 +88,28 @@ def _check_seed(attack: Attack, data: FederatedData) -> None:
 
 def _check_corruption(attack: Attack, seed: int) -> None:
     """What malicious clients send: one by one as together, again as before, and from updates that are not written to."""
-    corrupt = attack_traits(attack).corrupt
+    corrupt, omniscient = attack_traits(attack).corrupt, attack_traits(attack).omniscient
     if corrupt is None:
         return
     gen = torch_generator(seed, "check_attack")
     for dtype in (torch.float64, torch.float32):
         updates = torch.randn(5, 7, generator=gen, dtype=torch.float64).to(dtype)
         keys = rng.client_keys(rng.stream_key(seed, "batches", 3), torch.arange(5))
-        sent = Sent(updates, keys, 12)
+        honest = torch.randn(7, 7, generator=gen, dtype=torch.float64).to(dtype) if omniscient else None
+        sent = Sent(updates, keys, 12, honest)
         with unchanged(attack, "an attack", updates=updates, keys=keys):
             together = corrupt(sent)
         hold(isinstance(together, Tensor), attack, "an attack gives updates as a tensor", type(together).__name__)
         hold(together.shape == updates.shape, attack, "an attack keeps the shape of updates", tuple(together.shape))
         hold(equal_values(corrupt(sent), together), attack, "what malicious clients send repeats")
+        if honest is not None:
+            agree(
+                attack,
+                "the order of honest clients does not matter",
+                corrupt(Sent(updates, keys, 12, honest.flip(0))),
+                together,
+                1e-6,
+            )
+            continue
         alone = torch.cat([corrupt(Sent(updates[k : k + 1], keys[k : k + 1], 12)) for k in range(5)])
         agree(attack, "a client sends the same alone as beside others", alone, together, 1e-6)

@@ -7,9 +7,10 @@ import math
 import torch
 from torch import Tensor
 
+from equipoise.core.abilities import read
 from equipoise.core.rng import torch_generator
 from equipoise.testing.laws import agree, hold, unchanged
-from equipoise.types import Aggregator, Averaging, Cohort, Sampler, ServerOptimizer
+from equipoise.types import Aggregator, AggregatorTraits, Averaging, Cohort, Sampler, ServerOptimizer
 
 
 def check_aggregator(aggregator: Aggregator, *, seed: int = 0, clients: int = 12) -> None:
@@ -18,17 +19,24 @@ def check_aggregator(aggregator: Aggregator, *, seed: int = 0, clients: int = 12
     updates = torch.randn(clients, 6, generator=gen, dtype=torch.float64)
     weights = torch.rand(clients, generator=gen, dtype=torch.float64) + 0.1
     weights, losses = weights / weights.sum(), torch.rand(clients, generator=gen, dtype=torch.float64)
-    total, _ = aggregator(updates, weights, losses=losses)
+    keys = torch.randint(-(2**62), 2**62, (clients,), generator=gen)
+
+    def combine(rows: Tensor, own: Tensor, places: Tensor) -> Tensor:
+        streams = {"keys": keys[places]} if read(AggregatorTraits, aggregator).needs_keys else {}
+        return aggregator(rows, own, losses=losses[places], **streams)[0]
+
+    everyone = torch.arange(clients)
+    total = combine(updates, weights, everyone)
     hold(total.shape == updates.shape[1:], aggregator, "the total has the shape of one update", tuple(total.shape))
-    order = torch.randperm(clients, generator=gen)
-    moved, _ = aggregator(updates[order], weights[order], losses=losses[order])
-    agree(aggregator, "the order of clients does not matter", moved, total, 1e-9)
-    zero, _ = aggregator(torch.zeros_like(updates), weights, losses=losses)
+    for order in (torch.randperm(clients, generator=gen), everyone.flip(0)):
+        moved = combine(updates[order], weights[order], order)
+        agree(aggregator, "the order of clients does not matter", moved, total, 1e-9)
+    zero = combine(torch.zeros_like(updates), weights, everyone)
     hold((zero == 0).all(), aggregator, "zero updates give a zero total", zero)
     if aggregator.linear:
-        parts = [aggregator(updates[i : i + 5], weights[i : i + 5], losses=losses[i : i + 5])[0] for i in range(0, clients, 5)]
+        parts = [combine(updates[part], weights[part], part) for part in torch.split(everyone, 5)]
         agree(aggregator, "a linear total is the sum of its chunks' totals", torch.stack(parts).sum(0), total, 1e-9)
-        double, _ = aggregator(updates, 2 * weights, losses=losses)
+        double = combine(updates, 2 * weights, everyone)
         agree(aggregator, "a linear total doubles with the weights", double, 2 * total, 1e-9)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from html import escape
 from typing import TYPE_CHECKING
 
+from equipoise.privacy.observer_table import composed_words
 from equipoise.report.data.over_seeds import malicious_clients, without_own_models
 from equipoise.report.data.results_by_method import MethodResults, Study
 from equipoise.report.text.phrases import attack_words, listed
@@ -143,10 +144,31 @@ def privacy_section(study: Study, curve: Iterator[str]) -> Iterator[str]:
         for index, method in enumerate(study.methods):
             yield f"<dt>{swatch(index)}{escape(method.name)}</dt><dd>{escape(privacy_words(method))}</dd>"
         yield "</dl>"
+    yield from _observer_tables(study)
+    if together := composed_words(run.privacy for run in study.runs):
+        yield f'<p id="composed">{escape(together)}</p>'
     own = " Clients' own models are not covered either: they are for the client alone." if study.personalised else ""
     yield f'<p class="note">{NOT_COVERED}{own}</p>'
     yield from drawn
     yield "</section>"
+
+
+def _observer_tables(study: Study) -> Iterator[str]:
+    """For each private method one ε per observer: of the run that has spent the most."""
+    for index, method in enumerate(study.methods):
+        tables = [run.privacy for run in method.runs if run.privacy is not None and run.privacy.delta is not None]
+        if not tables:
+            continue
+        table = max(tables, key=lambda each: each["public"].epsilon or 0.0)
+        named = f"{swatch(index)}{escape(method.name)}: " if len(study.methods) > 1 else ""
+        nominal = ", nominal because the noise was seeded" if table.nominal else ""
+        yield f'<div class="scroll"><table class="observers"><caption>{named}ε by observer, at δ = {table.delta:.4g}{nominal}'
+        heads = "".join(f"<th>{head}</th>" for head in ("observer", "ε", "neighbours differ by", "assuming"))
+        yield f"</caption><thead><tr>{heads}</tr></thead><tbody>"
+        for row in table.rows:
+            cells = "".join(f"<td>{escape(text)}</td>" for text in (row.shown, row.adjacency, row.assumes))
+            yield f"<tr><th>{escape(row.observer)}</th>{cells}</tr>"
+        yield "</tbody></table></div>"
 
 
 def _spent(method: MethodResults) -> list[Spent]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import torch
+
 from equipoise.engines.flower.apps.example_kinds import kind_of_examples
 from equipoise.engines.flower.apps.model_source import digest_frozen, digest_layout
 from equipoise.engines.flower.apps.node_session import Answer, Handler, NodeSession
+from equipoise.engines.flower.secure.identities import public_text
 
 
 def introduce(session: NodeSession) -> Answer:
@@ -22,7 +25,10 @@ def introduce(session: NodeSession) -> Answer:
         "layout": digest_layout(task),
         "frozen": digest_frozen(task),
         "fingerprint": node.data.fingerprint,
-        "only_sums": session.setup.only_sums,
+        "only_sums": session.policy.only_sums,
+        "minimum_crowd": session.policy.minimum_crowd,
+        "evaluates": session.policy.evaluate,
+        "identity": public_text(session.identity.public) if session.identity is not None else "",
     }
     return values, {}
 
@@ -36,11 +42,13 @@ def compute_loss(session: NodeSession) -> Answer:
 
 
 def compute_update(session: NodeSession) -> Answer:
-    """Local work from the model it was sent: the update (D,), and the mean loss of its batches."""
+    """Local work from the model it was sent: the update (D,), the mean loss of its batches, carried values that count."""
     session.refuse_single()
     session.refuse_unless_training()
     work = session.engine.updates(session.params, session.cohort, session.solver)
-    return {}, {"update": work.update[0], "loss": work.losses.double()}
+    counts = work.carried is not None and bool(torch.isfinite(work.carried).all())
+    carried = {"carried": work.carried[0]} if counts and work.carried is not None else {}
+    return {}, {"update": work.update[0], "loss": work.losses.double(), **carried}
 
 
 def compute_scores(session: NodeSession) -> Answer:

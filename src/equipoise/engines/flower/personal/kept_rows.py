@@ -10,11 +10,10 @@ import hashlib
 from pathlib import Path
 
 from flwr.app import Array, ArrayRecord, RecordDict
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 
 from equipoise.core.files import write_atomically
+from equipoise.core.tensor_files import DamagedFile, read_tensor_file, tensor_file_bytes
 from equipoise.engines.flower.transport.messages import FLOATS, BadMessage, array_to_tensor, tensor_to_array
 
 RECORD = "equipoise.own"
@@ -44,8 +43,8 @@ class KeptRows:
         self.state[RECORD] = ArrayRecord({**before, self._key(after): tensor_to_array(row)})
         if self.file is not None:
             rows = {key: kept for key, kept in self._saved().items() if key == str(since)}
-            rows[str(after)] = row.detach().cpu().clone().contiguous()
-            write_atomically(self.file, save(rows))
+            rows[str(after)] = row
+            write_atomically(self.file, tensor_file_bytes(rows, kind="rows"))
 
     def _held(self) -> dict[str, Array]:
         """The rows in Flower's state."""
@@ -55,8 +54,8 @@ class KeptRows:
         return f"{self.run} {since}"
 
     def _saved(self) -> dict[str, Tensor]:
-        """The rows in the file of the owner's folder."""
+        """The rows in the file of the owner's folder; none where it is damaged."""
         try:
-            return dict(load(self.file.read_bytes())) if self.file is not None else {}
-        except (SafetensorError, OSError):
+            return read_tensor_file(self.file).tensors if self.file is not None else {}
+        except (DamagedFile, OSError):
             return {}

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from equipoise.engines.flower.apps.node_session import Answer, Handler, NodeSession
-from equipoise.engines.flower.transport.messages import shorten
 from equipoise.engines.flower.transport.part_messages import PartNotSent
 from equipoise.errors import EquipoiseError
 
@@ -23,8 +22,8 @@ def work_on_own_model(session: NodeSession) -> Answer:
     method, solver, params, cohort = session.part("personal"), session.solver, session.params, session.cohort
     try:
         row = read_kept_row(session, method, params)
-    except LostRow as failure:
-        return {"lost": shorten(failure)}, {}
+    except LostRow:
+        return {"lost": True}, {}
     if not session.request.values.get("send"):
         after, _ = method.work(session.started, params, cohort, row, solver, None)
         session.rows.write(session.request.value("since", int), cohort.round + 1, after[0])
@@ -39,8 +38,8 @@ def answer_own_scores(session: NodeSession) -> Answer:
     session.refuse_single()
     try:
         return {}, score_own_model(session)
-    except LostRow as failure:
-        return {"lost": shorten(failure)}, {}
+    except LostRow:
+        return {"lost": True}, {}
 
 
 def score_own_model(session: NodeSession) -> dict[str, Tensor]:
@@ -49,8 +48,8 @@ def score_own_model(session: NodeSession) -> dict[str, Tensor]:
     method, solver, params = session.part("personal"), session.solver, session.params
     row = read_kept_row(session, method, params)
     with torch.enable_grad():
-        model = method.models(session.started, params, session.cohort, row, solver, None)
-    if session.request.value("since", int) == 0 and method.width(session.task.layout.dimension) > 0:
+        model = method.models(session.started, params, session.cohort.after_training(), row, solver, None)
+    if session.request.value("since", int) == 0 and method.width(session.task.width) > 0:
         model = params.unsqueeze(0)  # a client that never took part is served the shared model
     return session.score(model)
 
@@ -58,7 +57,7 @@ def score_own_model(session: NodeSession) -> dict[str, Tensor]:
 def read_kept_row(session: NodeSession, method: Any, params: Tensor) -> Tensor:
     """What the client has kept since the round that the request names, (1, width); at first what all clients begin with."""
     since = session.request.value("since", int)
-    width = method.width(session.task.layout.dimension)
+    width = method.width(session.task.width)
     if width == 0 or since == 0:
         first = session.vector("first") if "first" in session.request.arrays else params
         row, shared = method.begin(session.started, first)

@@ -1,0 +1,51 @@
+"""Centred clipping: updates are clipped around the last total, not around zero."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise.aggregators.robust import clipped_mean, finite_rows, update_norms, weighted_quantile
+from equipoise.errors import require_integer, require_number
+
+
+@dataclass(frozen=True)
+class CentredClipping:
+    """v ← v + Σ π_k clip(u_k − v, τ), `iterations` times, from the total of the round before; v is the total.
+
+    `radius` is τ; None is the weighted median of ‖u_k − v‖. With a fixed τ, attackers with weight β move v by at most
+    iterations · β · τ from where it is if they send v itself, whatever β is. The published guarantee assumes that clients send
+    momentum over rounds; here clients have none.
+
+    Source: Karimireddy, He, Jaggi 2021 (arXiv 2012.10333); weights are ours.
+    """
+
+    radius: float | None = None
+    iterations: int = 3
+
+    def __post_init__(self) -> None:
+        require_number("radius", self.radius, "(0, ∞)", none="the median distance")
+        require_integer("iterations", self.iterations, 1)
+
+    @property
+    def linear(self) -> bool:
+        """The centre moves from round to round, so totals over chunks of a cohort do not add up."""
+        return False
+
+    def __call__(
+        self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None
+    ) -> tuple[Tensor, Any]:
+        """The total (D,), which is also the next state; the last total if no update is finite."""
+        rows, kept, _ = finite_rows(updates, weights)
+        total = torch.zeros_like(updates[0]) if state is None else state.to(updates)
+        for _ in range(self.iterations if len(rows) else 0):
+            away = rows - total
+            away = torch.where(torch.isfinite(away), away, 0.0) if not bool(torch.isfinite(away).all()) else away
+            radius = self.radius
+            if radius is None:
+                radius = float(weighted_quantile(update_norms(away), kept, 0.5))
+            total = total + clipped_mean(away, kept, radius)
+        return total, total

@@ -1,0 +1,132 @@
+"""Aggregators around an aggregator: each update is first mixed with others, which takes the edge off heterogeneous clients."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from equipoise.aggregators.nearest import nearest_shares
+from equipoise.aggregators.robust import finite_rows, squared_distances
+from equipoise.core.abilities import is_part, read
+from equipoise.core.rng import random_bits
+from equipoise.errors import InvalidParameter, require_integer, require_number
+from equipoise.types import Aggregator, AggregatorTraits
+
+
+def mixed_with_nearest(updates: Tensor, weights: Tensor, share: float) -> Tensor:
+    """y_k, the weighted mean of the updates nearest u_k (itself first) up to a weight of 1 − share: (K, D)."""
+    squares = squared_distances(updates).nan_to_num(math.inf, math.inf)
+    squares.fill_diagonal_(-1.0)  # itself first
+    sizes = updates.double().square().sum(1)
+    tie = 1e-12 * torch.where(torch.isfinite(sizes), sizes, 0.0).unsqueeze(1)
+    shares = nearest_shares(squares, weights, 1.0 - share, tie)
+    return (shares / shares.sum(1, keepdim=True)).to(updates) @ updates
+
+
+@dataclass(frozen=True)
+class _Wrapper:
+    """An aggregator of what is made of the finite updates."""
+
+    aggregator: Aggregator
+
+    def __post_init__(self) -> None:
+        if not is_part(self.aggregator, "__call__", "linear"):
+            raise InvalidParameter("aggregator", "must be an aggregator", self.aggregator, "E.g. aggregators.Median().")
+
+    @property
+    def linear(self) -> bool:
+        """Each update is mixed with others, so totals over chunks of a cohort do not add up."""
+        return False
+
+    @property
+    def needs_losses(self) -> bool:
+        """Whether the aggregator inside goes by the losses."""
+        return read(AggregatorTraits, self.aggregator).needs_losses
+
+    def _inner(
+        self, updates: Tensor, weights: Tensor, losses: Tensor | None, state: Any, keys: Tensor | None
+    ) -> tuple[Tensor, Any]:
+        """What the aggregator inside makes of these updates."""
+        given = {"keys": keys} if read(AggregatorTraits, self.aggregator).needs_keys else {}
+        return self.aggregator(updates, weights, losses=losses, state=state, **given)
+
+
+@dataclass(frozen=True)
+class NNM(_Wrapper):
+    """Nearest-neighbour mixing: every update becomes the mean of its nearest ones, then `aggregator` combines them.
+
+    y_k is the weighted mean of the updates nearest u_k, itself first, up to a weight of 1 − `share`. While attackers hold at
+    most `share` < ½ of the weight, every honest y_k stays within one honest diameter of u_k. With `share` 0 every y_k is the
+    weighted mean.
+
+    Source: Allouah et al. 2023 (arXiv 2302.01772); weights are ours.
+    """
+
+    aggregator: Aggregator
+    share: float = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_number("share", self.share, "[0, 0.5)", "It is the weight of attackers.")
+
+    @property
+    def needs_keys(self) -> bool:
+        """Whether the aggregator inside asks for random streams of the clients."""
+        return read(AggregatorTraits, self.aggregator).needs_keys
+
+    def __call__(
+        self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None, keys: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        """The total (D,) of the mixed updates; zeros if no update is finite."""
+        rows, kept, good = finite_rows(updates, weights)
+        if len(rows) == 0:
+            return torch.zeros_like(updates[0]), state
+        mixed = mixed_with_nearest(rows, kept, self.share)
+        losses, keys = (None if each is None else each[good.to(each.device)] for each in (losses, keys))
+        return self._inner(mixed, kept, losses, state, keys)
+
+
+@dataclass(frozen=True)
+class Bucketing(_Wrapper):
+    """The updates of random buckets of `size` clients are averaged, then `aggregator` combines the means.
+
+    A bucket's mean is weighted, and its weight is the sum of its clients' weights. Buckets are drawn anew in every round. With
+    equal weights a median inside bears attackers below 1/(2·size) of the clients; Krum inside counts buckets as clients. With
+    `size` 1 nothing changes; with one bucket the total is the weighted mean.
+
+    Source: Karimireddy, He, Jaggi 2022 (arXiv 2006.09365); weights are ours.
+    """
+
+    aggregator: Aggregator
+    size: int = 2
+
+    needs_keys: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_integer("size", self.size, 1)
+
+    def __call__(
+        self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None, keys: Tensor | None = None
+    ) -> tuple[Tensor, Any]:
+        """The total (D,) of the buckets' means; zeros if no update is finite."""
+        rows, kept, good = finite_rows(updates, weights)
+        if len(rows) == 0:
+            return torch.zeros_like(updates[0]), state
+        if keys is None:
+            keys = torch.arange(len(updates))
+        keys = keys.cpu()[good.cpu()]
+        order = random_bits(keys, 0, 1)[:, 0].argsort(stable=True)
+        bucket = torch.empty(len(rows), dtype=torch.int64)
+        bucket[order] = torch.arange(len(rows)) // self.size
+        member = torch.nn.functional.one_hot(bucket).t().to(kept)  # (buckets, K)
+        shares = member * kept
+        masses = shares.sum(1)
+        shares = shares / masses.unsqueeze(1)
+        if losses is not None:
+            losses = shares @ losses.double().to(kept.device)[good.to(kept.device)]
+        return self._inner(shares.to(rows) @ rows, masses, losses, state, keys[order][:: self.size])

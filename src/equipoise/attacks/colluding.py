@@ -1,0 +1,157 @@
+"""Attacks of clients that collude and see every honest update of the round before they send theirs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from equipoise.aggregators.robust import gram_matrix, squared_distances
+from equipoise.attacks.malicious import Sent, check_attack_parameters
+from equipoise.errors import require, require_number
+
+
+def honest_mean(sent: Sent) -> Tensor:
+    """The mean μ (D,) of the honest updates, float64; of the attackers' own updates where nobody else is in the round."""
+    known = sent.honest if sent.honest is not None and len(sent.honest) else sent.updates
+    return known.double().mean(0)
+
+
+def honest_deviation(sent: Sent) -> Tensor:
+    """The standard deviation s (D,) of each coordinate over the honest updates, with n − 1, float64; 0 of a single one."""
+    if sent.honest is None or len(sent.honest) < 2:
+        return torch.zeros_like(sent.updates[0], dtype=torch.float64)
+    return sent.honest.double().std(0)
+
+
+def alie_factor(clients: int, attackers: int) -> float:
+    """How far a majority can be pulled unnoticed: z = Φ⁻¹((K − f − q)/(K − f)) with q = ⌊K/2⌋ + 1 − f, at least 0.
+
+    >>> round(alie_factor(25, 5), 4), alie_factor(10, 1)
+    (0.2533, 0.0)
+    """
+    honest = clients - attackers
+    supporters = clients // 2 + 1 - attackers
+    if honest <= supporters:
+        return 0.0
+    share = min((honest - supporters) / honest, 1 - 1e-12)
+    return max(0.0, float(torch.special.ndtri(torch.tensor(share, dtype=torch.float64))))
+
+
+@dataclass(frozen=True)
+class ALIE:
+    """A little is enough: every attacker sends μ − z s, of mean μ and deviation s of the round's honest updates.
+
+    `factor` is z; None is Φ⁻¹((K − f − q)/(K − f)), q = ⌊K/2⌋ + 1 − f, at least 0, for f attackers among K clients. It is 0
+    where few attack: 1 of 10, say; then give a factor such as 1.5.
+
+    Source: Baruch, Baruch, Goldberg 2019 (arXiv 1902.06156).
+    """
+
+    share: float = 0.2
+    seed: int = 0
+    factor: float | None = None
+    omniscient: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_attack_parameters(self)
+        require_number("factor", self.factor, "[0, ∞)", none="by the number of attackers")
+
+    def corrupt(self, sent: Sent) -> Tensor:
+        """μ − z s in place of each update, (k, D)."""
+        z = self.factor if self.factor is not None else alie_factor(sent.cohort, len(sent.updates))
+        return (honest_mean(sent) - z * honest_deviation(sent)).expand(sent.updates.shape)
+
+
+@dataclass(frozen=True)
+class IPM:
+    """Inner-product manipulation: every attacker sends −ε μ, of the mean μ of the round's honest updates.
+
+    The weighted mean turns round where ε exceeds honest weight over malicious weight.
+
+    Source: Xie, Koyejo, Gupta 2019 (arXiv 1903.03936).
+    """
+
+    share: float = 0.2
+    seed: int = 0
+    epsilon: float = 0.5
+    omniscient: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_attack_parameters(self)
+        require_number("epsilon", self.epsilon, "[0, ∞)")
+
+    def corrupt(self, sent: Sent) -> Tensor:
+        """−ε μ in place of each update, (k, D)."""
+        return (-self.epsilon * honest_mean(sent)).expand(sent.updates.shape)
+
+
+@dataclass(frozen=True)
+class Mimic:
+    """Every attacker sends a copy of the honest update that stands out most along the main direction of the honest spread.
+
+    That is the u_k with the largest |⟨z, u_k − μ⟩|, z the top singular vector of the round's centred honest updates. Where all
+    honest updates are equal it has no effect. (The authors keep one target after a warm-up; here each round has its own.)
+
+    Source: Karimireddy, He, Jaggi 2022 (arXiv 2006.09365).
+    """
+
+    share: float = 0.2
+    seed: int = 0
+    omniscient: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_attack_parameters(self)
+
+    def corrupt(self, sent: Sent) -> Tensor:
+        """The same honest update in place of each, (k, D)."""
+        if sent.honest is None or len(sent.honest) == 0:
+            return sent.updates
+        vectors = torch.linalg.eigh(gram_matrix(sent.honest, honest_mean(sent)).cpu()).eigenvectors
+        return sent.honest[int(vectors[:, -1].abs().argmax())].expand(sent.updates.shape)
+
+
+def longest_step(honest: Tensor, mean: Tensor, direction: Tensor) -> float:
+    """The largest γ ≥ 0 with ‖μ + γ p − u_k‖ ≤ Δ for every honest u_k (h, D), Δ their diameter; p ≠ 0 is `direction` (D,).
+
+    Each k gives a quadratic in γ whose value at 0 is not positive; γ is the least of the positive roots.
+    """
+    away = mean - honest.double()  # (h, D)
+    diameter = squared_distances(honest.double()).max()
+    a, b = direction @ direction, 2 * away @ direction
+    c = (away.square().sum(1) - diameter).clamp(max=0.0)
+    return float(((-b + (b.square() - 4 * a * c).sqrt()) / (2 * a)).min().clamp(min=0.0))
+
+
+@dataclass(frozen=True)
+class MinMax:
+    """Every attacker sends μ + γ p, as far along p as no honest update is farther away than honest updates are apart.
+
+    `direction` p is "deviation" (−s, each coordinate's standard deviation), "mean" (−μ/‖μ‖) or "sign" (−sign μ).
+
+    Source: Shejwalkar, Houmansadr 2021 (NDSS). Some published code returns its last trial, which may break the constraint; here
+    γ is found in closed form.
+    """
+
+    share: float = 0.2
+    seed: int = 0
+    direction: Literal["deviation", "mean", "sign"] = "deviation"
+    omniscient: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        check_attack_parameters(self)
+        allowed = ("deviation", "mean", "sign")
+        require(self.direction in allowed, "direction", 'must be "deviation", "mean" or "sign"', self.direction)
+
+    def corrupt(self, sent: Sent) -> Tensor:
+        """μ + γ p in place of each update, (k, D)."""
+        mean = honest_mean(sent)
+        if self.direction == "deviation":
+            along = -honest_deviation(sent)
+        else:
+            along = -mean.sign() if self.direction == "sign" else -mean / mean.norm().clamp(min=1e-300)
+        if sent.honest is not None and len(sent.honest) > 1 and bool((along != 0).any()):
+            mean = mean + longest_step(sent.honest, mean, along) * along
+        return mean.expand(sent.updates.shape)

@@ -1,0 +1,256 @@
+"""The release ledger: every release about clients, written down before it is made, in a file that only grows.
+
+One line of JSON is one entry. A *release* is a noisy sum; an *exact* one has no noise and is outside ε; a *cohort* says who
+takes part in a round, and an *outcome* what became of a release. ε is computed from the releases that were begun, whatever
+became of them: a run that is killed behind a release has paid for it.
+
+All releases of one round of one run come from one cohort (a round that is tried again keeps it) and are one event for the
+accountant. A release whose noise can be drawn again, as in a seeded simulation, is the same bits when it is repeated, and
+counts once; any other counts as often as it was begun.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from equipoise.core.files import GrowingFile
+from equipoise.errors import EquipoiseError, NotWritten
+from equipoise.privacy.accounting import epsilon_of, gaussian_epsilon
+from equipoise.privacy.releases import CohortEvent, FixedSampling, NoSampling, PoissonSampling, Release, Sampling
+
+FILE = "ledger.jsonl"
+_LONGEST_LINE = 1 << 24  # a longer one is no entry
+Kind = Literal["release", "exact", "cohort", "outcome"]
+
+
+class LedgerError(EquipoiseError):
+    """A ledger that cannot be read, or written to: without it nothing may be released."""
+
+
+@dataclass(frozen=True)
+class LedgerEntry:
+    """One line of a ledger.
+
+    `multiplier` is the noise over the sensitivity under the adjacency of `sampling`; `zeroed` over that of one client's
+    contribution replaced by nothing; both are of `shares` shares of noise where clients add them (None: the server adds it).
+    """
+
+    kind: Kind
+    data: str  # the fingerprint of the data set
+    run: str
+    round: int
+    purpose: str = ""
+    multiplier: float = math.inf
+    zeroed: float = math.inf
+    sampling: tuple[str | float, ...] = ()
+    delta: float = 0.0
+    shares: int | None = None
+    token: str = ""  # drawn for a release that cannot be repeated; "" where a repetition has the same bits
+    cohort: tuple[str, ...] | None = None
+    contributors: int | None = None  # of an outcome: whose shares of noise are in the sum
+    value: Any = None  # of an outcome: what was released, if it is small
+    nominal: bool = False  # the noise can be drawn again by whoever knows the seed
+
+    def line(self) -> str:
+        """The entry as JSON; fields that say nothing are left out."""
+        said = {name: value for name, value in asdict(self).items() if name in _KEYS or value != _USUAL[name]}
+        return json.dumps(said, allow_nan=False, ensure_ascii=True, separators=(",", ":")) + "\n"
+
+    @classmethod
+    def of_line(cls, line: str) -> LedgerEntry:
+        """The entry that `line` wrote."""
+        said = json.loads(line)
+        for name in ("sampling", "cohort"):
+            if said.get(name) is not None:
+                said[name] = tuple(said[name])
+        return cls(**said)
+
+    @property
+    def key(self) -> tuple[str, str, int, str]:
+        """What the entry is about: data, run, round and purpose."""
+        return self.data, self.run, self.round, self.purpose
+
+
+_KEYS = ("kind", "data", "run", "round")
+_USUAL = {each.name: each.default for each in fields(LedgerEntry)}
+
+
+class Ledger:
+    """Entries in a file that only grows, or in memory where there is no path. A `durable` one is on disk before it says so."""
+
+    def __init__(self, path: str | Path | None = None, *, durable: bool = False) -> None:
+        self._file: GrowingFile | None = None
+        self.path, self.durable = Path(path) if path is not None else None, durable
+        self.entries: list[LedgerEntry] = []
+        self._repeatable: set[tuple[str, str, str, int, str]] = set()
+        if self.path is not None:
+            for entry in read_entries(self.path) if self.path.exists() else ():
+                self._take(entry)
+
+    def _take(self, entry: LedgerEntry) -> None:
+        self.entries.append(entry)
+        if not entry.token:
+            self._repeatable.add((entry.kind, *entry.key))
+
+    def write(self, entry: LedgerEntry) -> bool:
+        """Append an entry. One that repeats the same bits is there already, and is not written again: False."""
+        if not entry.token and entry.kind in ("release", "exact") and (entry.kind, *entry.key) in self._repeatable:
+            return False
+        if self.path is not None:
+            self._append(self.path, entry.line().encode())
+        self._take(entry)
+        return True
+
+    def _append(self, path: Path, line: bytes) -> None:
+        try:
+            if self._file is None:
+                self._file = GrowingFile(path, durable=self.durable)
+            self._file.add(line)
+        except OSError as failure:
+            raise NotWritten(
+                f"{path} could not be written: {failure.strerror}. Nothing is released that is not in the ledger."
+            ) from failure
+
+    def close(self) -> None:
+        """Close the file; another entry opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def __del__(self) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[LedgerEntry]:
+        return iter(self.entries)
+
+
+def read_entries(path: Path) -> list[LedgerEntry]:
+    """The entries of a ledger file. A line that was cut off by a kill is skipped: its release was never asked for."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as failure:
+        raise LedgerError(f"{path} cannot be read: {failure}.") from failure
+    entries, lines = [], text.split("\n")
+    for number, line in enumerate(lines, 1):
+        if not line:
+            continue
+        try:
+            if len(line) > _LONGEST_LINE:
+                raise ValueError("too long")
+            entries.append(LedgerEntry.of_line(line))
+        except (ValueError, TypeError) as failure:
+            if not line.endswith("}"):  # cut off
+                continue
+            raise LedgerError(f"{path}, line {number}, is no entry of a ledger: {failure}.") from failure
+    return entries
+
+
+def find_ledgers(folder: Path) -> list[Path]:
+    """The ledger of a run's or a study's folder, or of a path that is one, and all below it."""
+    if folder.is_file():
+        return [folder]
+    return sorted({*folder.glob(f"**/{FILE}"), *folder.glob("**/*.ledger.jsonl")}) if folder.is_dir() else []
+
+
+# --------------------------------------------------------------------------------------------------------- what it has cost
+
+Tally = list[tuple[CohortEvent, int]]
+
+
+def pack_sampling(sampling: Sampling) -> tuple[str | float, ...]:
+    """A sampling as plain values."""
+    if isinstance(sampling, PoissonSampling):
+        return "poisson", sampling.rate
+    if isinstance(sampling, FixedSampling):
+        return "fixed", sampling.cohort, sampling.population
+    return ("everyone",)
+
+
+def unpack_sampling(values: Sequence[str | float]) -> Sampling:
+    """The sampling that `pack_sampling` made plain; LedgerError for anything else."""
+    kind, *numbers = values or ("",)
+    if kind == "poisson" and len(numbers) == 1:
+        return PoissonSampling(float(numbers[0]))
+    if kind == "fixed" and len(numbers) == 2:
+        return FixedSampling(int(numbers[0]), int(numbers[1]))
+    if kind == "everyone" and not numbers:
+        return NoSampling()
+    raise LedgerError(f"A ledger names a sampling {values!r} that nobody knows.")
+
+
+def events_of(entries: Iterable[LedgerEntry]) -> Tally:
+    """The events of all releases, each with how often it happened: all releases of one round of a run are one event."""
+    rounds: dict[tuple[str, str, int], list[LedgerEntry]] = {}
+    for entry in entries:
+        if entry.kind == "release":
+            rounds.setdefault((entry.data, entry.run, entry.round), []).append(entry)
+    counts: Counter[CohortEvent] = Counter()
+    for released in rounds.values():
+        noisy = tuple(Release(entry.purpose, entry.multiplier) for entry in released)
+        counts[CohortEvent(noisy, unpack_sampling(released[0].sampling))] += 1
+    return list(counts.items())
+
+
+def compose(tallies: Iterable[Tally], delta: float) -> tuple[float, float]:
+    """(ε, δ) of several runs on one data set together.
+
+    Events of one kind of sampling compose as one run. Where Poisson and fixed cohorts meet, neighbours differ by replacing one
+    client: for Poisson cohorts that is removing one and adding one, so their ε counts twice, and the ε and δ of both add up.
+    """
+    whole = merge_tallies(tallies)
+    fixed = [item for item in whole if isinstance(item[0].sampling, FixedSampling)]
+    others = [item for item in whole if not isinstance(item[0].sampling, FixedSampling)]
+    if not fixed or all(isinstance(event.sampling, NoSampling) for event, _ in others):
+        return epsilon_of(whole, delta), delta
+    added = epsilon_of(others, delta) if others else 0.0
+    return epsilon_of(fixed, delta) + 2 * added, delta * (2 + math.exp(min(added, 700.0)))
+
+
+def merge_tallies(tallies: Iterable[Tally]) -> Tally:
+    """Tallies as one, each kind of event once."""
+    counts: Counter[CohortEvent] = Counter()
+    for event, count in (item for tally in tallies for item in tally):
+        counts[event] += count
+    return list(counts.items())
+
+
+def server_epsilon(entries: Iterable[LedgerEntry], delta: float) -> float | None:
+    """ε for one who knows the cohorts and the shares of noise that the server added, about the client who fares worst.
+
+    The adjacency is "the client's contribution zeroed". A release of c contributors, calibrated to f shares, has a noise
+    multiplier of z √(min(c, f)/f); where the outcome is not known, c is the fewest that may have been. None where the ledger
+    does not say who took part, or the server itself added the noise.
+    """
+    entries = list(entries)
+    cohorts = {(e.data, e.run, e.round): e.cohort for e in entries if e.kind == "cohort" and e.cohort is not None}
+    there = {(*e.key, e.token): e.contributors for e in entries if e.kind == "outcome" and e.contributors is not None}
+    cost: Counter[str] = Counter()
+    for entry in entries:
+        if entry.kind != "release":
+            continue
+        cohort = cohorts.get((entry.data, entry.run, entry.round))
+        if cohort is None or entry.shares is None:
+            return None
+        contributors = there.get((*entry.key, entry.token), entry.contributors)
+        seen = with_fewer_shares(entry.zeroed, entry.shares if contributors is None else contributors, entry.shares)
+        for client in cohort:
+            cost[client] += math.inf if seen == 0 else seen**-2  # type: ignore[assignment]
+    worst = max(cost.values(), default=0)
+    return gaussian_epsilon(worst**-0.5 if worst > 0 else math.inf, delta)
+
+
+def with_fewer_shares(multiplier: float, shares: int, calibrated: int) -> float:
+    """The multiplier of a sum with `shares` shares of noise, if `calibrated` of them give `multiplier`; never more."""
+    return multiplier * math.sqrt(min(max(shares, 0), calibrated) / calibrated)
+
+
+def new_token() -> str:
+    """What tells a release that cannot be repeated from all others."""
+    return secrets.token_hex(8)

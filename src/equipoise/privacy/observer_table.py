@@ -1,0 +1,212 @@
+"""One ε per observer: what the public, a node and the server can learn from a run about one client, and on which assumptions.
+
+Amplification by sampling counts only against observers who cannot know the cohorts. Whoever sees who takes part (a server that
+invites the nodes, a node that exchanges keys with the others) is promised less: the adjacency is then "the client's
+contribution zeroed", round by round and unamplified. An observer who adds noise, or knows some, has that noise taken off.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from equipoise.errors import InvalidParameter, require_integer
+from equipoise.privacy.accounting import epsilon_of, gaussian_epsilon
+from equipoise.privacy.ledger import Tally, compose, pack_sampling, unpack_sampling, with_fewer_shares
+from equipoise.privacy.releases import CohortEvent, FixedSampling, Release
+
+ZEROED = "one client's contribution zeroed"
+PUBLIC = "sees every round's model and nothing else, and cannot know who took part"
+
+
+@dataclass(frozen=True)
+class ObserverPrivacy:
+    """What one observer is held to: ε (None: nothing holds it), between which neighbours, and on which assumptions."""
+
+    observer: str
+    epsilon: float | None
+    adjacency: str
+    assumes: str
+
+    @property
+    def shown(self) -> str:
+        """ε as text: "none" where there is no protection."""
+        return "none" if self.epsilon is None else f"{self.epsilon:.4g}"
+
+
+@dataclass(frozen=True)
+class KnownCohorts:
+    """What decides ε for one who knows the cohorts: the multiplier for a zeroed contribution, and in how many rounds.
+
+    `shares` of noise are in each sum, and `calibrated` of them give `multiplier`.
+    """
+
+    multiplier: float
+    participations: float
+    shares: int
+    calibrated: int
+
+    def epsilon(self, delta: float, *, without: int = 0) -> float | None:
+        """ε if `without` shares of the noise are known to the observer; None if nothing is left."""
+        z = with_fewer_shares(self.multiplier, self.shares - without, self.calibrated)
+        return _bounded(gaussian_epsilon(z / math.sqrt(self.participations), delta) if self.participations else 0.0)
+
+
+@dataclass(frozen=True)
+class PrivacyTable:
+    """ε of a run by observer. `table["server"].epsilon` is None where there is no protection; `str()` shows all."""
+
+    rows: tuple[ObserverPrivacy, ...]
+    delta: float | None = None
+    nominal: bool = False  # the noise was seeded: whoever knows the seed takes it off
+    known: KnownCohorts | None = None  # where nodes add the noise and learn who takes part
+    events: tuple[tuple[float, tuple[str | float, ...], int], ...] = ()  # multiplier, sampling, how often
+    releases: int = 0  # noisy sums that were begun
+    notes: tuple[str, ...] = ()
+
+    def __getitem__(self, observer: str) -> ObserverPrivacy:
+        for row in self.rows:
+            if row.observer == observer:
+                return row
+        raise InvalidParameter("observer", f"must be one of {', '.join(row.observer for row in self.rows)}", observer)
+
+    def node(self, *, colluding: int = 1) -> ObserverPrivacy:
+        """The row of `colluding` nodes that pool what they know: their own shares of noise are taken off."""
+        require_integer("colluding", colluding, 1)
+        row = self["node"]
+        if self.known is None or self.delta is None or row.epsilon is None:
+            return row
+        whose = "its own share" if colluding == 1 else f"the {colluding} shares of those who collude"
+        return replace(row, epsilon=self.known.epsilon(self.delta, without=colluding), assumes=_node_assumes(whose))
+
+    @property
+    def tally(self) -> Tally:
+        """The events of the run, for composing it with others."""
+        return [(CohortEvent((Release("all", z),), unpack_sampling(sampling)), n) for z, sampling, n in self.events]
+
+    def __str__(self) -> str:
+        title = "Privacy by observer" + (f", at δ = {self.delta:.4g}" if self.delta is not None else "")
+        title += " (nominal: the noise was seeded)" if self.nominal else ""
+        head = ("observer", "ε", "neighbours differ by", "because" if all(r.epsilon is None for r in self.rows) else "assuming")
+        lines = [head, *((row.observer, row.shown, row.adjacency, row.assumes) for row in self.rows)]
+        widths = [max(len(line[i]) for line in lines) for i in range(3)]
+        texts = ["  ".join([*(c.ljust(w) for c, w in zip(line, widths, strict=False)), line[3]]).rstrip() for line in lines]
+        return "\n".join([title, *texts, *self.notes])
+
+    def plain(self) -> dict[str, Any]:
+        """The table as plain values, for JSON; an infinite number is None."""
+        return {
+            "rows": [asdict(row) for row in self.rows], "delta": self.delta, "nominal": self.nominal,
+            "events": [[None if z == math.inf else z, list(sampling), count] for z, sampling, count in self.events],
+            "known": None if self.known is None else {k: v for k, v in asdict(self.known).items() if v != math.inf},
+            "releases": self.releases, "notes": list(self.notes),
+        }  # fmt: skip
+
+    @classmethod
+    def of_plain(cls, values: Mapping[str, Any]) -> PrivacyTable:
+        """The table that `plain` made plain values of."""
+        known = values.get("known")
+        return cls(
+            tuple(ObserverPrivacy(**row) for row in values["rows"]), values["delta"], values["nominal"],
+            None if known is None else KnownCohorts(**{"multiplier": math.inf, **known}),
+            tuple((math.inf if z is None else z, tuple(sampling), count) for z, sampling, count in values["events"]),
+            values["releases"], tuple(values["notes"]),
+        )  # fmt: skip
+
+
+def _bounded(epsilon: float) -> float | None:
+    return epsilon if epsilon < math.inf else None
+
+
+def _node_assumes(whose: str) -> str:
+    return f"learns who takes part, knows {whose} of the noise, and does not collude with the server"
+
+
+def unprotected_table(*, secure: bool = False) -> PrivacyTable:
+    """The table of a run without differential privacy."""
+    model = "the model is exact" if not secure else "sums and model are exact"
+    server = "the server sees every update" if not secure else "sums are exact: what they say of one client has no bound"
+    none = "—"
+    rows = (("public", model), ("node", model), ("server", server))
+    return PrivacyTable(tuple(ObserverPrivacy(who, None, none, why) for who, why in rows))
+
+
+@dataclass(frozen=True)
+class ReleasedNoise:
+    """What the rows of a table are made of: the releases of a run under differential privacy, and who knows what of them."""
+
+    events: Tally
+    delta: float
+    known: KnownCohorts  # for a node of a run with distributed noise
+    server: KnownCohorts  # with the shares that clients have added in fact
+    distributed: bool
+    nominal: bool
+    clients: int
+    evaluated: tuple[str, ...] = ()  # what was evaluated exactly on clients that train
+    method: Any = None
+    releases: int = 0
+
+    def table(self) -> PrivacyTable:
+        """The table of the run."""
+        fixed = any(isinstance(event.sampling, FixedSampling) for event, _ in self.events)
+        neighbours = "replacing one client" if fixed else "adding or removing one client"
+        epsilon = epsilon_of(self.events, self.delta, method=self.method)
+        public = ObserverPrivacy("public", _bounded(epsilon), neighbours, PUBLIC)
+        packed = tuple((event.multiplier, pack_sampling(event.sampling), count) for event, count in self.events)
+        rows = (public, self._node(neighbours, epsilon), self._server())
+        notes = (
+            "ε covers what the rounds release. Evaluations, logs and runs made to choose settings are outside of it.",
+            *(["Replacing one client: the smaller of the bounds with and without amplification is given."] if fixed else []),
+        )
+        known = self.known if self.distributed else None
+        return PrivacyTable(rows, self.delta, self.nominal, known, packed, self.releases, notes)
+
+    def _node(self, neighbours: str, public: float) -> ObserverPrivacy:
+        if self.distributed:
+            epsilon = self.known.epsilon(self.delta, without=1)
+            return ObserverPrivacy("node", epsilon, ZEROED, _node_assumes("its own share"))
+        # It knows whether it takes part itself: of the others, a fixed cohort is then drawn from one client fewer.
+        fewer = [(_among_others(event, self.clients), count) for event, count in self.events]
+        epsilon = max(public, epsilon_of(fewer, self.delta, method=self.method))
+        return ObserverPrivacy("node", _bounded(epsilon), neighbours, "sees the models, and of the cohorts only itself")
+
+    def _server(self) -> ObserverPrivacy:
+        if not self.distributed:
+            return ObserverPrivacy("server", None, "—", "it sees each update and adds the noise itself: it is trusted")
+        epsilon = self.server.epsilon(self.delta)
+        if self.evaluated:
+            sums = "nothing" if epsilon is None else f"the noisy sums alone would be ε = {epsilon:.4g}"
+            what = " and ".join(self.evaluated)
+            return ObserverPrivacy("server", None, ZEROED, f"clients that train are evaluated exactly ({what}); {sums}")
+        return ObserverPrivacy(
+            "server", epsilon, ZEROED, "picks the cohorts, and sees noisy sums; noise that it adds is not counted"
+        )
+
+
+def _among_others(event: CohortEvent, clients: int) -> CohortEvent:
+    sampling = event.sampling
+    if not isinstance(sampling, FixedSampling) or clients < 2:
+        return event
+    return CohortEvent(event.releases, FixedSampling(min(sampling.cohort, clients - 1), clients - 1))
+
+
+def composed(tables: Iterable[PrivacyTable | None]) -> tuple[float, float, int, bool] | None:
+    """(ε, δ, runs, nominal) for the public of several runs on one data set together; None unless some are private."""
+    private = [table for table in tables if table is not None and table.delta is not None and table.events]
+    if not private:
+        return None
+    delta = min(table.delta for table in private if table.delta is not None)
+    epsilon, total = compose([table.tally for table in private], delta)
+    return epsilon, total, len(private), any(table.nominal for table in private)
+
+
+def composed_words(tables: Iterable[PrivacyTable | None]) -> str:
+    """One sentence on what several runs on one data set cost together; empty for a single one."""
+    whole = composed(tables)
+    if whole is None or whole[2] < 2:
+        return ""
+    epsilon, delta, runs, nominal = whole
+    cost = f"{'nominal ' * nominal}ε = {epsilon:.4g} at δ = {delta:.4g}"
+    return f"The {runs} private runs on these data together: {cost} for the public."

@@ -1,0 +1,119 @@
+"""The pages of one run in a release ledger: what it has begun to release, what came of it, and who takes part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from equipoise.privacy.ledger import Ledger, LedgerEntry, Tally, events_of, new_token, pack_sampling
+from equipoise.privacy.releases import Release, Sampling
+
+
+class ReleaseBook:
+    """What one run writes into a ledger. Before `open` it is in memory.
+
+    `once` is for a federation: no release of a round is begun twice, by this process or another. A run whose noise is
+    `repeatable` releases the same bits again when it repeats a round, which counts once.
+    """
+
+    def __init__(self, *, repeatable: bool = True) -> None:
+        self.ledger, self.data, self.run = Ledger(), "", "run"
+        self.repeatable, self.once = repeatable, False
+        self._begun: dict[tuple[int, str], LedgerEntry] = {}
+        self._outcomes: dict[tuple[int, str], LedgerEntry] = {}
+        self._cohorts: dict[int, tuple[str, ...]] = {}
+        self.releases = 0  # noisy sums that this run has begun to release
+
+    def open(self, ledger: Ledger, *, data: str, run: str, once: bool = False) -> None:
+        """Go on in a ledger, as this run on these data."""
+        self.ledger, self.data, self.run, self.once = ledger, data, run, once
+        for entry in self.pages():
+            self._note(entry)
+
+    def pages(self) -> Iterable[LedgerEntry]:
+        """The entries of this run."""
+        return (entry for entry in self.ledger if entry.run == self.run and entry.data == self.data)
+
+    def _note(self, entry: LedgerEntry) -> None:
+        if entry.kind == "cohort":
+            self._cohorts[entry.round] = entry.cohort or ()
+        elif entry.kind == "outcome":
+            self._outcomes[entry.round, entry.purpose] = entry
+        else:
+            self._begun[entry.round, entry.purpose] = entry
+            self.releases += entry.kind == "release"
+
+    def _write(self, entry: LedgerEntry) -> None:
+        if self.ledger.write(entry):
+            self._note(entry)
+
+    # ----------------------------------------------------------------------------------------------------------- releases
+
+    def begin(
+        self, round_index: int, release: Release, *, zeroed: float, sampling: Sampling, delta: float,
+        shares: int | None = None, contributors: int | None = None,
+    ) -> bool:  # fmt: skip
+        """Write down that a noisy sum is about to be released; False if it was begun before and must not be again."""
+        if self.once and (round_index, release.name) in self._begun:
+            return False
+        token = "" if self.repeatable and not self.once else new_token()
+        entry = LedgerEntry(
+            "release", self.data, self.run, round_index, release.name, release.multiplier, zeroed, pack_sampling(sampling),
+            delta, shares, token, contributors=contributors, nominal=self.repeatable,
+        )  # fmt: skip
+        self._write(entry)
+        return True
+
+    def begin_exact(self, round_index: int, purpose: str) -> bool:
+        """Write down that something exact is about to be released, outside ε; False if it must not be asked for again."""
+        if self.once and (round_index, purpose) in self._begun:
+            return False
+        token = new_token() if self.once else ""
+        self._write(LedgerEntry("exact", self.data, self.run, round_index, purpose, token=token))
+        return True
+
+    def end(self, round_index: int, purpose: str, value: Any = None, *, contributors: int | None = None) -> None:
+        """Note what a release gave, so that a run that goes on need not ask again."""
+        if self.once:
+            token = self._begun[round_index, purpose].token
+            outcome = LedgerEntry("outcome", self.data, self.run, round_index, purpose, token=token, value=value)
+            self._write(LedgerEntry(**{**vars(outcome), "contributors": contributors}))
+
+    def value(self, round_index: int, purpose: str) -> Any:
+        """What a release of a federation gave, if it is known; else None."""
+        outcome = self._outcomes.get((round_index, purpose)) if self.once else None
+        return None if outcome is None else outcome.value
+
+    def begun(self, round_index: int, purpose: str) -> bool:
+        """Whether a release was begun."""
+        return (round_index, purpose) in self._begun
+
+    # -------------------------------------------------------------------------------------------------------- who takes part
+
+    def cohort(self, round_index: int) -> tuple[str, ...] | None:
+        """Who takes part in a round, if that was drawn and written down."""
+        return self._cohorts.get(round_index)
+
+    def set_cohort(self, round_index: int, clients: Sequence[str]) -> None:
+        """Write down who takes part in a round, before anybody is asked."""
+        self._write(LedgerEntry("cohort", self.data, self.run, round_index, cohort=tuple(clients)))
+
+    # ------------------------------------------------------------------------------------------------------------- what it cost
+
+    def fill(self, rounds: int, planned: Mapping[str, tuple[float, float]], sampling: Sampling, delta: float) -> None:
+        """Count rounds that ended before there was a ledger: those of a checkpoint of an earlier version.
+
+        `planned` has the multiplier, and that of a zeroed contribution, of each release of a round.
+        """
+        for round_index in range(rounds):
+            if not any((round_index, purpose) in self._begun for purpose in planned):
+                for purpose, (multiplier, zeroed) in planned.items():
+                    self.begin(round_index, Release(purpose, multiplier), zeroed=zeroed, sampling=sampling, delta=delta)
+
+    def events(self) -> Tally:
+        """The events of this run's releases."""
+        return events_of(self.pages())
+
+    def exact_purposes(self) -> tuple[str, ...]:
+        """What was released exactly, outside ε."""
+        return tuple(sorted({entry.purpose for entry in self.pages() if entry.kind == "exact"}))

@@ -1,0 +1,79 @@
+"""What does not go with a model that carries statistics of its batches (BatchNorm), and what becomes of small batches."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from equipoise.algorithm import Algorithm
+from equipoise.core.abilities import solver_traits
+from equipoise.core.task import Task
+from equipoise.data.clients import ClientSet
+from equipoise.errors import EquipoiseNotice, IncompatibleParts
+from equipoise.solvers.batches import support_sizes
+from equipoise.types import LocalSolver
+
+_CURE = "Use equipoise.models.with_group_norm(model), which normalises within each example"
+
+
+def refuse_unfit_for_carried(task: Task, algorithm: Algorithm) -> None:
+    """Refuse, for a model with carried values, parts that would have to protect, compare or mix them."""
+    if not task.carried.names:
+        return
+    name = f"{type(task.module).__name__} changes {task.carried.names[0]!r} in training"
+    if algorithm.private:
+        raise IncompatibleParts(f"{name}: such statistics of clients' examples would be released without noise.", f"{_CURE}.")
+    if not algorithm.aggregator.linear:
+        raise IncompatibleParts(
+            f"{name}, and such statistics are averaged; {algorithm.aggregator!r} is no average, so that what it guards the "
+            "parameters against would reach the model through them.",
+            f"{_CURE}, or aggregators.WeightedMean().",
+        )
+    if algorithm.personal is not None and not algorithm.traits.personal.keeps_carried:
+        raise IncompatibleParts(
+            f"{name}, and it is not known what {algorithm.personal!r} makes of such statistics.",
+            f"{_CURE}, or personal.Ditto(), personal.Local() or personal.Finetuning(), whose clients keep their own.",
+        )
+
+
+def check_smallest_batches(task: Task, clients: ClientSet, algorithm: Algorithm) -> None:
+    """Say which clients have batches that are too small for the model, and are left out; refuse if nothing is left.
+
+    BatchNorm refuses a batch of one example, if it has one value per channel: there is no variance.
+    """
+    if task.smallest_batch < 2:
+        return
+    solver = algorithm.traits.solver.solver or algorithm.solver
+    traits, name = solver_traits(solver), type(task.module).__name__
+    sizes = clients.host_sizes
+    smallest, largest = batch_sizes(solver, sizes)
+    few, none = int((smallest < 2).sum()), int((largest < 2).sum())
+    if none == len(sizes) or (few and traits.finish is not None):
+        ids = [clients.ids[k] for k in (smallest < 2).nonzero().flatten()[:3].tolist()]
+        raise IncompatibleParts(
+            f"{name} cannot be trained on a batch of one example (a BatchNorm layer has no variance then), and {few} of "
+            f"{len(sizes)} clients have such batches with {solver!r}, e.g. {', '.join(ids)}.",
+            f"Give the solver a larger batch_size, or leave these clients out. {_CURE}, and is trained on any batch.",
+        )
+    if few:
+        alone = f" {none} of them have no other batch, and never move the model." if none else ""
+        text = (
+            f"{name} cannot be trained on a batch of one example (a BatchNorm layer has no variance then). {few} of "
+            f"{len(sizes)} clients have a last batch of one example, which is left out.{alone} Another batch_size may avoid it."
+        )
+        warnings.warn(EquipoiseNotice(text), stacklevel=4)
+
+
+def batch_sizes(solver: LocalSolver, sizes: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest batch of clients with these numbers of examples, (n,) and (n,)."""
+    traits = solver_traits(solver)
+    if traits.split is not None:
+        first = support_sizes(sizes, traits.split)
+        second = torch.where(sizes > 1, sizes - first, 1)
+        return torch.minimum(first, second), torch.maximum(first, second)
+    if solver.batch_size is None:
+        return sizes, sizes
+    largest, rest = sizes.clamp(max=solver.batch_size), sizes % solver.batch_size
+    return torch.where((rest > 0) & (sizes > solver.batch_size), rest, largest), largest

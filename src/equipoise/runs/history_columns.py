@@ -1,0 +1,43 @@
+"""Reports of rounds as columns: numbers in tensors, all else in JSON, so that a history of a million rounds is a small file."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise.types import RoundReport
+
+
+def packed_reports(reports: Sequence[RoundReport], tensors: dict[str, Tensor], name: str) -> dict[str, Any]:
+    """Reports as JSON, field by field; columns of numbers go to `tensors` under names that begin with `name`."""
+    columns: dict[str, Any] = {}
+    for field in dataclasses.fields(RoundReport):
+        values = [getattr(report, field.name) for report in reports]
+        kinds = set(map(type, values))
+        if kinds == {float} or (kinds == {int} and all(abs(value) < 2**63 for value in values)):
+            key = f"{name}.{field.name}"
+            tensors[key] = torch.tensor(values, dtype=torch.float64 if kinds == {float} else torch.int64)
+            columns[field.name] = {"tensor": key}
+        else:  # most reports say the same: nobody rejected, the same name
+            usual = values[0] if values else None
+            columns[field.name] = {"usual": usual, "others": [[i, v] for i, v in enumerate(values) if v != usual]}
+    return {"count": len(reports), "columns": columns}
+
+
+def unpacked_reports(columns: dict[str, Any], tensors: dict[str, Tensor]) -> list[RoundReport]:
+    """The reports that `packed_reports` made columns of."""
+    count, values = columns["count"], {}
+    for name, column in columns["columns"].items():
+        if "tensor" in column:
+            values[name] = tensors[column["tensor"]].tolist()
+        else:
+            values[name] = [column["usual"]] * count
+            for place, value in column["others"]:
+                values[name][place] = value
+    if any(len(column) != count for column in values.values()):
+        raise ValueError("its reports have columns of different lengths")
+    return [RoundReport(**dict(zip(values, row, strict=True))) for row in zip(*values.values(), strict=True)]

@@ -1,0 +1,182 @@
+"""Centred clipping, mixing, bucketing, Bulyan, MeaMed and DnC: answers by hand, bounds against attackers who send anything."""
+
+import hypothesis.strategies as st
+import pytest
+import torch
+from hypothesis import given, settings
+
+import equipoise as eq
+from equipoise import aggregators as agg
+from equipoise.errors import InvalidParameter
+from equipoise.testing import check_aggregator
+
+PARTS = [
+    agg.CentredClipping(),
+    agg.CentredClipping(radius=0.5, iterations=1),
+    agg.NNM(agg.Median()),
+    agg.NNM(agg.KLoss(1), share=0.3),
+    agg.Bucketing(agg.Median()),
+    agg.Bucketing(agg.Krum(1)),
+    agg.NNM(agg.Bucketing(agg.TrimmedMean(0.1))),
+    agg.Bulyan(2),
+    agg.MeaMed(),
+    agg.DnC(2),
+    agg.DnC(1, repeats=3, coordinates=2),
+]
+
+
+def column(*values):
+    return torch.tensor(values, dtype=torch.float64).unsqueeze(1)
+
+
+def even(count):
+    return torch.full((count,), 1 / count, dtype=torch.float64)
+
+
+def total(part, updates, weights=None, **given):
+    return part(updates, even(len(updates)) if weights is None else weights, **given)[0]
+
+
+@pytest.mark.parametrize("part", PARTS, ids=repr)
+def test_the_law_of_aggregators(part):
+    check_aggregator(part)
+
+
+def test_centred_clipping_by_hand():
+    # v = 0, τ = 2: 1, 1, 1 stay and 100 becomes 2, so that v = 5/4. A second step: −¼, −¼, −¼ and 2: v + 5/16.
+    updates = column(1, 1, 1, 100)
+    assert float(total(agg.CentredClipping(2.0, 1), updates)) == 1.25
+    assert float(total(agg.CentredClipping(2.0, 2), updates)) == 1.25 + (3 * -0.25 + 2) / 4
+    # From the last total 1: 0, 0, 0 and 2 give ½ more, which is also the next state.
+    assert [float(each) for each in agg.CentredClipping(2.0, 1)(updates, even(4), state=column(1)[0])] == [1.5, 1.5]
+    # τ = None: distances 1, 1, 1, 100 from 0 have the median 1: v = 1.
+    assert float(total(agg.CentredClipping(None, 1), updates)) == 1.0
+
+
+def test_mixing_by_hand():
+    # β = ¼ of 0, 1, 2, 100: each with its two nearest: 1, 1, 1, 34⅓. The median is 1; β = 0 makes all of them the mean.
+    updates = column(0, 1, 2, 100)
+    assert float(total(agg.NNM(agg.Median(), share=0.25), updates)) == pytest.approx(1.0)
+    assert float(total(agg.NNM(agg.WeightedMean(), share=0.25), updates)) == pytest.approx((3 + 103 / 3) / 4)
+    assert float(total(agg.NNM(agg.Krum(0), share=0.0), updates)) == pytest.approx(103 / 4)
+    # Weights ½, ¼, ¼ on 0, 1, 2 up to ¾: 0 takes itself and 1; 1 itself and, at equal distance, ½ of the mass from both
+    # neighbours by weight: (¼·1 + ⅓·0 + ⅙·2)/¾; 2 takes itself, 1 and the half of 0's mass: (½ + ¼)/¾.
+    weights = torch.tensor([0.5, 0.25, 0.25], dtype=torch.float64)
+    mixed = [0.25 / 0.75, (0.25 + 2 / 6) / 0.75, 0.75 / 0.75]
+    expected = sum(w * y for w, y in zip(weights.tolist(), mixed, strict=True))
+    assert float(total(agg.NNM(agg.WeightedMean(), share=0.25), column(0, 1, 2), weights)) == pytest.approx(expected)
+
+
+def test_buckets_of_one_change_nothing_and_one_bucket_is_the_mean():
+    gen = torch.Generator().manual_seed(0)
+    updates, weights = torch.randn(7, 3, generator=gen, dtype=torch.float64), torch.rand(7, generator=gen).double() + 0.1
+    weights = weights / weights.sum()
+    torch.testing.assert_close(total(agg.Bucketing(agg.Median(), 1), updates, weights), total(agg.Median(), updates, weights))
+    torch.testing.assert_close(total(agg.Bucketing(agg.Median(), 7), updates, weights), weights @ updates)
+    # Linear inside: buckets do not matter.
+    torch.testing.assert_close(total(agg.Bucketing(agg.WeightedMean(), 3), updates, weights), weights @ updates)
+
+
+def test_buckets_differ_from_round_to_round():
+    updates = column(*range(8))
+    part = agg.Bucketing(agg.Median(), 2)
+    assert len({float(total(part, updates, keys=torch.arange(8) + 1000 * k)) for k in range(20)}) > 3
+
+
+def test_bulyan_by_hand():
+    # 0 … 5 and 100, f = 1. Krum selects 3 (a tie with 2, nearer the median), 2, 4 (a tie with 1), 1 (a tie with 0), 5 (a tie
+    # with 0). Their median is 3; the three nearest are 2, 3, 4.
+    updates = column(0, 1, 2, 3, 4, 5, 100)
+    from equipoise.aggregators.selections import bulyan_selection
+
+    assert bulyan_selection(updates, torch.arange(7), 1) == [3, 2, 4, 1, 5]
+    assert float(total(agg.Bulyan(1), updates)) == pytest.approx(3.0)
+    with pytest.raises(InvalidParameter, match="Bulyan needs K ≥ 4f \\+ 3 = 7"):
+        total(agg.Bulyan(1), updates[:6])
+
+
+def test_meamed_and_dnc_by_hand():
+    # The median of 0, 1, 2, 100 is 1½; up to ¾ of the weight the nearest are 0, 1, 2.
+    assert float(total(agg.MeaMed(0.25), column(0, 1, 2, 100))) == pytest.approx(1.0)
+    # 100 stands out along the only direction; the mean of 0, 1, 2, 3 is left.
+    assert float(total(agg.DnC(1), column(0, 1, 2, 3, 100))) == pytest.approx(1.5)
+
+
+def test_wrong_parameters_are_refused():
+    for make in (
+        lambda: agg.NNM(agg.Median, share=0.2),
+        lambda: agg.NNM(agg.Median(), share=0.5),
+        lambda: agg.Bucketing(agg.Median(), 0),
+        lambda: agg.CentredClipping(radius=0.0),
+        lambda: agg.DnC(1, repeats=0),
+        lambda: agg.MeaMed(0.5),
+        lambda: agg.Bulyan(-1),
+    ):
+        with pytest.raises(InvalidParameter):
+            make()
+
+
+values = st.floats(-1e3, 1e3, width=32)
+bad = st.one_of(st.sampled_from([float("nan"), float("inf"), 1e30, -1e30, 3e38]), values)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_attackers_cannot_leave_the_stated_bounds(data):
+    honest = data.draw(st.integers(8, 14))
+    attackers = data.draw(st.integers(1, 1 + (honest - 8) // 4))
+    rows = [[data.draw(values) for _ in range(2)] for _ in range(honest)]
+    rows += [[data.draw(bad) for _ in range(2)] for _ in range(attackers)]
+    updates = torch.tensor(rows, dtype=torch.float32)
+    count = honest + attackers
+    order = torch.tensor(data.draw(st.permutations(range(count))))
+    share = attackers / count + 1e-9
+    own = updates[:honest].double()
+    low, high = own.min(0).values, own.max(0).values
+    width = (high - low).max()
+    for part in (agg.MeaMed(share), agg.Bulyan(attackers)):
+        found = total(part, updates[order], keys=order + 5).double()
+        assert bool((found >= low - (high - low) - 1e-3).all() and (found <= high + (high - low) + 1e-3).all()), part
+    mixed = total(agg.NNM(agg.Median(), share=share), updates[order]).double()
+    diameter = torch.cdist(own, own).max()
+    assert bool((mixed >= low - diameter - 1e-3).all() and (mixed <= high + diameter + 1e-3).all())
+    # Attackers move centred clipping by at most iterations · β · τ from where it is if they send the centre.
+    tau, steps = 1.0 + float(width), 1
+    clipped = total(agg.CentredClipping(tau, steps), updates.nan_to_num(0.0, 0.0, 0.0)).double()
+    quiet = total(agg.CentredClipping(tau, steps), torch.cat([updates[:honest], torch.zeros(attackers, 2)])).double()
+    assert float((clipped - quiet).norm()) <= steps * attackers / count * tau * (1 + 1e-4) + 1e-3
+
+
+@pytest.mark.parametrize("part", PARTS, ids=repr)
+def test_what_is_not_finite_is_left_out(part):
+    gen = torch.Generator().manual_seed(1)
+    updates = torch.randn(13, 4, generator=gen, dtype=torch.float64)
+    losses, keys = torch.rand(13, generator=gen).double(), torch.arange(13)
+    spoiled = updates.clone()
+    spoiled[3] = float("nan")
+    found = total(part, spoiled, losses=losses, **({"keys": keys} if "keys" in part.__call__.__code__.co_varnames else {}))
+    assert bool(torch.isfinite(found).all())
+    nothing = total(part, torch.full((13, 4), float("nan"), dtype=torch.float64), losses=losses)
+    assert nothing.tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+def test_runs_with_every_new_aggregator_agree(engine, tmp_path):
+    data = eq.data.label_shift(train_clients=20, validation_clients=2, test_clients=4)
+    model = eq.models.Softmax(data.features, data.classes)
+    for part in (agg.NNM(agg.Median()), agg.Bucketing(agg.Krum(1)), agg.CentredClipping(), agg.Bulyan(2), agg.DnC(2)):
+        algorithm = eq.Algorithm(aggregator=part)
+
+        def run(rounds, part=algorithm, **given):
+            return eq.train(model, data, part, rounds=rounds, clients_per_round=12, progress=False, **given)
+
+        whole = run(4, engine=engine)
+        file = tmp_path / f"{type(part).__name__}-{engine}.safetensors"
+        run(2, engine=engine, checkpoint=file)
+        again = run(4, engine=engine, checkpoint=file)
+        for left, right in zip(whole.model.parameters(), again.model.parameters(), strict=True):
+            assert torch.equal(left, right)
+        if engine == "loop":
+            other = run(4, engine="simulator")
+            for left, right in zip(whole.model.parameters(), other.model.parameters(), strict=True):
+                torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-5)

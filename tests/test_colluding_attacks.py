@@ -1,0 +1,131 @@
+"""Attacks that see every honest update: answers by hand, the same on every engine, and what robust aggregators make of them."""
+
+import math
+
+import pytest
+import torch
+
+import equipoise as eq
+from equipoise import attacks
+from equipoise.attacks import Sent
+from equipoise.attacks.colluding import alie_factor, longest_step
+from equipoise.data.clients import FederatedData
+from equipoise.errors import InvalidParameter
+from equipoise.testing import check_attack
+from made_clients import make_clients
+
+COLLUDING = [
+    attacks.ALIE(share=0.4, seed=1, factor=1.5),
+    attacks.IPM(share=0.4, seed=1),
+    attacks.Mimic(share=0.4, seed=1),
+    attacks.MinMax(share=0.4, seed=1),
+    attacks.MinMax(share=0.4, seed=1, direction="mean"),
+    attacks.MinMax(share=0.4, seed=1, direction="sign"),
+]
+ALL = [*COLLUDING, attacks.SignFlip(share=0.4, seed=1), attacks.LabelFlip(share=0.4, seed=1)]
+
+
+def sent(honest, attackers=1):
+    honest = torch.tensor(honest, dtype=torch.float64)
+    own = torch.ones(attackers, honest.shape[1], dtype=torch.float64)
+    return Sent(own, torch.arange(attackers), len(honest) + attackers, honest)
+
+
+@pytest.mark.parametrize("attack", ALL, ids=repr)
+def test_the_law_of_attacks(attack):
+    check_attack(attack)
+
+
+def test_alie_by_hand():
+    # K = 25, f = 5: q = 12 + 1 − 5 = 8, Φ⁻¹(12/20) = 0.2533. K = 10, f = 1: q = 5, Φ⁻¹(4/9) < 0: no attack.
+    assert alie_factor(25, 5) == pytest.approx(0.2533, abs=1e-4)
+    assert alie_factor(10, 1) == 0.0
+    # Honest 1, 2, 3: μ = 2, s = 1 (with n − 1): 2 − 1.5.
+    assert float(attacks.ALIE(factor=1.5).corrupt(sent([[1.0], [2.0], [3.0]]))) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(("epsilon", "turned"), [(1.9, False), (2.1, True)])
+def test_ipm_turns_the_mean_round_where_the_theory_says(epsilon, turned):
+    # Two honest clients at 1, one attacker at −ε: the mean (2 − ε)/3 is negative iff ε > (K − f)/f = 2.
+    given = sent([[1.0], [1.0]])
+    mean = float((given.honest.sum() + attacks.IPM(epsilon=epsilon).corrupt(given).sum()) / 3)
+    assert (mean < 0) == turned
+
+
+def test_min_max_by_hand():
+    # Honest −1, 0, 1: s = 1, diameter 2; the farthest point along −1 with ‖x − 1‖ ≤ 2 is −1.
+    assert float(attacks.MinMax().corrupt(sent([[-1.0], [0.0], [1.0]]))) == pytest.approx(-1.0)
+
+
+def test_min_max_is_on_the_border_and_never_beyond():
+    gen = torch.Generator().manual_seed(0)
+    for _ in range(50):
+        honest = torch.randn(6, 4, generator=gen, dtype=torch.float64)
+        along = torch.randn(4, generator=gen, dtype=torch.float64)
+        point = honest.mean(0) + longest_step(honest, honest.mean(0), along) * along
+        reach, diameter = (point - honest).norm(dim=1).max(), torch.cdist(honest, honest).max()
+        assert float(reach) == pytest.approx(float(diameter), rel=1e-9)
+
+
+def test_mimic_copies_the_honest_update_that_stands_out():
+    # The spread is along the first coordinate; 5 is farthest from the mean 6/4.
+    given = sent([[0.0, 0.1], [0.5, -0.1], [0.5, 0.0], [5.0, 0.0]], attackers=2)
+    assert attacks.Mimic().corrupt(given).tolist() == [[5.0, 0.0]] * 2
+    same = sent([[2.0, 1.0]] * 3)
+    assert attacks.Mimic().corrupt(same).tolist() == [[2.0, 1.0]]
+
+
+def test_alone_among_themselves_attackers_do_not_fail():
+    for attack in COLLUDING:
+        for honest in (torch.empty(0, 3), torch.ones(1, 3)):
+            found = attack.corrupt(Sent(torch.ones(2, 3), torch.arange(2), 2 + len(honest), honest))
+            assert bool(torch.isfinite(found).all())
+
+
+def test_labels_flipped_twice_are_the_labels():
+    data = FederatedData(make_clients([4, 5, 6]), test=make_clients([3]), classes=3, name="three")
+    flip = attacks.LabelFlip(share=1.0)
+    once = flip.poison(data.train, data.train.ids, 3)
+    assert torch.equal(once.y, 2 - data.train.y)
+    assert torch.equal(flip.poison(once, data.train.ids, 3).y, data.train.y)
+
+
+@pytest.mark.parametrize("attack", [attacks.ALIE(share=0.3, factor=1.5), attacks.Mimic(share=0.3)], ids=repr)
+@pytest.mark.parametrize("aggregator", [eq.aggregators.WeightedMean(), eq.aggregators.Median()], ids=repr)
+def test_runs_under_attack_agree_on_both_engines(attack, aggregator):
+    data = attacks.apply(eq.data.label_shift(train_clients=20, validation_clients=2, test_clients=4), attack)
+    model = eq.models.Softmax(data.features, data.classes)
+    algorithm = eq.Algorithm(aggregator=aggregator, solver=eq.solvers.SGD(lr=0.05))
+    runs = [
+        eq.train(model, data, algorithm, rounds=4, clients_per_round=12, engine=engine, progress=False)
+        for engine in ("loop", "simulator", eq.engines.Simulator(chunk_size=3))
+    ]
+    clean = eq.train(model, eq.data.label_shift(train_clients=20, validation_clients=2, test_clients=4), algorithm, rounds=4,
+                     clients_per_round=12, engine="loop", progress=False)  # fmt: skip
+    first, *others = ([*run.model.parameters()] for run in runs)
+    for other in others:
+        for left, right in zip(first, other, strict=True):
+            torch.testing.assert_close(left, right, rtol=1e-4, atol=1e-6)
+    assert any(not torch.allclose(a, b, atol=1e-3) for a, b in zip(first, clean.model.parameters(), strict=True))
+
+
+def test_several_runs_under_an_omniscient_attack_are_those_of_one():
+    data = attacks.apply(eq.data.label_shift(train_clients=20, validation_clients=2, test_clients=4), attacks.IPM(share=0.3))
+    model = eq.models.Softmax(data.features, data.classes)
+    given = {"rounds": 3, "clients_per_round": 8, "progress": False}
+    many = eq.train_many(model, data, {"a": eq.Algorithm()}, seeds=2, **given)
+    alone = eq.train(model, data, seed=1, **given)
+    for left, right in zip(many.results["a"][1].model.parameters(), alone.model.parameters(), strict=True):
+        torch.testing.assert_close(left, right)
+
+
+def test_wrong_parameters_are_refused():
+    for make in (
+        lambda: attacks.ALIE(factor=-1.0),
+        lambda: attacks.IPM(epsilon=math.nan),
+        lambda: attacks.MinMax(direction="up"),
+        lambda: attacks.Mimic(share=2.0),
+        lambda: attacks.SignFlip(seed=-1),
+    ):
+        with pytest.raises(InvalidParameter):
+            make()

@@ -1,0 +1,238 @@
+"""A checkpoint is gone on from by the run that wrote it, and by no other; what is damaged is refused."""
+
+import functools
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import equipoise as eq
+from equipoise.core.fingerprints import fingerprint
+from equipoise.errors import CheckpointError, EquipoiseError, EquipoiseNotice, NotWritten
+from equipoise.observers import History
+from equipoise.runs.checkpoint import Checkpoint, Checkpoints, SavedRun, read_checkpoint
+from equipoise.types import Observer, RoundReport, ServerState
+
+SCALE = 1.0
+
+
+class Stop(Exception):
+    pass
+
+
+class StopsAt(Observer):
+    def __init__(self, round_index):
+        self.round_index = round_index
+
+    def on_state(self, state):
+        if state.round == self.round_index:
+            raise Stop
+
+
+def network(between, *, frozen=0.0, buffer=0.0, start=0.0, slope=1.0):
+    """Two layers, of which the first is frozen, with an activation, a buffer and a plain attribute."""
+
+    class Net(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x + self.shift) * self.slope
+
+    net = Net(nn.Linear(4, 5), between, nn.Linear(5, 3))
+    with torch.no_grad():
+        for number, parameter in enumerate(net.parameters()):
+            parameter.copy_(torch.linspace(-1, 1, parameter.numel()).view_as(parameter) + 0.1 * number)
+        net[0].weight += frozen
+        net[2].weight += start
+    net[0].requires_grad_(False)
+    net.register_buffer("shift", torch.full((4,), buffer))
+    net.slope = slope
+    return net
+
+
+def squared(outputs, targets):
+    return SCALE * ((outputs - nn.functional.one_hot(targets, 3)) ** 2).sum(1)
+
+
+def scaled(factor):
+    return lambda outputs, targets: factor * squared(outputs, targets)
+
+
+def wrong(outputs, targets):
+    return (outputs.argmax(1) != targets).float()
+
+
+def run(data, file, *, rounds=4, every=2, stop=None, **changed):
+    options = {"model": network(nn.ReLU()), "algorithm": eq.Algorithm(), "loss": squared, "error": wrong} | changed
+    return eq.train(
+        options.pop("model"), data, options.pop("algorithm"), rounds=rounds, clients_per_round=4, engine="loop",
+        checkpoint=Checkpoints(file, every=every), observers=[] if stop is None else [StopsAt(stop)], progress=False, **options,
+    )  # fmt: skip
+
+
+def interrupted(data, file, **changed):
+    with pytest.raises(EquipoiseError, match="StopsAt failed"):
+        run(data, file, stop=3, **changed)
+
+
+class OwnRisk(eq.risk.Mean):
+    def __call__(self, losses, base_weights, **more):
+        return super().__call__(2 * losses, base_weights, **more)
+
+
+OTHERS = {
+    "another activation": ({"model": network(nn.Tanh())}, "(?s)its model's structure is .*ReLU.* here it is .*Tanh"),
+    "another attribute": ({"model": network(nn.ReLU(), slope=2.0)}, "its model's structure is"),
+    "another frozen backbone": ({"model": network(nn.ReLU(), frozen=0.5)}, "its model's frozen parameters are"),
+    "another buffer": ({"model": network(nn.ReLU(), buffer=0.5)}, "its model's buffers are"),
+    "another lambda as loss": (
+        {"loss": lambda outputs, targets: (outputs - nn.functional.one_hot(targets, 3)).abs().sum(1)}, "its loss is"),
+    "another constant in a loss": ({"loss": scaled(3.0)}, "its loss's code is"),
+    "another constant bound to a loss": ({"loss": functools.partial(scaled(2.0))}, "its loss is|its loss's code is"),
+    "another error": ({"error": lambda outputs, targets: (outputs.argmax(1) == targets).float()}, "its error's code is"),
+    "another own part": ({"algorithm": eq.Algorithm(risk=OwnRisk())}, "its algorithm"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", OTHERS)
+def test_another_run_is_refused_by_the_name_of_what_differs(what, ragged, tmp_path):
+    change, words = OTHERS[what]
+    before = {"loss": scaled(2.0)} if "constant" in what else {}
+    interrupted(ragged, tmp_path / "run", **before)
+    with pytest.raises(CheckpointError, match=words):
+        run(ragged, tmp_path / "run", **(before | change))
+
+
+def test_other_data_are_refused(ragged, tmp_path):
+    interrupted(ragged, tmp_path / "run")
+    other = eq.FederatedData(ragged.train.take(range(7, -1, -1)), test=ragged.test, name="ragged")
+    with pytest.raises(CheckpointError, match="its data is"):
+        run(other, tmp_path / "run")
+
+
+def test_a_global_constant_is_part_of_a_loss(ragged, tmp_path, monkeypatch):
+    interrupted(ragged, tmp_path / "run")
+    monkeypatch.setitem(globals(), "SCALE", 5.0)
+    with pytest.raises(CheckpointError, match="its loss's code is"):
+        run(ragged, tmp_path / "run")
+
+
+def test_the_same_run_goes_on_and_says_so(ragged, tmp_path):
+    def again():  # all objects are others, what they compute is the same
+        return {"model": network(nn.ReLU()), "loss": scaled(2.0), "algorithm": eq.Algorithm(risk=OwnRisk())}
+
+    whole = run(ragged, tmp_path / "whole", **again())
+    interrupted(ragged, tmp_path / "run", **again())
+    with pytest.warns(EquipoiseNotice, match=r"^Going on from round 2 of 4, as .*run has it\.$"):
+        resumed = run(ragged, tmp_path / "run", **again())
+    assert torch.equal(resumed.params, whole.params)
+
+
+@pytest.mark.filterwarnings("ignore:The test clients of")
+@pytest.mark.parametrize("personal", [None, eq.personal.Ditto(strength=1.0)])
+def test_other_start_weights_get_a_notice_and_the_checkpoint_holds(personal, ragged, tmp_path):
+    algorithm = eq.Algorithm(personal=personal)
+    whole = run(ragged, tmp_path / "whole", algorithm=algorithm)
+    interrupted(ragged, tmp_path / "run", algorithm=algorithm)
+    with pytest.warns(EquipoiseNotice, match="starts from other weights here than there; those of the checkpoint hold"):
+        resumed = run(ragged, tmp_path / "run", algorithm=algorithm, model=network(nn.ReLU(), start=1.0))
+    assert torch.equal(resumed.params, whole.params)
+    if personal is not None:  # also clients that begin after the checkpoint begin where those before it began
+        ids = list(ragged.train.ids)
+        assert torch.equal(resumed.personal.params(ids), whole.personal.params(ids))
+
+
+def test_a_fingerprint_is_of_what_is_computed():
+    def made(constant):
+        def function(x):
+            """Words make no difference."""
+            return x * constant
+
+        return function
+
+    def counting(x, seen=[]):  # noqa: B006
+        nonlocal calls
+        calls += 1
+        return x
+
+    calls = 0
+    before = fingerprint(counting)
+    counting(1)
+    assert fingerprint(counting) == before  # what a function notes is no constant of it
+    assert fingerprint(made(1.0)) == fingerprint(made(1.0)) != fingerprint(made(2.0))
+    assert fingerprint(made(torch.ones(2))) == fingerprint(made(torch.ones(2))) != fingerprint(made(torch.zeros(2)))
+    assert fingerprint(nn.functional.mse_loss) != fingerprint(nn.functional.l1_loss)
+    assert fingerprint(nn.CrossEntropyLoss(label_smoothing=0.1)) != fingerprint(nn.CrossEntropyLoss())
+    loop = [1]
+    loop.append(loop)
+    assert fingerprint(loop) == fingerprint(loop)
+
+
+# ----------------------------------------------------------------------------------------------------------------------- damage
+
+
+def test_every_flipped_byte_of_a_checkpoint_is_noticed(ragged, tmp_path):
+    file = tmp_path / "run"
+    interrupted(ragged, file)
+    content = file.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    places = {0, 5, 9, 8 + length // 2, 8 + length - 1, 8 + length, len(content) - 1}
+    places |= set(range(8, len(content), max(1, len(content) // 60)))
+    for place in sorted(places):
+        file.write_bytes(content[:place] + bytes([content[place] ^ 4]) + content[place + 1 :])
+        try:
+            read_checkpoint(file)
+        except CheckpointError:
+            continue
+        # What is left is a name in the header that nobody reads, or white space.
+        assert b"__metadata__" not in file.read_bytes()[:length] or content[place : place + 1].isspace(), place
+
+
+def test_a_flipped_byte_in_a_row_of_a_client_is_noticed(ragged, tmp_path):
+    file, algorithm = tmp_path / "run.safetensors", eq.Algorithm(personal=eq.personal.Ditto(strength=1.0))
+    interrupted(ragged, file, algorithm=algorithm)
+    rows = tmp_path / "run.clients.npy"
+    state = read_checkpoint(file).runs[0].state.personal
+    client = int(state.places.nonzero()[0])
+    width = 18
+    place = 128 + 4 * width * ((int(state.places[client]) - 1) * 8 + client) + 7
+    content = bytearray(rows.read_bytes())
+    content[place] ^= 1
+    rows.write_bytes(content)
+    with pytest.raises(EquipoiseError, match=f"run.clients.npy is damaged: what client number {client} keeps"):
+        run(ragged, file, algorithm=algorithm)
+
+
+# -------------------------------------------------------------------------------------------------- long histories, full disks
+
+
+def test_310_000_rounds_are_saved_and_read(tmp_path):
+    report = RoundReport(0, 0.1, 0.2, "work", None, 10, 10, 0.001)
+    rounds = [RoundReport(**(vars(report) | {"round": i, "loss": i / 7})) for i in range(310_000)]
+    rounds[5] = RoundReport(**(vars(rounds[5]) | {"rejected": ("a", "b"), "loss": float("nan"), "risk": 1 / 3}))
+    saved = SavedRun(ServerState(310_000, torch.ones(2)), History(rounds), {})
+    file = tmp_path / "long"
+    file.write_bytes(Checkpoint([saved], 1.0).bytes())
+    found = read_checkpoint(file).runs[0].history.rounds
+    assert repr(found[:10]) == repr(rounds[:10])
+    assert found[10:] == rounds[10:]
+    assert file.stat().st_size < 310_000 * 80
+
+
+def test_a_full_disk_in_the_middle_says_how_to_go_on(ragged, tmp_path, monkeypatch):
+    from equipoise.core import files
+
+    file, written = tmp_path / "run", []
+
+    def full(operation, path, *details):
+        written.append(operation)
+        if operation == "write" and len(written) > 12:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "recorder", full)
+    with pytest.raises(NotWritten, match=r"No space left on device\. Make room on the disk") as caught:
+        run(ragged, file, every=1)
+    assert "the same call goes on from there" in " ".join(caught.value.__notes__)
+    monkeypatch.setattr(files, "recorder", None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EquipoiseNotice)
+        assert torch.equal(run(ragged, file).params, run(ragged, tmp_path / "whole").params)
