@@ -64,6 +64,7 @@ class PowerCut(Observer):
 
 
 def run(config, place, *observers):
+    place.mkdir(exist_ok=True)
     experiment = build(RunConfig.read(config, code="never"))
     return folder.run(experiment, RunFolder(place), observers=observers, progress=False)
 

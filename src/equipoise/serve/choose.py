@@ -86,7 +86,7 @@ class FamilyClient:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ChosenModel:
     """What a client's examples say, and the model that was kept."""
 
     knob: str
@@ -117,7 +117,7 @@ class Choice:
 def choose(
     url: str, data: Path, *, run: str | None = None, token: str | None = None, out: Path | None = None,
     authority: Path | None = None, say: Callable[[str], None] = lambda _: None,
-) -> Choice:  # fmt: skip
+) -> ChosenModel:  # fmt: skip
     """Download a family, try its models on the examples in a file, and keep the best one in a new folder `out`.
 
     Nothing of the examples is sent: all requests are made before the file is read, but for those of the model that is kept,
@@ -166,7 +166,7 @@ def choose(
                 write_atomically(out / Path(name).name, client.file(file))
         text = {"family": family, "knob": knob, "value": values[verdict.best], "version": version["version"], "server": base}
         kept = write_atomically(out / "choice.json", (json.dumps(text, indent=1) + "\n").encode()).parent
-    return Choice(str(knob), values, verdict, str(version["version"]), kept)
+    return ChosenModel(str(knob), values, verdict, str(version["version"]), kept)
 
 
 def score(model: OnnxModel, arrays: list[Any]) -> tuple[Any, Any]:
