@@ -57,7 +57,7 @@
     const examples = count === 1 ? "one example" : `${count} examples`;
     let words = `On your ${examples}, ${named(best)} serves you best.`;
     if (open.length) {
-      words = `On your ${examples}, ${named(best)} has the lowest loss, but they do not tell it from ${open.map(named).join(", ")}.`
+      words = `On your ${examples}, ${named(best)} has the lowest loss, but they do not tell it from ${open.map((m) => members[m].value).join(", ")}.`
         + (count < 30 ? " With more examples they may." : " For you these models are about as good.");
     }
     find("choose-verdict").textContent = words;
