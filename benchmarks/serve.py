@@ -51,7 +51,7 @@ def memory(pid):
 
 
 async def one_client(client, number, until, times, errors):
-    rng = random.Random(number)  # noqa: S311 — times of a load, no secret
+    rng = random.Random(number)
     await asyncio.sleep(rng.random())
     download = time.monotonic() + 10 * rng.random()
     while time.monotonic() < until:
