@@ -51,6 +51,7 @@ class PreparedRun:
         """Train as the configuration says, from `checkpoint` if that file exists: a model, or a family of them."""
         import torch
 
+        from equipoise.client_metrics import PROVIDED
         from equipoise.engines.simulator.workers import threads
         from equipoise.runs.checkpoint import Checkpoints
         from equipoise.runs.family import train_family
@@ -62,6 +63,7 @@ class PreparedRun:
             "rounds": options.rounds, "clients_per_round": options.clients_per_round, "seed": options.seed,
             "engine": options.chosen_engine(), "evaluate_every": options.evaluate_every,
             "evaluate_clients": options.evaluate_clients, "observers": observers, "progress": progress, "checkpoint": saving,
+            "metrics": {name: PROVIDED[name] for name in options.metrics or ()}, "stop": options.stop,
         }  # fmt: skip
         # Sums depend on the number of threads in the last bits, so a run keeps it.
         with threads(options.threads or torch.get_num_threads()):
@@ -104,6 +106,9 @@ def build(config: RunConfig) -> PreparedRun:
 
         data = attacks.apply(data, config.attack.make("attack"))
     check_cohort(config, algorithm, data)
+    if config.train.stop is not None:
+        with refusals_at("train.stop", ("figure",), "EarlyStopping"):
+            config.train.stop.refuse_unknown(data.splits, config.train.metrics or ())
     config = config.with_model(**read_from_data(config, data))
     config = replace(config, train=replace(config.train, threads=config.train.threads or torch.get_num_threads()))
     model = make_model(config, data)

@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,8 +87,6 @@ class FamilyManifest:
 
     def to_bytes(self) -> bytes:
         """The manifest as JSON."""
-        from dataclasses import asdict
-
         return (json.dumps(asdict(self) | {"version": self.version}, indent=1, ensure_ascii=False) + "\n").encode()
 
     @classmethod
@@ -151,6 +149,8 @@ def write_family(family: Family, folder: RunFolder, *, report: bool = True) -> N
     }  # fmt: skip
     if first.sampled is not None:
         end["sampled"] = first.sampled
+    if stops := {r.name: asdict(r.history.stopped) for r in results if r.history.stopped is not None}:
+        end["stopped_members"] = stops
     with folder.rounds.open("a", encoding="utf-8") as log:
         log.write(json.dumps(end) + "\n")
 

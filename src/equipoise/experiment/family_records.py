@@ -48,5 +48,15 @@ def member_records(path: Path, whole: RunRecord, histories: dict[str, Any]) -> l
         if history is None:
             raise ConfigError(f"{path} is damaged: its log says nothing of {member.name}.")
         seconds = whole.seconds / len(values)
-        records.append(replace(whole, name=member.name, algorithm=algorithm, clients=clients, history=history, seconds=seconds))
+        records.append(
+            replace(
+                whole,
+                name=member.name,
+                algorithm=algorithm,
+                clients=clients,
+                history=history,
+                seconds=seconds,
+                rounds=len(history.rounds),
+            )
+        )
     return records

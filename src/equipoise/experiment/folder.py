@@ -173,6 +173,7 @@ def read_records(path: str | Path) -> list[RunRecord]:
     from equipoise.privacy.accounting import Spent
     from equipoise.privacy.observer_table import PrivacyTable
     from equipoise.result import ClientTable, RunRecord
+    from equipoise.runs.stopping import Stopped
     from equipoise.types import RoundReport
 
     folder = RunFolder(Path(path))
@@ -201,16 +202,23 @@ def read_records(path: str | Path) -> list[RunRecord]:
         raise ConfigError(f"{path} is damaged: {failure}. Run it anew in another folder.") from failure
     costs: dict[str, Any] = {name: float("inf") if value is None else value for name, value in end.get("privacy", {}).items()}
     spent = Spent(**costs) if costs else None
+    if "stopped" in end:
+        history.stopped = Stopped(**end["stopped"])
     table = PrivacyTable.of_plain(end["observers"]) if "observers" in end else None
     rounds = spent.rounds if spent is not None else config.train.rounds  # a budget may have ended the run before the last
+    for member, stop in end.get("stopped_members", {}).items():
+        histories.setdefault(member, History()).stopped = Stopped(**stop)
     if len(histories) > 1 and not histories[""].rounds:
         del histories[""]
     for history in histories.values():
-        if [report.round for report in history.rounds] != list(range(rounds)):
-            raise ConfigError(f"{folder.rounds} does not hold each of the {rounds} rounds once: the log is damaged.")
+        done = history.stopped.rounds if history.stopped is not None else rounds
+        if [report.round for report in history.rounds] != list(range(done)):
+            raise ConfigError(f"{folder.rounds} does not hold each of the {done} rounds once: the log is damaged.")
+    first = next(iter(histories.values()))
+    rounds = first.stopped.rounds if first.stopped is not None else rounds
     record = RunRecord(
         name=name, algorithm=config.algorithm(), seed=config.train.seed, clients=clients, rounds=rounds,
-        history=next(iter(histories.values())), clients_per_round=config.train.clients_per_round, epsilon=spent, privacy=table,
+        history=first, clients_per_round=config.train.clients_per_round, epsilon=spent, privacy=table,
         sampled=_sample_sizes(end.get("sampled")), seconds=end["seconds"], data=end["data"], error_is_loss=end["error_is_loss"],
     )  # fmt: skip
     if not is_family:

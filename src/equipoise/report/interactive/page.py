@@ -18,6 +18,7 @@ from equipoise.report.interactive.assets import asset, embedded, fingerprint, pl
 from equipoise.report.interactive.knob_section import PAGE_SCRIPTS, clients_section, knob_section
 from equipoise.report.palette import COLOURS, DARK_COLOURS
 from equipoise.report.text import notes
+from equipoise.report.text.around_training import metrics_section, stopped_section
 from equipoise.report.text.captions import captions
 from equipoise.report.text.tables import nonbreaking, numbers_table, swatch, worst_clients
 
@@ -36,6 +37,8 @@ def page(study: Study, knob: Mapping[str, Any] | None = None) -> str:
         *(knob_section(knob, note=KNOB_NOTE) if knob is not None else ()),
         *_figure(study, "histogram"),
         *numbers_table(study),
+        *metrics_section(study),
+        *stopped_section(study),
         *notes.attack_section(study),
         *notes.rejected_section(study),
         *notes.network_section(study),
