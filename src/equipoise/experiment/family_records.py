@@ -37,7 +37,8 @@ def member_records(path: Path, whole: RunRecord, histories: dict[str, Any]) -> l
         algorithms: list[Any] = list(family_members(replace(base, risk=risk), {manifest.knob: values})[1].values())
     else:
         kind = KNOBS[manifest.knob].__name__
-        algorithms = [replace(whole.algorithm, risk=RecordedPart(f"{kind}({manifest.knob}={value!r})")) for value in values]
+        recorded: Any = whole.algorithm
+        algorithms = [replace(recorded, risk=RecordedPart(f"{kind}({manifest.knob}={value!r})")) for value in values]
     records = []
     for member, algorithm in zip(manifest.members, algorithms, strict=True):
         try:

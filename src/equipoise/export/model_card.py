@@ -74,7 +74,8 @@ def subgroups(run: RunRecord, rows: ClientTable) -> list[dict[str, Any]]:
             parts[f"clients with the {name} examples ({low} to {high})".replace("the a", "a")] = place
     if 0 < int(rows.seen.sum()) < len(rows):
         parts["clients of training"], parts["unseen clients"] = (w.nonzero().flatten() for w in (rows.seen, ~rows.seen))
-    groups = vars(run.algorithm.risk).get("groups") if run.algorithm is not None else None
+    risk: Any = vars(run.algorithm).get("risk")  # an evaluation of a given model has none
+    groups = vars(risk).get("groups") if risk is not None else None
     if isinstance(groups, Mapping):
         named: dict[str, list[int]] = {}
         for row, client in enumerate(rows.client):
