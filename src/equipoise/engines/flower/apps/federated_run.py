@@ -58,7 +58,7 @@ def run_plan(plan: ServerPlan, grid: Grid) -> Result:
     members = gather_members(messenger, task, plan, known)
     refuse_silent(members, plan.algorithm, signed=plan.signed)
     patience = Patience(float(plan.timeout), plan.minimum, plan.retries, float(plan.pause))
-    federation = Federation(messenger, members, patience, run, plan.seed, plan.signed, plan.colluders)
+    federation = Federation(messenger, members, patience, run, plan.seed, plan.signed, plan.colluders, plan.most_examples)
     federated = FederatedRun(plan, model, make_stand_in(members.values(), plan.data), federation)
     if place is None:
         result = federated.train()
@@ -81,7 +81,7 @@ def gather_members(messenger: Messenger, task: Task, plan: ServerPlan, known: Ma
     while len(members) < wanted:
         new = [node for node in messenger.connected() if node not in asked]
         asked |= set(new)
-        for node, member in ask_introductions(messenger, new, task, plan.seed).items():
+        for node, member in ask_introductions(messenger, new, task, plan.seed, plan.most_examples).items():
             welcome(messenger, members, known, node, member)
         if len(members) >= wanted or time.monotonic() >= end:
             break
