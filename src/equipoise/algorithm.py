@@ -49,7 +49,7 @@ class Algorithm:
     (equipoise.privacy). `sampler=None` draws a fixed number of clients uniformly without replacement. `averaging` says which
     iterate is reported and served: None means the last one, or the mean of all where the risk asks for it (WorstCase).
     `weights` are the base weights α of the clients: "examples" (∝ their training examples, the default) or "uniform". Under
-    differential privacy the defaults are Poisson sampling and uniform weights.
+    differential privacy the defaults are Poisson sampling and uniform weights; with privacy.SecureHistogram they are uniform.
     """
 
     risk: ClientRisk = field(default_factory=risk.Mean)
@@ -97,6 +97,12 @@ class Algorithm:
             traits.personal.check(self)
         if self.privacy is not None:
             self.privacy.check(self)
+        if traits.quantile.histogram is not None and self.weights == "examples":
+            raise IncompatibleParts(
+                f"{traits.risk.quantile!r} counts each client once, and weights='examples' would tell who is in the tail: few "
+                "sets of clients have a given number of examples.",
+                "Use weights='uniform' (the default with it).",
+            )
         if self.privacy is None and traits.quantile.calibrated is not None:
             raise IncompatibleParts(
                 f"{self.risk!r} sets the noise of its quantile by a privacy budget, and there is none.",
@@ -126,6 +132,7 @@ class Algorithm:
     def base_weights(self, clients: ClientSet) -> Tensor:
         """α (n,): the clients' base weights, float64, summing to 1."""
         sizes = clients.sizes.cpu().double()
-        uniform = self.weights == "uniform" or (self.weights is None and self.private)
+        counted = self.private or self.traits.quantile.histogram is not None  # each client once
+        uniform = self.weights == "uniform" or (self.weights is None and counted)
         alpha = torch.ones_like(sizes) if uniform else sizes
         return alpha / alpha.sum()

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from equipoise.privacy.ledger import Ledger
     from equipoise.privacy.observer_table import PrivacyTable
     from equipoise.privacy.private_quantile import PrivateQuantile
+    from equipoise.privacy.secure_histogram import SecureHistogram
     from equipoise.result import ClientTable
     from equipoise.round import Plan
 
@@ -211,6 +212,7 @@ class QuantileTraits:
     exact: bool = field(default=False, metadata=OWN)  # the quantile is read off the losses
     calibrated: Callable[..., PrivateQuantile] | None = None  # its noise is set by a privacy budget
     iterations: int | None = None  # of secure sums that find the quantile
+    histogram: SecureHistogram | None = None  # counts of losses in bins, by secure sums
     tolerance: float = 0.0
 
 

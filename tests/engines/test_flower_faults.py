@@ -232,9 +232,18 @@ def test_errors_of_flower_and_of_the_node_are_reported():
 
     grid.fault = fails
     missing = run(grid, rounds=1).history.rounds[0].missing
-    assert missing[BAD].startswith("failed: the app was killed xxx")
+    assert missing[BAD] == "failed: error 2 of its app"  # of what an app says, nothing is repeated but a type
+    assert missing["client-1"] == "failed: error 1 of its app"
+
+
+def test_errors_that_flower_makes_itself_are_shown_in_bounds():
+    grid = federation(some_data(), softmax)
+    reason = "Message Unavailable\n" + "x" * 1000
+    wrong = lambda d: d.action == "train.update" and d.client == BAD  # noqa: E731
+    grid.fault = lambda d: Message(Error(3, reason), reply_to=d.message) if wrong(d) else d.answer()
+    missing = run(grid, rounds=1).history.rounds[0].missing
+    assert missing[BAD].startswith("failed: Message Unavailable xxx")
     assert len(missing[BAD]) <= messages.LARGEST_REASON
-    assert missing["client-1"] == "failed: out of memory"
 
 
 def test_a_client_that_fails_its_own_models_work_is_not_asked_again_in_that_round():

@@ -1,4 +1,4 @@
-"""The commands `equipoise flower init` and `node`."""
+"""The commands `equipoise flower init`, `node` and `key`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import typer
 from typer import Argument, Option
 
 PRELOAD_HELP = "Also load this once, e.g. pandas, if your data need it; may be given several times."
+APP_HELP = "The installed app that this node runs, whatever the server hands it, e.g. my_federation.client_app:app."
+PIN_HELP = "The SHA-256 of the one app bundle that this node takes from the server."
+POLICY_HELP = "What this node refuses, whatever the server asks: a TOML file. Needs --app or --pin."
 app = typer.Typer(help="The same algorithm on a real federation, with Flower.", no_args_is_help=True)
 
 
@@ -29,12 +32,35 @@ def init(
 def node(
     context: typer.Context,
     preload: Annotated[list[str] | None, Option(metavar="MODULE", help=PRELOAD_HELP)] = None,
+    app: Annotated[str | None, Option("--app", metavar="MODULE:NAME", help=APP_HELP)] = None,
+    pin: Annotated[str | None, Option("--pin", metavar="SHA256", help=PIN_HELP)] = None,
+    policy: Annotated[Path | None, Option("--policy", metavar="FILE", help=POLICY_HELP)] = None,
 ) -> None:
-    """Run a node as flower-supernode does, with all its options, but load PyTorch once and not for each message."""
+    """Run a node as flower-supernode does, with all its options, but load PyTorch once and not for each message.
+
+    With --app or --pin the node runs the app that its owner has chosen, and never what the server hands it.
+    """
     from equipoise.errors import ConfigError
 
     if importlib.util.find_spec("flwr") is None:
         raise ConfigError('A node needs Flower: pip install "equipoise[flower]".')
     from equipoise.engines.flower.apps.warm_node import run
 
-    raise typer.Exit(run(context.args, preload=preload or ()))
+    raise typer.Exit(run(context.args, preload=preload or (), app=app, pinned=pin, policy=policy))
+
+
+@app.command()
+def key(
+    file: Annotated[Path, Argument(metavar="FILE", help="Where the private key goes, a new file, e.g. keys/hospital-a.")],
+    name: Annotated[str | None, Option(metavar="CLIENT", help="The client's name; without it that of the file.")] = None,
+) -> None:
+    """Make the key by which other nodes know this one in signed sums, and print the line for their files of peers."""
+    import json
+
+    from equipoise.engines.flower.apps.flower_extra import require_flower
+
+    require_flower()
+    from equipoise.engines.flower.secure.identities import write_identity
+
+    public = write_identity(file)
+    typer.echo(f"{json.dumps(name or file.stem)} = {json.dumps(public)}")

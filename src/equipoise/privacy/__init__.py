@@ -5,6 +5,7 @@ from equipoise.privacy.discrete_gaussian import sample_discrete_gaussian
 from equipoise.privacy.mechanism import AdaptiveClip, DifferentialPrivacy, GaussianMechanism, SecureAggregation
 from equipoise.privacy.private_quantile import PrivateQuantile
 from equipoise.privacy.random_source import Seeded, SystemSource
+from equipoise.privacy.secure_histogram import SecureHistogram
 from equipoise.risk.quantile_sources import Exact, SecureSums
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "GaussianMechanism",
     "PrivateQuantile",
     "SecureAggregation",
+    "SecureHistogram",
     "SecureSums",
     "Seeded",
     "SystemSource",

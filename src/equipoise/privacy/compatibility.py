@@ -88,7 +88,7 @@ def _refuse_filter(algorithm: Algorithm, under: str) -> None:
     risk, traits, quantile = algorithm.risk, algorithm.traits.risk, algorithm.traits.quantile
     private = under == "differential privacy"
     if not traits.filters or quantile.reads_losses:
-        fix = "PrivateQuantile(bound=…, bins=32)" if private else "SecureSums()"
+        fix = "PrivateQuantile(bound=…, bins=32)" if private else "SecureHistogram(bound=…, bins=64)"
         raise IncompatibleParts(
             f"{risk!r} sets weights by the losses of single clients, which {under} does not let the server see.",
             f"Give it quantile=privacy.{fix}.",
@@ -103,10 +103,16 @@ def _refuse_filter(algorithm: Algorithm, under: str) -> None:
             f"eta_every={traits.eta_every} takes a new quantile early when nobody reaches the old one: it depends on the data.",
             "Use eta_every=1.",
         )
+    if quantile.histogram is not None and traits.eta_every > 1:
+        raise IncompatibleParts(
+            f"eta_every={traits.eta_every} keeps an old quantile, and without a new histogram nobody knows whether the tail is "
+            "large enough to hide a client.",
+            "Use eta_every=1.",
+        )
     if not private and quantile.calibrated is not None:
         raise IncompatibleParts(
             f"{traits.quantile!r} sets its noise by a budget, and SecureAggregation has none.",
-            "Use quantile=privacy.SecureSums(), or privacy=DifferentialPrivacy(…, noise='distributed').",
+            "Use quantile=privacy.SecureHistogram(bound=…, bins=64), or privacy=DifferentialPrivacy(…, noise='distributed').",
         )
 
 

@@ -161,12 +161,16 @@ class GaussianMechanism:
 
 @dataclass(frozen=True)
 class SecureAggregation:
-    """The server learns sums over the cohort and nothing of one client: not its update, its loss, or whether it is in the tail.
+    """The server learns sums over the cohort, not the update or the loss of one client.
 
     Clients round weight · update and weight to multiples of `step`, each up or down by chance so that the mean is right, and
     their sum modulo `modulus` is all that is seen. This is not differential privacy: sums are exact. Updates that are not
     finite, or do not fit, are replaced by zeros by the client itself, and cannot be named; a client that lies is not found out.
-    Risks with weights by loss need `loss_bound`, a public bound up to which losses count (Tilted, QFair).
+    Risks with weights by loss need `loss_bound`, a public bound up to which losses count (Tilted, QFair). Δ-FL needs
+    quantile=SecureHistogram(bound, bins); SecureSums() is for simulations alone, as its sums tell who is in the tail.
+
+    A sum over fewer than `fewest` clients is not unmasked. Nor is that of a tail with fewer, by the count of the histogram:
+    such a round leaves the model as it is.
 
     In a simulation the arithmetic, wraparound included, is that of the real protocol, without its masks.
 
@@ -176,6 +180,7 @@ class SecureAggregation:
     step: float = 2.0**-24
     modulus: int = 2**48
     loss_bound: float | None = None
+    fewest: int = 2
 
     only_sums: ClassVar[bool] = True
 
@@ -183,6 +188,7 @@ class SecureAggregation:
         require_number("step", self.step, "(0, ∞)")
         check_modulus(self.modulus)
         require_number("loss_bound", self.loss_bound, "(0, ∞)", none="no bound")
+        require_integer("fewest", self.fewest, 2, fix="A sum over one client is its own update.")
 
     def check(self, algorithm: Algorithm) -> None:
         """Refuse what has to see a single client."""
@@ -190,6 +196,7 @@ class SecureAggregation:
 
     def protect(self, algorithm: Algorithm, size: RunSize) -> Protected:
         """The protection of one run."""
-        fix = "Draw more clients per round."
-        require(size.clients_per_round > 1, "clients_per_round", "must be at least 2: one client's sum is its own", 1, fix)
+        enough, fix = size.clients_per_round >= self.fewest, "Draw more clients per round."
+        rule = f"must be at least {self.fewest}, the fewest clients whose sum is unmasked: one client's sum is its own"
+        require(enough, "clients_per_round", rule, size.clients_per_round, fix)
         return Protected(SecureSumRule(self, algorithm, size.seed), size.rounds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.update_checks import as_local_work
+from equipoise.errors import EquipoiseNotice
 from equipoise.privacy.private_sums import client_weights, mean_loss
 from equipoise.privacy.random_source import Seeded
 from equipoise.privacy.secure_sum import EXACT, SimulatedSecureSum, quantise
@@ -40,7 +42,11 @@ class SecureSumRule:
         traits = self.algorithm.traits.risk
         if traits.client_form == "filter":
             risk = self.algorithm.risk(losses, torch.where(good, cohort.weights, 0.0), state=state)
-            return replace(risk, weights=torch.where(risk.weights > 0, base, 0.0)), 1.0
+            weights = torch.where(risk.weights > 0, base, 0.0)
+            if self.algorithm.traits.quantile.histogram is not None:
+                kept = int((weights > 0).sum())
+                weights = weights if tail_is_large_enough(kept, self.privacy.fewest, cohort.round) else torch.zeros_like(base)
+            return replace(risk, weights=weights), 1.0
         public = None if traits.client_form == "base" else float(self.privacy.loss_bound or 0)
         weights = client_weights(traits, losses, base, public)
         return RiskValue(mean_loss(losses, weights), weights, state), 1.0
@@ -64,6 +70,7 @@ class SecureSumRule:
         carried, total = mean_of_sum(total, len(total) - len(params) - 1)
         mass = float(total[-1])
         mean = total[:-1] / mass if mass > 0 else torch.zeros_like(total[:-1])
+<<<<<<< HEAD
         return Combined(mean.to(params), work, state.aggregator, carried=carried)
 
 
@@ -82,3 +89,15 @@ def mean_of_sum(total: Tensor, carried: int) -> tuple[Tensor | None, Tensor]:
     """The mean (C,) of carried values in the first C + 1 numbers of a sum, None if none count; and the rest of the sum."""
     mass = float(total[carried - 1]) if carried else 0.0
     return (total[: carried - 1] / mass if mass > 0 else None), total[carried:]
+=======
+        return Combined(mean.to(params), work, state.aggregator)
+
+
+def tail_is_large_enough(kept: int, fewest: int, round_index: int) -> bool:
+    """Whether the sum of a tail of `kept` clients may be unmasked; a notice if not."""
+    if kept >= fewest:
+        return True
+    why = f"the tail has {kept} of at least {fewest} clients by the histogram, so that its sum would say too much of them"
+    warnings.warn(EquipoiseNotice(f"Round {round_index} leaves the model as it is: {why}."), stacklevel=2)
+    return False
+>>>>>>> nodepolicy

@@ -23,6 +23,7 @@ from equipoise.core.update_checks import checked_norms, longest_square
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines.flower.apps.members import Member, ask_introductions
 from equipoise.engines.flower.personal.remote_work import UNKNOWN_SCORES, RemotePersonalWork
+from equipoise.engines.flower.secure.identities import default_colluders, read_public_text, signed_threshold
 from equipoise.engines.flower.secure.protections import SecureEvaluation, mask_sums
 from equipoise.engines.flower.transport.messages import BadMessage, MessageContent
 from equipoise.engines.flower.transport.messenger import (
@@ -78,6 +79,15 @@ class Federation:
     patience: Patience
     run: str
     seed: int
+    signed: bool = False  # secure sums are signed by the nodes
+    colluders: int | None = None  # nodes that may help the server in a signed sum; None: just below a third
+
+    def choose_threshold(self, clients: int) -> tuple[int | None, int]:
+        """The colluders of a sum over so many clients, None where sums are not signed; and the shares that give a secret."""
+        if not self.signed:
+            return None, max(2, clients // 2 + 1)
+        colluders = default_colluders(clients) if self.colluders is None else self.colluders
+        return colluders, max(2, signed_threshold(clients, colluders))
 
     def start(self, task: Task, data: FederatedData) -> FlowerEngine:
         """The engine of a task on the federation; `data` stand in for those of the nodes."""
@@ -180,6 +190,12 @@ class FlowerEngine(Engine):
             known_as = self.federation.members.get(member.client)
             if known_as is not None and (known_as.fingerprint, known_as.splits) == (member.fingerprint, member.splits):
                 self.messenger.nodes[member.client] = node
+
+    @property
+    def identities(self) -> dict[str, bytes]:
+        """The keys that nodes have introduced themselves with, by client."""
+        members = self.federation.members.items()
+        return {client: read_public_text(client, member.identity) for client, member in members if member.identity}
 
     def request_values(self, seed: int, **more: Any) -> dict[str, Any]:
         """The plain values of every request, and more of them."""

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from flwr.app import Context
     from flwr.clientapp import ClientApp
 
+    from equipoise.engines.flower.apps.node_policy import NodePolicy
+
 
 def client_app(
     *,
@@ -25,7 +27,10 @@ def client_app(
     error: PerExample | None = None,
     engine: EngineChoice | str = "loop",
     only_sums: bool = False,
+    minimum_crowd: int = 2,
     allow: Sequence[str] = (),
+    answer_after: float = 0.0,
+    policy: NodePolicy | str | Path | None = None,
     keep: str | Path | None = None,
 ) -> ClientApp:
     """The Flower ClientApp of a node that takes part with its own data. One node is one client.
@@ -48,16 +53,27 @@ def client_app(
     `engine` does the local work: "loop", "simulator", or one with options such as engines.Simulator(device="cuda").
 
     What the node's owner decides, whatever the server asks: with `only_sums` the node answers only to secure sums, and gives
-    no one its single loss, score or update. `allow` names packages, installed here, from which the server may name classes of
-    its own parts; the catalogue of Equipoise is always allowed. `keep` is a folder of this node in which the client's own model
-    (Ditto and its kin) outlives the Flower run; without it the model lives in Flower's state of the run alone.
+    no one its single loss, score or update. Each sum, evaluations included, must be over at least `minimum_crowd` clients.
+    `allow` names packages, installed here, from which the server may name classes of its own parts; the catalogue of Equipoise
+    is always allowed. Answers leave `answer_after` seconds after their request, or at a multiple of it, so that the time of an
+    answer tells less of the work behind it. `policy`, a NodePolicy or the path of its file, says all of this and more; what is
+    given here as well is refused by either. An app that the server hands to a node brings its own options with it: only
+    `equipoise flower node --app … --policy …` holds the server to them.
+
+    `keep` is a folder of this node in which the client's own model (Ditto and its kin) outlives the Flower run; without it the
+    model lives in Flower's state of the run alone.
     """
     require_flower()
     from equipoise.engines.flower.apps.node_app import make_client_app
+    from equipoise.engines.flower.apps.node_policy import NodePolicy, read_policy
     from equipoise.engines.flower.apps.node_session import NodeSetup
 
     require(callable(load_data), "load_data", "must be a function of Flower's Context that gives the data", load_data)
     good = not isinstance(allow, str) and all(isinstance(name, str) for name in allow)
     require(good, "allow", "must be a list of package names", allow, 'E.g. allow=["my_parts"].')
     folder = Path(keep) if keep else None
-    return make_client_app(NodeSetup(model, load_data, loss, error, choose_engine(engine), only_sums, tuple(allow), folder))
+    own = NodePolicy(only_sums=only_sums, minimum_crowd=minimum_crowd, allow=tuple(allow), answer_after=answer_after)
+    if policy is not None:
+        given = policy if isinstance(policy, NodePolicy) else read_policy(policy)
+        own = own.stricter(given)
+    return make_client_app(NodeSetup(model, load_data, loss, error, choose_engine(engine), own, folder))

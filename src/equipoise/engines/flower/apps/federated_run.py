@@ -56,9 +56,9 @@ def run_plan(plan: ServerPlan, grid: Grid) -> Result:
     task = Task.of(model, plan.loss, plan.error)
     messenger = Messenger(grid, timeout=float(plan.timeout))
     members = gather_members(messenger, task, plan, known)
-    refuse_silent(members, plan.algorithm)
+    refuse_silent(members, plan.algorithm, signed=plan.signed)
     patience = Patience(float(plan.timeout), plan.minimum, plan.retries, float(plan.pause))
-    federation = Federation(messenger, members, patience, run, plan.seed)
+    federation = Federation(messenger, members, patience, run, plan.seed, plan.signed, plan.colluders)
     federated = FederatedRun(plan, model, make_stand_in(members.values(), plan.data), federation)
     if place is None:
         result = federated.train()
@@ -118,8 +118,18 @@ def welcome(
     messenger.nodes[member.client] = node
 
 
-def refuse_silent(members: Mapping[str, Member], algorithm: Algorithm) -> None:
+def refuse_silent(members: Mapping[str, Member], algorithm: Algorithm, *, signed: bool) -> None:
     """Refuse to begin a run in which some nodes would answer nothing."""
+    sums = algorithm.traits.privacy.sums_alone
+    if signed and not sums:
+        reason = "signed=True is for secure sums, and this algorithm asks for single updates."
+        raise IncompatibleParts(reason, "Add privacy=privacy.SecureAggregation() to the Algorithm, or drop signed.")
+    if sums and (others := [client for client, member in members.items() if bool(member.identity) != signed]):
+        names = ", ".join(others[:5])
+        if signed:
+            fix = "Make keys (`equipoise flower key`), exchange them, and name them in the nodes' policies."
+            raise IncompatibleParts(f"{names} have no key to sign sums with.", fix)
+        raise IncompatibleParts(f"{names} take part in signed sums only.", "Add signed=True to server_app.")
     silent = [client for client, member in members.items() if member.only_sums]
     if silent and not algorithm.traits.privacy.sums_alone:
         raise IncompatibleParts(

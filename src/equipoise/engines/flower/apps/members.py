@@ -19,9 +19,11 @@ from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet, FederatedData, offsets_of
 from equipoise.engines.flower.apps.example_kinds import read_kind, read_units, zeros_like_kind
 from equipoise.engines.flower.apps.model_source import digest_frozen, digest_layout
+from equipoise.engines.flower.secure.identities import read_public_text
+from equipoise.engines.flower.secure.sum_terms import MOST_CLIENTS
 from equipoise.engines.flower.transport.messages import BadMessage, MessageContent, shorten
 from equipoise.engines.flower.transport.messenger import ClientRequest, Messenger
-from equipoise.errors import InvalidData, is_integer
+from equipoise.errors import ConfigError, InvalidData, is_integer
 
 SPLITS = ("train", "validation", "test")
 LONGEST_NAME = 200  # bytes
@@ -40,6 +42,9 @@ class Member:
     scale: Any = None
     shift: Any = 0.0
     only_sums: bool = False
+    minimum_crowd: int = 2  # the fewest clients in a secure sum that the node takes part in
+    evaluates: bool = True  # whether it takes part in evaluations
+    identity: str = ""  # the public key by which other nodes know it, where it has one
 
     @classmethod
     def read(cls, content: MessageContent, task: Task) -> Member:
@@ -61,7 +66,16 @@ class Member:
         if not 0 <= classes < 2**31:
             raise BadMessage(f"{name} has {classes} classes")
         mark, alone = content.value("fingerprint", str)[:64], content.value("only_sums", bool)
-        return cls(name, splits, x, y, classes, mark, scale, shift, alone)
+        crowd, evaluates = content.values.get("minimum_crowd", 2), content.values.get("evaluates", True)
+        if not is_integer(crowd) or not 2 <= crowd <= MOST_CLIENTS or not isinstance(evaluates, bool):
+            raise BadMessage(f"{name} demands a crowd of {shorten(crowd)!r}")
+        identity = content.values.get("identity", "")
+        if identity:
+            try:
+                read_public_text(name, identity)
+            except ConfigError as failure:
+                raise BadMessage(str(failure)) from failure
+        return cls(name, splits, x, y, classes, mark, scale, shift, alone, crowd, evaluates, identity)
 
     def refuse_change(self, now: Member) -> None:
         """A client that comes back must have the data it had."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from equipoise.engines.flower.apps.example_kinds import kind_of_examples
 from equipoise.engines.flower.apps.model_source import digest_frozen, digest_layout
 from equipoise.engines.flower.apps.node_session import Answer, Handler, NodeSession
+from equipoise.engines.flower.secure.identities import public_text
 
 
 def introduce(session: NodeSession) -> Answer:
@@ -22,7 +23,10 @@ def introduce(session: NodeSession) -> Answer:
         "layout": digest_layout(task),
         "frozen": digest_frozen(task),
         "fingerprint": node.data.fingerprint,
-        "only_sums": session.setup.only_sums,
+        "only_sums": session.policy.only_sums,
+        "minimum_crowd": session.policy.minimum_crowd,
+        "evaluates": session.policy.evaluate,
+        "identity": public_text(session.identity.public) if session.identity is not None else "",
     }
     return values, {}
 

@@ -1,41 +1,79 @@
-"""The ClientApp of a node: which request is answered by which function, and what becomes of refusals."""
+"""The ClientApp of a node: which request is answered by which function, and what becomes of refusals.
+
+What goes wrong on a node is told in the node's own log. Over the network goes the type of the error and never its text, which
+may hold a patient's name or a row of data.
+"""
 
 from __future__ import annotations
 
+import logging
+import math
+import time
 from collections.abc import Callable
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from equipoise.engines.flower.apps import node_answers
+from equipoise.engines.flower.apps.node_policy import NodePolicy
 from equipoise.engines.flower.apps.node_session import Handler, NodeSession, NodeSetup
 from equipoise.engines.flower.personal import node_models
 from equipoise.engines.flower.secure import secure_node
-from equipoise.engines.flower.transport.messages import MessageContent, read_message, shorten, write_message
+from equipoise.engines.flower.transport.messages import MessageContent, read_message, write_message
 from equipoise.errors import EquipoiseError
 
+log = logging.getLogger("equipoise.node")
 HANDLERS: dict[str, Handler] = {**node_answers.HANDLERS, **node_models.HANDLERS, **secure_node.HANDLERS}
 
 
-def make_client_app(setup: NodeSetup) -> ClientApp:
+class NodeApp(ClientApp):
+    """A Flower ClientApp that its owner can hold to a policy: `setup` is what it answers by."""
+
+    setup: NodeSetup
+
+    def own(self, policy: NodePolicy | None) -> None:
+        """Make the node its owner's: its policy counts besides the app's, and the server's run configuration does not."""
+        self.setup.owned = True
+        if policy is not None:
+            self.setup.policy = self.setup.policy.stricter(policy)
+
+
+def make_client_app(setup: NodeSetup) -> NodeApp:
     """The app that answers all requests of the server."""
-    app = ClientApp()
+    app = NodeApp()
+    app.setup = setup
     for name, handler in HANDLERS.items():
         category, _, action = name.partition(".")
-        getattr(app, category)(action)(answer_by(handler, setup))
+        getattr(app, category)(action)(answer_by(handler, setup, at_once=name == "query.hello"))
     return app
 
 
-def answer_by(handler: Handler, setup: NodeSetup) -> Callable[[Message, Context], Message]:
-    """A handler as Flower calls it. A refusal is an answer, with its reason; other errors are Flower's to report."""
+def answer_by(handler: Handler, setup: NodeSetup, *, at_once: bool = False) -> Callable[[Message, Context], Message]:
+    """A handler as Flower calls it. Any error is an answer that names its type; the text stays in the node's log."""
 
     def answer(message: Message, context: Context) -> Message:
-        request = MessageContent(-1, "")
+        began, request, action = time.monotonic(), MessageContent(-1, ""), message.metadata.message_type
         try:
             request = read_message(message.content)
             values, tensors = handler(NodeSession(setup, context, request))
-        except EquipoiseError as failure:
-            values, tensors = {"refused": shorten(failure)}, {}
-        return Message(write_message(request.round, request.token, values, tensors), reply_to=message)
+        except Exception as failure:
+            unforeseen = failure if not isinstance(failure, EquipoiseError) else None
+            log.warning(
+                "Refused %s of round %d: %s: %s", action, request.round, type(failure).__name__, failure, exc_info=unforeseen
+            )
+            values, tensors = {"refused": type(failure).__name__}, {}
+        reply = Message(write_message(request.round, request.token, values, tensors), reply_to=message)
+        if setup.policy.answer_after > 0 and not at_once:
+            time.sleep(time_to_wait(time.monotonic() - began, setup.policy.answer_after))
+        return reply
 
     return answer
+
+
+def time_to_wait(taken: float, step: float) -> float:
+    """Seconds until an answer leaves: at `step` seconds after its request, or at the first multiple that is not over.
+
+    >>> time_to_wait(0.5, 5.0), time_to_wait(6.0, 5.0)
+    (4.5, 4.0)
+    """
+    return math.ceil(taken / step) * step - taken

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,10 +16,12 @@ from equipoise.core.abilities import engine_traits, is_part
 from equipoise.core.task import PerExample, Task
 from equipoise.engines.flower.apps.model_source import ModelSource, make_model
 from equipoise.engines.flower.apps.node_data import NodeData, read_node_data
+from equipoise.engines.flower.apps.node_policy import NodePolicy, PolicyRefusal
 from equipoise.engines.flower.personal.kept_rows import KeptRows
+from equipoise.engines.flower.secure.identities import Identity
 from equipoise.engines.flower.transport.messages import FLOATS, BadMessage, MessageContent
 from equipoise.engines.flower.transport.part_messages import PartNotSent, list_part_tensors, unpack_part
-from equipoise.errors import EquipoiseError, InvalidData
+from equipoise.errors import InvalidData, is_number
 from equipoise.personal.context import PersonalContext
 from equipoise.runs.setup import EngineChoice
 from equipoise.types import Cohort, Engine, LocalSolver
@@ -36,9 +38,9 @@ class NodeSetup:
     loss: PerExample | None
     error: PerExample | None
     engine: EngineChoice
-    only_sums: bool
-    allow: tuple[str, ...]
+    policy: NodePolicy  # what the node refuses whatever the server asks
     folder: Path | None  # where the client's own model is kept
+    owned: bool = False  # the owner has named app and policy on the command line of the node
     loaded: dict[int, NodeData] = field(default_factory=dict)  # by Flower's node id
     models: dict[int, nn.Module] = field(default_factory=dict)  # by seed
     started: dict[tuple[int, int, int], PersonalContext] = field(default_factory=dict)  # by node id, seed and classes
@@ -46,6 +48,8 @@ class NodeSetup:
     def data(self, context: Context) -> NodeData:
         """The node's examples, loaded once in a process."""
         if context.node_id not in self.loaded:
+            if self.owned:  # what the server writes into the run's configuration must not steer how data are read
+                context = Context(context.run_id, context.node_id, context.node_config, context.state, {})
             self.loaded[context.node_id] = read_node_data(self.load_data(context), context)
         return self.loaded[context.node_id]
 
@@ -67,9 +71,21 @@ class NodeSession:
     """One request on a node: what it says, and the node's means to answer it."""
 
     def __init__(self, setup: NodeSetup, context: Context, request: MessageContent) -> None:
-        self.setup, self.context, self.request = setup, context, request
+        self.setup, self.context, self.given = setup, context, request
         self.node = setup.data(context)
         self.client = self.node.client
+        self.request = read_common(request, self.client)
+        self._own_scores: dict[str, Tensor] | None = None
+
+    @cached_property
+    def identity(self) -> Identity | None:
+        """The key by which other nodes know this one, where its owner has made one; then it takes part in signed sums alone."""
+        return self.policy.read_identity()
+
+    @property
+    def policy(self) -> NodePolicy:
+        """What the node's owner demands."""
+        return self.setup.policy
 
     @cached_property
     def started(self) -> PersonalContext:
@@ -105,12 +121,13 @@ class NodeSession:
     def part(self, name: str) -> Any:
         """A part of the algorithm, made of what the request says."""
         packed = self.request.values.get(name)
+        self.policy.check_part(packed)
         tensors = {}
         for key, (dtype, shape) in list_part_tensors(packed).items():
             if dtype not in FLOATS:
                 raise BadMessage(f"its {key!r} is of a type that parts do not hold")
             tensors[key] = self.request.tensor(key, FLOATS[dtype], shape).to(engine_traits(self.engine).device)
-        return unpack_part(packed, tensors, self.setup.allow)
+        return unpack_part(packed, tensors, self.policy.allow)
 
     @property
     def solver(self) -> LocalSolver:
@@ -138,6 +155,29 @@ class NodeSession:
         alone, splits = torch.zeros(1, dtype=torch.int64), self.started.data.splits
         return {s: torch.cat(self.engine.evaluate_own(model, splits[s], alone)).double() for s in self.node.sizes}
 
+    @cached_property
+    def shared_scores(self) -> dict[str, Tensor]:
+        """Mean loss and error (2,) of the model that the server sent, by split."""
+        return self.score(self.params.unsqueeze(0))
+
+    def own_scores(self, compute: Callable[[NodeSession], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Mean loss and error (2,) of the client's own model, by split, computed once for all sums of a message."""
+        if self._own_scores is None:
+            self._own_scores = compute(self)
+        return self._own_scores
+
+    def check_weights(self, asked: Mapping[str, Any], split: str) -> None:
+        """Refuse a signed sum in which too few clients count: all weights are in the request, for all to see."""
+        each = self.given.values.get("each")
+        if self.identity is None:
+            return
+        if not isinstance(each, dict) or self.client not in each:
+            raise BadMessage("a request of a signed sum must hold what each client is asked")
+        sums = [own.get("sum", asked) if isinstance(own, dict) else None for own in each.values()]
+        counted = sum(isinstance(one, dict) and _counts(one, split) for one in sums)
+        if counted < self.policy.minimum_crowd:
+            raise PolicyRefusal(f"{counted} clients have a weight, and the policy demands {self.policy.minimum_crowd}.")
+
     def refuse_unless_training(self) -> None:
         """A node without training examples takes no part in rounds."""
         if not self.node.trains:
@@ -145,8 +185,22 @@ class NodeSession:
 
     def refuse_single(self) -> None:
         """A node may be set to show nobody what is its alone."""
-        if self.setup.only_sums:
-            raise EquipoiseError("This node takes part in secure sums only.")
+        self.policy.check_single()
+        self.policy.check_round(self.request.round)
+
+
+def read_common(request: MessageContent, client: str) -> MessageContent:
+    """A request as this client is to read it: in a signed sum its own part of "each" counts as if it were sent alone."""
+    each = request.values.get("each")
+    own = each.get(client) if isinstance(each, dict) else None
+    return replace(request, values={**request.values, **own}) if isinstance(own, dict) else request
+
+
+def _counts(asked: Mapping[str, Any], split: str) -> bool:
+    """Whether what a client is asked for gives it a weight in the sum; `split` is that of an evaluation."""
+    shares = asked.get("shares", {split: 1.0})
+    weights = asked.get("base", 1.0), shares.get(split) if isinstance(shares, dict) else None
+    return all(is_number(weight) and weight > 0 for weight in weights)
 
 
 Handler = Callable[[NodeSession], Answer]

@@ -38,6 +38,8 @@ def server_app(
     retries: int = 2,
     pause: float = 10.0,
     patience: float = 600.0,
+    signed: bool = False,
+    colluders: int | None = None,
     data: str = "federation",
     name: str | None = None,
     observers: Sequence[Observer] = (),
@@ -63,9 +65,12 @@ def server_app(
     way. `data` is what reports call the data, `name` what they call the run (None: its folder), `evaluate_every` and
     `observers` are as for `equipoise.train`.
 
+    `signed` has nodes sign their secure sums, against a server that does not follow the protocol: all of them need keys that
+    their owners have exchanged (docs/federation.md). `colluders` nodes may help such a server (None: just below a third).
+
     What a number or a text in Flower's run configuration names ("rounds", "clients-per-round", "clients", "seed", "folder",
-    "evaluate-every", "timeout", "minimum", "retries", "pause", "patience", "data", "name") is taken from there:
-    `flwr run . --run-config 'rounds=5 folder="runs/a"'`.
+    "evaluate-every", "timeout", "minimum", "retries", "pause", "patience", "signed", "colluders", "data", "name") is taken from
+    there: `flwr run . --run-config 'rounds=5 folder="runs/a"'`.
     """
     require_flower()
     from flwr.serverapp import ServerApp
@@ -74,7 +79,7 @@ def server_app(
 
     plan = ServerPlan(
         algorithm, model, rounds, clients_per_round, clients, seed, str(folder) if folder is not None else None, loss, error,
-        evaluate_every, timeout, minimum, retries, pause, patience, data, name, tuple(observers), on_result,
+        evaluate_every, timeout, minimum, retries, pause, patience, signed, colluders, data, name, tuple(observers), on_result,
     )  # fmt: skip
     app = ServerApp()
 
@@ -104,6 +109,8 @@ class ServerPlan:
     retries: int
     pause: float
     patience: float
+    signed: bool
+    colluders: int | None
     data: str
     name: str | None
     observers: tuple[Observer, ...]
@@ -120,6 +127,9 @@ class ServerPlan:
             require(value is None or (is_integer(value) and value >= 1), key, "must be a whole number ≥ 1, or None", value)
         for key in ("timeout", "patience"):
             require(is_number(getattr(self, key)) and getattr(self, key) > 0, key, "must be seconds > 0", getattr(self, key))
+        require(isinstance(self.signed, bool), "signed", "must be True or False", self.signed)
+        good = self.colluders is None or (is_integer(self.colluders) and self.colluders >= 0)
+        require(good, "colluders", "must be a whole number ≥ 0, or None", self.colluders)
         require(is_number(self.pause) and self.pause >= 0, "pause", "must be seconds ≥ 0", self.pause)
         enough = self.clients_per_round is None or self.minimum <= self.clients_per_round
         require(enough, "minimum", f"must not exceed clients_per_round ({self.clients_per_round})", self.minimum)

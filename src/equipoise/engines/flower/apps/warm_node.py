@@ -22,26 +22,43 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from equipoise.errors import ConfigError, InvalidParameter, require
 
+if TYPE_CHECKING:
+    from equipoise.engines.flower.apps.owned_app import OwnedApp
+
 PRELOADED = (
     "equipoise.engines.flower.apps.node_app",
+    "equipoise.engines.flower.apps.owned_app",
     "flwr.supernode.cli.flower_supernode",
     "flwr.supernode.runtime.run_clientapp",
 )
 
 
-def run(arguments: Sequence[str], *, preload: Sequence[str] = ()) -> int:
+def run(
+    arguments: Sequence[str],
+    *,
+    preload: Sequence[str] = (),
+    app: str | None = None,
+    pinned: str | None = None,
+    policy: Path | None = None,
+) -> int:
     """Run a SuperNode with these arguments, those of `flower-supernode`, until it ends or is told to; its exit code.
 
-    `preload` names modules to load once that the app would import for each message.
+    `preload` names modules to load once that the app would import for each message. `app` is the installed app that the node
+    runs, or `pinned` the SHA-256 of the one bundle that it takes from the server, and `policy` the file of its owner's policy.
     """
     require("fork" in vars(os), "system", "must have fork", sys.platform, "Use flower-supernode instead.")
     host, port, passed_on = _address(arguments)
     for module in (*PRELOADED, *preload):
         _load(module)
+    from equipoise.engines.flower.apps.owned_app import OwnedApp
+
+    answer_messages = partial(_client_app, OwnedApp.choose(app, pinned, policy))
     children = Children()
     signal.signal(signal.SIGCHLD, lambda *_: children.take_leave())
     reading, writing = os.pipe()
@@ -53,13 +70,13 @@ def run(arguments: Sequence[str], *, preload: Sequence[str] = ()) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: children.end())
     children.take_leave()  # of one that ended before both were noted
-    app = 0
+    last = 0
     with os.fdopen(reading, "rb") as requests:
         for line in requests:  # no more of them when SuperExec has ended
-            if app:  # it has answered, but must also have handed in the context that the next one reads
-                children.wait_for(app)
-                del children.codes[app]  # its id may be another's some day
-            app = _fork(_client_app, json.loads(line), reading)
+            if last:  # it has answered, but must also have handed in the context that the next one reads
+                children.wait_for(last)
+                del children.codes[last]  # its id may be another's some day
+            last = _fork(answer_messages, json.loads(line), reading)
     return children.wait_for(children.lasting[0])
 
 
@@ -210,9 +227,12 @@ def _superexec(arguments: list[str], parent: int, writing: int) -> None:
     flower_superexec()
 
 
-def _client_app(spec: dict[str, Any], parent: int) -> None:
-    """What the command `flwr-clientapp` does, without the imports."""
-    from flwr.supernode.runtime.run_clientapp import run_clientapp
+def _client_app(owner: OwnedApp, spec: dict[str, Any], parent: int) -> None:
+    """What the command `flwr-clientapp` does, without the imports, and with the app that the node's owner has chosen."""
+    from flwr.supernode.runtime import run_clientapp
 
-    passed_on = ("runtime_api_address", "token", "insecure", "runtime_dependency_install")
-    run_clientapp(parent_pid=parent, **{name: spec[name] for name in passed_on})
+    owner.replace_loading(run_clientapp)
+    passed_on = {name: spec[name] for name in ("runtime_api_address", "token", "insecure", "runtime_dependency_install")}
+    if owner.installed is not None:
+        passed_on["runtime_dependency_install"] = False  # nothing of the server's is installed
+    run_clientapp.run_clientapp(parent_pid=parent, **passed_on)

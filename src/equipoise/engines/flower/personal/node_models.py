@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from equipoise.engines.flower.apps.node_session import Answer, Handler, NodeSession
-from equipoise.engines.flower.transport.messages import shorten
 from equipoise.engines.flower.transport.part_messages import PartNotSent
 from equipoise.errors import EquipoiseError
 
@@ -23,8 +22,8 @@ def work_on_own_model(session: NodeSession) -> Answer:
     method, solver, params, cohort = session.part("personal"), session.solver, session.params, session.cohort
     try:
         row = read_kept_row(session, method, params)
-    except LostRow as failure:
-        return {"lost": shorten(failure)}, {}
+    except LostRow:
+        return {"lost": True}, {}
     if not session.request.values.get("send"):
         after, _ = method.work(session.started, params, cohort, row, solver, None)
         session.rows.write(session.request.value("since", int), cohort.round + 1, after[0])
@@ -39,8 +38,8 @@ def answer_own_scores(session: NodeSession) -> Answer:
     session.refuse_single()
     try:
         return {}, score_own_model(session)
-    except LostRow as failure:
-        return {"lost": shorten(failure)}, {}
+    except LostRow:
+        return {"lost": True}, {}
 
 
 def score_own_model(session: NodeSession) -> dict[str, Tensor]:

@@ -70,7 +70,7 @@ class RemotePersonalWork:
         if not self.keeps_rows or len(cohort) == 0:
             return state
         requests = self._requests(state, params, cohort, solver)
-        answers = self.engine.ask("train.own", cohort, requests, lambda answer: answer.values.get("lost", ""))
+        answers = self.engine.ask("train.own", cohort, requests, lambda answer: "lost" in answer.values)
         self.engine.require_enough(cohort)
         places = state.places.clone()
         for k, client, lost in zip(cohort.clients.tolist(), self.engine.names(cohort), answers, strict=True):
@@ -105,7 +105,8 @@ class RemotePersonalWork:
         requests = []
         for since, effort in zip(state.places[cohort.clients].tolist(), efforts_of(cohort), strict=True):
             values = self.engine.request_values(cohort.seed, since=since, effort=effort, **packed, **more)
-            requests.append(ClientRequest(values, tensors if since else tensors | new))
+            alone = since and not self.engine.federation.signed  # in a signed sum all nodes get the same tensors
+            requests.append(ClientRequest(values, tensors if alone else tensors | new))
         return requests
 
     def models(self, state: PersonalState, params: Tensor, clients: Tensor, round_index: int) -> Tensor:
@@ -125,7 +126,7 @@ class RemotePersonalWork:
         requests = dict(zip(clients.ids, self._requests(state, params, everyone, self.solver), strict=True))
         if engine.secure is not None:
             means = engine.secure.means(engine.data, round_index, requests.__getitem__, own=True)
-            return {split: (pair[:1], pair[1:]) for split, pair in means.items()}
+            return {split: (pair[:1], pair[1:]) for split, (pair, _) in means.items()}
         scores = engine.ask_scores("evaluate.own", {c: requests[c] for c in engine.evaluated["train"]}, round_index)
         result = {}
         for split, ids in engine.evaluated.items():

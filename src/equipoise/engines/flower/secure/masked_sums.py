@@ -24,15 +24,21 @@ if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
     from equipoise.engines.flower.flower_engine import FlowerEngine
 
+OWN_VALUE = "seed"  # of a request: the seed of a client's batches, which nobody else needs
+SCORES = "scores "  # how the purposes of evaluations begin, before the name of the split
 RequestMaker = Callable[[str], ClientRequest]  # what a client's request holds besides its part of the sums
 
 
 class PlannedSum(NamedTuple):
-    """A sum that a round asks for: what it is for, how many integers it has, and modulo what they are added."""
+    """A sum that a round asks for: what it is for, how many integers it has, and modulo what they are added.
+
+    It is over `clients`, or over all clients of the round.
+    """
 
     purpose: str
     length: int
     modulus: int
+    clients: tuple[str, ...] | None = None
 
 
 class MaskedSums:
@@ -49,7 +55,8 @@ class MaskedSums:
 
     def prepare(self, sums: Sequence[PlannedSum], base: ClientRequest) -> None:
         """The exchange of keys and shares for these sums; the first of a round brings all clients what is in `base`."""
-        servers = {planned.purpose: MaskingServer(self._terms(planned)) for planned in sums}
+        known = self.engine.identities
+        servers = {planned.purpose: MaskingServer(self._terms(planned), known) for planned in sums}
         first = ClientRequest({**base.values, "first": self._first}, base.tensors)
         requests = {purpose: server.start() for purpose, server in servers.items()}
         requests = self._exchange("train.keys", servers, requests, lambda _: first)
@@ -63,20 +70,30 @@ class MaskedSums:
 
         `base(client)` says what the client is to add up, as its value "sum".
         """
-        server, inbox = self._ready.pop(purpose)
-        requests = self._exchange("train.masked", {purpose: server}, {purpose: inbox}, base)
+        return self.totals([purpose], base)[purpose]
+
+    def totals(self, purposes: Sequence[str], base: RequestMaker) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
+        """The sums of several prepared purposes, in the same messages, by purpose."""
+        ready = {purpose: self._ready.pop(purpose) for purpose in purposes}
+        servers, requests = {p: server for p, (server, _) in ready.items()}, {p: inbox for p, (_, inbox) in ready.items()}
+        requests = self._exchange("train.masked", servers, requests, base)
         plain = ClientRequest(self.engine.request_values(self.engine.federation.seed))
-        self._exchange("train.reveal", {purpose: server}, requests, lambda _: plain)
-        return torch.from_numpy(server.total.copy()), server.survivors
+        if self.engine.federation.signed:
+            requests = self._exchange("train.confirm", servers, requests, lambda _: plain)
+        self._exchange("train.reveal", servers, requests, lambda _: plain)
+        return {p: (torch.from_numpy(server.total.copy()), server.survivors) for p, server in servers.items()}
 
     def _terms(self, planned: PlannedSum) -> SumTerms:
-        here = [client for client in self.clients if client not in self.engine.messenger.faults]
-        threshold = max(2, len(here) // 2 + 1)
-        fewest = max(self.fewest, self.engine.patience.minimum, threshold)
+        faults, federation = self.engine.messenger.faults, self.engine.federation
+        here = [client for client in planned.clients or self.clients if client not in faults]
+        colluders, threshold = federation.choose_threshold(len(here))
+        demanded = max((federation.members[client].minimum_crowd for client in here), default=2)  # by the nodes' owners
+        fewest = max(self.fewest, self.engine.patience.minimum if planned.clients is None else 2, threshold, demanded)
         if len(here) < fewest:
             raise self._too_few(f"{len(here)} clients are there for a secure sum, and it needs {fewest}.")
-        run, (purpose, length, modulus) = self.engine.federation.run, planned
-        return SumTerms(run, self.round, purpose, tuple(sorted(here)), length, modulus, threshold, fewest)
+        purpose, length, modulus, _ = planned
+        clients = tuple(sorted(here))
+        return SumTerms(federation.run, self.round, purpose, clients, length, modulus, threshold, fewest, colluders=colluders)
 
     def _exchange(
         self, action: str, servers: Mapping[str, MaskingServer], requests: Mapping[str, Mapping[str, bytes]], base: RequestMaker
@@ -88,18 +105,23 @@ class MaskedSums:
             for client, message in sent.items():
                 if client not in messenger.faults:
                     by_client.setdefault(client, {})[f"sum.{purpose}"] = bytes_to_tensor(message)
-        asked = {c: ClientRequest(base(c).values, {**base(c).tensors, **messages}) for c, messages in by_client.items()}
+        plain = {client: base(client) for client in by_client}
+        if self.engine.federation.signed:
+            plain = make_common(plain)
+        asked = {c: ClientRequest(plain[c].values, {**plain[c].tensors, **messages}) for c, messages in by_client.items()}
         most = max(server.terms.largest_message for server in servers.values())
 
         def reading(answer: MessageContent) -> dict[str, bytes]:
-            return {purpose: answer.raw_bytes(f"sum.{purpose}", most) for purpose in servers}
+            there = [purpose for purpose in servers if f"sum.{purpose}" in answer.arrays]  # not all sums are over all clients
+            return {purpose: answer.raw_bytes(f"sum.{purpose}", most) for purpose in there}
 
         replies = messenger.ask(action, asked, self.round, reading)
         following = {}
         for purpose, server in servers.items():
             failure = None
             try:
-                following[purpose] = server.advance({client: answers[purpose] for client, answers in replies.items()})
+                taken = {client: answers[purpose] for client, answers in replies.items() if purpose in answers}
+                following[purpose] = server.advance(taken)
             except MaskingError as error:
                 failure = error
             for client, why in server.faults.items():
@@ -110,6 +132,24 @@ class MaskedSums:
 
     def _too_few(self, why: str) -> TooFewClients:
         return TooFewClients(f"Round {self.round}: {why} {show_faults(self.engine.messenger.faults)}".strip())
+
+
+def make_common(requests: Mapping[str, ClientRequest]) -> dict[str, ClientRequest]:
+    """The requests of a signed sum: each client gets what all are asked, under "each" by name, and its own batch seed.
+
+    A client that signs a hash of its request then signs what the others were asked, too. Whoever gets another weight than the
+    others see, or another model, has another hash.
+    """
+    values = {client: {k: v for k, v in request.values.items() if k != OWN_VALUE} for client, request in requests.items()}
+    first = next(iter(values.values()), {})
+    alike = {key: value for key, value in first.items() if all(key in v and v[key] == value for v in values.values())}
+    each = {client: {k: v for k, v in own.items() if k not in alike} for client, own in sorted(values.items())}
+    return {
+        client: ClientRequest(
+            {**alike, "each": each, **{k: v for k, v in request.values.items() if k == OWN_VALUE}}, request.tensors
+        )
+        for client, request in requests.items()
+    }
 
 
 class RoundSums:

@@ -11,12 +11,14 @@ from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
 
 from equipoise.engines.flower.secure import masks, shares
 from equipoise.engines.flower.secure import sum_messages as messages
+from equipoise.engines.flower.secure.identities import SIGNATURE_BYTES, Identity, default_colluders
 from equipoise.engines.flower.secure.sum_messages import MessageKind
 from equipoise.engines.flower.secure.sum_terms import SumTerms
 from equipoise.errors import require
 
 SEALED_BYTES = 2 * shares.SHARE_BYTES + masks.SEALED_EXTRA
 _KEY_SIZES = (masks.PUBLIC_BYTES, masks.PUBLIC_BYTES)
+TERMS_BYTES = 32  # of the hash of what a sum is about
 _SHARE_SIZES = (shares.SHARE_BYTES, shares.SHARE_BYTES)
 
 
@@ -24,11 +26,14 @@ class MaskingClient:
     """One client in one masked sum. Each request is answered once, in order; then its secrets are forgotten.
 
     A request that breaks a rule raises a MaskingError and changes nothing, so that the right one can still be answered.
+
+    With an `identity` it takes part in signed sums alone, among clients whose keys its owner knows.
     """
 
-    def __init__(self, invitation: bytes, me: str) -> None:
+    def __init__(self, invitation: bytes, me: str, identity: Identity | None = None) -> None:
         self.terms = SumTerms.of_invitation(invitation)
-        self.me = me
+        self.me, self.identity = me, identity
+        self._check_identities()
         if me not in self.terms.place:
             raise messages.RefusedTerms(f"{me!r} was invited to {self.terms}, but is not among its clients.", [me])
         self.awaits: MessageKind | None = MessageKind.ROSTER  # the request that comes next; None when all are answered
@@ -39,6 +44,23 @@ class MaskingClient:
         self._peers: dict[str, tuple[bytes, ...]] = {}  # the public keys of the others
         self._dealers: tuple[str, ...] = ()  # all who sent shares
         self._held: dict[str, tuple[bytes, ...]] = {}  # of each dealer, and of itself, a share of b and one of s
+        self._subject = b""  # a hash of what the sum is about: model, settings, weights
+        self._confirmed = b""  # what it has signed about the survivors
+
+    def _check_identities(self) -> None:
+        """Refuse a sum that is signed otherwise than this client's owner demands."""
+        terms, identity = self.terms, self.identity
+        if (identity is None) != (terms.colluders is None):
+            wants = "signed sums only" if identity is not None else "no signed sums: it has no key to sign with"
+            raise messages.RefusedTerms(f"{self.me!r} takes part in {wants}.", [self.me])
+        if identity is None or terms.colluders is None:
+            return
+        if strangers := [name for name in terms.clients if name != self.me and not identity.knows(name)]:
+            raise messages.RefusedTerms(f"{self.me!r} does not know the keys of {', '.join(strangers[:5])}.", strangers)
+        least = default_colluders(len(terms.clients)) if identity.colluders is None else identity.colluders
+        if terms.colluders < least:
+            reason = f"{terms} withstands {terms.colluders} colluders, and {self.me!r} demands {least}."
+            raise messages.RefusedTerms(reason, [self.me])
 
     def __repr__(self) -> str:
         return f"MaskingClient(me={self.me!r}, sum={self.terms}, awaits={self.awaits.name if self.awaits else None})"
@@ -46,19 +68,23 @@ class MaskingClient:
     def keys(self) -> bytes:
         """The answer to the invitation: the two public keys."""
         sealing, masking = self._secret_keys(MessageKind.ROSTER)
-        return self.terms.write(MessageKind.KEYS, self.me.encode(), masks.public_of(sealing), masks.public_of(masking))
+        own = (masks.public_of(sealing), masks.public_of(masking))
+        signature = self.identity.sign(keys_text(self.terms, self.me, own)) if self.identity is not None else b""
+        return self.terms.write(MessageKind.KEYS, self.me.encode(), own[0], own[1] + signature)
 
-    def answer(self, request: bytes, values: Any = None) -> bytes:
-        """The answer to any request after the invitation; `values` are used for the inbox only."""
+    def answer(self, request: bytes, values: Any = None, subject: bytes = b"") -> bytes:
+        """The answer to any request after the invitation; `values` and `subject` are used for the inbox only."""
         if (kind := messages.read_kind(request)) == MessageKind.INBOX:
-            return self.mask(request, values)
+            return self.mask(request, values, subject)
+        if kind == MessageKind.CONFIRM:
+            return self.confirm(request)
         return self.reveal(request) if kind == MessageKind.SURVIVORS else self.share(request)
 
     def share(self, roster: bytes) -> bytes:
         """Shares of b and s for each other client, sealed so that only it can read them."""
         sealing, masking = self._secret_keys(MessageKind.ROSTER)
         names, table = self.terms.read(roster, MessageKind.ROSTER, 2)
-        present, peers = messages.unpack_names(names), messages.unpack_table(table, _KEY_SIZES)
+        present, peers = messages.unpack_names(names), self._read_roster(table)
         self._check_crowd(present, self.terms.clients, "Exchange of keys")
         if set(peers) != set(present) - {self.me}:
             raise messages.MalformedMessage("The roster must have the keys of the clients that are there, and no others.")
@@ -82,8 +108,24 @@ class MaskingClient:
         fixed = masks.commitment(self.terms, self.me, self._seed)
         return self.terms.write(MessageKind.SHARES, self.me.encode(), fixed, messages.pack_table(sealed))
 
-    def mask(self, inbox: bytes, values: Any) -> bytes:
-        """The values (length,) int64, masked; and who dealt this client shares that it cannot open."""
+    def _read_roster(self, table: bytes) -> dict[str, tuple[bytes, ...]]:
+        """The others' keys; those of a signed sum must have the signatures of the clients that they are said to be from."""
+        if self.identity is None:
+            return messages.unpack_table(table, _KEY_SIZES)
+        peers = {}
+        for name, (sealing, masking, signature) in messages.unpack_table(table, (*_KEY_SIZES, SIGNATURE_BYTES)).items():
+            peers[name] = (sealing, masking)
+            if not self.identity.has_signed(name, keys_text(self.terms, name, peers[name]), signature):
+                raise messages.NotSigned(f"The keys that are said to be those of {name!r} do not have its signature.", [name])
+        return peers
+
+    def mask(self, inbox: bytes, values: Any, subject: bytes = b"") -> bytes:
+        """The values (length,) int64, masked; and who dealt this client shares that it cannot open.
+
+        `subject` is a hash of what the values were made of, which a signed sum binds all clients to.
+        """
+        good = self.identity is None or len(subject) == TERMS_BYTES
+        require(good, "subject", f"of a signed sum must be a hash of {TERMS_BYTES} bytes", len(subject))
         sealing, masking = self._secret_keys(MessageKind.INBOX)
         names, table = self.terms.read(inbox, MessageKind.INBOX, 2)
         dealers, letters = messages.unpack_names(names), messages.unpack_table(table, (SEALED_BYTES,))
@@ -111,17 +153,54 @@ class MaskingClient:
                 closed.append(name)
         self._dealers, self._held = dealers, held
         self._sealing = self._masking = None  # so that nothing else can be masked with them
-        self._seed = b""
-        self.awaits = MessageKind.SURVIVORS
+        self._seed, self._subject = b"", subject
+        self.awaits = MessageKind.SURVIVORS if self.identity is None else MessageKind.CONFIRM
         masked = masks.write_residues(total, modulus)
         return self.terms.write(MessageKind.MASKED, self.me.encode(), masked, messages.pack_names(sorted(closed)))
 
+    def confirm(self, survivors: bytes) -> bytes:
+        """The signature of who survived, and of what the sum is about. Once: a second list is not signed."""
+        if self.awaits != MessageKind.CONFIRM or self.identity is None:
+            raise messages.OutOfOrder(f"{self.me!r} signs one list of survivors, after masking.", [self.me])
+        alive, gone = map(messages.unpack_names, self.terms.read(survivors, MessageKind.CONFIRM, 2))
+        self._check_survivors(set(alive), set(gone))
+        self._confirmed = survivors_text(self.terms, alive, gone, self._subject)
+        self.awaits = MessageKind.SURVIVORS
+        signature = self.identity.sign(self._confirmed)
+        return self.terms.write(MessageKind.SIGNED, self.me.encode(), self._subject, signature)
+
     def reveal(self, survivors: bytes) -> bytes:
-        """Of each dealer one share: of b if it survived, of s if it left. Never both, and once."""
+        """Of each dealer one share: of b if it survived, of s if it left. Never both, and once.
+
+        Of a signed sum only if enough clients have signed that they masked the same thing and that these survived.
+        """
         if self.awaits != MessageKind.SURVIVORS:
             raise messages.OutOfOrder(f"{self.me!r} reveals shares once, after masking.", [self.me])
-        first, second = map(messages.unpack_names, self.terms.read(survivors, MessageKind.SURVIVORS, 2))
-        alive, gone = set(first), set(second)
+        signed = self.identity is not None
+        first, second, *proof = self.terms.read(survivors, MessageKind.SURVIVORS, 3 if signed else 2)
+        names = messages.unpack_names(first), messages.unpack_names(second)
+        alive, gone = map(set, names)
+        self._check_survivors(alive, gone)
+        if signed:
+            self._check_signatures(names, messages.unpack_table(proof[0], (SIGNATURE_BYTES,)))
+        seeds = {name: (self._held[name][0],) for name in alive & set(self._held)}
+        keys = {name: (self._held[name][1],) for name in gone & set(self._held)}
+        self._held, self.awaits = {}, None
+        return self.terms.write(MessageKind.REVEALED, self.me.encode(), messages.pack_table(seeds), messages.pack_table(keys))
+
+    def _check_signatures(self, names: tuple[tuple[str, ...], tuple[str, ...]], proof: dict[str, tuple[bytes, ...]]) -> None:
+        """Refuse to reveal unless as many clients as the sum needs have signed what this one has."""
+        assert self.identity is not None  # noqa: S101 — of a signed sum
+        if survivors_text(self.terms, *names, self._subject) != self._confirmed:
+            raise messages.RefusedToReveal(f"{self.me!r} has signed another list of survivors.", [self.me])
+        signed = {name for name, (by,) in proof.items() if self.identity.has_signed(name, self._confirmed, by)}
+        signed = (signed & set(names[0])) | {self.me}
+        if len(signed) < self.terms.fewest:
+            reason = f"{len(signed)} clients have signed the same survivors, model, settings and weights"
+            raise messages.RefusedToReveal(f"{reason}, and {self.terms.fewest} are needed.", sorted(set(names[0]) - signed))
+
+    def _check_survivors(self, alive: set[str], gone: set[str]) -> None:
+        """Refuse a list of survivors that would undo this client's mask, or leave too small a sum."""
         if both := alive & gone:
             reason = "Both shares of a client would undo its mask: it survived, or it left."
             raise messages.RefusedToReveal(reason, sorted(both))
@@ -131,10 +210,6 @@ class MaskingClient:
             raise messages.RefusedToReveal(f"{self.me!r} is said to have left, but has sent its values.", [self.me])
         if len(alive) < self.terms.fewest:
             raise messages.RefusedToReveal(f"A sum over {len(alive)} clients says too much: {self.terms.fewest} were agreed.")
-        seeds = {name: (self._held[name][0],) for name in alive & set(self._held)}
-        keys = {name: (self._held[name][1],) for name in gone & set(self._held)}
-        self._held, self.awaits = {}, None
-        return self.terms.write(MessageKind.REVEALED, self.me.encode(), messages.pack_table(seeds), messages.pack_table(keys))
 
     # -------------------------------------------------------------------------------------------------- between two messages
 
@@ -148,16 +223,19 @@ class MaskingClient:
         awaits = bytes([self.awaits or 0])
         names = [messages.pack_names(self._present), messages.pack_names(self._dealers)]
         tables = [messages.pack_table(self._peers), messages.pack_table(self._held)]
-        state = messages.pack([self.terms.invitation, self.me.encode(), awaits, *secrets, self._seed, *names, *tables])
+        signed = [self._subject, self._confirmed]
+        state = messages.pack([self.terms.invitation, self.me.encode(), awaits, *secrets, self._seed, *names, *tables, *signed])
         return hashlib.sha256(state).digest() + state
 
     @classmethod
-    def load(cls, state: bytes) -> MaskingClient:
+    def load(cls, state: bytes, identity: Identity | None = None) -> MaskingClient:
         """The client that was saved; messages.MalformedMessage for other bytes."""
         if not isinstance(state, bytes) or hashlib.sha256(state[32:]).digest() != state[:32]:
             raise messages.MalformedMessage("These bytes are not a client that was saved, or not all of it.")
-        invitation, me, awaits, sealing, masking, seed, present, dealers, peers, held = messages.unpack(state[32:], 10)
-        client = cls(invitation, messages.read_name(me))
+        invitation, me, awaits, *secrets, present, dealers, peers, held, subject, confirmed = messages.unpack(state[32:], 12)
+        sealing, masking, seed = secrets
+        client = cls(invitation, messages.read_name(me), identity)
+        client._subject, client._confirmed = subject, confirmed
         client.awaits = MessageKind(awaits[0]) if awaits[0] else None
         client._sealing, client._masking = _read_private(sealing), _read_private(masking)
         client._seed = seed
@@ -180,6 +258,16 @@ class MaskingClient:
     def _about(self, sender: str, sender_keys: tuple[bytes, ...], receiver: str, receiver_keys: tuple[bytes, ...]) -> bytes:
         """What a letter is tied to: the sum (run, round, purpose, all terms), its writer, its reader, and all their keys."""
         return messages.pack([b"shares", self.terms.tag, sender.encode(), *sender_keys, receiver.encode(), *receiver_keys])
+
+
+def keys_text(terms: SumTerms, owner: str, keys: tuple[bytes, ...]) -> bytes:
+    """What a client signs of its keys in a sum."""
+    return messages.pack([b"keys of a sum", terms.tag, owner.encode(), *keys])
+
+
+def survivors_text(terms: SumTerms, alive: tuple[str, ...], gone: tuple[str, ...], subject: bytes) -> bytes:
+    """What a client signs before it reveals: who survived the sum, who left, and what the sum is about."""
+    return messages.pack([b"survivors", terms.tag, messages.pack_names(alive), messages.pack_names(gone), subject])
 
 
 def _read_private(data: bytes) -> EllipticCurvePrivateKey | None:

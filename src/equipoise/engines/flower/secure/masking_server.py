@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -11,7 +12,8 @@ from numpy.typing import NDArray
 
 from equipoise.engines.flower.secure import masks, shares
 from equipoise.engines.flower.secure import sum_messages as messages
-from equipoise.engines.flower.secure.masking_client import SEALED_BYTES
+from equipoise.engines.flower.secure.identities import SIGNATURE_BYTES, is_signed
+from equipoise.engines.flower.secure.masking_client import SEALED_BYTES, TERMS_BYTES, keys_text, survivors_text
 from equipoise.engines.flower.secure.sum_messages import MessageKind
 from equipoise.engines.flower.secure.sum_terms import SumTerms
 
@@ -20,6 +22,7 @@ _STEPS = {
     MessageKind.KEYS: "Exchange of keys",
     MessageKind.SHARES: "Sharing",
     MessageKind.MASKED: "Masking",
+    MessageKind.SIGNED: "Signing",
     MessageKind.REVEALED: "Unmasking",
 }
 Requests = dict[str, bytes]
@@ -34,10 +37,13 @@ class MaskingServer:
 
     `survivors` are the clients whose values are in the sum. A client may be among them and in `faults` too, if it fell silent
     after masking.
+
+    The signatures of a signed sum are for the clients to check. If the server knows their public keys (`identities`), it
+    leaves out whoever signs wrongly, before the others refuse the sum for it.
     """
 
-    def __init__(self, terms: SumTerms) -> None:
-        self.terms = terms
+    def __init__(self, terms: SumTerms, identities: Mapping[str, bytes] | None = None) -> None:
+        self.terms, self.identities = terms, identities or {}
         self.faults: dict[str, messages.MaskingError] = {}
         self.survivors: tuple[str, ...] = ()
         self._awaits: MessageKind | None = None
@@ -45,12 +51,14 @@ class MaskingServer:
             MessageKind.KEYS: (self._take_keys, self._close_keys),
             MessageKind.SHARES: (self._take_shares, self._close_shares),
             MessageKind.MASKED: (self._take_masked, self._close_masked),
+            MessageKind.SIGNED: (self._take_signed, self._close_signed),
             MessageKind.REVEALED: (self._take_revealed, self._close_revealed),
         }
         self._expected: frozenset[str] = frozenset(terms.clients)
         self._answered: set[str] = set()
         self._present: frozenset[str] = frozenset()  # all who sent keys
-        self._keys: dict[str, tuple[bytes, bytes]] = {}
+        self._keys: dict[str, tuple[bytes, ...]] = {}  # for letters and masks; with a signature in a signed sum
+        self._signed: dict[str, tuple[bytes, bytes]] = {}  # what each survivor says that the sum is about, and its signature
         self._sealed: dict[str, dict[str, tuple[bytes, ...]]] = {}
         self._commitments: dict[str, bytes] = {}
         self._dealers: frozenset[str] = frozenset()  # all who sent shares
@@ -106,16 +114,30 @@ class MaskingServer:
             self.faults.setdefault(client, messages.NoReply(f"{_STEPS[self._awaits]}: {client!r} did not answer.", [client]))
         _, close = self._steps[self._awaits]
         requests = close(here)
-        self._awaits = MessageKind(self._awaits + 2) if requests else None
+        self._awaits = self._following(self._awaits) if requests else None
         self._expected, self._answered = here, set()
         return requests
+
+    def _following(self, step: MessageKind) -> MessageKind:
+        """The answers that come after those of a step."""
+        if self.terms.colluders is not None and step == MessageKind.MASKED:
+            return MessageKind.SIGNED
+        return MessageKind.REVEALED if step == MessageKind.SIGNED else MessageKind(step + 2)
 
     # ------------------------------------------------------------------------------------------------------------ each answer
 
     def _take_keys(self, client: str, sealing: bytes, masking: bytes) -> None:
+        masking, signature = masking[: masks.PUBLIC_BYTES], masking[masks.PUBLIC_BYTES :]
         masks.read_public(sealing)
         masks.read_public(masking)
-        self._keys[client] = (sealing, masking)
+        if len(signature) != (SIGNATURE_BYTES if self.terms.colluders is not None else 0):
+            raise messages.NotSigned("Its keys must be signed in a signed sum, and in no other.")
+        self._check_signature(client, keys_text(self.terms, client, (sealing, masking)), signature)
+        self._keys[client] = (sealing, masking, signature) if signature else (sealing, masking)
+
+    def _check_signature(self, client: str, text: bytes, signature: bytes) -> None:
+        if client in self.identities and not is_signed(self.identities[client], text, signature):
+            raise messages.NotSigned("Its signature is not that of the key it came with.")
 
     def _take_shares(self, client: str, commitment: bytes, table: bytes) -> None:
         sealed = messages.unpack_table(table, (SEALED_BYTES,))
@@ -130,6 +152,13 @@ class MaskingServer:
         words = masks.read_residues(masked, self.terms.length, self.terms.modulus)
         self._closed[client] = names
         masks.add_mask(self._sum, words, self.terms.modulus)  # at once: no client's vector is kept
+
+    def _take_signed(self, client: str, subject: bytes, signature: bytes) -> None:
+        if len(signature) != SIGNATURE_BYTES or len(subject) != TERMS_BYTES:
+            raise messages.MalformedMessage("It must have signed the survivors and a hash of what the sum is about.")
+        names = self.survivors, tuple(sorted(self._dealers.difference(self.survivors)))
+        self._check_signature(client, survivors_text(self.terms, *names, subject), signature)
+        self._signed[client] = subject, signature
 
     def _take_revealed(self, client: str, seeds: bytes, keys: bytes) -> None:
         alive = frozenset(self.survivors)
@@ -162,8 +191,22 @@ class MaskingServer:
         if lost := [name for name, holders in opened.items() if holders < self.terms.threshold]:
             raise self._lost("Masking: shares that {} dealt do not open. Try again without.", lost)
         self.survivors = tuple(sorted(here))
-        gone = messages.pack_names(sorted(self._dealers - here))
-        return dict.fromkeys(self.survivors, self.terms.write(MessageKind.SURVIVORS, messages.pack_names(self.survivors), gone))
+        kind = MessageKind.SURVIVORS if self.terms.colluders is None else MessageKind.CONFIRM
+        return dict.fromkeys(self.survivors, self.terms.write(kind, *self._survivors_and_gone()))
+
+    def _survivors_and_gone(self) -> tuple[bytes, bytes]:
+        gone = sorted(self._dealers.difference(self.survivors))
+        return messages.pack_names(self.survivors), messages.pack_names(gone)
+
+    def _close_signed(self, here: frozenset[str]) -> Requests:
+        """Pass all signatures on; who signed another subject than most is named, as the others do not count it."""
+        self._require_enough(here)
+        usual, _ = Counter(subject for subject, _ in self._signed.values()).most_common(1)[0]
+        for client, (subject, _) in self._signed.items():
+            if subject != usual:
+                self.faults[client] = messages.NotSigned(f"Signing: {client!r} was asked something else than most.", [client])
+        proof = messages.pack_table({client: (signature,) for client, (_, signature) in self._signed.items()})
+        return dict.fromkeys(sorted(here), self.terms.write(MessageKind.SURVIVORS, *self._survivors_and_gone(), proof))
 
     def _close_revealed(self, here: frozenset[str]) -> Requests:
         modulus, total = self.terms.modulus, self._sum.copy()

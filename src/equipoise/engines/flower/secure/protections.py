@@ -1,13 +1,14 @@
 """Secure aggregation and distributed differential privacy over a network, and evaluation by secure sums.
 
-The weights and sums of a protected run come from real clients here, by masked sums. A quantile by secure sums takes two
-exchanges for each of its iterations, so give it few (privacy.SecureSums). A private quantile takes one sum.
+The weights and sums of a protected run come from real clients here, by masked sums. Δ-FL finds its quantile by one sum: a
+histogram, exact or with noise. The iteration of privacy.SecureSums is refused: its sums tell who lies above each iterate.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, cast
@@ -15,18 +16,18 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from equipoise.engines.flower.secure.masked_sums import MaskedSums, PlannedSum, RequestMaker, RoundSums
+from equipoise.engines.flower.secure.masked_sums import SCORES, MaskedSums, PlannedSum, RequestMaker, RoundSums
 from equipoise.engines.flower.transport.messenger import ClientRequest, TooFewClients
-from equipoise.errors import IncompatibleParts
+from equipoise.errors import EquipoiseNotice, IncompatibleParts
 from equipoise.privacy.discrete_gaussian import sample_discrete_gaussian
 from equipoise.privacy.mechanism import SecureAggregation
 from equipoise.privacy.noise_plan import Grid, NoisePlan, PrivateState
 from equipoise.privacy.private_quantile import ENOUGH_NOISE, PrivateQuantile, quantile_of_sum, safe_modulus
 from equipoise.privacy.protected import Protected, ProtectedSums
+from equipoise.privacy.secure_aggregate import tail_is_large_enough
+from equipoise.privacy.secure_histogram import require_equal_weights
 from equipoise.privacy.secure_sum import centred, required_modulus
 from equipoise.result import ClientTable
-from equipoise.risk.quantile_sources import quantile_by_sums
-from equipoise.risk.superquantile import Released
 from equipoise.types import Cohort, Combined, Engine, LocalSolver, RiskValue, RunSize, ServerState
 
 if TYPE_CHECKING:
@@ -35,9 +36,13 @@ if TYPE_CHECKING:
     from equipoise.engines.flower.flower_engine import FlowerEngine
     from equipoise.round import Plan
 
-WIDE = 1 << 62  # the modulus of sums of few numbers
-FINE, COARSE = 2.0**-40, 2.0**-30  # steps of a quantile's sums: of losses, up to 4096, and of its iterations, up to 4 million
-SCORES = 2.0**-32
+WIDE, COUNTS = 1 << 62, 1 << 32  # the modulus of sums of few numbers, and of counts
+STEP_OF_SCORES = 2.0**-32
+UNKNOWN = torch.full((2,), math.nan, dtype=torch.float64)  # loss and error
+USE_HISTOGRAM = (
+    "Use quantile=privacy.SecureHistogram(bound=…, bins=64), or quantile=privacy.PrivateQuantile(bound=…, bins=32) with "
+    "privacy=DifferentialPrivacy(…, noise='distributed')."
+)
 
 
 def mask_sums(engine: FlowerEngine, protection: Protected, algorithm: Algorithm) -> Protected:
@@ -46,6 +51,12 @@ def mask_sums(engine: FlowerEngine, protection: Protected, algorithm: Algorithm)
         raise IncompatibleParts(
             f"{algorithm.personal!r} has clients send other updates than the solver's, which are not summed securely here.",
             "Use personal.Ditto(): its models stay with the clients.",
+        )
+    if algorithm.traits.quantile.iterations is not None:
+        raise IncompatibleParts(
+            f"The sums of {algorithm.traits.risk.quantile!r} tell an attentive server who is in the tail, and the losses of "
+            "single clients: it is for simulations.",
+            USE_HISTOGRAM,
         )
     if protection.noise is None:
         return replace(protection, sums=NetworkSecureSums(engine, algorithm))
@@ -64,80 +75,45 @@ class NetworkSecureSums:
     def __init__(self, engine: FlowerEngine, algorithm: Algorithm) -> None:
         self.privacy = cast(SecureAggregation, algorithm.privacy)
         self.risk, self.quantile = algorithm.traits.risk, algorithm.traits.quantile
-        self.engine, self.round = engine, RoundSums(engine, algorithm)
-        self.eta = math.nan  # the quantile that is out in this round
+        self.engine, self.round = engine, RoundSums(engine, algorithm, self.privacy.fewest)
+        self.eta, self.kept = math.nan, 0  # the quantile that is out in this round, and how many clients reach it
 
     def weigh(self, cohort: Cohort, losses: Tensor | None, state: Any) -> tuple[RiskValue, float]:
-        """Base weights for all, as nobody but a client knows its own; for Δ-FL the quantile is found by sums first."""
+        """Base weights for all, as nobody but a client knows its own; for Δ-FL the histogram of losses is found first.
+
+        If too few clients are in the tail, all weights are 0 and the sum of updates is not asked for.
+        """
         weights, unknown = cohort.weights * len(cohort), torch.tensor(float("nan"))
         update = PlannedSum("update", self.engine.task.layout.dimension + 1, self.privacy.modulus)
         if self.risk.client_form != "filter":
             self.round.begin(cohort, [update], self.engine.round.params if losses is not None else None)
             return RiskValue(unknown, weights, state), 1.0
-        if self.quantile.iterations is None:
-            reason = f"{self.risk.quantile!r} is no quantile by secure sums."
-            raise IncompatibleParts(reason, "Use quantile=privacy.SecureSums().")
-        needed = [_quantile_sum(number) for number in range(self.quantile.iterations + 3)]
-        released: Released | None = state if state is not None and state.rounds < self.risk.eta_every else None
-        self.round.begin(cohort, [update, *(needed if released is None else [_REACHED])], self.engine.round.params)
-        if released is not None and not self._reached(float(released.eta)):
-            released = None
-            self.round.add(needed)
-        released = released or Released(self._find_quantile(cohort, self.quantile.iterations), 0)
-        self.eta = float(released.eta)
-        return RiskValue(unknown, weights, replace(released, rounds=released.rounds + 1)), 1.0
-
-    def _reached(self, eta: float) -> bool:
-        """Whether anybody reaches an old quantile: a sum of ones."""
-        ask = {"kind": "reached", "public": eta, "base": 1.0}
-        return int(self.round.total(_REACHED.purpose, lambda _: ask)[0]) > 0
-
-    def _find_quantile(self, cohort: Cohort, iterations: int) -> Tensor:
-        """The quantile of the losses, computed by `quantile_by_sums` as in a simulation, of rows that stay with the clients.
-
-        A client that is lost on the way is missing from later sums only, which moves the quantile of this round a little;
-        to begin again would show the sums with and without it.
-        """
-        alpha = dict(zip(self.engine.names(cohort), cohort.weights.tolist(), strict=True))
-        before: list[list[float]] = []
-
-        def secure_sum(rows: Tensor) -> Tensor:
-            number, wanted = len(before), _quantile_sum(len(before))
-            if wanted.purpose not in self.round.sums:  # more than usual, to find a quantile that somebody reaches
-                self.round.add([wanted])
-            step = COARSE if 2 <= number < iterations + 2 else FINE
-            ask = {"kind": "quantile", "before": list(before), "step": step}
-            total, _ = self.round.total(wanted.purpose, lambda client: {**ask, "alpha": alpha[client]})
-            sums = (total.double() * step)[: rows[0].numel()]
-            if number == 0:
-                self.engine.round.reported["loss"] = float(sums[1] / sums[0])
-                # When all losses are alike, rounding may lift their mean above each: lower it by as much as it may have.
-                sums[1] -= 2 * len(cohort) * step
-            before.append(sums.tolist())
-            return sums.reshape(rows.shape[1:])
-
-        one, tolerance = torch.ones(1, dtype=torch.float64), self.quantile.tolerance
-        return quantile_by_sums(one, one, self.risk.tail, iterations=iterations, tolerance=tolerance, secure_sum=secure_sum)
+        histogram = self.quantile.histogram
+        if histogram is None:
+            raise IncompatibleParts(f"{self.risk.quantile!r} is no histogram by secure sums.", USE_HISTOGRAM)
+        require_equal_weights(cohort.weights, "a histogram")
+        counts = PlannedSum("histogram", histogram.bins, COUNTS)
+        self.round.begin(cohort, [update, counts], self.engine.round.params)
+        ask = {"kind": "counts", "bound": histogram.bound, "bins": histogram.bins}
+        total, _ = self.round.total(counts.purpose, lambda _: ask)
+        self.engine.round.reported["loss"] = histogram.mean(total)
+        eta = histogram.edge(total, self.risk.tail)
+        self.eta, self.kept = float(eta), histogram.kept(total, eta)
+        if not tail_is_large_enough(self.kept, self.privacy.fewest, cohort.round):
+            weights = torch.zeros_like(weights)
+        return RiskValue(unknown, weights, state), 1.0
 
     def combine(self, state: ServerState, engine: Engine, solver: LocalSolver, plan: Plan, sent: Tensor | None) -> Combined:
         """Σ w_k u_k / Σ w_k over the clients that are left, both of one masked sum."""
         weights = dict(zip(self.engine.names(plan.workers), plan.weights.tolist(), strict=True))
         public = self.eta if self.risk.client_form == "filter" else float(self.privacy.loss_bound or 0)
-        base = {"kind": "update", "step": self.privacy.step, "public": public}
+        base = {"kind": "update", "step": self.privacy.step, "public": public, "kept": self.kept}
         asked = {client: {**base, "base": weights.get(client, 0.0)} for client in self.engine.names(plan.cohort)}
         total, _ = self.round.updates(plan.cohort, asked.__getitem__, state.params, solver)
         numbers = total.double() * self.privacy.step
         mass = float(numbers[-1])
         mean = numbers[:-1] / mass if mass > 0 else torch.zeros_like(numbers[:-1])
         return Combined(mean.to(state.params), None, state.aggregator)
-
-
-_REACHED = PlannedSum("reached", 1, 1 << 32)
-
-
-def _quantile_sum(number: int) -> PlannedSum:
-    """Sum number t of a quantile; those of one number have an empty second."""
-    return PlannedSum(f"quantile {number}", 2, WIDE)
 
 
 # ------------------------------------------------------------------------------------------------ distributed privacy
@@ -153,7 +129,8 @@ def find_fewest_survivors(engine: FlowerEngine, noise: NoisePlan) -> int:
             "Poisson cohorts may have fewer clients than a secure sum needs, and refusing such a sum tells who was drawn.",
             "Use sampler=sampling.Uniform(), cohorts of fixed size, or sampling.Full().",
         )
-    return max(engine.patience.minimum, noise.expected // 2 + 1, 2)
+    crowd = max((member.minimum_crowd for member in engine.federation.members.values()), default=2)
+    return max(engine.patience.minimum, engine.federation.choose_threshold(noise.expected)[1], crowd)
 
 
 def recalibrate_noise(noise: NoisePlan, survivors: int) -> NoisePlan:
@@ -258,43 +235,72 @@ class NetworkPrivateSums:
 
 
 class SecureEvaluation:
-    """Evaluation by sums: the mean loss and error of each split, over clients, in place of a row for each client."""
+    """Evaluation by sums: the mean loss and error of each split, over clients, in place of a row for each client.
+
+    Each split is a sum of its own, over the clients that have it: a mean over fewer than the nodes' minimum crowd is not found.
+    """
 
     def __init__(self, engine: FlowerEngine) -> None:
         self.engine = engine
+        self._told: set[str] = set()  # splits that were left out, each said once
 
     def table(self, params: Tensor, data: FederatedData) -> ClientTable:
         """One row per split, of the mean client: by examples where clients train, each client alike elsewhere."""
         values = self.engine.request_values(self.engine.federation.seed)
         means = self.means(data, 0, lambda _: ClientRequest(values, {"params": params}))
         seen = set(data.train.ids)
+        rows = {split: means.get(split, (UNKNOWN, 0)) for split in data.splits if split in means or split == "train"}
         return ClientTable(
-            tuple(f"mean of {len(data.splits[split])} clients" for split in means),
-            tuple(means),
-            torch.tensor([set(data.splits[split].ids) <= seen for split in means]),
-            torch.tensor([int(data.splits[split].sizes.sum()) for split in means]),
-            *torch.stack(list(means.values()), 1),
+            tuple(f"mean of {count} clients" for _, count in rows.values()),
+            tuple(rows),
+            torch.tensor([set(data.splits[split].ids) <= seen for split in rows]),
+            torch.tensor([int(data.splits[split].sizes.sum()) for split in rows]),
+            *torch.stack([pair for pair, _ in rows.values()], 1),
         )
 
-    def means(self, data: FederatedData, round_index: int, base: RequestMaker, *, own: bool = False) -> dict[str, Tensor]:
-        """Mean loss and error (2,) by split, at the shared model or at clients' own; NaN where nobody has a number."""
+    def means(
+        self, data: FederatedData, round_index: int, base: RequestMaker, *, own: bool = False
+    ) -> dict[str, tuple[Tensor, int]]:
+        """Mean loss and error (2,) by split, at the shared model or at clients' own, and over how many clients.
+
+        Splits that too few clients have are left out, with a notice.
+        """
         shares = share_scores(data, trained_only=own)
-        ask = {"kind": "scores", "step": SCORES, "own": own}
+        ask = {"kind": "scores", "step": STEP_OF_SCORES, "own": own}
 
         def with_sum(client: str) -> ClientRequest:
             request = base(client)
             return ClientRequest({**request.values, "sum": {**ask, "shares": shares[client]}}, request.tensors)
 
-        def sum_scores(_: int) -> Tensor:
-            sums = MaskedSums(self.engine, round_index, sorted(shares))
-            plain = ClientRequest(self.engine.request_values(self.engine.federation.seed))
-            sums.prepare([PlannedSum("scores", 3 * len(data.splits), WIDE)], plain)
-            return sums.total("scores", with_sum)[0]
+        planned = [each for split in data.splits if (each := self._plan(split, shares)) is not None]
+        if not planned:
+            return {}
 
-        total = (self.engine.try_again(sum_scores).double() * SCORES).view(-1, 3)
-        means = torch.where(total[:, 2:] > 0, total[:, :2] / total[:, 2:], math.nan)
-        by_split = dict(zip(sorted(data.splits), means, strict=True))
-        return {split: by_split[split] for split in data.splits}
+        def sum_scores(_: int) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
+            everyone = sorted({client for each in planned for client in each.clients or ()})
+            sums = MaskedSums(self.engine, round_index, everyone)
+            sums.prepare(planned, ClientRequest(self.engine.request_values(self.engine.federation.seed)))
+            return sums.totals([each.purpose for each in planned], with_sum)
+
+        means = {}
+        for purpose, (total, survivors) in self.engine.try_again(sum_scores).items():
+            loss, error, mass = (total.double() * STEP_OF_SCORES).unbind()
+            pair = torch.stack([loss, error]) / mass if mass > 0 else UNKNOWN
+            means[purpose.removeprefix(SCORES)] = pair, len(survivors)
+        return means
+
+    def _plan(self, split: str, shares: Mapping[str, Mapping[str, float]]) -> PlannedSum | None:
+        """The sum of a split over the clients that have it and may be asked; None if they are too few."""
+        members = self.engine.federation.members
+        holders = tuple(client for client, own in shares.items() if own[split] > 0 and members[client].evaluates)
+        crowd = max((members[client].minimum_crowd for client in holders), default=2)
+        if len(holders) >= max(crowd, self.engine.federation.choose_threshold(len(holders))[1]):
+            return PlannedSum(SCORES + split, 3, WIDE, holders)
+        if split not in self._told:
+            why = f"{len(holders)} clients may be asked, and their owners demand a crowd of {crowd}"
+            warnings.warn(EquipoiseNotice(f"The {split} examples are not evaluated: {why}."), stacklevel=2)
+        self._told.add(split)
+        return None
 
 
 def share_scores(data: FederatedData, *, trained_only: bool) -> dict[str, dict[str, float]]:

@@ -1,8 +1,8 @@
 """A node's side of secure sums: what it puts into each, and the masks that hide it. Nothing leaves the node unmasked.
 
 A round asks for several sums. Before the first the node computes its loss and keeps it, in Flower's state of the run; each sum
-is then a request that says what to add up. Whether the client is in the tail only the node knows: outside it sends zeros,
-masked like any other numbers.
+is then a request that says what to add up. Whether the client is in the tail only the node knows: outside it does the same
+work and sends zeros, masked like any other numbers.
 
 As the masks do, this assumes a server that follows the protocol and looks at all it gets. One that does not could give all
 clients but one a weight of 0, and no client can see that alone.
@@ -10,6 +10,8 @@ clients but one a weight of 0, and no client can see that alone.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from fractions import Fraction
 from typing import Any
@@ -21,17 +23,16 @@ from torch import Tensor
 from equipoise.core.abilities import read
 from equipoise.engines.flower.apps.node_session import Answer, Handler, NodeSession
 from equipoise.engines.flower.personal.node_models import LostRow, score_own_model
+from equipoise.engines.flower.secure.masked_sums import OWN_VALUE, SCORES
 from equipoise.engines.flower.secure.masking_client import MaskingClient
 from equipoise.engines.flower.secure.sum_messages import MessageKind
 from equipoise.engines.flower.secure.sum_terms import SumTerms
-from equipoise.engines.flower.transport.messages import BadMessage, bytes_to_tensor
-from equipoise.errors import EquipoiseError
+from equipoise.engines.flower.transport.messages import BadMessage, MessageContent, bytes_to_tensor
 from equipoise.privacy.discrete_gaussian import sample_discrete_gaussian
 from equipoise.privacy.private_quantile import client_contributions
 from equipoise.privacy.private_sums import client_weights
 from equipoise.privacy.random_source import RandomSource, Seeded, SystemSource
 from equipoise.privacy.secure_sum import EXACT, quantise
-from equipoise.risk.quantile_sources import quantile_by_sums
 from equipoise.types import AggregatorTraits, QuantileTraits, RiskTraits
 
 MASKS, ROUND = "equipoise.masks", "equipoise.round"  # records of Flower's state
@@ -50,12 +51,16 @@ def answer_invitations(session: NodeSession) -> Answer:
         if "params" in session.request.arrays:
             session.refuse_unless_training()
             loss = float(session.engine.losses(session.params, session.cohort)[0])
-            session.context.state[ROUND] = ConfigRecord({"round": session.request.round, "loss": loss})
+            about = hash_request(session.given)  # in a signed sum all clients answer for the model that the loss is of
+            session.context.state[ROUND] = ConfigRecord({"round": session.request.round, "loss": loss, "about": about})
     answers = {}
     for name in _names(session):
-        client = MaskingClient(session.request.raw_bytes(name, LARGEST), session.client)
+        client = MaskingClient(session.request.raw_bytes(name, LARGEST), session.client, session.identity)
         if client.terms.run != session.request.value("run", str) or client.terms.round != session.request.round:
             raise BadMessage("an invitation is of another run or round")
+        session.policy.check_terms(client.terms)
+        if not is_evaluation(client.terms):
+            session.policy.check_round(client.terms.round)
         answers[name] = bytes_to_tensor(client.keys())
         _masks(session)[name] = client.save()
     return {}, answers
@@ -68,14 +73,37 @@ def go_on_with_sums(session: NodeSession) -> Answer:
         state = masks.get(name)
         if not isinstance(state, bytes):
             raise BadMessage("it is about a sum that this node has no part in")
-        client = MaskingClient.load(state)
-        values = compute_contribution(session, client.terms).numpy() if client.awaits == MessageKind.INBOX else None
-        answers[name] = bytes_to_tensor(client.answer(session.request.raw_bytes(name, LARGEST), values))
+        client, values, subject = MaskingClient.load(state, session.identity), None, b""
+        if client.awaits == MessageKind.INBOX:
+            values, subject = compute_contribution(session, client.terms).numpy(), describe_subject(session)
+        answers[name] = bytes_to_tensor(client.answer(session.request.raw_bytes(name, LARGEST), values, subject))
         if client.awaits is None:  # nothing is left to do: forget the rest
             del masks[name]
         else:
             masks[name] = client.save()
     return {}, answers
+
+
+def hash_request(request: MessageContent) -> bytes:
+    """A hash of what a request asks for: all of its values but the client's own batch seed, and its tensors but the masks."""
+    values = {key: value for key, value in request.values.items() if key != OWN_VALUE}
+    digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode())
+    for name, array in sorted(request.arrays.items()):
+        if not name.startswith("sum."):
+            digest.update(json.dumps([name, array.dtype, list(array.shape), len(array.data)]).encode() + array.data)
+    return digest.digest()
+
+
+def describe_subject(session: NodeSession) -> bytes:
+    """A hash of what a sum is about: the request that asks for it, and the one that the loss of the round was computed by."""
+    record = session.context.state.config_records.get(ROUND, {})
+    about = record.get("about", b"") if record.get("round") == session.request.round else b""
+    return hashlib.sha256(hash_request(session.given) + about).digest()  # type: ignore[operator]
+
+
+def is_evaluation(terms: SumTerms) -> bool:
+    """Whether a sum is an evaluation, by its purpose."""
+    return terms.purpose.startswith(SCORES)
 
 
 def _names(session: NodeSession) -> list[str]:
@@ -108,8 +136,7 @@ def compute_contribution(session: NodeSession, terms: SumTerms) -> Tensor:
     """The integers (length,) int64 that this client adds to a sum."""
     asked = session.request.value("sum", dict)
     kinds = {
-        "quantile": make_quantile_row,
-        "reached": make_reached_row,
+        "counts": make_counts_row,
         "update": make_update_row,
         "histogram": make_histogram_row,
         "weight": make_weight_row,
@@ -119,6 +146,11 @@ def compute_contribution(session: NodeSession, terms: SumTerms) -> Tensor:
     kind = asked.get("kind")
     if kind not in kinds:
         raise BadMessage(f"there is no sum of the kind {kind!r}")
+    if (kind == "scores") != is_evaluation(terms):
+        raise BadMessage(f"{terms} is asked for a sum of the kind {kind!r}")
+    session.check_weights(asked, terms.purpose.removeprefix(SCORES))
+    session.policy.check_sum(kind, {**asked, "filtered": kind == "update" and _risk(session).client_form == "filter"}, terms)
+    asked = {**asked, "split": terms.purpose.removeprefix(SCORES)}
     row = kinds[kind](session, asked, terms.modulus, len(terms.clients))
     if row.shape != (terms.length,):
         raise BadMessage(f"a sum of {kind!r} has {len(row)} numbers here, and {terms.length} were asked for")
@@ -134,50 +166,14 @@ def round_to_steps(values: Tensor, step: float, modulus: int, clients: int, sour
     return quantise(values.unsqueeze(0), step=step, source=source, modulus=modulus)[0]
 
 
-class _Row(EquipoiseError):
-    """Carries a client's row out of the computation of a quantile."""
-
-    def __init__(self, row: Tensor) -> None:
-        super().__init__()
-        self.row = row
-
-
-def make_quantile_row(session: NodeSession, asked: dict[str, Any], modulus: int, clients: int) -> Tensor:
-    """The client's row in sum number t of the quantile, given the t sums before it.
-
-    The row is found by `quantile_by_sums` over this client alone, with the sums over all clients in the place of its own.
-    """
-    before = [torch.tensor(s, dtype=torch.float64) for s in asked["before"]]
-    risk = _risk(session)
-    source = read(QuantileTraits, risk.quantile)
-    if risk.client_form != "filter" or source.iterations is None:
-        raise BadMessage("it asks for a quantile by sums, and the risk has none")
-    taken = 0
-
-    def replay(rows: Tensor) -> Tensor:
-        nonlocal taken
-        if taken == len(before):
-            raise _Row(rows[0])
-        taken += 1
-        return before[taken - 1].reshape(rows.shape[1:])
-
-    loss, alpha = _loss(session), float(asked["alpha"])
-    counts = math.isfinite(loss)
-    try:
-        quantile_by_sums(
-            torch.tensor([loss if counts else 0.0], dtype=torch.float64), torch.tensor([alpha], dtype=torch.float64), risk.tail,
-            iterations=source.iterations, tolerance=source.tolerance, secure_sum=replay,
-        )  # fmt: skip
-    except _Row as carried:
-        row = torch.zeros(2, dtype=torch.float64)  # all sums of a quantile have two numbers; in some the second is 0
-        row[: carried.row.numel()] = carried.row
-        return round_to_steps(row if counts else torch.zeros_like(row), float(asked["step"]), modulus, clients, SystemSource())
-    raise BadMessage("it asks for a sum after the last of its quantile")
-
-
-def make_reached_row(session: NodeSession, asked: dict[str, Any], modulus: int, clients: int) -> Tensor:
-    """1 if the client's loss reaches a quantile that was released in an earlier round, else 0."""
-    return (_own_weight(session, asked) > 0).long().reshape(1)
+def make_counts_row(session: NodeSession, asked: dict[str, Any], modulus: int, clients: int) -> Tensor:
+    """1 in the bin of the client's loss; nowhere if it is not finite, as such a client takes no part."""
+    histogram = _risk(session).quantile
+    source = read(QuantileTraits, histogram).histogram
+    if source is None or (source.bound, source.bins) != (asked["bound"], asked["bins"]):
+        raise BadMessage("it asks for a histogram that the risk does not have")
+    loss = torch.tensor([_loss(session)], dtype=torch.float64)
+    return source.rows(torch.where(loss.isfinite(), loss, math.nan))[0]
 
 
 def _risk(session: NodeSession) -> RiskTraits:
@@ -196,25 +192,26 @@ def _own_weight(session: NodeSession, asked: dict[str, Any]) -> Tensor:
     return client_weights(risk, loss, base, float(asked["public"]))
 
 
-def _update(session: NodeSession) -> Tensor | None:
-    """The update (D,) of the client's local work; None if it cannot be used."""
+def _update(session: NodeSession) -> Tensor:
+    """The update (D,) of the client's local work; NaN if it cannot be used.
+
+    It is computed whatever the client's weight is: how long a node takes must not tell whether it is in the tail.
+    """
     session.refuse_unless_training()
     work = session.engine.updates(session.params, session.cohort, session.solver)
-    return work.update[0] if bool(work.arrived[0]) else None
+    return work.update[0] if bool(work.arrived[0]) else torch.full_like(work.update[0], math.nan)
 
 
 def make_update_row(session: NodeSession, asked: dict[str, Any], modulus: int, clients: int) -> Tensor:
-    """(w · u, w) of the client's weight and update, rounded; zeros outside the tail, where no work is done either."""
-    weight = _own_weight(session, asked)
-    nothing = torch.zeros(session.task.layout.dimension + 1, dtype=torch.int64)
-    if float(weight) <= 0 or (update := _update(session)) is None:
-        return nothing
+    """(w · u, w) of the client's weight and update, rounded. Outside the tail the work is done as well, and zeros are sent."""
+    weight, update = _own_weight(session, asked), _update(session)
     aggregator = session.part("aggregator")
     if not read(AggregatorTraits, aggregator).linear:
         raise BadMessage("an aggregator that is not linear cannot be applied by clients")
     own = aggregator(update.unsqueeze(0), weight.to(update))[0]
     row = torch.cat([own.double().cpu(), weight])
-    return round_to_steps(row, float(asked["step"]), modulus, clients, SystemSource())
+    usable = bool(torch.isfinite(row).all()) & (float(weight) > 0)
+    return round_to_steps(torch.where(torch.tensor(usable), row, 0.0), float(asked["step"]), modulus, clients, SystemSource())
 
 
 # ----------------------------------------------------------------------------------------------- with differential privacy
@@ -266,11 +263,11 @@ def make_weight_row(session: NodeSession, asked: dict[str, Any], modulus: int, c
 
 
 def make_private_update_row(session: NodeSession, asked: dict[str, Any], modulus: int, clients: int) -> Tensor:
-    """The client's update, clipped, weighted and rounded, with its share of noise; noise alone outside the tail."""
-    weight, row = _private_weight(session, asked), torch.zeros(session.task.layout.dimension, dtype=torch.float64)
-    if float(weight) > 0 and (update := _update(session)) is not None:
-        norm = max(float(update.double().norm()), 1e-300)
-        row = update.double().cpu() * (float(weight) * min(1.0, float(asked["clip"]) / norm))
+    """The client's update, clipped, weighted and rounded, with its share of noise; outside the tail its weight is 0."""
+    weight, update = float(_private_weight(session, asked)), _update(session).double().cpu()
+    norm = max(float(update.norm()), 1e-300)
+    usable = math.isfinite(norm) & (weight > 0)
+    row = torch.where(torch.tensor(usable), update * (weight * min(1.0, float(asked["clip"]) / norm)), 0.0)
     step, bound, source = float(asked["step"]), float(asked["norm_bound"]), _source(session, asked, "rounding")
     whole = quantise(row.unsqueeze(0), step=step, source=source, norm_bound=bound, modulus=modulus)[0]
     return _noisy(whole, asked, _source(session, asked, "update share"))
@@ -280,22 +277,27 @@ def make_private_update_row(session: NodeSession, asked: dict[str, Any], modulus
 
 
 def make_scores_row(session: NodeSession, asked: dict[str, Any], modulus: int, clients: int) -> Tensor:
-    """For each split the client's share of the mean loss and error of the shared model, or of its own, and of the weight."""
+    """The client's share of the mean loss and error, on one split, of the shared model or of its own; and of the weight.
+
+    A client without that split refuses: a mean over clients that have nothing to add would be that of the others.
+    """
+    split, row = asked["split"], torch.zeros(3, dtype=torch.float64)
+    if split not in session.node.sizes:
+        raise BadMessage(f"it asks for scores on {split!r}, and this node has no such examples")
     try:
-        scores = score_own_model(session) if asked.get("own") else session.score(session.params.unsqueeze(0))
+        scores = session.own_scores(score_own_model) if asked.get("own") else session.shared_scores
     except LostRow:
         scores = {}
-    row = torch.zeros(len(asked["shares"]), 3, dtype=torch.float64)
-    for place, (split, share) in enumerate(sorted(asked["shares"].items())):
-        pair = scores.get(split)
-        if pair is not None and bool(torch.isfinite(pair).all()):
-            row[place] = torch.cat([pair, torch.ones(1, dtype=torch.float64)]) * float(share)
-    return round_to_steps(row.flatten(), float(asked["step"]), modulus, clients, SystemSource())
+    pair = scores.get(split)
+    if pair is not None and bool(torch.isfinite(pair).all()):
+        row = torch.cat([pair, torch.ones(1, dtype=torch.float64)]) * float(asked["shares"][split])
+    return round_to_steps(row, float(asked["step"]), modulus, clients, SystemSource())
 
 
 HANDLERS: dict[str, Handler] = {
     "train.keys": answer_invitations,
     "train.shares": go_on_with_sums,
     "train.masked": go_on_with_sums,
+    "train.confirm": go_on_with_sums,
     "train.reveal": go_on_with_sums,
 }

@@ -55,6 +55,10 @@ class WrongShare(RefusedMessage):
     """A share that does not lie on the polynomial that the others agree on."""
 
 
+class NotSigned(RefusedMessage):
+    """A key, or a list of survivors, that lacks the signature of a client whose key is known."""
+
+
 class NoReply(MaskingError):
     """A client that did not answer in time."""
 
@@ -83,7 +87,7 @@ class RefusedToReveal(MaskingError):
 
 
 class MessageKind(IntEnum):
-    """The messages of a sum, in order: odd ones go from the server to clients, even ones are the clients' answers."""
+    """The messages of a sum: odd ones go from the server to clients, even ones are the clients' answers."""
 
     INVITATION = 1
     KEYS = 2
@@ -93,6 +97,8 @@ class MessageKind(IntEnum):
     MASKED = 6
     SURVIVORS = 7
     REVEALED = 8
+    CONFIRM = 9  # of a signed sum, between MASKED and SURVIVORS
+    SIGNED = 10
 
 
 def pack(parts: Iterable[bytes]) -> bytes:

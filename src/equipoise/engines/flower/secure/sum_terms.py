@@ -10,7 +10,7 @@ from functools import cached_property, partial
 
 from equipoise.engines.flower.secure import sum_messages as messages
 from equipoise.engines.flower.secure.sum_messages import MessageKind
-from equipoise.errors import InvalidParameter, is_integer, require
+from equipoise.errors import InvalidParameter, is_integer, require, require_integer
 from equipoise.privacy.secure_sum import check_modulus
 
 MOST_CLIENTS = 1_000  # work grows with the square
@@ -27,6 +27,9 @@ class SumTerms:
     must be in the sum, or neither server nor clients go on. 2 · threshold must exceed the number of clients: then even lies
     about who survived cannot bring clients who follow the protocol to give away both secrets of one.
 
+    With `colluders` the sum is signed: clients sign their keys and, before they reveal anything, who survived it on which
+    terms; `colluders` of them may help the server, and 2 · threshold must exceed clients + colluders.
+
     The nonce is drawn: two attempts at one sum are two sums.
     """
 
@@ -39,6 +42,7 @@ class SumTerms:
     threshold: int
     fewest: int
     nonce: bytes = field(default_factory=partial(os.urandom, _NONCE_BYTES))
+    colluders: int | None = None  # of a signed sum
 
     def __post_init__(self) -> None:
         for name, text in (("run", self.run), ("purpose", self.purpose)):
@@ -52,9 +56,10 @@ class SumTerms:
         good = is_integer(self.length) and 1 <= self.length <= LONGEST_VECTOR
         require(good, "length", f"must be a whole number from 1 to {LONGEST_VECTOR}", self.length)
         check_modulus(self.modulus)
-        least = most // 2 + 1
+        require_integer("colluders", self.colluders, 0, none="a sum that is not signed")
+        least = (most + (self.colluders or 0)) // 2 + 1
         good = is_integer(self.threshold) and least <= self.threshold <= most
-        rule = f"must lie between {least} and {most}: more than half of the clients, at most all"
+        rule = f"must lie between {least} and {most}: more than half of clients and colluders, at most all clients"
         require(good, "threshold", rule, self.threshold)
         good = is_integer(self.fewest) and self.threshold <= self.fewest <= most
         require(good, "fewest", f"must lie between the threshold ({self.threshold}) and {most}", self.fewest)
@@ -66,7 +71,7 @@ class SumTerms:
 
     def encode(self) -> bytes:
         """These terms as bytes."""
-        whole = struct.pack("<6Q", self.round, self.length, self.modulus, self.threshold, self.fewest, 0)
+        whole = struct.pack("<6Q", self.round, self.length, self.modulus, self.threshold, self.fewest, self._mode)
         return messages.pack([self.run.encode(), self.purpose.encode(), whole, self.nonce, messages.pack_names(self.clients)])
 
     @classmethod
@@ -77,12 +82,16 @@ class SumTerms:
         run, purpose, whole, nonce, names = messages.unpack(data, 5)
         clients = messages.unpack_names(names)
         try:
-            round_index, length, modulus, threshold, fewest, zero = struct.unpack("<6Q", whole)
-            require(zero == 0, "terms", "must end in 0", zero)
-            name, aim = messages.read_name(run), messages.read_name(purpose)
-            return cls(name, round_index, aim, clients, length, modulus, threshold, fewest, nonce)
+            round_index, length, modulus, threshold, fewest, mode = struct.unpack("<6Q", whole)
+            name, aim, colluders = messages.read_name(run), messages.read_name(purpose), mode - 1 if mode else None
+            return cls(name, round_index, aim, clients, length, modulus, threshold, fewest, nonce, colluders)
         except (InvalidParameter, struct.error) as error:
             raise messages.MalformedMessage(f"These terms are not allowed: {error}") from None
+
+    @property
+    def _mode(self) -> int:
+        """0 for a plain sum, 1 + the colluders of a signed one."""
+        return 0 if self.colluders is None else self.colluders + 1
 
     def write(self, kind: MessageKind, *parts: bytes) -> bytes:
         """A message of this sum."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 import time
 from collections import Counter
@@ -9,7 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
-from flwr.app import Message
+from flwr.app import Error, Message
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from torch import Tensor
 
@@ -22,6 +24,13 @@ T = TypeVar("T")
 Reading: TypeAlias = Callable[[MessageContent], T]  # raises BadMessage for an answer that is not what was asked for
 _POLL = (0.02, 1.0)  # seconds between looks for replies: at first, and at last
 _LOOK_AROUND = 3.0  # seconds between looks at who is connected
+_OF_THE_APP = (
+    ErrorCode.UNKNOWN,
+    ErrorCode.LOAD_CLIENT_APP_EXCEPTION,
+    ErrorCode.CLIENT_APP_RAISED_EXCEPTION,
+    ErrorCode.CLIENT_APP_CRASHED,
+)
+LONGEST_TYPE = 80  # characters of the name of an error's type
 
 
 class TooFewClients(EquipoiseError, RuntimeError):
@@ -36,6 +45,27 @@ def efforts_of(cohort: Cohort) -> list[int | None]:
 def show_faults(faults: Mapping[str, str]) -> str:
     """The first clients that failed, and why."""
     return "; ".join(f"{client} {why}" for client, why in list(faults.items())[:5])
+
+
+def read_type(name: object) -> str:
+    """The type of a node's error as the node gives it; anything that is no name of a type is not repeated."""
+    return name if isinstance(name, str) and name.isidentifier() and len(name) <= LONGEST_TYPE else "(unnamed)"
+
+
+def name_error(error: Error) -> str:
+    """An error that Flower reports: in its own words, but of an exception in a node's app the type alone.
+
+    Flower sends "<class 'ValueError'>:<'the text'>", and the text may tell of a node's data.
+    """
+    if error.code not in _OF_THE_APP:
+        return shorten(error.reason or f"error {error.code}")
+    return name_type(error.reason) or f"error {error.code} of its app"
+
+
+def name_type(reason: str | None) -> str:
+    """The type in what Flower says of an exception, "<class 'package.Type'>:<'text'>"; nothing if there is none."""
+    found = re.match(r"<class '(?:[\w.]*\.)?(\w+)'>", reason or "") or re.fullmatch(r"([A-Za-z_]\w*)", reason or "")
+    return read_type(found[1]) if found else ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +159,7 @@ class Messenger:
     def _open(self, node: int, reply: Message, round_index: int, token: str) -> MessageContent:
         """What a reply says, if it is the answer to what was asked."""
         if reply.has_error():
-            raise BadMessage(f"failed: {shorten(reply.error.reason or f'error {reply.error.code}')}")
+            raise BadMessage(f"failed: {name_error(reply.error)}")
         if not reply.has_content():
             raise BadMessage("sent an empty answer")
         if reply.metadata.src_node_id != node:
@@ -139,7 +169,7 @@ class Messenger:
         except BadMessage as failure:
             raise BadMessage(f"sent an answer that cannot be read: {failure}") from failure
         if "refused" in content.values:
-            raise BadMessage(f"refused: {shorten(content.values['refused'])}")
+            raise BadMessage(f"refused, for the reason {read_type(content.values['refused'])}: its own log says more")
         if content.round != round_index or content.token != token:
             raise BadMessage(f"sent the answer to another request (of round {content.round}, asked in round {round_index})")
         return content

@@ -117,11 +117,19 @@ def _unpack_value(value: Any, tensors: Mapping[str, Tensor], allow: tuple[str, .
 
 
 def find_allowed_class(path: str, allow: Iterable[str]) -> Any:
-    """The dataclass at "package.module:Class", if this node may make it."""
+    """The dataclass at "package.module:Class", if this node may make it.
+
+    Both the module that is named and the module that the class comes from must be allowed: an allowed module has attributes
+    that lead elsewhere, such as the packages that it imports.
+    """
     module, _, name = path.partition(":")
     allow = (*OURS, *allow)
-    if not any(module == package or module.startswith(f"{package}.") for package in allow):
-        raise PartNotSent(f"{path} is not allowed on this node. Its owner can allow it: client_app(allow=[{module!r}], …).")
+
+    def refuse_unless_allowed(home: str) -> None:
+        if not any(home == package or home.startswith(f"{package}.") for package in allow):
+            raise PartNotSent(f"{path} is not allowed on this node. Its owner can allow it: client_app(allow=[{home!r}], …).")
+
+    refuse_unless_allowed(module)
     try:
         named: Any = attrgetter(name)(import_module(module))
     except ImportError as failure:
@@ -130,6 +138,7 @@ def find_allowed_class(path: str, allow: Iterable[str]) -> Any:
         named = None
     if not (isinstance(named, type) and dataclasses.is_dataclass(named)):
         raise PartNotSent(f"{path} is no dataclass on this node.")
+    refuse_unless_allowed(named.__module__)
     return named
 
 

@@ -1,0 +1,127 @@
+"""The app that a node's owner has chosen: installed on the node, or pinned by its hash, in place of what the server hands over.
+
+Flower's SuperNode runs the app bundle that comes with a run, whatever is in it. `equipoise flower node --app` never unpacks
+that bundle; with `--pin` it does so only if it is, byte for byte, the one that the owner has looked at.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from flwr.app import Error
+from flwr.clientapp import ClientApp
+
+from equipoise.engines.flower.apps.node_app import NodeApp
+from equipoise.engines.flower.apps.node_policy import NodePolicy, read_policy
+from equipoise.engines.flower.transport.messenger import name_type
+from equipoise.errors import ConfigError, EquipoiseError, require
+
+
+class NotPinned(EquipoiseError):
+    """The server has handed over another app than the one that the node's owner has pinned."""
+
+
+@dataclass(frozen=True, eq=False)
+class OwnedApp:
+    """What the owner has chosen: an installed app, or the SHA-256 of a bundle; and a policy. Neither: the server's bundles."""
+
+    installed: ClientApp | None = None
+    pinned: str | None = None
+    policy: NodePolicy | None = None
+
+    @classmethod
+    def choose(cls, app: str | None, pinned: str | None, policy: Path | None) -> OwnedApp:
+        """The choice of the command line, checked; the installed app is loaded."""
+        if app is not None and pinned is not None:
+            raise ConfigError("--app and --pin are two ways to name the app of this node. Give one of them.")
+        if policy is not None and app is None and pinned is None:
+            raise ConfigError(
+                "--policy needs --app or --pin: an app that the server hands over need not follow the policy. Install the app "
+                "on this node, or pin the hash of its bundle."
+            )
+        good = pinned is None or re.fullmatch("[0-9a-f]{64}", pinned) is not None
+        require(good, "--pin", "must be the SHA-256 of the bundle in 64 hexadecimal digits", pinned, "sha256sum app.fab")
+        rules = read_policy(policy) if policy is not None else None
+        if rules is not None:
+            rules.read_identity()  # or the first message would find that the key cannot be read
+        installed = load_installed(app) if app is not None else None
+        choice = cls(installed, pinned, rules)
+        if installed is not None:
+            choice.hold(installed)
+        return choice
+
+    def hold(self, app: ClientApp) -> ClientApp:
+        """The app, held to the policy; one that cannot be held to it is refused."""
+        if isinstance(app, NodeApp):
+            app.own(self.policy)
+        elif self.policy is not None:
+            raise ConfigError("A policy can hold only an app of equipoise.engines.flower.client_app, and this is another.")
+        return app
+
+    def replace_loading(self, runtime: ModuleType) -> None:
+        """Have Flower's runtime of an app load the owner's, and send no text of an error.
+
+        The names are those of flwr 1.41's module run_clientapp.
+        """
+        names, install, find = vars(runtime), vars(runtime)["install_from_fab"], vars(runtime)["get_load_client_app_fn"]
+        names["Error"], names["push_task_output"] = type_alone, without_details(names["push_task_output"])
+        if self.installed is not None:
+            names["install_from_fab"] = lambda *_, **__: None
+            names["get_load_client_app_fn"] = lambda **_: lambda *_: self.installed
+        elif self.pinned is not None:
+
+            def install_pinned(content: bytes, **options: Any) -> Path:
+                self.refuse_other(hashlib.sha256(content).hexdigest())
+                found: Path = install(content, **options)
+                return found
+
+            def find_pinned(**options: Any) -> Callable[[str, str, str], ClientApp]:
+                def load(name: str, version: str, digest: str) -> ClientApp:
+                    self.refuse_other(digest)  # or another app that this node has once unpacked would be loaded
+                    return self.hold(find(**options)(name, version, digest))
+
+                return load
+
+            names["install_from_fab"], names["get_load_client_app_fn"] = install_pinned, find_pinned
+
+    def refuse_other(self, digest: str) -> None:
+        """Refuse a bundle with another hash."""
+        if digest != self.pinned:
+            raise NotPinned(f"The server hands over the bundle {digest[:64]}, and this node runs {self.pinned} alone.")
+
+
+def load_installed(reference: str) -> ClientApp:
+    """The app at "package.module:name", from what is installed on this machine."""
+    module, _, name = reference.partition(":")
+    if not module or not name.isidentifier():
+        raise ConfigError(f"--app must be package.module:name, e.g. my_federation.client_app:app, but is {reference!r}.")
+    try:
+        app = vars(importlib.import_module(module)).get(name)
+    except ImportError as failure:
+        raise ConfigError(
+            f"The app {reference} cannot be loaded: {failure}. Is its package installed, or in PYTHONPATH?"
+        ) from failure
+    if not isinstance(app, ClientApp):
+        raise ConfigError(f"{reference} is no ClientApp. client_app(…) of equipoise.engines.flower makes one.")
+    return app
+
+
+def type_alone(code: int, reason: str | None = None) -> Error:
+    """An error of Flower's that names the type of an exception and not its text."""
+    return Error(code, name_type(reason))
+
+
+def without_details(push: Callable[..., None]) -> Callable[..., None]:
+    """Flower's report of how an app ended, with the type of an exception and not its text."""
+
+    def push_type(**options: Any) -> None:
+        push(**{**options, "details": name_type(options["details"]) if options.get("details") else ""})
+
+    return push_type
