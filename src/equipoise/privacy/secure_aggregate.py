@@ -70,7 +70,6 @@ class SecureSumRule:
         carried, total = mean_of_sum(total, len(total) - len(params) - 1)
         mass = float(total[-1])
         mean = total[:-1] / mass if mass > 0 else torch.zeros_like(total[:-1])
-<<<<<<< HEAD
         return Combined(mean.to(params), work, state.aggregator, carried=carried)
 
 
@@ -89,8 +88,6 @@ def mean_of_sum(total: Tensor, carried: int) -> tuple[Tensor | None, Tensor]:
     """The mean (C,) of carried values in the first C + 1 numbers of a sum, None if none count; and the rest of the sum."""
     mass = float(total[carried - 1]) if carried else 0.0
     return (total[: carried - 1] / mass if mass > 0 else None), total[carried:]
-=======
-        return Combined(mean.to(params), work, state.aggregator)
 
 
 def tail_is_large_enough(kept: int, fewest: int, round_index: int) -> bool:
@@ -100,4 +97,3 @@ def tail_is_large_enough(kept: int, fewest: int, round_index: int) -> bool:
     why = f"the tail has {kept} of at least {fewest} clients by the histogram, so that its sum would say too much of them"
     warnings.warn(EquipoiseNotice(f"Round {round_index} leaves the model as it is: {why}."), stacklevel=2)
     return False
->>>>>>> nodepolicy
