@@ -101,9 +101,9 @@ class Watching:
         private = [setting for setting in settings if not setting.protection.in_the_open]
         saving = self.saving
         path = self.ledger if self.ledger is not None else saving.path.with_suffix(".ledger.jsonl") if saving else None
-        if not private or path is None:
-            return
         networked = settings[0].engine_traits.network is not None
+        if not private or (path is None and not networked):
+            return
         ledger = Ledger(path, durable=networked)
         for setting in private:
             setting.protection.open_ledger(ledger, data=setting.data.fingerprint, run=run_key(setting), once=networked)
@@ -150,7 +150,8 @@ class RunUnderWay:
         watching.tell("on_evaluation", evaluation)
         if final:
             try:
-                stop_if_lost(evaluation, named=self.setting.protection.in_the_open)
+                unknown = not self.setting.protection.in_the_open and self.setting.engine_traits.network is not None
+                stop_if_lost(evaluation, named=self.setting.protection.in_the_open, unknown=unknown)
             except Diverged as failure:
                 self.fail(failure)
 

@@ -16,10 +16,13 @@ from equipoise.runs.setup import Setting
 from equipoise.types import RoundReport
 
 
-def stop_if_lost(final: Evaluation, *, named: bool = True) -> None:
-    """Raise Diverged if a training client's loss after the last round is not finite; it is `named` unless it is protected."""
+def stop_if_lost(final: Evaluation, *, named: bool = True, unknown: bool = False) -> None:
+    """Raise Diverged if a training client's loss after the last round is not finite; it is `named` unless it is protected.
+
+    With `unknown`, NaN stands for a loss that nobody was asked for.
+    """
     trained_on = final.clients.where("train")
-    finite = torch.isfinite(trained_on.loss)
+    finite = torch.isfinite(trained_on.loss) | (torch.isnan(trained_on.loss) & unknown)
     if not bool(finite.all()):
         lost = [client for client, good in zip(trained_on.client, finite.tolist(), strict=True) if not good]
         raise Diverged(final.round, lost if named else (), "loss after the last round")

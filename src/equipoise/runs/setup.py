@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -102,8 +102,10 @@ class Setting:
         Models that are made after training are only made for the `final` evaluation.
         """
         reported, network = self.averaged.iterate(state), self.engine_traits.network
-        evaluate = partial(ClientTable.evaluate, self.engine, sample=self.sample) if network is None else network.client_table
-        table = evaluate(reported.model, self.data)
+        if network is None:
+            table = ClientTable.evaluate(self.engine, reported.model, self.data, self.sample)
+        else:
+            table = network.client_table(reported.model, self.data, state.round)
         if self.personal is not None and (final or self.personal.keeps_rows):
             table = table.with_personal(self.personal.scores(state.personal, reported.model, state.round, self.sample))
         return Evaluation(state.round, table, reported.params, self.name, reported.carried)
