@@ -3,8 +3,8 @@
     python benchmarks/kill_federation.py [--moments 45] [--seed 0]
 
 Each try is a run of Δ-FL under distributed differential privacy over real client apps in memory (tests/engines/fake_grid.py).
-The server ends at a random one of its calls to Flower, at most two nodes start anew at others, with or without Flower's state of
-the run, and the server is started again until the run has ended. All messages are recorded. After every end of the server:
+The server ends at a random one of its calls to Flower, at most two nodes start anew at others, with or without Flower's state
+of the run, and the server is started again until the run has ended. All messages are recorded. After every end of the server:
 
 - ε of its ledger is not below that of the sums that could be unmasked from the messages,
 - no node has revealed anything twice.
@@ -48,9 +48,8 @@ def main() -> None:
             lost[len(updates) - len(known)] += 1
             ledger, shown = server_epsilon(entries, DELTA), campaign.epsilon_of_messages()
             restarts = len(campaign.grid.restart_at)
-        print(
-            f"{number + 1:3}: killed at call {moment:2}, {restarts} nodes anew; ε of ledger {ledger:.3f}, of messages {shown:.3f}"
-        )
+        about = f"killed at call {moment:2}, {restarts} nodes anew"
+        print(f"{number + 1:3}: {about}; ε of ledger {ledger:.3f}, of messages {shown:.3f}", flush=True)
     print(f"{options.moments} kills, every ledger true, nothing revealed twice; sums begun and lost, by run: {dict(lost)}")
 
 
