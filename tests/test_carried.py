@@ -21,6 +21,7 @@ from equipoise.runs.checkpoint import Checkpoints
 from equipoise.runs.setup import set_up
 from equipoise.solvers import SGD
 from equipoise.solvers.batches import client_batches
+from equipoise.testing import check_engine
 from equipoise.types import Cohort, Observer
 from made_clients import make_clients
 
@@ -189,6 +190,11 @@ def test_engines_agree_and_weights_count_once(sizes, seed, drawn):
     again = loop.summed_update(model, cohort, SOLVER, cohort.weights, rule)  # nothing is left in the engine's module
     assert torch.equal(again.carried, one.carried)
     assert torch.equal(again.update, one.update)
+
+
+@pytest.mark.parametrize("model", [normalised(), nn.Sequential(RunningCentre(4), nn.Linear(4, 3)).double()])
+def test_the_public_check_covers_carried_values(model, data):
+    check_engine(Simulator(), task=Task.of(model).fitted(data), data=data)
 
 
 def test_buffers_are_found_by_trying_and_others_are_averaged(data):
@@ -518,3 +524,30 @@ def test_a_model_without_its_carried_values_is_refused(data):
                      error=None, engine="loop")  # fmt: skip
     with pytest.raises(InvalidParameter, match="10 carried values after them"):
         setting.engine.evaluate(setting.first_params, data.train)
+
+
+class Sequences(nn.Module):
+    """Normalises every step, padded or not, or the mean over the steps that are there."""
+
+    def __init__(self, every_step):
+        super().__init__()
+        self.every_step, self.norm, self.head = every_step, nn.BatchNorm1d(2), nn.Linear(2, 2)
+
+    def forward(self, values, mask):
+        if self.every_step:
+            values = self.norm(values.transpose(1, 2)).transpose(1, 2)
+        shares = mask.to(values.dtype).unsqueeze(2)
+        mean = (values * shares).sum(1) / shares.sum(1)
+        return self.head(mean if self.every_step else self.norm(mean))
+
+
+def test_statistics_must_not_count_padded_steps():
+    gen = torch.Generator().manual_seed(0)
+    rows = [[torch.randn(int(n), 2, generator=gen) for n in lengths] for lengths in ([2, 5, 3, 7], [4, 1, 6, 2])]
+    clients = [
+        (f"c{k}", {"values": eq.data.Ragged.of(each, mask="mask")}, torch.tensor([0, 1, 0, 1])) for k, each in enumerate(rows)
+    ]
+    data = FederatedData(ClientSet.pack(clients))
+    with pytest.raises(IncompatibleParts, match="statistics of a batch count padded places"):
+        eq.train(Sequences(every_step=True), data, rounds=1, clients_per_round=2)
+    eq.train(Sequences(every_step=False), data, rounds=1, clients_per_round=2)

@@ -6,6 +6,7 @@ import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import given
+from torch import nn
 
 import equipoise as eq
 from equipoise.errors import InvalidParameter, NotWritten, ObserverFailed
@@ -144,3 +145,20 @@ def test_a_file_does_not_decide_what_is_imported():
     for path in ("antigravity:Anything", "os:system", "builtins:dict", "equipoise.types:no_such"):
         with pytest.raises(InvalidParameter, match="must hold states of known dataclasses"):
             unpacked({"class": path, "fields": {}}, {}, CPU)
+
+
+def test_a_checkpoint_of_a_model_with_dropout_from_before_is_refused_by_name(tmp_path, ragged):
+    """Version 0.1 drew other masks. Models without dropout go on."""
+    for layers, refused in (([nn.Dropout(0.5)], True), ([], False)):
+        model, path = nn.Sequential(nn.Linear(4, 3), *layers), tmp_path / f"{refused}.safetensors"
+        options = {"clients_per_round": 2, "checkpoint": path, "progress": False}
+        eq.train(model, ragged, rounds=1, **options)
+        saved = read_checkpoint(path)
+        assert ("dropout" in saved.runs[0].identity) == refused
+        saved.runs[0].identity.pop("dropout", None)
+        path.write_bytes(saved.bytes())
+        if refused:
+            with pytest.raises(CheckpointError, match="the model has dropout, whose masks were drawn by torch's generator"):
+                eq.train(model, ragged, rounds=2, **options)
+        else:
+            eq.train(model, ragged, rounds=2, **options)

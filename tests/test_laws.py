@@ -44,6 +44,7 @@ from equipoise.testing import (
     check_quantile_source,
     check_risk,
     check_sampler,
+    check_schedule,
     check_server_optimizer,
     check_solver,
 )
@@ -93,7 +94,19 @@ SOLVERS = [
     solvers.AdaptiveProx(solvers.SGD(prox=0.3, epochs=2)),
     solvers.PerFedAvg(batch_size=4),
     solvers.AdaDPS({"weight": torch.full((4,), 2.0)}, solvers.SGD(batch_size=4)),
+    solvers.FedDane(solvers.SGD(batch_size=4, clip_norm=0.5, rates={"weight": 0.5})),
+    solvers.AdaptiveProx(solvers.Adam(prox=0.3, epochs=2)),
+    solvers.SGD(momentum=0.9, nesterov=True, clip_norm=0.1),
+    solvers.SGD(momentum=0.9, state="kept", local_schedule=solvers.LinearDecay(9), rates={"bias": 3.0}),
+    solvers.Adam(lr=0.05, weight_decay=0.1, prox=0.2),
+    solvers.Adam(lr=0.05, state="kept", clip_norm=0.1, schedule=solvers.Cosine(rounds=200, warmup=10)),
+    solvers.AdamW(lr=0.05, steps=5, straggler_share=0.4),
+    solvers.AdamW(lr=0.05, state="kept", local_schedule=solvers.Step(2)),
 ]
+SCHEDULES = [
+    solvers.Constant(), solvers.Constant(warmup=5), solvers.Step(), solvers.Step(20, 0.7, warmup=3), solvers.Cosine(200),
+    solvers.Cosine(10, warmup=9, final=1.0), solvers.LinearDecay(200, warmup=10), solvers.LinearDecay(1),
+]  # fmt: skip
 AGGREGATORS = [
     aggregators.WeightedMean(),
     aggregators.Median(),
@@ -137,6 +150,11 @@ PERSONALISATION = [
     personal.Mapper(),
     personal.APFL(),
     personal.Mocha(),
+    personal.Split("bias"),
+    personal.FedPer("bias"),
+    personal.FedRep("bias", 2, 1),
+    personal.FedBABU("bias", 1),
+    personal.LGFedAvg("weight"),
 ]
 ATTACKS = [
     attacks.LabelPoisoning(),
@@ -166,6 +184,8 @@ class SeededRelease:
 QUANTILES = [  # with what the check is told
     (privacy.Exact(), {}),
     (privacy.SecureSums(), {}),
+    (privacy.SecureHistogram(4.0, 32), {"tolerance": 4.0 / 32, "largest": 4.0, "equal_weights": True}),
+    (privacy.SecureHistogram(4.0, 7), {"tolerance": 4.0 / 7, "largest": 4.0, "equal_weights": True}),
     # Among edges with one count the lowest is released, which may be 0: the tolerance is the whole range.
     (PrivateQuantile(4.0, 32, sigma=0.0, scale=1), {"tolerance": 4.0, "largest": 4.0, "equal_weights": True}),
     (PrivateQuantile(4.0, 32, sigma=3.0, scale=1), {"tolerance": 4.0, "largest": 4.0, "equal_weights": True}),
@@ -181,6 +201,7 @@ PROTECTIONS = [  # the part, the part without noise, the risk, and by how much t
     (None, None, risk.Superquantile(0.5), 0.0),
     (SecureAggregation(), None, None, 1e-6),
     (SecureAggregation(), None, risk.Superquantile(0.5, quantile=privacy.SecureSums()), 1e-6),
+    (SecureAggregation(), None, risk.Superquantile(0.5, quantile=privacy.SecureHistogram(3.0, 512)), 1e-6),
     (SecureAggregation(loss_bound=3.0), None, risk.Tilted(1.0), 1e-6),
     (GaussianMechanism(0.5, 1.0), GaussianMechanism(math.inf, 0.0), None, 0.0),
     (
@@ -202,6 +223,7 @@ CHECKED = {
     "risk": RISKS,
     "quantile": [source for source, _ in QUANTILES],
     "solver": SOLVERS,
+    "schedule": SCHEDULES,
     "aggregator": AGGREGATORS,
     "server": SERVERS,
     "sampler": SAMPLERS,
@@ -217,6 +239,7 @@ CHECKS = {  # of each contract in equipoise.types
     types.ClientRisk: testing.check_risk,
     types.QuantileSource: testing.check_quantile_source,
     types.LocalSolver: testing.check_solver,
+    types.Schedule: testing.check_schedule,
     types.Aggregator: testing.check_aggregator,
     types.ServerOptimizer: testing.check_server_optimizer,
     types.Averaging: testing.check_averaging,
@@ -236,7 +259,8 @@ INSIDE = {
 
 @pytest.mark.parametrize("kind", [kind for kind in catalog.kinds() if kind not in NO_PARTS])
 def test_every_part_of_the_catalogue_is_checked(kind):
-    assert {part.target for part in catalog.parts(kind)} <= {type(part) for part in CHECKED[kind]}
+    classes = {part.target for part in catalog.parts(kind) if isinstance(part.target, type)}  # functions make parts of these
+    assert classes <= {type(part) for part in CHECKED[kind]}
 
 
 def test_every_contract_has_a_check():
@@ -253,6 +277,11 @@ def test_risk(part):
 @pytest.mark.parametrize("part", SOLVERS, ids=repr)
 def test_solver(part):
     check_solver(part)
+
+
+@pytest.mark.parametrize("part", SCHEDULES, ids=repr)
+def test_schedule(part):
+    check_schedule(part)
 
 
 @pytest.mark.parametrize("part", AGGREGATORS, ids=repr)
@@ -506,9 +535,46 @@ class Centring(solvers.SGD):
         weights.sub_(lr * (gradient - gradient.mean(0)))
 
 
+class CountsForItself(solvers.Adam):
+    """Takes the first client's number for all."""
+
+    def step(self, weights, gradient, memory, *, anchor, lr, number=1):
+        number = number.flatten()[0].item() if torch.is_tensor(number) else number
+        super().step(weights, gradient, memory, anchor=anchor, lr=lr, number=number)
+
+
+class KeepsTooLittle(solvers.Adam):
+    @property
+    def keeps(self):
+        return lambda dimension: dimension
+
+
+class OneMemory(solvers.SGD):
+    """Remembers outside of the memory it is given."""
+
+    def step(self, weights, gradient, memory, *, anchor, lr):
+        memory[0].mul_(0.9).add_(gradient)
+        vars(self).setdefault("seen", []).append(0)
+        weights.sub_(lr * len(self.seen) * memory[0])
+
+
 def test_check_solver_catches():
     with pytest.raises(LawBroken, match="step on each"):
         check_solver(Centring())
+    with pytest.raises(LawBroken, match="step on each"):
+        check_solver(CountsForItself())
+    with pytest.raises(LawBroken, match="keeps its memory and the number of its steps"):
+        check_solver(KeepsTooLittle())
+    with pytest.raises(LawBroken, match=r"step on each|goes on as it was"):
+        check_solver(OneMemory(momentum=0.9, state="kept"))
+
+
+def test_check_schedule_catches():
+    with pytest.raises(LawBroken, match="positive and finite"):
+        check_schedule(lambda index: 1.0 - index / 100)
+    calls = []
+    with pytest.raises(LawBroken, match="one index has one factor"):
+        check_schedule(lambda index: calls.append(index) or 1.0 / len(calls))
 
 
 class Drifting(server_opt.SGD):

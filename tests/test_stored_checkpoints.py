@@ -101,7 +101,9 @@ def algorithms():
     )  # fmt: skip
     for risk in risks:
         yield eq.Algorithm(risk=risk, sampler=full)
-    for solver in parts_of(eq.solvers, AdaDPS=eq.solvers.AdaDPS({"weight": torch.ones(3)})):
+    schedules = dict.fromkeys(("Constant", "Cosine", "LinearDecay", "Step"))
+    kept, given = eq.solvers.Adam(state="kept"), eq.solvers.AdaDPS({"weight": torch.ones(3)})
+    for solver in parts_of(eq.solvers, AdaDPS=given, Adam=kept, **schedules):
         yield eq.Algorithm(solver=solver, sampler=full)
     inner = eq.aggregators.Median()
     for aggregator in parts_of(eq.aggregators, NNM=eq.aggregators.NNM(inner), Bucketing=eq.aggregators.Bucketing(inner)):
@@ -110,7 +112,8 @@ def algorithms():
         yield eq.Algorithm(server=server, sampler=full)
     for averaging in parts_of(eq.averaging, Geometric=eq.averaging.Geometric(0.1)):
         yield eq.Algorithm(averaging=averaging, sampler=full)
-    for personal in parts_of(eq.personal, Mocha=eq.personal.Mocha(0.1, solver=eq.solvers.SGD(lr=0.01))):
+    mocha = eq.personal.Mocha(0.1, solver=eq.solvers.SGD(lr=0.01))
+    for personal in parts_of(eq.personal, Mocha=mocha, Split=eq.personal.Split("bias")):
         yield eq.Algorithm(personal=personal, sampler=full)
     private = p.DifferentialPrivacy(None, 1e-2, 0.5, noise_multiplier=0.8, clip_rule=p.AdaptiveClip(), method="rdp")
     for privacy in (private, p.GaussianMechanism(0.5, 0.0), p.SecureAggregation()):

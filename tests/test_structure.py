@@ -66,6 +66,7 @@ NOT_PARTS = {
 SAME_IDEA = {
     "figures": "one figure on the page, and for a paper",
     "AdaDPS": "the method among clients, and as an optimiser",
+    "Adam": "the step of a client, and of the server",
     "SGD": "the step of a client, and of the server",
     "Uniform": "alike for all: clients that are drawn, iterates that are averaged",
 }
@@ -227,11 +228,14 @@ HELPERS = {  # small pure helpers that a round of the loop engine passes through
     "equipoise.data.leaves",  # one tensor of them
     "equipoise.engines.device_sets",  # where they are
     "equipoise.solvers.batches",  # which of them a step sees
+    "equipoise.solvers.client_steps",  # a client's weights and memory between two steps
+    "equipoise.solvers.local_optimizer",  # the options that SGD shares with other solvers
     "equipoise.types",  # the values that are passed on
     "equipoise.errors",  # checks of arguments
     "equipoise.core.abilities",
     "equipoise.core.carried",  # running statistics, of models that have them
     "equipoise.core.devices",
+    "equipoise.core.forward_rules",  # the masks of dropout
     "equipoise.core.numbers",
     "equipoise.core.params",
     "equipoise.core.rng",

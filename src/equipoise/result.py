@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 COLUMNS = ("client", "split", "seen", "size", "loss", "error")
 OPTIONAL = ("malicious", "personal_loss", "personal_error")  # columns of runs under attack and with personal models
+NOT_EVALUATED = "not evaluated"  # stands for a client in the row of a split that nobody could be asked about
 
 
 @dataclass(frozen=True, eq=False)

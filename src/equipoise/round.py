@@ -184,8 +184,7 @@ def cohort_losses(runs: Sequence[RunInRound], engine: Engine) -> list[Tensor | N
         if len(runs[i].cohort) == 0:
             losses[i] = torch.zeros(0, dtype=torch.float64)
         elif len(shared) < 2 or i not in shared:
-            solver = runs[i].solver if runs[i].solver_traits.adapts else None
-            losses[i] = engine.losses(runs[i].state.model, runs[i].cohort, solver)
+            losses[i] = losses_alone(runs[i], engine)
     if len(shared) > 1:
         cohorts = {i: runs[i].cohort.clients for i in shared}
         groups = grouped(shared, lambda i, j: cohorts[i] is cohorts[j] or torch.equal(cohorts[i], cohorts[j]))
@@ -197,6 +196,13 @@ def cohort_losses(runs: Sequence[RunInRound], engine: Engine) -> list[Tensor | N
         jobs = [Job(runs[i].state.model, runs[i].cohort, runs[i].cohort.weights) for i in alone]
         losses |= zip(alone, engine.losses_each(jobs) if jobs else [], strict=True)
     return [losses.get(i) for i in range(len(runs))]
+
+
+def losses_alone(run: RunInRound, engine: Engine) -> Tensor:
+    """The losses (K,) of one run's cohort: at the shared model, or at clients' own models if the method says so."""
+    setting, state = run.setting, run.state
+    own = None if setting.personal is None else setting.personal.losses(state.personal, state.model, run.cohort)
+    return own if own is not None else engine.losses(state.model, run.cohort, run.solver if run.solver_traits.adapts else None)
 
 
 def without_lost_clients(run: RunInRound, losses: Tensor | None) -> tuple[Cohort, Tensor | None]:
@@ -244,7 +250,8 @@ def local_work(planned: Sequence[Planned], engine: Engine) -> list[Worked | Dive
     together: list[int] = []
     for i, (run, plan) in enumerate(planned):
         setting = run.setting
-        open_sum = setting.protection.in_the_open and run.algorithm.aggregator.linear and setting.personal is None
+        alone = setting.personal is not None or setting.kept is not None
+        open_sum = setting.protection.in_the_open and run.algorithm.aggregator.linear and not alone
         if len(planned) > 1 and open_sum and len(plan.workers):
             together.append(i)
             continue
@@ -274,6 +281,9 @@ def work_alone(run: RunInRound, plan: Plan, engine: Engine) -> Worked:
         sent = setting.personal.updates(own, state.model, plan.workers, run.solver)
     if len(plan.workers) == 0 and not setting.protection.without_clients:
         return None, own  # an empty cohort, a risk flat at these losses, or all work lost
+    if setting.kept is not None:
+        workers = replace(plan.workers, rows=setting.kept.read(state.kept, plan.workers.clients))
+        plan = plan._replace(workers=workers)
     return setting.protection.combine(state, engine, run.solver, plan, sent), own
 
 
@@ -296,6 +306,8 @@ def finish(run: RunInRound, plan: Plan, worked: Worked | Diverged, began: float,
     changed |= {"aggregator": combined.aggregator, "privacy": combined.privacy}
     if combined.carried is not None:
         changed["carried"] = setting.task.carried.from_moments(combined.carried).to(state.params)
+    if setting.kept is not None:
+        changed["kept"] = setting.kept.write(state.kept, plan.workers, work)
     after = next_state(setting, state, **changed)
     report = report_of(setting, plan, began, work, runs=runs)
     rejected = rejected_clients(plan, work, setting.data.train) if setting.protection.in_the_open else ()

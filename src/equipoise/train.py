@@ -120,9 +120,9 @@ class RunUnderWay:
     start: Tensor | None = None  # w^0, where clients begin with it in later rounds
 
     @classmethod
-    def begin(cls, setting: Setting, rows: Path | None = None) -> RunUnderWay:
-        """A run before its first round; what clients keep between rounds goes to the file `rows`."""
-        return cls(setting, setting.begin(rows), start=setting.first_model if setting.keeps_rows else None)
+    def begin(cls, setting: Setting, rows: Path | None = None, solver_rows: Path | None = None) -> RunUnderWay:
+        """A run before its first round; what clients keep between rounds goes to the files `rows` and `solver_rows`."""
+        return cls(setting, setting.begin(rows, solver_rows), start=setting.first_model if setting.keeps_rows else None)
 
     def take(self, outcome: Outcome, watching: Observers, evaluate_every: int | None) -> None:
         """Go on from a round, or stop if it failed."""
@@ -150,8 +150,7 @@ class RunUnderWay:
         watching.tell("on_evaluation", evaluation)
         if final:
             try:
-                unknown = not self.setting.protection.in_the_open and self.setting.engine_traits.network is not None
-                stop_if_lost(evaluation, named=self.setting.protection.in_the_open, unknown=unknown)
+                stop_if_lost(evaluation, named=self.setting.protection.in_the_open)
             except Diverged as failure:
                 self.fail(failure)
 
@@ -229,12 +228,14 @@ def start_or_resume(settings: Sequence[Setting], saving: Checkpoints | None) -> 
         return [RunUnderWay.begin(setting) for setting in settings], 0.0
     saved = saving.open(settings)
     if saved is None:
-        return [RunUnderWay.begin(setting, saving.rows) for setting in settings], 0.0
+        return [RunUnderWay.begin(setting, saving.rows, saving.solver_rows) for setting in settings], 0.0
     runs = []
     for setting, each in zip(settings, saved.runs, strict=True):
         start = setting.first_model if each.start is None else each.start
         if setting.personal is not None:
             setting.personal.resume(start, each.state.personal, saving.rows)
+        if setting.kept is not None:
+            setting.kept.resume(each.state.kept, saving.solver_rows)
         setting.protection.resume(each.state.privacy, each.state.round)
         runs.append(RunUnderWay(setting, each.state, each.history, start=start if setting.keeps_rows else None))
         if each.failure is not None:

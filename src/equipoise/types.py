@@ -51,14 +51,15 @@ class Cohort:
     weights: Tensor  # (K,) float64, sums to 1 over the cohort as it was drawn
     inclusion: Tensor  # (K,) float64, the probability with which each client enters a cohort
     effort: Tensor | None = None  # (K,) int64, epochs (or steps) that each client gets done; None: all of the solver's
+    rows: Tensor | None = None  # (K, width), what each client has kept for its solver since its last round
 
     def __len__(self) -> int:
         return self.clients.shape[0]
 
     def take(self, keep: Tensor) -> Cohort:
         """The sub-cohort at a boolean mask or positions; base weights are kept as they are."""
-        effort = self.effort[keep] if self.effort is not None else None
-        return Cohort(self.round, self.seed, self.clients[keep], self.weights[keep], self.inclusion[keep], effort)
+        effort, rows = (None if each is None else each[keep] for each in (self.effort, self.rows))
+        return Cohort(self.round, self.seed, self.clients[keep], self.weights[keep], self.inclusion[keep], effort, rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +79,7 @@ class LocalWork:
     sq_norms: Tensor  # (K,) squared L2 norms of the clients' updates
     losses: Tensor  # (K,) mean loss over the batches of the local work, seen for free
     carried: Tensor | None = None  # as carried values are averaged: (K, C), NaN where none count; or (C,), their mean
+    rows: Tensor | None = None  # (K, width), what each client keeps for its solver until its next round; it is not sent
 
     @cached_property
     def arrived(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -109,6 +111,7 @@ class ServerState:
     personal: Any = None
     privacy: Any = None
     carried: Tensor | None = None
+    kept: Any = None  # (n,) where the rows are that clients keep for the solver
 
     @property
     def model(self) -> Tensor:
@@ -223,6 +226,9 @@ class QuantileTraits:
 class LocalSolver(Protocol):
     """A description of local work. Law: zero steps give a zero update.
 
+    What a step cannot know from one parameter alone is done by the engine: it clips the gradient of a client over all
+    parameters (`SolverTraits.clip_norm`), and passes each parameter's own rate to `step`.
+
     A solver that only has `prepare` (see SolverTraits) makes a round's solver when the round begins.
     """
 
@@ -242,8 +248,17 @@ class LocalSolver(Protocol):
     def step(self, weights: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], *, anchor: Tensor, lr: float) -> None:
         """One step, in place, element by element: `weights` may be one client's (D,) or many clients' (K, …).
 
-        Only `weights` and `memory` are written to; `gradient` may share memory with another parameter's.
+        Only `weights` and `memory` are written to; `gradient` may share memory with another parameter's. A `numbered` solver
+        (SolverTraits) gets one more keyword, `number`: the number of the step, from 1 on, as a number or as one number per
+        client in a float64 tensor that broadcasts to `weights`.
         """
+
+
+class Schedule(Protocol):
+    """A factor of the learning rate for each round, or for each local step. Law: positive and finite at 0, 1, …"""
+
+    def __call__(self, index: int) -> float:
+        """The factor in round `index`, or at local step `index`; both count from 0."""
 
 
 class SgdRule(NamedTuple):
@@ -268,6 +283,11 @@ class SolverTraits:
     with_prox: Callable[[float], LocalSolver] | None = None  # the solver with another μ
     with_epochs: Callable[[int], LocalSolver] | None = None  # the solver with another number of passes over the data
     for_own_model: Callable[[], LocalSolver] | None = None  # the solver for a client's own model
+    numbered: bool = False  # whether `step` is told the `number` of the step: since the client's memory began, from 1 on
+    clip_norm: float | None = None  # the engine scales the gradient of a client's loss down to this L2 norm, at every step
+    step_factor: Callable[[int], float] | None = None  # the factor of the rate at local step 0, 1, … of a round
+    rates: Mapping[str, float] | None = None  # the factor of the rate of parameters, by patterns of their names
+    keeps: Callable[[int], int] | None = None  # (D): how many numbers a client keeps between rounds; None: nothing
     repeats: int = 1  # for how many steps in a row a batch is used
     split: float | None = None  # the share of a client's examples that all steps but the last see
     adapts: bool = False  # whether risks see the loss after the steps before the last
@@ -389,6 +409,8 @@ class PersonalTraits:
 
     check: Callable[[Algorithm], None] | None = None  # refuses what does not go with the method
     updates: Callable[..., Tensor] | None = None  # (context, params, cohort, rows, solver): what clients send instead, (K, D)
+    losses: Callable[..., Tensor] | None = None  # (context, params, cohort, rows): what the risk sees instead of F_k(w), (K,)
+    finetunes: bool = False  # whether all clients train once more after the rounds, also those that were never drawn
     sums_models: bool = False  # whether the server sees clients' models, or what they add up to
     solver: LocalSolver | None = None  # of the personal work, if it is not the algorithm's
     keeps_carried: bool = field(default=False, metadata=OWN)  # whether a client's model may have carried values of its own
@@ -409,6 +431,9 @@ class PersonalWork(Protocol):
 
     def work(self, state: Any, params: Tensor, cohort: Cohort, solver: LocalSolver) -> Any:
         """The state after a round's personal work of the whole cohort."""
+
+    def losses(self, state: Any, params: Tensor, cohort: Cohort) -> Tensor | None:
+        """The losses (K,) that the risk sees, if the method has it see others than the shared model's."""
 
     def updates(self, state: Any, params: Tensor, cohort: Cohort, solver: LocalSolver) -> Tensor | None:
         """What clients send (K, D), if the method has them send anything but the update of the solver's work."""

@@ -16,6 +16,7 @@ from equipoise.core.task import Task
 from equipoise.data import Schema
 from equipoise.errors import InvalidParameter
 from equipoise.models import (
+    MLP,
     CharGRU,
     CharLSTM,
     ConvNet,
@@ -55,6 +56,7 @@ SMALL = {
     "svm": (lambda: LinearSVM(4), features(4), integers(2)),
     "regression": (lambda: LinearRegression(4), features(4), features()),
     "mean": (lambda: MeanEstimator(2), features(2), features(2)),
+    "perceptron": (lambda: MLP(6, 3, hidden=(4, 5), seed=1), features(2, 3), integers(3)),
     "convnet": (lambda: ConvNet(classes=4, seed=1), features(28, 28), integers(4)),
     "gru": (lambda: CharGRU(vocabulary=6, hidden=5, seed=1), integers(6, 5), integers(6)),
     "gru, one-hot, 2 layers": (lambda: CharGRU(vocabulary=6, embedding=None, hidden=5, layers=2), integers(6, 5), integers(6)),
@@ -91,6 +93,8 @@ def count(model: nn.Module) -> int:
         (LinearSVM(100), 101),
         (LinearRegression(7), 8),
         (MeanEstimator(2), 2),
+        (MLP(784, 62, hidden=(200, 200)), 784 * 200 + 200 + 200 * 200 + 200 + 200 * 62 + 62),
+        (MLP(5, 3, hidden=()), 18),
         (ConvNet(), 115_646),  # 832 + 51,264 + 63,550
         (ConvNet(classes=10), 832 + 51_264 + 10_250),
         (CharGRU(vocabulary=53), 53 * 8 + 384 * 8 + 384 * 128 + 768 + 53 * 129),
@@ -110,7 +114,7 @@ def test_parameter_counts(model: nn.Module, expected: int) -> None:
 
 
 def test_every_public_model_is_tested() -> None:
-    assert {type(make()).__name__ for make, _, _ in SMALL.values()} == set(models.__all__)
+    assert {type(make()).__name__ for make, _, _ in SMALL.values()} == set(models.__all__) - {"with_group_norm"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

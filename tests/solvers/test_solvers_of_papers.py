@@ -13,8 +13,8 @@ from equipoise.errors import InvalidParameter
 from equipoise.sampling import Full
 from equipoise.solvers import MAML, SGD, AdaptiveProx, FedDane
 from equipoise.solvers.batches import SplitCursor, split_batches, support_sizes
+from equipoise.solvers.local_optimizer import stragglers
 from equipoise.solvers.prepared import ProxState, adapted
-from equipoise.solvers.sgd import stragglers
 from equipoise.types import ServerState
 from rounds import run_round
 

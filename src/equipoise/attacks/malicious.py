@@ -109,7 +109,7 @@ def corrupted_work(data: FederatedData, work: LocalWork, params: Tensor, cohort:
     names = data.train.keys[cohort.clients.to(data.train.keys.device)].cpu()
     keys = rng.client_keys(rng.stream_key(cohort.seed, "batches", cohort.round), names)
     sent = corrupted(data, work.update, cohort.clients, keys, len(cohort), whole_cohort=True)
-    return as_local_work(sent, params, work.losses)
+    return replace(as_local_work(sent, params, work.losses), rows=work.rows)
 
 
 def summed_rows(work: LocalWork, weights: Tensor, aggregator: Aggregator) -> LocalWork:

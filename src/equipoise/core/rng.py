@@ -92,6 +92,22 @@ def _keys_by_torch(key: int, clients: Tensor) -> Tensor:
     return _mix_tensor(_mix_tensor(clients) ^ signed(key))
 
 
+def step_keys(keys: Tensor, step: int | Tensor) -> Tensor:
+    """One key per client for what is drawn inside its forward pass at a local step: `keys` are those of its batches, (K,).
+
+    They differ from the batches' own numbers, whose counters are far smaller than the constant here.
+    """
+    counters = (step + 1) * signed(GOLDEN_GAMMA) if isinstance(step, Tensor) else signed((step + 1) * GOLDEN_GAMMA)
+    return mix_(mix_(keys ^ signed(name_key("forward pass"))) + counters)
+
+
+def mix_(z: Tensor) -> Tensor:
+    """The hash of int64 numbers, written over them: what `client_keys` is made of, without memory for every operation."""
+    for shift, factor in ((30, MIX_FACTORS[0]), (27, MIX_FACTORS[1])):
+        z.bitwise_xor_((z >> shift).bitwise_and_((1 << (64 - shift)) - 1)).mul_(signed(factor))
+    return z.bitwise_xor_((z >> 31).bitwise_and_((1 << 33) - 1))
+
+
 def random_bits(keys: Tensor, first: int | Tensor, count: int) -> Tensor:
     """63 random bits for each counter first, first + 1, … of each key: (K,) keys give (K, count) int64, all ≥ 0."""
     if keys.device.type != "cpu":

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from torch.nn import functional
 from equipoise.core import trees
 from equipoise.core.batch_trial import BatchUse, nearly_equal, try_batches
 from equipoise.core.carried import CarriedLayout, split_model
+from equipoise.core.forward_rules import ForwardRules
 from equipoise.core.params import ParameterLayout
 from equipoise.errors import EquipoiseError, IncompatibleParts, InvalidParameter, is_integer, require
 
@@ -205,6 +207,12 @@ class Task:
         params = self.layout.read(self.module)
         return torch.cat([params, self.carried.read(self.module, params.dtype)]) if self.carried.names else params
 
+    def in_double(self) -> Task:
+        """A copy of the task in float64."""
+        parts = _copy_all(self.module, self.scorer._given_loss, self.scorer._given_error)
+        layout = replace(self.layout, dtype=torch.float64)
+        return replace(self, scorer=self.scorer.with_parts(*parts).double(), layout=layout)
+
     def outputs(self, params: Tensor | dict[str, Tensor], x: Any) -> Any:
         """The model's outputs on inputs (B, …)."""
         return trees.call_with(self.module, self.named(params), x)
@@ -213,6 +221,16 @@ class Task:
         """Per-example losses (B,)."""
         losses: Tensor = functional_call(self.scorer, self._named(params), (x, y, False))[0]
         return losses
+
+    def batched_losses(self, params: Tensor | dict[str, Tensor], x: Any, y: Any, key: Tensor | None = None) -> Tensor:
+        """`losses` by operations that `torch.func.vmap` can batch; `key` fixes the masks of dropout."""
+        with ForwardRules(key, batched=True):
+            return self.losses(params, x, y)
+
+    def batched_scores(self, params: Tensor | dict[str, Tensor], x: Any, y: Any) -> tuple[Tensor, Tensor]:
+        """`scores` by operations that `torch.func.vmap` can batch."""
+        with ForwardRules(None, batched=True):
+            return self.scores(params, x, y)
 
     def scores(self, params: Tensor | dict[str, Tensor], x: Any, y: Any) -> tuple[Tensor, Tensor]:
         """Per-example losses and errors, (B,) and (B,)."""
@@ -230,6 +248,16 @@ class Task:
 
     def _named(self, params: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
         return {f"module.{name}": value for name, value in self.named(params).items()}
+
+    def drops(self, data: FederatedData) -> bool:
+        """Whether a forward pass in training draws masks of dropout, tried on the first examples."""
+        trial, rules = self.to(torch.device("cpu")), ForwardRules(torch.tensor(0), batched=False)
+        rows = slice(0, min(2, data.train.examples))
+        x, y = (trees.map_tree(Tensor.cpu, part(rows, self.layout.dtype)) for part in (data.train.inputs, data.train.targets))
+        trial.scorer.train()
+        with torch.random.fork_rng(devices=[]), torch.enable_grad(), rules:
+            trial.scorer(trees.clone(x), y, False)
+        return rules.calls > 0
 
     def fitted(self, data: FederatedData) -> Task:
         """The task for these data, tried on their first examples so that what cannot work is refused before any work.
@@ -269,6 +297,8 @@ class Task:
                         "Compute it from the example's own outputs and target.",
                     )
             trial._refuse_padding(data, params.detach())
+            if use.mixes:
+                trial._refuse_padding_in_training(data, params.detach())
         return wanted._trained_as(use)
 
     def _with_error(self, error: PerExample) -> Task:
@@ -336,6 +366,25 @@ class Task:
                     "the ignored class −100.",
                 )
         return here["gradient"]
+
+    def _refuse_padding_in_training(self, data: FederatedData, params: Tensor) -> None:
+        """Where sequences are padded and a model mixes the examples of a batch, its statistics must not count padded places."""
+        if not data.train.has_sequences:
+            return
+        rows = data.train.first_rows(TRIED_ROWS)
+
+        def losses(wider: int) -> Tensor:
+            trial = self.to(torch.device("cpu"))
+            trial.scorer.train()
+            return trial._padded_scores(data, [rows], params, wider, 0)["loss"]
+
+        here, again, there = (self._run_user_code("model", data, partial(losses, wider)) for wider in (0, 0, 8))
+        if nearly_equal(here, again) and not nearly_equal(here, there):  # else random, and nothing can be compared
+            raise IncompatibleParts(
+                f"In training the loss of {type(self.module).__name__} changes when sequences are padded further: statistics "
+                "of a batch count padded places.",
+                "Normalise after the steps have been averaged where the mask is 1, or within each example (LayerNorm).",
+            )
 
     def _padded_scores(self, data: FederatedData, parts: list[Tensor], params: Tensor, *wider: int | None) -> dict[str, Tensor]:
         """Losses and errors of some examples in batches, and the gradient of the sum of all losses.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -15,11 +15,13 @@ from equipoise.core import rng
 from equipoise.core.abilities import solver_traits
 from equipoise.core.carried import CarriedMean, join_model
 from equipoise.core.devices import seed_generators, usable_device
+from equipoise.core.forward_rules import ForwardRules
 from equipoise.core.task import Task
 from equipoise.core.update_checks import as_local_work, checked_norms, longest_square, with_carried
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines.device_sets import DeviceSets
 from equipoise.solvers.batches import batches_of
+from equipoise.solvers.client_steps import ClientSteps
 from equipoise.types import Aggregator, Cohort, Engine, LocalSolver, LocalWork, Pull
 
 
@@ -43,6 +45,7 @@ class ClientWork(NamedTuple):
     update: Tensor  # (D,)
     loss: Tensor  # ()
     carried: Tensor  # (C,) float64, as carried values are averaged; NaN if no step was taken, infinite if they cannot be used
+    row: Tensor | None = None  # (width,) what the client keeps for its solver until its next round
 
 
 class LoopEngine(Engine):
@@ -71,6 +74,7 @@ class LoopEngine(Engine):
         work = as_local_work(torch.stack([each.update for each in sent]), own, _losses(sent))
         if self.omniscient_attack:
             work = corrupted_work(self.data, work, own, cohort)
+        work = replace(work, rows=_stacked_rows(sent))
         return with_carried(work, torch.stack([each.carried for each in sent])) if self.task.carried.names else work
 
     def summed_update(
@@ -89,7 +93,8 @@ class LoopEngine(Engine):
                 total += aggregator(each.update.unsqueeze(0), weight.reshape(1).to(self.device))[0]
                 mean.add(each.carried, float(weight))
             sent.append(each)
-        return LocalWork(total, torch.stack(sq_norms), _losses(sent), mean.value() if self.task.carried.names else None)
+        carried = mean.value() if self.task.carried.names else None
+        return LocalWork(total, torch.stack(sq_norms), _losses(sent), carried, _stacked_rows(sent))
 
     def own_steps(self, models: Tensor, cohort: Cohort, solver: LocalSolver, pull: Pull | None = None) -> Tensor:
         """Each client's own model after its local work, (K, D), followed by its own carried values (K, C)."""
@@ -168,38 +173,37 @@ class LoopEngine(Engine):
         traits = solver_traits(solver)
         k = int(cohort.clients[place])
         first, size = int(self.train.starts[k]), int(self.train.sizes[k])
-        key = self._key(cohort, k)
-        lr = solver.learning_rate(cohort.round)
+        key, row = self._key(cohort, k), None if cohort.rows is None else cohort.rows[place]
         steps = solver.local_steps(size) if cohort.effort is None else solver.local_steps(size, int(cohort.effort[place]))
         params, carried = self.task.split(model)
-        weights = params.clone()
-        memory = solver.begin(weights)
+        work = ClientSteps(solver, self.task.layout, params, cohort.round, row)
         seen = []
         devices = [self.device] if self.device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):  # dropout and the like draw from the client's own stream
+        with torch.random.fork_rng(devices=devices):  # random operations other than dropout draw from the client's own stream
             seed_generators(int(key) & (2**63 - 1), self.device)
+            masks = rng.step_keys(key, torch.arange(max(1, steps), device=self.device))
             shared, enough = traits.shared_gradient, self.task.smallest_batch
             self.task.carried.write(self.task.module, carried)
             correction: Tensor | float = 0.0
             if shared is not None and steps and size >= enough:
-                correction = shared - self._gradient(params, self.train.rows(k))[0]
+                correction = shared - self._gradient(params, self.train.rows(k), masks[0])[0]
                 self.task.carried.write(self.task.module, carried)  # that was no step
             for number, batch in enumerate(batches_of(solver, key, size, steps), start=1):
                 if len(batch) < enough:
                     continue
-                gradient, loss = self._gradient(weights, batch + first)
+                gradient, loss = self._gradient(work.weights, batch + first, masks[(number - 1) // traits.repeats])
+                gradient = work.clipped(gradient)
                 if traits.preconditioner is not None:
                     gradient = gradient / traits.preconditioner
                 if pull is not None:
-                    gradient = gradient + pull[1] * (weights - pull[0])
-                take_step = traits.finish if traits.finish is not None and number == steps else solver.step
-                take_step(weights, gradient + correction, memory, anchor=params, lr=lr)
+                    gradient = gradient + pull[1] * (work.weights - pull[0])
+                work.take(gradient + correction, last=number == steps)
                 seen.append(loss)
         if not seen:
             nothing = torch.full((1 + self.task.carried.size,), float("nan"), dtype=torch.float64)
-            return ClientWork(weights - params, nothing[0], nothing[1:])
+            return ClientWork(work.weights - params, nothing[0], nothing[1:], work.row())
         loss = seen[-1] if traits.finish is not None else torch.stack(seen).mean()
-        return ClientWork(weights - params, loss, self._carried())
+        return ClientWork(work.weights - params, loss, self._carried(), work.row())
 
     def _one_pull(self, pull: Pull, place: int) -> tuple[Tensor, Tensor]:
         """The anchor (D,) and the strength, () or (D,), of one client; nothing pulls at carried values."""
@@ -214,15 +218,22 @@ class LoopEngine(Engine):
         moments = self.task.carried.to_moments(self.task.carried.read(self.task.module, self.task.layout.dtype)).cpu()
         return moments if bool(torch.isfinite(moments).all()) else torch.full_like(moments, torch.inf)
 
-    def _gradient(self, weights: Tensor, rows: Tensor | slice) -> tuple[Tensor, Tensor]:
-        """Gradient (D,) and value of the mean loss over some examples."""
+    def _gradient(self, weights: Tensor, rows: Tensor | slice, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Gradient (D,) and value of the mean loss over some examples; `key` fixes the masks of dropout."""
         named = dict(self.task.module.named_parameters())
         leaves = {name: named[name] for name in self.task.layout.names}
         x, y = self.train.inputs(rows, weights.dtype), self.train.targets(rows, weights.dtype)
         self.task.layout.write(self.task.module, weights)
-        loss = self.task.scorer(x, y, False)[0].mean()
+        with ForwardRules(key, batched=False):
+            loss = self.task.scorer(x, y, False)[0].mean()
         gradients = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         return self.task.layout.flatten(dict(zip(leaves, gradients, strict=True))), loss.detach().double().cpu()
+
+
+def _stacked_rows(sent: Iterable[ClientWork]) -> Tensor | None:
+    """What all clients keep for their solver, (K, width) on the CPU; None if they keep nothing."""
+    kept = [each.row for each in sent if each.row is not None]
+    return torch.stack(kept).cpu() if kept else None
 
 
 def stack_columns(pairs: Iterable[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:

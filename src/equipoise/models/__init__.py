@@ -8,10 +8,12 @@ Any other `torch.nn.Module` works as well. Those here keep three promises: their
 from equipoise.models.convnet import ConvNet
 from equipoise.models.group_norm import with_group_norm
 from equipoise.models.linear import LinearRegression, LinearSVM, Logistic, MeanEstimator, Softmax
+from equipoise.models.perceptron import MLP
 from equipoise.models.recurrent import CharGRU, CharLSTM, EmbeddingLSTM
 from equipoise.models.table_network import Tabular
 
 __all__ = [
+    "MLP",
     "CharGRU",
     "CharLSTM",
     "ConvNet",

@@ -34,8 +34,7 @@ class Tabular(nn.Module):
     deviation s of the target among training clients, so that a learning rate suits every unit, and the error is (z − y)².
 
     Initial parameters depend on `seed` alone: torch's default laws, but embeddings of "other" and "missing" start at zero, so
-    that a category that training did not have is neutral. A code outside its column makes the outputs of its row NaN. With
-    `dropout` the simulator trains clients one at a time.
+    that a category that training did not have is neutral. A code outside its column makes the outputs of its row NaN.
 
     Source: Guo, Berkhahn 2016 (entity embeddings of categorical variables).
 

@@ -5,5 +5,22 @@ from equipoise.personal.finetune import Finetuning
 from equipoise.personal.interpolate import APFL, Mapper
 from equipoise.personal.mocha import Mocha
 from equipoise.personal.regularise import EWC, SymmetrisedKL
+from equipoise.personal.split import FedBABU, FedBN, FedPer, FedRep, LGFedAvg, Split
 
-__all__ = ["APFL", "EWC", "L2SGD", "Ditto", "Finetuning", "Local", "Mapper", "Mocha", "SymmetrisedKL"]
+__all__ = [
+    "APFL",
+    "EWC",
+    "L2SGD",
+    "Ditto",
+    "FedBABU",
+    "FedBN",
+    "FedPer",
+    "FedRep",
+    "Finetuning",
+    "LGFedAvg",
+    "Local",
+    "Mapper",
+    "Mocha",
+    "Split",
+    "SymmetrisedKL",
+]

@@ -82,6 +82,14 @@ class PersonalRun:
         after, shared = self.method.work(self.context, params, cohort, rows, solver, state.shared)
         return PersonalState(self.rows.write(state.places, cohort.clients, after), shared)
 
+    def losses(self, state: PersonalState, params: Tensor, cohort: Cohort) -> Tensor | None:
+        """The losses (K,) that the risk sees, if the method has it see others than the shared model's."""
+        losses = self._traits.losses
+        if losses is None or len(cohort) == 0:
+            return None
+        rows = self.rows.read(state.places, cohort.clients).to(params)
+        return losses(self.context, params, cohort, rows)
+
     def updates(self, state: PersonalState, params: Tensor, cohort: Cohort, solver: LocalSolver) -> Tensor | None:
         """What clients send (K, D), if the method has them send anything but the update of the solver's work."""
         updates = self._traits.updates
@@ -96,7 +104,7 @@ class PersonalRun:
     def models(self, state: PersonalState, params: Tensor, clients: Tensor, round_index: int) -> Tensor:
         """The models (K, D) of training clients at positions (K,), when the shared model is `params`.
 
-        A client that has never taken part in a round is served the shared model.
+        A client that has never taken part in a round is served the shared model, unless all clients finetune.
         """
         even = torch.full((len(clients),), 1 / max(1, len(clients)), dtype=torch.float64)
         cohort = Cohort(round_index, self.seed, clients, even, torch.ones_like(even))
@@ -104,7 +112,7 @@ class PersonalRun:
         rows = self.rows.read(state.places, clients).to(params) if self.keeps_rows else none
         with torch.enable_grad():  # finetuning takes gradients, also inside a user's no_grad
             models = self.method.models(self.context, params, cohort, rows, self.solver, state.shared)
-        if self.keeps_rows:
+        if self.keeps_rows and not self._traits.finetunes:
             never = (state.places[clients] == 0).to(models.device)
             models = torch.where(never.unsqueeze(1), params, models)
         return models

@@ -18,6 +18,7 @@ from equipoise.types import Cohort, Combined, Engine, LocalSolver, LocalWork, Ri
 
 if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
+    from equipoise.core.task import Task
     from equipoise.privacy.mechanism import SecureAggregation
     from equipoise.round import Plan
 
@@ -82,6 +83,11 @@ def carried_rows(work: LocalWork, weights: Tensor) -> Tensor:
         return torch.zeros(len(weights), 0, dtype=torch.float64)
     rows = weights.unsqueeze(1) * torch.cat([work.carried, torch.ones(len(weights), 1, dtype=torch.float64)], 1)
     return torch.where(torch.isfinite(rows).all(1, keepdim=True), rows, 0.0)
+
+
+def secure_row_length(task: Task) -> int:
+    """The numbers of a client's row in the secure sum of updates: (w · moments, w) for carried values, and (w · u, w)."""
+    return task.layout.dimension + 1 + (task.carried.size + 1 if task.carried.names else 0)
 
 
 def mean_of_sum(total: Tensor, carried: int) -> tuple[Tensor | None, Tensor]:

@@ -26,10 +26,11 @@ from equipoise.errors import CheckpointError, Diverged, EquipoiseNotice, NotWrit
 from equipoise.observers import EvaluationPoint, History
 from equipoise.runs.history_columns import packed_reports, unpacked_reports
 from equipoise.runs.identity import identity_of, refuse_other_run
-from equipoise.types import Observer, RoundReport, ServerState
+from equipoise.types import Observer, PersonalWork, RoundReport, ServerState
 
 if TYPE_CHECKING:
     from equipoise.runs.setup import Setting
+    from equipoise.runs.solver_rows import SolverRows
     from equipoise.train import RunUnderWay
 
 SECONDS = 10.0  # between checkpoints, unless a number of rounds is given
@@ -122,8 +123,13 @@ class Checkpoints(Observer):
 
     @property
     def rows(self) -> Path:
-        """The file of what clients keep between rounds."""
+        """The file of what clients keep between rounds for models of their own."""
         return self.path.with_suffix(".clients.npy")
+
+    @property
+    def solver_rows(self) -> Path:
+        """The file of what clients keep between rounds for their solver."""
+        return self.path.with_suffix(".solver.npy")
 
     def open(self, settings: Sequence[Setting]) -> Checkpoint | None:
         """Begin to save these runs; the checkpoint that they go on from, or None if there is no file yet."""
@@ -151,16 +157,19 @@ class Checkpoints(Observer):
         due = reached % self.every == 0 if self.every else now - self._saved >= max(SECONDS, self._cost / SHARE)
         # Round 0: a full disk or unwritable folder fails before any work.
         if due or reached in (0, self._settings[0].protection.rounds_allowed):
-            keeping = [(run.setting.personal, run.state) for run in runs if run.setting.personal is not None]
-            for personal, _ in keeping:
-                personal.flush()
+            keeping: list[tuple[PersonalWork | SolverRows, Any]] = [
+                *((run.setting.personal, run.state.personal) for run in runs if run.setting.personal is not None),
+                *((run.setting.kept, run.state.kept) for run in runs if run.setting.kept is not None),
+            ]
+            for rows, _ in keeping:
+                rows.flush()
             measured = self._settings[0].engine_traits.measured
             named = zip(runs, self._identities, strict=True)
             saved = [SavedRun(run.state, run.history, identity, run.failure, run.start) for run, identity in named]
             choice = {} if measured is None else measured.read()
             write_atomically(self.path, Checkpoint(saved, now - self._began, choice).bytes())
-            for personal, state in keeping:
-                personal.on_saved(state.personal)
+            for rows, state in keeping:
+                rows.on_saved(state)
             self._saved = time.monotonic()
             self._cost = self._saved - now
 

@@ -241,6 +241,8 @@ def train_family(
     fix = "Train each member by itself: equipoise.train or compare."
     for part, given in (("personal", algorithms[0].personal), ("privacy", algorithms[0].privacy)):
         require(given is None, "algorithm", f"must not have {part}=… in a family, whose members share their rounds", given, fix)
+    rule = "must have a solver with a fresh state in every round in a family, whose members share their rounds"
+    require(algorithms[0].traits.solver.keeps is None, "algorithm", rule, algorithms[0].solver, fix)
     short = {f"{value:g}" for value in members}
     names = [f"{knob} {value:g}" if len(short) == len(members) else f"{knob} {value!r}" for value in members]
     watch = Watching(evaluate_every, observers, progress, checkpoint)

@@ -11,18 +11,16 @@ import torch
 from equipoise.errors import Diverged
 from equipoise.metrics import mean
 from equipoise.observers import Evaluation
-from equipoise.result import Result
+from equipoise.result import NOT_EVALUATED, Result
 from equipoise.runs.setup import Setting
 from equipoise.types import RoundReport
 
 
-def stop_if_lost(final: Evaluation, *, named: bool = True, unknown: bool = False) -> None:
-    """Raise Diverged if a training client's loss after the last round is not finite; it is `named` unless it is protected.
-
-    With `unknown`, NaN stands for a loss that nobody was asked for.
-    """
+def stop_if_lost(final: Evaluation, *, named: bool = True) -> None:
+    """Raise Diverged if a training client's loss after the last round is not finite; it is `named` unless it is protected."""
     trained_on = final.clients.where("train")
-    finite = torch.isfinite(trained_on.loss) | (torch.isnan(trained_on.loss) & unknown)
+    asked = torch.tensor([client != NOT_EVALUATED for client in trained_on.client])
+    finite = torch.isfinite(trained_on.loss) | ~asked
     if not bool(finite.all()):
         lost = [client for client, good in zip(trained_on.client, finite.tolist(), strict=True) if not good]
         raise Diverged(final.round, lost if named else (), "loss after the last round")

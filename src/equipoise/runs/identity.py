@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from equipoise.core.dropout import STREAM
 from equipoise.core.fingerprints import (
     fingerprint,
     module_code,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from equipoise.runs.setup import Setting
 
 START = "start weights"  # may differ: the checkpoint's hold
+DROPOUT = "dropout"  # how its masks are drawn, of a model that has any
 PYTHON = "version of Python"  # may differ: the code of functions is not compared then
 _OF_CODE = ("model's code", "loss's code", "error's code", "algorithm's own code")
 _SEVERAL = ("model's frozen parameters", "model's buffers", "training modes of frozen parts")
@@ -40,10 +42,12 @@ def identity_of(setting: Setting) -> dict[str, str]:
     trained += [(name, value) for name, value in model.named_buffers() if name in task.carried.names]
     fixed = [(name, value) for name, value in model.named_buffers() if name not in task.carried.names]
     carried = f" and {task.carried.size} carried values" if task.carried.names else ""
+    dropout = {DROPOUT: STREAM} if task.drops(setting.data) else {}
     modes = {"training modes of frozen parts": fingerprint(task.frozen_modes)} if task.frozen_modes else {}
     return (
         ({"privacy": noise} if noise is not None else {})
         | modes
+        | dropout
         | {
             "algorithm": without_addresses(repr(setting.algorithm)),
             "data": f"{setting.data.name}, {len(setting.data.train)} clients, {setting.data.fingerprint}",
@@ -82,6 +86,11 @@ def _name(function: object) -> str:
 def refuse_other_run(path: Path, saved: Mapping[str, str], given: Mapping[str, str]) -> list[str]:
     """Refuse a checkpoint of another run, naming what differs; returns what to say of what may differ."""
     notes, unknown = [], [name for name in given if name not in saved]
+    if DROPOUT in unknown:
+        raise CheckpointError(
+            f"{path} cannot be gone on from: the model has dropout, whose masks were drawn by torch's generator when it was "
+            f"written; here they are {given[DROPOUT]}. Start a new run with another file."
+        )
     for name, value in given.items():
         if name in unknown or saved[name] == value or name == PYTHON:
             continue

@@ -17,7 +17,7 @@ from equipoise.core.abilities import engine_traits, is_part, read
 from equipoise.core.task import PerExample, Task
 from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop, Simulator
-from equipoise.errors import InvalidParameter, is_integer, require
+from equipoise.errors import IncompatibleParts, InvalidParameter, is_integer, require
 from equipoise.observers import Evaluation, History
 from equipoise.personal.context import PersonalContext
 from equipoise.personal.personal_run import PersonalRun
@@ -26,6 +26,8 @@ from equipoise.round import Unprotected
 from equipoise.runs.averaged_model import AveragedModel
 from equipoise.runs.carried_rules import check_smallest_batches, refuse_unfit_for_carried
 from equipoise.runs.evaluation_sample import evaluation_sample, refuse_sample, sample_sizes
+from equipoise.runs.solver_rows import SolverRows
+from equipoise.solvers.local_optimizer import rates_by_name
 from equipoise.types import Engine, EngineTraits, PersonalWork, Protection, RiskTraits, RunSize, Sampler, ServerState
 
 T = TypeVar("T")
@@ -59,6 +61,7 @@ class Setting:
     name: str = "run"
     engine_traits: EngineTraits = field(default_factory=EngineTraits)
     sample: Mapping[str, Tensor] | None = None  # positions of the clients that are evaluated, by split; None: all clients
+    kept: SolverRows | None = None  # what clients keep for their solver between rounds
 
     def with_algorithm(self, algorithm: Algorithm, name: str) -> Setting:
         """Another run on the same engine: an unprotected algorithm with the same weights and cohorts."""
@@ -85,14 +88,15 @@ class Setting:
         """Which iterate of the model the run reports."""
         return AveragedModel(self.algorithm.reported, self.task.carried)
 
-    def begin(self, rows: Path | None = None) -> ServerState:
-        """The state before the first round; what clients keep between rounds goes to the file `rows`."""
+    def begin(self, rows: Path | None = None, solver_rows: Path | None = None) -> ServerState:
+        """The state before the first round; what clients keep between rounds goes to the files `rows` and `solver_rows`."""
         model = self.first_model
         params, carried = self.task.split(model)
         own = self.personal.begin(model, rows) if self.personal is not None else None
         first = ServerState(
             0, params, server=self.algorithm.server.begin(params), personal=own, privacy=self.protection.begin(),
             carried=carried if self.task.carried.names else None,
+            kept=self.kept.begin(solver_rows) if self.kept is not None else None,
         )  # fmt: skip
         return replace(first, averaging=self.averaged.begin(first))
 
@@ -181,9 +185,17 @@ def set_up(
         protection = algorithm.privacy.protect(algorithm, size)
     if traits.network is not None:
         protection = traits.network.protect(protection, algorithm)
+    rates_by_name(parts.solver.rates, task.layout.names)  # refuses a pattern that matches no parameter
+    keeps = parts.solver.keeps
+    if keeps is not None and traits.network is not None:
+        raise IncompatibleParts(
+            f"{algorithm.solver!r} keeps a state of every client between rounds, and nodes of a network keep none for solvers.",
+            'Use state="fresh", or run it in a simulation.',
+        )
+    kept = None if keeps is None else SolverRows(keeps(task.layout.dimension), len(data.train), task.layout.dtype)
     return Setting(
         model, data, algorithm, task, running, algorithm.drawn_by, alpha, clients_per_round, rounds, seed, personal, protection,
-        name, traits, sample,
+        name, traits, sample, kept,
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise.errors import require_integer, require_number
-from equipoise.solvers.sgd import check_local_work
+from equipoise.solvers.local_optimizer import check_local_work
 
 GRADIENTS = 4  # of one meta-step: at w, at w − αg, at w + δg′ and at w − δg′
 
@@ -21,8 +21,8 @@ class PerFedAvg:
     A meta-step is w ← w − β[g′ − α(∇F(w + δg′) − ∇F(w − δg′))/(2δ)] with g′ = ∇F(w − α∇F(w)): `lr` is β, `inner_lr` α and
     `delta` δ. The bracket is (I − α∇²F(w))g′ up to O(δ²), the gradient of the loss after the inner step. The published method
     draws three batches for it; here all four gradients are taken on one, since the difference of gradients on two batches,
-    divided by 2δ, would be mostly noise (as it is with dropout, whose masks differ). `epochs` (or `steps`) counts meta-steps,
-    each of which costs four gradients; the losses seen at work are means over all four points.
+    divided by 2δ, would be mostly noise. For the same reason they share the masks of dropout. `epochs` (or `steps`) counts
+    meta-steps, each of which costs four gradients; the losses seen at work are means over all four points.
 
     The model learned this way is to be adapted: serve it by a personalisation of one inner step or epoch, as in
     Algorithm(solver=PerFedAvg(inner_lr=0.05), personal=personal.Finetuning(epochs=1, solver=SGD(lr=0.05))).

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from equipoise.core.params import ParameterLayout
 from equipoise.errors import InvalidParameter, require
-from equipoise.solvers.prepared import AdjustedSolver, RoundContext, with_prox
+from equipoise.solvers.prepared import AdjustedSolver, RoundContext, require_sgd
 from equipoise.solvers.sgd import SGD
 from equipoise.types import LocalSolver
 
@@ -35,7 +35,7 @@ class AdaDPS:
     public_only: ClassVar[bool] = True  # what it prepares a round by is public
 
     def __post_init__(self) -> None:
-        with_prox(self.solver, 0.0)  # refuses all but SGD
+        require_sgd(self.solver)
         good = isinstance(self.side_information, Mapping) and len(self.side_information) > 0
         require(good, "side_information", "must name a parameter of the model or more", self.side_information)
         for name, values in self.side_information.items():

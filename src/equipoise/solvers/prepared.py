@@ -6,7 +6,7 @@ from the round before; it returns the solver for this round and the next state.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 from equipoise.aggregators import WeightedMean
 from equipoise.core.abilities import solver_traits
 from equipoise.core.params import ParameterLayout
-from equipoise.errors import InvalidParameter, require_integer, require_number
+from equipoise.errors import InvalidParameter, require, require_integer, require_number
 from equipoise.solvers.sgd import SGD
 from equipoise.types import Cohort, Engine, LocalSolver
 
@@ -109,7 +109,7 @@ class FedDane:
     solver: LocalSolver = field(default_factory=SGD)
 
     def __post_init__(self) -> None:
-        with_prox(self.solver, 0.0)
+        require_sgd(self.solver)
 
     def prepare(self, context: RoundContext, state: None) -> tuple[LocalSolver, None]:
         """The solver with this round's g."""
@@ -145,6 +145,21 @@ class AdjustedSolver:
         """As the wrapped solver's."""
         return self.solver.learning_rate(round_index)
 
+    @property
+    def clip_norm(self) -> float | None:
+        """As the wrapped solver's: the gradient of the loss is clipped before it is adjusted."""
+        return solver_traits(self.solver).clip_norm
+
+    @property
+    def step_factor(self) -> Callable[[int], float] | None:
+        """As the wrapped solver's."""
+        return solver_traits(self.solver).step_factor
+
+    @property
+    def rates(self) -> Mapping[str, float] | None:
+        """As the wrapped solver's."""
+        return solver_traits(self.solver).rates
+
     def begin(self, weights: Tensor) -> tuple[Tensor, ...]:
         """As the wrapped solver's."""
         return self.solver.begin(weights)
@@ -155,8 +170,16 @@ class AdjustedSolver:
 
 
 def with_prox(solver: LocalSolver, prox: float) -> LocalSolver:
-    """The wrapped solver with another proximal term, which only SGD has."""
-    change = solver_traits(solver).with_prox
-    if change is None:
-        raise InvalidParameter("solver", "must be a solvers.SGD", solver, "E.g. solvers.SGD(lr=0.01, epochs=20, prox=1.0).")
-    return change(prox)
+    """The wrapped solver with another proximal term; a solver without one, or with a kept state, is refused."""
+    traits, fix = solver_traits(solver), "E.g. solvers.SGD(lr=0.01, epochs=20, prox=1.0)."
+    if traits.with_prox is None:
+        raise InvalidParameter("solver", "must be a solvers.SGD", solver, fix)
+    require(traits.keeps is None, "solver", "must begin every round with a fresh state here", solver, 'Use state="fresh".')
+    return traits.with_prox(prox)
+
+
+def require_sgd(solver: LocalSolver) -> None:
+    """Raise InvalidParameter unless the wrapped solver takes steps of SGD, whose gradient may be adjusted."""
+    traits, fix = solver_traits(solver), "E.g. solvers.SGD(lr=0.01, epochs=20, prox=1.0)."
+    require(traits.with_prox is not None and not traits.numbered, "solver", "must be a solvers.SGD", solver, fix)
+    with_prox(solver, 0.0)  # refuses a kept state

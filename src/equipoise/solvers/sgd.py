@@ -2,124 +2,71 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import KW_ONLY, dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.core import rng
-from equipoise.core.numbers import Numbers
 from equipoise.errors import require, require_integer, require_number
-from equipoise.types import Cohort, SgdRule
+from equipoise.solvers.local_optimizer import LocalOptimizer
+from equipoise.types import SgdRule
 
 
-def stragglers(keys: Tensor, share: float, full: int) -> tuple[Tensor, Tensor]:
-    """Who of K clients is slow, (K,) bool, and how much of 1 … `full` each would get done, (K,) int64.
-
-    A share of the cohort is slow, to the nearest client, but never everyone. Both depend on the clients' keys alone. Source:
-    Li 2023 (thesis), section 3.4.2; the published code draws 1 … E − 1 epochs, the text says 1 … E.
-    """
-    count = min(int(share * len(keys) + 0.5), len(keys) - 1)
-    bits = rng.random_bits(keys, 0, 2)  # (K, 2)
-    slow = torch.zeros(len(keys), dtype=torch.bool)
-    slow[bits[:, 0].argsort(stable=True)[:count]] = True
-    return slow, 1 + bits[:, 1] % full
-
-
-def check_local_work(epochs: int, steps: int | None) -> None:
-    """Raise InvalidParameter unless the length of local work is given by epochs, or by steps."""
-    require_integer("epochs", epochs, 0)
-    require_integer("steps", steps, 0, none="work by epochs")
-    fix = "Say how long clients work either by epochs or by steps."
-    require(steps is None or epochs == 1, "epochs", "must be left alone when steps is given", epochs, fix)
-
-
-@dataclass(frozen=True)
-class SGD:
+@dataclass(frozen=True, repr=False)
+class SGD(LocalOptimizer):
     """Local SGD: w ← (1 − γλ) w − γ ∇F(w), over `epochs` passes or exactly `steps` steps.
 
-    `lr` is γ, `weight_decay` λ. `batch_size=None` takes the whole client at once. `momentum` keeps v ← momentum · v + g within
-    one round and steps w ← w − γv. `prox` μ > 0 is FedProx: the local objective is F(w) + (μ/2)‖w − w^t‖², which keeps clients
-    near the server's model w^t, so that g = ∇F(w) + λw + μ(w − w^t). Round t has the rate lr · lr_decay^⌊t / lr_decay_every⌋.
+    `lr` is γ, `weight_decay` λ. `batch_size=None` takes the whole client at once. `momentum` keeps v ← momentum · v + g and
+    steps w ← w − γv; with `nesterov` the step is w ← w − γ(g + momentum · v). `prox` μ > 0 is FedProx: the local objective is
+    F(w) + (μ/2)‖w − w^t‖², which keeps clients near the server's model w^t, so that g = ∇F(w) + λw + μ(w − w^t). `lr_decay`
+    and `lr_decay_every` are short for schedule=Step(every, factor): round t has the rate lr · lr_decay^⌊t / lr_decay_every⌋.
 
     `straggler_share` simulates slow clients: that share of every cohort gets only a uniform number of 1 … E epochs (or steps)
     done. `stragglers="keep"` takes their partial work, as FedProx does; `"drop"` takes nothing from them, as FedAvg does.
 
+    `clip_norm` bounds the gradient of every local step, before weight decay and proximal term. `schedule` and `local_schedule`
+    change the rate over rounds and over local steps, `rates` that of parameters by name. `state="kept"` keeps each client's
+    velocity from round to round.
+
     Source: McMahan et al. 2017 (FedAvg); Li et al. 2020 (FedProx; thesis, chapter 3); Pillutla et al. 2023, Algorithm 1.
     """
 
-    lr: float = 0.1
-    batch_size: int | None = 10
-    epochs: int = 1
-    steps: int | None = None
+    _: KW_ONLY
     momentum: float = 0.0
-    weight_decay: float = 0.0
-    prox: float = 0.0
+    nesterov: bool = False
     lr_decay: float = 1.0
     lr_decay_every: int = 1
-    straggler_share: float = 0.0
-    stragglers: Literal["keep", "drop"] = "keep"
+
+    local_steps_each = LocalOptimizer.local_steps_each  # a claim of this class, which subclasses do not inherit
 
     def __post_init__(self) -> None:
-        require_number("lr", self.lr, "(0, ∞)")
-        require_integer("batch_size", self.batch_size, 1, none="the full batch")
-        check_local_work(self.epochs, self.steps)
-        for name in ("momentum", "straggler_share"):
-            require_number(name, getattr(self, name), "[0, 1)")
-        for name in ("weight_decay", "prox"):
-            require_number(name, getattr(self, name), "[0, ∞)")
+        require_number("momentum", self.momentum, "[0, 1)")
+        require(isinstance(self.nesterov, bool), "nesterov", "must be True or False", self.nesterov)
+        require(self.momentum > 0 or not self.nesterov, "nesterov", "needs momentum", self.nesterov, "Give momentum=0.9.")
         require_number("lr_decay", self.lr_decay, "(0, 1]")
         require_integer("lr_decay_every", self.lr_decay_every, 1)
-        require(self.stragglers in ("keep", "drop"), "stragglers", 'must be "keep" or "drop"', self.stragglers)
-        share, full = self.straggler_share, self.epochs if self.steps is None else self.steps
-        rule = 'needs more than one epoch (or step) with stragglers="keep": whoever gets one done has done all'
-        fix = "Give more epochs, count work in steps, or drop stragglers."
-        require(share == 0 or self.stragglers == "drop" or full != 1, "straggler_share", rule, share, fix)
+        fix = "Write schedule=solvers.Step(every=…, factor=…) for both."
+        twice = self.schedule is not None and self.lr_decay != 1
+        require(not twice, "lr_decay", "must be left alone when a schedule is given", self.lr_decay, fix)
+        super().__post_init__()
 
-    def local_steps(self, size: int, effort: int | None = None) -> int:
-        """Steps that a client with `size` examples takes; `effort` is how many epochs (or steps) it gets done, if not all."""
-        if self.steps is not None:
-            return self.steps if effort is None else min(effort, self.steps)
-        epochs = self.epochs if effort is None else min(effort, self.epochs)
-        return epochs * (1 if self.batch_size is None else -(-size // self.batch_size))
-
-    def local_steps_each(self, sizes: Numbers, efforts: Numbers | None) -> Numbers:
-        """`local_steps` of many clients with these sizes (K,), as an array (K,)."""
-        full = self.epochs if self.steps is None else self.steps
-        done = np.full(len(sizes), full) if efforts is None else np.minimum(efforts, full)
-        return done * (1 if self.steps is not None or self.batch_size is None else -(-sizes // self.batch_size))
+    @classmethod
+    def always_shown(cls) -> tuple[str, ...]:
+        """The options of version 0.1."""
+        return (
+            *super().always_shown(), "momentum", "weight_decay", "prox", "lr_decay", "lr_decay_every", "straggler_share",
+            "stragglers",
+        )  # fmt: skip
 
     @property
-    def sgd(self) -> SgdRule:
-        """The step as fast paths write it out again."""
-        return SgdRule(self.momentum, self.weight_decay, self.prox)
-
-    def with_prox(self, prox: float) -> SGD:
-        """The solver with another μ."""
-        return replace(self, prox=prox)
-
-    def with_epochs(self, epochs: int) -> SGD:
-        """The solver with another number of passes over a client's data."""
-        return replace(self, epochs=epochs, steps=None)
-
-    def for_own_model(self) -> SGD:
-        """The solver for a client's own model: without stragglers, and without FedProx's term."""
-        return replace(self, straggler_share=0.0, prox=0.0)
-
-    def efforts(self, cohort: Cohort, keys: Tensor) -> Tensor | None:
-        """Epochs (or steps) that each client of a cohort gets done, 0 for a straggler that is dropped; None without any."""
-        full = self.epochs if self.steps is None else self.steps
-        if self.straggler_share == 0 or full == 0:
-            return None
-        own_keys = rng.client_keys(rng.stream_key(cohort.seed, "stragglers", cohort.round), keys)
-        slow, done = stragglers(own_keys, self.straggler_share, full)
-        return torch.where(slow, done if self.stragglers == "keep" else 0, full)
+    def sgd(self) -> SgdRule | None:
+        """The step as fast paths write it out again; None for options that they do not know."""
+        known = not (self.nesterov or self.clip_norm is not None or self.local_schedule is not None or self.rates)
+        return SgdRule(self.momentum, self.weight_decay, self.prox) if known and self.state == "fresh" else None
 
     def learning_rate(self, round_index: int) -> float:
-        """γ0 c^⌊t/t0⌋ (the journal version prints the exponent with the wrong sign)."""
-        return self.lr * self.lr_decay ** (round_index // self.lr_decay_every)
+        """γ0 c^⌊t/t0⌋ (the journal version prints the exponent with the wrong sign), or what the schedule says."""
+        return super().learning_rate(round_index) * self.lr_decay ** (round_index // self.lr_decay_every)
 
     def begin(self, weights: Tensor) -> tuple[Tensor, ...]:
         """The momentum buffer, if there is one."""
@@ -141,4 +88,4 @@ class SGD:
             gradient = gradient.add(weights, alpha=self.weight_decay)
         (velocity,) = memory
         velocity.mul_(self.momentum).add_(gradient)
-        weights.add_(velocity, alpha=-lr)
+        weights.add_(gradient.add(velocity, alpha=self.momentum) if self.nesterov else velocity, alpha=-lr)

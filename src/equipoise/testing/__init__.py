@@ -5,7 +5,7 @@ random cases and the awkward ones: one client, ties, zero losses, huge losses, z
 """
 
 from equipoise.testing.attacks import check_attack
-from equipoise.testing.client_parts import check_observer, check_solver
+from equipoise.testing.client_parts import check_observer, check_schedule, check_solver
 from equipoise.testing.engines import check_engine
 from equipoise.testing.laws import LawBroken
 from equipoise.testing.personalisation import check_personalisation
@@ -26,6 +26,7 @@ __all__ = [
     "check_quantile_source",
     "check_risk",
     "check_sampler",
+    "check_schedule",
     "check_server_optimizer",
     "check_solver",
 ]

@@ -1,19 +1,24 @@
-"""The laws of solvers and of the observers that watch a run."""
+"""The laws of solvers, of their schedules, and of the observers that watch a run."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from equipoise.core.abilities import solver_traits
 from equipoise.core.rng import torch_generator
 from equipoise.engines import Loop
+from equipoise.errors import is_number
+from equipoise.solvers.client_steps import memory_of, rows_of
 from equipoise.solvers.prepared import AdjustedSolver
 from equipoise.testing.laws import agree, hold, unchanged
 from equipoise.testing.small_run import draw_everyone, make_small_task, prepare_solver
 from equipoise.train import train
-from equipoise.types import LocalSolver, Observer
+from equipoise.types import LocalSolver, Observer, Schedule
 
 
 class _NoSteps(AdjustedSolver):
@@ -26,7 +31,10 @@ class _NoSteps(AdjustedSolver):
 def check_solver(solver: LocalSolver, *, seed: int = 0) -> None:
     """Zero steps give a zero update; a step acts on each client alone; more data never mean fewer steps.
 
-    A solver that is prepared anew for each round is checked as it is prepared for the first round of a small run.
+    Rates, their factors at local steps and by name, and the bound of gradients are positive. A solver that is told the number
+    of a step takes it for all clients at once, or for each client. A client that keeps its memory between rounds goes on as
+    if its rounds were one. A solver that is prepared anew for each round is checked as it is prepared for the first round of a
+    small run.
     """
     task, data = make_small_task(seed)
     engine, params = Loop().start(task, data), task.layout.read(task.module)
@@ -38,20 +46,69 @@ def check_solver(solver: LocalSolver, *, seed: int = 0) -> None:
     for round_index in (0, 1, 1000):
         lr = solver.learning_rate(round_index)
         hold(math.isfinite(lr) and lr > 0, solver, "the learning rate is positive and finite in every round", (round_index, lr))
+    _check_factors(solver)
     params = torch.randn(task.layout.dimension, generator=torch_generator(seed, "check_solver"), dtype=torch.float64)
-    work = Loop().start(task, data).updates(params, draw_everyone(data, seed), _NoSteps(solver))
+    cohort = draw_everyone(data, seed)
+    work = Loop().start(task, data).updates(params, cohort, _NoSteps(solver))
     agree(solver, "zero steps give a zero update", work.update, torch.zeros_like(work.update))
-    gen = torch_generator(seed, "check_solver steps")
-    together, anchor = torch.randn(3, 5, generator=gen), torch.randn(5, generator=gen)
-    alone = [row.clone() for row in together]
-    memory, memories = solver.begin(together), [solver.begin(row) for row in alone]
-    for _ in range(3):
-        gradients = torch.randn(3, 5, generator=gen)
-        with unchanged(solver, "a step", gradient=gradients):  # which parameters may share
-            solver.step(together, gradients, memory, anchor=anchor, lr=0.1)
-        for row, gradient, own in zip(alone, gradients, memories, strict=True):
-            solver.step(row, gradient.clone(), own, anchor=anchor, lr=0.1)
-    agree(solver, "a step on many clients is the step on each", together, torch.stack(alone), 1e-6)
+    _check_rows_apart(solver, torch_generator(seed, "check_solver steps"))
+    if solver_traits(solver).keeps is not None:
+        _check_kept_memory(solver, task.layout.dimension, torch_generator(seed, "check_solver memory"))
+
+
+def _check_factors(solver: LocalSolver) -> None:
+    traits = solver_traits(solver)
+    clip, rates, factor = traits.clip_norm, traits.rates or {}, traits.step_factor
+    hold(clip is None or clip > 0, solver, "the bound of gradients is positive", clip)
+    hold(all(0 < rate < math.inf for rate in rates.values()), solver, "rates by name are positive and finite", rates)
+    if factor is not None:
+        check_schedule(factor)
+
+
+def _told(solver: LocalSolver, number: int | Tensor) -> dict[str, Any]:
+    return {"number": number} if solver_traits(solver).numbered else {}
+
+
+def _check_rows_apart(solver: LocalSolver, gen: torch.Generator) -> None:
+    """Steps on many clients are the steps on each: with one number for all, and with a number of each client."""
+    for first in (torch.zeros(3, dtype=torch.float64), torch.tensor([0.0, 4.0, 1000.0], dtype=torch.float64)):
+        together, anchor = torch.randn(3, 5, generator=gen), torch.randn(5, generator=gen)
+        alone = [row.clone() for row in together]
+        memory, memories = solver.begin(together), [solver.begin(row) for row in alone]
+        for number in range(1, 4):
+            gradients = torch.randn(3, 5, generator=gen)
+            several = first + number if bool(first.any()) else number
+            told = _told(solver, several.unsqueeze(1) if isinstance(several, Tensor) else several)
+            with unchanged(solver, "a step", gradient=gradients):  # which parameters may share
+                solver.step(together, gradients, memory, anchor=anchor, lr=0.1, **told)
+            for row, gradient, own, before in zip(alone, gradients, memories, first.tolist(), strict=True):
+                solver.step(row, gradient.clone(), own, anchor=anchor, lr=0.1, **_told(solver, int(before) + number))
+        agree(solver, "a step on many clients is the step on each", together, torch.stack(alone), 1e-6)
+
+
+def _check_kept_memory(solver: LocalSolver, dimension: int, gen: torch.Generator) -> None:
+    """A memory that is written as a row and read again goes on as it was."""
+    keeps = solver_traits(solver).keeps
+    width = None if keeps is None else keeps(dimension)
+    once, anchor = (torch.randn(dimension, generator=gen, dtype=torch.float64) for _ in range(2))
+    twice = once.clone()
+    memory = solver.begin(once)
+    hold(width == len(memory) * dimension + 1, solver, "a client keeps its memory and the number of its steps", width)
+    again = solver.begin(twice)
+    for number in range(1, 5):
+        gradient = torch.randn(dimension, generator=gen, dtype=torch.float64)
+        solver.step(once, gradient, memory, anchor=anchor, lr=0.1, **_told(solver, number))
+        again, taken = memory_of(rows_of(again, torch.tensor(number - 1)), dimension)
+        solver.step(twice, gradient, again, anchor=anchor, lr=0.1, **_told(solver, int(taken) + 1))
+    agree(solver, "a memory that was kept goes on as it was", twice, once)
+
+
+def check_schedule(schedule: Schedule | Callable[[int], float]) -> None:
+    """A schedule is a function of the index, positive and finite at every one from 0 on."""
+    for index in (0, 1, 2, 3, 9, 10, 11, 99, 100, 199, 200, 201, 1000):
+        factor, again = schedule(index), schedule(index)
+        hold(is_number(factor) and 0 < factor < math.inf, schedule, "a factor is positive and finite", (index, factor))
+        hold(factor == again, schedule, "one index has one factor", (index, factor, again))
 
 
 def check_observer(observer: Observer, *, seed: int = 0) -> None:

@@ -17,13 +17,15 @@ from equipoise.core.task import Task
 from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop
 from equipoise.runs.setup import EngineChoice
-from equipoise.solvers import MAML, SGD, FedDane
+from equipoise.solvers import MAML, SGD, Adam, FedDane
 from equipoise.testing.laws import agree
 from equipoise.testing.small_run import draw_everyone, make_small_task, perturb_params, prepare_solver
 from equipoise.types import Cohort, Engine, Job, LocalSolver, LocalWork, Pull
 
-# Plain steps, a prepared round, a last step of its own.
-SOLVERS: tuple[Any, ...] = (SGD(), FedDane(SGD(batch_size=4, prox=0.5)), MAML())
+# Plain steps, a prepared round, a last step of its own, clipped and numbered steps with a state that is kept.
+SOLVERS: tuple[Any, ...] = (
+    SGD(), FedDane(SGD(batch_size=4, prox=0.5)), MAML(), Adam(lr=0.05, batch_size=4, clip_norm=0.1, state="kept")
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -49,16 +51,16 @@ def check_engine(
 ) -> None:
     """Agrees with the loop engine on all that an engine computes, for the given task and data or for small ones.
 
-    Compared are losses; updates, their norms and their sums; several jobs with cohorts that differ; clients' own models, with
-    and without a pull; and evaluation. With a `solver` this is done for it alone. Without one it is done for plain SGD, for a
-    solver that prepares each round (FedDane) and for one that adapts (MAML), and the updates of data under attack are compared,
-    too. Clients' own models are trained only if the solver can do that.
+    Compared are losses; updates, their norms and their sums; carried values of a task that has any; several jobs with cohorts
+    that differ; clients' own models, with and without a pull; and evaluation. With a `solver` this is done for it alone.
+    Without one it is done for plain SGD, for a solver that prepares each round (FedDane) and for one that adapts (MAML), and
+    the updates of data under attack are compared, too. Clients' own models are trained only if the solver can do that.
     """
     if task is None or data is None:
         task, data = make_small_task(seed)
     gen = torch_generator(seed, "check_engine")
     params = perturb_params(task, gen)
-    own_models = params + 0.1 * torch.randn(len(data.train), len(params), generator=gen, dtype=params.dtype)
+    own_models = perturb_params(task, gen, (len(data.train),))
     oracle, tried = Loop().start(task, data), engine.start(task, data)
     cohort = draw_everyone(data, seed)
     for each in SOLVERS if solver is None else (solver,):
@@ -84,19 +86,29 @@ class EngineInputs:
 
     task: Task
     data: FederatedData
-    params: Tensor  # (D,)
-    own_models: Tensor  # (n, D), one per training client
+    params: Tensor  # (D,), followed by carried values (C,) if there are any
+    own_models: Tensor  # (n, D) or (n, D + C), one per training client
     everyone: Cohort
     solver: LocalSolver
 
+    def scaled(self, factor: float) -> Tensor:
+        """The model with its parameters scaled; carried values stay."""
+        params, carried = self.task.split(self.params)
+        return torch.cat([factor * params, carried])
+
     def solver_for(self, engine: Engine) -> tuple[LocalSolver, Cohort]:
-        """The solver as an engine prepares it for the round, and the cohort with the effort of its clients."""
-        params = self.params.to(engine_traits(engine).device)
-        solver = prepare_solver(self.solver, engine, params, self.everyone, self.task.layout)
-        efforts = solver_traits(solver).efforts
-        if efforts is None:
-            return solver, self.everyone
-        return solver, replace(self.everyone, effort=efforts(self.everyone, self.data.train.keys))
+        """The solver as an engine prepares it, and the cohort with its clients' effort and what they have kept."""
+        params, cohort = self.params.to(engine_traits(engine).device), self.everyone
+        solver = prepare_solver(self.solver, engine, params, cohort, self.task.layout)
+        traits = solver_traits(solver)
+        if traits.efforts is not None:
+            cohort = replace(cohort, effort=traits.efforts(cohort, self.data.train.keys))
+        if traits.keeps is not None:
+            gen = torch_generator(cohort.seed, "check_engine rows")
+            rows = torch.rand(len(cohort), traits.keeps(self.task.layout.dimension), generator=gen, dtype=torch.float64)
+            rows[:, -1] = torch.arange(len(cohort)) % 4  # steps that each client has taken before
+            cohort = replace(cohort, rows=rows)
+        return solver, cohort
 
     def answers(self, engine: Engine) -> dict[str, Tensor]:
         """What an engine computes, by what it is."""
@@ -105,8 +117,12 @@ class EngineInputs:
         params, half = self.params.to(device), cohort.take(torch.arange(0, len(cohort), 2))
         jobs = [
             Job(params, cohort, cohort.weights),
-            Job(0.5 * params, half, half.weights),
-            Job(-params, cohort.take(torch.arange(len(cohort) // 2, len(cohort))), cohort.weights[len(cohort) // 2 :]),
+            Job(self.scaled(0.5).to(device), half, half.weights),
+            Job(
+                self.scaled(-1.0).to(device),
+                cohort.take(torch.arange(len(cohort) // 2, len(cohort))),
+                cohort.weights[len(cohort) // 2 :],
+            ),
         ]
         answers = {
             "losses": engine.losses(params, cohort),
@@ -118,6 +134,8 @@ class EngineInputs:
         several = engine.summed_updates(jobs, solver, WeightedMean())
         for what, field in (("summed updates", "update"), ("update norms", "sq_norms"), ("local losses", "losses")):
             answers[f"{what} of several jobs"] = torch.cat([getattr(work, field) for work in several])
+        if self.task.carried.names:
+            answers["carried values of several jobs"] = torch.cat([_known(work.carried) for work in several])
         answers["evaluated losses"], answers["evaluated errors"] = engine.evaluate(params, self.data.train)
         if evaluates_samples(engine):  # also positions that do not follow on each other
             sample = engine.evaluate(params, self.data.train, torch.arange(len(cohort) - 1, -1, -2))
@@ -155,7 +173,20 @@ def _work_answers(engine: Engine, params: Tensor, cohort: Cohort, solver: LocalS
     """Each client's update, and their sum through linear aggregators."""
     work: LocalWork = engine.updates(params, cohort, solver)
     sums = {
-        f"summed update by {type(rule).__name__}": engine.summed_update(params, cohort, solver, cohort.weights, rule).update
+        type(rule).__name__: engine.summed_update(params, cohort, solver, cohort.weights, rule)
         for rule in (WeightedMean(), NormClip(0.05))
     }
-    return {"updates": work.update, "update norms": work.sq_norms, "local losses": work.losses, **sums}
+    answers = {"updates": work.update, "update norms": work.sq_norms, "local losses": work.losses}
+    answers |= {f"summed update by {name}": total.update for name, total in sums.items()}
+    if work.carried is not None:
+        answers["carried values"] = work.carried
+        answers |= {f"mean of carried values by {name}": _known(total.carried) for name, total in sums.items()}
+    if work.rows is not None:
+        answers["rows that clients keep"] = work.rows
+        answers |= {f"rows kept beside the sum by {name}": _known(total.rows) for name, total in sums.items()}
+    return answers
+
+
+def _known(values: Tensor | None) -> Tensor:
+    """Carried values or kept rows, or nothing where there are none."""
+    return torch.zeros(0) if values is None else values

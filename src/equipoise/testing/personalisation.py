@@ -42,8 +42,9 @@ def check_personalisation(
 
     Rows have `width(D)` finite numbers and models D. Calls repeat and write to nothing they are given. A client's row and
     model do not depend on who else is in the cohort; the rows of a method with `sums_models` may. A client that has not worked
-    yet has the shared model. The shared model is that of the same run without the method, bit for bit, unless the method has
-    `updates`, which must then be finite. A run that is resumed from what a checkpoint keeps ends with the same models.
+    yet has the shared model, unless the method `finetunes`. The shared model is that of the same run without the method, bit
+    for bit, unless the method has `updates`, which must then be finite. A run that is resumed from what a checkpoint keeps ends
+    with the same models.
 
     The method is tried in an `algorithm` (None: local SGD on batches of 5) for a few rounds, on the given model and data or on
     a small softmax model of eight clients.
@@ -109,7 +110,8 @@ def _check_calls(case: PersonalCase) -> None:
     rows = first.expand(len(cohort), -1).clone()
     if width:
         start, law = call("models", rows, shared), "a client that has not worked yet has the shared model"
-        agree(method, law, start, params.expand_as(start), case.tolerance)
+        if not traits.finetunes:
+            agree(method, law, start, params.expand_as(start), case.tolerance)
         params = params + 0.05 * torch.linspace(-1, 1, dimension, dtype=params.dtype, device=params.device)  # w has moved
         rows, shared = call("work", rows, shared)
     call("models", rows, shared)
@@ -131,7 +133,7 @@ def _check_runs(case: PersonalCase) -> None:
     if read(PersonalTraits, case.method).updates is None:
         agree(case.method, "the shared model is that of the same run without the method", state.params, plain.params)
     models = _all_models(setting, state)
-    if _personal(setting).keeps_rows:
+    if _personal(setting).keeps_rows and not read(PersonalTraits, case.method).finetunes:
         took_part = torch.cat([draw_cohort(setting, index).clients for index in range(ROUNDS)])
         never = torch.ones(len(models), dtype=torch.bool)
         never[took_part] = False

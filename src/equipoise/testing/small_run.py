@@ -49,10 +49,16 @@ def set_up_quietly(
         )
 
 
-def perturb_params(task: Task, gen: torch.Generator) -> Tensor:
-    """The task's parameters (D,) plus Gaussian noise: a point at which no gradient is zero by symmetry."""
-    params = task.layout.read(task.module)
-    return params + 0.1 * torch.randn(len(params), generator=gen, dtype=params.dtype)
+def perturb_params(task: Task, gen: torch.Generator, models: tuple[int, ...] = ()) -> Tensor:
+    """The task's parameters (D,) plus Gaussian noise: a point at which no gradient is zero by symmetry.
+
+    Carried values (C,) of a model that has any follow, a little larger than they are: no variance becomes negative. `models`
+    asks for so many such points.
+    """
+    params, carried = task.split(task.read_model().expand(*models, -1))
+    moved = params + 0.1 * torch.randn(params.shape, generator=gen, dtype=params.dtype)
+    larger = carried + 0.1 * torch.rand(carried.shape, generator=gen, dtype=params.dtype) if task.carried.names else carried
+    return torch.cat([moved, larger], -1)
 
 
 def draw_everyone(data: FederatedData, seed: int) -> Cohort:

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from equipoise.core.abilities import solver_traits
+from equipoise.core.carried import mean_carried
 from equipoise.core.task import Task
-from equipoise.core.update_checks import checked_norms, longest_square
+from equipoise.core.update_checks import checked_norms, longest_square, with_carried
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines.flower.apps.members import Member, ask_introductions
 from equipoise.engines.flower.personal.remote_work import UNKNOWN_SCORES, RemotePersonalWork
@@ -261,28 +262,35 @@ class FlowerEngine(Engine):
 
         values = [self.request_values(cohort.seed, solver=packed, effort=effort) for effort in efforts_of(cohort)]
 
-        def reading(answer: MessageContent) -> tuple[Tensor, Tensor]:
-            return answer.tensor("update", params.dtype, tuple(params.shape)), answer.tensor("loss", torch.float64, (1,))[0]
+        own, carried = self.task.split(params)
+        unknown = torch.full(carried.shape, math.nan, dtype=torch.float64)
+
+        def reading(answer: MessageContent) -> tuple[Tensor, Tensor, Tensor]:
+            update, loss = answer.tensor("update", own.dtype, tuple(own.shape)), answer.tensor("loss", torch.float64, (1,))[0]
+            counts = "carried" in answer.arrays and len(carried) > 0  # not of a client that took no step
+            return update, loss, answer.tensor("carried", torch.float64, tuple(carried.shape)) if counts else unknown
 
         answers = self.ask("train.update", cohort, [ClientRequest(each, tensors) for each in values], reading)
         if solver is GRADIENT:
             self._require_all(cohort)
         self.require_some(cohort, answers)
-        nothing = (torch.full_like(params, math.nan), torch.tensor(math.nan, dtype=torch.float64))
-        updates, losses = (torch.stack(values) for values in zip(*(pair or nothing for pair in answers), strict=True))
+        nothing = (torch.full_like(own, math.nan), torch.tensor(math.nan, dtype=torch.float64), unknown)
+        updates, losses, moments = (torch.stack(values) for values in zip(*(each or nothing for each in answers), strict=True))
         sq_norms = torch.stack([update.double().square().sum() for update in updates])
-        return LocalWork(updates, checked_norms(sq_norms, losses, longest_square(params)), losses)
+        work = LocalWork(updates, checked_norms(sq_norms, losses, longest_square(own)), losses)
+        return with_carried(work, moments) if len(carried) else work
 
     def summed_update(
         self, params: Tensor, cohort: Cohort, solver: LocalSolver, weights: Tensor, aggregator: Aggregator
     ) -> LocalWork:
         """Local work, aggregated and added up client by client, in the order of the cohort: total (D,)."""
         work = self.updates(params, cohort, solver)
-        total = torch.zeros_like(params)
+        total = torch.zeros_like(work.update[0])
         for update, weight, arrived in zip(work.update, weights, work.arrived, strict=True):
             if arrived:
                 total += aggregator(update.unsqueeze(0), weight.reshape(1))[0]
-        return LocalWork(total, work.sq_norms, work.losses)
+        counted = torch.where(torch.from_numpy(work.arrived), weights, 0.0).tolist()
+        return LocalWork(total, work.sq_norms, work.losses, mean_carried(work.carried, counted))
 
     def own_steps(self, models: Tensor, cohort: Cohort, solver: LocalSolver, pull: Pull | None = None) -> Tensor:
         """Refused: clients' own models stay on their nodes, where this work is done (`personal_work`)."""

@@ -53,15 +53,21 @@ class Assignment:
         return sent
 
 
-def each_update(worker: Worker, assignment: Assignment) -> tuple[Tensor, Tensor]:
-    """Updates (K, D) and losses (K,) in the order of the queue; as clients made them if the assignment has no cohorts."""
+def each_update(worker: Worker, assignment: Assignment) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Updates (K, D) and losses (K,) in the order of the queue; as clients made them if the assignment has no cohorts.
+
+    The third result are the rows (K, width) that clients keep for their solver, if they keep any.
+    """
     models = assignment.queue.models
     updates = torch.empty(len(assignment.queue), models.shape[1], dtype=models.dtype, device=models.device)
     losses = torch.empty(len(assignment.queue), dtype=torch.float64)
+    rows = None if assignment.queue.rows is None else torch.empty_like(assignment.queue.rows)
     for part, result in assignment.trained(worker):
         updates[part] = assignment.sent(worker, result)
         losses[part] = result.losses
-    return updates, losses
+        if rows is not None and result.rows is not None:
+            rows[part] = result.rows
+    return updates, losses, rows
 
 
 def adapted_losses(worker: Worker, assignment: Assignment) -> Tensor:
@@ -90,6 +96,7 @@ class SummedUpdates:
     totals: Tensor
     sq_norms: Tensor  # infinite where the update was left out
     losses: Tensor
+    rows: Tensor | None = None  # (K, width), what clients keep for their solver
 
 
 def sum_updates(worker: Worker, asked: tuple[Assignment, Summation]) -> SummedUpdates:
@@ -97,12 +104,15 @@ def sum_updates(worker: Worker, asked: tuple[Assignment, Summation]) -> SummedUp
     assignment, rule = asked
     count = len(assignment.queue)
     totals, losses = torch.zeros_like(assignment.queue.models), torch.empty(count, dtype=torch.float64)
-    done = SummedUpdates(totals, torch.empty_like(rule.weights), losses)
+    kept = None if assignment.queue.rows is None else torch.empty_like(assignment.queue.rows)
+    done = SummedUpdates(totals, torch.empty_like(rule.weights), losses, kept)
     plain = rule.plain and not worker.data.malicious
     for part, result in assignment.trained(worker, rule.weights if plain else None):
         updates = result.updates if plain else assignment.sent(worker, result)
         sq_norms = squared_norms(updates) if isinstance(updates, Tensor) else result.squared_norms(worker.space)
         weights, done.losses[part] = rule.weights[part], result.losses
+        if done.rows is not None and result.rows is not None:
+            done.rows[part] = result.rows
         good = usable(sq_norms, result.losses, rule.longest_of(result.chunk.owners))
         done.sq_norms[part] = torch.where(good, sq_norms, torch.inf)
         if not bool(good.all()):  # rare, so that the good ones are not copied in every round

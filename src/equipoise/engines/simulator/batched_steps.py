@@ -6,7 +6,7 @@ model (`convnet_path.py`). Linear models have paths of their own (`linear_blocks
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,9 @@ from equipoise.core.task import Task
 from equipoise.engines.simulator.example_batches import ExampleBatch, batches_by_step
 from equipoise.engines.simulator.local_rule import LocalRule
 from equipoise.engines.simulator.local_work import ChunkResult, ChunkWork, LocalPath
+from equipoise.engines.simulator.stacked_memory import StackedMemory
+from equipoise.solvers.client_steps import clip_factors
+from equipoise.solvers.local_optimizer import rates_by_name
 from equipoise.solvers.prepared import GRADIENT
 from equipoise.types import Pull
 
@@ -31,11 +34,12 @@ def stacked_gradients(task: Task, params: dict[str, Tensor], batch: ExampleBatch
     `vmap(grad(…))`, whose backward pass runs inside the transform.
     """
 
-    def batch_loss(named: dict[str, Tensor], x: Any, y: Any, shares: Tensor) -> Tensor:
-        return (task.losses(named, x, y) * shares).sum()
+    def batch_loss(named: dict[str, Tensor], x: Any, y: Any, shares: Tensor, key: Tensor | None = None) -> Tensor:
+        return (task.batched_losses(named, x, y, key) * shares).sum()
 
     leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
-    losses: Tensor = vmap(batch_loss)(leaves, batch.x, batch.y, batch.shares)
+    given = (leaves, batch.x, batch.y, batch.shares, *(() if batch.keys is None else (batch.keys,)))
+    losses: Tensor = vmap(batch_loss)(*given)
     gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
     return dict(zip(leaves, gradients, strict=True)), losses.detach()
 
@@ -66,32 +70,40 @@ def take_batched_steps(work: ChunkWork, gradients_of: Gradients) -> ChunkResult:
         at_start = work.other(replace(chunk, steps=torch.ones_like(chunk.steps)), one_step)
         own = worker.train(at_start).dense(at_start.space)  # −∇F_k(w^t)
         correction = own.add_(rule.traits.shared_gradient)
-    return work.result(update, _take_steps(work, gradients_of, update, correction))
+    return work.result(update, *_take_steps(work, gradients_of, update, correction))
 
 
-def _take_steps(work: ChunkWork, gradients_of: Gradients, update: Tensor, correction: Tensor | None) -> Tensor:
+def _take_steps(
+    work: ChunkWork, gradients_of: Gradients, update: Tensor, correction: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
     """Take all steps; writes `update` (k, D), returns the summed batch losses (k,), or the last ones of a rule with a finish.
 
-    `correction` (k, D) is added to every gradient of a client.
+    The second result are the rows that clients keep until their next round, if they keep any. `correction` (k, D) is added to
+    every gradient of a client.
     """
-    task, solver, traits, starts = work.worker.task, work.rule.solver, work.rule.traits, work.starts
+    task, rule, traits, starts = work.worker.task, work.rule, work.rule.traits, work.starts
     anchor, shifts = task.layout.unflatten(starts.rows()), task.layout.unflatten(correction) if correction is not None else {}
     pulls = _named_pull(task, starts.pull)
     scales = task.layout.unflatten(traits.preconditioner) if traits.preconditioner is not None else {}
     seen = torch.zeros(len(update), dtype=torch.float64, device=update.device)
     weights: dict[str, Tensor] = {}
-    memory: dict[str, tuple[Tensor, ...]] = {}
-    for batch in batches_by_step(work.worker.clients, work.cursor, work.first_rows, update.dtype, work.space):
+    memory, rates = StackedMemory(rule.solver, task.layout, work.chunk.rows), rates_by_name(traits.rates, task.layout.names)
+    place = work.worker.clients
+    for batch in batches_by_step(place, work.cursor, work.first_rows, update.dtype, work.space, work.mask_keys):
         k = len(batch.shares)
         stacked = weights or {name: value.expand(len(update), *value.shape[1:]) for name, value in anchor.items()}
         gradients, losses = gradients_of(task, {name: value[:k] for name, value in stacked.items()}, batch)
         if not weights:
             # Each parameter is kept in the memory order in which its gradient comes: a step then streams through both.
             weights = {name: torch.empty_like(gradients[name]).copy_(value[:k]) for name, value in anchor.items()}
-            memory = {name: solver.begin(value) for name, value in weights.items()}
-        take = traits.finish if traits.finish is not None and batch.last else solver.step
+            memory.begin(weights)
+        lr = rule.lr_at(memory.number)
+        memory.count_step(k)
+        factors = clip_factors(square_norms(gradients), traits.clip_norm) if traits.clip_norm is not None else None
+        take = traits.finish if traits.finish is not None and batch.last else rule.solver.step
         for name, gradient in gradients.items():
-            held = tuple(m[:k] for m in memory[name])
+            if factors is not None:
+                gradient = gradient * factors.view(-1, *(1,) * (gradient.dim() - 1))
             if scales:
                 gradient = gradient / scales[name]
             if shifts:
@@ -99,7 +111,8 @@ def _take_steps(work: ChunkWork, gradients_of: Gradients, update: Tensor, correc
             if pulls:
                 towards, strength = pulls[name]
                 gradient = torch.addcmul(gradient, strength[:k], weights[name][:k] - towards[:k])
-            take(weights[name][:k], gradient, held, anchor=anchor[name][:k], lr=work.rule.lr)
+            rate, told = lr * rates.get(name, 1.0), memory.told(gradient)
+            take(weights[name][:k], gradient, memory.of(name, k), anchor=anchor[name][:k], lr=rate, **told)
         if batch.last and traits.finish is not None:
             seen.zero_()
         seen[:k] += losses
@@ -107,7 +120,12 @@ def _take_steps(work: ChunkWork, gradients_of: Gradients, update: Tensor, correc
         if name in weights:
             k = len(weights[name])
             torch.sub(weights[name], anchor[name][:k], out=change[:k])
-    return seen
+    return seen, memory.rows()
+
+
+def square_norms(gradients: Mapping[str, Tensor]) -> Tensor:
+    """Squared L2 norm of each client's gradient over all parameters (k, …), (k,)."""
+    return torch.stack([each.flatten(1).square().sum(1) for each in gradients.values()]).sum(0)
 
 
 def _named_pull(task: Task, pull: Pull | None) -> dict[str, tuple[Tensor, Tensor]]:

@@ -21,14 +21,16 @@ import torch
 from equipoise.core.files import cache_folder, write_atomically
 from equipoise.data.leaves import shown_shape
 from equipoise.engines.simulator.assignments import Assignment, each_update, try_out
+from equipoise.engines.simulator.batched_steps import BatchedAutograd
 from equipoise.engines.simulator.client_queue import ClientQueue, most_clients
 from equipoise.engines.simulator.cpu.compiled_softmax import CompiledSoftmaxPath
 from equipoise.engines.simulator.local_rule import LocalRule
 from equipoise.engines.simulator.local_work import LocalPath, Worker
+from equipoise.engines.simulator.one_by_one import OneByOne
 from equipoise.engines.simulator.workers import Workers, can_fork, one_thread, threads
 
 _WORTH = 2e7  # examples × parameters of a round: below this, everything is one chunk and nothing is measured
-_SCHEME = "two turns or more, whole chunks"  # to be changed with what is measured: choices made for other code are not used
+_SCHEME = "two turns or more, whole chunks, one by one"  # to be changed with what is measured: old choices are then not used
 _SECONDS, _MOST_SECONDS = 0.5, 2.5  # or a round, if that is between them: after this no third or later turn begins
 _TURNS = (3.0, 1.3, 1.3, 1.3)  # how much slower than the best a choice may be so far to get another turn
 _TURN, _SHORTEST, _LONGEST = 0.25, 0.02, 0.6  # seconds that a turn of one choice takes, about
@@ -126,14 +128,17 @@ def _measured(task: CalibrationTask) -> SpeedMeasurement:
     limit = most_clients(queue.models[0].nbytes, int(queue.sizes.max()), task.worker.clients, task.rule)
     cores = given.workers or (torch.get_num_threads() if can_fork() else 1)
     workers.count, one_process = cores, Workers(task.worker)
-    each = _seconds(task, workers, Choice(1, cores), cores)  # processes start, memory is taken
-    each = min(each, _seconds(task, workers, Choice(1, cores), 2 * cores))
+    first = task.worker.candidates(task.rule, None)[0]
+    alone = OneByOne.name if isinstance(first, BatchedAutograd | OneByOne) and given.chunk_size is None else None
+    each = _seconds(task, workers, Choice(1, cores, path=alone), cores)  # processes start, memory is taken
+    if each * cores < _LONGEST:
+        each = min(each, _seconds(task, workers, Choice(1, cores, path=alone), 2 * cores))
     least = min(len(queue), max(4 * cores, int(_TURN / each)))  # clients, if they take as long as one by one
     best: dict[Choice, float] = {}
     counts: dict[Choice, int] = {}  # clients that a choice is tried with
 
     def measure(choice: Choice) -> float:
-        several = choice.workers == cores and choice.path is None
+        several = choice.workers == cores and not _threaded(task, choice)
         return _seconds(task, workers if several else one_process, choice, counts[choice])
 
     def first_turn(choice: Choice, count: int) -> None:
@@ -141,9 +146,16 @@ def _measured(task: CalibrationTask) -> SpeedMeasurement:
         best[choice] = measure(choice)
 
     for path in task.worker.paths:
-        if path.threaded and path.supports_rule(task.rule) is None and _agrees(task, path):
+        if path.threaded and task.worker.why_not(path, task.rule) is None and _agrees(task, path):
             first_turn(Choice(given.chunk_size or limit, given.workers or torch.get_num_threads(), path=path.name), least)
     largest = max(1, min(limit, -(-len(queue) // cores)))
+    if alone is not None:
+        first_turn(Choice(largest, cores, path=alone), least)
+    if isinstance(first, OneByOne):
+        if cores > 1 and given.workers is None:
+            first_turn(Choice(largest, 1, path=alone), least)
+        more_turns(best, measure, len(queue))
+        return SpeedMeasurement(min(best, key=lambda choice: best[choice]), best)
     sizes = [given.chunk_size] if given.chunk_size else [*(2**i for i in range(8) if 2**i < largest), largest]
     for size in sizes:
         count = min(len(queue), max(least, size * cores))  # all processes have a whole chunk
@@ -177,22 +189,28 @@ def more_turns(best: dict[Choice, float], measure: Callable[[Choice], float], cl
 def _agrees(task: CalibrationTask, path: LocalPath) -> bool:
     """Whether a path does the work of two clients as the others do: a compiler may be broken."""
     few = task.queue.take(slice(0, 2))
-    expected, _ = each_update(task.worker, Assignment(few, task.rule, None))
-    updates, _ = each_update(task.worker, Assignment(few, task.rule, None, (), path.name, 2))
+    expected, *_ = each_update(task.worker, Assignment(few, task.rule, None))
+    updates, *_ = each_update(task.worker, Assignment(few, task.rule, None, (), path.name, 2))
     return bool((updates - expected).norm() <= 1e-3 * expected.norm())
+
+
+def _threaded(task: CalibrationTask, choice: Choice) -> bool:
+    """Whether a choice names a path with threads of its own."""
+    path = task.worker.path(choice.path)
+    return path is not None and path.threaded
 
 
 def _seconds(task: CalibrationTask, workers: Workers, choice: Choice, count: int) -> float:
     """Seconds per client with the middle `count` clients of a queue; the best of some calls where they are short."""
     first = max(0, (len(task.queue) - count) // 2)
     tried = task.queue.take(slice(first, first + count))
-    path, parts = task.worker.path(choice.path), tried.share(min(workers.count, len(tried)))
-    own_threads = (choice.workers or 1) if path is not None and path.threaded else 0
+    parts, threaded = tried.share(min(workers.count, len(tried))), _threaded(task, choice)
+    own_threads = (choice.workers or 1) if threaded else 0
     assignments = [Assignment(part, task.rule, choice.chunk_size or 1, (), choice.path, own_threads) for part in parts]
     best, began = math.inf, time.perf_counter()
     while best == math.inf or time.perf_counter() - began < _SHORTEST:
         time.sleep(_PAUSE)  # threads of the last operation stop waiting for another
-        with one_thread() if choice.path is not None else workers.alone():
+        with one_thread() if threaded else workers.alone():
             start = time.perf_counter()
             workers.share(try_out, assignments)
             best = min(best, (time.perf_counter() - start) / len(tried))

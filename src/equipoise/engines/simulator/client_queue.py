@@ -55,6 +55,7 @@ class ClientQueue:
     steps: Tensor  # (K,)
     own: bool  # whether each client has a model of its own
     pull: Pull | None
+    rows: Tensor | None = None  # (K, width), what each client has kept for its solver
 
     @classmethod
     def of(cls, jobs: Sequence[Job], rule: LocalRule, clients: ClientSet, pull: Pull | None = None) -> ClientQueue:
@@ -75,7 +76,9 @@ class ClientQueue:
         picked, device, own = torch.from_numpy(order), clients.device, jobs[0].params.dim() == 2
         models = jobs[0].params if own else torch.stack([job.params for job in jobs])
         pull = None if pull is None else _pull_of(pull, picked.to(device))
-        return cls(models, owner, place, positions[picked], keys[picked].to(device), size, taken, own, pull)
+        kept = [job.cohort.rows for job in jobs if job.cohort.rows is not None]
+        rows = torch.cat(kept)[picked].to(device) if kept else None
+        return cls(models, owner, place, positions[picked], keys[picked].to(device), size, taken, own, pull, rows)
 
     def __len__(self) -> int:
         return len(self.clients)
@@ -85,7 +88,7 @@ class ClientQueue:
         pull = None if self.pull is None else _pull_of(self.pull, part)
         names = ("owners", "places", "clients", "keys", "sizes", "steps")
         each: dict[str, Any] = {name: getattr(self, name)[part] for name in names}
-        return replace(self, **each, pull=pull)
+        return replace(self, **each, pull=pull, rows=None if self.rows is None else self.rows[part])
 
     def share(self, count: int) -> list[ClientQueue]:
         """The queue dealt out to `count` processes: every count-th client each."""

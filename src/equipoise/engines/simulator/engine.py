@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import partial, reduce
 from itertools import accumulate
@@ -37,10 +37,9 @@ from equipoise.engines.simulator.cuda.linear_rounds import LinearRounds, LinearR
 from equipoise.engines.simulator.explanation import measured_lines, path_answers, table
 from equipoise.engines.simulator.local_rule import LocalRule, PullKind, kind_of
 from equipoise.engines.simulator.local_work import Worker, Workplace, squared_norms
-from equipoise.engines.simulator.loop_path import LoopPath
 from equipoise.engines.simulator.precision import FULL, PRECISIONS, Precision
 from equipoise.engines.simulator.scoring import Scoring
-from equipoise.engines.simulator.vectorisation import why_not_vectorised
+from equipoise.engines.simulator.vectorisation import BatchingTrial, try_batching
 from equipoise.engines.simulator.workers import Workers, can_fork, one_thread
 from equipoise.errors import EquipoiseNotice, IncompatibleParts, is_integer, require
 from equipoise.solvers import SGD
@@ -69,7 +68,7 @@ class Simulator:
     `resident` says whether the examples of all clients stay on the device, or those of a cohort at a time, the next cohort's
     being read while this one works. None: on a GPU, if they take at most half of its free memory.
 
-    A model that cannot be vectorised over clients is trained by the loop engine instead, with one notice.
+    A model that cannot be vectorised over clients is trained one client at a time instead, with one notice.
 
     Source: ours; vectorising over clients with torch.func.
     """
@@ -129,7 +128,8 @@ class SimulatorEngine:
         self._last: list[Assignment] | None = []  # None: a graph of the whole round
         self._rules: dict[tuple[bool, PullKind], LocalRule] = {}
         self._aggregator: tuple[Aggregator | None, bool] = (None, False)  # and whether it is a weighted sum
-        self.unvectorised: str | None = None  # why the loop engine does all the work, if it does
+        self.trial = BatchingTrial(None)
+        self.unvectorised: str | None = None  # why clients are trained one by one, if they must be
         worker = Worker(Workplace(self.task, data, self.train, precision, compiled), local_paths.PATHS)
         self.workers = Workers(worker, given.workers or 1)
         self.scoring = Scoring(self.task, device, precision)
@@ -140,35 +140,36 @@ class SimulatorEngine:
         self._compiled: dict[str, CompiledSoftmax] = {}  # by split
 
     def fall_back(self, reason: str) -> None:
-        """Leave all work, losses and evaluation to the loop engine."""
-        self.unvectorised = reason
-        loop = LoopEngine(self.task, self.data, self.device, self.sets)
-        for name in _ENGINE_METHODS:
-            setattr(self, name, getattr(loop, name))
+        """Train clients one by one, and score one model at a time."""
+        self.unvectorised = self.workers.own.unbatchable = reason
+        self.scoring.models_together = False
+        if self.task.mixes:
+            loop = LoopEngine(self.task, self.data, self.device, self.sets)
+            for name in _ENGINE_METHODS:
+                setattr(self, name, getattr(loop, name))
 
     def round_context(self) -> AbstractContextManager[None]:
         """What a round of this engine is done in: threads of torch that wait for work would take a core from compiled code."""
-        if self.unvectorised is not None:
-            return nullcontext()
         chosen = self.workers.own.path(self.choice.path)
         return one_thread() if chosen is not None and chosen.threaded else self.workers.alone()
 
     @property
     def paths_taken(self) -> tuple[str, ...]:
         """The names of the paths that did the local work of the last call in this process."""
-        return tuple(self.workers.own.taken) if self.unvectorised is None else (LoopPath.name,)
+        return tuple(self.workers.own.taken)
 
     @property
-    def measured(self) -> StoredChoice | None:
-        """The choice that was made by measuring, for checkpoints; None where nothing is measured."""
-        return StoredChoice(self) if self.unvectorised is None else None
+    def measured(self) -> StoredChoice:
+        """The choice that was made by measuring, for checkpoints."""
+        return StoredChoice(self)
 
     def why_not_vectorised(self) -> str | None:
         """Why clients of this task cannot be trained as one batch; None if they can."""
         if self.task.mixes:
             return "in training it uses statistics of each batch, which padding would change"
         self.sets.hold(self.train, torch.tensor([0, len(self.train) - 1]))
-        return why_not_vectorised(self.task, self.train)
+        self.trial = try_batching(self.task, self.train)
+        return self.trial.reason
 
     @property
     def expect(self) -> Callable[[Tensor], None] | None:
@@ -244,8 +245,8 @@ class SimulatorEngine:
         """Local work of each client: updates (K, D)."""
         rule = self._rule(solver, cohort.round)
         assignments = self._assignments([Job(params, cohort, cohort.weights)], rule, attacked=True)
-        updates, losses = self._each(assignments, len(cohort))
-        work = LocalWork(updates, checked_norms(squared_norms(updates), losses, longest_square(params)), losses)
+        updates, losses, rows = self._each(assignments, len(cohort))
+        work = LocalWork(updates, checked_norms(squared_norms(updates), losses, longest_square(params)), losses, rows=rows)
         return corrupted_work(self.data, work, params, cohort) if self.omniscient_attack else work
 
     def summed_update(
@@ -278,7 +279,10 @@ class SimulatorEngine:
         for part, here in zip(parts, places, strict=True):
             sq_norms[here], losses[here] = part.sq_norms, part.losses
         totals = reduce(torch.add, [part.totals for part in parts])
-        return [LocalWork(*work) for work in zip(totals, sq_norms.split(counts), losses.split(counts), strict=True)]
+        rows = put_together([part.rows for part in parts], places)
+        kept: list[Any] = [None] * len(jobs) if rows is None else list(torch.split(rows, counts))
+        works = zip(totals, sq_norms.split(counts), losses.split(counts), kept, strict=True)
+        return [LocalWork(total, norms, seen, rows=own) for total, norms, seen, own in works]
 
     @property
     def look_ahead(self) -> LookAheadEngine | None:
@@ -348,18 +352,19 @@ class SimulatorEngine:
     def _own_threads(self, rule: LocalRule) -> int:
         """Threads of the chosen path, if it has its own and does work of this rule; else 0."""
         chosen = self.workers.own.path(self.choice.path)
-        able = chosen is not None and chosen.threaded and chosen.supports_rule(rule) is None
+        able = chosen is not None and chosen.threaded and self.workers.own.why_not(chosen, rule) is None
         return (self.choice.workers or 1) if able else 0
 
-    def _each(self, assignments: Sequence[Assignment], count: int) -> tuple[Tensor, Tensor]:
-        """Updates (K, D) and losses (K,) of every client, in the order of the cohort."""
+    def _each(self, assignments: Sequence[Assignment], count: int) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Updates (K, D), losses (K,) and what is kept (K, width) of every client, in the order of the cohort."""
         models = assignments[0].queue.models
         updates = torch.empty(count, models.shape[1], dtype=models.dtype, device=self.device)
         losses = torch.empty(count, dtype=torch.float64)
-        for assignment, (part, seen) in zip(assignments, self.workers.share(each_update, assignments), strict=True):
+        parts = self.workers.share(each_update, assignments)
+        for assignment, (part, seen, _) in zip(assignments, parts, strict=True):
             updates[assignment.queue.places.to(self.device)] = part
             losses[assignment.queue.places] = seen
-        return updates, losses
+        return updates, losses, put_together([rows for *_, rows in parts], [each.queue.places for each in assignments])
 
     @property
     def waste(self) -> float:
@@ -389,17 +394,14 @@ class SimulatorEngine:
         if algorithm is not None and algorithm.personal is not None:
             own = LocalRule.of(solver, solver.learning_rate(0), own_models=True)
             lines.append(table("Work of personal models, without a pull:", self._answers(own, plain)))
-        if self.unvectorised is None:
-            threads = self._own_threads(LocalRule.of(solver, 0.0)) or (1 if self.workers.count > 1 else self.threads)
-            lines.append(measured_lines(self.choice, self.measurement, self.workers.count, threads))
+        threads = self._own_threads(LocalRule.of(solver, 0.0)) or (1 if self.workers.count > 1 else self.threads)
+        lines.append(measured_lines(self.choice, self.measurement, self.workers.count, threads))
+        lines += [str(self.trial)] if str(self.trial) else []
         return "\n".join(lines)
 
     def _answers(self, rule: LocalRule, sums_only: bool) -> dict[str, str]:
         """By path, whether it is taken for the first clients of the training set and why not."""
         worker = self.workers.own
-        if self.unvectorised is not None:
-            reason = f"not taken: the model cannot be vectorised over clients ({self.unvectorised})"
-            return {path.name: reason for path in worker.paths} | {LoopPath.name: "taken: one client after another"}
         count = min(len(self.train), _EXPLAINED)
         cohort = Cohort(0, 0, torch.arange(count), *torch.full((2, count), 1 / count, dtype=torch.float64).unbind())
         models = torch.zeros(self.task.layout.dimension, dtype=self.task.layout.dtype, device=self.device)
@@ -408,6 +410,17 @@ class SimulatorEngine:
         asked = Assignment(queue, rule, self.choice.chunk_size, (), self.choice.path, self._own_threads(rule))
         chunks = chunks_of(queue, self.train, rule, self.choice.chunk_size)
         return path_answers([asked.work(worker, chunk) for chunk in chunks], sums_only=sums_only)
+
+
+def put_together(parts: Sequence[Tensor | None], places: Sequence[Tensor]) -> Tensor | None:
+    """The rows (K, width) of all clients on the CPU, from those of the processes and their places; None without rows."""
+    known = [(rows.cpu(), here) for rows, here in zip(parts, places, strict=True) if rows is not None]
+    if not known:
+        return None
+    whole = known[0][0].new_empty(sum(len(here) for here in places), known[0][0].shape[1])
+    for rows, here in known:
+        whole[here] = rows
+    return whole
 
 
 class StoredChoice:

@@ -25,6 +25,7 @@ class ExampleBatch(NamedTuple):
     last: bool  # no step comes after it
     scale: float = 1.0  # a model sees x · scale; 1 unless the caller can take it into its products
     even: float | None = None  # the share of every example, if they are known to be the same
+    keys: Tensor | None = None  # (k,) of the masks of dropout
 
 
 def gather_inputs(
@@ -52,14 +53,19 @@ def gather_inputs(
 
 
 def batches_by_step(
-    clients: ClientSet, cursor: BatchCursor | SplitCursor, first: Tensor, dtype: torch.dtype, space: Workspace
-) -> Iterator[ExampleBatch]:
-    """The batches of clients whose examples begin at the rows `first` (k, 1), each gathered when its step comes."""
+    clients: ClientSet, cursor: BatchCursor | SplitCursor, first: Tensor, dtype: torch.dtype, space: Workspace,
+    keys: Tensor | None = None,
+) -> Iterator[ExampleBatch]:  # fmt: skip
+    """The batches of clients whose examples begin at the rows `first` (k, 1), each gathered when its step comes.
+
+    `keys` (T, k) are those of the masks of dropout at every step.
+    """
     for step, k in enumerate(cursor.active):
         places, shares = cursor.batch(step, dtype)  # (k, b)
         rows = first[:k] + places
         last = step + 1 == len(cursor.active)
-        yield ExampleBatch(gather_inputs(clients, rows, dtype, space), clients.targets(rows, dtype), shares, last)
+        x, y = gather_inputs(clients, rows, dtype, space), clients.targets(rows, dtype)
+        yield ExampleBatch(x, y, shares, last, keys=None if keys is None else keys[step, :k])
 
 
 class FlatBatches:

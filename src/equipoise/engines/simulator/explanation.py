@@ -43,8 +43,8 @@ def path_answers(works: Sequence[ChunkWork], *, sums_only: bool) -> dict[str, st
 def _why_not(path: LocalPath, work: ChunkWork, sums_only: bool) -> str | None:
     """The reason against a path, whatever the others are."""
     if path.whole_rounds and not sums_only:
-        return path.supports_rule(work.rule) or "the aggregator is not the weighted mean"
-    return path.supports_rule(work.rule) or path.supports(work)
+        return work.worker.why_not(path, work.rule) or "the aggregator is not the weighted mean"
+    return work.worker.why_not(path, work.rule) or path.supports(work)
 
 
 def table(title: str, answers: Mapping[str, str]) -> str:

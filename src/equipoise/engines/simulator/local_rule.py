@@ -45,9 +45,26 @@ class LocalRule:
         """Whether a step sees all examples of a client: its batch, or the gradient at the start that FedDane asks for."""
         return self.solver.batch_size is None or self.traits.shared_gradient is not None
 
+    def lr_at(self, step: int) -> float:
+        """The rate at a local step of the round, counted from 0."""
+        return self.lr if self.traits.step_factor is None else self.lr * float(self.traits.step_factor(step))
+
     def why_not_sgd(self) -> str | None:
         """Why a path that writes out SGD's step cannot take these steps; None if it can."""
-        return None if self.traits.sgd is not None else f"the steps of {type(self.solver).__name__} are not those of SGD"
+        traits = self.traits
+        if traits.sgd is not None:
+            return None
+        if traits.numbered:
+            return f"the steps of {type(self.solver).__name__} are not those of SGD"
+        if traits.clip_norm is not None:
+            return "gradients are clipped at every step"
+        if traits.step_factor is not None:
+            return "the learning rate changes from step to step"
+        if traits.rates:
+            return "parameters have learning rates of their own"
+        if traits.keeps is not None:
+            return "clients keep the state of their optimiser between rounds"
+        return f"the steps of {type(self.solver).__name__} are not those of SGD with or without plain momentum"
 
     def why_not_plain_sgd(self) -> str | None:
         """Why a step is not that of SGD without momentum, perhaps with one pull by a number per client; None if it is."""

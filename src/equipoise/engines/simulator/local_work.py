@@ -12,6 +12,7 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from equipoise.core import rng
 from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines.simulator.client_queue import ClientQueue
@@ -59,6 +60,7 @@ class LocalPath(ABC):
 
     name: ClassVar[str]
     whole_rounds: ClassVar[bool] = False  # it does rounds as a whole, and never a chunk
+    batches: ClassVar[bool] = True  # it works on several clients at once
     threaded: ClassVar[bool] = False  # it shares a chunk among threads of its own, so that one process does all the work
 
     def __init__(self, place: Workplace) -> None:
@@ -92,10 +94,19 @@ class Worker:
         self._named = {path.name: path for path in self.paths}
         self._asked: tuple[LocalRule | None, str | None] = (None, None)
         self._candidates: list[LocalPath] = []
+        self.unbatchable: str | None = None  # why clients of this task cannot be batched
 
     def renewed(self) -> Worker:
         """A worker for another process, with memory of its own."""
-        return Worker(self.place, self._makers)
+        other = Worker(self.place, self._makers)
+        other.unbatchable = self.unbatchable
+        return other
+
+    def why_not(self, path: LocalPath, rule: LocalRule) -> str | None:
+        """Why a path does not do work of a rule, in general; None if it does."""
+        if self.unbatchable is not None and path.batches:
+            return f"the model cannot be vectorised over clients ({self.unbatchable})"
+        return path.supports_rule(rule)
 
     def path(self, name: str | None) -> LocalPath | None:
         """The path of this name, if there is one."""
@@ -104,7 +115,7 @@ class Worker:
     def candidates(self, rule: LocalRule, chosen: str | None) -> list[LocalPath]:
         """The paths that support a rule, in order; one that was chosen by name comes first."""
         if self._asked != (rule, chosen):
-            able = [path for path in self.paths if not path.whole_rounds and path.supports_rule(rule) is None]
+            able = [path for path in self.paths if not path.whole_rounds and self.why_not(path, rule) is None]
             self._asked, self._candidates = (rule, chosen), sorted(able, key=lambda path: path.name != chosen)
         return self._candidates
 
@@ -113,7 +124,7 @@ class Worker:
         chunk, models = work.chunk, work.chunk.models
         if int(chunk.steps[0]) == 0:
             nothing = torch.zeros(len(chunk), models.shape[1], dtype=models.dtype, device=models.device)
-            return ChunkResult(chunk, nothing, torch.full((len(chunk),), float("nan"), dtype=torch.float64))
+            return ChunkResult(chunk, nothing, torch.full((len(chunk),), float("nan"), dtype=torch.float64), chunk.rows)
         if not self.task.scorer.training:
             self.task.scorer.train()
         for path in self.candidates(work.rule, work.chosen):
@@ -156,6 +167,12 @@ class ChunkWork:
         return self.worker.clients.starts[self.positions].unsqueeze(1)
 
     @property
+    def mask_keys(self) -> Tensor:
+        """The key of every client's masks of dropout at every step, (T, k); repeated gradients of a batch share theirs."""
+        steps = torch.arange(int(self.chunk.steps.max()), device=self.chunk.keys.device) // self.rule.traits.repeats
+        return rng.step_keys(self.chunk.keys, steps.unsqueeze(1))
+
+    @property
     def largest(self) -> int:
         """The most examples that one of the clients has."""
         return int(self.chunk.sizes.max())
@@ -165,10 +182,10 @@ class ChunkWork:
         models = self.chunk.models
         return self.space.empty("updates", (len(self.chunk), models.shape[1]), models.dtype, models.device)
 
-    def result(self, updates: ChunkUpdates, seen: Tensor) -> ChunkResult:
-        """The result, from the summed batch losses (k,), or the last ones of a rule with a finish."""
+    def result(self, updates: ChunkUpdates, seen: Tensor, rows: Tensor | None = None) -> ChunkResult:
+        """The result, from the summed batch losses (k,), or the last ones of a rule with a finish; `rows` are kept."""
         count = self.chunk.steps if self.rule.traits.finish is None else 1
-        return ChunkResult(self.chunk, updates, seen.cpu() / count)  # NaN for a client without a step
+        return ChunkResult(self.chunk, updates, seen.cpu() / count, rows)  # NaN for a client without a step
 
     def other(self, chunk: ClientQueue, rule: LocalRule) -> ChunkWork:
         """Work beside this one, in other memory and by whichever path."""
@@ -206,6 +223,7 @@ class ChunkResult:
     chunk: ClientQueue
     updates: ChunkUpdates
     losses: Tensor
+    rows: Tensor | None = None  # (k, width), what clients keep for their solver until their next round
 
     def dense(self, space: Workspace) -> Tensor:
         """The updates (k, D)."""

@@ -12,7 +12,7 @@ from equipoise.engines.simulator.cuda.step_graphs import StepGraphs
 from equipoise.engines.simulator.linear_blocks import LinearBlocks
 from equipoise.engines.simulator.linear_span import ExampleSpan
 from equipoise.engines.simulator.local_work import LocalPath, Workplace
-from equipoise.engines.simulator.loop_path import LoopPath
+from equipoise.engines.simulator.one_by_one import OneByOne
 
 PATHS: tuple[Callable[[Workplace], LocalPath], ...] = (
     LinearRounds,
@@ -22,5 +22,5 @@ PATHS: tuple[Callable[[Workplace], LocalPath], ...] = (
     LinearBlocks,
     HandWrittenConvNet,
     BatchedAutograd,
-    LoopPath,
+    OneByOne,
 )

@@ -89,7 +89,7 @@ class Scoring:
         with torch.no_grad(), self.precision.products():
             x, y = clients.inputs(padded, models.dtype), clients.targets(padded, models.dtype)
             try:
-                each = vmap(self.task.losses)(models, x, y).double()
+                each = vmap(self.task.batched_losses)(models, x, y).double()
             except RuntimeError:
                 self.models_together = False
                 return None
@@ -120,13 +120,16 @@ class Scoring:
                 return convnet_scores(self.task, params, x, y)[: 1 + with_errors]
             return self.task.scores(params, x, y) if with_errors else (self.task.losses(params, x, y),)
 
+        def score_batched(params: Tensor, x: Any) -> tuple[Tensor, ...]:
+            return self.task.batched_scores(params, x, y) if with_errors else (self.task.batched_losses(params, x, y),)
+
         if len(models) == 1:
             return tuple(values.unsqueeze(0) for values in score(models[0], x))
         if not with_errors and isinstance(x, Tensor) and isinstance(y, Tensor) and why_not_linear(self.task) is None:
             return (linear_losses(self.task, models, x, y),)
         if self.models_together and not by_hand:
             try:
-                scores: tuple[Tensor, ...] = vmap(score, in_dims=(0, None))(models, trees.clone(x))
+                scores: tuple[Tensor, ...] = vmap(score_batched, in_dims=(0, None))(models, trees.clone(x))
                 return scores
             except RuntimeError:  # a forward pass that writes to the inputs, which models share, or reads a number off a tensor
                 self.models_together = False
@@ -167,7 +170,7 @@ class Scoring:
         """Losses and errors (k, b) of examples (k, b, …) under clients' own models (k, D)."""
         if self.models_together:
             try:
-                scores: tuple[Tensor, Tensor] = vmap(self.task.scores)(models, x, y)
+                scores: tuple[Tensor, Tensor] = vmap(self.task.batched_scores)(models, x, y)
                 return scores
             except RuntimeError:  # an error, say, that reads a number off a tensor
                 self.models_together = False

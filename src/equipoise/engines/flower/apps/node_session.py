@@ -120,13 +120,13 @@ class NodeSession:
 
     @property
     def params(self) -> Tensor:
-        """The model (D,) as the server sent it, on the engine's device."""
+        """The model as the server sent it, (D,) and perhaps carried values (C,), on the engine's device."""
         return self.vector("params")
 
     def vector(self, name: str) -> Tensor:
-        """A vector of the request that is shaped like the model, (D,), on the engine's device."""
-        layout = self.task.layout
-        return self.request.tensor(name, layout.dtype, (layout.dimension,)).to(engine_traits(self.engine).device)
+        """A vector of the request that is shaped like the model as engines take it, on the engine's device."""
+        task = self.task
+        return self.request.tensor(name, task.layout.dtype, (task.width,)).to(engine_traits(self.engine).device)
 
     def part(self, name: str) -> Any:
         """A part of the algorithm, made of what the request says."""
@@ -209,8 +209,8 @@ def read_common(request: MessageContent, client: str) -> MessageContent:
 def _counts(asked: Mapping[str, Any], split: str) -> bool:
     """Whether what a client is asked for gives it a weight in the sum; `split` is that of an evaluation."""
     shares = asked.get("shares", {split: 1.0})
-    weights = asked.get("base", 1.0), shares.get(split) if isinstance(shares, dict) else None
-    return all(is_number(weight) and weight > 0 for weight in weights)
+    share: Any = shares.get(split) if isinstance(shares, dict) else None
+    return all(is_number(weight) and weight > 0 for weight in (asked.get("base", 1.0), share))
 
 
 Handler = Callable[[NodeSession], Answer]

@@ -49,7 +49,7 @@ def score_own_model(session: NodeSession) -> dict[str, Tensor]:
     row = read_kept_row(session, method, params)
     with torch.enable_grad():
         model = method.models(session.started, params, session.cohort, row, solver, None)
-    if session.request.value("since", int) == 0 and method.width(session.task.layout.dimension) > 0:
+    if session.request.value("since", int) == 0 and method.width(session.task.width) > 0:
         model = params.unsqueeze(0)  # a client that never took part is served the shared model
     return session.score(model)
 
@@ -57,7 +57,7 @@ def score_own_model(session: NodeSession) -> dict[str, Tensor]:
 def read_kept_row(session: NodeSession, method: Any, params: Tensor) -> Tensor:
     """What the client has kept since the round that the request names, (1, width); at first what all clients begin with."""
     since = session.request.value("since", int)
-    width = method.width(session.task.layout.dimension)
+    width = method.width(session.task.width)
     if width == 0 or since == 0:
         first = session.vector("first") if "first" in session.request.arrays else params
         row, shared = method.begin(session.started, first)

@@ -48,7 +48,7 @@ class RemotePersonalWork:
     @property
     def keeps_rows(self) -> bool:
         """Whether clients keep anything between rounds; else all personal work is done after training."""
-        return self.method.width(self.engine.task.layout.dimension) > 0
+        return self.method.width(self.engine.task.width) > 0
 
     def begin(self, params: Tensor, path: Path | None = None) -> PersonalState:
         """The state before the first round at w^0; nothing is written on the server."""
@@ -81,6 +81,15 @@ class RemotePersonalWork:
                 text = f"{client} has lost its own model, and begins anew with the next round it takes part in."
                 warnings.warn(EquipoiseNotice(text), stacklevel=2)
         return PersonalState(places)
+
+    def losses(self, state: PersonalState, params: Tensor, cohort: Cohort) -> Tensor | None:
+        """None: the shared model's losses. A method whose risk sees other losses is refused with such a risk."""
+        if self.traits.losses is None:
+            return None
+        raise IncompatibleParts(
+            f"With {self.method!r} the risk sees the losses of clients' own models, which are not asked for over a network.",
+            "Use risk.Mean(), or the simulator.",
+        )
 
     def updates(self, state: PersonalState, params: Tensor, cohort: Cohort, solver: LocalSolver) -> Tensor | None:
         """What clients send (K, D), for a method that has them send something else than the solver's work."""

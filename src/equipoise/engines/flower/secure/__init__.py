@@ -32,9 +32,16 @@ authenticated nodes), but looks at all it gets, together with up to threshold �
 survivors and who they are; with its accomplices' own values it knows the sum over the others, so that `fewest` should exceed
 their number by the size of the crowd one wants to hide in. A server that lies about who survived is kept, by clients who reveal
 once, one kind of share per peer, and by 2 · threshold > clients, from both secrets of a client, unless 2 · threshold − clients
-clients help it. A server that replaces public keys, or invites nodes of its own, is not kept from anything: that would need
-keys that clients can check, as Bonawitz et al. have them against active adversaries. Clients that send wrong values spoil the
-sum unnoticed; wrong shares are noticed.
+clients help it. A server that replaces public keys, or invites nodes of its own, is not kept from anything by a plain sum.
+Clients that send wrong values spoil the sum unnoticed; wrong shares are noticed.
 
-Source: Bonawitz et al. 2017, Figure 4, without signatures and the check of consistency.
+**Signed sums** are against such a server. Clients have long-lived keys that their owners have exchanged (`identities`). They
+sign the keys of the sum, and with their masked values a hash of what these were made of. One exchange is added:
+
+    confirm    →  ← signed      each client signs who survived, once, if all survivors have signed the same hash as itself
+
+and the survivors' request brings these signatures: a client reveals shares only if as many clients as the sum needs have signed
+the list that it has signed itself. With 2 · threshold > clients + colluders no two lists can both have enough signatures.
+
+Source: Bonawitz et al. 2017, Figure 4; signed sums with its signatures and check of consistency. The hash is ours.
 """

@@ -112,7 +112,7 @@ class MaskingClient:
         """The others' keys; those of a signed sum must have the signatures of the clients that they are said to be from."""
         if self.identity is None:
             return messages.unpack_table(table, _KEY_SIZES)
-        peers = {}
+        peers: dict[str, tuple[bytes, ...]] = {}
         for name, (sealing, masking, signature) in messages.unpack_table(table, (*_KEY_SIZES, SIGNATURE_BYTES)).items():
             peers[name] = (sealing, masking)
             if not self.identity.has_signed(name, keys_text(self.terms, name, peers[name]), signature):
@@ -155,15 +155,25 @@ class MaskingClient:
         self._sealing = self._masking = None  # so that nothing else can be masked with them
         self._seed, self._subject = b"", subject
         self.awaits = MessageKind.SURVIVORS if self.identity is None else MessageKind.CONFIRM
-        masked = masks.write_residues(total, modulus)
-        return self.terms.write(MessageKind.MASKED, self.me.encode(), masked, messages.pack_names(sorted(closed)))
+        masked, complaint = masks.write_residues(total, modulus), messages.pack_names(sorted(closed))
+        if self.identity is not None:
+            signature = self.identity.sign(subject_text(self.terms, self.me, subject))
+            complaint = messages.pack([complaint, subject, signature])
+        return self.terms.write(MessageKind.MASKED, self.me.encode(), masked, complaint)
 
     def confirm(self, survivors: bytes) -> bytes:
-        """The signature of who survived, and of what the sum is about. Once: a second list is not signed."""
+        """The signature of who survived, if each of them has signed that it masked the same thing. Once: one list is signed."""
         if self.awaits != MessageKind.CONFIRM or self.identity is None:
             raise messages.OutOfOrder(f"{self.me!r} signs one list of survivors, after masking.", [self.me])
-        alive, gone = map(messages.unpack_names, self.terms.read(survivors, MessageKind.CONFIRM, 2))
+        first, second, table = self.terms.read(survivors, MessageKind.CONFIRM, 3)
+        alive, gone = messages.unpack_names(first), messages.unpack_names(second)
         self._check_survivors(set(alive), set(gone))
+        signed = messages.unpack_table(table, (SIGNATURE_BYTES,))
+        for name in alive:
+            text = subject_text(self.terms, name, self._subject)
+            if name != self.me and not (name in signed and self.identity.has_signed(name, text, signed[name][0])):
+                reason = f"{name!r} has not signed that it was sent the model, settings and weights that {self.me!r} was."
+                raise messages.RefusedToReveal(reason, [name])
         self._confirmed = survivors_text(self.terms, alive, gone, self._subject)
         self.awaits = MessageKind.SURVIVORS
         signature = self.identity.sign(self._confirmed)
@@ -172,7 +182,7 @@ class MaskingClient:
     def reveal(self, survivors: bytes) -> bytes:
         """Of each dealer one share: of b if it survived, of s if it left. Never both, and once.
 
-        Of a signed sum only if enough clients have signed that they masked the same thing and that these survived.
+        Of a signed sum only if enough clients have signed that these survived.
         """
         if self.awaits != MessageKind.SURVIVORS:
             raise messages.OutOfOrder(f"{self.me!r} reveals shares once, after masking.", [self.me])
@@ -196,7 +206,7 @@ class MaskingClient:
         signed = {name for name, (by,) in proof.items() if self.identity.has_signed(name, self._confirmed, by)}
         signed = (signed & set(names[0])) | {self.me}
         if len(signed) < self.terms.fewest:
-            reason = f"{len(signed)} clients have signed the same survivors, model, settings and weights"
+            reason = f"{len(signed)} clients have signed the same survivors"
             raise messages.RefusedToReveal(f"{reason}, and {self.terms.fewest} are needed.", sorted(set(names[0]) - signed))
 
     def _check_survivors(self, alive: set[str], gone: set[str]) -> None:
@@ -263,6 +273,11 @@ class MaskingClient:
 def keys_text(terms: SumTerms, owner: str, keys: tuple[bytes, ...]) -> bytes:
     """What a client signs of its keys in a sum."""
     return messages.pack([b"keys of a sum", terms.tag, owner.encode(), *keys])
+
+
+def subject_text(terms: SumTerms, owner: str, subject: bytes) -> bytes:
+    """What a client signs with its masked values: the hash of the model, the settings and the weights that it was sent."""
+    return messages.pack([b"subject of a sum", terms.tag, owner.encode(), subject])
 
 
 def survivors_text(terms: SumTerms, alive: tuple[str, ...], gone: tuple[str, ...], subject: bytes) -> bytes:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from equipoise.engines.flower.secure import masks, shares
 from equipoise.engines.flower.secure import sum_messages as messages
 from equipoise.engines.flower.secure.identities import SIGNATURE_BYTES, is_signed
-from equipoise.engines.flower.secure.masking_client import SEALED_BYTES, TERMS_BYTES, keys_text, survivors_text
+from equipoise.engines.flower.secure.masking_client import SEALED_BYTES, TERMS_BYTES, keys_text, subject_text, survivors_text
 from equipoise.engines.flower.secure.sum_messages import MessageKind
 from equipoise.engines.flower.secure.sum_terms import SumTerms
 
@@ -58,7 +58,8 @@ class MaskingServer:
         self._answered: set[str] = set()
         self._present: frozenset[str] = frozenset()  # all who sent keys
         self._keys: dict[str, tuple[bytes, ...]] = {}  # for letters and masks; with a signature in a signed sum
-        self._signed: dict[str, tuple[bytes, bytes]] = {}  # what each survivor says that the sum is about, and its signature
+        self._subjects: dict[str, tuple[bytes, bytes]] = {}  # what each survivor says that the sum is about, and its signature
+        self._signed: dict[str, bytes] = {}  # signatures of who survived
         self._sealed: dict[str, dict[str, tuple[bytes, ...]]] = {}
         self._commitments: dict[str, bytes] = {}
         self._dealers: frozenset[str] = frozenset()  # all who sent shares
@@ -146,6 +147,12 @@ class MaskingServer:
         self._sealed[client], self._commitments[client] = sealed, commitment
 
     def _take_masked(self, client: str, masked: bytes, closed: bytes) -> None:
+        if self.terms.colluders is not None:
+            closed, subject, signature = messages.unpack(closed, 3)
+            if len(signature) != SIGNATURE_BYTES or len(subject) != TERMS_BYTES:
+                raise messages.NotSigned("It must have signed a hash of what the sum is about.")
+            self._check_signature(client, subject_text(self.terms, client, subject), signature)
+            self._subjects[client] = subject, signature
         names = frozenset(messages.unpack_names(closed))
         if not names <= self._dealers - {client}:
             raise messages.MalformedMessage("It complains about shares that it was not sent.")
@@ -157,8 +164,10 @@ class MaskingServer:
         if len(signature) != SIGNATURE_BYTES or len(subject) != TERMS_BYTES:
             raise messages.MalformedMessage("It must have signed the survivors and a hash of what the sum is about.")
         names = self.survivors, tuple(sorted(self._dealers.difference(self.survivors)))
+        if subject != self._subjects[client][0]:
+            raise messages.NotSigned("It has signed another subject than with its values.")
         self._check_signature(client, survivors_text(self.terms, *names, subject), signature)
-        self._signed[client] = subject, signature
+        self._signed[client] = signature
 
     def _take_revealed(self, client: str, seeds: bytes, keys: bytes) -> None:
         alive = frozenset(self.survivors)
@@ -191,21 +200,22 @@ class MaskingServer:
         if lost := [name for name, holders in opened.items() if holders < self.terms.threshold]:
             raise self._lost("Masking: shares that {} dealt do not open. Try again without.", lost)
         self.survivors = tuple(sorted(here))
-        kind = MessageKind.SURVIVORS if self.terms.colluders is None else MessageKind.CONFIRM
-        return dict.fromkeys(self.survivors, self.terms.write(kind, *self._survivors_and_gone()))
+        if self.terms.colluders is None:
+            return dict.fromkeys(self.survivors, self.terms.write(MessageKind.SURVIVORS, *self._survivors_and_gone()))
+        usual, _ = Counter(subject for subject, _ in self._subjects.values()).most_common(1)[0]
+        if odd := [client for client, (subject, _) in self._subjects.items() if subject != usual]:
+            raise self._lost("Masking: {} were sent something else than the others. Try again without.", odd)
+        table = messages.pack_table({client: (signature,) for client, (_, signature) in self._subjects.items()})
+        return dict.fromkeys(self.survivors, self.terms.write(MessageKind.CONFIRM, *self._survivors_and_gone(), table))
 
     def _survivors_and_gone(self) -> tuple[bytes, bytes]:
         gone = sorted(self._dealers.difference(self.survivors))
         return messages.pack_names(self.survivors), messages.pack_names(gone)
 
     def _close_signed(self, here: frozenset[str]) -> Requests:
-        """Pass all signatures on; who signed another subject than most is named, as the others do not count it."""
+        """Pass all signatures on."""
         self._require_enough(here)
-        usual, _ = Counter(subject for subject, _ in self._signed.values()).most_common(1)[0]
-        for client, (subject, _) in self._signed.items():
-            if subject != usual:
-                self.faults[client] = messages.NotSigned(f"Signing: {client!r} was asked something else than most.", [client])
-        proof = messages.pack_table({client: (signature,) for client, (_, signature) in self._signed.items()})
+        proof = messages.pack_table({client: (signature,) for client, signature in self._signed.items()})
         return dict.fromkeys(sorted(here), self.terms.write(MessageKind.SURVIVORS, *self._survivors_and_gone(), proof))
 
     def _close_revealed(self, here: frozenset[str]) -> Requests:

@@ -33,10 +33,10 @@ from equipoise.privacy.noise_plan import Grid, NoisePlan
 from equipoise.privacy.private_quantile import ENOUGH_NOISE, PrivateQuantile, quantile_of_sum, safe_modulus
 from equipoise.privacy.protected import Protected, ProtectedSums
 from equipoise.privacy.release_book import ReleaseBook
-from equipoise.privacy.secure_aggregate import tail_is_large_enough
+from equipoise.privacy.secure_aggregate import mean_of_sum, secure_row_length, tail_is_large_enough
 from equipoise.privacy.secure_histogram import require_equal_weights
 from equipoise.privacy.secure_sum import centred, required_modulus
-from equipoise.result import ClientTable
+from equipoise.result import NOT_EVALUATED, ClientTable
 from equipoise.types import Cohort, Combined, Engine, LocalSolver, RiskValue, RunSize, ServerState
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class NetworkSecureSums:
         this round was asked for before and lost: the difference of two such sums may be one client's.
         """
         weights, unknown = cohort.weights * len(cohort), torch.tensor(float("nan"))
-        update = PlannedSum("update", self.engine.task.layout.dimension + 1, self.privacy.modulus)
+        update = PlannedSum("update", secure_row_length(self.engine.task), self.privacy.modulus)
         if self.book.is_lost(cohort.round, ("histogram", "update")):
             return RiskValue(unknown, torch.zeros_like(weights), state), 1.0
         if self.risk.client_form != "filter":
@@ -130,17 +130,17 @@ class NetworkSecureSums:
         public = self.eta if self.risk.client_form == "filter" else float(self.privacy.loss_bound or 0)
         base = {"kind": "update", "step": self.privacy.step, "public": public, "kept": self.kept}
         asked = {client: {**base, "base": weights.get(client, 0.0)} for client in self.engine.names(plan.cohort)}
-        index = plan.cohort.round
+        task = self.engine.task
         try:
-            total, _ = self.round.updates(plan.cohort, asked.__getitem__, state.params, solver)
+            total, _ = self.round.updates(plan.cohort, asked.__getitem__, state.model, solver)
         except TooFewClients:
-            if not self.book.begun(index, "update"):
+            if not self.book.begun(plan.cohort.round, "update"):
                 raise
             return Combined(torch.zeros_like(state.params), None, state.aggregator)  # it is not asked for again
-        numbers = total.double() * self.privacy.step
+        carried, numbers = mean_of_sum(total.double() * self.privacy.step, secure_row_length(task) - task.layout.dimension - 1)
         mass = float(numbers[-1])
         mean = numbers[:-1] / mass if mass > 0 else torch.zeros_like(numbers[:-1])
-        return Combined(mean.to(state.params), None, state.aggregator)
+        return Combined(mean.to(state.params), None, state.aggregator, carried=carried)
 
 
 # ------------------------------------------------------------------------------------------------ distributed privacy
@@ -311,7 +311,7 @@ class SecureEvaluation:
         seen = set(data.train.ids)
         rows = {split: means.get(split, (UNKNOWN, 0)) for split in data.splits if split in means or split == "train"}
         return ClientTable(
-            tuple(f"mean of {count} clients" for _, count in rows.values()),
+            tuple(f"mean of {count} clients" if count else NOT_EVALUATED for _, count in rows.values()),
             tuple(rows),
             torch.tensor([set(data.splits[split].ids) <= seen for split in rows]),
             torch.tensor([int(data.splits[split].sizes.sum()) for split in rows]),

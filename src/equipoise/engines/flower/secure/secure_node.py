@@ -33,8 +33,9 @@ from equipoise.privacy.discrete_gaussian import sample_discrete_gaussian
 from equipoise.privacy.private_quantile import client_contributions
 from equipoise.privacy.private_sums import client_weights
 from equipoise.privacy.random_source import RandomSource, SystemSource
+from equipoise.privacy.secure_aggregate import carried_rows
 from equipoise.privacy.secure_sum import EXACT, quantise
-from equipoise.types import AggregatorTraits, QuantileTraits, RiskTraits
+from equipoise.types import AggregatorTraits, LocalWork, QuantileTraits, RiskTraits
 
 MASKS, ROUND, COSTS = "equipoise.masks", "equipoise.round", "equipoise.costs"  # records of Flower's state
 MOST_SUMS = 4096  # in one message
@@ -121,9 +122,9 @@ def hash_request(request: MessageContent) -> bytes:
 
 def describe_subject(session: NodeSession) -> bytes:
     """A hash of what a sum is about: the request that asks for it, and the one that the loss of the round was computed by."""
-    record = session.context.state.config_records.get(ROUND, {})
-    about = record.get("about", b"") if record.get("round") == session.request.round else b""
-    return hashlib.sha256(hash_request(session.given) + about).digest()  # type: ignore[operator]
+    record = session.context.state.config_records.get(ROUND)
+    about = record.get("about") if record is not None and record.get("round") == session.request.round else None
+    return hashlib.sha256(hash_request(session.given) + (about if isinstance(about, bytes) else b"")).digest()
 
 
 def is_evaluation(terms: SumTerms) -> bool:
@@ -217,25 +218,28 @@ def _own_weight(session: NodeSession, asked: dict[str, Any]) -> Tensor:
     return client_weights(risk, loss, base, float(asked["public"]))
 
 
-def _update(session: NodeSession) -> Tensor:
-    """The update (D,) of the client's local work; NaN if it cannot be used.
+def _work(session: NodeSession) -> LocalWork:
+    """The client's local work, as it is.
 
-    It is computed whatever the client's weight is: how long a node takes must not tell whether it is in the tail.
+    It is done whatever the client's weight is: how long a node takes must not tell whether it is in the tail.
     """
     session.refuse_unless_training()
-    work = session.engine.updates(session.params, session.cohort, session.solver)
-    return work.update[0] if bool(work.arrived[0]) else torch.full_like(work.update[0], math.nan)
+    return session.engine.updates(session.params, session.cohort, session.solver)
 
 
 def make_update_row(session: NodeSession, asked: dict[str, Any], modulus: int, clients: int) -> Tensor:
-    """(w · u, w) of the client's weight and update, rounded. Outside the tail the work is done as well, and zeros are sent."""
-    weight, update = _own_weight(session, asked), _update(session)
+    """(w · u, w) of the client's weight and update, rounded. Outside the tail the work is done as well, and zeros are sent.
+
+    What is for carried values comes first.
+    """
+    weight, work = _own_weight(session, asked), _work(session)
+    update = work.update[0]
     aggregator = session.part("aggregator")
     if not read(AggregatorTraits, aggregator).linear:
         raise BadMessage("an aggregator that is not linear cannot be applied by clients")
     own = aggregator(update.unsqueeze(0), weight.to(update))[0]
-    row = torch.cat([own.double().cpu(), weight])
-    usable = bool(torch.isfinite(row).all()) & (float(weight) > 0)
+    row = torch.cat([carried_rows(work, weight)[0], own.double().cpu(), weight])
+    usable = bool(work.arrived[0]) & (float(weight) > 0)
     return round_to_steps(torch.where(torch.tensor(usable), row, 0.0), float(asked["step"]), modulus, clients, SystemSource())
 
 
@@ -282,9 +286,10 @@ def make_weight_row(session: NodeSession, asked: dict[str, Any], modulus: int, c
 
 def make_private_update_row(session: NodeSession, asked: dict[str, Any], modulus: int, clients: int) -> Tensor:
     """The client's update, clipped, weighted and rounded, with its share of noise; outside the tail its weight is 0."""
-    weight, update = float(_private_weight(session, asked)), _update(session).double().cpu()
+    weight, work = float(_private_weight(session, asked)), _work(session)
+    update = work.update[0].double().cpu()
     norm = max(float(update.norm()), 1e-300)
-    usable = math.isfinite(norm) & (weight > 0)
+    usable = bool(work.arrived[0]) & math.isfinite(norm) & (weight > 0)
     row = torch.where(torch.tensor(usable), update * (weight * min(1.0, float(asked["clip"]) / norm)), 0.0)
     step, bound, source = float(asked["step"]), float(asked["norm_bound"]), SystemSource()
     whole = quantise(row.unsqueeze(0), step=step, source=source, norm_bound=bound, modulus=modulus)[0]

@@ -1,0 +1,142 @@
+"""Conformal sets: classes that hold the true one with a chosen probability, and how well that holds for each client."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.core import trees
+from equipoise.core.task import Task
+from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.errors import InvalidData, InvalidParameter, require, require_number
+
+_ROWS = 1024  # examples in a forward pass
+
+
+def conformal_threshold(scores: Tensor, miss: float, clients: int = 1) -> float:
+    """The ⌈(1 − ζ)(N + K)⌉-th smallest of N scores of K clients; infinite if there is none.
+
+    A test point of client k, drawn with probability (n_k + 1)/(N + K) and exchangeable with that client's scores, is then
+    covered with a probability of at least 1 − ζ, and below 1 − ζ + K/(N + K) for scores without ties.
+
+    Source: Lu et al. 2023 (arXiv 2305.17564). Some published code uses N + 1 in place of N + K.
+
+    >>> conformal_threshold(torch.arange(1.0, 21.0), 0.1, clients=2), conformal_threshold(torch.arange(1.0, 21.0), 0.1)
+    (20.0, 19.0)
+    """
+    rank = math.ceil((1 - miss) * (len(scores) + clients) - 1e-9)
+    return float(scores.sort().values[rank - 1]) if rank <= len(scores) else math.inf
+
+
+@dataclass(frozen=True, eq=False)
+class ConformalSets:
+    """How conformal sets of a model fare, client by client: the share of covered test examples and the mean set size.
+
+    No single client is promised a coverage of 1 − `miss`, unless each has a threshold of its own (`per_client`). `slack` is one
+    standard deviation of a client's coverage if its true coverage is 1 − `miss`. Iterating gives dictionaries.
+    """
+
+    miss: float
+    per_client: bool
+    client: tuple[str, ...]
+    size: Tensor  # (n,) int64, test examples
+    threshold: Tensor  # (n,) float64; infinite: every class is in the set
+    coverage: Tensor  # (n,) float64
+    set_size: Tensor  # (n,) float64
+
+    @property
+    def slack(self) -> Tensor:
+        """√(ζ(1 − ζ)/test examples) of each client, (n,)."""
+        return (self.miss * (1 - self.miss) / self.size.double()).sqrt()
+
+    @property
+    def overall(self) -> float:
+        """The share of all test examples that are covered."""
+        return float((self.coverage * self.size).sum() / self.size.sum())
+
+    @property
+    def worst(self) -> float:
+        """The smallest coverage of a client."""
+        return float(self.coverage.min())
+
+    @property
+    def percentile_10(self) -> float:
+        """The coverage that nine of ten clients reach: the largest value with at least 90 % of the clients at or above it."""
+        ordered = self.coverage.sort(descending=True).values
+        return float(ordered[math.ceil(0.9 * len(ordered) - 1e-9) - 1])
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        columns = (self.size, self.threshold, self.coverage, self.set_size, self.slack)
+        names = ("size", "threshold", "coverage", "set_size", "slack")
+        for client, *numbers in zip(self.client, *(column.tolist() for column in columns), strict=True):
+            yield {"client": client, **dict(zip(names, numbers, strict=True))}
+
+    def __str__(self) -> str:
+        own = "with a threshold for each client" if self.per_client else "with one threshold for all clients"
+        lines = [
+            f"Conformal sets of {len(self.client)} clients, wanted coverage {1 - self.miss:.1%}, {own}:",
+            f"  of all test examples      {self.overall:.1%}",
+            f"  nine of ten clients reach {self.percentile_10:.1%}",
+            f"  worst client              {self.worst:.1%}",
+            f"  mean set size             {float((self.set_size * self.size).sum() / self.size.sum()):.2f}",
+        ]
+        return "\n".join(lines)
+
+
+def conformal_sets(model: nn.Module, data: FederatedData, *, miss: float = 0.1, per_client: bool = False) -> ConformalSets:
+    """Sets of classes with the scores 1 − p_y below a threshold, calibrated on validation examples and judged on test examples.
+
+    `miss` is ζ. The validation examples of clients that also have test examples calibrate; choose nothing else by them, or the
+    coverage is too good to be true. With `per_client` each client has a threshold of its own, the ⌈(1 − ζ)(n_k + 1)⌉-th
+    smallest; one with fewer than (1 − ζ)/ζ validation examples gets every class.
+    """
+    require(isinstance(model, nn.Module), "model", "must be a torch.nn.Module", type(model).__name__)
+    require(isinstance(data, FederatedData), "data", "must be FederatedData", type(data).__name__)
+    require_number("miss", miss, "(0, 1)", "0.1 asks for a coverage of 90 %.")
+    cure = 'Split examples inside clients: split_by="examples", with validation=… and test=….'
+    if data.validation is None or data.test is None:
+        raise InvalidData(f"Conformal sets need validation and test examples; {data.name!r} has not both. {cure}")
+    where = data.validation.find(data.test)
+    here = (where >= 0).nonzero().flatten()
+    if len(here) == 0:
+        raise InvalidData(f"No client of {data.name!r} has both validation and test examples. {cure}")
+    task = Task.around(model)
+    was_training = model.training
+    try:
+        model.eval()
+        calibration = [_probabilities(task, data.validation, k) for k in where[here].tolist()]
+        tests = [_probabilities(task, data.test, k) for k in here.tolist()]
+    finally:
+        model.train(was_training)
+    scores = [1 - p.gather(1, y.unsqueeze(1))[:, 0] for p, y in calibration]
+    shared = conformal_threshold(torch.cat(scores), miss, len(scores))
+    thresholds = [conformal_threshold(own, miss) if per_client else shared for own in scores]
+    rows = []
+    for (p, y), threshold in zip(tests, thresholds, strict=True):
+        inside = 1 - p <= threshold  # (n, C)
+        rows.append((inside.gather(1, y.unsqueeze(1)).double().mean(), inside.double().sum(1).mean()))
+    coverage, size = map(torch.stack, zip(*rows, strict=True))
+    known = torch.tensor(thresholds, dtype=torch.float64)
+    return ConformalSets(miss, per_client, data.test.ids_at(here), data.test.sizes.cpu()[here], known, coverage, size)
+
+
+def _probabilities(task: Task, clients: ClientSet, k: int) -> tuple[Tensor, Tensor]:
+    """The probabilities (n, C) of the classes, float64, and the labels (n,) of one client's examples."""
+    rows, parts, dtype = clients.rows(k), [], task.layout.dtype
+    device = next(task.module.parameters()).device
+    labels = clients.targets(rows, dtype)
+    if not isinstance(labels, Tensor) or labels.dim() != 1 or labels.is_floating_point():
+        raise InvalidData("Conformal sets need one class per example as the target.")
+    for start in range(rows.start, rows.stop, _ROWS):
+        x = trees.map_tree(lambda leaf: leaf.to(device), clients.inputs(slice(start, min(start + _ROWS, rows.stop)), dtype))
+        with torch.no_grad():
+            outputs = trees.call(task.module, x)
+        if not isinstance(outputs, Tensor) or outputs.dim() != 2:
+            raise InvalidParameter("model", "must give one score per class, (B, C)", type(outputs).__name__)
+        parts.append(outputs.double().softmax(1).cpu())
+    return torch.cat(parts), labels.cpu().long()

@@ -1,0 +1,254 @@
+"""Split models: each client keeps some parameters of its own, and all clients share the others.
+
+A client's model is (w, row_k): the shared parameters w and the ones that it keeps. It sends the update of the shared ones
+alone. FedPer, FedRep, FedBABU, LG-FedAvg and FedBN differ in what is kept and in how a client works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from equipoise.core.abilities import solver_traits
+from equipoise.core.task import Task
+from equipoise.errors import IncompatibleParts, InvalidParameter, is_integer, require, require_integer
+from equipoise.personal.context import PersonalContext
+from equipoise.personal.ditto import refuse_unfit_solver
+from equipoise.solvers.prepared import AdjustedSolver
+from equipoise.types import Cohort, LocalSolver, Pull
+
+if TYPE_CHECKING:
+    from equipoise.algorithm import Algorithm
+
+NORMALISATION = "normalisation"  # in place of a pattern: the layers that normalise
+STATISTICS = "statistics"  # in place of a pattern: what these carry, e.g. a BatchNorm's running mean and variance
+_LAYERS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+_TRAINED = ("kept", "shared", "all")
+
+
+def kept_names(module: nn.Module, kept: Iterable[str]) -> set[str]:
+    """The names of parameters and buffers that match a pattern, or belong to a normalisation layer if that is asked for.
+
+    Layers are found by their type, never by the letters of their names.
+    """
+    names = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
+    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, _LAYERS)}
+    found = set()
+    for pattern in kept:
+        if pattern in (NORMALISATION, STATISTICS):
+            parts = {f"{name}.{own}".lstrip(".") for name, layer in layers.items() for own, _ in layer.named_buffers()}
+            if pattern == NORMALISATION:
+                parts |= {f"{name}.{own}".lstrip(".") for name, layer in layers.items() for own, _ in layer.named_parameters()}
+        else:
+            parts = {name for name in names if fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")}
+        if not parts:
+            known = ", ".join(sorted(name for name, _ in module.named_parameters())[:12])
+            raise InvalidParameter("kept", "must match names of the model's parameters", pattern, f"They are: {known}.")
+        found |= parts
+    return found
+
+
+def kept_mask(task: Task, kept: Iterable[str]) -> Tensor:
+    """Which numbers of a model (D + C,) a client keeps, bool."""
+    names = kept_names(task.module, kept)
+    values = zip((*task.layout.names, *task.carried.names), (*task.layout.shapes, *task.carried.shapes), strict=True)
+    return torch.cat([torch.full((shape.numel(),), name in names) for name, shape in values])
+
+
+@dataclass(frozen=True)
+class Split:
+    """Clients keep the parameters whose names match `kept`, and share the others.
+
+    `kept` is a pattern such as "head.*" (or the name of a module, "head"), or several; "normalisation" stands for all
+    normalisation layers with their statistics, "statistics" for their statistics alone. `phases` says what a client trains one
+    after another: pairs of "all", "kept" or "shared" and a number of epochs (None: as the solver's), with the rest frozen.
+    `finetuning` epochs on the whole model follow at the end, for the model that is served.
+
+    The risk sees the losses of clients' own models F_k(w, row_k). A client that was never drawn has the parameters that all
+    begin with. With nothing kept it is FedAvg; with everything kept nothing is shared. Robust aggregators and privacy see the
+    shared update alone, and ε covers the shared parameters.
+
+    Source: Arivazhagan et al. 2019 (FedPer); Collins et al. 2021 (FedRep); Oh, Kim, Yun 2022 (FedBABU); Liang et al. 2020
+    (LG-FedAvg); Li et al. 2021 (FedBN).
+    """
+
+    kept: str | tuple[str, ...]
+    phases: tuple[tuple[str, int | None], ...] = (("all", None),)
+    finetuning: int = 0
+
+    keeps_carried: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        given: Any = (self.kept,) if isinstance(self.kept, str) else self.kept
+        good = isinstance(given, tuple | list) and all(isinstance(each, str) and each for each in given)
+        require(good, "kept", "must be a pattern of parameter names, or several", self.kept, 'E.g. "head.*".')
+        object.__setattr__(self, "kept", tuple(given))
+        phases: Any = self.phases
+        good = isinstance(phases, tuple | list) and len(phases) > 0
+        require(good, "phases", "must be pairs of names and epochs", phases, 'E.g. (("kept", 10), ("shared", 1)).')
+        for phase in phases:
+            good = isinstance(phase, tuple | list) and len(phase) == 2 and phase[0] in _TRAINED
+            good = good and (phase[1] is None or (is_integer(phase[1]) and phase[1] >= 1))
+            require(good, "phases", 'must be pairs of "all", "kept" or "shared" and epochs of at least 1, or None', phase)
+        object.__setattr__(self, "phases", tuple((names, epochs) for names, epochs in phases))
+        require_integer("finetuning", self.finetuning, 0)
+
+    @property
+    def finetunes(self) -> bool:
+        """Whether all clients train once more after the rounds, also those that were never drawn."""
+        return self.finetuning > 0
+
+    def check(self, algorithm: Algorithm) -> None:
+        """Refuse solvers that train only shared models, and stragglers."""
+        refuse_unfit_solver(self, algorithm)
+        traits = algorithm.traits.solver
+        if traits.efforts is not None and traits.straggler_share > 0:
+            raise IncompatibleParts(
+                f"{self!r} trains kept and shared parameters together, so a straggler has no shared part to leave out.",
+                "Use straggler_share=0.",
+            )
+        if traits.sgd is None and any(trained != "all" for trained, _ in self.phases):
+            raise IncompatibleParts(
+                f"{self!r} freezes parameters, and {algorithm.solver!r} may move them without a gradient.",
+                "Use solvers.SGD(…), or train all parameters together.",
+            )
+        if traits.with_epochs is None and any(epochs is not None for _, epochs in self.phases):
+            raise IncompatibleParts(
+                f"{algorithm.solver!r} has no number of epochs that a phase could set.", "Use phases with None epochs."
+            )
+
+    def width(self, dimension: int) -> int:
+        """A client keeps its model as it was after its last work, of which only its own parameters are used."""
+        return dimension
+
+    def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
+        """Every client starts from w^0; refuses patterns that match nothing, and statistics that nobody keeps."""
+        mask = self._mask(context, params)
+        dimension = context.task.layout.dimension
+        if not bool(mask[dimension:].all()):
+            raise IncompatibleParts(
+                f"The model carries running statistics that {self!r} neither keeps nor averages.",
+                f'Keep them: kept={(*self.kept, STATISTICS)!r} (or "{NORMALISATION}"), or use models.with_group_norm(model).',
+            )
+        return params, None
+
+    def work(
+        self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
+    ) -> tuple[Tensor, Any]:
+        """The cohort's models (K, D) after the phases, from the shared parameters and each client's own."""
+        mask = self._mask(context, params)
+        models = torch.where(mask, rows, params)
+        for number, (trained, epochs) in enumerate(self.phases):
+            models = self._train(context, models, params, mask, cohort, solver, trained, epochs, number)
+        return models, shared
+
+    def updates(self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver) -> Tensor:
+        """The update (K, D) of the shared parameters; 0 in place of those that a client keeps."""
+        dimension = context.task.layout.dimension
+        sent = torch.where(self._mask(context, params), 0.0, rows - params)
+        return sent[:, :dimension]
+
+    def losses(self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor) -> Tensor:
+        """F_k(w, row_k) of each client on its training examples, (K,)."""
+        models = torch.where(self._mask(context, params), rows, params)
+        return context.engine.evaluate_own(models, context.data.train, cohort.clients)[0]
+
+    def models(
+        self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
+    ) -> Tensor:
+        """The models (K, D) of some clients: the shared parameters and each client's own, finetuned if that is asked for."""
+        models = torch.where(self._mask(context, params), rows, params)
+        if not self.finetuning:
+            return models
+        own, everything = context.own_stream(cohort), torch.zeros_like(params, dtype=torch.bool)
+        return self._train(context, models, params, everything, own, solver, "all", self.finetuning, 0)
+
+    def _mask(self, context: PersonalContext, params: Tensor) -> Tensor:
+        return kept_mask(context.task, self.kept).to(params.device)
+
+    def _train(
+        self, context: PersonalContext, models: Tensor, params: Tensor, mask: Tensor, cohort: Cohort, solver: LocalSolver,
+        trained: str, epochs: int | None, number: int,
+    ) -> Tensor:  # fmt: skip
+        """Models (K, D + C) after one phase, in which the parameters that are not trained stay as they are."""
+        dimension = context.task.layout.dimension
+        traits = solver_traits(solver)
+        if epochs is not None and traits.with_epochs is not None:
+            solver = traits.with_epochs(epochs)
+        if number:  # each phase has batches of its own
+            cohort = replace(cohort, seed=context.own_stream(cohort).seed + number)
+        if trained == "all" and not bool(mask[:dimension].any()):
+            return context.engine.own_steps(models, cohort, solver)
+        active = torch.ones_like(mask) if trained == "all" else (mask if trained == "kept" else ~mask)
+        active, shared = active[:dimension], ~mask[:dimension]
+        if not bool(active.any()):
+            return models
+        solver, pull = self._only(solver, active, shared, params[:dimension], len(models))
+        after = context.engine.own_steps(models, cohort, solver, pull)
+        frozen = torch.cat([~active, torch.zeros_like(mask[dimension:])])
+        return torch.where(frozen, models, after)
+
+    def _only(
+        self, solver: LocalSolver, active: Tensor, shared: Tensor, params: Tensor, clients: int
+    ) -> tuple[LocalSolver, Pull | None]:
+        """A solver whose gradients are 0 where nothing is trained, and a pull in place of its weight decay and proximal term.
+
+        Decay acts on what is trained; the proximal term pulls the shared parameters alone, which have a w^t to stay near.
+        """
+        pull, sgd = None, solver_traits(solver).sgd
+        if sgd is not None and (sgd.weight_decay or sgd.prox):
+            decay = torch.where(active, sgd.weight_decay, 0.0).to(params)
+            prox = torch.where(active & shared, sgd.prox, 0.0).to(params)
+            strength = decay + prox
+            anchor = torch.where(strength > 0, prox / strength.clamp(min=1e-30), 0.0) * params
+            solver = replace(cast(Any, solver), weight_decay=0.0, prox=0.0)
+            pull = Pull(anchor.expand(clients, -1), strength.expand(clients, -1))
+        if not bool(active.all()):
+            solver = AdjustedSolver(solver, preconditioner=torch.where(active, 1.0, torch.inf).to(params))
+        return solver, pull
+
+
+def FedPer(kept: str | tuple[str, ...]) -> Split:  # noqa: N802 — the method's own name
+    """Clients keep the head and train all parameters together.
+
+    Source: Arivazhagan et al. 2019 (arXiv 1912.00818).
+    """
+    return Split(kept)
+
+
+def FedRep(kept: str | tuple[str, ...], kept_epochs: int = 10, shared_epochs: int = 1) -> Split:  # noqa: N802
+    """Clients keep the head: they train it for `kept_epochs` with the rest frozen, then the rest with the head frozen.
+
+    Source: Collins et al. 2021 (arXiv 2102.07078); 10 and 1 epochs as in the authors' scripts.
+    """
+    return Split(kept, (("kept", kept_epochs), ("shared", shared_epochs)))
+
+
+def FedBABU(kept: str | tuple[str, ...], finetuning: int = 5) -> Split:  # noqa: N802
+    """The head stays as it began while clients train the rest; each client finetunes the whole model at the end.
+
+    Source: Oh, Kim, Yun 2022 (arXiv 2106.06042); 5 epochs are the default of the authors' code.
+    """
+    return Split(kept, (("shared", None),), finetuning)
+
+
+def LGFedAvg(kept: str | tuple[str, ...]) -> Split:  # noqa: N802
+    """Clients keep the body, the mirror image of FedPer: all share the head.
+
+    Source: Liang et al. 2020 (arXiv 2001.01523).
+    """
+    return Split(kept)
+
+
+def FedBN() -> Split:  # noqa: N802
+    """Clients keep their normalisation layers: scale, shift and running statistics.
+
+    Source: Li et al. 2021 (FedBN). Its published code finds layers by the letters "bn" in their names, which misses some; here
+    they are found by type.
+    """
+    return Split(NORMALISATION)

@@ -1,0 +1,294 @@
+"""What a server asks of nodes whose owners do not allow it: each clause of a policy, the app that runs, and what is told."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from types import SimpleNamespace
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from fake_grid import federation, run_app
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.supercore.fab import Fab
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.supernode.runtime import run_clientapp
+
+import equipoise as eq
+from equipoise.data.clients import FederatedData
+from equipoise.engines.flower import client_app, server_app
+from equipoise.engines.flower.apps import node_app, owned_app
+from equipoise.engines.flower.apps.node_policy import NodePolicy, PolicyRefusal, noise_multiplier_of, read_policy
+from equipoise.engines.flower.secure.masking_client import MaskingClient
+from equipoise.engines.flower.secure.masking_server import MaskingServer
+from equipoise.engines.flower.secure.sum_terms import SumTerms
+from equipoise.engines.flower.transport import messages
+from equipoise.errors import ConfigError, EquipoiseNotice
+from made_clients import make_clients
+
+logging.getLogger("flwr").setLevel("CRITICAL")
+P = eq.privacy
+DATA = FederatedData(make_clients([6, 9, 12, 15]), test=make_clients([5, 9, 14, 3], seed=1), name="four")
+OPEN = NodePolicy(only_sums=False, minimum_crowd=2)
+
+
+def softmax():
+    return eq.models.Softmax(4, 3)
+
+
+def run(algorithm, policy, *, rounds=1, **options):
+    found, grid = [], federation(DATA, softmax, policy=policy)
+    options = {"timeout": 30.0, "pause": 1.0, "retries": 0, "seed": 3, "clients_per_round": 4, **options}
+    run_app(server_app(algorithm, model=softmax, rounds=rounds, on_result=found.append, **options), grid)
+    return found[0], grid
+
+
+def private(noise, *, risk=None, clip=0.5):
+    return eq.Algorithm(
+        risk=risk or eq.risk.Superquantile(0.5, quantile=P.PrivateQuantile(bound=2.0, bins=4)), sampler=eq.sampling.Uniform(),
+        privacy=P.DifferentialPrivacy(None, 1e-2, clip, noise_multiplier=noise, noise="distributed", source="system"),
+    )  # fmt: skip
+
+
+SECURE = eq.Algorithm(privacy=P.SecureAggregation())
+TAIL = eq.Algorithm(
+    risk=eq.risk.Superquantile(0.5, quantile=P.SecureHistogram(bound=2.0, bins=64)), privacy=P.SecureAggregation()
+)  # fmt: skip
+NOISY = NodePolicy(noise_multiplier=0.5, evaluate=False)
+ASKED = {  # the policy, an algorithm that it allows, one that it does not, and the reason
+    "noise": (NOISY, private(4.0), private(0.2, risk=eq.risk.Mean()), "noise multiplier"),
+    "noise at all": (NOISY, private(4.0), SECURE, "has no noise"),
+    "clip": (NodePolicy(clip=0.5), private(4.0), private(4.0, risk=eq.risk.Mean(), clip=0.6), "clipped to 0.6"),
+    "clip at all": (NodePolicy(clip=0.5), private(4.0), SECURE, "no clip bound"),
+    "parts": (
+        NodePolicy(parts=("risk.mean", "aggregator.weighted_mean", "solver.sgd")), SECURE, TAIL, "the part risk.superquantile",
+    ),
+    "parts in parts": (
+        NodePolicy(parts=("risk.superquantile", "aggregator.weighted_mean", "solver.sgd", "quantile.private")), private(1.0),
+        TAIL, "the part quantile.secure_histogram",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("clause", ASKED)
+@pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
+def test_what_goes_below_the_policy_is_refused_with_the_reason_in_the_nodes_own_log(clause, caplog):
+    policy, allowed, refused, reason = ASKED[clause]
+    run(allowed, policy)
+    with caplog.at_level("WARNING"), pytest.raises(eq.errors.EquipoiseError) as failure:
+        run(refused, policy)
+    assert "PolicyRefusal" in str(failure.value)
+    assert reason not in str(failure.value)
+    assert any(reason in record.getMessage() for record in caplog.records if record.name == "equipoise.node")
+
+
+def test_the_noise_that_a_policy_counts_is_that_of_the_mechanism():
+    """By hand: four shares of standard deviation 3 on a histogram of 4 bins and scale 2, which a client moves by 2√2."""
+    asked = {"sigma": 3.0, "scale": 2, "bins": 4}
+    assert noise_multiplier_of("histogram", asked, 4) == pytest.approx(2 * 3 / (2 * 2**0.5))
+    assert noise_multiplier_of("private update", {"variance": [9, 4], "norm_bound": 5.0}, 4) == pytest.approx(2 * 1.5 / 5)
+    assert noise_multiplier_of("weight", {"variance": [9, 4], "scale": 3}, 4) == pytest.approx(2 * 1.5 / 3)
+    for bad in ({}, {"variance": [1, 0], "norm_bound": 1.0}, {"variance": ["x", 1], "norm_bound": 1.0}):
+        with pytest.raises(PolicyRefusal):
+            noise_multiplier_of("private update", bad, 4)
+    assert noise_multiplier_of("private update", {"variance": [9, 4], "norm_bound": -1.0}, 4) == 0
+
+
+def test_rounds_beyond_the_last_are_refused():
+    run(SECURE, NodePolicy(rounds=2), rounds=2)
+    with pytest.raises(eq.errors.EquipoiseError, match="PolicyRefusal"):
+        run(SECURE, NodePolicy(rounds=2), rounds=3)
+    with pytest.raises(eq.errors.EquipoiseError, match="PolicyRefusal"):
+        run(eq.Algorithm(), NodePolicy(only_sums=False, rounds=2), rounds=3)
+
+
+def test_a_tail_that_is_smaller_than_the_owner_demands():
+    """At first all losses are alike and all four clients in the tail; then there are two."""
+    run(TAIL, NodePolicy(minimum_tail=2), rounds=2)
+    run(TAIL, NodePolicy(minimum_tail=3), rounds=1)
+    with pytest.raises(eq.errors.EquipoiseError, match="PolicyRefusal"):
+        run(TAIL, NodePolicy(minimum_tail=3), rounds=2)
+
+
+def test_a_run_without_evaluations_ends_with_unknown_scores():
+    test = pytest.warns(EquipoiseNotice, match="test examples are not evaluated")
+    with test, pytest.warns(EquipoiseNotice, match="train examples are not evaluated"):
+        found, grid = run(SECURE, NodePolicy(evaluate=False))
+    assert "nan" in str(found.summary())
+    assert found.clients.client == ("not evaluated",)
+    assert bool(found.clients.loss.isnan().all())
+    assert not [1 for _, _, reply in grid.replies if any("scores" in name for name in reply.content["tensors"])]
+
+
+def test_the_exact_update_by_inventing_the_partners():
+    """A server that plays the other clients itself: the fewest that it may invent are the owner's word, not 2."""
+
+    def answers(crowd):
+        grid = federation(DATA, softmax, only_sums=True, minimum_crowd=crowd)
+        TaskIdentity.run_id = 7
+        names = ("client-0", "invented")
+        server = MaskingServer(SumTerms("run", 0, "update", names, 16, 2**48, 2, 2))
+        requests = server.start()
+        other = MaskingClient(requests["invented"], "invented")
+        parts = {"solver": "sgd", "risk": "mean", "aggregator": "weighted_mean"}
+        values = {"seed": 3, "model": 3, "classes": 3, "run": "run", "first": True, "effort": None}
+        values |= {kind: {"kind": kind, "table": {"name": name}} for kind, name in parts.items()}
+        values["sum"] = {"kind": "update", "step": 2.0**-24, "public": 0.0, "kept": 0, "base": 1.0}
+        replies = {"invented": other.keys()}
+        for action in ("train.keys", "train.shares", "train.masked", "train.reveal"):
+            tensors = {"sum.update": messages.bytes_to_tensor(requests["client-0"]), "params": torch.zeros(15)}
+            message = Message(messages.write_message(0, "t", values, tensors), 100, action)
+            message.metadata.__dict__["_message_id"] = "m"
+            content = messages.read_message(grid.answer(100, message).content)
+            if "refused" in content.values:
+                return content.values["refused"]
+            replies["client-0"] = content.raw_bytes("sum.update", 1 << 20)
+            requests = server.advance(replies)
+            if requests:
+                replies = {"invented": other.answer(requests["invented"], np.zeros(16, np.int64))}
+        return server.total
+
+    assert isinstance(answers(2), np.ndarray)  # of a crowd of two one is invented
+    assert answers(3) == "PolicyRefusal"
+
+
+def test_a_sum_is_over_as_many_clients_as_the_owners_demand():
+    """The server asks for what nodes demand: a client that leaves makes the sum too small, not smaller than allowed."""
+    found, grid = [], federation(DATA, softmax, only_sums=True, minimum_crowd=4)
+    grid.fault = lambda d: None if (d.client, d.action) == ("client-1", "train.masked") else d.answer()
+    with pytest.raises(eq.errors.EquipoiseError, match="3 clients are left, but 4 are needed"):
+        run_app(
+            server_app(SECURE, model=softmax, rounds=1, clients_per_round=4, retries=0, timeout=30.0, on_result=found.append),
+            grid,
+        )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------------------ which app runs
+
+
+def handed_over(choice, bundle, pushed):
+    """Flower's runtime of one message, with what it does over the network replaced, and an evil bundle from the server."""
+    message = Message(RecordDict({"call": ConfigRecord({})}), 100, "query.steal")
+    message.metadata.__dict__["_message_id"] = "m"
+    TaskIdentity.run_id, TaskIdentity.node_id = 7, 100
+    context = Context(7, 100, {"client-id": "client-0"}, RecordDict(), {"file": "/etc/shadow"})
+    unpacked = []
+    evil = ClientApp()
+
+    @evil.query("steal")
+    def steal(message, context):
+        return Message(RecordDict({"data": ConfigRecord({"patients": "all of them"})}), reply_to=message)
+
+    handed = SimpleNamespace(run_id=7, fab_id="evil/app", fab_version="1")
+    fab = Fab(hashlib.sha256(bundle).hexdigest(), bundle, {})
+    with mock.patch.multiple(
+        run_clientapp, RuntimeHttpClient=mock.Mock(), HeartbeatSender=mock.Mock(), register_signal_handlers=mock.Mock(),
+        event=mock.Mock(), flwr_exit=mock.Mock(), log=mock.Mock(), pull_task_input=lambda _: (message, context, handed, fab),
+        push_message=lambda client, reply, context: pushed.append(reply), push_task_output=mock.Mock(),
+        Error=run_clientapp.Error, install_from_fab=lambda content, **_: unpacked.append(content), get_project_dir=mock.Mock(),
+        get_load_client_app_fn=lambda **_: lambda *_: evil,
+    ):  # fmt: skip
+        choice.replace_loading(run_clientapp)
+        run_clientapp.run_clientapp("127.0.0.1:1", "token", True, runtime_dependency_install=False)
+    return unpacked
+
+
+def test_raw_data_by_an_app_that_the_server_hands_over():
+    bundle, pushed = b"an app that sends all data home", []
+    assert handed_over(owned_app.OwnedApp(), bundle, pushed) == [bundle]  # the stock behaviour: it is unpacked and run
+    assert pushed[0].content["data"]["patients"] == "all of them"
+    mine = client_app(model=softmax, load_data=lambda context: None)
+    assert handed_over(owned_app.OwnedApp(installed=mine), bundle, pushed) == []
+    assert pushed[1].has_error()  # the owner's app has no such function
+    other = hashlib.sha256(b"the app that the owner has looked at").hexdigest()
+    assert handed_over(owned_app.OwnedApp(pinned=other), bundle, pushed) == []
+    assert pushed[2].error.reason == "NotPinned"  # the type, and no text
+    same = hashlib.sha256(bundle).hexdigest()
+    assert handed_over(owned_app.OwnedApp(pinned=same), bundle, pushed) == [bundle]
+
+
+def test_data_elsewhere_by_the_servers_run_configuration():
+    """An owner's app does not see what the server writes into the configuration of the run."""
+    seen = []
+
+    def load(context):
+        seen.append((dict(context.run_config), dict(context.node_config)))
+        return {"id": "client-0", "train": (torch.zeros(4, 4), torch.zeros(4, dtype=torch.int64))}
+
+    app = client_app(model=softmax, load_data=load)
+    context = Context(7, 100, {"client-id": "client-0"}, RecordDict(), {"file": "/etc/shadow"})
+    app.setup.data(context)
+    app.setup.loaded.clear()
+    app.own(None)
+    app.setup.data(context)
+    assert seen == [({"file": "/etc/shadow"}, {"client-id": "client-0"}), ({}, {"client-id": "client-0"})]
+
+
+def test_the_command_line_chooses_an_app_and_a_policy(tmp_path, monkeypatch):
+    (tmp_path / "hospital_app.py").write_text(
+        "from equipoise.engines.flower import client_app\nimport equipoise as eq\n"
+        "app = client_app(model=lambda: eq.models.Softmax(4, 3), load_data=lambda context: None)\nother = 3\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    policy = tmp_path / "policy.toml"
+    policy.write_text("minimum_crowd = 7\nallow = ['my_parts']\n")
+    choice = owned_app.OwnedApp.choose("hospital_app:app", None, policy)
+    assert isinstance(choice.installed, node_app.NodeApp)
+    assert choice.installed.setup.policy == NodePolicy(only_sums=True, minimum_crowd=7, allow=("my_parts",))
+    assert choice.installed.setup.owned
+    for app, pin, file, said in (
+        (None, None, policy, "--policy needs --app or --pin"),
+        ("hospital_app:app", "0" * 64, None, "Give one of them"),
+        ("hospital_app:other", None, None, "is no ClientApp"),
+        ("no_such_module:app", None, None, "cannot be loaded"),
+        ("hospital_app", None, None, "must be package.module:name"),
+        (None, "abc", None, "64 hexadecimal digits"),
+        ("hospital_app:app", None, tmp_path / "none.toml", "cannot be read"),
+    ):
+        with pytest.raises(eq.errors.EquipoiseError, match=said):
+            owned_app.OwnedApp.choose(app, pin, file)
+    with pytest.raises(ConfigError, match="A policy can hold only an app"):
+        owned_app.OwnedApp(policy=OPEN).hold(ClientApp())
+
+
+def test_a_policy_file_is_checked(tmp_path):
+    file = tmp_path / "policy.toml"
+    for text, said in (
+        ("minimum_crow = 3", "has the key 'minimum_crow', which is none of: only_sums, minimum_crowd"),
+        ("minimum_crowd = 1", "minimum_crowd"),
+        ("minimum_crowd = 'many'", "minimum_crowd of the policy .* must be a whole number"),
+        ("clip = -1.0", "clip"),
+        ("only_sums = 1", "only_sums of the policy .* must be true or false"),
+        ("key = 'mine'", "and peers must be given together"),
+        ("[", "is no TOML"),
+    ):
+        file.write_text(text)
+        with pytest.raises(eq.errors.EquipoiseError, match=said):
+            read_policy(file)
+    file.write_text("parts = ['risk.mean']\nrounds = 3\nkey = 'a'\npeers = 'b.toml'\n")
+    wanted = NodePolicy(parts=("risk.mean",), rounds=3, key=str(tmp_path / "a"), peers=str(tmp_path / "b.toml"))
+    assert read_policy(file) == wanted
+
+
+def test_two_policies_refuse_what_either_does():
+    first = NodePolicy(only_sums=False, minimum_crowd=5, rounds=9, parts=("a.b", "a.c"), clip=1.0, answer_after=2.0)
+    second = NodePolicy(minimum_crowd=3, rounds=4, parts=("a.c",), noise_multiplier=2.0, evaluate=False)
+    both = NodePolicy(True, 5, 2, 4, 2.0, 1.0, evaluate=False, parts=("a.c",), answer_after=2.0)
+    assert first.stricter(second) == second.stricter(first) == both
+
+
+def test_an_answer_leaves_at_a_multiple_of_its_time(monkeypatch):
+    slept = []
+    times = iter([0.0, 1.5, 10.0, 18.5])
+    monkeypatch.setattr(node_app, "time", SimpleNamespace(monotonic=lambda: next(times), sleep=slept.append))
+    grid = federation(DATA, softmax, answer_after=5.0)
+    TaskIdentity.run_id = 7
+    values = {"seed": 3, "model": 3, "classes": 3, "run": "x"}
+    for _ in range(2):
+        message = Message(messages.write_message(0, "t", values, {"params": torch.zeros(15)}), 100, "train.losses")
+        message.metadata.__dict__["_message_id"] = "m"
+        grid.answer(100, message)
+    assert slept == [3.5, 1.5]

@@ -1,0 +1,185 @@
+"""Split models: answers by hand, limits, frozen phases, statistics, engines, resume."""
+
+import pytest
+import torch
+from torch import nn
+
+import equipoise as eq
+from equipoise.errors import IncompatibleParts, InvalidParameter
+from equipoise.personal import FedBABU, FedBN, FedPer, FedRep, LGFedAvg, Split
+from equipoise.personal.split import kept_names
+
+
+class Net(nn.Module):
+    def __init__(self, norm=None):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 5), norm or nn.Identity(), nn.Tanh())
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+
+
+class TwoNumbers(nn.Module):
+    """F_k = ½(a − x_k)² + ½(b − y_k)² on the one example of client k."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Parameter(torch.zeros(1, dtype=torch.float64)), nn.Parameter(torch.zeros(1, dtype=torch.float64))
+
+    def forward(self, x):
+        return torch.cat([(self.a - x[:, :1]), (self.b - x[:, 1:])], 1)
+
+    @staticmethod
+    def loss(outputs, targets):
+        return 0.5 * outputs.square().sum(1)
+
+
+def clients(dtype=torch.float32, examples=12, count=8):
+    gen = torch.Generator().manual_seed(3)
+    x = torch.randn(count * examples, 6, generator=gen).to(dtype)
+    y = torch.randint(0, 3, (count * examples,), generator=gen)
+    owners = [k % count for k in range(count * examples)]
+    return eq.data.from_arrays(x, y, owners, split_by="examples", test=0.25)
+
+
+def seeded(make=Net, **given):
+    torch.manual_seed(0)
+    return make(**given)
+
+
+def run(personal, data=None, model=None, *, rounds=4, solver=None, **given):
+    solver = solver or eq.solvers.SGD(lr=0.2, batch_size=4)
+    given = {"rounds": rounds, "clients_per_round": 4, "progress": False} | given
+    algorithm = eq.Algorithm(personal=personal, solver=solver, risk=given.pop("risk", eq.risk.Mean()))
+    return eq.train(model or seeded(), data or clients(), algorithm, **given)
+
+
+def test_shared_and_kept_numbers_by_hand():
+    # a is shared and tends to the mean of x_k, b is kept and tends to y_k. x = (0, 1, 5), y = (2, −1, 7).
+    points = torch.tensor([[0.0, 2.0], [1.0, -1.0], [5.0, 7.0]])
+    data = eq.FederatedData(
+        eq.ClientSet.pack([(str(k), p.reshape(1, 2).double(), torch.zeros(1)) for k, p in enumerate(points)])
+    )
+    solver = eq.solvers.SGD(lr=0.3, batch_size=None, epochs=2)
+    algorithm = eq.Algorithm(personal=Split("b"), solver=solver, sampler=eq.sampling.Full(), weights="uniform")
+    result = eq.train(TwoNumbers(), data, algorithm, rounds=80, progress=False)
+    own = result.personal.params(result.personal.ids)
+    torch.testing.assert_close(own[:, 0], torch.full((3,), 2.0, dtype=torch.float64))
+    torch.testing.assert_close(own[:, 1], points[:, 1].double())
+    assert result.model.b.tolist() == [0.0]  # the server's own never moves
+
+
+def test_names_are_found_by_pattern_module_and_type():
+    net = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3), nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)))
+    assert kept_names(net, ("2.*",)) == {"2.0.weight", "2.0.bias", "2.1.weight", "2.1.bias"}
+    assert kept_names(net, ("2",)) == kept_names(net, ("2.*",))
+    statistics = {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
+    assert kept_names(net, ("normalisation",)) == {"1.weight", "1.bias", "2.1.weight", "2.1.bias"} | statistics
+    assert kept_names(net, ("statistics",)) == statistics
+    with pytest.raises(InvalidParameter, match=r"kept must match names(.|\n)*They are: 0.bias"):
+        kept_names(net, ("nothing",))
+
+
+def test_with_nothing_of_its_own_to_keep_it_is_fedavg():
+    # A pattern must match something, so a parameter without influence is kept: the rest is FedAvg up to rounding.
+    class Idle(Net):
+        def __init__(self):
+            super().__init__()
+            self.idle = nn.Parameter(torch.zeros(1))
+
+    split, plain = run(Split("idle"), model=seeded(Idle)), run(None, model=seeded(Idle))
+    for one, two in zip(split.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
+
+
+def test_with_everything_kept_nothing_is_shared():
+    result = run(Split("*"))
+    for moved, first in zip(result.model.parameters(), seeded().parameters(), strict=True):
+        assert torch.equal(moved, first)
+    own = result.personal.params(result.personal.ids)
+    assert len({tuple(row.tolist()) for row in own}) > 1
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+def test_phases_freeze_the_rest(engine):
+    decayed = eq.solvers.SGD(lr=0.2, batch_size=4, weight_decay=0.1, prox=0.1, momentum=0.5)
+    data, start = clients(), seeded()
+    only_kept = run(Split("head", (("kept", 2),)), data, solver=decayed, engine=engine)
+    for moved, first in zip(only_kept.model.parameters(), start.parameters(), strict=True):
+        assert torch.equal(moved, first)
+    babu = run(FedBABU("head", finetuning=0), data, solver=decayed, engine=engine)
+    own = babu.personal.model(babu.personal.ids[0])
+    assert torch.equal(own.head.weight, start.head.weight)
+    assert not torch.equal(own.body[0].weight, start.body[0].weight)
+    tuned = run(FedBABU("head", finetuning=1), data, solver=decayed, engine=engine)
+    assert not torch.equal(tuned.personal.model(tuned.personal.ids[0]).head.weight, start.head.weight)
+
+
+METHODS = [FedPer("head"), FedRep("head", 2, 1), FedBABU("head", 1), LGFedAvg("body"), Split(("head.bias", "body.0.weight"))]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_loop_and_simulator_agree_and_runs_resume(method, tmp_path):
+    data, net = clients(torch.float64), seeded().double()
+    given = {"risk": eq.risk.Superquantile(0.5), "rounds": 4}
+    loop, fast = (run(method, data, net, engine=engine, **given) for engine in ("loop", "simulator"))
+    file = tmp_path / "run.safetensors"
+    run(method, data, net, checkpoint=file, **(given | {"rounds": 2}))
+    again = run(method, data, net, checkpoint=file, **given)
+    ids = loop.personal.ids
+    torch.testing.assert_close(loop.personal.params(ids), fast.personal.params(ids), rtol=1e-9, atol=1e-9)
+    assert torch.equal(again.personal.params(ids), fast.personal.params(ids))
+    assert [r.loss for r in loop.history.rounds] == pytest.approx([r.loss for r in fast.history.rounds])
+
+
+def test_the_risk_sees_the_losses_of_clients_own_models():
+    data, seen = clients(), []
+
+    class Spy:
+        def __call__(self, losses, base_weights, *, clients=None, state=None):
+            seen.append(losses.clone())
+            return eq.risk.RiskValue((losses * base_weights).sum(), base_weights, state)
+
+    everyone = {"sampler": eq.sampling.Full(), "solver": eq.solvers.SGD(lr=0.5, batch_size=4)}
+    result = eq.train(
+        seeded(), data, eq.Algorithm(personal=Split("*"), risk=Spy(), **everyone), rounds=3, engine="loop", progress=False
+    )
+    # Everything is kept: the shared model never moves, but the losses that the risk sees fall.
+    assert float(seen[-1].mean()) < float(seen[0].mean()) - 1e-3
+    assert result.history.rounds[-1].loss < result.history.rounds[0].loss
+
+
+def test_fedbn_keeps_scale_shift_and_statistics():
+    data, net = clients(examples=16), seeded(norm=nn.BatchNorm1d(5))  # 12 to train on, in four batches
+    result = run(FedBN(), data, net, solver=eq.solvers.SGD(lr=0.1, batch_size=3), engine="loop", clients_per_round=8)
+    first, second = (result.personal.model(result.personal.ids[k]) for k in (0, 1))
+    assert torch.equal(first.head.weight, second.head.weight)
+    assert not torch.equal(first.body[1].weight, second.body[1].weight)
+    assert not torch.equal(first.body[1].running_mean, second.body[1].running_mean)
+    with pytest.raises(IncompatibleParts, match=r"neither keeps nor averages(.|\n)*statistics"):
+        run(FedPer("head"), data, net, engine="loop")
+
+
+def test_what_makes_no_sense_is_refused():
+    for make in (
+        lambda: Split(""),
+        lambda: Split(3),
+        lambda: Split("head", ()),
+        lambda: Split("head", (("tail", 1),)),
+        lambda: Split("head", (("kept", 0),)),
+        lambda: Split("head", finetuning=-1),
+    ):
+        with pytest.raises(InvalidParameter):
+            make()
+    with pytest.raises(IncompatibleParts, match="straggler"):
+        eq.Algorithm(personal=Split("head"), solver=eq.solvers.SGD(epochs=3, straggler_share=0.5))
+    with pytest.raises(InvalidParameter, match=r"kept must match"):
+        run(Split("tail.*"))
+
+
+def test_attacked_updates_of_split_models_meet_a_robust_aggregator():
+    data = eq.attacks.apply(clients(), eq.attacks.ModelReplacement(share=0.25, factor=1e4))
+    algorithm = eq.Algorithm(personal=Split("head"), aggregator=eq.aggregators.Median(), solver=eq.solvers.SGD(lr=0.1))
+    result = eq.train(seeded(), data, algorithm, rounds=3, clients_per_round=8, progress=False)
+    assert all(bool(p.abs().max() < 10) for p in result.model.parameters())
