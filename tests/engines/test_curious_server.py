@@ -18,7 +18,6 @@ from flwr.app import Context
 import equipoise as eq
 from equipoise.data.clients import FederatedData
 from equipoise.engines.flower import client_app, server_app
-from equipoise.engines.flower.apps import federated_run
 from equipoise.engines.flower.secure import masks, protections
 from equipoise.engines.flower.transport import part_messages
 from equipoise.errors import EquipoiseNotice, IncompatibleParts
@@ -90,8 +89,8 @@ def test_single_losses_from_the_sums_that_find_the_quantile(monkeypatch):
     assert all(total.tolist() in ([0, 6], [1, 5], [2, 4], [3, 3], [4, 2], [5, 1], [6, 0]) for total in totals)
 
 
-def test_the_histogram_is_that_of_the_simulation(monkeypatch):
-    monkeypatch.setattr(federated_run, "batch_seed", lambda secret, client, seed: seed)  # else batches differ
+@pytest.mark.usefixtures("batches_of_the_simulation")
+def test_the_histogram_is_that_of_the_simulation():
     data = FederatedData(make_clients(SIZES, features=4, classes=3), name="eight")
     algorithm = tail(P.SecureHistogram(bound=2.0, bins=256), 0.4)
     found, _ = run(algorithm, data, rounds=3)

@@ -15,7 +15,6 @@ from flwr.supercore.task_identity import TaskIdentity
 import equipoise as eq
 from equipoise.data.clients import FederatedData
 from equipoise.engines.flower import server_app
-from equipoise.engines.flower.apps import federated_run
 from equipoise.engines.flower.secure import secure_node
 from equipoise.engines.flower.transport import messages
 from equipoise.engines.flower.transport.messenger import TooFewClients
@@ -23,14 +22,9 @@ from equipoise.errors import IncompatibleParts
 from made_clients import make_clients
 
 logging.getLogger("flwr").setLevel("CRITICAL")
+pytestmark = pytest.mark.usefixtures("batches_of_the_simulation")
 SGD, P = eq.solvers.SGD, eq.privacy
 SIZES = [6, 9, 12, 15]
-
-
-@pytest.fixture(autouse=True)
-def batches_of_the_simulation(monkeypatch):
-    """Nodes under privacy get seeds of their own; with the run's seed in their place a run is that of the simulation."""
-    monkeypatch.setattr(federated_run, "batch_seed", lambda secret, client, seed: seed)
 
 
 def some_data(features=4, classes=3):
