@@ -55,6 +55,9 @@ def in_double(device: str) -> None:
         eq.solvers.SGD(batch_size=3, epochs=4, prox=0.5, straggler_share=0.6),
         eq.solvers.MAML(),
         eq.solvers.FedDane(eq.solvers.SGD(prox=0.5)),
+        eq.solvers.SGD(batch_size=3, epochs=2, momentum=0.9, nesterov=True, clip_norm=0.1),
+        eq.solvers.Adam(lr=0.05, batch_size=3, epochs=2, clip_norm=0.1, state="kept"),
+        eq.solvers.AdamW(lr=0.05, batch_size=3, epochs=2, local_schedule=eq.solvers.Cosine(5), rates={"weight": 0.5}),
     ]
     for solver in solvers:
         for chunk in (None, 3):
@@ -68,13 +71,18 @@ def in_double(device: str) -> None:
             eq.engines.Simulator(device=device), task=Task.of(model.double()), data=data,
             solver=eq.solvers.SGD(lr=0.05, batch_size=8), tolerance=1e-8,
         )  # fmt: skip
-    for path, solver in (("example span", solvers[0]), ("step graphs", solvers[1]), ("batched autograd", solvers[4])):
+    for path, solver in (
+        ("example span", solvers[0]),
+        ("step graphs", solvers[1]),
+        ("batched autograd", solvers[4]),
+        ("batched autograd", solvers[7]),
+    ):
         task, data = Task.of(eq.models.Softmax(784, 62).double()), images()
         engine = eq.engines.Simulator(device=device).start(task, data)
         cohort = eq.sampling.Full()(0, torch.full((len(SIZES),), 0.1, dtype=torch.float64), clients_per_round=1, seed=5)
         engine.updates(task.layout.read(task.module).to(device), cohort, solver)
         must_be_taken(engine, path, f"float64, {solver}")
-    print("float64: general path agrees with the loop on the CPU (softmax with six solvers, ConvNet, GRU, LSTM)")
+    print("float64: general path agrees with the loop on the CPU (softmax with nine solvers, ConvNet, GRU, LSTM)")
 
 
 def in_single(device: str) -> None:

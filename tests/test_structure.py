@@ -44,6 +44,10 @@ NOT_PARTS = {
     "equipoise.engines.simulator.cuda.kernels.convnet_kernels": {"getattr(programs, name, None)": "a module's function"},
     "equipoise.engines.simulator.linear_blocks": {"getattr(task.loss, '__self__', None)": "whose method a loss is"},
     "equipoise.engines.simulator.workers": {"getattr(mmap, 'MAP_NORESERVE', 16384)": "a flag of the system"},
+    "equipoise.errors": {
+        "getattr(value, 'shape', None)": "an array in a message",
+        "getattr(value, 'dtype', type(value).__name__)": "an array in a message",
+    },
     "equipoise.observers": {"getattr(member, event, lambda *_: None)": "an observer fills in what it needs"},
     "equipoise.optim.gradients": {
         "getattr(model, 'bias', None)": "a parameter of a model",

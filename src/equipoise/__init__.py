@@ -1,35 +1,48 @@
-"""Equipoise: federated learning for clients that are not average."""
+"""Equipoise: federated learning for clients that are not average.
 
-from equipoise import (
-    aggregators,
-    attacks,
-    averaging,
-    conformal,
-    data,
-    engines,
-    errors,
-    heterogeneity,
-    metrics,
-    models,
-    observers,
-    optim,
-    personal,
-    privacy,
-    risk,
-    sampling,
-    server_opt,
-    solvers,
-    testing,
-    tilted,
-)
-from equipoise.algorithm import Algorithm
-from equipoise.compare import Comparison, compare
+Names are imported when they are first used, so that `equipoise --help` need not wait for torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
 from equipoise.core.version import VERSION
-from equipoise.data import ClientSet, FederatedData
-from equipoise.result import Result
-from equipoise.runs.family import Family, train_family
-from equipoise.runs.many import train_many
-from equipoise.train import train
+
+if TYPE_CHECKING:
+    from equipoise import (
+        aggregators,
+        attacks,
+        averaging,
+        conformal,
+        data,
+        engines,
+        errors,
+        heterogeneity,
+        metrics,
+        models,
+        observers,
+        optim,
+        personal,
+        privacy,
+        risk,
+        sampling,
+        server_opt,
+        solvers,
+        testing,
+        tilted,
+    )
+    from equipoise.algorithm import Algorithm
+    from equipoise.compare import Comparison, compare
+    from equipoise.data import ClientSet, FederatedData
+    from equipoise.result import Result
+    from equipoise.runs.family import Family, train_family
+    from equipoise.runs.many import train_many
+    from equipoise.train import train
 
 __version__ = VERSION
 
@@ -65,3 +78,50 @@ __all__ = [
     "train_family",
     "train_many",
 ]
+
+_HOMES = {  # of the names that are no modules
+    "Algorithm": "algorithm",
+    "ClientSet": "data",
+    "Comparison": "compare",
+    "Family": "runs.family",
+    "FederatedData": "data",
+    "Result": "result",
+    "train_family": "runs.family",
+    "train_many": "runs.many",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        value = getattr(import_module(f"equipoise.{_HOMES[name]}"), name)
+        globals()[name] = value
+        return value
+    if not name.startswith("_") and find_spec(f"equipoise.{name}") is not None:
+        return import_module(f"equipoise.{name}")
+    raise AttributeError(f"module 'equipoise' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _FunctionOfModule:
+    """A function that has the name of the module it lives in; importing that module leaves the name to the function."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.replaced = name, None
+
+    def __get__(self, package: Any, owner: Any = None) -> Any:
+        return self.replaced or getattr(import_module(f"equipoise.{self.name}"), self.name)
+
+    def __set__(self, package: Any, value: Any) -> None:
+        if not isinstance(value, ModuleType):
+            self.replaced = value
+
+
+class _Package(ModuleType):
+    train = _FunctionOfModule("train")
+    compare = _FunctionOfModule("compare")
+
+
+sys.modules[__name__].__class__ = _Package

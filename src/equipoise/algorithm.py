@@ -21,6 +21,7 @@ from equipoise.types import (
     Personalisation,
     Privacy,
     PrivacyTraits,
+    QuantileTraits,
     RiskTraits,
     Sampler,
     ServerOptimizer,
@@ -93,6 +94,18 @@ class Algorithm:
                 f"the weights of {self.risk!r} cancel out.",
                 "Use risk.Mean() with FedDane, or FedProx (solvers.SGD(prox=…)) with this risk.",
             )
+        if traits.aggregator.picks_one and traits.risk.needs_losses and traits.risk.server_step is None:
+            beside = f"{self.aggregator!r} takes one client's update as it is, and {self.risk!r} only"
+            if traits.risk.keeps_everyone:
+                raise IncompatibleParts(
+                    f"{beside} weighs clients against each other, leaving none out: it would have no effect.",
+                    "Use risk.Superquantile(…), which leaves clients out, risk.QFair(…), whose step acts, or MultiKrum(…).",
+                )
+            if traits.aggregator.picks_large_loss and _keeps_largest(traits.risk):
+                raise IncompatibleParts(
+                    f"{beside} leaves out small losses, which are never taken: it would have no effect.",
+                    "Use risk.QFair(…), whose step acts, or another aggregator, e.g. Krum(…).",
+                )
         if traits.personal.check is not None:
             traits.personal.check(self)
         if self.privacy is not None:
@@ -103,7 +116,7 @@ class Algorithm:
                 "sets of clients have a given number of examples.",
                 "Use weights='uniform' (the default with it).",
             )
-        if self.privacy is None and traits.quantile.calibrated is not None:
+        if self.privacy is None and _sets_noise_by_budget(traits.risk):
             raise IncompatibleParts(
                 f"{self.risk!r} sets the noise of its quantile by a privacy budget, and there is none.",
                 "Add privacy=privacy.DifferentialPrivacy(epsilon, delta, clip), or use quantile=Exact().",
@@ -136,3 +149,15 @@ class Algorithm:
         uniform = self.weights == "uniform" or (self.weights is None and counted)
         alpha = torch.ones_like(sizes) if uniform else sizes
         return alpha / alpha.sum()
+
+
+def _keeps_largest(risk: RiskTraits) -> bool:
+    """Whether the clients that a risk leaves out are those with the smallest losses."""
+    terms = [read(RiskTraits, inner) for _, inner in risk.terms]
+    return risk.tail < 1.0 or (len(terms) > 0 and all(map(_keeps_largest, terms)))
+
+
+def _sets_noise_by_budget(risk: RiskTraits) -> bool:
+    """Whether a risk, or a term of it, takes its quantile from a source whose noise a privacy budget sets."""
+    calibrated = read(QuantileTraits, risk.quantile).calibrated is not None
+    return calibrated or any(_sets_noise_by_budget(read(RiskTraits, inner)) for _, inner in risk.terms)

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import reprlib
 from collections.abc import Iterable
 from difflib import get_close_matches
 from functools import lru_cache
 from numbers import Integral, Real
 from typing import Any
+
+_FEW, _LONG = 10, 600  # numbers of an array that is shown, characters of a message's value
+_SHORT = reprlib.Repr()
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxset = _SHORT.maxfrozenset = _SHORT.maxdict = 20
+_SHORT.maxstring = _SHORT.maxother = _LONG
 
 
 class EquipoiseError(Exception):
@@ -20,7 +27,16 @@ class InvalidParameter(EquipoiseError, ValueError):
 
     def __init__(self, parameter: str, rule: str, value: object, fix: str = "") -> None:
         self.parameter, self.rule, self.value, self.fix = parameter, rule, value, fix
-        super().__init__(f"{parameter} {rule}, but is {value!r}." + (f" {fix}" if fix else ""))
+        super().__init__(f"{parameter} {rule}, but is {shown(value)}." + (f" {fix}" if fix else ""))
+
+
+def shown(value: object) -> str:
+    """A value for a message: as Python shows it, long arrays by shape and type, long texts and lists by their beginning."""
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple) and math.prod(shape) > _FEW:
+        return f"an array of shape {tuple(shape)} and type {getattr(value, 'dtype', type(value).__name__)}"
+    text = _SHORT.repr(value) if isinstance(value, list | tuple | set | frozenset | dict | str) else repr(value)
+    return text if len(text) <= _LONG else f"{text[: _LONG - 1]}…"
 
 
 class IncompatibleParts(EquipoiseError, ValueError):

@@ -33,10 +33,19 @@ class Dissimilarity:
     ratio: float
 
 
-def dissimilarity_of(engine: Engine, params: Tensor, alpha: Tensor) -> Dissimilarity:
-    """The dissimilarity of all training clients at `params` (D,), with base weights `alpha` (n,)."""
-    work = engine.summed_update(params, _everyone(alpha), GRADIENT, alpha, WeightedMean())
-    mean_square, square_mean = float(alpha @ work.sq_norms.to(alpha)), float(work.update.double().square().sum())
+def dissimilarity_of(engine: Engine, params: Tensor, alpha: Tensor, data: FederatedData | None = None) -> Dissimilarity:
+    """The dissimilarity of all training clients at `params` (D,), with base weights `alpha` (n,).
+
+    Where `data` are under attack, it is that of the benign clients.
+    """
+    cohort = _everyone(alpha)
+    if data is not None and data.malicious:
+        benign = torch.tensor([name not in data.malicious for name in data.train.ids])
+        require(bool(benign.any()), "data", "must have benign clients", f"{len(benign)} malicious ones")
+        cohort = cohort.take(benign)
+    weights = cohort.weights / cohort.weights.sum()
+    work = engine.summed_update(params, cohort, GRADIENT, weights, WeightedMean())
+    mean_square, square_mean = float(weights @ work.sq_norms.to(weights)), float(work.update.double().square().sum())
     ratio = math.sqrt(mean_square / square_mean) if square_mean > 0 else (math.inf if mean_square > 0 else 1.0)
     return Dissimilarity(max(0.0, mean_square - square_mean), max(1.0, ratio))
 
@@ -51,11 +60,13 @@ def dissimilarity(
 ) -> Dissimilarity:
     """The dissimilarity of the training clients of `data` at the parameters of `model`; base weights as in `algorithm`.
 
+    Under attack it is that of the benign clients.
+
     Source: Li 2023 (thesis), Definition 7.
     """
     parts = algorithm or Algorithm()
     setting = set_up(model, data, parts, rounds=0, clients_per_round=1, seed=0, loss=loss, error=None, engine=engine)
-    return dissimilarity_of(setting.engine, setting.first_model, setting.alpha)
+    return dissimilarity_of(setting.engine, setting.first_model, setting.alpha, data)
 
 
 def inexactness(engine: Engine, params: Tensor, cohort: Cohort, solver: LocalSolver) -> Tensor:
@@ -96,7 +107,7 @@ class Heterogeneity(Observer):
         run = self._watched.get(evaluation.run)
         if run is not None and run.setting is not None and evaluation.params is not None:
             model = join_model(evaluation.params, evaluation.carried)
-            measured = dissimilarity_of(run.setting.engine, model, run.setting.alpha)
+            measured = dissimilarity_of(run.setting.engine, model, run.setting.alpha, run.setting.data)
             self.runs[evaluation.run][evaluation.round] = measured
 
 

@@ -58,7 +58,13 @@ def worst(values: Tensor, share: float, weights: Tensor | None = None) -> float:
     """
     require(0 < share <= 1, "share", "must lie in (0, 1]", share)
     v = values.double()
-    return float(exact_weights(v, _weights(values, weights), share) @ v)
+    w = _weights(values, weights)
+    if bool(torch.isfinite(v).all()):
+        return float(exact_weights(v, w, share) @ v)
+    order = v.argsort(descending=True)  # a client's loss may be infinite: 0 · ∞ must not count
+    above = w[order].cumsum(0)
+    tail = above.clamp(max=share) - (above - w[order]).clamp(max=share)
+    return float(torch.where(tail > 1e-12, tail * v[order], 0.0).sum()) / share
 
 
 def best(values: Tensor, share: float, weights: Tensor | None = None) -> float:
@@ -188,7 +194,11 @@ def percentile_interval(values: Tensor, percent: float, weights: Tensor | None =
 
 @dataclass(frozen=True)
 class Summary:
-    """How the values (errors or losses) are spread over clients."""
+    """How the values (errors or losses) are spread over clients.
+
+    `angle` and `kl_to_uniform` are of the values themselves; for errors, the thesis prints those of the accuracies, which are
+    given beside them. The variance of accuracies is that of errors.
+    """
 
     clients: int
     mean: float
@@ -204,6 +214,8 @@ class Summary:
     kl_to_uniform: float
     gini: float
     size_correlation: float
+    accuracy_angle: float = math.nan  # of 1 − error, as the fairness papers print it; NaN for losses
+    accuracy_kl_to_uniform: float = math.nan
 
     def as_dict(self) -> dict[str, object]:
         """The figures by name."""
@@ -219,6 +231,7 @@ def summarise(values: Tensor, sizes: Tensor, weights: Tensor | None = None) -> S
     w = _weights(values, weights)
     deviation = standard_deviation(values, w)
     nonnegative = bool((values >= 0).all())
+    accuracies = 1 - values.double() if nonnegative and bool((values <= 1).all()) else None
     return Summary(
         clients=len(values),
         mean=mean(values, w),
@@ -234,4 +247,6 @@ def summarise(values: Tensor, sizes: Tensor, weights: Tensor | None = None) -> S
         kl_to_uniform=kl_to_uniform(values) if nonnegative else math.nan,
         gini=gini(values) if nonnegative else math.nan,
         size_correlation=rank_correlation(values, sizes),
+        accuracy_angle=math.nan if accuracies is None else angle(accuracies),
+        accuracy_kl_to_uniform=math.nan if accuracies is None else kl_to_uniform(accuracies),
     )

@@ -276,8 +276,7 @@ def work_alone(run: RunInRound, plan: Plan, engine: Engine) -> Worked:
     """The local work of one run: of the whole cohort on the clients' own models, if they have any, and of the workers."""
     setting, state, own, sent = run.setting, run.state, run.state.personal, None
     if setting.personal is not None and len(plan.cohort):
-        whole = replace(plan.cohort, effort=None)  # stragglers are slow at the shared model's work alone
-        own = setting.personal.work(state.personal, state.model, whole, run.solver)
+        own = setting.personal.work(state.personal, state.model, plan.cohort, run.solver)
         sent = setting.personal.updates(own, state.model, plan.workers, run.solver)
     if len(plan.workers) == 0 and not setting.protection.without_clients:
         return None, own  # an empty cohort, a risk flat at these losses, or all work lost

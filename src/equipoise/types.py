@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
@@ -52,14 +52,25 @@ class Cohort:
     inclusion: Tensor  # (K,) float64, the probability with which each client enters a cohort
     effort: Tensor | None = None  # (K,) int64, epochs (or steps) that each client gets done; None: all of the solver's
     rows: Tensor | None = None  # (K, width), what each client has kept for its solver since its last round
+    rate_of: int | None = None  # the round whose learning rate holds; None: this one's
 
     def __len__(self) -> int:
         return self.clients.shape[0]
 
+    @property
+    def rate_round(self) -> int:
+        """The round whose learning rate the clients work with."""
+        return self.round if self.rate_of is None else self.rate_of
+
+    def after_training(self) -> Cohort:
+        """The cohort for work after the last round: at the learning rate of that round, since this one never takes place."""
+        return replace(self, rate_of=max(self.round - 1, 0))
+
     def take(self, keep: Tensor) -> Cohort:
         """The sub-cohort at a boolean mask or positions; base weights are kept as they are."""
         effort, rows = (None if each is None else each[keep] for each in (self.effort, self.rows))
-        return Cohort(self.round, self.seed, self.clients[keep], self.weights[keep], self.inclusion[keep], effort, rows)
+        chosen = self.clients[keep], self.weights[keep], self.inclusion[keep]
+        return Cohort(self.round, self.seed, *chosen, effort, rows, self.rate_of)
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,6 +189,7 @@ class RiskTraits:
     full_participation: bool = False  # whether every client must take part in every round
     averaged: bool = False  # whether a run should report the mean of its iterates
     pure: bool = field(default=False, metadata=OWN)  # calls may come early or twice: nothing is noted outside the state
+    keeps_everyone: bool = field(default=False, metadata=OWN)  # all weights are positive, whatever the losses are
     # (*, losses, base_weights, weight_sum, sq_norms, lr): scales the server's step
     server_step: Callable[..., float] | None = None
     # (loss, base_weight, public): what a client finds alone
@@ -291,6 +303,7 @@ class SolverTraits:
     repeats: int = 1  # for how many steps in a row a batch is used
     split: float | None = None  # the share of a client's examples that all steps but the last see
     adapts: bool = False  # whether risks see the loss after the steps before the last
+    adaptation: LocalSolver | None = None  # by which a client adapts the trained model to itself before it uses it
     finish: Callable[..., None] | None = None  # taken instead of the last `step`
     shared_gradient: Tensor | None = None  # g (D,): the engine adds g − ∇F_k(w^t) to every gradient of client k (FedDane)
     preconditioner: Tensor | None = None  # A (D,): the engine divides every gradient by it
@@ -324,6 +337,8 @@ class AggregatorTraits:
     needs_losses: bool = False
     needs_keys: bool = False  # whether it is called with keys=(K,), a random stream of each client in this round
     weighted_sum: bool = field(default=False, metadata=OWN)  # the total is Σ weights · updates and nothing else
+    picks_one: bool = field(default=False, metadata=OWN)  # the total is one client's update, whatever the positive weights are
+    picks_large_loss: bool = field(default=False, metadata=OWN)  # … and that of a client with one of the largest losses
 
 
 class ServerOptimizer(Protocol):

@@ -221,6 +221,8 @@ def test_what_is_wrong_is_named(make, words):
 @pytest.mark.parametrize("part", ALL, ids=repr)
 @pytest.mark.parametrize("risk", [eq.risk.Mean(), eq.risk.Tilted(1.0), eq.risk.QFair(1.0)], ids=repr)
 def test_every_aggregator_trains_with_risks_and_engines_agree(part, risk, ragged):
+    if type(part) in (eq.aggregators.Krum, eq.aggregators.KLoss) and type(risk) is eq.risk.Tilted:
+        pytest.skip("refused: the risk would have no effect")
     algorithm = eq.Algorithm(risk=risk, aggregator=part)
     first, second = (
         eq.train(eq.models.Softmax(4, 3).double(), ragged, algorithm, rounds=3, clients_per_round=8, engine=engine)

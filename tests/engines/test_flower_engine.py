@@ -158,6 +158,11 @@ def travelled(kind, part, allow=()):
     [
         ("solver", SGD(lr=0.3, steps=4, momentum=0.5, batch_size=None)),
         ("solver", eq.solvers.MAML(lr=0.2)),
+        (
+            "solver",
+            eq.solvers.AdamW(lr=0.01, clip_norm=1.0, schedule=eq.solvers.Cosine(9, warmup=2), rates={"layer.*": 0.5}),
+        ),
+        ("solver", SGD(momentum=0.5, nesterov=True, local_schedule=eq.solvers.Step(3))),
         ("personal", eq.personal.Ditto(strength=0.5, choices=(0.1, 1.0), solver=SGD(lr=0.01))),
         ("personal", eq.personal.APFL()),
         ("aggregator", eq.aggregators.NormClip(2.0)),

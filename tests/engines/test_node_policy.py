@@ -55,7 +55,7 @@ def private(noise, *, risk=None, clip=0.5):
 
 SECURE = eq.Algorithm(privacy=P.SecureAggregation())
 TAIL = eq.Algorithm(
-    risk=eq.risk.Superquantile(0.5, quantile=P.SecureHistogram(bound=2.0, bins=64)), privacy=P.SecureAggregation()
+    risk=eq.risk.Superquantile(0.5, quantile=P.SecureHistogram(bound=2.0, bins=1024)), privacy=P.SecureAggregation()
 )  # fmt: skip
 NOISY = NodePolicy(noise_multiplier=0.5, evaluate=False)
 ASKED = {  # the policy, an algorithm that it allows, one that it does not, and the reason
@@ -107,11 +107,11 @@ def test_rounds_beyond_the_last_are_refused():
 
 @pytest.mark.usefixtures("batches_of_the_simulation")
 def test_a_tail_that_is_smaller_than_the_owner_demands():
-    """At first all losses are alike and all four clients in the tail; then there are two."""
-    run(TAIL, NodePolicy(minimum_tail=2), rounds=2)
-    run(TAIL, NodePolicy(minimum_tail=3), rounds=1)
+    """At first all losses are alike and all four clients in the tail; then there are three."""
+    run(TAIL, NodePolicy(minimum_tail=3), rounds=2)
+    run(TAIL, NodePolicy(minimum_tail=4), rounds=1)
     with pytest.raises(eq.errors.EquipoiseError, match="PolicyRefusal"):
-        run(TAIL, NodePolicy(minimum_tail=3), rounds=2)
+        run(TAIL, NodePolicy(minimum_tail=4), rounds=2)
 
 
 def test_a_run_without_evaluations_ends_with_unknown_scores():

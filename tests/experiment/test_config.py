@@ -462,3 +462,19 @@ def test_solvers_around_a_solver(name):
     assert config.algorithm().solver.solver == eq.solvers.SGD(lr=0.3, prox=1.0)
     assert RunConfig.of(tomllib.loads(config.text())) == config
     assert "algorithm.solver.solver must be a solvers.SGD" in refusal(f'algorithm.solver={{name="{name}", solver="maml"}}')
+
+
+def test_a_solver_with_a_schedule_and_rates():
+    config = small(
+        'algorithm.solver={name="adamw", lr=1e-3, clip_norm=1.0, schedule={name="cosine", rounds=200, warmup=10}, '
+        'local_schedule="constant", rates={"head.*" = 0.1}}'
+    )
+    expected = eq.solvers.AdamW(
+        lr=1e-3, clip_norm=1.0, schedule=eq.solvers.Cosine(200, warmup=10), local_schedule=eq.solvers.Constant(),
+        rates={"head.*": 0.1},
+    )  # fmt: skip
+    assert config.algorithm().solver == expected
+    assert RunConfig.of(tomllib.loads(config.text())) == config
+    words = refusal('algorithm.solver={name="adam", schedule={name="cosine", rounds=5, warmup=9}}')
+    assert "algorithm.solver.schedule.warmup must be shorter than the 5 rounds" in words
+    assert "Unknown schedule 'cosin'. Did you mean 'cosine'?" in refusal('algorithm.solver={schedule={name="cosin"}}')

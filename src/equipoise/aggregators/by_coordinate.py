@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 _BLOCK = 2**17  # numbers looked at together
+_LEFT_OVER = 1e-9  # of the weight
 
 
 def column_blocks(updates: Tensor) -> Iterator[tuple[slice, Tensor]]:
@@ -90,7 +91,11 @@ def trimmed_mean(updates: Tensor, weights: Tensor, fraction: float) -> Tensor:
 
 
 def weight_inside(weights: Tensor, fraction: float) -> Tensor:
-    """The part of each weight (…, K) that lies between the lowest and the highest `fraction` of all."""
+    """The part of each weight (…, K) that lies between the lowest and the highest `fraction` of all.
+
+    A part below `_LEFT_OVER` is rounding, and none: so the bound holds also for attackers with exactly that fraction.
+    """
     above = weights.cumsum(-1)
     below = above - weights
-    return above.clamp_(fraction, 1 - fraction).sub_(below.clamp_(fraction, 1 - fraction))
+    inside = above.clamp_(fraction, 1 - fraction).sub_(below.clamp_(fraction, 1 - fraction))
+    return inside.masked_fill_(inside < _LEFT_OVER, 0.0)

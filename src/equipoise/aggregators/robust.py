@@ -245,6 +245,8 @@ class Krum(AgainstAttackers):
     Source: Blanchard et al. 2017; Li 2023 (thesis), chapter 5. The published code counts the client itself as a neighbour.
     """
 
+    picks_one: ClassVar[bool] = True
+
     def _check(self, clients: int, losses: Tensor | None) -> None:
         needed = 2 * self.malicious + 3
         self._require_clients(clients, needed, f"Krum needs K ≥ 2f + 3 = {needed}")
@@ -333,6 +335,8 @@ class KLoss(AgainstAttackers):
     """
 
     needs_losses: ClassVar[bool] = True
+    picks_one: ClassVar[bool] = True
+    picks_large_loss: ClassVar[bool] = True
 
     def _check(self, clients: int, losses: Tensor | None) -> None:
         require(losses is not None, "losses", "must be given to k-loss", None)

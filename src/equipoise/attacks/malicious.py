@@ -3,7 +3,7 @@
 `apply(data, attack)` draws the malicious clients, poisons their training examples and marks them in the data. Engines then let
 them send what the attack makes of their updates, and results tell benign clients from malicious ones.
 
-Source: Li 2023 (thesis), section 5.2, Definition 2: A1 label poisoning, A2 random updates, A3 model replacement.
+Source: Li 2023 (thesis), section 2.3, Definition 2: A1 label poisoning, A2 random updates, A3 model replacement.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def apply(data: FederatedData, attack: Attack) -> FederatedData:
 
     Validation and test examples stay as they are; results are judged on benign clients.
 
-    Source: Li 2023 (thesis), section 5.2, Definition 2.
+    Source: Li 2023 (thesis), section 2.3, Definition 2.
     """
     if not is_part(attack, "share", "seed"):
         raise InvalidParameter("attack", "must be an attack with a share and a seed", attack, "E.g. attacks.LabelPoisoning().")

@@ -59,7 +59,7 @@ class LabelPoisoning:
 
     A `share` of the training clients is malicious, drawn by `seed`.
 
-    Source: Li 2023 (thesis), section 5.2, Definition 2 (A1).
+    Source: Li 2023 (thesis), section 2.3, Definition 2 (A1).
     """
 
     share: float = 0.2
@@ -79,7 +79,7 @@ class RandomUpdates:
 
     `scale` multiplies s.
 
-    Source: Li 2023 (thesis), section 5.2, Definition 2 (A2).
+    Source: Li 2023 (thesis), section 2.3, Definition 2 (A2).
     """
 
     share: float = 0.2
@@ -104,7 +104,7 @@ class ModelReplacement:
     `update` says what they scale: that of "poisoned" labels (as published), the honest update "negated", or the "honest" one.
     `factor` replaces the number of clients.
 
-    Source: Li 2023 (thesis), section 5.2, Definition 2 (A3); Bagdasaryan et al. 2020.
+    Source: Li 2023 (thesis), section 2.3, Definition 2 (A3); Bagdasaryan et al. 2020.
     """
 
     share: float = 0.1

@@ -188,13 +188,14 @@ def compare(
     trust: Trust = False,
 ) -> None:
     """Run every method with every seed, as far as runs are missing; print the table and write the report."""
-    from equipoise.cli.listing import comparison_table
-    from equipoise.experiment.folder import read_record
+    from equipoise.cli.listing import comparison_table, print_whole
+    from equipoise.experiment.folder import read_record, refuse_run_folder
     from equipoise.experiment.scheduler import run_all
     from equipoise.experiment.study import prepare, read_study
     from equipoise.privacy.ledger_report import words_below
 
     folder = out or Path("runs") / config.stem
+    refuse_run_folder(folder)
     runs = read_study(config, settings or (), out=folder, trust=trust)
     prepare(runs)
     console = Console()
@@ -204,7 +205,7 @@ def compare(
     if records:
         from equipoise.report import write_report
 
-        console.print(comparison_table(records))
+        print_whole(console, comparison_table(records))
         if said := words_below(folder):
             console.print(Text(said), soft_wrap=True)
         _print_files(console, [write_report(records, folder / "report.html")])
@@ -224,12 +225,15 @@ def tune(
     trust: Trust = False,
 ) -> None:
     """Try values by training loss or validation clients, never test clients; write the best configuration."""
+    from equipoise.experiment.folder import refuse_run_folder
     from equipoise.experiment.search import read_search, trial_name
     from equipoise.experiment.tune import tune as run_search
 
+    folder = out or Path("runs") / config.stem
+    refuse_run_folder(folder)
     search = read_search(config, settings or (), trust=trust)
     with _resumable():
-        results = run_search(search, out or Path("runs") / config.stem, workers=workers, console=Console())
+        results = run_search(search, folder, workers=workers, console=Console())
     for result in results:
         if result.criterion is None:
             _print_error(f"Failed: {trial_name(result.values)}: {result.message}")

@@ -74,7 +74,7 @@ def comparison_table(records: Sequence[RunRecord]) -> Table:
     title = f"{noun} over {first.who}, mean ± standard deviation over seeds"
     table = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.caption = Text(remark) if remark else None
-    table.add_column("method", min_width=8)
+    table.add_column("method", no_wrap=True)
     for heading in ("seeds", "mean", "90th pct.", "worst 10 %", "std. dev.", "trained", "seconds"):
         table.add_column(heading, justify="right", no_wrap=True)
     lowest = {key: min(row[key].mean for row in rows.values()) for key in FIGURES}
@@ -95,6 +95,13 @@ def comparison_table(records: Sequence[RunRecord]) -> Table:
             table.add_row(SHARED, "", *shared, style="dim")
             add_intervals(name, "shared_error")
     return table
+
+
+def print_whole(console: Console, table: Table) -> None:
+    """Print a table at the width that it needs: in a narrow terminal its lines wrap, in a pipe or a log they are long."""
+    needed = Console(width=10_000).measure(table).maximum
+    wide = Console(file=console.file, width=max(needed, console.width), force_terminal=console.is_terminal)
+    wide.print(table, crop=False)
 
 
 def spread_text(spread: Spread, seeds: int, factor: float, digits: int) -> str:

@@ -77,6 +77,12 @@ def is_part(value: object, *needed: str) -> bool:
     return not isinstance(value, type) and all(hasattr(value, name) for name in needed)
 
 
+def is_of_user(part: object) -> bool:
+    """Whether the code of a part, its class or the function that it is, is not the library's own."""
+    home = getattr(part, "__module__", None) or type(part).__module__
+    return home.split(".")[0] != __name__.split(".")[0]
+
+
 @dataclass(frozen=True, eq=False)
 class AlgorithmTraits:
     """What the parts of an algorithm offer; of an optional part that is absent, the defaults."""

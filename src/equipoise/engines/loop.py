@@ -176,7 +176,7 @@ class LoopEngine(Engine):
         key, row = self._key(cohort, k), None if cohort.rows is None else cohort.rows[place]
         steps = solver.local_steps(size) if cohort.effort is None else solver.local_steps(size, int(cohort.effort[place]))
         params, carried = self.task.split(model)
-        work = ClientSteps(solver, self.task.layout, params, cohort.round, row)
+        work = ClientSteps(solver, self.task.layout, params, cohort.rate_round, row)
         seen = []
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):  # random operations other than dropout draw from the client's own stream

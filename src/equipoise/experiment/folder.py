@@ -46,6 +46,12 @@ def refuse_taken(path: Path) -> None:
         raise ConfigError(f"{path} {what}, and a run never overwrites another. Name a new folder: --out DIR.")
 
 
+def refuse_run_folder(path: Path) -> None:
+    """Refuse the folder of a run, finished or not, where several runs are to go: their report would be written over its."""
+    if RunFolder(path).config.exists():
+        raise ConfigError(f"{path} is the folder of a run, which nothing overwrites. Name another folder: --out DIR.")
+
+
 def claim(path: str | Path) -> RunFolder:
     """Make the folder of a new run. A folder that is not empty, or cannot be written to, is refused."""
     path = Path(path)

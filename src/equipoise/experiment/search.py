@@ -1,7 +1,7 @@
 """A search: the configuration of a run tried with other values, judged by training or validation clients.
 
     [search]
-    criterion = "validation_90"                # or "train_loss"
+    criterion = "validation_90"                # or "train_loss", without personal models
     strategy = "grid"                          # or "optuna", with trials = N
     seeds = 1                                  # from [train] seed on; the criterion is averaged over them
     [search.space]
@@ -166,7 +166,13 @@ def read_search(path: Path, overrides: Iterable[str] = (), *, trust: bool = Fals
         Origin.of(path, table, "run", trust=trust),
     )
     for values in grid(search) if strategy == "grid" else corners(search):
-        search.config(values)
+        config = search.config(values)
+        if search.criterion == "train_loss" and "personal" in config.parts:
+            raise ConfigError(
+                'search.criterion must be "validation_90" where clients have models of their own: these are judged on the '
+                "examples that they were trained on otherwise, and the closest fit would win. Give the clients validation "
+                "examples."
+            )
     return search
 
 

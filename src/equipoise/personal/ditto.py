@@ -219,7 +219,8 @@ class L2SGD(TrainsOwnModels):
 
     `strength` is λ. The published method needs all clients now and then; as in the comparison with Ditto, the clients of a
     cohort take steps v ← v − η(∇F_k(v) + λ(v − m)) at the current m, and the server keeps m up to date. The shared model is
-    trained beside it and takes no part. Clients that were never drawn count in m with the model that all begin with.
+    trained beside it and takes no part. Clients that were never drawn count in m with the model that all begin with. A client
+    sends how far its model has moved; an attack on updates changes what is sent, and its own model stays honest.
 
     Source: Li 2023 (thesis), section 5.6.2; Hanzely, Richtárik 2020.
     """
@@ -249,4 +250,5 @@ class L2SGD(TrainsOwnModels):
         """The cohort's models (K, D) after local steps pulled towards m, and the new mean m."""
         pull = pull_to(shared, self.strength, len(rows))
         after = context.engine.own_steps(rows, context.own_stream(cohort), own_solver(self.solver, solver), pull)
-        return after, shared + (after - rows).sum(0) / len(context.data.train)
+        sent = context.sent(cohort, after - rows, shared)
+        return after, shared + sent.sum(0) / len(context.data.train)

@@ -45,6 +45,21 @@ class FinetuningMethod(TrainsOwnModels):
 
 
 @dataclass(frozen=True)
+class Adaptation(FinetuningMethod):
+    """What a solver that adapts has every client do with the trained model before it is used: the solver's inner steps."""
+
+    solver: LocalSolver
+    epochs: int = 1
+
+    def models(
+        self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
+    ) -> Tensor:
+        """The models (K, D) after the inner steps on each client's data, from the shared model."""
+        start = params.expand(len(cohort), -1).contiguous()
+        return context.engine.own_steps(start, context.own_stream(cohort), self.solver)
+
+
+@dataclass(frozen=True)
 class Finetuning(FinetuningMethod):
     """After training each client takes `epochs` passes over its own data from the shared model; nothing is kept in rounds.
 

@@ -262,7 +262,7 @@ class APFL(_MixesModels):
     def work(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
     ) -> tuple[Tensor, Any]:
-        """The (α, v), (K, 1 + D), after a step on α and local steps on v."""
+        """The (α, v), (K, 1 + D), after a step on α and local steps on v: as many as the client gets done of w's."""
         mix = self._learned_mix(context, params, cohort, rows, solver).unsqueeze(1)
         rows = torch.cat([mix, rows[:, 1:]], 1)
         _, own = pair_steps(context, train_both, rows, params, cohort, solver, "both")
@@ -275,6 +275,6 @@ class APFL(_MixesModels):
         if rate == 0:
             return rows[:, 0]
         models = mixed_models(rows, params)
-        gradient = models - context.engine.own_steps(models, cohort, GRADIENT)
+        gradient = models - context.engine.own_steps(models, replace(cohort, effort=None), GRADIENT)
         slope = ((rows[:, 1:] - params) * gradient).sum(1)
         return (rows[:, 0] - rate * slope).clamp(0, 1)

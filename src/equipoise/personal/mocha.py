@@ -47,8 +47,20 @@ def raised(spread: Tensor, floor: float) -> Tensor:
     return (scale[max(above, 1) - 1] * spread).clamp(min=floor)
 
 
-def regulariser_pull(models: Tensor, relation: Tensor, strength: float, l2: float) -> Pull | None:
+@dataclass(frozen=True, eq=False)
+class ServerModels:
+    """What Mocha's server knows where clients may lie: Ω (n, n), and the models (n, D) that they have told it of."""
+
+    relation: Tensor
+    told: Tensor
+
+
+def regulariser_pull(
+    models: Tensor, relation: Tensor, strength: float, l2: float, *, told: Tensor | None = None
+) -> Pull | None:
     """The regulariser's pull on each of the models V (n, D) while the others stand still; None if there is none.
+
+    `told` (n, D) are the models as the server knows them, from which it finds the slopes.
 
     The gradient of (λ/2) tr(Ω⁻¹ V Vᵀ) at V is λ Ω⁻¹V. Clients that all go down this quadratic at once may together overshoot;
     with m the largest eigenvalue of Ω⁻¹ each goes down the bound λ⟨(Ω⁻¹V)_k, v − V_k⟩ + (λ m/2)‖v − V_k‖² instead, whose sum
@@ -57,7 +69,8 @@ def regulariser_pull(models: Tensor, relation: Tensor, strength: float, l2: floa
     total = strength / float(torch.linalg.eigvalsh(relation)[0]) + l2
     if total == 0:
         return None
-    slopes = torch.linalg.solve(relation, models.detach().cpu().double()).to(models)
+    known = models if told is None else told
+    slopes = torch.linalg.solve(relation, known.detach().cpu().double()).to(models)
     anchor = ((total - l2) * models - strength * slopes) / total
     return Pull(anchor, torch.full((len(models),), total, dtype=models.dtype))
 
@@ -75,7 +88,8 @@ class Mocha(TrainsOwnModels):
     the others' models are those of the start of the round. The published solver takes steps of dual coordinate ascent on the
     hinge loss; these are steps of SGD on the same objective, which any convex loss has, with each F_k the mean over a client's
     examples. Made for linear models, with the hinge loss (models.LinearSVM), and sampling.Full(). The server sees every model.
-    The shared model is trained beside it and takes no part.
+    The shared model is trained beside it and takes no part. A client sends how far its model has moved; an attack on updates
+    changes what is sent, and with it what the server tells the others, while the malicious client's own model stays honest.
 
     Source: Smith, Chiang, Sanjabi, Talwalkar 2017; Zhang, Yeung 2010 (Ω); Li 2023 (thesis), sections 5.3.4 and 5.6.2.
     """
@@ -115,15 +129,23 @@ class Mocha(TrainsOwnModels):
         if not isinstance(module, LinearModel):
             fix = "Use models.LinearSVM(…), or personal.Ditto() with this model."
             raise InvalidParameter("personal", "Mocha is convex and needs a linear model", type(module).__name__, fix)
-        return params, torch.eye(len(context.data.train), dtype=torch.float64)
+        count = len(context.data.train)
+        relation = torch.eye(count, dtype=torch.float64)
+        return params, ServerModels(relation, params.expand(count, -1).clone()) if context.update_attack else relation
 
     def work(
         self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver, shared: Any
     ) -> tuple[Tensor, Any]:
         """All models (n, D) after local steps under the regulariser, and the best Ω (n, n) for them."""
-        pull = regulariser_pull(rows, shared, self.strength, self.l2)
+        lies = context.update_attack
+        relation = shared.relation if lies else shared
+        told = shared.told.to(rows) if lies else rows
+        pull = regulariser_pull(rows, relation, self.strength, self.l2, told=told)
         after = context.engine.own_steps(rows, context.own_stream(cohort), own_solver(self.solver, solver), pull)
         lost = ~torch.isfinite(after).all(1).cpu()
         if bool(lost.any()):  # it would take all others along
             raise Diverged(cohort.round, (context.data.train.ids[k] for k in cohort.clients[lost].tolist()), "own model")
-        return after, relationship(after, self.floor)
+        if not lies:
+            return after, relationship(after, self.floor)
+        told = told + context.sent(cohort, after - rows, told.mean(0))
+        return after, ServerModels(relationship(told, self.floor), told)

@@ -107,7 +107,7 @@ class PersonalRun:
         A client that has never taken part in a round is served the shared model, unless all clients finetune.
         """
         even = torch.full((len(clients),), 1 / max(1, len(clients)), dtype=torch.float64)
-        cohort = Cohort(round_index, self.seed, clients, even, torch.ones_like(even))
+        cohort = Cohort(round_index, self.seed, clients, even, torch.ones_like(even)).after_training()
         none = torch.empty(len(clients), 0, dtype=params.dtype, device=params.device)
         rows = self.rows.read(state.places, clients).to(params) if self.keeps_rows else none
         with torch.enable_grad():  # finetuning takes gradients, also inside a user's no_grad

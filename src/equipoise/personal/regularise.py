@@ -62,7 +62,7 @@ class EWC(_HeldBack):
         pull = None
         if self.strength:
             fisher = diagonal_fisher(context.task, params, context.data.train, cohort.clients)
-            pull = Pull(params, (self.strength * fisher).clamp(max=1 / work.learning_rate(cohort.round)))
+            pull = Pull(params, (self.strength * fisher).clamp(max=1 / work.learning_rate(cohort.rate_round)))
         start = params.expand(len(cohort), -1).contiguous()
         return context.engine.own_steps(start, context.own_stream(cohort), work, pull)
 

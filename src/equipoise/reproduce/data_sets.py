@@ -119,7 +119,8 @@ def synthetic_with_sizes_of_table_4_4(
 
     Table 4.4 of the thesis has 12,697 examples for 100 clients with standard deviation 73. The published generator of
     "Synthetic" draws sizes ⌊exp(N(4, 2²))⌋ + 50, ten times as spread out; the one beside it, of the hybrid data, draws these.
-    (α only adds the same number to the score of every class, so labels do not depend on it.)
+    (α only adds the same number to the score of every class, so labels do not depend on it.) With `iid=True` all clients have
+    one W and b, and x ~ N(0, 1) in every feature, as the text above Table 4.10 says.
     """
     deviation = np.arange(1, 61) ** -0.6
     shared = generator(seed, "synthetic model")
@@ -132,7 +133,7 @@ def synthetic_with_sizes_of_table_4_4(
         centre = rng.normal(beta * rng.normal(), 1.0, 60)
         if iid:
             (weight, bias), centre = common, np.zeros(60)
-        x = centre + deviation * rng.normal(size=(size, 60))
+        x = centre + (1.0 if iid else deviation) * rng.normal(size=(size, 60))
         triples.append((name, torch.from_numpy(x).float(), torch.from_numpy((x @ weight.T + bias).argmax(1))))
     packed = ClientSet.pack(triples, source="synthetic")
     return split_examples(packed, validation=0.1, test=0.1, seed=seed, name="synthetic", classes=10)

@@ -227,7 +227,7 @@ class ExperimentRuns:
         if stored.get("settings") != settings:
             if only_stored:
                 raise ConfigError(f"{path} holds no learning rate chosen with these settings.")
-            data = self.data(method, TUNING_SEED)
+            data = self.tuning_data(method)
             losses: dict[str, float | None] = {}
             for rate in self.entry.rates:
                 try:
@@ -241,6 +241,18 @@ class ExperimentRuns:
         if not finite:
             raise InvalidParameter("rates", "must hold one that does not diverge", list(self.entry.rates))
         return float(min(finite, key=finite.__getitem__))
+
+    def tuning_data(self, method: Method) -> FederatedData:
+        """The data of a seed that is not reported, without training clients that are test clients of a reported one."""
+        data = self.data(method, TUNING_SEED)
+        if not self.entry.needs:  # made by the seed: clients of one name differ
+            return data
+        sets = [self.data(method, seed).test for seed in self.seeds]
+        tested = {name for clients in sets if clients is not None for name in clients.ids}
+        kept = [k for k, name in enumerate(data.train.ids) if name not in tested]
+        rule = "must leave training clients that no reported seed tests on, to choose a learning rate by"
+        require(len(kept) > 0, "seeds", rule, self.scale.seeds, "Take fewer seeds, or do without --tune.")
+        return replace(data, train=data.train.take(kept))
 
     def warn_of_duration(self, first: tuple[int, Method], count: int, lr: float | None) -> None:
         """Print how long the full setting will take on a processor, estimated from three rounds."""

@@ -22,6 +22,7 @@ class Mean:
     needs_losses: ClassVar[bool] = False
     keeps_base_weights: ClassVar[bool] = True
     pure: ClassVar[bool] = True
+    keeps_everyone: ClassVar[bool] = True
     client_form: ClassVar[str] = "base"
 
     def __call__(self, losses: Tensor, base_weights: Tensor, *, clients: Any = None, state: Any = None) -> RiskValue:

@@ -61,6 +61,11 @@ class Mixture:
         return any(term.averaged for term in self._traits)
 
     @property
+    def keeps_everyone(self) -> bool:
+        """Whether all weights are positive: if those of any term are."""
+        return any(term.keeps_everyone for term in self._traits)
+
+    @property
     def pure(self) -> bool:
         """Whether calls may come early or twice: if every term allows it."""
         return all(term.pure for term in self._traits)

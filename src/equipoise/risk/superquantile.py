@@ -139,7 +139,7 @@ def huber_smoothed(losses: Tensor, base_weights: Tensor, tail: float, nu: float)
     shifted = losses.double() - top
     if nu <= 1e-9 * float(-shifted.min()):  # smoothing below what float64 resolves: the limit itself
         weights = exact_weights(losses, alpha, tail)
-        return top + (weights * shifted).sum(), weights
+        return (weights * losses.double()).sum(), weights  # not from `shifted`, which overflows with the range of losses
 
     def mass(eta: Tensor) -> Tensor:
         return (alpha * ((shifted - eta) / nu).clamp(0.0, 1.0)).sum()
@@ -234,6 +234,11 @@ class Superquantile:
                 f"at_least={self.at_least} counts the largest losses, which quantile={self.quantile!r} does not show.",
                 "Use quantile=Exact(), or drop at_least.",
             )
+
+    @property
+    def keeps_everyone(self) -> bool:
+        """Whether all weights are positive: those of the KL-smoothed tail are."""
+        return self.smoothing == "kl"
 
     @cached_property
     def filters(self) -> bool:

@@ -20,12 +20,14 @@ from equipoise.engines import Loop, Simulator
 from equipoise.errors import IncompatibleParts, InvalidParameter, is_integer, require
 from equipoise.observers import Evaluation, History
 from equipoise.personal.context import PersonalContext
+from equipoise.personal.finetune import Adaptation
 from equipoise.personal.personal_run import PersonalRun
 from equipoise.result import ClientTable, PersonalModels, Result
 from equipoise.round import Unprotected
 from equipoise.runs.averaged_model import AveragedModel
 from equipoise.runs.carried_rules import check_smallest_batches, refuse_unfit_for_carried
 from equipoise.runs.evaluation_sample import evaluation_sample, refuse_sample, sample_sizes
+from equipoise.runs.own_parts import try_own_parts
 from equipoise.runs.solver_rows import SolverRows
 from equipoise.solvers.local_optimizer import rates_by_name
 from equipoise.types import Engine, EngineTraits, PersonalWork, Protection, RiskTraits, RunSize, Sampler, ServerState
@@ -62,6 +64,7 @@ class Setting:
     engine_traits: EngineTraits = field(default_factory=EngineTraits)
     sample: Mapping[str, Tensor] | None = None  # positions of the clients that are evaluated, by split; None: all clients
     kept: SolverRows | None = None  # what clients keep for their solver between rounds
+    adaptation: PersonalWork | None = None  # what clients do with the trained model before they use it, if the solver says so
 
     def with_algorithm(self, algorithm: Algorithm, name: str) -> Setting:
         """Another run on the same engine: an unprotected algorithm with the same weights and cohorts."""
@@ -112,6 +115,9 @@ class Setting:
             table = network.client_table(reported.model, self.data, state.round)
         if self.personal is not None and (final or self.personal.keeps_rows):
             table = table.with_personal(self.personal.scores(state.personal, reported.model, state.round, self.sample))
+        elif self.adaptation is not None and final:
+            start = self.adaptation.begin(reported.model)
+            table = table.with_personal(self.adaptation.scores(start, reported.model, state.round, self.sample))
         return Evaluation(state.round, table, reported.params, self.name, reported.carried)
 
     def model_at(self, model: Tensor) -> nn.Module:
@@ -173,9 +179,13 @@ def set_up(
         raise InvalidParameter("clients_per_round", "must be given unless the sampler is sampling.Full()", None)
     refuse_missing_groups(parts.risk, data.train.ids)
     algorithm.drawn_by(0, alpha, clients_per_round=clients_per_round, seed=seed)  # refuses an impossible cohort before any work
+    try_own_parts(algorithm, data.train.ids, alpha, clients_per_round, seed)
     personal: PersonalWork | None = None
+    adaptation: PersonalWork | None = None
+    context = PersonalContext(running, task, data, lambda other: choose_engine(engine).start(other, data))
+    if algorithm.personal is None and parts.solver.adaptation is not None and traits.network is None:
+        adaptation = PersonalRun(Adaptation(parts.solver.adaptation), context, algorithm.solver, seed)
     if algorithm.personal is not None:
-        context = PersonalContext(running, task, data, lambda other: choose_engine(engine).start(other, data))
         start = PersonalRun if traits.network is None else traits.network.personal_work
         personal = start(algorithm.personal, context, algorithm.solver, seed)
     protection: Protection = Unprotected(algorithm, data.train, rounds)
@@ -195,7 +205,7 @@ def set_up(
     kept = None if keeps is None else SolverRows(keeps(task.layout.dimension), len(data.train), task.layout.dtype)
     return Setting(
         model, data, algorithm, task, running, algorithm.drawn_by, alpha, clients_per_round, rounds, seed, personal, protection,
-        name, traits, sample, kept,
+        name, traits, sample, kept, adaptation,
     )  # fmt: skip
 
 

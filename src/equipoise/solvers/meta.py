@@ -8,6 +8,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from equipoise.errors import require_integer, require_number
+from equipoise.solvers.sgd import SGD
 
 
 @dataclass(frozen=True)
@@ -17,8 +18,8 @@ class MAML:
     Every round splits a client's examples at random into D (the share `support`) and D′. The client adapts,
     w_k = w^t − η∇F_k(w^t; D) with η = `inner_lr` (`inner_steps` times), and sends u_k = −lr ∇F_k(w_k; D′), the first-order
     form, as published. Risks see the adapted loss F_k(w_k; D′); with QFair(q) this is q-MAML, with Mean (q = 0) MAML.
-    A run's reports show adapted losses; its final evaluation, as for every solver, is of the model as it is, before a client
-    has adapted it.
+    A run's reports show adapted losses. Its final evaluation has, for every training client, the model that it is served, after
+    `inner_steps` on all of its training examples ("own"), and the model as it is ("shared"); unseen clients have the latter.
 
     Source: Li 2023 (thesis), section 4.3.5 and Algorithm 5; Finn, Abbeel, Levine 2017.
     """
@@ -36,6 +37,11 @@ class MAML:
             require_number(name, getattr(self, name), "(0, ∞)")
         require_integer("inner_steps", self.inner_steps, 1)
         require_number("support", self.support, "(0, 1)")
+
+    @property
+    def adaptation(self) -> SGD:
+        """The inner steps, on all of a client's training examples."""
+        return SGD(lr=self.inner_lr, batch_size=None, steps=self.inner_steps)
 
     @property
     def split(self) -> float:

@@ -42,7 +42,10 @@ def errors(x: Tensor, directions: Tensor) -> Tensor:
 
 
 def best_errors(x: Tensor, objective: Objective, rank: int) -> Tensor:
-    """What each example's outermost group would pay under its own best directions: its (inner-tilted) risk there (N,)."""
+    """What each example's outermost group would pay under its own best directions: its mean error there (N,).
+
+    It is a mean also where `inner_tilt` tilts inside groups: a constant per group, so that a group's loss is its excess.
+    """
     if objective.tree.depth == 0:
         return torch.zeros(len(x), dtype=torch.float64)  # an example alone is reconstructed without error
     groups = top_groups(objective.tree)

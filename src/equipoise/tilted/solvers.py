@@ -155,8 +155,8 @@ def hierarchical_stochastic_descent(
     """Stochastic descent over groups: one is drawn with probability ∝ |g| e^{t R_g}, then a batch inside it.
 
     R_g is the group's tracked τ-tilted risk, and the step is (η/|B|) Σ_{i∈B} e^{τ(f_i − R_g)} ∇f_i. `groups` has one label per
-    example. Every R_g starts as the risk of one batch: the 0 of the published algorithm would draw the groups that were not
-    seen yet too rarely (t > 0) or too often (t < 0).
+    example. Every R_g starts as the risk of one batch at the inner tilt of the first step: the 0 of the published algorithm
+    would draw the groups that were not seen yet too rarely (t > 0) or too often (t < 0).
 
     Source: Li 2023 (thesis), Algorithm 16; its λ is `rho`.
     """
@@ -176,7 +176,8 @@ def hierarchical_stochastic_descent(
         return order[starts[group] + places].to(start.device)
 
     with torch.no_grad():
-        risks = torch.stack([tilted_loss(losses(theta, draw(g)), 0.0) for g in range(len(sizes))]).cpu()
+        first = annealed(1.0, _progress(0, steps, anneal, (inner, tilt))) * inner
+        risks = torch.stack([tilted_loss(losses(theta, draw(g)), first) for g in range(len(sizes))]).cpu()
     for step in range(steps):
         scale = annealed(1.0, _progress(step, steps, anneal, (inner, tilt)))
         odds = group_probabilities(risks, sizes, scale * tilt)

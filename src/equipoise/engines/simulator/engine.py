@@ -313,7 +313,7 @@ class SimulatorEngine:
         """Each client's own model after its local work, (K, D)."""
         if pull is not None:
             pull = Pull(pull.anchor.to(models), pull.strength.to(models))
-        rule = self._rule(solver, cohort.round, True, kind_of(pull))
+        rule = self._rule(solver, cohort.rate_round, True, kind_of(pull))
         assignments = self._assignments([Job(models, cohort, cohort.weights)], rule, pull)
         return self._each(assignments, len(cohort))[0].add_(models)
 
@@ -403,7 +403,8 @@ class SimulatorEngine:
         """By path, whether it is taken for the first clients of the training set and why not."""
         worker = self.workers.own
         count = min(len(self.train), _EXPLAINED)
-        cohort = Cohort(0, 0, torch.arange(count), *torch.full((2, count), 1 / count, dtype=torch.float64).unbind())
+        even = torch.full((count,), 1 / count, dtype=torch.float64)
+        cohort = Cohort(0, 0, torch.arange(count), even, even)
         models = torch.zeros(self.task.layout.dimension, dtype=self.task.layout.dtype, device=self.device)
         models = models.expand(count, -1) if rule.own_models else models
         queue = ClientQueue.of([Job(models, cohort, cohort.weights)], rule, self.train)

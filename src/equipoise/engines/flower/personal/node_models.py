@@ -48,7 +48,7 @@ def score_own_model(session: NodeSession) -> dict[str, Tensor]:
     method, solver, params = session.part("personal"), session.solver, session.params
     row = read_kept_row(session, method, params)
     with torch.enable_grad():
-        model = method.models(session.started, params, session.cohort, row, solver, None)
+        model = method.models(session.started, params, session.cohort.after_training(), row, solver, None)
     if session.request.value("since", int) == 0 and method.width(session.task.width) > 0:
         model = params.unsqueeze(0)  # a client that never took part is served the shared model
     return session.score(model)

@@ -1,0 +1,166 @@
+"""A trial of parts that are not the library's own, on two clients, before a run: a part that breaks its law is refused.
+
+Each law is that of the contract in `types.py`, tried on one small case; `equipoise.testing` has checks that try many. Parts are
+copied first, so that what a copy notes about its calls stays with the copy. A part that raises an error here is left to the
+run, which shows the error where it happens.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise.algorithm import Algorithm
+from equipoise.core.abilities import is_of_user, read, solver_traits
+from equipoise.errors import InvalidParameter
+from equipoise.types import RiskTraits
+
+STEP = 1e-5  # of finite differences
+CHECKS = {
+    "risk": "check_risk", "solver": "check_solver", "aggregator": "check_aggregator", "server": "check_server_optimizer",
+    "sampler": "check_sampler",
+}  # fmt: skip
+
+
+class _Broken(Exception):
+    """A law that a part breaks, and the numbers that show it."""
+
+    def __init__(self, law: str, numbers: object) -> None:
+        self.law, self.numbers = law, numbers
+        super().__init__(law)
+
+
+def _hold(condition: bool, law: str, numbers: object) -> None:
+    if not condition:
+        raise _Broken(law, numbers)
+
+
+def try_own_parts(algorithm: Algorithm, clients: Sequence[str], alpha: Tensor, clients_per_round: int, seed: int) -> None:
+    """Raise InvalidParameter with the law that a part of the user's own breaks, and the numbers that show it."""
+    trials: dict[str, Callable[[Any], None]] = {
+        "risk": lambda part: _try_risk(part, clients),
+        "solver": _try_solver,
+        "aggregator": _try_aggregator,
+        "server": _try_server,
+        "sampler": lambda part: _try_sampler(part, alpha, clients_per_round, seed),
+    }
+    for name, trial in trials.items():
+        part = vars(algorithm)[name]
+        if part is None or not is_of_user(part):
+            continue
+        try:
+            trial(_copied(part))
+        except _Broken as broken:
+            rule, fix = (
+                f"must keep the law that {broken.law}",
+                f"Found: {broken.numbers}. See equipoise.testing.{CHECKS[name]}.",
+            )
+            raise InvalidParameter(name, rule, part, fix) from None
+        except Exception:  # noqa: S112 — the run raises it again, where it belongs
+            continue
+
+
+def _copied(part: Any) -> Any:
+    """A copy of a part; the part itself if it holds what cannot be copied."""
+    try:
+        return copy.deepcopy(part)
+    except Exception:
+        return part
+
+
+def _close(found: Tensor, expected: Tensor, tolerance: float = 1e-6) -> bool:
+    scale = max(1.0, float(expected.abs().max()))
+    return found.shape == expected.shape and bool(((found - expected).abs() <= tolerance * scale).all())
+
+
+def _try_risk(risk: Any, clients: Sequence[str]) -> None:
+    if len(clients) < 2 or read(RiskTraits, risk).full_participation:  # it has a memory of all clients
+        return
+    losses, alpha = (torch.tensor(values, dtype=torch.float64) for values in ([0.5, 1.5], [0.3, 0.7]))
+
+    def at(values: Tensor, weights: Tensor = alpha, ids: tuple[str, ...] = (clients[0], clients[1])) -> Any:
+        return risk(values, weights, clients=ids, state=None)
+
+    first = at(losses)
+    value, weights = first.value, first.weights
+    _hold(weights.shape == losses.shape, "there is one weight per client", tuple(weights.shape))
+    good = bool(torch.isfinite(weights).all()) and bool((weights >= 0).all())
+    _hold(good, "weights are finite and not negative", weights.tolist())
+    moved = at(losses.flip(0), alpha.flip(0), (clients[1], clients[0])).weights
+    _hold(_close(moved.flip(0), weights), "permuting clients permutes the weights", (weights.tolist(), moved.tolist()))
+    for i in range(2):
+        nudge = torch.zeros_like(losses)
+        nudge[i] = STEP
+        up, here, down = float(at(losses + nudge).value), float(value), float(at(losses - nudge).value)
+        slope, weight = (up - down) / (2 * STEP), float(weights[i])
+        kink = abs((up - here) - (here - down)) > 1e-2 * STEP * max(1.0, abs(slope))
+        shown = f"client {i} of losses {losses.tolist()} has the weight {weight:.6g}, and the finite difference is {slope:.6g}"
+        good = kink or abs(slope - weight) <= 1e-3 * max(1.0, abs(slope))
+        _hold(good, "the weights are the gradient of the value in the losses", shown)
+
+
+def _try_solver(solver: Any) -> None:
+    traits = solver_traits(solver)
+    if traits.prepare is not None:
+        return
+    for size in (1, 7):
+        steps = solver.local_steps(size)
+        _hold(isinstance(steps, int) and steps >= 0, "local_steps is an integer ≥ 0", (size, steps))
+    lr = solver.learning_rate(0)
+    _hold(math.isfinite(lr) and lr > 0, "the learning rate is positive and finite", lr)
+    told = {"number": 1} if traits.numbered else {}
+    together, gradient, anchor = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(0)).unbind()
+    alone, given = together.clone(), gradient.clone()
+    solver.step(together, given, solver.begin(together), anchor=anchor, lr=lr, **told)
+    _hold(torch.equal(given, gradient), "a step does not write to the gradient it is given", given.tolist())
+    for k in range(2):
+        solver.step(alone[k], gradient[k].clone(), solver.begin(alone[k]), anchor=anchor[k], lr=lr, **told)
+    _hold(_close(together, alone, 1e-5), "a step on many clients is the step on each", (together.tolist(), alone.tolist()))
+
+
+def _try_aggregator(aggregator: Any) -> None:
+    updates = torch.tensor([[1.0, -2.0, 0.5], [3.0, 1.0, -1.0]], dtype=torch.float64)
+    weights, losses = torch.tensor([0.25, 0.75], dtype=torch.float64), torch.tensor([0.5, 1.5], dtype=torch.float64)
+
+    def total(rows: Tensor, places: list[int]) -> Tensor:
+        given: Tensor = aggregator(rows.clone(), weights[places].clone(), losses=losses[places].clone())[0]
+        return given
+
+    both = total(updates, [0, 1])
+    _hold(both.shape == (3,), "the total has the shape of one update", tuple(both.shape))
+    moved = total(updates.flip(0), [1, 0])
+    _hold(_close(moved, both), "the order of clients does not matter", (both.tolist(), moved.tolist()))
+    nothing = total(torch.zeros_like(updates), [0, 1])
+    _hold(bool((nothing == 0).all()), "zero updates give a zero total", nothing.tolist())
+    if aggregator.linear:
+        parts = total(updates[:1], [0]) + total(updates[1:], [1])
+        _hold(_close(parts, both), "a linear total is the sum of its chunks' totals", (both.tolist(), parts.tolist()))
+
+
+def _try_server(server: Any) -> None:
+    params = torch.tensor([0.5, -1.0, 2.0])
+    given, still = params.clone(), torch.zeros_like(params)
+    after, _ = server.step(given, still, server.begin(params.clone()))
+    _hold(torch.equal(given, params), "a step does not write to the parameters it is given", given.tolist())
+    shown = (params.tolist(), after.tolist())
+    _hold(torch.equal(after, params), "a zero update from a fresh state changes nothing", shown)
+
+
+def _try_sampler(sampler: Any, alpha: Tensor, clients_per_round: int, seed: int) -> None:
+    first, again = (sampler(1, alpha.clone(), clients_per_round=clients_per_round, seed=seed) for _ in range(2))
+    _hold((first.round, first.seed) == (1, seed), "a cohort carries its round and seed", (first.round, first.seed))
+    _hold(
+        torch.equal(first.clients, again.clients), "a cohort is a function of seed and round alone", first.clients.tolist()[:9]
+    )
+    if len(first) == 0:
+        return
+    _hold(len(torch.unique(first.clients)) == len(first), "clients of a cohort are distinct", first.clients.tolist()[:9])
+    inside = int(first.clients.min()) >= 0 and int(first.clients.max()) < len(alpha)
+    _hold(inside, f"positions are between 0 and {len(alpha) - 1}", first.clients.tolist()[:9])
+    good = bool((first.weights > 0).all()) and abs(float(first.weights.sum()) - 1) < 1e-6
+    _hold(good, "weights are positive and sum to 1", first.weights.tolist()[:9])

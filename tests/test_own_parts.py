@@ -1,0 +1,141 @@
+"""`train` tries parts of the user's own on two clients, and refuses those that break their law, by its name."""
+
+import time
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+import equipoise as eq
+from equipoise.errors import InvalidParameter
+from equipoise.risk import RiskValue
+
+
+def train(ragged, **parts):
+    model = eq.models.Softmax(4, 3)
+    return eq.train(model, ragged, eq.Algorithm(**parts), rounds=1, clients_per_round=4, engine="loop", progress=False)
+
+
+def half_the_gradient(losses, base_weights, *, clients=None, state=None):
+    return RiskValue((base_weights * losses.square()).sum(), base_weights * losses, state)
+
+
+def by_place(losses, base_weights, *, clients=None, state=None):
+    ranks = torch.arange(1, len(losses) + 1, dtype=losses.dtype)
+    return RiskValue((ranks * losses).sum(), ranks, state)
+
+
+def negative(losses, base_weights, *, clients=None, state=None):
+    return RiskValue(-(base_weights * losses).sum(), -base_weights, state)
+
+
+class Centring(eq.solvers.SGD):
+    def step(self, weights, gradient, memory, *, anchor, lr):
+        weights.sub_(lr * (gradient - gradient.mean(0)))
+
+
+class Scribbling(eq.solvers.SGD):
+    def step(self, weights, gradient, memory, *, anchor, lr):
+        weights.sub_(gradient.mul_(lr))
+
+
+class Standing(eq.solvers.SGD):
+    def learning_rate(self, round_index):
+        return 0.0
+
+
+@dataclass(frozen=True)
+class FirstOnly:
+    linear = False
+
+    def __call__(self, updates, weights, *, losses=None, state=None):
+        return updates[0], state
+
+
+@dataclass(frozen=True)
+class CallsItselfLinear:
+    linear = True
+
+    def __call__(self, updates, weights, *, losses=None, state=None):
+        return updates.mean(0), state
+
+
+@dataclass(frozen=True)
+class Drifting(eq.server_opt.SGD):
+    def step(self, params, total, state):
+        return params + total + 1e-3, state
+
+
+class Restless(eq.sampling.Uniform):
+    def __call__(self, round_index, alpha, *, clients_per_round, seed):
+        drawn = super().__call__(round_index, alpha, clients_per_round=clients_per_round, seed=time.perf_counter_ns())
+        return type(drawn)(round_index, seed, drawn.clients, drawn.weights, drawn.inclusion)
+
+
+class Doubling(eq.sampling.Uniform):
+    def __call__(self, round_index, alpha, *, clients_per_round, seed):
+        drawn = super().__call__(round_index, alpha, clients_per_round=clients_per_round, seed=seed)
+        return type(drawn)(round_index, seed, drawn.clients, 2 * drawn.weights, drawn.inclusion)
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"risk": half_the_gradient}, "risk must keep the law that the weights are the gradient of the value"),
+        ({"risk": by_place}, "risk must keep the law that permuting clients permutes the weights"),
+        ({"risk": negative}, "risk must keep the law that weights are finite and not negative"),
+        ({"solver": Centring()}, "solver must keep the law that a step on many clients is the step on each"),
+        ({"solver": Scribbling()}, "solver must keep the law that a step does not write to the gradient"),
+        ({"solver": Standing()}, "solver must keep the law that the learning rate is positive"),
+        ({"aggregator": FirstOnly()}, "aggregator must keep the law that the order of clients does not matter"),
+        ({"aggregator": CallsItselfLinear()}, "aggregator must keep the law that a linear total is the sum"),
+        ({"server": Drifting()}, "server must keep the law that a zero update from a fresh state changes nothing"),
+        ({"sampler": Restless()}, "sampler must keep the law that a cohort is a function of seed and round alone"),
+        ({"sampler": Doubling()}, "sampler must keep the law that weights are positive and sum to 1"),
+    ],
+    ids=lambda case: "" if isinstance(case, str) else type(next(iter(case.values()))).__name__,
+)
+def test_a_part_that_breaks_its_law_is_refused_by_the_name_of_the_law(parts, words, ragged):
+    with pytest.raises(InvalidParameter) as caught:
+        train(ragged, **parts)
+    assert words in str(caught.value)
+    assert "Found: " in str(caught.value)
+    assert "equipoise.testing.check_" in str(caught.value)
+
+
+@dataclass(frozen=True)
+class Counting:
+    """A good risk that notes its calls, and knows clients of the data only."""
+
+    known: tuple
+    calls: list = field(default_factory=list)
+
+    def __call__(self, losses, base_weights, *, clients=None, state=None):
+        assert set(clients) <= set(self.known)
+        self.calls.append(len(losses))
+        return RiskValue(base_weights @ losses, base_weights, state)
+
+
+@dataclass(frozen=True)
+class NeedsThree:
+    """A good aggregator that takes no two updates."""
+
+    linear = False
+
+    def __call__(self, updates, weights, *, losses=None, state=None):
+        if len(updates) < 3:
+            raise ValueError("three at least")
+        return weights.to(updates) @ updates, state
+
+
+def test_good_parts_are_not_touched_by_their_trial(ragged):
+    risk = Counting(tuple(ragged.train.ids))
+    train(ragged, risk=risk, aggregator=NeedsThree())
+    assert risk.calls == [4]  # the trial was made on a copy
+
+
+def test_a_trial_is_quick(ragged):
+    parts = {"risk": Counting(tuple(ragged.train.ids)), "aggregator": NeedsThree()}
+    began = time.perf_counter()
+    eq.runs.own_parts.try_own_parts(eq.Algorithm(**parts), ragged.train.ids, torch.full((8,), 1 / 8), 4, 0)
+    assert time.perf_counter() - began < 0.5
