@@ -138,6 +138,7 @@ def test_a_simulation_that_was_killed_goes_on(resnet, data, tmp_path, engine):
     same(eq.train(model, data, algorithm, checkpoint=checkpoint, **options), wanted)
 
 
+@pytest.mark.usefixtures("batches_of_the_simulation")
 def test_masked_sums_carry_statistics(resnet, data):
     algorithm = eq.Algorithm(solver=SOLVER, privacy=eq.privacy.SecureAggregation())
     grid = federation(data, resnet, engine="loop", only_sums=True)
