@@ -26,7 +26,7 @@ from equipoise.types import Cohort, Observer
 from made_clients import make_clients
 
 pytestmark = pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
-SIZES = [6, 9, 12, 7]
+SIZES = [6, 9, 12, 8]
 SOLVER = SGD(lr=0.1, batch_size=4, epochs=2, momentum=0.9)
 
 
@@ -190,6 +190,50 @@ def test_engines_agree_and_weights_count_once(sizes, seed, drawn):
     again = loop.summed_update(model, cohort, SOLVER, cohort.weights, rule)  # nothing is left in the engine's module
     assert torch.equal(again.carried, one.carried)
     assert torch.equal(again.update, one.update)
+
+
+class Replaced(RunningCentre):
+    """Makes a new tensor of its buffer at every step, which a batched forward pass loses."""
+
+    def forward(self, x):
+        if self.training:
+            self.centre = (0.5 * self.centre + 0.5 * x.mean(0)).detach()
+            return x - x.mean(0)
+        return x - self.centre
+
+
+def with_dropout():
+    return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(0.3), nn.Linear(5, 3)).double()
+
+
+MODELS = {  # by name: a model, a batch size, and the path that trains it
+    "BatchNorm": (normalised(), 3, "batched autograd"),
+    "BatchNorm, all examples at once": (normalised(), None, "batched autograd"),
+    "BatchNorm, batches of one": (normalised(), 4, "one by one"),
+    "mean over all batches": (normalised(momentum=None), 3, "one by one"),
+    "dropout, too": (with_dropout(), 3, "batched autograd"),
+    "a layer of the user's own": (nn.Sequential(RunningCentre(4), nn.Linear(4, 3)).double(), 4, "one by one"),
+    "a buffer made anew": (nn.Sequential(Replaced(4), nn.Linear(4, 3)).double(), 4, "one by one"),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("options", [{}, {"chunk_size": 2, "workers": 2}])
+def test_paths_agree_with_the_loop_engine(name, options, data):
+    model, batch_size, path = MODELS[name]
+    task, engine = Task.of(model).fitted(data), Simulator(**options)
+    for solver in (SGD(batch_size=batch_size, epochs=2, momentum=0.5), eq.solvers.Adam(batch_size=batch_size, clip_norm=0.1)):
+        check_engine(engine, task=task, data=data, solver=solver)
+    running = engine.start(task, data)
+    running.summed_update(
+        model_vector(task), everyone(4), solver_of(batch_size), everyone(4).weights, eq.aggregators.WeightedMean()
+    )
+    if not options:
+        assert running.paths_taken == (path,)
+
+
+def solver_of(batch_size):
+    return SGD(lr=0.1, batch_size=batch_size)
 
 
 @pytest.mark.parametrize("model", [normalised(), nn.Sequential(RunningCentre(4), nn.Linear(4, 3)).double()])
@@ -433,8 +477,8 @@ def test_families_and_seeds_share_an_engine(data):
     family = eq.train_family(normalised(), data, algorithm, tails=[1.0, 0.5], **options)
     for tail, member in family.results.items():
         alone = eq.train(normalised(), data, eq.Algorithm(solver=SOLVER, risk=eq.risk.Superquantile(tail)), **options)
-        assert torch.equal(member.params, alone.params)
-        assert torch.equal(member.carried, alone.carried)
+        torch.testing.assert_close(member.params, alone.params)
+        torch.testing.assert_close(member.carried, alone.carried)
     assert family.losses(data.test.take([0]))[1.0] == pytest.approx(
         float(next(r["loss"] for r in family.results[1.0].clients if r["client"] == "unseen-0"))
     )
@@ -448,8 +492,8 @@ def test_families_and_seeds_share_an_engine(data):
     many = eq.train_many(normalised(), data, algorithm, seeds=2, **options)
     for seed, run in enumerate(many.results["run"]):
         alone = eq.train(normalised(), data, algorithm, seed=seed, **options)
-        assert torch.equal(run.params, alone.params)
-        assert torch.equal(run.carried, alone.carried)
+        torch.testing.assert_close(run.params, alone.params)
+        torch.testing.assert_close(run.carried, alone.carried)
 
 
 def test_a_saved_run_holds_the_final_statistics(data, tmp_path):

@@ -8,7 +8,7 @@ do. A model as engines take it is one vector: parameters, then carried values, (
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -28,6 +28,7 @@ class CarriedLayout:
 
     names: tuple[str, ...] = ()
     shapes: tuple[torch.Size, ...] = ()
+    dtypes: tuple[torch.dtype, ...] = ()
     moments: tuple[tuple[slice, slice], ...] = ()  # where a mean is, and where its variance is
     counters: dict[str, Tensor] = field(default_factory=dict)  # integer buffers: the server's values, which stay
 
@@ -48,7 +49,8 @@ class CarriedLayout:
         moments = tuple((starts[mean], starts[variance]) for mean, variance in pairs)
         still = [name for name in buffers if (name in wanted or name in counting) and name not in names]
         counters = {name: buffers[name].detach().clone() for name in still}
-        return cls(names, tuple(buffers[name].shape for name in names), moments, counters)
+        shapes, dtypes = tuple(buffers[name].shape for name in names), tuple(buffers[name].dtype for name in names)
+        return cls(names, shapes, dtypes, moments, counters)
 
     @property
     def size(self) -> int:
@@ -56,26 +58,42 @@ class CarriedLayout:
         return sum(shape.numel() for shape in self.shapes)
 
     def unflatten(self, values: Tensor) -> dict[str, Tensor]:
-        """Named views into a (…, C) tensor."""
+        """Named views into a (…, C) tensor; copies where a buffer is of another type."""
         parts = torch.split_with_sizes(values, [shape.numel() for shape in self.shapes], dim=-1)
         return {
-            name: part.view((*values.shape[:-1], *shape))
-            for name, shape, part in zip(self.names, self.shapes, parts, strict=True)
+            name: part.reshape((*values.shape[:-1], *shape)).to(dtype)
+            for name, shape, dtype, part in zip(self.names, self.shapes, self.dtypes, parts, strict=True)
         }
+
+    def flatten(self, buffers: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        """Named buffers with any common leading shape (…,) as one tensor (…, C)."""
+        parts = [
+            buffers[name].detach().to(dtype).flatten(buffers[name].dim() - len(shape)) if len(shape) else
+            buffers[name].detach().to(dtype).unsqueeze(-1)
+            for name, shape in zip(self.names, self.shapes, strict=True)
+        ]  # fmt: skip
+        return torch.cat(parts, -1)
 
     def read(self, module: nn.Module, dtype: torch.dtype) -> Tensor:
         """A copy of the module's carried buffers as one vector (C,)."""
-        buffers = dict(module.named_buffers())
-        return torch.cat([buffers[name].detach().to(dtype).flatten() for name in self.names])
+        return self.flatten(dict(module.named_buffers()), dtype)
 
     def write(self, module: nn.Module, values: Tensor) -> None:
         """Copy the vector (C,) into the module's buffers; counters go back to the server's values."""
-        if not self.names and not self.counters:
-            return
+        if self.names or self.counters:
+            self.write_named(module, self.unflatten(values) | self.counters)
+
+    def write_named(self, module: nn.Module, named: Mapping[str, Tensor]) -> None:
+        """Copy values into the module's buffers of these names."""
         buffers = dict(module.named_buffers())
         with torch.no_grad():
-            for name, value in (self.unflatten(values) | self.counters).items():
+            for name, value in named.items():
                 buffers[name].copy_(value)
+
+    def sent(self, values: Tensor) -> Tensor:
+        """What clients with these carried values (…, C) send for the average, on the CPU: all infinite if one is not finite."""
+        moments = self.to_moments(values).cpu()
+        return torch.where(torch.isfinite(moments).all(-1, keepdim=True), moments, torch.inf)
 
     def to_moments(self, values: Tensor) -> Tensor:
         """Values (…, C) as they are averaged, in float64: a second moment in place of each variance."""

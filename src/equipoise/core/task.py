@@ -202,6 +202,20 @@ class Task:
         """The parameters (…, D) and the carried values (…, C) of a model as engines take it, (…, D + C)."""
         return split_model(model, self.layout.dimension, self.carried.size)
 
+    def sent_carried(self) -> Tensor:
+        """The module's carried values as clients send them for the average, (C,) float64; empty if there are none."""
+        if not self.carried.names:
+            return torch.empty(0, dtype=torch.float64)
+        return self.carried.sent(self.carried.read(self.module, self.layout.dtype))
+
+    def after_work(self, models: Tensor, updates: Tensor, carried: Tensor | None) -> Tensor:
+        """Clients' own models (K, D + C) after work that gave updates (K, D), and carried values as they were sent (K, C)."""
+        params, before = self.split(models)
+        if carried is None or not self.carried.names:
+            return params + updates
+        values = self.carried.from_moments(carried).to(models)
+        return torch.cat([params + updates, torch.where(torch.isfinite(values), values, before)], -1)  # or no step was taken
+
     def read_model(self) -> Tensor:
         """A copy of the module's parameters and carried buffers as engines take them, (D + C,)."""
         params = self.layout.read(self.module)
@@ -211,7 +225,8 @@ class Task:
         """A copy of the task in float64."""
         parts = _copy_all(self.module, self.scorer._given_loss, self.scorer._given_error)
         layout = replace(self.layout, dtype=torch.float64)
-        return replace(self, scorer=self.scorer.with_parts(*parts).double(), layout=layout)
+        carried = replace(self.carried, dtypes=(torch.float64,) * len(self.carried.names))
+        return replace(self, scorer=self.scorer.with_parts(*parts).double(), layout=layout, carried=carried)
 
     def outputs(self, params: Tensor | dict[str, Tensor], x: Any) -> Any:
         """The model's outputs on inputs (B, …)."""

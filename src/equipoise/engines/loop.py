@@ -13,7 +13,7 @@ from torch import Tensor
 from equipoise.attacks.malicious import corrupted, corrupted_work, sees_all_updates, summed_rows
 from equipoise.core import rng
 from equipoise.core.abilities import solver_traits
-from equipoise.core.carried import CarriedMean, join_model
+from equipoise.core.carried import CarriedMean
 from equipoise.core.devices import seed_generators, usable_device
 from equipoise.core.forward_rules import ForwardRules
 from equipoise.core.task import Task
@@ -100,11 +100,8 @@ class LoopEngine(Engine):
         """Each client's own model after its local work, (K, D), followed by its own carried values (K, C)."""
         pulls = [None] * len(cohort) if pull is None else [self._one_pull(pull, place) for place in range(len(cohort))]
         work = [self._train_client(models[k], cohort, k, solver, pulls[k]) for k in range(len(cohort))]
-        after = self.task.split(models)[0] + torch.stack([each.update for each in work])
-        if not self.task.carried.names:
-            return after
-        values = self.task.carried.from_moments(torch.stack([each.carried for each in work])).to(models)
-        return join_model(after, torch.where(values.isnan(), self.task.split(models)[1], values))  # NaN: no step was taken
+        updates, carried = torch.stack([each.update for each in work]), torch.stack([each.carried for each in work])
+        return self.task.after_work(models, updates, carried)
 
     def evaluate_own(self, models: Tensor, clients: ClientSet, which: Tensor) -> tuple[Tensor, Tensor]:
         """Mean loss and mean error of clients at their own models, (K,) and (K,)."""
@@ -203,20 +200,13 @@ class LoopEngine(Engine):
             nothing = torch.full((1 + self.task.carried.size,), float("nan"), dtype=torch.float64)
             return ClientWork(work.weights - params, nothing[0], nothing[1:], work.row())
         loss = seen[-1] if traits.finish is not None else torch.stack(seen).mean()
-        return ClientWork(work.weights - params, loss, self._carried(), work.row())
+        return ClientWork(work.weights - params, loss, self.task.sent_carried(), work.row())
 
     def _one_pull(self, pull: Pull, place: int) -> tuple[Tensor, Tensor]:
         """The anchor (D,) and the strength, () or (D,), of one client; nothing pulls at carried values."""
         anchor = pull.anchor if pull.anchor.dim() == 1 else pull.anchor[place]
         strength, dimension = pull.strength[place].to(anchor), self.task.layout.dimension
         return anchor[:dimension], strength[:dimension] if strength.dim() else strength
-
-    def _carried(self) -> Tensor:
-        """The module's carried values as they are averaged, (C,): infinite if one of them cannot be used."""
-        if not self.task.carried.names:
-            return torch.empty(0, dtype=torch.float64)
-        moments = self.task.carried.to_moments(self.task.carried.read(self.task.module, self.task.layout.dtype)).cpu()
-        return moments if bool(torch.isfinite(moments).all()) else torch.full_like(moments, torch.inf)
 
     def _gradient(self, weights: Tensor, rows: Tensor | slice, key: Tensor) -> tuple[Tensor, Tensor]:
         """Gradient (D,) and value of the mean loss over some examples; `key` fixes the masks of dropout."""

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import warnings
 
-import torch
-from torch import Tensor
-
 from equipoise.algorithm import Algorithm
 from equipoise.core.abilities import solver_traits
 from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet
 from equipoise.errors import EquipoiseNotice, IncompatibleParts
-from equipoise.solvers.batches import support_sizes
-from equipoise.types import LocalSolver
+from equipoise.solvers.batches import batch_sizes
 
 _CURE = "Use equipoise.models.with_group_norm(model), which normalises within each example"
 
@@ -64,16 +60,3 @@ def check_smallest_batches(task: Task, clients: ClientSet, algorithm: Algorithm)
             f"{len(sizes)} clients have a last batch of one example, which is left out.{alone} Another batch_size may avoid it."
         )
         warnings.warn(EquipoiseNotice(text), stacklevel=4)
-
-
-def batch_sizes(solver: LocalSolver, sizes: Tensor) -> tuple[Tensor, Tensor]:
-    """The smallest and the largest batch of clients with these numbers of examples, (n,) and (n,)."""
-    traits = solver_traits(solver)
-    if traits.split is not None:
-        first = support_sizes(sizes, traits.split)
-        second = torch.where(sizes > 1, sizes - first, 1)
-        return torch.minimum(first, second), torch.maximum(first, second)
-    if solver.batch_size is None:
-        return sizes, sizes
-    largest, rest = sizes.clamp(max=solver.batch_size), sizes % solver.batch_size
-    return torch.where((rest > 0) & (sizes > solver.batch_size), rest, largest), largest

@@ -187,6 +187,19 @@ def support_sizes(sizes: Tensor, share: float) -> Tensor:
     return torch.maximum(torch.minimum(nearest, sizes - 1), torch.ones_like(sizes))
 
 
+def batch_sizes(solver: LocalSolver, sizes: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest and the largest batch of clients with these numbers of examples, (n,) and (n,)."""
+    traits = solver_traits(solver)
+    if traits.split is not None:
+        first = support_sizes(sizes, traits.split)
+        second = torch.where(sizes > 1, sizes - first, 1)
+        return torch.minimum(first, second), torch.maximum(first, second)
+    if solver.batch_size is None:
+        return sizes, sizes
+    largest, rest = sizes.clamp(max=solver.batch_size), sizes % solver.batch_size
+    return torch.where((rest > 0) & (sizes > solver.batch_size), rest, largest), largest
+
+
 def split_batches(key: Tensor, size: int, share: float, steps: int) -> Iterator[Tensor]:
     """In random order, the first part of a client's examples at every step but the last, the second part at the last.
 

@@ -53,21 +53,31 @@ class Assignment:
         return sent
 
 
-def each_update(worker: Worker, assignment: Assignment) -> tuple[Tensor, Tensor, Tensor | None]:
+def each_update(worker: Worker, assignment: Assignment) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Updates (K, D) and losses (K,) in the order of the queue; as clients made them if the assignment has no cohorts.
 
-    The third result are the rows (K, width) that clients keep for their solver, if they keep any.
+    The third result are the rows (K, width) that clients keep for their solver, if they keep any; the fourth their carried
+    values (K, C) as they are averaged, if the model has any.
     """
     models = assignment.queue.models
     updates = torch.empty(len(assignment.queue), models.shape[1], dtype=models.dtype, device=models.device)
     losses = torch.empty(len(assignment.queue), dtype=torch.float64)
     rows = None if assignment.queue.rows is None else torch.empty_like(assignment.queue.rows)
+    carried = _carried_of(worker, assignment)
     for part, result in assignment.trained(worker):
         updates[part] = assignment.sent(worker, result)
         losses[part] = result.losses
+        if carried is not None and result.carried is not None:
+            carried[part] = result.carried
         if rows is not None and result.rows is not None:
             rows[part] = result.rows
-    return updates, losses, rows
+    return updates, losses, rows, carried
+
+
+def _carried_of(worker: Worker, assignment: Assignment) -> Tensor | None:
+    """Memory for the carried values (K, C) of all clients; None if the model has none."""
+    size = worker.task.carried.size
+    return torch.empty(len(assignment.queue), size, dtype=torch.float64) if size else None
 
 
 def adapted_losses(worker: Worker, assignment: Assignment) -> Tensor:
@@ -97,6 +107,7 @@ class SummedUpdates:
     sq_norms: Tensor  # infinite where the update was left out
     losses: Tensor
     rows: Tensor | None = None  # (K, width), what clients keep for their solver
+    carried: Tensor | None = None  # (K, C), as carried values are averaged
 
 
 def sum_updates(worker: Worker, asked: tuple[Assignment, Summation]) -> SummedUpdates:
@@ -105,7 +116,7 @@ def sum_updates(worker: Worker, asked: tuple[Assignment, Summation]) -> SummedUp
     count = len(assignment.queue)
     totals, losses = torch.zeros_like(assignment.queue.models), torch.empty(count, dtype=torch.float64)
     kept = None if assignment.queue.rows is None else torch.empty_like(assignment.queue.rows)
-    done = SummedUpdates(totals, torch.empty_like(rule.weights), losses, kept)
+    done = SummedUpdates(totals, torch.empty_like(rule.weights), losses, kept, _carried_of(worker, assignment))
     plain = rule.plain and not worker.data.malicious
     for part, result in assignment.trained(worker, rule.weights if plain else None):
         updates = result.updates if plain else assignment.sent(worker, result)
@@ -114,6 +125,9 @@ def sum_updates(worker: Worker, asked: tuple[Assignment, Summation]) -> SummedUp
         if done.rows is not None and result.rows is not None:
             done.rows[part] = result.rows
         good = usable(sq_norms, result.losses, rule.longest_of(result.chunk.owners))
+        if done.carried is not None and result.carried is not None:
+            done.carried[part] = result.carried
+            good &= ~torch.isinf(result.carried).any(1)
         done.sq_norms[part] = torch.where(good, sq_norms, torch.inf)
         if not bool(good.all()):  # rare, so that the good ones are not copied in every round
             arrived = updates if isinstance(updates, Tensor) else assignment.sent(worker, result)

@@ -28,6 +28,7 @@ class StartModels:
     owners: Tensor
     pull: Pull | None = None  # its rows are those of the k clients
     each_its_own: bool = False  # whether there is a model per client
+    carried: Tensor | None = None  # (M, C) of the models
 
     @property
     def shared(self) -> bool:
@@ -37,6 +38,10 @@ class StartModels:
     def rows(self) -> Tensor:
         """Each client's own copy of its start, (k, D); of a shared one (1, D)."""
         return self.models if self.shared else self.models.index_select(0, self.owners.to(self.models.device))
+
+    def carried_rows(self) -> Tensor | None:
+        """Each client's own copy of the carried values of its start, (k, C); None if models have none."""
+        return None if self.carried is None else self.carried.index_select(0, self.owners.to(self.carried.device))
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,6 +61,7 @@ class ClientQueue:
     own: bool  # whether each client has a model of its own
     pull: Pull | None
     rows: Tensor | None = None  # (K, width), what each client has kept for its solver
+    carried: Tensor | None = None  # (M, C), the carried values of the models, if they have any
 
     @classmethod
     def of(cls, jobs: Sequence[Job], rule: LocalRule, clients: ClientSet, pull: Pull | None = None) -> ClientQueue:
@@ -96,7 +102,8 @@ class ClientQueue:
 
     def starts(self) -> StartModels:
         """The models that the clients start from."""
-        return StartModels(self.models, self.places if self.own else self.owners, self.pull, each_its_own=self.own)
+        owners = self.places if self.own else self.owners
+        return StartModels(self.models, owners, self.pull, each_its_own=self.own, carried=self.carried)
 
 
 def most_clients(parameter_bytes: int, largest: int, clients: ClientSet, rule: LocalRule) -> int:
@@ -172,3 +179,9 @@ def owner_rows(owners: Tensor) -> list[tuple[int, slice | Tensor]]:
 def _pull_of(pull: Pull, here: Tensor | slice) -> Pull:
     """The pull on some of the clients."""
     return Pull(pull.anchor if pull.anchor.dim() == 1 else pull.anchor[here], pull.strength[here])
+
+
+def pull_on_parameters(pull: Pull, dimension: int) -> Pull:
+    """The pull on the first D numbers of models alone: nothing pulls at the carried values that follow."""
+    strength = pull.strength if pull.strength.dim() == 1 else pull.strength[:, :dimension]
+    return Pull(pull.anchor[..., :dimension], strength)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial, reduce
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -21,16 +21,16 @@ from torch import Tensor
 
 from equipoise.attacks.malicious import corrupted_work, sees_all_updates, summed_rows
 from equipoise.core.abilities import read, solver_traits
+from equipoise.core.carried import mean_carried
 from equipoise.core.devices import usable_device
 from equipoise.core.task import Task, misclassified
-from equipoise.core.update_checks import checked_norms, longest_square
+from equipoise.core.update_checks import checked_norms, longest_square, with_carried
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines.device_sets import DeviceSets
-from equipoise.engines.loop import LoopEngine
 from equipoise.engines.simulator import paths as local_paths
 from equipoise.engines.simulator.assignments import Assignment, Summation, adapted_losses, each_update, sum_updates
 from equipoise.engines.simulator.calibration import CalibrationTask, Choice, SpeedMeasurement, calibrated
-from equipoise.engines.simulator.client_queue import ClientQueue, chunks_of, padding_share
+from equipoise.engines.simulator.client_queue import ClientQueue, chunks_of, padding_share, pull_on_parameters
 from equipoise.engines.simulator.cpu.compiled_softmax import CompiledSoftmax, CompiledSoftmaxPath
 from equipoise.engines.simulator.cuda.client_capacity import ClientCapacity
 from equipoise.engines.simulator.cuda.linear_rounds import LinearRounds, LinearRoundUnderWay
@@ -143,10 +143,6 @@ class SimulatorEngine:
         """Train clients one by one, and score one model at a time."""
         self.unvectorised = self.workers.own.unbatchable = reason
         self.scoring.models_together = False
-        if self.task.mixes:
-            loop = LoopEngine(self.task, self.data, self.device, self.sets)
-            for name in _ENGINE_METHODS:
-                setattr(self, name, getattr(loop, name))
 
     def round_context(self) -> AbstractContextManager[None]:
         """What a round of this engine is done in: threads of torch that wait for work would take a core from compiled code."""
@@ -165,8 +161,6 @@ class SimulatorEngine:
 
     def why_not_vectorised(self) -> str | None:
         """Why clients of this task cannot be trained as one batch; None if they can."""
-        if self.task.mixes:
-            return "in training it uses statistics of each batch, which padding would change"
         self.sets.hold(self.train, torch.tensor([0, len(self.train) - 1]))
         self.trial = try_batching(self.task, self.train)
         return self.trial.reason
@@ -245,9 +239,10 @@ class SimulatorEngine:
         """Local work of each client: updates (K, D)."""
         rule = self._rule(solver, cohort.round)
         assignments = self._assignments([Job(params, cohort, cohort.weights)], rule, attacked=True)
-        updates, losses, rows = self._each(assignments, len(cohort))
-        work = LocalWork(updates, checked_norms(squared_norms(updates), losses, longest_square(params)), losses, rows=rows)
-        return corrupted_work(self.data, work, params, cohort) if self.omniscient_attack else work
+        (updates, losses, rows, carried), own = self._each(assignments, len(cohort)), self.task.split(params)[0]
+        work = LocalWork(updates, checked_norms(squared_norms(updates), losses, longest_square(own)), losses, rows=rows)
+        work = corrupted_work(self.data, work, own, cohort) if self.omniscient_attack else work
+        return work if carried is None else with_carried(work, carried)
 
     def summed_update(
         self, params: Tensor, cohort: Cohort, solver: LocalSolver, weights: Tensor, aggregator: Aggregator
@@ -265,7 +260,7 @@ class SimulatorEngine:
             self._note_graph()
             return graphed
         assignments = self._assignments(jobs, rule, attacked=True)
-        longest = tuple(longest_square(job.params) for job in jobs)
+        longest = tuple(longest_square(self.task.split(job.params)[0]) for job in jobs)
         counts = [len(job.cohort) for job in jobs]
         first = torch.tensor([0, *accumulate(counts[:-1])])  # the jobs' clients stand one after the other
         places = [first[assignment.queue.owners] + assignment.queue.places for assignment in assignments]
@@ -282,7 +277,14 @@ class SimulatorEngine:
         rows = put_together([part.rows for part in parts], places)
         kept: list[Any] = [None] * len(jobs) if rows is None else list(torch.split(rows, counts))
         works = zip(totals, sq_norms.split(counts), losses.split(counts), kept, strict=True)
-        return [LocalWork(total, norms, seen, rows=own) for total, norms, seen, own in works]
+        summed = [LocalWork(total, norms, seen, rows=own) for total, norms, seen, own in works]
+        carried = put_together([part.carried for part in parts], places)
+        if carried is None:
+            return summed
+        counted = torch.where(torch.isfinite(sq_norms), weights, 0.0)
+        each = zip(torch.split(carried, counts), torch.split(counted, counts), strict=True)
+        means = [mean_carried(rows, shares.tolist()) for rows, shares in each]
+        return [replace(work, carried=mean) for work, mean in zip(summed, means, strict=True)]
 
     @property
     def look_ahead(self) -> LookAheadEngine | None:
@@ -312,10 +314,11 @@ class SimulatorEngine:
     def own_steps(self, models: Tensor, cohort: Cohort, solver: LocalSolver, pull: Pull | None = None) -> Tensor:
         """Each client's own model after its local work, (K, D)."""
         if pull is not None:
-            pull = Pull(pull.anchor.to(models), pull.strength.to(models))
+            pull = pull_on_parameters(Pull(pull.anchor.to(models), pull.strength.to(models)), self.task.layout.dimension)
         rule = self._rule(solver, cohort.rate_round, True, kind_of(pull))
         assignments = self._assignments([Job(models, cohort, cohort.weights)], rule, pull)
-        return self._each(assignments, len(cohort))[0].add_(models)
+        updates, *_, carried = self._each(assignments, len(cohort))
+        return updates.add_(models) if carried is None else self.task.after_work(models, updates, carried)
 
     def _rule(self, solver: LocalSolver, round_index: int, own_models: bool = False, pull: PullKind = "none") -> LocalRule:
         """The local rule of a round: one object as long as solver and rate stay, so that its traits are read once."""
@@ -335,7 +338,11 @@ class SimulatorEngine:
     ) -> list[Assignment]:
         """What each process does: with `count` of them, every count-th client by falling number of steps."""
         self.sets.hold(self.train, *(job.cohort.clients for job in jobs))
+        split = [self.task.split(job.params) for job in jobs]
+        jobs = [replace(job, params=params) for job, (params, _) in zip(jobs, split, strict=True)]
         queue, worker = ClientQueue.of(jobs, rule, self.train, pull), self.workers.own
+        if self.task.carried.names:
+            queue = replace(queue, carried=split[0][1] if queue.own else torch.stack([carried for _, carried in split]))
         cohorts = tuple(len(job.cohort) for job in jobs) if attacked else ()
         if self.device.type == "cpu" and not self.choice.serves(len(queue)):
             self.measurement = calibrated(CalibrationTask(self.workers, self.given, self.threads, queue, rule))
@@ -355,16 +362,18 @@ class SimulatorEngine:
         able = chosen is not None and chosen.threaded and self.workers.own.why_not(chosen, rule) is None
         return (self.choice.workers or 1) if able else 0
 
-    def _each(self, assignments: Sequence[Assignment], count: int) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Updates (K, D), losses (K,) and what is kept (K, width) of every client, in the order of the cohort."""
+    def _each(self, assignments: Sequence[Assignment], count: int) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Updates (K, D), losses (K,), what is kept (K, width) and carried values (K, C) of clients, as in the cohort."""
         models = assignments[0].queue.models
         updates = torch.empty(count, models.shape[1], dtype=models.dtype, device=self.device)
         losses = torch.empty(count, dtype=torch.float64)
         parts = self.workers.share(each_update, assignments)
-        for assignment, (part, seen, _) in zip(assignments, parts, strict=True):
+        for assignment, (part, seen, *_) in zip(assignments, parts, strict=True):
             updates[assignment.queue.places.to(self.device)] = part
             losses[assignment.queue.places] = seen
-        return updates, losses, put_together([rows for *_, rows in parts], [each.queue.places for each in assignments])
+        places = [each.queue.places for each in assignments]
+        rows, carried = (put_together([part[number] for part in parts], places) for number in (2, 3))
+        return updates, losses, rows, carried
 
     @property
     def waste(self) -> float:
@@ -437,8 +446,3 @@ class StoredChoice:
     def use(self, values: Mapping[str, Any]) -> None:
         """Go on with a choice that `read` gave, also in version 0.1."""
         self._engine.use(Choice.of(values))
-
-
-_ENGINE_METHODS = (
-    "losses", "losses_of", "losses_each", "updates", "summed_update", "summed_updates", "own_steps", "evaluate", "evaluate_own",
-)  # fmt: skip

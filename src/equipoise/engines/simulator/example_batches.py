@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ class ExampleBatch(NamedTuple):
     scale: float = 1.0  # a model sees x · scale; 1 unless the caller can take it into its products
     even: float | None = None  # the share of every example, if they are known to be the same
     keys: Tensor | None = None  # (k,) of the masks of dropout
+    buffers: Mapping[str, Tensor] | None = None  # (k, …) of each client, which the forward pass changes
 
 
 def gather_inputs(

@@ -61,6 +61,7 @@ class LocalPath(ABC):
     name: ClassVar[str]
     whole_rounds: ClassVar[bool] = False  # it does rounds as a whole, and never a chunk
     batches: ClassVar[bool] = True  # it works on several clients at once
+    unpadded: ClassVar[bool] = False  # it can work without padding, and on models with carried values
     threaded: ClassVar[bool] = False  # it shares a chunk among threads of its own, so that one process does all the work
 
     def __init__(self, place: Workplace) -> None:
@@ -106,6 +107,8 @@ class Worker:
         """Why a path does not do work of a rule, in general; None if it does."""
         if self.unbatchable is not None and path.batches:
             return f"the model cannot be vectorised over clients ({self.unbatchable})"
+        if self.task.mixes and not path.unpadded:
+            return "the model uses statistics of each batch, which padding would change"
         return path.supports_rule(rule)
 
     def path(self, name: str | None) -> LocalPath | None:
@@ -124,7 +127,8 @@ class Worker:
         chunk, models = work.chunk, work.chunk.models
         if int(chunk.steps[0]) == 0:
             nothing = torch.zeros(len(chunk), models.shape[1], dtype=models.dtype, device=models.device)
-            return ChunkResult(chunk, nothing, torch.full((len(chunk),), float("nan"), dtype=torch.float64), chunk.rows)
+            unknown = torch.full((len(chunk), 1 + self.task.carried.size), float("nan"), dtype=torch.float64)
+            return ChunkResult(chunk, nothing, unknown[:, 0], chunk.rows, unknown[:, 1:])
         if not self.task.scorer.training:
             self.task.scorer.train()
         for path in self.candidates(work.rule, work.chosen):
@@ -182,10 +186,12 @@ class ChunkWork:
         models = self.chunk.models
         return self.space.empty("updates", (len(self.chunk), models.shape[1]), models.dtype, models.device)
 
-    def result(self, updates: ChunkUpdates, seen: Tensor, rows: Tensor | None = None) -> ChunkResult:
+    def result(
+        self, updates: ChunkUpdates, seen: Tensor, rows: Tensor | None = None, carried: Tensor | None = None
+    ) -> ChunkResult:
         """The result, from the summed batch losses (k,), or the last ones of a rule with a finish; `rows` are kept."""
         count = self.chunk.steps if self.rule.traits.finish is None else 1
-        return ChunkResult(self.chunk, updates, seen.cpu() / count, rows)  # NaN for a client without a step
+        return ChunkResult(self.chunk, updates, seen.cpu() / count, rows, carried)  # NaN for a client without a step
 
     def other(self, chunk: ClientQueue, rule: LocalRule) -> ChunkWork:
         """Work beside this one, in other memory and by whichever path."""
@@ -224,6 +230,7 @@ class ChunkResult:
     updates: ChunkUpdates
     losses: Tensor
     rows: Tensor | None = None  # (k, width), what clients keep for their solver until their next round
+    carried: Tensor | None = None  # (k, C) of a model with carried values, as they are averaged; NaN where none count
 
     def dense(self, space: Workspace) -> Tensor:
         """The updates (k, D)."""

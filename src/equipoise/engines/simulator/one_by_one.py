@@ -32,6 +32,7 @@ class OneByOne(LocalPath):
 
     name = "one by one"
     batches = False
+    unpadded = True
 
     def __init__(self, place: Workplace) -> None:
         super().__init__(place)
@@ -71,13 +72,16 @@ class OneByOne(LocalPath):
     def _by_sgd(self, work: ChunkWork) -> ChunkResult:
         """Steps of SGD on the module's parameters."""
         task, clients, chunk, rule = self.place.task, self.place.clients, work.chunk, work.rule
-        updates, keys, starts = work.new_updates(), work.mask_keys, work.starts.rows()
+        updates, keys, starts, carried = work.new_updates(), work.mask_keys, work.starts.rows(), work.starts.carried_rows()
+        moments = None if carried is None else torch.empty(carried.shape, dtype=torch.float64)
         seen = torch.zeros(len(chunk), dtype=torch.float64, device=updates.device)
         for place in range(len(chunk)):
             self._seed(work, place)
             start = list(task.layout.unflatten(starts[place if len(starts) > 1 else 0]).values())
             with torch.no_grad():
                 torch._foreach_copy_(self.leaves, start)
+            if carried is not None:
+                task.carried.write(task.module, carried[place])
             momentum = [torch.zeros_like(leaf) for leaf in self.leaves] if rule.sgd.momentum else []
             losses = []
             for key, rows in zip(keys[:, place].unbind(), self._rows(work, place), strict=False):
@@ -92,11 +96,13 @@ class OneByOne(LocalPath):
                 with torch.no_grad():
                     take_sgd_step(self.leaves, gradients, momentum, start, rule.sgd, rule.lr)
             seen[place] = torch.stack(losses).double().mean() if losses else torch.nan
+            if moments is not None:
+                moments[place] = task.sent_carried() if losses else torch.nan
             with torch.no_grad():
                 change = list(task.layout.unflatten(updates[place]).values())
                 torch._foreach_copy_(change, self.leaves)
                 torch._foreach_sub_(change, start)
-        return ChunkResult(chunk, updates, seen.cpu())
+        return ChunkResult(chunk, updates, seen.cpu(), carried=moments)
 
     def _rows(self, work: ChunkWork, place: int) -> Iterator[Tensor]:
         """The rows of each step of one client."""
@@ -107,7 +113,7 @@ class OneByOne(LocalPath):
 
     def _by_batches_of_one(self, work: ChunkWork) -> ChunkResult:
         """Each client as a batch of its own."""
-        updates, losses, kept = work.new_updates(), [], []
+        updates, losses, kept, moments = work.new_updates(), [], [], []
         for place in range(len(work.chunk)):
             self._seed(work, place)
             alone = ChunkWork(work.worker, work.chunk.take(slice(place, place + 1)), work.rule, self._space)
@@ -115,7 +121,9 @@ class OneByOne(LocalPath):
             updates[place] = result.dense(self._space)[0]
             losses.append(result.losses)
             kept += [] if result.rows is None else [result.rows.clone()]
-        return ChunkResult(work.chunk, updates, torch.cat(losses), torch.cat(kept) if kept else None)
+            moments += [] if result.carried is None else [result.carried]
+        rows, carried = (torch.cat(each) if each else None for each in (kept, moments))
+        return ChunkResult(work.chunk, updates, torch.cat(losses), rows, carried)
 
 
 def take_sgd_step(
@@ -148,7 +156,13 @@ def plain_gradients(task: Task, params: dict[str, Tensor], batch: ExampleBatch) 
     for leaf, value in zip(leaves, params.values(), strict=True):
         leaf.data = value[0]
     x, y = trees.select(batch.x, 0), trees.select(batch.y, 0)
+    if batch.buffers is not None:
+        task.carried.write_named(task.module, {name: value[0] for name, value in batch.buffers.items()})
     with ForwardRules(None if batch.keys is None else batch.keys[0], batched=False):
         loss = (task.scorer(x, y, False)[0] * batch.shares[0]).sum()
     gradients = torch.autograd.grad(loss, leaves, materialize_grads=True)
+    if batch.buffers is not None:
+        now = dict(task.module.named_buffers())
+        for name, value in batch.buffers.items():
+            value[0] = now[name].detach()
     return {name: each.unsqueeze(0) for name, each in zip(params, gradients, strict=True)}, loss.detach().unsqueeze(0)

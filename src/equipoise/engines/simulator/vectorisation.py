@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from equipoise.core import rng, trees
 from equipoise.core.forward_rules import ForwardRules
@@ -43,6 +43,8 @@ def try_batching(task: Task, clients: ClientSet) -> BatchingTrial:
     They are compared in float64 if the model runs in it, where only a real difference is one, and else relative to the whole
     gradient.
     """
+    if (counter := counts_on(task)) is not None:
+        return BatchingTrial(f"it counts in {counter!r}, which clients would share")
     size = sum(p.numel() for p in task.module.parameters())
     if task.layout.dtype != torch.float64 and size <= _LARGEST_COPY:
         with suppress(Exception):  # a forward pass that asks for float32, say
@@ -53,20 +55,49 @@ def try_batching(task: Task, clients: ClientSet) -> BatchingTrial:
         return BatchingTrial(first_line(failure))
 
 
+def counts_on(task: Task) -> str | None:
+    """An integer buffer that a client's work changes and may depend on; None if there is none.
+
+    A BatchNorm layer counts its batches, but goes by the count only without a momentum.
+    """
+    layers = dict(task.module.named_modules())
+    for name in task.carried.counters:
+        owner, _, own = name.rpartition(".")
+        layer = layers[owner]
+        known = isinstance(layer, nn.modules.batchnorm._NormBase) and own == "num_batches_tracked"
+        if not known or layer.momentum is None:
+            return name
+    return None
+
+
 def _tried(task: Task, clients: ClientSet, tolerance: tuple[float, float]) -> BatchingTrial:
     task.scorer.train()
     device, dtype = clients.device, task.layout.dtype
     first, last = clients.rows(0), clients.rows(len(clients) - 1)
-    rows = torch.tensor([[first.start, first.stop - 1, first.start], [last.stop - 1, last.start, last.start]], device=device)
+    middle = [(part.start + part.stop) // 2 for part in (first, last)]
+    third = middle if task.mixes else (first.start, last.start)
+    rows = torch.tensor([[first.start, first.stop - 1, third[0]], [last.stop - 1, last.start, third[1]]], device=device)
     flat = _moved(task).expand(2, -1).contiguous()
     x, y = clients.inputs(rows, dtype), clients.targets(rows, dtype)
-    shares = torch.tensor([[0.5, 0.5, 0.0]] * 2, dtype=dtype, device=device)
+    # A model that mixes the examples of a batch is never padded.
+    count = 3 if task.mixes else 2
+    shares = torch.tensor([[1 / count] * count + [0.0] * (3 - count)] * 2, dtype=dtype, device=device)
+    start = task.carried.read(task.module, dtype) if task.carried.names else torch.zeros(0, dtype=dtype, device=device)
+    buffers = {name: value.clone() for name, value in task.carried.unflatten(start.expand(2, -1)).items()}
     keys = rng.step_keys(torch.tensor([1, 2], device=device), 0)
     devices = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), warnings.catch_warnings(), FULL.products():
         warnings.filterwarnings("error", message="There is a performance drop")  # vmap's own slow loop
-        together, _ = stacked_gradients(task, task.layout.unflatten(flat), ExampleBatch(x, y, shares, False, keys=keys))
-        single = [_plain_gradient(task, flat[i], clients, rows[i, :2], keys[i]) for i in range(2)]
+        asked = ExampleBatch(x, y, shares, False, keys=keys, buffers=buffers)
+        together, _ = stacked_gradients(task, task.layout.unflatten(flat), asked)
+        single, after = [], []
+        for i in range(2):
+            task.carried.write(task.module, start)
+            single.append(_plain_gradient(task, flat[i], clients, rows[i, :count], keys[i]))
+            after.append({name: value.clone() for name, value in task.module.named_buffers() if name in buffers})
+        task.carried.write(task.module, start)
+    if odd := [name for name, value in buffers.items() if not torch.allclose(value, torch.stack([a[name] for a in after]))]:
+        return BatchingTrial(f"its buffer {odd[0]!r} is not changed as it is by one client alone")
     expected = {name: torch.stack([each[name] for each in single]) for name in together}
     whole = _size(torch.cat([value.flatten() for value in expected.values()]))
     worst, exact = 0.0, dtype == torch.float64
