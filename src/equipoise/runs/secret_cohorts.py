@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import secrets
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,7 +45,8 @@ def draw_by_system(setting: Setting, round_index: int) -> Cohort:
     """
     traits, count, m = setting.algorithm.traits.sampler, len(setting.alpha), setting.clients_per_round
     if traits.everyone or not traits.accounted or traits.share != 1:
-        return setting.sampler(round_index, setting.alpha, clients_per_round=m, seed=secrets.randbits(63))
+        drawn = setting.sampler(round_index, setting.alpha, clients_per_round=m, seed=secrets.randbits(63))
+        return replace(drawn, seed=setting.seed)  # clients' batches are the same when the round is tried again
     if traits.independent:
         coins = (SystemSource().words(count) >> np.uint64(11)) * 2.0**-53
         clients = torch.from_numpy(np.flatnonzero(coins < m / count)).to(torch.int64)

@@ -11,6 +11,7 @@ import hmac
 import math
 import os
 from pathlib import Path
+from typing import Literal
 
 from equipoise.core.files import config_folder, write_atomically
 from equipoise.errors import EquipoiseError, NotWritten
@@ -46,11 +47,10 @@ class NodeLedger:
         """Write down a release with this noise multiplier (None: it is exact); refused if it was answered before."""
         if (run, round_index, purpose) in self._answered:
             raise AlreadyReleased(f"{purpose!r} of round {round_index} in run {run!r} was answered before, and is not again.")
-        if multiplier is None:
-            entry = LedgerEntry("exact", "", run, round_index, purpose, token=new_token())
-        else:
-            noise = {"multiplier": multiplier, "zeroed": multiplier} if multiplier < math.inf else {}
-            entry = LedgerEntry("release", "", run, round_index, purpose, sampling=("everyone",), token=new_token(), **noise)
+        kind: Literal["release", "exact"] = "exact" if multiplier is None else "release"
+        noise = math.inf if multiplier is None else multiplier
+        sampling = () if multiplier is None else ("everyone",)
+        entry = LedgerEntry(kind, "", run, round_index, purpose, noise, noise, sampling, token=new_token())
         self.ledger.write(entry)
         self._answered.add((run, round_index, purpose))
 

@@ -351,8 +351,8 @@ class SecureEvaluation:
         found = self._ask(sum_scores, [named[each.purpose] for each in asked], round_index) if asked else {}
         for purpose, (total, survivors) in found.items():
             loss, error, mass = (total.double() * STEP_OF_SCORES).unbind()
-            pair = (torch.stack([loss, error]) / mass).tolist() if mass > 0 else None
-            self.book.end(round_index, named[purpose], {"pair": pair, "clients": len(survivors)})
+            mean = (torch.stack([loss, error]) / mass).tolist() if mass > 0 else None
+            self.book.end(round_index, named[purpose], {"pair": mean, "clients": len(survivors)})
         means = {}
         for each in planned:
             known = self.book.value(round_index, named[each.purpose]) or {"pair": None, "clients": 0}
