@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
     from equipoise.compare import Comparison, compare
     from equipoise.data import ClientSet, FederatedData
+    from equipoise.explain import explain
     from equipoise.result import Result
     from equipoise.runs.family import Family, train_family
     from equipoise.runs.many import train_many
@@ -61,6 +62,7 @@ __all__ = [
     "data",
     "engines",
     "errors",
+    "explain",
     "heterogeneity",
     "metrics",
     "models",
@@ -122,6 +124,7 @@ class _FunctionOfModule:
 class _Package(ModuleType):
     train = _FunctionOfModule("train")
     compare = _FunctionOfModule("compare")
+    explain = _FunctionOfModule("explain")
 
 
 sys.modules[__name__].__class__ = _Package

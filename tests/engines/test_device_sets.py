@@ -119,7 +119,7 @@ def test_training_on_a_window_is_training_on_everything(name, vectorised, monkey
     first = DataWindow.__init__
     monkeypatch.setattr(DataWindow, "__init__", recorded)
     if not vectorised:
-        monkeypatch.setattr("equipoise.engines.simulator.engine.why_not_vectorised", lambda *_: "a test")
+        monkeypatch.setattr("equipoise.engines.simulator.engine.SimulatorEngine.why_not_vectorised", lambda _: "a test")
     results = []
     for resident in (True, False):
         engine = eq.engines.Simulator(chunk_size=3, workers=1, compiled=False, resident=resident)

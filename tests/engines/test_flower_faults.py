@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 
 import pytest
@@ -396,3 +397,92 @@ def test_an_introduction_that_makes_no_sense_is_no_client():
     grid.fault = odd
     with pytest.raises(TooFewClients, match=r"3 nodes came.* says of its examples"):
         run(grid)
+
+
+# ------------------------------------------------------------------------------------------------------- what nodes claim
+
+
+def introduce_as(**claims):
+    """A change of a node's introduction."""
+
+    def change(content):
+        values = json.loads(content["call"]["values"])
+        content["call"]["values"] = json.dumps(values | claims)
+
+    return change
+
+
+CLAIMS = {
+    "a name that is no text": {"client": "\ud800"},
+    "a name that cannot be printed": {"client": "a\x00b"},
+    "a shift that no float holds": {"shift": 10**400},
+    "examples that no memory holds": {"splits": {"train": 2**39}},
+    "so many examples that the others count for nothing": {"splits": {"train": 10**7}},
+    "a class for each number": {"classes": 2**30},
+    "a shape of strange things": {"x": {"shape": [[]], "dtype": "float32"}},
+    "splits by the dozen": {"splits": {f"split {k}": 1 for k in range(1000)}},
+}
+
+
+@pytest.mark.parametrize("name", CLAIMS)
+def test_one_introduction_crashes_no_run(name):
+    """The node is named with the reason, and the others train without it."""
+    grid = federation(some_data(), softmax)
+    wrong = lambda d: d.client == BAD and d.action == "query.hello"  # noqa: E731
+    grid.fault = lambda d: altered(d.answer(), introduce_as(**CLAIMS[name])) if wrong(d) else d.answer()
+    with pytest.raises(TooFewClients, match="3 nodes came within"):
+        run(grid, patience=1.0)
+    found = []
+    app = server_app(eq.Algorithm(), model=softmax, rounds=1, clients_per_round=3, on_result=found.append, timeout=30.0)
+    run_app(app, grid)
+    assert found[0].history.rounds[0].trained == 3
+
+
+def test_names_with_digits_that_are_no_numbers_are_sorted():
+    """ "²" is a digit to Unicode and no number to Python."""
+    grid = federation(some_data(), softmax)
+    wrong = lambda d: d.client == BAD and d.action == "query.hello"  # noqa: E731
+    grid.fault = lambda d: altered(d.answer(), introduce_as(client="client-²")) if wrong(d) else d.answer()
+    assert run(grid, rounds=1).history.rounds[0].trained == 4
+
+
+def test_a_late_introduction_crashes_no_run():
+    """A node that connects while a run goes on, with a name that is no text."""
+    grid = federation(some_data(), softmax)
+
+    def restarted(delivery):
+        if delivery.action == "query.hello" and delivery.count == 1 and delivery.node > 103:
+            return altered(delivery.answer(), introduce_as(client="\ud800"))
+        if delivery.client == BAD and delivery.action == "train.update" and delivery.round == 0:
+            grid.restart(BAD)
+            return None
+        return delivery.answer()
+
+    grid.fault = restarted
+    assert set(run(grid, rounds=3, minimum=3).history.rounds[1].missing) == {BAD}
+
+
+def test_a_huge_but_finite_update_is_left_out():
+    """A million times random numbers: the round goes on without, and its report names the client."""
+    data, grid = some_data(), federation(some_data(), softmax)
+    huge = (1e6 * torch.randn(15, generator=torch.Generator().manual_seed(0))).numpy().tobytes()
+    wrong = lambda d: d.client == BAD and d.action == "train.update" and d.round == 1  # noqa: E731
+    grid.fault = lambda d: altered(d.answer(), swap_update(data=huge)) if wrong(d) else d.answer()
+    found = run(grid, rounds=3)
+    assert [set(report.missing) for report in found.history.rounds] == [set(), {BAD}, set()]
+    assert "times as long as the median" in found.history.rounds[1].missing[BAD]
+    torch.testing.assert_close(
+        found.params, averaged(data, 3, lambda t: (BAD,) if t == 1 else ()), rtol=1e-6, atol=1e-7
+    )  # fmt: skip
+
+
+def test_under_central_privacy_no_update_is_judged_by_the_others():
+    """Who is left out because of other clients' updates would move the sum by more than the clip bound."""
+    grid = federation(some_data(), softmax)
+    huge = (1e6 * torch.randn(15, generator=torch.Generator().manual_seed(0))).numpy().tobytes()
+    wrong = lambda d: d.client == BAD and d.action == "train.update"  # noqa: E731
+    grid.fault = lambda d: altered(d.answer(), swap_update(data=huge)) if wrong(d) else d.answer()
+    privacy = eq.privacy.DifferentialPrivacy(None, 1e-2, 0.1, noise_multiplier=0.0, source="system")
+    found = run(grid, eq.Algorithm(privacy=privacy, sampler=eq.sampling.Uniform()), rounds=1)
+    assert not found.history.rounds[0].missing
+    assert 0.02 < float(found.params.norm()) <= 0.1 + 1e-6  # clipped with the others

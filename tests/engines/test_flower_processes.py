@@ -22,6 +22,7 @@ from real_federation import Federation, Processes, free_ports
 
 from equipoise.cli.flower_commands import app as flower_commands
 from equipoise.engines.flower.apps import warm_node
+from equipoise.engines.flower.apps.node_policy import read_policy
 from equipoise.engines.flower.apps.template import project_name, render_app, write_app
 from equipoise.errors import ConfigError, InvalidParameter
 
@@ -122,6 +123,7 @@ def test_what_init_writes_is_an_app_to_flower_and_runs(tmp_path, monkeypatch):
 
     settings = config["tool"]["flwr"]["app"]["config"]
     assert settings["clients-per-round"] == len(data.CLIENTS)
+    client_app.app.own(read_policy(folder / "policy.toml"))  # as `equipoise flower node` does with --policy
     run_app(server_app.app, FakeGrid(dict.fromkeys(data.CLIENTS, client_app.app)), **settings)
     result = eq.train(
         task.net(), data.simulated(), task.algorithm, rounds=settings["rounds"], clients_per_round=4, seed=0, engine="loop",

@@ -136,3 +136,20 @@ def test_a_federated_run_shows_bytes_by_node_and_who_failed(run, tmp_path):
     assert f"<td>south</td><td>{count:.1f} kB</td>" in page
     assert "<td>1</td><td>no &lt;reply&gt;</td>" in page
     assert "Over the network" not in run.report(tmp_path / "plain.html").read_text(encoding="utf-8")
+
+
+def test_who_took_part_from_the_page_of_a_private_federation(run, tmp_path):
+    rounds = [
+        replace(
+            report, bytes_sent=3000, bytes_received=1500,
+            bytes_by_client={"ward north 7": (2000, 1000), "ward south 9": (1000, 500)},
+            missing={"ward south 9": "did not answer"},
+        )
+        for report in run.history.rounds
+    ]  # fmt: skip
+    spent = type("Spent", (), {"__str__": lambda self: "ε = 1", "epsilon": 1.0, "epsilon_server": 1.0})()
+    private = replace(run, history=replace(run.history, rounds=rounds), epsilon=spent)
+    page = private.report(tmp_path / "private.html").read_text(encoding="utf-8")
+    assert "Over the network" in page
+    assert "rounds.jsonl" in page
+    assert not any(word in page for word in ("ward north 7", "ward south 9", "did not answer"))

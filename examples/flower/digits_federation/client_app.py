@@ -1,4 +1,4 @@
-"""A node: it works on its own data and answers the server. What its owner decides is decided here."""
+"""A node: it works on its own data and answers the server. What its owner refuses is in policy.toml on the node."""
 
 from equipoise.engines.flower import client_app
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from tokenize import TokenError
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 Numbers = np.ndarray[Any, np.dtype[Any]]
+# What NumPy raises for a damaged header of an array in a file; besides, OSError.
+DAMAGED_ARRAY = (ValueError, TypeError, OverflowError, SyntaxError, TokenError, MemoryError, EOFError)
 
 
 def numbers(values: Tensor) -> Numbers:

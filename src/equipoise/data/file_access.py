@@ -7,7 +7,7 @@ import json
 import os
 import zipfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from equipoise.core.numbers import DAMAGED_ARRAY
 from equipoise.data.clients import ClientSet
 from equipoise.data.partition import by_id, to_clients
 from equipoise.errors import InvalidData, InvalidParameter
 
 FOLDER_VARIABLE = "EQUIPOISE_DATA"
 PathLike = str | os.PathLike[str]
+MOST_UNPACKED = 2**30  # bytes of a packed file that are taken whatever it was packed to
+PACKED_AT_MOST = 100  # times that data shrink when they are packed
 
 
 def data_file(folder: PathLike | None, filename: str, content: str) -> Path:
@@ -47,6 +50,7 @@ def load_arrays(path: PathLike, names: Sequence[str] | None = None) -> dict[str,
             archive = np.load(file, allow_pickle=False)
             if isinstance(archive, np.ndarray):
                 raise InvalidData(f"{path}: must be an .npz archive of named arrays, but is a single array.")
+            _refuse_bomb(path, sum(entry.file_size for entry in archive.zip.infolist()), os.fstat(file.fileno()).st_size)
             chosen = archive.files if names is None else names
             if missing := [name for name in chosen if name not in archive.files]:
                 raise InvalidData(f"{path}: array {missing[0]!r} is missing; the file holds {', '.join(archive.files)}.")
@@ -55,22 +59,43 @@ def load_arrays(path: PathLike, names: Sequence[str] | None = None) -> dict[str,
         raise InvalidData(f"{path} does not exist.") from error
     except InvalidData:
         raise
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+    except MemoryError as error:
+        raise InvalidData(f"{path}: its arrays need more memory than there is: {error}") from error
+    except (OSError, *DAMAGED_ARRAY, zipfile.BadZipFile, zlib.error, NotImplementedError, KeyError) as error:
         raise InvalidData(f"{path}: cannot be read as arrays without pickles: {error}") from error
+
+
+def _refuse_bomb(path: PathLike, unpacked: int, packed: int) -> None:
+    """Refuse a packed file that would fill the memory when it is unpacked: data are not a hundred times as large as packed."""
+    if unpacked > MOST_UNPACKED and unpacked > PACKED_AT_MOST * packed:
+        raise InvalidData(
+            f"{path}: {packed / 1e6:.1f} MB unpack to {unpacked / 1e9:.1f} GB or more, which no real data do. Unpack the file "
+            "yourself if you trust it."
+        )
 
 
 def load_json(path: PathLike) -> Any:
     """The content of a .json or .json.gz file."""
     try:
-        opener: Callable[..., Any] = gzip.open if str(path).endswith(".gz") else open
-        with opener(path, "rt", encoding="utf-8") as file:
-            return json.load(file)
+        return json.loads(_read_packed(path) if str(path).endswith(".gz") else Path(path).read_bytes())
     except FileNotFoundError as error:
         raise InvalidData(f"{path} does not exist.") from error
+    except InvalidData:
+        raise
     except json.JSONDecodeError as error:
         raise InvalidData(f"{path}: not valid JSON at line {error.lineno}, column {error.colno}: {error.msg}.") from error
-    except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
+    except (OSError, UnicodeDecodeError, EOFError, zlib.error, RecursionError, MemoryError, ValueError) as error:
         raise InvalidData(f"{path}: cannot be read: {error}") from error
+
+
+def _read_packed(path: PathLike) -> bytes:
+    """The content of a file packed by gzip; refused as soon as it is too large for what it was packed to."""
+    packed, found = os.stat(path).st_size, bytearray()
+    with gzip.open(path, "rb") as file:
+        while part := file.read(1 << 24):
+            found += part
+            _refuse_bomb(path, len(found), packed)
+    return bytes(found)
 
 
 def as_tensor(array: NDArray[Any], source: str) -> Tensor:

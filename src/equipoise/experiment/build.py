@@ -70,7 +70,7 @@ class PreparedRun:
         import torch
 
         from equipoise.engines.simulator.workers import threads
-        from equipoise.round import Rounds
+        from equipoise.explain import explained
         from equipoise.runs.setup import set_up
 
         options = self.config.train
@@ -79,9 +79,7 @@ class PreparedRun:
                 self.model, self.data, self.algorithm, rounds=options.rounds, clients_per_round=options.clients_per_round,
                 seed=options.seed, loss=None, error=None, engine=options.chosen_engine(),
             )  # fmt: skip
-            Rounds([setting])([setting.begin()])  # what is fastest is measured before the first round
-            explain = setting.engine_traits.explain
-            return explain(self.algorithm) if explain is not None else "The loop engine trains one client after another."
+            return explained(setting)
 
 
 def build(config: RunConfig) -> PreparedRun:

@@ -21,9 +21,18 @@ import torch
 from torch import Tensor
 
 from equipoise.core.files import DurableFile, make_folder, remove, sync_folder
+from equipoise.core.numbers import DAMAGED_ARRAY
 from equipoise.errors import EquipoiseError, NotWritten
 
 _CHECKSUM = np.dtype("<u4")
+
+
+def _described(path: Path) -> tuple[tuple[tuple[int, ...], bool, np.dtype[Any]], int]:
+    """Shape, order and type of the array in an `.npy` file, and where its numbers begin."""
+    with path.open("rb") as file:
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise ValueError("it is no array of version 1")
+        return np.lib.format.read_array_header_1_0(file), file.tell()
 
 
 class ClientRows:
@@ -44,17 +53,19 @@ class ClientRows:
                 make_folder(self.path.parent)
                 remove(self.path)  # an earlier run's models may still be looked at
                 self._written = self._new_file(kind, shape)
-            self._rows = np.lib.format.open_memmap(self.path, mode="r")
-            length = self.path.stat().st_size
-            if places is not None:
-                self._written = DurableFile(self.path, length)
-        except (OSError, ValueError) as failure:
+            found, self._begin = _described(self.path)
+        except (OSError, *DAMAGED_ARRAY) as failure:
             raise NotWritten(f"The models of clients cannot be kept in {self.path}: {failure}.") from failure
-        weakref.finalize(self, self._written.close)
-        if self._rows.shape != shape or self._rows.dtype != kind:
-            raise EquipoiseError(f"{self.path} holds rows of shape {self._rows.shape}, and this run needs {shape}. Start anew.")
-        self._row_bytes, self._begin = kind.itemsize * len(first), self._rows.offset
+        if found != (shape, False, kind):
+            raise EquipoiseError(f"{self.path} holds rows of shape {found[0]}, and this run needs {shape}. Start anew.")
+        self._row_bytes, length = kind.itemsize * len(first), self.path.stat().st_size
         self._behind = self._begin + self._row_bytes * 2 * clients
+        if length < self._behind:
+            raise EquipoiseError(f"{self.path} is damaged: it is shorter than it was. Bring back a copy, or start anew.")
+        if places is not None:
+            self._written = DurableFile(self.path, length)
+        weakref.finalize(self, self._written.close)
+        self._rows: np.ndarray[Any, np.dtype[Any]] = np.memmap(self.path, kind, "r", self._begin, shape)
         if places is not None:
             self._refuse_damage(places, has_checksums=length > self._behind)
 

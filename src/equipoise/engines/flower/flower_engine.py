@@ -22,7 +22,7 @@ from equipoise.core.carried import mean_carried
 from equipoise.core.task import Task
 from equipoise.core.update_checks import checked_norms, longest_square, with_carried
 from equipoise.data.clients import ClientSet, FederatedData
-from equipoise.engines.flower.apps.members import Member, ask_introductions
+from equipoise.engines.flower.apps.members import MOST_EXAMPLES, Member, ask_introductions
 from equipoise.engines.flower.personal.remote_work import UNKNOWN_SCORES, RemotePersonalWork
 from equipoise.engines.flower.secure.identities import default_colluders, read_public_text, signed_threshold
 from equipoise.engines.flower.secure.protections import SecureEvaluation, mask_sums
@@ -69,6 +69,7 @@ class Patience:
     minimum: int = 1  # clients of a cohort that must do their part
     retries: int = 2  # further tries of a round with fewer
     pause: float = 10.0  # seconds before another try
+    longest: float = 100.0  # times the median norm of the round's updates: longer ones are left out
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +83,7 @@ class Federation:
     seed: int  # that nodes make their model by
     signed: bool = False  # secure sums are signed by the nodes
     colluders: int | None = None  # nodes that may help the server in a signed sum; None: just below a third
+    most_examples: int = MOST_EXAMPLES  # of a split of one client
 
     def choose_threshold(self, clients: int) -> tuple[int | None, int]:
         """The colluders of a sum over so many clients, None where sums are not signed; and the shares that give a secret."""
@@ -189,7 +191,9 @@ class FlowerEngine(Engine):
         known = set(self.messenger.nodes.values())
         new = [node for node in self.messenger.connected() if node not in known and self._hellos[node] < HELLOS]
         self._hellos.update(new)
-        for node, member in ask_introductions(self.messenger, new, self.task, self.federation.seed).items():
+        federation = self.federation
+        introduced = ask_introductions(self.messenger, new, self.task, federation.seed, federation.most_examples)
+        for node, member in introduced.items():
             known_as = self.federation.members.get(member.client)
             if known_as is not None and known_as.has_same_data(member):
                 self.messenger.nodes[member.client] = node
@@ -277,8 +281,21 @@ class FlowerEngine(Engine):
         nothing = (torch.full_like(own, math.nan), torch.tensor(math.nan, dtype=torch.float64), unknown)
         updates, losses, moments = (torch.stack(values) for values in zip(*(each or nothing for each in answers), strict=True))
         sq_norms = torch.stack([update.double().square().sum() for update in updates])
+        if solver is not GRADIENT:
+            sq_norms = self._without_outliers(cohort, sq_norms)
         work = LocalWork(updates, checked_norms(sq_norms, losses, longest_square(own)), losses)
         return with_carried(work, moments) if len(carried) else work
+
+    def _without_outliers(self, cohort: Cohort, sq_norms: Tensor) -> Tensor:
+        """Squared norms (K,), infinite for updates that are far longer than the median of the round; who sent them is named."""
+        usable = sq_norms[torch.isfinite(sq_norms)]
+        median = float(usable.sort().values[(len(usable) - 1) // 2]) ** 0.5 if len(usable) > 2 else 0.0
+        for client, square in zip(self.names(cohort), sq_norms.tolist(), strict=True):
+            if 0 < median * self.patience.longest < square**0.5 < math.inf:
+                why = f"sent an update {square**0.5 / median:.3g} times as long as the median of the round"
+                self.messenger.faults.setdefault(client, why)
+        bound = (median * self.patience.longest) ** 2
+        return torch.where(sq_norms > bound, math.inf, sq_norms) if bound > 0 else sq_norms
 
     def summed_update(
         self, params: Tensor, cohort: Cohort, solver: LocalSolver, weights: Tensor, aggregator: Aggregator
@@ -375,6 +392,8 @@ class FlowerEngine(Engine):
         refuse_seeded(algorithm)
         self.names_nobody = algorithm.private
         if not algorithm.traits.privacy.sums_alone:
+            # Who is left out may not depend on the others: clipping bounds long updates there.
+            self.patience = replace(self.patience, longest=math.inf)
             return protection
         protected = mask_sums(self, cast(Protected, protection), algorithm)
         self.secure = SecureEvaluation(self, protected.book)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
+from itertools import repeat
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +27,7 @@ from equipoise.solvers.batches import batches_of
 from equipoise.types import SgdRule
 
 Tensors = tuple[Tensor, ...] | list[Tensor]
+_AT_ONCE = 2**20  # input numbers
 
 
 class OneByOne(LocalPath):
@@ -37,6 +40,8 @@ class OneByOne(LocalPath):
     def __init__(self, place: Workplace) -> None:
         super().__init__(place)
         self._space = Workspace()
+        # Rules cost some microseconds for every operation. A model that draws no numbers does not need them.
+        self._ruled = place.device.type != "cpu"
 
     def supports_rule(self, rule: LocalRule) -> str | None:
         """It does all work."""
@@ -65,51 +70,74 @@ class OneByOne(LocalPath):
         with self._precision():
             return plain_gradients(task, params, batch)
 
-    def _seed(self, work: ChunkWork, place: int) -> None:
-        """Random operations other than dropout draw from the client's own stream, as in the loop engine."""
+    def _seed(self, work: ChunkWork, place: int) -> Tensor:
+        """Random operations other than dropout draw from the client's own stream, as in the loop engine: its state."""
         seed_generators(int(work.chunk.keys[place]) & (2**63 - 1), self.place.device)
+        return torch.default_generator.get_state()
 
     def _by_sgd(self, work: ChunkWork) -> ChunkResult:
         """Steps of SGD on the module's parameters."""
-        task, clients, chunk, rule = self.place.task, self.place.clients, work.chunk, work.rule
+        chunk, task = work.chunk, self.place.task
         updates, keys, starts, carried = work.new_updates(), work.mask_keys, work.starts.rows(), work.starts.carried_rows()
         moments = None if carried is None else torch.empty(carried.shape, dtype=torch.float64)
         seen = torch.zeros(len(chunk), dtype=torch.float64, device=updates.device)
         for place in range(len(chunk)):
-            self._seed(work, place)
             start = list(task.layout.unflatten(starts[place if len(starts) > 1 else 0]).values())
-            with torch.no_grad():
-                torch._foreach_copy_(self.leaves, start)
-            if carried is not None:
-                task.carried.write(task.module, carried[place])
-            momentum = [torch.zeros_like(leaf) for leaf in self.leaves] if rule.sgd.momentum else []
-            losses = []
-            for key, rows in zip(keys[:, place].unbind(), self._rows(work, place), strict=False):
-                if len(rows) < task.smallest_batch:
-                    continue
-                x, y = clients.inputs(rows, task.layout.dtype), clients.targets(rows, task.layout.dtype)
-                with self._precision():
-                    with ForwardRules(key, batched=False):
-                        loss = task.scorer(x, y, False)[0].mean()
-                    gradients = torch.autograd.grad(loss, self.leaves, materialize_grads=True)
-                losses.append(loss.detach())
-                with torch.no_grad():
-                    take_sgd_step(self.leaves, gradients, momentum, start, rule.sgd, rule.lr)
-            seen[place] = torch.stack(losses).double().mean() if losses else torch.nan
+            values = None if carried is None else carried[place]
+            seed = self._seed(work, place)
+            loss = self._train_client(work, place, start, values, keys[:, place])
+            if not self._ruled and not torch.equal(torch.default_generator.get_state(), seed):
+                self._ruled = True  # it draws numbers after all, perhaps by dropout: again, with the rules in force
+                self._seed(work, place)
+                loss = self._train_client(work, place, start, values, keys[:, place])
+            seen[place] = torch.nan if loss is None else loss
             if moments is not None:
-                moments[place] = task.sent_carried() if losses else torch.nan
+                moments[place] = torch.nan if loss is None else task.sent_carried()
             with torch.no_grad():
                 change = list(task.layout.unflatten(updates[place]).values())
                 torch._foreach_copy_(change, self.leaves)
                 torch._foreach_sub_(change, start)
         return ChunkResult(chunk, updates, seen.cpu(), carried=moments)
 
-    def _rows(self, work: ChunkWork, place: int) -> Iterator[Tensor]:
-        """The rows of each step of one client."""
-        chunk = work.chunk
+    def _train_client(
+        self, work: ChunkWork, place: int, start: list[Tensor], carried: Tensor | None, keys: Tensor
+    ) -> Tensor | None:
+        """The steps of one client on the module's parameters: the mean loss of its batches, None if it took no step."""
+        task, rule, losses = self.place.task, work.rule, []
+        with torch.no_grad():
+            torch._foreach_copy_(self.leaves, start)
+        if carried is not None:
+            task.carried.write(task.module, carried)
+        momentum = [torch.zeros_like(leaf) for leaf in self.leaves] if rule.sgd.momentum else []
+        for key, (x, y) in zip(keys.unbind() if self._ruled else repeat(None), self._batches(work, place), strict=False):
+            if trees.batch_shape(y)[0] < task.smallest_batch:
+                continue
+            with self._precision():
+                with nullcontext() if key is None else ForwardRules(key, batched=False):
+                    loss = task.scorer(x, y, False)[0].mean()
+                gradients = torch.autograd.grad(loss, self.leaves, allow_unused=True, materialize_grads=True)
+            losses.append(loss.detach())
+            with torch.no_grad():
+                take_sgd_step(self.leaves, gradients, momentum, start, rule.sgd, rule.lr)
+        return torch.stack(losses).double().mean() if losses else None
+
+    def _batches(self, work: ChunkWork, place: int) -> Iterator[tuple[Any, Any]]:
+        """Inputs and targets of each step of one client: gathered for all steps at once where that is little memory."""
+        clients, chunk, dtype = self.place.clients, work.chunk, self.place.task.layout.dtype
         first, size, steps = work.first_rows[place], int(chunk.sizes[place]), int(chunk.steps[place])
-        for rows in batches_of(work.rule.solver, chunk.keys[place], size, steps):
-            yield rows + first
+        batches = batches_of(work.rule.solver, chunk.keys[place], size, steps)
+        together = not clients.has_sequences and steps * (work.rule.solver.batch_size or size) * clients.features <= _AT_ONCE
+        if not together:
+            for rows in batches:
+                yield clients.inputs(rows + first, dtype), clients.targets(rows + first, dtype)
+            return
+        each = list(batches)
+        rows = torch.cat(each) + first if each else first[:0]
+        x, y = clients.inputs(rows, dtype), clients.targets(rows, dtype)
+        end = 0
+        for batch in each:
+            begin, end = end, end + len(batch)
+            yield trees.select(x, slice(begin, end)), trees.select(y, slice(begin, end))
 
     def _by_batches_of_one(self, work: ChunkWork) -> ChunkResult:
         """Each client as a batch of its own."""

@@ -75,7 +75,10 @@ def rejected_section(study: Study) -> Iterator[str]:
 
 
 def network_section(study: Study) -> Iterator[str]:
-    """Bytes over the network and failures, by node; nothing for simulations."""
+    """Bytes over the network and failures, by node; nothing for simulations.
+
+    Of a private run the totals alone: who took part in which rounds is part of what ε hides, and is the operator's to know.
+    """
     federated = [(method, run) for method in study.methods for run in method.runs if _has_traffic(run)]
     if not federated:
         return
@@ -91,10 +94,15 @@ def network_section(study: Study) -> Iterator[str]:
         cells = "".join(f"<td>{_bytes_text(total)}</td>" for total in totals)
         each = " / ".join(_bytes_text(total / rounds) for total in totals)
         yield f"<tr><th>{label}</th><td>all</td>{cells}<td colspan=2>{each} a round</td></tr>"
-        for node in sorted(set(sent) | set(failed)):
+        private = run.epsilon is not None
+        for node in sorted(set(sent) | set(failed)) if not private else ():
             texts = (node, _bytes_text(sent[node]), _bytes_text(received[node]), str(failed[node]), reason.get(node, ""))
             yield "<tr><th></th>" + "".join(f"<td>{escape(text)}</td>" for text in texts) + "</tr>"
-    yield "</tbody></table></div></section>"
+    yield "</tbody></table></div>"
+    if any(run.epsilon is not None for _, run in federated):
+        yield '<p class="note" id="operator">Of a run with differential privacy, what each node sent and when it failed is not '
+        yield "shown: that would tell who took part. Its operator finds it in <code>rounds.jsonl</code> of the run folder.</p>"
+    yield "</section>"
 
 
 def _has_traffic(run: RunRecord) -> bool:

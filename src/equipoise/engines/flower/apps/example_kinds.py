@@ -14,6 +14,7 @@ from equipoise.errors import is_integer, is_number
 _TYPES = {str(t).removeprefix("torch."): t for t in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.uint8,
           torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)}  # fmt: skip
 _MOST_LEAVES = 64
+LARGEST_UNIT = 1e30  # of scales, shifts and padding
 
 
 def kind_of_examples(tree: Any) -> Any:
@@ -47,7 +48,11 @@ def _read_leaf(kind: Any, client: str) -> dict[str, Any]:
     if "mask" not in kind:
         return {"shape": shape, "dtype": dtype}
     pad, mask = kind.get("pad"), kind["mask"]
-    if not is_number(pad) or not (mask is None or (isinstance(mask, str) and mask.isidentifier())):
+    if (
+        not is_number(pad)
+        or not abs(pad) <= LARGEST_UNIT
+        or not (mask is None or (isinstance(mask, str) and mask.isidentifier()))
+    ):
         raise BadMessage(f"{client} pads sequences with {shorten(pad)!r} and calls their mask {shorten(mask)!r}")
     return {"shape": shape, "dtype": dtype, "pad": pad, "mask": mask}
 
@@ -62,7 +67,7 @@ def zeros_like_kind(kind: Any, rows: int) -> Any:
 
 
 def _zeros(kind: dict[str, Any], rows: int) -> Any:
-    values = torch.zeros(1, *kind["shape"], dtype=_TYPES[kind["dtype"]]).expand(rows, *kind["shape"])
+    values = torch.zeros((), dtype=_TYPES[kind["dtype"]]).expand(rows, *kind["shape"])  # of any shape, without memory
     return Ragged(values, torch.arange(rows + 1), kind["pad"], kind["mask"]) if "mask" in kind else values
 
 
@@ -72,7 +77,7 @@ def read_units(given: Any, x: Any, client: str, *, optional: bool) -> Any:
     def number(value: Any) -> float | None:
         if value is None and optional:
             return None
-        if not is_number(value):
+        if not is_number(value) or not abs(value) <= LARGEST_UNIT:
             raise BadMessage(f"{client} scales or shifts its inputs by {shorten(value)!r}")
         return float(value)
 

@@ -64,7 +64,7 @@ def run_plan(plan: ServerPlan, grid: Grid) -> Result:
     members = gather_members(messenger, task, plan, known, model_seed)
     refuse_silent(members, plan.algorithm, signed=plan.signed)
     patience = Patience(float(plan.timeout), plan.minimum, plan.retries, float(plan.pause))
-    federation = Federation(messenger, members, patience, run, model_seed, plan.signed, plan.colluders)
+    federation = Federation(messenger, members, patience, run, model_seed, plan.signed, plan.colluders, plan.most_examples)
     federated = FederatedRun(plan, model, make_stand_in(members.values(), plan.data), federation)
     if place is None:
         result = federated.train()
@@ -89,7 +89,7 @@ def gather_members(
     while len(members) < wanted:
         new = [node for node in messenger.connected() if node not in asked]
         asked |= set(new)
-        for node, member in ask_introductions(messenger, new, task, model_seed).items():
+        for node, member in ask_introductions(messenger, new, task, model_seed, plan.most_examples).items():
             welcome(messenger, members, known, node, member)
         if len(members) >= wanted or time.monotonic() >= end:
             break

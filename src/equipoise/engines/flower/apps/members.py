@@ -27,6 +27,8 @@ from equipoise.errors import ConfigError, InvalidData, is_integer
 
 SPLITS = ("train", "validation", "test")
 LONGEST_NAME = 200  # bytes
+MOST_EXAMPLES = 1_000_000  # of a split, by default: they set a client's weight, and nobody can check them
+MOST_CLASSES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -47,23 +49,24 @@ class Member:
     identity: str = ""  # the public key by which other nodes know it, where it has one
 
     @classmethod
-    def read(cls, content: MessageContent, task: Task) -> Member:
+    def read(cls, content: MessageContent, task: Task, most_examples: int) -> Member:
         """A node's introduction, checked; what does not fit the server's model is refused with the reason."""
         name = content.value("client", str)
-        if not 1 <= len(name.encode()) <= LONGEST_NAME:
-            raise BadMessage(f"its client has a name of {len(name.encode())} bytes")
+        if not (name.isprintable() and 1 <= len(name.encode()) <= LONGEST_NAME):  # a lone surrogate is not printable
+            raise BadMessage(f"its client has a name that is empty, cannot be printed, or has over {LONGEST_NAME} bytes")
         if content.value("layout", str) != digest_layout(task):
             raise BadMessage(f"{name} has another model: its parameters have other names, shapes or types")
         if content.value("frozen", str) != digest_frozen(task):
             raise BadMessage(f"{name} has another model: its buffers or frozen parameters differ, and these do not travel")
         splits = content.value("splits", dict)
-        if not splits or not all(s in SPLITS and is_integer(n) and 0 < n < 2**40 for s, n in splits.items()):
-            raise BadMessage(f"{name} says of its examples {shorten(splits)!r}")
+        if not splits or not all(s in SPLITS and is_integer(n) and 0 < n <= most_examples for s, n in splits.items()):
+            rule = f"each split must have 1 to {most_examples} examples (most_examples of server_app)"
+            raise BadMessage(f"{name} says of its examples {shorten(splits)!r}, and {rule}")
         x, y = (read_kind(content.value(key, (dict, list)), name) for key in ("x", "y"))
         scale = read_units(content.values.get("scale"), x, name, optional=True)
         shift = read_units(content.values.get("shift"), x, name, optional=False)
         classes = content.value("classes", int)
-        if not 0 <= classes < 2**31:
+        if not 0 <= classes <= MOST_CLASSES:
             raise BadMessage(f"{name} has {classes} classes")
         mark, alone = content.value("fingerprint", str)[:64], content.value("only_sums", bool)
         crowd, evaluates = content.values.get("minimum_crowd", 2), content.values.get("evaluates", True)
@@ -90,7 +93,7 @@ class Member:
 
 def natural_order(name: str) -> list[Any]:
     """A key that sorts "2" before "10"."""
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]
 
 
 def make_stand_in(members: Iterable[Member], name: str) -> FederatedData:
@@ -125,7 +128,9 @@ def _zeros(sizes: list[tuple[str, int]], like: Member) -> ClientSet:
     return ClientSet.trusted(x=x, y=y, offsets=offsets_of(counts), ids=ids, scale=like.scale, shift=like.shift)
 
 
-def ask_introductions(messenger: Messenger, nodes: Iterable[int], task: Task, seed: int) -> dict[int, Member]:
+def ask_introductions(
+    messenger: Messenger, nodes: Iterable[int], task: Task, seed: int, most_examples: int = MOST_EXAMPLES
+) -> dict[int, Member]:
     """Ask nodes, by Flower's ids, which client they are; those that answer as they should."""
     requests = {node: ClientRequest({"seed": seed, "model": seed}) for node in nodes}
-    return messenger.ask_nodes("query.hello", requests, 0, lambda answer: Member.read(answer, task), {})
+    return messenger.ask_nodes("query.hello", requests, 0, lambda answer: Member.read(answer, task, most_examples), {})

@@ -40,6 +40,7 @@ def server_app(
     patience: float = 600.0,
     signed: bool = False,
     colluders: int | None = None,
+    most_examples: int = 1_000_000,
     data: str = "federation",
     name: str | None = None,
     observers: Sequence[Observer] = (),
@@ -65,12 +66,15 @@ def server_app(
     way. `data` is what reports call the data, `name` what they call the run (None: its folder), `evaluate_every` and
     `observers` are as for `equipoise.train`.
 
+    What nodes claim is bounded. A split of more than `most_examples` examples is refused, as their number sets a client's
+    weight. An update that is over 100 times as long as the median of its round is left out, and its client named.
+
     `signed` has nodes sign their secure sums, against a server that does not follow the protocol: all of them need keys that
     their owners have exchanged (docs/federation.md). `colluders` nodes may help such a server (None: just below a third).
 
     What a number or a text in Flower's run configuration names ("rounds", "clients-per-round", "clients", "seed", "folder",
-    "evaluate-every", "timeout", "minimum", "retries", "pause", "patience", "signed", "colluders", "data", "name") is taken from
-    there: `flwr run . --run-config 'rounds=5 folder="runs/a"'`.
+    "evaluate-every", "timeout", "minimum", "retries", "pause", "patience", "signed", "colluders", "most-examples", "data",
+    "name") is taken from there: `flwr run . --run-config 'rounds=5 folder="runs/a"'`.
     """
     require_flower()
     from flwr.serverapp import ServerApp
@@ -79,7 +83,8 @@ def server_app(
 
     plan = ServerPlan(
         algorithm, model, rounds, clients_per_round, clients, seed, str(folder) if folder is not None else None, loss, error,
-        evaluate_every, timeout, minimum, retries, pause, patience, signed, colluders, data, name, tuple(observers), on_result,
+        evaluate_every, timeout, minimum, retries, pause, patience, signed, colluders, most_examples, data, name,
+        tuple(observers), on_result,
     )  # fmt: skip
     app = ServerApp()
 
@@ -111,6 +116,7 @@ class ServerPlan:
     patience: float
     signed: bool
     colluders: int | None
+    most_examples: int
     data: str
     name: str | None
     observers: tuple[Observer, ...]
@@ -119,7 +125,7 @@ class ServerPlan:
     def __post_init__(self) -> None:
         if not isinstance(self.algorithm, Algorithm):
             raise InvalidParameter("algorithm", "must be an equipoise.Algorithm", self.algorithm, "Write Algorithm(risk=…).")
-        for key, least in (("rounds", 0), ("seed", 0), ("minimum", 1), ("retries", 0)):
+        for key, least in (("rounds", 0), ("seed", 0), ("minimum", 1), ("retries", 0), ("most_examples", 1)):
             value = getattr(self, key)
             require(is_integer(value) and value >= least, key, f"must be a whole number ≥ {least}", value)
         for key in ("clients_per_round", "clients", "evaluate_every"):

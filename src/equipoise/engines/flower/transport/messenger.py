@@ -140,6 +140,8 @@ class Messenger:
                 answers[node] = reading(content)
             except EquipoiseError as failure:
                 self.faults[called[node]] = shorten(failure)
+            except Exception as failure:  # whatever an answer brings about is its node's fault, and stops nobody else
+                self.faults[called[node]] = f"sent an answer that brings about {type(failure).__name__}"
         for node in waiting.values():
             gone = node not in self.connected()
             self.faults[called[node]] = "lost its connection" if gone else f"did not answer within {self.timeout:g} s"

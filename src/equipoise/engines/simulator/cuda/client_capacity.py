@@ -46,7 +46,7 @@ class ClientCapacity:
         named = self.place.task.layout.unflatten(queue.models[:1].expand(count, -1).contiguous())
         rows = torch.zeros(count, width, dtype=torch.int64, device=device)
         dtype = queue.models.dtype
-        batch = ExampleBatch(clients.inputs(rows, dtype), clients.targets(rows, dtype), rows.to(dtype), False)
+        batch = ExampleBatch(clients.inputs(rows, dtype), clients.targets(rows, dtype), rows.to(dtype), False, keys=rows[:, 0])
         gradients = fastest_gradients(self.place.task, device, self.place.precision)
         gradients(self.place.task, named, batch)  # libraries take their memory first
         torch.cuda.synchronize(device)

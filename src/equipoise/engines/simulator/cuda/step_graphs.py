@@ -14,7 +14,8 @@ from functools import cached_property, partial
 import torch
 from torch import Tensor
 
-from equipoise.engines.simulator.batched_steps import Gradients
+from equipoise.core import rng
+from equipoise.engines.simulator.batched_steps import Gradients, stacked_gradients
 from equipoise.engines.simulator.client_queue import StartModels
 from equipoise.engines.simulator.convnet_path import fastest_gradients
 from equipoise.engines.simulator.cuda.graph_capacity import captured, power_of_two, rounded_up
@@ -51,12 +52,14 @@ class StepGraphs(LocalPath):
     def __init__(self, place: Workplace) -> None:
         super().__init__(place)
         self.buffers: StepBuffers | None = None
-        self.obstacle = place.clients.why_not_plain if place.device.type == "cuda" else "it needs a CUDA device"
+        self.obstacle = _obstacle(place)
         self.computed = self.useful = 0  # examples in the last chunk, with and without padding
 
     @cached_property
     def gradients(self) -> Gradients:
         """The gradient that is captured."""
+        if self.place.clients.why_not_plain is not None:
+            return stacked_gradients
         return fastest_gradients(self.place.task, self.place.device, self.place.precision)
 
     def supports_rule(self, rule: LocalRule) -> str | None:
@@ -113,6 +116,13 @@ class StepGraphs(LocalPath):
         return self.buffers
 
 
+def _obstacle(place: Workplace) -> str | None:
+    """Why steps on a workplace cannot be captured, whatever they are; None if they can."""
+    if place.device.type != "cuda":
+        return "it needs a CUDA device"
+    return "sequences of different lengths need batches of different shapes" if place.clients.has_sequences else None
+
+
 def _rounded(batch: int) -> int:
     """A batch of all examples, rounded up by an eighth at most, so that few graphs serve all cohorts."""
     return rounded_up(batch, power_of_two(batch, 16) // 16)
@@ -135,6 +145,7 @@ class StepBuffers:
         self.shares = torch.zeros(table, dtype=self.dtype, device=self.device)
         self.rates = torch.zeros(table[:2], dtype=self.dtype, device=self.device)
         self.number = torch.zeros(1, dtype=torch.int64, device=self.device)
+        self.keys = torch.zeros(shape.clients, dtype=torch.int64, device=self.device)  # of the clients' masks of dropout
         self.seen = torch.zeros(shape.clients, dtype=torch.float64, device=self.device)
         rows = 1 if shape.one_model else shape.clients
         self.start = torch.zeros(rows, place.task.layout.dimension, dtype=self.dtype, device=self.device)
@@ -157,6 +168,7 @@ class StepBuffers:
             self._tables(cursor, first, lr)
         self.number.zero_()
         self.seen.zero_()
+        self.keys[: len(cursor.keys)] = cursor.keys
         models = starts.rows()
         self.start[: len(models)] = models
         self.start[len(models) :] = models[0]
@@ -205,7 +217,8 @@ class StepBuffers:
         shares = self.shares.index_select(0, self.number)[0, :clients, :batch]
         x, y = self.place.clients.inputs(rows, self.dtype), self.place.clients.targets(rows, self.dtype)
         with self.place.precision.forward(self.device):
-            return self.gradients_of(self.place.task, weights, ExampleBatch(x, y, shares, False))
+            keys = rng.step_keys(self.keys[:clients], self.number)
+            return self.gradients_of(self.place.task, weights, ExampleBatch(x, y, shares, False, keys=keys))
 
     def step(self, clients: int, batch: int) -> None:
         """The next step of the first `clients`."""

@@ -1,0 +1,120 @@
+"""What a driver does with its cases: each from a seed of its own, counted, and kept with a reproduction if it fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import random
+import shutil
+import signal
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+SLICE = 25.0  # seconds of each driver in `make test`
+
+
+class Finding(Exception):
+    """A promise that a case has broken; `case` describes the case, as small as it is known."""
+
+    def __init__(self, what: str, **case: Any) -> None:
+        super().__init__(what)
+        self.case = case
+
+
+@dataclass
+class Tally:
+    """What a driver has tried, by word, and how many cases failed."""
+
+    driver: str
+    seed: int
+    counts: Counter[str] = field(default_factory=Counter)
+    findings: list[Path] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def line(self) -> str:
+        """The tally as a line of JSON."""
+        when = datetime.now(UTC).isoformat(timespec="seconds")
+        about = {"when": when, "driver": self.driver, "seed": self.seed, "seconds": round(self.seconds, 1)}
+        about |= {"machine": f"{platform.machine()}, {os.cpu_count()} processors", "counts": dict(self.counts)}
+        return json.dumps(about | {"findings": [path.name for path in self.findings]})
+
+
+Case = Callable[[random.Random, Path, Counter], None]
+
+
+def drive(
+    driver: str, case: Case, *, seconds: float, seed: int, folder: Path, first: int = 0, only: int | None = None
+) -> Tally:
+    """Try cases until the time is over; a case that fails is written to the folder with the command that repeats it."""
+    tally, began, number = Tally(driver, seed), time.monotonic(), first if only is None else only
+    while only is not None or time.monotonic() - began < seconds:
+        chance = random.Random(f"{driver} {seed} {number}")
+        place = Path(tempfile.mkdtemp(prefix=f"campaign-{driver}-"))
+        try:
+            case(chance, place, tally.counts)
+        except Exception as failure:  # whatever it is, it was not promised
+            tally.findings.append(_keep(folder, driver, seed, number, failure))
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+        tally.counts["cases"] += 1
+        number += 1
+        if only is not None:
+            break
+    tally.seconds = time.monotonic() - began
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "log.jsonl").open("a") as log:
+        log.write(tally.line() + "\n")
+    return tally
+
+
+def _keep(folder: Path, driver: str, seed: int, number: int, failure: Exception) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{driver}-{seed}-{number}.json"
+    again = f"python benchmarks/campaign.py --driver {driver} --seed {seed} --case {number}"
+    case = failure.case if isinstance(failure, Finding) else {}
+    content = {"again": again, "what": f"{type(failure).__name__}: {failure}", "case": case}
+    content["trace"] = traceback.format_exc().splitlines()[-30:]
+    path.write_text(json.dumps(content, indent=1, default=str))
+    return path
+
+
+def in_child(work: Callable[[], None], *, limit: float, kill_after: float | None = None, by: int = signal.SIGKILL) -> int:
+    """Do some work in a forked child: its exit code, or minus the signal that ended it. A child beyond `limit` is a finding.
+
+    The child begins with everything that its parent has imported. With `kill_after` it is sent the signal `by` by then.
+    """
+    child = os.fork()
+    if child == 0:
+        code = 70
+        try:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            work()
+            code = 0
+        except KeyboardInterrupt:
+            code = 71
+        except BaseException:  # the parent hears of it by the exit code
+            traceback.print_exc()
+        finally:
+            os._exit(code)
+    began, sent = time.monotonic(), False
+    while True:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        past = time.monotonic() - began
+        if kill_after is not None and past >= kill_after and not sent:
+            os.kill(child, by)
+            sent = True
+        if past > limit:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            raise Finding(f"a child did not end within {limit} seconds")
+        time.sleep(0.002)
