@@ -25,6 +25,7 @@ from equipoise.core.update_checks import as_local_work
 from equipoise.data.clients import ClientSet
 from equipoise.errors import Diverged, InvalidParameter
 from equipoise.privacy.observer_table import PrivacyTable, unprotected_table
+from equipoise.runs.normalised_work import NormalisedWork, normalisers_of, steps_of
 from equipoise.solvers.prepared import RoundContext
 from equipoise.types import Cohort, Combined, Job, LocalWork, RiskValue, RoundReport, ServerState
 
@@ -228,6 +229,9 @@ def make_plan(run: RunInRound, losses: Tensor | None) -> Planned:
         cohort = replace(cohort, effort=traits.efforts(cohort, clients.keys[cohort.clients].cpu()))
     risk, denominator = protection.weigh(cohort, losses, run.state.risk)
     values = numbers(risk.weights)
+    normalised = run.algorithm.traits.aggregator.normalises is not None
+    if normalised:  # clients without a step take no part: there is nothing to divide
+        values = np.where(steps_of(cohort, run.solver, clients) > 0, values, 0.0)
     if cohort.effort is None and values.min(initial=1.0) > 0:  # the usual case: nobody to pick out
         kept, workers, worker_losses, dropped = values, cohort, losses, 0
     else:
@@ -251,6 +255,7 @@ def local_work(planned: Sequence[Planned], engine: Engine) -> list[Worked | Dive
     for i, (run, plan) in enumerate(planned):
         setting = run.setting
         alone = setting.personal is not None or setting.kept is not None
+        alone = alone or run.algorithm.traits.aggregator.normalises is not None
         open_sum = setting.protection.in_the_open and run.algorithm.aggregator.linear and not alone
         if len(planned) > 1 and open_sum and len(plan.workers):
             together.append(i)
@@ -283,6 +288,10 @@ def work_alone(run: RunInRound, plan: Plan, engine: Engine) -> Worked:
     if setting.kept is not None:
         workers = replace(plan.workers, rows=setting.kept.read(state.kept, plan.workers.clients))
         plan = plan._replace(workers=workers)
+    traits = run.algorithm.traits.aggregator
+    if traits.normalises is not None and len(plan.workers):
+        lengths = normalisers_of(plan.workers, run.solver, setting.data.train)
+        engine = NormalisedWork(engine, lengths, plan.weights.double(), traits.steps, streams=state.carried is None)
     return setting.protection.combine(state, engine, run.solver, plan, sent), own
 
 
@@ -306,6 +315,11 @@ def finish(run: RunInRound, plan: Plan, worked: Worked | Diverged, began: float,
     if combined.carried is not None:
         changed["carried"] = setting.task.carried.from_moments(combined.carried).to(state.params)
     if setting.kept is not None:
+        after_rows = run.algorithm.traits.solver.after_rows
+        if after_rows is not None and work is not None and work.rows is not None:
+            here = torch.from_numpy(np.flatnonzero(work.arrived))
+            before, who = setting.kept.read(state.kept, plan.workers.clients[here]), plan.workers.clients[here]
+            changed["solver"] = after_rows(run.solver_state, setting.alpha[who], before, work.rows[here])
         changed["kept"] = setting.kept.write(state.kept, plan.workers, work)
     after = next_state(setting, state, **changed)
     report = report_of(setting, plan, began, work, runs=runs)

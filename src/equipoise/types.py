@@ -300,11 +300,18 @@ class SolverTraits:
     step_factor: Callable[[int], float] | None = None  # the factor of the rate at local step 0, 1, … of a round
     rates: Mapping[str, float] | None = None  # the factor of the rate of parameters, by patterns of their names
     keeps: Callable[[int], int] | None = None  # (D): how many numbers a client keeps between rounds; None: nothing
+    # (steps (K,), rate): what so many steps add up to under a gradient of 1, in units of the rate, (K,) float64
+    normalisers: Callable[[Tensor, float], Tensor] | None = None
     repeats: int = 1  # for how many steps in a row a batch is used
     split: float | None = None  # the share of a client's examples that all steps but the last see
     adapts: bool = False  # whether risks see the loss after the steps before the last
     adaptation: LocalSolver | None = None  # by which a client adapts the trained model to itself before it uses it
     finish: Callable[..., None] | None = None  # taken instead of the last `step`
+    # (state, alpha (K,), before (K, width), after (K, width)): the next state, when a round's clients have their new rows
+    after_rows: Callable[[Any, Tensor, Tensor, Tensor], Any] | None = None
+    shift: Tensor | None = None  # c (D,): the engine adds c − row_k to every gradient of client k (SCAFFOLD)
+    # (rows (K, D), updates (K, D), steps (K,), rate): the rows of clients with a `shift` after their steps
+    next_rows: Callable[[Tensor, Tensor, Tensor, float], Tensor] | None = None
     shared_gradient: Tensor | None = None  # g (D,): the engine adds g − ∇F_k(w^t) to every gradient of client k (FedDane)
     preconditioner: Tensor | None = None  # A (D,): the engine divides every gradient by it
     solver: LocalSolver | None = None  # the solver that this one wraps
@@ -339,6 +346,8 @@ class AggregatorTraits:
     weighted_sum: bool = field(default=False, metadata=OWN)  # the total is Σ weights · updates and nothing else
     picks_one: bool = field(default=False, metadata=OWN)  # the total is one client's update, whatever the positive weights are
     picks_large_loss: bool = field(default=False, metadata=OWN)  # … and that of a client with one of the largest losses
+    normalises: Aggregator | None = None  # gets updates that the round has divided by the length of their steps (FedNova)
+    steps: float | None = None  # a public number in the place of the cohort's mean length of steps
 
 
 class ServerOptimizer(Protocol):

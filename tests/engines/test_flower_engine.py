@@ -315,7 +315,7 @@ def test_stand_ins_have_real_names_and_sizes_and_no_examples():
     assert data.train.sizes.tolist() == [10**6, 5, 7]
     assert data.features == 4
     assert data.classes == 3
-    assert data.train.x.untyped_storage().nbytes() == 16  # one example, for a million
+    assert data.train.x.untyped_storage().nbytes() == 4  # one example, for a million
     assert float(data.train.x[-1].abs().sum()) == 0
     other = make_stand_in([member("10", 7), member("9", 5), replace(member("2", 10**6), fingerprint="changed")], "mine")
     assert data.fingerprint != other.fingerprint

@@ -208,6 +208,29 @@ def test_two_workers_agree_with_the_loop():
     torch.testing.assert_close(*results, rtol=1e-10, atol=1e-12)
 
 
+class Branching(nn.Module):
+    """Asks for a value, so that no path can batch it over clients."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(1)
+        self.layer = nn.Linear(4, 3).double()
+
+    def forward(self, x):
+        outputs = self.layer(x)
+        return outputs if float(outputs.detach().sum()) > -1e9 else -outputs
+
+
+@pytest.mark.parametrize("solver", [SOLVERS[4], SOLVERS[5], eq.solvers.Scaffold(SGD(lr=0.2, batch_size=4))], ids=repr)
+def test_a_model_that_cannot_be_batched_is_trained_alike(solver):
+    data, algorithm = clients(*RAGGED), eq.Algorithm(solver=solver)
+    options = {"rounds": 3, "clients_per_round": 5, "progress": False}
+    expected = eq.train(Branching(), data, algorithm, engine="loop", **options).params
+    with pytest.warns(eq.errors.EquipoiseNotice, match="one at a time"):
+        found = eq.train(Branching(), data, algorithm, engine=Simulator(workers=2), **options).params
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+
+
 def test_no_bound_is_bit_for_bit_no_clipping():
     data = clients(*RAGGED)
     assert SGD(clip_norm=math.inf) == SGD()

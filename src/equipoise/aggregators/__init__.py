@@ -1,6 +1,7 @@
 """Aggregators: how the clients' updates become one."""
 
 from equipoise.aggregators.centred_clipping import CentredClipping
+from equipoise.aggregators.fednova import FedNova
 from equipoise.aggregators.robust import FedMGDA, GeometricMedian, KLoss, KNorm, Krum, Median, MultiKrum, NormClip, TrimmedMean
 from equipoise.aggregators.selections import Bulyan, DnC, MeaMed
 from equipoise.aggregators.weighted_mean import WeightedMean
@@ -13,6 +14,7 @@ __all__ = [
     "CentredClipping",
     "DnC",
     "FedMGDA",
+    "FedNova",
     "GeometricMedian",
     "KLoss",
     "KNorm",

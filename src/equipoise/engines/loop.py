@@ -173,7 +173,8 @@ class LoopEngine(Engine):
         key, row = self._key(cohort, k), None if cohort.rows is None else cohort.rows[place]
         steps = solver.local_steps(size) if cohort.effort is None else solver.local_steps(size, int(cohort.effort[place]))
         params, carried = self.task.split(model)
-        work = ClientSteps(solver, self.task.layout, params, cohort.rate_round, row)
+        memory = row if traits.shift is None else None
+        work = ClientSteps(solver, self.task.layout, params, cohort.rate_round, memory)
         seen = []
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):  # random operations other than dropout draw from the client's own stream
@@ -182,6 +183,8 @@ class LoopEngine(Engine):
             shared, enough = traits.shared_gradient, self.task.smallest_batch
             self.task.carried.write(self.task.module, carried)
             correction: Tensor | float = 0.0
+            if traits.shift is not None:
+                correction = traits.shift if row is None else traits.shift - row.to(params)
             if shared is not None and steps and size >= enough:
                 correction = shared - self._gradient(params, self.train.rows(k), masks[0])[0]
                 self.task.carried.write(self.task.module, carried)  # that was no step
@@ -198,9 +201,13 @@ class LoopEngine(Engine):
                 seen.append(loss)
         if not seen:
             nothing = torch.full((1 + self.task.carried.size,), float("nan"), dtype=torch.float64)
-            return ClientWork(work.weights - params, nothing[0], nothing[1:], work.row())
+            return ClientWork(work.weights - params, nothing[0], nothing[1:], row if traits.shift is not None else work.row())
         loss = seen[-1] if traits.finish is not None else torch.stack(seen).mean()
-        return ClientWork(work.weights - params, loss, self.task.sent_carried(), work.row())
+        update, kept = work.weights - params, work.row()
+        if traits.next_rows is not None and row is not None and traits.shift is not None:
+            taken = torch.tensor([work.number])
+            kept = traits.next_rows(row.to(params).unsqueeze(0), update.unsqueeze(0), taken, work.lr)[0]
+        return ClientWork(update, loss, self.task.sent_carried(), kept)
 
     def _one_pull(self, pull: Pull, place: int) -> tuple[Tensor, Tensor]:
         """The anchor (D,) and the strength, () or (D,), of one client; nothing pulls at carried values."""

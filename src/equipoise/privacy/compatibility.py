@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from equipoise.core.abilities import solver_traits
+from equipoise.core.abilities import read, solver_traits
 from equipoise.errors import IncompatibleParts
+from equipoise.types import AggregatorTraits
 
 if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
@@ -21,7 +22,8 @@ def refuse_unprotected(algorithm: Algorithm, privacy: DifferentialPrivacy) -> No
             "Use weights='uniform' (the default under privacy).",
         )
     traits = algorithm.traits
-    if not traits.aggregator.weighted_sum:
+    summed = traits.aggregator.normalises or algorithm.aggregator  # FedNova scales updates before they are clipped
+    if not read(AggregatorTraits, summed).weighted_sum:
         raise IncompatibleParts(
             f"{algorithm.aggregator!r} is no plain sum of updates, which is all that the noise protects.",
             "Use aggregators.WeightedMean(); clipping is part of the privacy mechanism.",

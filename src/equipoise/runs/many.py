@@ -87,6 +87,8 @@ class SeededRun:
             return "sums are protected"
         if algorithm.traits.solver.prepare is not None:
             return "the solver prepares every round"
+        if algorithm.traits.aggregator.normalises is not None:
+            return "updates are normalised client by client"
         if algorithm.traits.solver.keeps is not None:
             return "clients keep a state for their solver"
         return None if algorithm.aggregator.linear else "the aggregator is not linear"

@@ -202,6 +202,11 @@ def set_up(
             f"{algorithm.solver!r} keeps a state of every client between rounds, and nodes of a network keep none for solvers.",
             'Use state="fresh", or run it in a simulation.',
         )
+    if parts.aggregator.normalises is not None and traits.network is not None and parts.privacy.sums_alone:
+        raise IncompatibleParts(
+            f"{algorithm.aggregator!r} needs another secure sum, of the lengths of steps, which nodes do not make.",
+            "Use aggregators.WeightedMean(), or run it in a simulation.",
+        )
     kept = None if keeps is None else SolverRows(keeps(task.layout.dimension), len(data.train), task.layout.dtype)
     return Setting(
         model, data, algorithm, task, running, algorithm.drawn_by, alpha, clients_per_round, rounds, seed, personal, protection,

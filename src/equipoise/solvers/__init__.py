@@ -5,6 +5,7 @@ from equipoise.solvers.meta import MAML
 from equipoise.solvers.per_fedavg import PerFedAvg
 from equipoise.solvers.preconditioned import AdaDPS
 from equipoise.solvers.prepared import AdaptiveProx, FedDane
+from equipoise.solvers.scaffold import Scaffold
 from equipoise.solvers.schedules import Constant, Cosine, LinearDecay, Step
 from equipoise.solvers.sgd import SGD
 
@@ -20,5 +21,6 @@ __all__ = [
     "FedDane",
     "LinearDecay",
     "PerFedAvg",
+    "Scaffold",
     "Step",
 ]

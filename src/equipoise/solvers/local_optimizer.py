@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core import rng
+from equipoise.core.abilities import solver_traits
 from equipoise.core.numbers import Numbers
 from equipoise.errors import InvalidParameter, is_number, require, require_integer, require_number
 from equipoise.types import Cohort, Schedule
@@ -149,6 +150,21 @@ class LocalOptimizer:
         """How many numbers a client keeps between rounds, for a model of D parameters; None where it keeps none."""
         return None if self.state == "fresh" else lambda dimension: self.memories * dimension + 1
 
+    def normalisers(self, steps: Tensor, lr: float) -> Tensor:
+        """What τ = `steps` (K,) steps add up to under a gradient of 1, in units of the rate `lr`: a of FedNova, (K,) float64.
+
+        The solver's own steps are taken, from 0 and without weight decay, which belongs to the gradient.
+        """
+        plain: Any = replace(self, weight_decay=0.0)
+        weights, start, one = (torch.full((1,), value, dtype=torch.float64) for value in (0.0, 0.0, 1.0))
+        memory, reached = plain.begin(weights), [0.0]
+        for number in range(int(steps.max()) if len(steps) else 0):
+            rate = lr if self.local_schedule is None else lr * float(self.local_schedule(number))
+            told = {"number": number + 1} if solver_traits(plain).numbered else {}
+            plain.step(weights, one, memory, anchor=start, lr=rate, **told)
+            reached.append(-float(weights) / lr)
+        return torch.tensor(reached, dtype=torch.float64)[steps]
+
     def with_prox(self, prox: float) -> Self:
         """The solver with another μ."""
         return replace(self, prox=prox)
@@ -197,7 +213,7 @@ def rates_by_name(rates: Mapping[str, float] | None, names: tuple[str, ...]) -> 
     >>> rates_by_name({"head.*": 0.1}, ("body.weight", "head.weight"))
     {'body.weight': 1.0, 'head.weight': 0.1}
     """
-    if not rates:
+    if not isinstance(rates, Mapping) or not rates:  # a solver of the user's own may mean something else by the name
         return {}
     for pattern in rates:
         if not any(fnmatchcase(name, pattern) for name in names):

@@ -121,11 +121,12 @@ class FedDane:
 
 @dataclass(frozen=True, eq=False)
 class AdjustedSolver:
-    """A solver whose clients see another gradient than ∇f(w): the engine adds g − ∇F_k(w^t) to it, or divides it by A."""
+    """A solver whose clients see another gradient than ∇f(w): the engine adds g − ∇F_k(w^t) or c − c_k, or divides it by A."""
 
     solver: LocalSolver
     shared_gradient: Tensor | None = None  # (D,) g
     preconditioner: Tensor | None = None  # (D,) A
+    shift: Tensor | None = None  # (D,) c: the engine adds c − row_k to every gradient of client k (SCAFFOLD)
 
     @property
     def batch_size(self) -> int | None:
@@ -144,6 +145,24 @@ class AdjustedSolver:
     def learning_rate(self, round_index: int) -> float:
         """As the wrapped solver's."""
         return self.solver.learning_rate(round_index)
+
+    @property
+    def keeps(self) -> Callable[[int], int] | None:
+        """With a shift c a client keeps its own c_k, D numbers."""
+        return None if self.shift is None else lambda dimension: dimension
+
+    def next_rows(self, rows: Tensor, updates: Tensor, steps: Tensor, lr: float) -> Tensor:
+        """c_k − c − u_k/(ηa_k) of clients with c_k (K, D), u_k (K, D) and τ_k (K,) steps; c_k where there were no steps."""
+        lengths = solver_traits(self.solver).normalisers
+        if self.shift is None or lengths is None:
+            return rows
+        scale = (lr * lengths(steps.cpu(), lr)).to(updates).unsqueeze(1)
+        return torch.where(scale > 0, rows - self.shift - updates / scale, rows)
+
+    @property
+    def normalisers(self) -> Callable[[Tensor, float], Tensor] | None:
+        """As the wrapped solver's."""
+        return solver_traits(self.solver).normalisers
 
     @property
     def clip_norm(self) -> float | None:

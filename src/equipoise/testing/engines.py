@@ -155,7 +155,7 @@ class EngineInputs:
         models, which = self.own_models.to(device), torch.arange(len(self.own_models) - 1, -1, -1)
         scores = engine.evaluate_own(models[which.to(device)], self.data.train, which)
         answers = {"losses of own models": scores[0], "errors of own models": scores[1]}
-        if traits.finish is not None or traits.repeats > 1 or traits.shared_gradient is not None:
+        if traits.finish is not None or traits.repeats > 1 or traits.shared_gradient is not None or traits.shift is not None:
             return answers
         if traits.for_own_model is not None:
             solver = traits.for_own_model()

@@ -106,6 +106,8 @@ def take_batched_steps(work: ChunkWork, gradients_of: Gradients) -> ChunkResult:
         at_start = work.other(replace(chunk, steps=torch.ones_like(chunk.steps)), one_step)
         own = worker.train(at_start).dense(at_start.space)  # −∇F_k(w^t)
         correction = own.add_(rule.traits.shared_gradient)
+    if rule.traits.shift is not None:  # SCAFFOLD: c − c_k
+        correction = rule.traits.shift.expand_as(update) if chunk.rows is None else rule.traits.shift - chunk.rows.to(update)
     return work.result(update, *_take_steps(work, gradients_of, update, correction))
 
 
@@ -124,7 +126,8 @@ def _take_steps(
     scales = task.layout.unflatten(traits.preconditioner) if traits.preconditioner is not None else {}
     seen = torch.zeros(len(update), dtype=torch.float64, device=update.device)
     weights: dict[str, Tensor] = {}
-    memory, rates = StackedMemory(rule.solver, task.layout, work.chunk.rows), rates_by_name(traits.rates, task.layout.names)
+    memory = StackedMemory(rule.solver, task.layout, work.chunk.rows if traits.shift is None else None)
+    rates = rates_by_name(traits.rates, task.layout.names)
     place, carried, left_out = work.worker.clients, starts.carried_rows(), 0
     buffers: Named = {}
     if carried is not None:
@@ -168,11 +171,14 @@ def _take_steps(
             torch.sub(weights[name], anchor[name][:k], out=change[:k])
     if left_out:
         seen *= int(work.chunk.steps[0]) / (int(work.chunk.steps[0]) - left_out) if weights else torch.nan
+    rows, kept = memory.rows(), work.chunk.rows
+    if traits.shift is not None and traits.next_rows is not None and kept is not None:
+        rows = traits.next_rows(kept.to(update), update, work.chunk.steps - left_out, rule.lr)
     if not buffers:
-        return seen, memory.rows(), None
+        return seen, rows, None
     moments = task.carried.sent(task.carried.flatten(buffers, update.dtype))
     moments[(work.chunk.steps - left_out) <= 0] = torch.nan
-    return seen, memory.rows(), moments
+    return seen, rows, moments
 
 
 def square_norms(gradients: Mapping[str, Tensor]) -> Tensor:

@@ -1,0 +1,53 @@
+"""SCAFFOLD: local steps corrected by control variates, so that clients drift less from the common minimum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from equipoise.core.abilities import solver_traits
+from equipoise.errors import require
+from equipoise.solvers.prepared import AdjustedSolver, RoundContext, require_sgd
+from equipoise.solvers.sgd import SGD
+from equipoise.types import LocalSolver
+
+
+@dataclass(frozen=True)
+class Scaffold:
+    """SCAFFOLD, option II: every local gradient is ∇F_k(y) − c_k + c; c_k is what client k has seen, c its mean over clients.
+
+    Both start at 0. After its steps a client keeps c_k ← c_k − c − u_k/(ηa_k), with the round's rate η and a_k the length of
+    its steps (τ_k for plain SGD; see aggregators.FedNova). The server moves c by Σ α_k Δc_k over the clients that took part, α
+    over all n clients, so that c = Σ_k α_k c_k after every round, also under partial participation. (Some published code adds
+    the mean of Δc over participants, which lacks the factor m/n.) Each client keeps D numbers. Clients with zero steps keep
+    theirs. `solver` gives rate, batches, momentum and proximal term.
+
+    Only risk.Mean() goes with it: with other weights the correction cancels the risk.
+
+    Source: Karimireddy et al. 2020 (SCAFFOLD, arXiv 1910.06378); weights α instead of 1/n are ours.
+    """
+
+    solver: LocalSolver = field(default_factory=SGD)
+
+    def __post_init__(self) -> None:
+        require_sgd(self.solver)
+        traits = solver_traits(self.solver)
+        good, fix = traits.normalisers is not None and not traits.rates, "E.g. solvers.SGD(lr=0.05)."
+        require(good, "solver", "must have one rate for all parameters", self.solver, fix)
+
+    @property
+    def keeps(self) -> Callable[[int], int]:
+        """A client keeps c_k, D numbers."""
+        return lambda dimension: dimension
+
+    def prepare(self, context: RoundContext, state: Tensor | None) -> tuple[LocalSolver, Tensor]:
+        """The solver with this round's c."""
+        common = torch.zeros_like(context.params) if state is None else state.to(context.params)
+        return AdjustedSolver(self.solver, shift=common), common
+
+    def after_rows(self, state: Tensor, alpha: Tensor, before: Tensor, after: Tensor) -> Tensor:
+        """C after a round: c + Σ α_k (c_k′ − c_k), of the clients whose rows (K, D) were `before` and are `after`."""
+        return state + (alpha.double() @ (after.double() - before.double())).to(state)
