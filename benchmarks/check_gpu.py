@@ -13,10 +13,13 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import zoo
+
 import equipoise as eq
 from equipoise.aggregators import WeightedMean
 from equipoise.core.task import Task
 from equipoise.testing import check_engine
+from models import cohort_of, data_of
 
 SIZES = [5, 17, 37, 60, 23, 41, 8, 12, 30, 30]
 
@@ -169,12 +172,30 @@ def small_memory(device: str) -> None:
     print(f"1000 ConvNet clients with 8 GB: peak {peak:.2f} GB, all finite: {bool(torch.isfinite(work.sq_norms).all())}")
 
 
+def models_of_users(device: str) -> None:
+    """Every model of benchmarks/zoo.py: its round in float64 on the device against the loop engine on the CPU, twice."""
+    for name, entry in zoo.ZOO.items():
+        data, clients = data_of(entry, 2, torch.float64), 2
+        torch.manual_seed(0)
+        task = Task.of(entry.model().double(), loss=zoo.loss_of).fitted(data)
+        solver, cohort = eq.solvers.SGD(lr=0.05, batch_size=entry.batch), cohort_of(clients, 0)
+        wanted = eq.engines.Loop().start(task, data).updates(task.read_model(), cohort, solver).update
+        engine = eq.engines.Simulator(device=device).start(task, data)
+        found = [engine.updates(task.read_model().to(device), cohort, solver).update.cpu() for _ in range(2)]
+        difference = float((found[0] - wanted).norm() / wanted.norm())
+        same = "the same bits twice" if torch.equal(*found) else "other bits the second time"
+        print(f"{name}: {' and '.join(engine.paths_taken)}, differs by {difference:.1e}, {same}")
+        if difference > 1e-8:
+            raise SystemExit(f"{name} on {device} disagrees with the loop engine")
+
+
 if __name__ == "__main__":
     if not torch.cuda.is_available():
         raise SystemExit("no CUDA device on this machine")
     print(torch.cuda.get_device_name(0), "torch", torch.__version__)
     in_double("cuda")
     in_single("cuda")
+    models_of_users("cuda")
     a_whole_run("cuda")
     small_memory("cuda")
     for model in (eq.models.Softmax(784, 62), eq.models.ConvNet(classes=62)):

@@ -380,7 +380,9 @@ class SimulatorEngine:
         """The share of examples computed in the last call that were padding."""
         if self._last is None:
             return 1 - self.linear_rounds.useful / max(1, self.linear_rounds.computed)
-        if not self._last or any(assignment.threads for assignment in self._last):  # one client at a time
+        chosen = self.workers.own.path(self.choice.path)
+        one_by_one = self.unvectorised is not None or (chosen is not None and not chosen.batches)
+        if not self._last or one_by_one or any(assignment.threads for assignment in self._last):  # one client at a time
             return 0.0
         chunks = [c for a in self._last for c in chunks_of(a.queue, self.train, a.rule, a.chunk_size)]
         return padding_share(chunks, self._last[0].rule)
