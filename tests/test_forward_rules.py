@@ -87,6 +87,20 @@ def test_attention_is_torchs():
     assert_same(nn.Transformer(8, 2, 1, 1, 16, dropout=0.0, batch_first=True).double(), randn(2, 5, 8), randn(2, 4, 8))
 
 
+@pytest.mark.parametrize("dim", [0, 1, None])
+def test_normalised_weights_are_torchs(dim):
+    layer = nn.utils.parametrizations.weight_norm(nn.Conv1d(3, 4, 2).double(), dim=dim)
+    assert_same(layer, randn(2, 3, 5))
+    params = {name: torch.stack([p.detach(), 2 * p.detach()]) for name, p in layer.named_parameters()}
+
+    def run(params, x):
+        with ForwardRules(None, batched=True):
+            return functional_call(layer, params, (x,))
+
+    alone = torch.stack([run({name: p[i] for name, p in params.items()}, randn(2, 3, 5)) for i in range(2)])
+    torch.testing.assert_close(vmap(run, in_dims=(0, None))(params, randn(2, 3, 5)), alone, **EXACT)
+
+
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_bags_of_embeddings_are_torchs(mode):
     rows = torch.tensor([[1, 2, 2], [0, 0, 0], [0, 4, 1]])

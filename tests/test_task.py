@@ -1,5 +1,7 @@
 """What a model, a loss and an error mean together, and who is blamed when they do not fit."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -138,14 +140,52 @@ def test_a_models_own_loss_given_by_hand_is_the_same():
     assert float(second.model.temperature.detach()) != 1.0
 
 
-def test_multi_label_targets_keep_their_loss_as_error():
+def mean_of_logits(outputs, targets):
+    return nn.functional.binary_cross_entropy_with_logits(outputs, targets.float(), reduction="none").mean(1)
+
+
+def squeezed_logits(outputs, targets):
+    return nn.functional.binary_cross_entropy_with_logits(outputs.squeeze(-1), targets.float(), reduction="none")
+
+
+def probabilities(outputs, targets):
+    return nn.functional.binary_cross_entropy(outputs.squeeze(-1), targets.float(), reduction="none")
+
+
+ONE_LOGIT, ONE_CHANCE = (nn.Linear(4, 1), nn.Flatten(0)), (nn.Linear(4, 1), nn.Sigmoid(), nn.Flatten(0))
+
+
+@pytest.mark.parametrize(
+    ("loss", "layers", "shape", "threshold"),
+    [
+        (mean_of_logits, (nn.Linear(4, 3),), (6, 3), 0.0),  # a function of the user's own, several labels
+        (squeezed_logits, (nn.Linear(4, 1),), (6,), 0.0),
+        (probabilities, (nn.Linear(4, 1), nn.Sigmoid()), (6,), 0.5),
+        (nn.BCEWithLogitsLoss(reduction="none", pos_weight=torch.tensor(3.0)), ONE_LOGIT, (6,), 0.0),
+        (nn.BCELoss(reduction="none"), ONE_CHANCE, (6,), 0.5),
+        (partial(nn.functional.binary_cross_entropy_with_logits, reduction="none"), ONE_LOGIT, (6,), 0.0),
+    ],
+)
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+def test_binary_cross_entropy_has_an_error_of_its_own(loss, layers, shape, threshold, engine):
     gen = torch.Generator().manual_seed(0)
-    rows = [(f"c{i}", torch.randn(6, 4, generator=gen), torch.randint(0, 2, (6, 3), generator=gen)) for i in range(3)]
+    rows = [(f"c{i}", torch.randn(6, 4, generator=gen), torch.randint(0, 2, shape, generator=gen).float()) for i in range(3)]
+    data, model = FederatedData(eq.ClientSet.pack(rows)), nn.Sequential(*layers)
+    result = eq.train(model, data, rounds=1, clients_per_round=2, loss=loss, engine=engine)
+    assert not result.error_is_loss
+    for (_, x, y), row in zip(rows, result.clients, strict=True):
+        outputs = result.model(x).detach().reshape(y.shape)
+        assert row["error"] == pytest.approx(float(((outputs > threshold) != (y > 0.5)).double().mean()))
 
-    def bce(outputs, targets):
-        return nn.functional.binary_cross_entropy_with_logits(outputs, targets.float(), reduction="none").mean(1)
 
-    result = eq.train(nn.Linear(4, 3), FederatedData(eq.ClientSet.pack(rows)), rounds=1, clients_per_round=2, loss=bce)
+def test_other_losses_of_two_numbers_keep_their_loss_as_error():
+    gen = torch.Generator().manual_seed(0)
+    rows = [(f"c{i}", torch.randn(6, 4, generator=gen), torch.randint(0, 2, (6,), generator=gen).float()) for i in range(3)]
+
+    def squared(outputs, targets):
+        return (outputs.squeeze(-1) - targets).square()
+
+    result = eq.train(nn.Linear(4, 1), FederatedData(eq.ClientSet.pack(rows)), rounds=1, clients_per_round=2, loss=squared)
     assert result.error_is_loss
 
 

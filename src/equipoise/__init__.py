@@ -39,10 +39,12 @@ if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
     from equipoise.compare import Comparison, compare
     from equipoise.data import ClientSet, FederatedData
+    from equipoise.evaluate import EvaluatedModel, evaluate
     from equipoise.explain import explain
     from equipoise.result import Result
     from equipoise.runs.family import Family, train_family
     from equipoise.runs.many import train_many
+    from equipoise.runs.stopping import EarlyStopping
     from equipoise.train import train
 
 __version__ = VERSION
@@ -51,6 +53,8 @@ __all__ = [
     "Algorithm",
     "ClientSet",
     "Comparison",
+    "EarlyStopping",
+    "EvaluatedModel",
     "Family",
     "FederatedData",
     "Result",
@@ -62,6 +66,7 @@ __all__ = [
     "data",
     "engines",
     "errors",
+    "evaluate",
     "explain",
     "heterogeneity",
     "metrics",
@@ -85,6 +90,8 @@ _HOMES = {  # of the names that are no modules
     "Algorithm": "algorithm",
     "ClientSet": "data",
     "Comparison": "compare",
+    "EarlyStopping": "runs.stopping",
+    "EvaluatedModel": "evaluate",
     "Family": "runs.family",
     "FederatedData": "data",
     "Result": "result",
@@ -124,6 +131,7 @@ class _FunctionOfModule:
 class _Package(ModuleType):
     train = _FunctionOfModule("train")
     compare = _FunctionOfModule("compare")
+    evaluate = _FunctionOfModule("evaluate")
     explain = _FunctionOfModule("explain")
 
 

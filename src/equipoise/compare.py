@@ -14,7 +14,7 @@ from equipoise.data.clients import FederatedData
 from equipoise.errors import EquipoiseError, require
 from equipoise.privacy.observer_table import composed_words
 from equipoise.report import write_report
-from equipoise.report.data.over_seeds import FIGURES, Spread, figures_of, intervals_of
+from equipoise.report.data.over_seeds import FIGURES, Spread, figures_of, intervals_of, metric_figures
 from equipoise.report.text.phrases import INTERVAL, SHARED, remarks
 from equipoise.result import Result
 from equipoise.runs.setup import DataOrMaker, ModelOrMaker, build
@@ -87,6 +87,18 @@ class Comparison:
             lines.append(spent)
         if said := remarks(self.results, table, "{:.3f}".format):
             lines.append(said)
+        for name in dict.fromkeys(name for run in self.all_results for name in run.clients.metrics):
+            found = {method: metric_figures(runs, name) for method, runs in self.results.items()}
+            known = {method: figures for method, figures in found.items() if figures is not None}
+            better = "more" if all(figures.higher_is_better for figures in known.values()) else "less"
+            lines += ["", f"{name} over the same clients, {better} is better"]
+            lines += [f"{method:<{width}}{cells(figures.figures)}" for method, figures in known.items()]
+            if missing := max(count for figures in known.values() for count in figures.missing):
+                lines.append(f"Up to {missing} clients have no {name} and are left out of its figures.")
+        for method, runs in self.results.items():
+            for run in runs:
+                if run.history.stopped is not None:
+                    lines.append(f"{method}{f', seed {run.seed}' if seeds > 1 else ''}: {run.history.stopped}")
         return "\n".join(lines)
 
     def __repr__(self) -> str:

@@ -64,10 +64,12 @@ class Diverged(EquipoiseError, RuntimeError):
         self.run = ""
         shown = ", ".join(self.clients[:5]) + (f" and {len(self.clients) - 5} more" if len(self.clients) > 5 else "")
         where = f" of client {shown}" if self.clients else ""
-        super().__init__(
-            f"Round {round_index}: the {what}{where} is not finite, so training stopped; earlier rounds are kept. "
-            "Lower the learning rate, or look at these clients' data."
-        )
+        self._found = f"Round {round_index}: the {what}{where} is not finite, so training stopped; earlier rounds are kept."
+        super().__init__(f"{self._found} Lower the learning rate, or look at these clients' data.")
+
+    def because(self, reason: str) -> None:
+        """Say what is likely wrong in place of the usual advice."""
+        self.args = (f"{self._found} {reason}",)
 
 
 class NotWritten(EquipoiseError, OSError):

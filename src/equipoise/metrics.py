@@ -1,5 +1,6 @@
 """Numbers that say how a model serves its clients: one value per client in, one summary out.
 
+Metrics of one client (`macro_f1`, `auc`, …), for `metrics={"f1": macro_f1}` of `train`, are from `equipoise.client_metrics`.
 Percentiles take no average of neighbours: the p-th is the smallest value with at least p % of the weight at or below it.
 """
 
@@ -7,14 +8,41 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.client_metrics import Metric, SummedMetric, auc, macro_f1, mean_absolute_error, perplexity, top_5
 from equipoise.errors import InvalidParameter, require
 from equipoise.risk.superquantile import exact_weights, tail_quantile
+
+__all__ = [
+    "Interval",
+    "Metric",
+    "Summary",
+    "SummedMetric",
+    "angle",
+    "auc",
+    "best",
+    "entropy",
+    "gini",
+    "kl_to_uniform",
+    "macro_f1",
+    "mean",
+    "mean_absolute_error",
+    "mean_interval",
+    "percentile",
+    "percentile_interval",
+    "perplexity",
+    "rank_correlation",
+    "standard_deviation",
+    "summarise",
+    "summarise_metric",
+    "top_5",
+    "worst",
+]
 
 PERCENTILES = (10, 20, 25, 50, 60, 75, 80, 90, 95)
 
@@ -194,10 +222,13 @@ def percentile_interval(values: Tensor, percent: float, weights: Tensor | None =
 
 @dataclass(frozen=True)
 class Summary:
-    """How the values (errors or losses) are spread over clients.
+    """How the values (errors, losses or a metric) are spread over clients.
 
     `angle` and `kl_to_uniform` are of the values themselves; for errors, the thesis prints those of the accuracies, which are
     given beside them. The variance of accuracies is that of errors.
+
+    `tail_90` is the value that 90 % of the clients reach or do better than: the 90th percentile, or, if more is better, its
+    mirror image at the low end, where `worst_10` and `worst_5` are then, too. `missing` clients have no value of a metric.
     """
 
     clients: int
@@ -216,6 +247,9 @@ class Summary:
     size_correlation: float
     accuracy_angle: float = math.nan  # of 1 − error, as the fairness papers print it; NaN for losses
     accuracy_kl_to_uniform: float = math.nan
+    tail_90: float = math.nan
+    higher_is_better: bool = False
+    missing: int = 0
 
     def as_dict(self) -> dict[str, object]:
         """The figures by name."""
@@ -239,6 +273,7 @@ def summarise(values: Tensor, sizes: Tensor, weights: Tensor | None = None) -> S
         standard_deviation=deviation,
         variance=deviation**2,
         percentiles={p: percentile(values, p, w) for p in PERCENTILES},
+        tail_90=percentile(values, 90, w),
         worst_10=worst(values, 0.10, w),
         worst_5=worst(values, 0.05, w),
         best_10=best(values, 0.10, w),
@@ -250,3 +285,25 @@ def summarise(values: Tensor, sizes: Tensor, weights: Tensor | None = None) -> S
         accuracy_angle=math.nan if accuracies is None else angle(accuracies),
         accuracy_kl_to_uniform=math.nan if accuracies is None else kl_to_uniform(accuracies),
     )
+
+
+def summarise_metric(values: Tensor, sizes: Tensor, weights: Tensor | None = None, *, higher_is_better: bool = True) -> Summary:
+    """The summary of a metric over the clients that have a value; those with NaN are counted as missing, never averaged.
+
+    >>> found = summarise_metric(torch.tensor([0.1, 0.9, math.nan, 0.8]), torch.ones(4))
+    >>> found.clients, found.missing, found.worst_10
+    (3, 1, 0.1)
+    """
+    known = ~values.isnan()
+    missing = int((~known).sum())
+    if missing == len(values):
+        nothing = dict.fromkeys(Summary.__dataclass_fields__, math.nan) | {"percentiles": dict.fromkeys(PERCENTILES, math.nan)}
+        return Summary(**nothing | {"clients": 0, "higher_is_better": higher_is_better, "missing": missing})  # type: ignore[arg-type]
+    kept, weighed = values[known], None if weights is None else weights[known]
+    found = replace(summarise(kept, sizes[known], weighed), missing=missing)
+    if not higher_is_better:
+        return found
+    return replace(
+        found, higher_is_better=True, tail_90=-percentile(-kept, 90, weighed), worst_10=found.best_10, worst_5=found.best_5,
+        best_10=found.worst_10, best_5=found.worst_5,
+    )  # fmt: skip

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from equipoise.result import ClientTable
     from equipoise.runs.setup import Setting
+    from equipoise.runs.stopping import Stopped
 
 T = TypeVar("T")
 
@@ -47,12 +48,14 @@ class Evaluation:
     params: Tensor | None = None  # (D,); not kept in the history
     run: str = ""  # the run's name
     carried: Tensor | None = None  # (C,) of a model with carried values; not kept in the history
+    final: bool = False  # whether it is that of the result
 
 
 @dataclass(frozen=True)
 class EvaluationPoint:
     """An evaluation in a few numbers per split: mean loss, mean error, 90th percentile of the error.
 
+    Of a metric "f1" there are the mean "f1", and "f1_90", which 90 % of the clients reach.
     They are of the model that each client is served, over benign clients. Where that is a model of the client's own,
     "shared_loss", "shared_error" and "shared_error_90" are those of the shared model.
     """
@@ -70,6 +73,8 @@ class EvaluationPoint:
                 error = found[f"{prefix}error"]
                 numbers |= {f"{prefix}loss": found[f"{prefix}loss"].mean, f"{prefix}error": error.mean}
                 numbers[f"{prefix}error_90"] = error.percentiles[90]
+            for name in evaluation.clients.metrics:
+                numbers |= {name: found[name].mean, f"{name}_90": found[name].tail_90}
         return cls(evaluation.round, splits)
 
 
@@ -78,12 +83,13 @@ class History(Observer):
     """Every report and evaluation of a run, in memory; `pandas.DataFrame(history.rounds)` works.
 
     `points` are the evaluations in a few numbers; a run that was resumed has all of them, but tables of clients
-    (`evaluations`) only from there on.
+    (`evaluations`) only from there on. `stopped` says when and why early stopping ended the run, and which round is reported.
     """
 
     rounds: list[RoundReport] = field(default_factory=list)
     evaluations: list[Evaluation] = field(default_factory=list)
     points: list[EvaluationPoint] = field(default_factory=list)
+    stopped: Stopped | None = None
 
     def on_round(self, report: RoundReport) -> None:
         """Take in the report of a round."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import itertools
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,10 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.algorithm import Algorithm
+from equipoise.client_metrics import ClientMetrics
+from equipoise.core.abilities import engine_traits
 from equipoise.core.files import DurableFile, move, write_atomically
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import InvalidParameter, NotWritten
-from equipoise.metrics import Interval, Summary, mean_interval, percentile_interval, summarise
+from equipoise.metrics import Interval, Summary, mean_interval, percentile_interval, summarise, summarise_metric
 from equipoise.observers import History
 from equipoise.report import write_report
 from equipoise.types import Engine, PersonalWork, ServerState
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 
 COLUMNS = ("client", "split", "seen", "size", "loss", "error")
 OPTIONAL = ("malicious", "personal_loss", "personal_error")  # columns of runs under attack and with personal models
+METRICS = "equipoise.metrics"  # the key of what a Parquet file says about its metrics
+PERSONAL = "personal_"  # before the name of a metric: of clients' own models
 NOT_EVALUATED = "not evaluated"  # stands for a client in the row of a split that nobody could be asked about
 
 
@@ -40,6 +45,7 @@ class ClientTable:
 
     Loss and error are those of the shared model. Where clients have models of their own, `personal_loss` and `personal_error`
     are theirs (NaN for clients without one), and `served_loss` and `served_error` those of the model that a client is served.
+    `metrics` are further columns by name, NaN for a client without a value; `personal_metrics` are those of own models.
     Under attack `malicious` says who is; summaries are over benign clients. Iterating gives dictionaries, so
     `pandas.DataFrame(table)` works.
     """
@@ -53,19 +59,37 @@ class ClientTable:
     malicious: Tensor | None = None  # (R,) bool
     personal_loss: Tensor | None = None  # (R,) float64
     personal_error: Tensor | None = None  # (R,) float64
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)  # (R,) float64 each
+    personal_metrics: Mapping[str, Tensor] = field(default_factory=dict)  # (R,) float64 each
+    higher_is_better: Mapping[str, bool] = field(default_factory=dict)  # of each metric
 
     @classmethod
     def evaluate(
-        cls, engine: Engine, params: Tensor, data: FederatedData, sample: Mapping[str, Tensor] | None = None
+        cls,
+        engine: Engine,
+        params: Tensor,
+        data: FederatedData,
+        sample: Mapping[str, Tensor] | None = None,
+        metrics: ClientMetrics | None = None,
     ) -> ClientTable:
         """Every client of every split at `params`; of the splits in `sample`, those at the given positions only."""
-        scores = {}
+        scores, measured = {}, []
+        measure = engine_traits(engine).measure if metrics else None
         for split, clients in data.splits.items():
-            if sample is None or split not in sample:
+            which = None if sample is None else sample.get(split)
+            if which is None:
                 scores[split] = (clients, *engine.evaluate(params, clients))
             else:
-                scores[split] = (clients.select(sample[split]), *engine.evaluate(params, clients, sample[split]))
-        return cls.of(data, scores)
+                scores[split] = (clients.select(which), *engine.evaluate(params, clients, which))
+            if measure is not None:
+                measured.append(measure(params, clients, metrics, which))
+        table = cls.of(data, scores)
+        return table if metrics is None or not measured else table.with_metrics(metrics, torch.cat(measured, 1))
+
+    def with_metrics(self, metrics: ClientMetrics, values: Tensor) -> ClientTable:
+        """The table with further columns: the value of each metric for each row, (M, R)."""
+        named = dict(zip(metrics.functions, values, strict=True))
+        return replace(self, metrics=named, higher_is_better=metrics.higher_is_better)
 
     @classmethod
     def of(cls, data: FederatedData, scores: Mapping[str, tuple[ClientSet, Tensor, Tensor]]) -> ClientTable:
@@ -78,15 +102,21 @@ class ClientTable:
         size, loss, error = map(torch.cat, zip(*numbers, strict=True))
         return cls(ids, splits, seen, size, loss, error, malicious)
 
-    def with_personal(self, scores: Mapping[str, tuple[Tensor, Tensor]]) -> ClientTable:
-        """The table with the loss and error of clients' own models, given by split, in the order of its rows."""
-        loss, error = (torch.cat([scores[split][i] for split in dict.fromkeys(self.split)]) for i in (0, 1))
-        return replace(self, personal_loss=loss, personal_error=error)
+    def unseen(self) -> ClientTable:
+        """The table of clients that took no part in training."""
+        return replace(self, seen=torch.zeros_like(self.seen))
+
+    def with_personal(self, scores: Mapping[str, tuple[Tensor, ...]]) -> ClientTable:
+        """The table with loss, error and metrics of clients' own models, given by split, in the order of its rows."""
+        loss, error, *more = (torch.cat(each) for each in zip(*(scores[s] for s in dict.fromkeys(self.split)), strict=True))
+        named = dict(zip(self.metrics, more, strict=True))
+        return replace(self, personal_loss=loss, personal_error=error, personal_metrics=named)
 
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of the columns of this table."""
-        return COLUMNS + tuple(name for name in OPTIONAL if getattr(self, name) is not None)
+        named = (*self.metrics, *(f"{PERSONAL}{name}" for name in self.personal_metrics))
+        return COLUMNS + tuple(name for name in OPTIONAL if getattr(self, name) is not None) + named
 
     @property
     def has_own(self) -> bool:
@@ -105,6 +135,14 @@ class ClientTable:
         own = self.personal_error
         return self.error if own is None else torch.where(own.isnan(), self.error, own)
 
+    @property
+    def served_metrics(self) -> dict[str, Tensor]:
+        """The metrics of each client with the model that it is served: its own if it has one, else the shared one."""
+        if self.personal_error is None:
+            return dict(self.metrics)
+        own, without = self.personal_metrics, self.personal_error.isnan()
+        return {name: torch.where(without, shared, own.get(name, shared)) for name, shared in self.metrics.items()}
+
     def __len__(self) -> int:
         return len(self.client)
 
@@ -112,6 +150,10 @@ class ClientTable:
         """A column by name."""
         if column not in self.columns:
             raise InvalidParameter("column", f"must be one of {', '.join(self.columns)}", column)
+        if column in self.metrics:
+            return self.metrics[column]
+        if column.removeprefix(PERSONAL) in self.personal_metrics and column not in OPTIONAL:
+            return self.personal_metrics[column.removeprefix(PERSONAL)]
         values: Tensor | tuple[str, ...] = getattr(self, column)
         return values
 
@@ -141,8 +183,11 @@ class ClientTable:
     def take(self, rows: Tensor) -> ClientTable:
         """The rows at some positions."""
         client, split = (tuple(values[i] for i in rows.tolist()) for values in (self.client, self.split))
-        numbers = {name: values[rows] for name in self.columns if isinstance(values := self[name], Tensor)}
-        return ClientTable(client, split, **numbers)
+        plain = {name: values[rows] for name in COLUMNS + OPTIONAL if isinstance(values := getattr(self, name), Tensor)}
+        metrics, own = ({name: v[rows] for name, v in each.items()} for each in (self.metrics, self.personal_metrics))
+        return ClientTable(
+            client, split, **plain, metrics=metrics, personal_metrics=own, higher_is_better=self.higher_is_better
+        )
 
     @property
     def benign(self) -> ClientTable:
@@ -152,7 +197,7 @@ class ClientTable:
         return self.take((~self.malicious).nonzero().flatten())
 
     def summaries(self) -> dict[str, dict[str, Summary]]:
-        """Per split, the summary of losses and of errors: weighted by examples on training clients, unweighted elsewhere.
+        """Per split, the summary of losses, errors and metrics: weighted by examples on training clients, unweighted elsewhere.
 
         They are of the model that each client is served, over benign clients; "shared_loss" and "shared_error" are there for
         the shared model where clients have their own.
@@ -161,7 +206,11 @@ class ClientTable:
         for split in dict.fromkeys(self.split):
             rows = self.where(split).benign
             columns = rows._judged_columns().items()
-            result[split] = {name: summarise(values, rows.size, rows._weights(split)) for name, values in columns}
+            weights = rows._weights(split)
+            result[split] = {name: summarise(values, rows.size, weights) for name, values in columns}
+            for name, values in rows.served_metrics.items():
+                higher = self.higher_is_better[name]
+                result[split][name] = summarise_metric(values, rows.size, weights, higher_is_better=higher)
         return result
 
     def intervals(self, split: str) -> dict[str, dict[str, Interval]]:
@@ -198,8 +247,11 @@ class ClientTable:
         values = {name: self[name] for name in self.columns}
         columns: dict[str, object] = {n: v.numpy() if isinstance(v, Tensor) else list(v) for n, v in values.items()}
         columns |= {name: [value] * len(self) for name, value in constants.items()}
-        buffer = io.BytesIO()
-        pyarrow.parquet.write_table(pyarrow.table(columns), buffer)
+        buffer, table = io.BytesIO(), pyarrow.table(columns)
+        if self.metrics:
+            about = {"higher_is_better": dict(self.higher_is_better)}
+            table = table.replace_schema_metadata({METRICS: json.dumps(about)})
+        pyarrow.parquet.write_table(table, buffer)
         return write_atomically(Path(path), buffer.getvalue())
 
     @classmethod
@@ -207,12 +259,20 @@ class ClientTable:
         """The rows of a Parquet file that `to_parquet` wrote."""
         import pyarrow.parquet
 
-        stored = set(pyarrow.parquet.read_schema(path).names)
+        schema = pyarrow.parquet.read_schema(path)
+        stored, about = set(schema.names), json.loads((schema.metadata or {}).get(METRICS.encode(), b"{}"))
+        higher: dict[str, bool] = about.get("higher_is_better", {})
+        own = [f"{PERSONAL}{name}" for name in higher if f"{PERSONAL}{name}" in stored]
         names = [name for name in COLUMNS + OPTIONAL if name in COLUMNS or name in stored]
-        table = pyarrow.parquet.read_table(path, columns=names).to_pydict()
+        table = pyarrow.parquet.read_table(path, columns=[*names, *higher, *own]).to_pydict()
         kinds = {"seen": torch.bool, "malicious": torch.bool, "size": torch.int64}
-        tensors = {name: torch.tensor(table[name], dtype=kinds.get(name, torch.float64)) for name in names[2:]}
-        return cls(tuple(table["client"]), tuple(table["split"]), **tensors)
+        tensors = {
+            name: torch.tensor(table[name], dtype=kinds.get(name, torch.float64)) for name in (*names[2:], *higher, *own)
+        }
+        metrics = {name: tensors.pop(name) for name in higher}
+        personal = {name.removeprefix(PERSONAL): tensors.pop(name) for name in own}
+        client, split = tuple(table["client"]), tuple(table["split"])
+        return cls(client, split, **tensors, metrics=metrics, personal_metrics=personal, higher_is_better=higher)
 
     def to_csv(self, path: str | Path) -> Path:
         """Write the rows as CSV; the file is whole or absent."""
@@ -236,6 +296,7 @@ class RunSummary:
     malicious: int = 0  # the number of malicious clients, who are left out
     sampled: tuple[int, int] | None = None  # how many clients were evaluated, and how many there are; None: all of them
     intervals: Mapping[str, Mapping[str, Interval]] = field(default_factory=dict)  # by column and figure, of a sample
+    metrics: Mapping[str, Summary] = field(default_factory=dict)  # by name
 
     @property
     def who(self) -> str:
@@ -252,26 +313,51 @@ class RunSummary:
         columns, keys = {"error": self.error, "loss": self.loss}, ("error", "loss", "shared_error")
         if self.shared_error is not None:
             columns = {"own error": self.error, "own loss": self.loss, "shared error": self.shared_error}
+        figures = {**columns, **self.metrics}
 
         def intervals(figure: str) -> list[tuple[str, ...]]:
             texts = [self.intervals[key][figure].text("{:.4f}".format) for key in keys[: len(columns)] if key in self.intervals]
-            return [("  95 % interval", *texts)] if texts else []
+            return [("  95 % interval", *texts, *("" for _ in self.metrics))] if texts else []
 
         rows: list[tuple[str | float, ...]] = [
-            (f"{self.name}: {self.who}", *columns),
-            ("mean", *(c.mean for c in columns.values())),
+            (f"{self.name}: {self.who}", *figures),
+            ("mean", *(c.mean for c in figures.values())),
             *intervals("mean"),
-            ("90th percentile", *(c.percentiles[90] for c in columns.values())),
+            ("90th percentile", *(c.tail_90 for c in figures.values())),
             *intervals("percentile_90"),
-            ("worst 10 %", *(c.worst_10 for c in columns.values())),
-            ("standard deviation", *(c.standard_deviation for c in columns.values())),
+            ("worst 10 %", *(c.worst_10 for c in figures.values())),
+            ("standard deviation", *(c.standard_deviation for c in figures.values())),
         ]
         texts = [text for row in rows for text in row[1:] if isinstance(text, str)]
         width, wide = max(len(str(r[0])) for r in rows), max(8, *map(len, texts))
-        return "\n".join(
+        lines = [
             f"{label:<{width}}  " + "  ".join(v.rjust(wide) if isinstance(v, str) else f"{v:{wide}.4f}" for v in values)
             for label, *values in rows
-        )
+        ]
+        return "\n".join([*(line.rstrip() for line in lines), *metric_words(self.metrics)])
+
+
+def metric_words(metrics: Mapping[str, Summary]) -> list[str]:
+    """Sentences under a table of figures: of which metrics more is better, and how many clients have no value."""
+    higher = [name for name, summary in metrics.items() if summary.higher_is_better]
+    lines = [f"More is better for {', '.join(higher)}: 90 % of the clients reach the 90th percentile."] if higher else []
+    lines += [
+        f"{summary.missing} of {summary.clients + summary.missing} clients have no {name} and are left out of its figures."
+        for name, summary in metrics.items()
+        if summary.missing
+    ]
+    return lines
+
+
+@dataclass(frozen=True)
+class NoTraining:
+    """Stands for the algorithm of a model that was evaluated and not trained."""
+
+    personal: None = None
+    privacy: None = None
+
+    def __repr__(self) -> str:
+        return "evaluated as it is, without training"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -279,7 +365,7 @@ class RunRecord:
     """A finished run without its model: all that a report needs."""
 
     name: str
-    algorithm: Algorithm | RecordedAlgorithm
+    algorithm: Algorithm | RecordedAlgorithm | NoTraining
     seed: int
     clients: ClientTable
     history: History
@@ -309,6 +395,7 @@ class RunRecord:
         return RunSummary(
             self.name, split, not bool(rows.seen.any()), figures["error"], figures["loss"], figures.get("shared_error"),
             len(rows) - len(rows.benign), sample, {} if sample is None else rows.intervals(split),
+            {name: figures[name] for name in rows.metrics},
         )  # fmt: skip
 
     def sample_of(self, split: str) -> tuple[int, int] | None:

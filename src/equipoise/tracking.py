@@ -128,7 +128,7 @@ class MLflow(Observer):
         if (tracked := entry_of(evaluation.run, self._runs)) is not None:
             numbers = evaluation_numbers(evaluation)
             tracked.write(numbers, evaluation.round)
-            tracked.reached_end = evaluation.round == tracked.rounds and "train/loss" in numbers  # else it has diverged
+            tracked.reached_end = evaluation.final and "train/loss" in numbers  # else it has diverged
 
     def on_end(self) -> None:
         """Close what was opened."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -21,7 +22,9 @@ from equipoise.runs.checkpoint import Checkpoints
 from equipoise.runs.drivers import choose_driver
 from equipoise.runs.health import notices, stop_if_lost
 from equipoise.runs.identity import run_key
+from equipoise.runs.input_scales import unscaled_inputs
 from equipoise.runs.setup import DataOrMaker, EngineChoice, ModelOrMaker, Setting, set_up
+from equipoise.runs.stopping import EarlyStopping, Stopped, StopState
 from equipoise.types import Observer, ServerState
 
 
@@ -38,6 +41,8 @@ def train(
     engine: EngineChoice | str = "simulator",
     evaluate_every: int | None = None,
     evaluate_clients: int | None = None,
+    metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
+    stop: EarlyStopping | None = None,
     observers: Sequence[Observer] = (),
     progress: bool | None = None,
     name: str = "run",
@@ -52,6 +57,9 @@ def train(
     `engine` is "simulator", "loop", or one with options such as engines.Simulator(device="cuda"). `evaluate_every` evaluates
     all clients at every multiple of that round for the history; the end is always evaluated. `evaluate_clients` evaluates so
     many clients of each split, a random sample that is the same for all methods and seeds. The given model is not changed.
+    `metrics` are further figures of each client by name, functions of (outputs, targets) of all its examples, e.g.
+    {"f1": eq.metrics.macro_f1}. `stop`, an `EarlyStopping`, ends the run when a figure no longer improves, and reports the best
+    iterate.
     `clients_per_round` is not needed with sampling.Full(). `progress` shows a bar (None: in a terminal), `observers` watch the
     run (equipoise.observers), and `name` is what reports call it. `checkpoint` names a file: if it is there, the run goes on
     from it, else it is made; it is written about every ten seconds, and a run that was killed and started again ends with the
@@ -61,7 +69,7 @@ def train(
     watch = Watching(evaluate_every, observers, progress, checkpoint, ledger)
     setting = set_up(
         model, data, algorithm or Algorithm(), rounds=rounds, clients_per_round=clients_per_round, seed=seed, loss=loss,
-        error=error, engine=engine, evaluate_clients=evaluate_clients, name=name,
+        error=error, engine=engine, evaluate_clients=evaluate_clients, metrics=metrics, stop=stop, name=name,
     )  # fmt: skip
     try:
         (result,) = train_runs([setting], watch, name)
@@ -118,11 +126,33 @@ class RunUnderWay:
     history: History = field(default_factory=History)
     failure: Diverged | None = None
     start: Tensor | None = None  # w^0, where clients begin with it in later rounds
+    stop: StopState = field(default_factory=StopState)
+
+    def __post_init__(self) -> None:
+        self.note_stop()
 
     @classmethod
     def begin(cls, setting: Setting, rows: Path | None = None, solver_rows: Path | None = None) -> RunUnderWay:
         """A run before its first round; what clients keep between rounds goes to the files `rows` and `solver_rows`."""
         return cls(setting, setting.begin(rows, solver_rows), start=setting.first_model if setting.keeps_rows else None)
+
+    @property
+    def over(self) -> bool:
+        """Whether early stopping has ended the run."""
+        return self.stop.over
+
+    @property
+    def reported(self) -> ServerState:
+        """The state whose model is reported: the best one if the run was stopped early, else the last."""
+        if not self.over or self.stop.best is None:
+            return self.state
+        return replace(self.stop.best, personal=self.state.personal, privacy=self.state.privacy)
+
+    def note_stop(self) -> None:
+        """Write into the history that the run was stopped, if it was."""
+        rule, best = self.setting.stop, self.stop.best
+        if rule is not None and best is not None and self.over:
+            self.history.stopped = Stopped(rule.figure, self.stop.value, best.round, self.state.round, self.stop.waited)
 
     def take(self, outcome: Outcome, watching: Observers, evaluate_every: int | None) -> None:
         """Go on from a round, or stop if it failed."""
@@ -132,22 +162,31 @@ class RunUnderWay:
         self.state, report = outcome
         self.history.on_round(report)
         watching.tell("on_round", report)
-        last_round = self.setting.protection.rounds_allowed
-        if evaluate_every and self.state.round % evaluate_every == 0 and self.state.round < last_round:
+        if self.to_evaluate(evaluate_every):
             self.evaluate(watching)
         watching.tell("on_state", self.state)
+
+    def to_evaluate(self, every: int | None) -> bool:
+        """Whether all clients are evaluated after this round, which is not the last."""
+        done, last_round = self.state.round, self.setting.protection.rounds_allowed
+        return every is not None and done % every == 0 and done < last_round
 
     def fail(self, failure: Diverged) -> None:
         """Stop here; what was logged before is kept with the error."""
         failure.history, failure.run = self.history, self.setting.name
+        if (reason := unscaled_inputs(self.setting)) is not None:
+            failure.because(reason)
         self.failure = failure
 
     def evaluate(self, watching: Observers, *, final: bool = False) -> None:
         """Evaluate all clients, or the sample; after the last round a loss that is not finite stops the run."""
         self.setting.protection.begin_evaluation(self.state.round)
-        evaluation = self.setting.evaluation(self.state, final=final)
+        evaluation = self.setting.evaluation(self.reported, final=final)
         self.history.on_evaluation(evaluation)
         watching.tell("on_evaluation", evaluation)
+        if self.setting.stop is not None and not final:
+            self.stop = self.setting.stop.seen(self.stop, evaluation.clients, self.state)
+            self.note_stop()
         if final:
             try:
                 stop_if_lost(evaluation, named=self.setting.protection.in_the_open)
@@ -158,7 +197,7 @@ class RunUnderWay:
         """The result, or the error that stopped the run."""
         if self.failure is not None:
             return self.failure
-        return self.setting.result(self.state, self.history.evaluations[-1].clients, self.history, seconds)
+        return self.setting.result(self.state, self.reported, self.history.evaluations[-1].clients, self.history, seconds)
 
 
 def train_runs(
@@ -166,10 +205,12 @@ def train_runs(
 ) -> list[Result | Diverged]:
     """All rounds of runs that share an engine, and their evaluation: the result of each, or the error that stopped it.
 
-    A run that diverges stops there, and the others go on; with `stop_at_failure` its error is raised. The progress bar is
-    called `title`.
+    A run that diverges or is stopped early ends there, and the others go on; with `stop_at_failure` an error is raised. The
+    progress bar is called `title`.
     """
-    saving = watch.saving
+    saving, every = watch.saving, watch.evaluate_every
+    if every is None and settings[0].stop is not None:
+        every = 1
     watch.open_ledgers(settings)
     runs, seconds_before = start_or_resume(settings, saving)
     watching, saves = Observers(watch.observers), Observers([saving] if saving is not None else [])
@@ -181,7 +222,7 @@ def train_runs(
         failures = [run.failure for run in runs if run.failure is not None]
         if failures and stop_at_failure:
             raise failures[0]
-        return [run for run in runs if run.failure is None]
+        return [run for run in runs if run.failure is None and not run.over]
 
     try:
         for run in runs:
@@ -190,21 +231,28 @@ def train_runs(
             watching.tell("on_state", run.state)
         bar.tell("on_start", Run(title, last_round, settings[0].seed, max(run.state.round for run in runs), settings[0]))
         saves.tell("on_states", runs)
+        for run in still_running():  # a run that had ended here and now has more rounds: its rule sees the last one, too
+            known = {0, *(point.round for point in run.history.points)}
+            if run.setting.stop is not None and run.to_evaluate(every) and run.state.round not in known:
+                run.evaluate(watching)
         alive, driver = still_running(), None
         while alive and alive[0].state.round < last_round:
             driver = driver or choose_driver([run.setting for run in alive])
             for run, outcome in zip(alive, driver([run.state for run in alive]), strict=True):
-                run.take(outcome, watching, watch.evaluate_every)
-            if any(run.failure is not None for run in alive):
+                run.take(outcome, watching, every)
+            if running := [run for run in alive if run.failure is None]:
+                bar.tell("on_round", running[0].history.rounds[-1])
+            if any(run.failure is not None or run.over for run in alive):
                 alive, driver = still_running(), None
-            if alive:  # else the checkpoint stays where the run can be tried again
+            if any(run.failure is None for run in runs):  # else the checkpoint stays where the run can be tried again
                 saves.tell("on_states", runs)
-                bar.tell("on_round", alive[0].history.rounds[-1])
-        for run in alive:
-            bar.tell("on_evaluating", run.state.round)
-            watching.tell("on_evaluating", run.state.round)
-            run.evaluate(watching, final=True)
-        alive = still_running()
+        for run in runs:
+            if run.failure is None:
+                bar.tell("on_evaluating", run.reported.round)
+                watching.tell("on_evaluating", run.reported.round)
+                run.evaluate(watching, final=True)
+        still_running()
+        ended_well = any(run.failure is None for run in runs)
     except BaseException as failure:
         for each in (watching, bar):
             each.end(failing=True)
@@ -215,7 +263,7 @@ def train_runs(
     results = [run.ended(seconds) for run in runs]
     try:
         for each in (bar, watching):
-            each.end(failing=not alive)
+            each.end(failing=not ended_well)
     except ObserverFailed as failure:
         failure.finished = results
         raise
@@ -237,7 +285,8 @@ def start_or_resume(settings: Sequence[Setting], saving: Checkpoints | None) -> 
         if setting.kept is not None:
             setting.kept.resume(each.state.kept, saving.solver_rows)
         setting.protection.resume(each.state.privacy, each.state.round)
-        runs.append(RunUnderWay(setting, each.state, each.history, start=start if setting.keeps_rows else None))
+        kept = start if setting.keeps_rows else None
+        runs.append(RunUnderWay(setting, each.state, each.history, start=kept, stop=each.stop or StopState()))
         if each.failure is not None:
             runs[-1].fail(each.failure)
     measured = settings[0].engine_traits.measured

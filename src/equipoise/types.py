@@ -25,6 +25,7 @@ from equipoise.core.carried import join_model
 
 if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
+    from equipoise.client_metrics import ClientMetrics
     from equipoise.data.clients import ClientSet, FederatedData
     from equipoise.personal.context import PersonalContext
     from equipoise.privacy.accounting import Spent
@@ -470,8 +471,8 @@ class PersonalWork(Protocol):
 
     def scores(
         self, state: Any, params: Tensor, round_index: int, sample: Mapping[str, Tensor] | None = None
-    ) -> dict[str, tuple[Tensor, Tensor]]:
-        """By split, the mean loss and error of every client at its own model; NaN for clients without one.
+    ) -> dict[str, tuple[Tensor, ...]]:
+        """By split, mean loss, mean error and each metric of every client at its own model; NaN for clients without one.
 
         Of the splits in `sample`, those at the given positions only.
         """
@@ -688,6 +689,8 @@ class EngineTraits:
     network: Network | None = None  # if clients are on other machines
     measured: MeasuredChoice | None = None  # if the engine measures what is fastest
     explain: Callable[..., str] | None = None  # how local work is done, and why
+    # (params (D,) or own models (n, D), clients, metrics, positions (n,)): each metric of each client, (M, n)
+    measure: Callable[..., Tensor] | None = None
 
 
 class LookAheadEngine(Protocol):
@@ -738,14 +741,25 @@ class Network(Protocol):
     def gone(self, cohort: Cohort) -> Tensor:
         """Which clients (K,) of a cohort have failed in this round."""
 
-    def client_table(self, params: Tensor, data: FederatedData, round_index: int) -> ClientTable:
-        """Every client of every split that answers, at `params`, after so many rounds."""
+    def client_table(
+        self, params: Tensor, data: FederatedData, round_index: int, metrics: ClientMetrics | None = None
+    ) -> ClientTable:
+        """Every client of every split that answers, at `params`, after so many rounds; `metrics` where a run has some."""
 
     def personal_work(self, method: Personalisation, context: PersonalContext, solver: LocalSolver, seed: int) -> PersonalWork:
         """Personalisation whose models stay on the nodes."""
 
     def protect(self, protection: Protection, algorithm: Algorithm) -> Protection:
         """The protection of a run, with its sums over the network."""
+
+
+@dataclass(frozen=True, eq=False)
+class MetricTraits:
+    """What a metric of one client, a function of (outputs, targets), may offer."""
+
+    higher_is_better: bool = True
+    totals: Callable[[Any, Any], Tensor] | None = None  # sums (k,) over some examples
+    finish: Callable[[Tensor], Any] | None = None  # the value, of the sums over all examples
 
 
 # ------------------------------------------------------------------------------------------------------------------ observers

@@ -29,7 +29,7 @@ from equipoise.engines.flower.transport import messages, part_messages
 from equipoise.engines.flower.transport.messages import BadMessage
 from equipoise.engines.flower.transport.messenger import TooFewClients
 from equipoise.errors import ConfigError, EquipoiseNotice, IncompatibleParts, InvalidData, InvalidParameter
-from equipoise.experiment.folder import RunFolder
+from equipoise.experiment.folder import RunFolder, read_record
 from equipoise.experiment.recorded import read_config
 from equipoise.solvers.prepared import AdjustedSolver
 from equipoise.types import Observer
@@ -464,6 +464,47 @@ class AsksSome(Observer):
         self.found = self.setting.engine.evaluate(evaluation.params, test, which)
         rows = evaluation.clients.where("test")
         self.expected = rows.loss[which], rows.error[which]
+
+
+# ------------------------------------------------------------------------------------------- metrics and early stopping
+
+
+METRICS = {"f1": eq.metrics.macro_f1, "odd": lambda outputs, targets: float("nan") if len(targets) % 2 else 1.0}
+
+
+@pytest.mark.parametrize("personal", [None, eq.personal.Ditto(strength=0.5)])
+def test_metrics_are_computed_on_the_nodes(personal):
+    data, algorithm = some_data(), eq.Algorithm(personal=personal)
+    result, _ = run(algorithm, data, federation(data, softmax, metrics=METRICS), metrics=METRICS)
+    simulated = simulate(algorithm, data, metrics=METRICS)
+    same_table(result.clients, simulated.clients)
+    assert result.clients.columns == simulated.clients.columns
+    for name in METRICS:
+        assert torch.equal(result.clients.metrics[name].nan_to_num(-1), simulated.clients.metrics[name].nan_to_num(-1))
+    assert result.summary().metrics == simulated.summary().metrics
+
+
+def test_nodes_without_a_metric_and_secure_sums_are_refused():
+    data = some_data()
+    with pytest.raises(IncompatibleParts, match=r"client-0, client-1.* cannot compute the metric 'f1'"):
+        run(eq.Algorithm(), data, metrics=METRICS)
+    secure = eq.Algorithm(privacy=eq.privacy.SecureAggregation())
+    with pytest.raises(IncompatibleParts, match="figures of single clients"):
+        run(secure, data, federation(data, softmax, metrics=METRICS), metrics=METRICS)
+    with pytest.raises(IncompatibleParts, match=r'Use "validation\.error"'):
+        run(secure, data, stop=eq.EarlyStopping("validation.error_90"))
+
+
+def test_a_federation_stops_early_as_a_simulation_does(tmp_path):
+    data, algorithm = some_data(), eq.Algorithm(solver=SGD(lr=4.0, batch_size=2))
+    options = {"rounds": 20, "stop": eq.EarlyStopping("validation.error", patience=2)}
+    result, _ = run(algorithm, data, folder=tmp_path / "run", **options)
+    simulated = simulate(algorithm, data, **options)
+    assert result.history.stopped == simulated.history.stopped
+    assert result.history.stopped.rounds < 20
+    assert torch.equal(result.params, simulated.params)
+    same_table(result.clients, simulated.clients)
+    assert read_record(tmp_path / "run").history.stopped == result.history.stopped
 
 
 def test_some_clients_can_be_evaluated():

@@ -12,6 +12,7 @@ from equipoise.types import (
     Engine,
     EngineTraits,
     LocalSolver,
+    MetricTraits,
     PersonalTraits,
     PrivacyTraits,
     QuantileTraits,
@@ -70,6 +71,11 @@ def evaluates_samples(engine: Engine) -> bool:
 def attack_traits(attack: object) -> AttackTraits:
     """What an attack offers."""
     return read(AttackTraits, attack)
+
+
+def metric_traits(metric: object) -> MetricTraits:
+    """What a metric of one client offers."""
+    return read(MetricTraits, metric)
 
 
 def is_part(value: object, *needed: str) -> bool:

@@ -121,6 +121,11 @@ def _bag(rules: ForwardRules, func: Any, input: Tensor, weight: Tensor, offsets:
     return written_out.embedding_bag(input, weight, mode, weights, padding)
 
 
+def _normalise_weight(rules: ForwardRules, func: Any, v: Tensor, g: Tensor, dim: int = 0) -> Any:
+    """Weights in terms of their length and direction."""
+    return written_out.weight_norm(v, g, dim) if rules.batched else func(v, g, dim)
+
+
 def _again(body: FunctionType, rules: ForwardRules, func: Any, *args: Any, **kwargs: Any) -> Any:
     """A function of `torch.nn.functional` that is written in Python, with the rules in force inside."""
     before = _local.rules
@@ -149,6 +154,7 @@ for _name, _features, _alpha in (
 ):  # fmt: skip
     for _end in ("", "_"):
         _RULES[getattr(torch, _name + _end)] = partial(_drop, features=_features, alpha=_alpha, inplace=bool(_end))
+_RULES[torch._weight_norm] = _normalise_weight
 for _kind in written_out.CELLS:
     _RULES[getattr(torch, _kind)] = partial(_recur, _kind)
     _RULES[getattr(torch, f"{_kind}_cell")] = partial(_step_cell, _kind)

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from equipoise.core import trees
 from equipoise.core.batch_trial import BatchUse, nearly_equal, try_batches
+from equipoise.core.binary_error import binary_error
 from equipoise.core.carried import CarriedLayout, split_model
 from equipoise.core.forward_rules import ForwardRules
 from equipoise.core.params import ParameterLayout
@@ -279,8 +280,9 @@ class Task:
 
         Refused are wrong shapes and types, too few classes, a loss or error that is not one number per example or has no
         gradient, and models that in evaluation mode change buffers, or whose output for one example depends on its batch. If
-        the data have classes and the outputs are scores of classes, an error that nobody defined is misclassification. What
-        training changes besides the parameters is found by trying.
+        the data have classes and the outputs are scores of classes, an error that nobody defined is misclassification; if the
+        loss is binary cross-entropy, it is the share of wrong signs. What training changes besides the parameters is found by
+        trying.
         """
         wanted = self._respecting(data)
         trial = wanted.to(torch.device("cpu"))
@@ -297,8 +299,7 @@ class Task:
             with torch.enable_grad():
                 losses = trial._run_user_code("loss", data, lambda: trial.losses(params, trees.clone(x), y))
             require(losses.requires_grad, "loss", "must depend on the model's parameters", "detached from them")
-            if trial.scorer.error_is_open and (trial._scores_classes(data, outputs, y) or trial.scorer.is_cross_entropy):
-                error = MaskedMisclassified(data.ignore_index) if data.has_ignored else misclassified
+            if (error := trial._error_of_outputs(data, outputs, y)) is not None:
                 wanted, trial = (task._with_error(error) for task in (wanted, trial))
             trial.scorer.eval()
             several = trial._run_user_code("error", data, lambda: trial.scores(params, trees.clone(x), y))
@@ -342,6 +343,15 @@ class Task:
             return self
         loss = MaskedCrossEntropy(data.ignore_index)
         return replace(self, scorer=self.scorer.with_parts(self.module, loss, self.scorer._given_error))
+
+    def _error_of_outputs(self, data: FederatedData, outputs: Any, y: Any) -> PerExample | None:
+        """The error that fits outputs and loss, if nobody has said what an error is; None leaves it as it is."""
+        if not self.scorer.error_is_open:
+            return None
+        if self._scores_classes(data, outputs, y) or self.scorer.is_cross_entropy:
+            return MaskedMisclassified(data.ignore_index) if data.has_ignored else misclassified
+        error: PerExample | None = binary_error(self.scorer.loss, outputs, y)
+        return error
 
     def _scores_classes(self, data: FederatedData, outputs: Any, y: Any) -> bool:
         """Whether the outputs are one score per class of the data."""

@@ -170,3 +170,12 @@ def embedding_bag(
         values = values * weights.unsqueeze(-1)
     total = (values * shares).sum(1)
     return total if mode == "sum" else total / shares.sum(1).clamp(min=1)
+
+
+def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """Weights g · v / ‖v‖, the norm over all dimensions but one, or over all for dim = −1, as `torch._weight_norm`."""
+    if dim == -1:
+        return v * (g / v.norm())
+    others = [each for each in range(v.dim()) if each != dim]
+    lengths = torch.linalg.vector_norm(v, dim=others, keepdim=True) if others else v.abs()
+    return v * (g / lengths)

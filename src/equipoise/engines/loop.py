@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from equipoise.attacks.malicious import corrupted, corrupted_work, sees_all_updates, summed_rows
+from equipoise.client_metrics import ClientMetrics
 from equipoise.core import rng
 from equipoise.core.abilities import solver_traits
 from equipoise.core.carried import CarriedMean
@@ -113,6 +114,21 @@ class LoopEngine(Engine):
         """Mean loss and mean error of every client of a set, or of those at positions `which`, (n,) and (n,)."""
         clients = self.sets[clients]
         return stack_columns(self._score(params, clients, k) for k in self._in_turn(clients, which))
+
+    def measure(self, params: Tensor, clients: ClientSet, metrics: ClientMetrics, which: Tensor | None = None) -> Tensor:
+        """Each metric of every client, or of those at `which` (n,), at one model (D,) or at their own (n, D): (M, n)."""
+        clients, values = self.sets[clients], []
+        self.task.scorer.eval()
+        for number, k in enumerate(self._in_turn(clients, which)):
+            rows = clients.rows(k)
+            model = params if params.dim() == 1 else params[number]
+            with self._visit(clients, k):
+                x, y = clients.inputs(rows, params.dtype), clients.targets(rows, params.dtype)
+            client = metrics.begin(clients.ids[k])
+            with torch.no_grad():
+                client.add(self.task.outputs(model, x), y)
+            values.append(torch.tensor(client.values(), dtype=torch.float64))
+        return torch.stack(values, 1)
 
     def _in_turn(self, clients: ClientSet, which: Tensor | None) -> Iterator[int]:
         """Positions of clients, each while its examples are on the device."""

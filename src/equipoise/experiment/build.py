@@ -50,6 +50,7 @@ class PreparedRun:
         """Train as the configuration says, from `checkpoint` if that file exists."""
         import torch
 
+        from equipoise.client_metrics import PROVIDED
         from equipoise.engines.simulator.workers import threads
         from equipoise.runs.checkpoint import Checkpoints
         from equipoise.train import train
@@ -60,7 +61,8 @@ class PreparedRun:
             return train(
                 self.model, self.data, self.algorithm, rounds=options.rounds, clients_per_round=options.clients_per_round,
                 seed=options.seed, engine=options.chosen_engine(), evaluate_every=options.evaluate_every,
-                evaluate_clients=options.evaluate_clients, observers=observers, progress=progress, name=options.name or name,
+                evaluate_clients=options.evaluate_clients, metrics={name: PROVIDED[name] for name in options.metrics or ()},
+                stop=options.stop, observers=observers, progress=progress, name=options.name or name,
                 checkpoint=Checkpoints(checkpoint, every=options.checkpoint_every) if checkpoint is not None else None,
                 ledger=ledger,
             )  # fmt: skip
@@ -98,6 +100,9 @@ def build(config: RunConfig) -> PreparedRun:
 
         data = attacks.apply(data, config.attack.make("attack"))
     check_cohort(config, algorithm, data)
+    if config.train.stop is not None:
+        with refusals_at("train.stop", ("figure",), "EarlyStopping"):
+            config.train.stop.refuse_unknown(data.splits, config.train.metrics or ())
     config = config.with_model(**read_from_data(config, data))
     config = replace(config, train=replace(config.train, threads=config.train.threads or torch.get_num_threads()))
     model = make_model(config, data)

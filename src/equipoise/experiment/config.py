@@ -16,6 +16,7 @@ from equipoise.experiment import catalog, toml
 from equipoise.experiment.origin import CodeUse, Origin
 from equipoise.experiment.own_code import own_failures
 from equipoise.experiment.values import NONE, check_value, toml_text
+from equipoise.runs.stopping import EarlyStopping
 
 Weights = Literal["examples", "uniform"]
 SECTIONS = ("data", "model", "algorithm", "train", "attack")
@@ -98,8 +99,9 @@ class TrainOptions(TrainRecord):
     """The section [train]: rounds, cohorts, seed, evaluation, checkpoints and engine.
 
     `name` is the name of the run in reports (None: that of its folder). `evaluate_clients` is how many clients of each split
-    are evaluated, drawn at random (None: all). `checkpoint_every` is in rounds (None: about every ten seconds). `threads` are
-    torch's (None: torch's own choice; the folder of a run holds the number).
+    are evaluated, drawn at random (None: all). `metrics` are names of metrics of single clients. `checkpoint_every` is in
+    rounds (None: about every ten seconds). `threads` are torch's (None: torch's own choice; the folder of a run holds the
+    number). `stop`, a section [train.stop], has the parameters of EarlyStopping.
     """
 
     evaluate_clients: int | None = None
@@ -111,6 +113,8 @@ class TrainOptions(TrainRecord):
     precision: str | None = None
     compiled: bool | None = None
     threads: int | None = None
+    metrics: list[str] | None = None
+    stop: EarlyStopping | None = None
 
     def __post_init__(self) -> None:
         require(self.rounds >= 0, "rounds", "must not be negative", self.rounds)
@@ -122,6 +126,10 @@ class TrainOptions(TrainRecord):
         for name, rule in rules.items():
             value = getattr(self, name)
             require(value is None or value >= 1, name, rule, value)
+        if self.metrics:
+            from equipoise.client_metrics import PROVIDED
+        for name in self.metrics or ():
+            require(name in PROVIDED, "metrics", f"must be names of {', '.join(PROVIDED)}", name, "Others are given in Python.")
         known = catalog.part("engine", self.engine, where="train.engine").parameters
         for name in ("device", "chunk_size", "workers", "precision", "compiled"):
             value = getattr(self, name)
@@ -435,6 +443,21 @@ def check_train(table: Mapping[str, Any]) -> TrainOptions:
     for parameter in parameters.values():
         if parameter.required and parameter.name not in table:
             raise ConfigError(f"train.{parameter.name} is missing: it must be {parameter.rule}.")
-    values = {key: check_value(value, parameters[key].annotation, f"train.{key}") for key, value in table.items()}
+    plain = {key: value for key, value in table.items() if key != "stop"}
+    values = {key: check_value(value, parameters[key].annotation, f"train.{key}") for key, value in plain.items()}
     with refusals_at("train", parameters, "options"):
-        return TrainOptions(**values)
+        return TrainOptions(**values, stop=check_stop(table.get("stop", NONE)))
+
+
+def check_stop(table: Any) -> EarlyStopping | None:
+    """Check the section [train.stop]; None without one."""
+    if table == NONE:
+        return None
+    if not isinstance(table, Mapping):
+        fix = 'Write [train.stop] and below it figure = "validation.error_90".'
+        raise ConfigError(f"train.stop must be a section, but is {toml_text(table)}. {fix}")
+    parameters = {p.name: catalog.read_parameter(p, p.name) for p in catalog.signature_of(EarlyStopping).values()}
+    refuse_unknown(table, parameters, "train.stop")
+    values = {key: check_value(value, parameters[key].annotation, f"train.stop.{key}") for key, value in table.items()}
+    with refusals_at("train.stop", parameters, "EarlyStopping"):
+        return EarlyStopping(**values)

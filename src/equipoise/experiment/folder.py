@@ -149,6 +149,7 @@ def read_record(path: str | Path) -> RunRecord:
     from equipoise.privacy.accounting import Spent
     from equipoise.privacy.observer_table import PrivacyTable
     from equipoise.result import ClientTable, RunRecord
+    from equipoise.runs.stopping import Stopped
     from equipoise.types import RoundReport
 
     folder = RunFolder(Path(path))
@@ -175,8 +176,11 @@ def read_record(path: str | Path) -> RunRecord:
         raise ConfigError(f"{path} is damaged: {failure}. Run it anew in another folder.") from failure
     costs: dict[str, Any] = {name: float("inf") if value is None else value for name, value in end.get("privacy", {}).items()}
     spent = Spent(**costs) if costs else None
+    if "stopped" in end:
+        history.stopped = Stopped(**end["stopped"])
     table = PrivacyTable.of_plain(end["observers"]) if "observers" in end else None
     rounds = spent.rounds if spent is not None else config.train.rounds  # a budget may have ended the run before the last
+    rounds = history.stopped.rounds if history.stopped is not None else rounds
     if [report.round for report in history.rounds] != list(range(rounds)):
         raise ConfigError(f"{folder.rounds} does not hold each of the {rounds} rounds once: the log is damaged.")
     return RunRecord(

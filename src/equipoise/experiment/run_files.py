@@ -86,6 +86,8 @@ def write_outcome(result: Result, folder: RunFolder, *, report: bool = True) -> 
         end["observers"] = result.privacy.plain()
     if result.sampled is not None:
         end["sampled"] = result.sampled
+    if result.history.stopped is not None:
+        end["stopped"] = asdict(result.history.stopped)
     log = DurableFile.at_end(folder.rounds)
     try:
         log.write((json.dumps(end) + "\n").encode())

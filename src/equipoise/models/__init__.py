@@ -5,6 +5,8 @@ Any other `torch.nn.Module` works as well. Those here keep three promises: their
 `vmap(grad(…))` over stacked parameters gives each client's gradient; and an input of the wrong shape is refused in words.
 """
 
+from equipoise.models import language
+from equipoise.models.adapters import freeze_lora_a
 from equipoise.models.convnet import ConvNet
 from equipoise.models.group_norm import with_group_norm
 from equipoise.models.linear import LinearRegression, LinearSVM, Logistic, MeanEstimator, Softmax
@@ -24,5 +26,7 @@ __all__ = [
     "MeanEstimator",
     "Softmax",
     "Tabular",
+    "freeze_lora_a",
+    "language",
     "with_group_norm",
 ]

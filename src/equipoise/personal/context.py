@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from equipoise.attacks.malicious import corrupted
+from equipoise.client_metrics import ClientMetrics
 from equipoise.core import rng
 from equipoise.core.abilities import attack_traits
 from equipoise.core.task import Task
@@ -28,6 +29,7 @@ class PersonalContext:
     task: Task
     data: FederatedData
     start: Callable[[Task], Engine]  # an engine of the same kind, on the same data, for another task
+    metrics: ClientMetrics = field(default_factory=ClientMetrics)  # of the run
 
     @property
     def update_attack(self) -> bool:

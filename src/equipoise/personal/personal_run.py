@@ -13,7 +13,7 @@ from torch import Tensor
 
 from equipoise.attacks.malicious import corrupted
 from equipoise.core import rng
-from equipoise.core.abilities import read
+from equipoise.core.abilities import engine_traits, read
 from equipoise.errors import InvalidParameter
 from equipoise.personal.context import PersonalContext
 from equipoise.personal.store import ClientRows
@@ -130,18 +130,20 @@ class PersonalRun:
 
     def scores(
         self, state: PersonalState, params: Tensor, round_index: int, sample: Mapping[str, Tensor] | None = None
-    ) -> dict[str, tuple[Tensor, Tensor]]:
-        """Per split, the mean loss and error of every client at its own model; NaN for clients without one (unseen ones).
+    ) -> dict[str, tuple[Tensor, ...]]:
+        """Per split, mean loss, mean error and metrics of every client at its own model; NaN for clients without one.
 
         Of the splits in `sample`, those at the given positions only.
         """
-        splits = self.context.data.splits
+        splits, metrics = self.context.data.splits, self.context.metrics
+        measure = engine_traits(self.context.engine).measure if len(metrics) else None
         rows = {split: torch.arange(len(clients)) for split, clients in splits.items()} | dict(sample or {})
         owners = {
             split: rows[split] if split == "train" else self.clients.find(clients.select(rows[split]))
             for split, clients in splits.items()
         }
-        table = {split: torch.full((2, len(chosen)), float("nan"), dtype=torch.float64) for split, chosen in rows.items()}
+        columns = 2 + (len(metrics) if measure is not None else 0)
+        table = {s: torch.full((columns, len(chosen)), float("nan"), dtype=torch.float64) for s, chosen in rows.items()}
         if not any(bool((who >= 0).any()) for split, who in owners.items() if split != "train") and len(splits) > 1:
             owners = {"train": owners["train"]}  # no further examples of these clients: judged on what they trained on
         having = torch.unique(torch.cat(list(owners.values())))
@@ -151,5 +153,7 @@ class PersonalRun:
                 if len(here):
                     own = models[torch.searchsorted(clients, who[here]).to(models.device)]
                     scores = torch.stack(self.context.engine.evaluate_own(own, splits[split], rows[split][here]))
-                    table[split][:, here] = scores.nan_to_num(nan=math.inf, posinf=math.inf)  # diverged; not without a model
-        return {split: (values[0], values[1]) for split, values in table.items()}
+                    table[split][:2, here] = scores.nan_to_num(nan=math.inf, posinf=math.inf)  # diverged; not without a model
+                    if measure is not None:
+                        table[split][2:, here] = measure(own, splits[split], metrics, rows[split][here])
+        return {split: tuple(values) for split, values in table.items()}

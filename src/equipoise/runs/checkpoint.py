@@ -26,6 +26,7 @@ from equipoise.errors import CheckpointError, Diverged, EquipoiseNotice, NotWrit
 from equipoise.observers import EvaluationPoint, History
 from equipoise.runs.history_columns import packed_reports, unpacked_reports
 from equipoise.runs.identity import identity_of, refuse_other_run
+from equipoise.runs.stopping import StopState
 from equipoise.types import Observer, PersonalWork, RoundReport, ServerState
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class SavedRun:
     identity: dict[str, str]  # what must be the same to go on
     failure: Diverged | None = None
     start: Tensor | None = None  # w^0, where clients begin with it in later rounds
+    stop: StopState | None = None  # of early stopping
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +77,7 @@ class Checkpoint:
 def _packed_run(run: SavedRun, tensors: dict[str, Tensor], prefix: str) -> dict[str, Any]:
     """A run as JSON; tensors go to `tensors` under names that begin with `prefix`."""
     state = {name: packed(value, tensors, prefix + name) for name, value in vars(run.state).items()}
-    failure, start = run.failure, run.start
+    failure, start, stop = run.failure, run.start, run.stop
     return {
         "state": state,
         "reports": packed_reports(run.history.rounds, tensors, f"{prefix}reports"),
@@ -83,6 +85,7 @@ def _packed_run(run: SavedRun, tensors: dict[str, Tensor], prefix: str) -> dict[
         "identity": run.identity,
         "failure": None if failure is None else [failure.round, failure.clients, failure.what],
         "start": None if start is None else packed(start, tensors, f"{prefix}start"),
+        "stop": None if stop is None else packed(stop, tensors, f"{prefix}stop"),
     }
 
 
@@ -98,7 +101,8 @@ def read_checkpoint(path: Path, device: torch.device | str = "cpu") -> Checkpoin
         )
         history = History(given, points=[EvaluationPoint(**p) for p in whole["points"]])
         failure = Diverged(*whole["failure"]) if whole.get("failure") is not None else None
-        return SavedRun(ServerState(**parts), history, whole["identity"], failure, unpacked(whole.get("start"), tensors, place))
+        start, stop = (unpacked(whole.get(name), tensors, place) for name in ("start", "stop"))
+        return SavedRun(ServerState(**parts), history, whole["identity"], failure, start, stop)
 
     try:
         file = read_tensor_file(path)
@@ -156,7 +160,8 @@ class Checkpoints(Observer):
         now, reached = time.monotonic(), max(run.state.round for run in runs)
         due = reached % self.every == 0 if self.every else now - self._saved >= max(SECONDS, self._cost / SHARE)
         # Round 0: a full disk or unwritable folder fails before any work.
-        if due or reached in (0, self._settings[0].protection.rounds_allowed):
+        ended = all(run.failure is not None or run.over for run in runs)
+        if due or ended or reached in (0, self._settings[0].protection.rounds_allowed):
             keeping: list[tuple[PersonalWork | SolverRows, Any]] = [
                 *((run.setting.personal, run.state.personal) for run in runs if run.setting.personal is not None),
                 *((run.setting.kept, run.state.kept) for run in runs if run.setting.kept is not None),
@@ -165,7 +170,10 @@ class Checkpoints(Observer):
                 rows.flush()
             measured = self._settings[0].engine_traits.measured
             named = zip(runs, self._identities, strict=True)
-            saved = [SavedRun(run.state, run.history, identity, run.failure, run.start) for run, identity in named]
+            saved = [
+                SavedRun(run.state, run.history, identity, run.failure, run.start, run.stop if run.setting.stop else None)
+                for run, identity in named
+            ]
             choice = {} if measured is None else measured.read()
             write_atomically(self.path, Checkpoint(saved, now - self._began, choice).bytes())
             for rows, state in keeping:

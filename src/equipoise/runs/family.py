@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from equipoise.risk import QFair, Superquantile, Tilted
 from equipoise.runs.checkpoint import Checkpoints
 from equipoise.runs.health import divergence, rejected_updates
 from equipoise.runs.setup import DataOrMaker, EngineChoice, ModelOrMaker, Setting, set_up
+from equipoise.runs.stopping import EarlyStopping
 from equipoise.train import Watching, train_runs
 from equipoise.types import Observer, RiskValue
 
@@ -115,10 +117,16 @@ class Family:
         chosen = torch.stack([engine.evaluate(model, choosing)[0] for model in models]).argmin(0)  # (n,)
         judged = [engine.evaluate(model, judging) for model in models]
         loss, error = map(torch.stack, zip(*judged, strict=True))  # (M, n)
+        metrics, measure = self.setting.metrics, self.setting.engine_traits.measure
+        found = [measure(r.params, judging, metrics) for r in members] if len(metrics) and measure is not None else []
 
         def table(own: Tensor) -> ClientTable:
             losses, errors = (v.gather(0, own.unsqueeze(0))[0] for v in (loss, error))
-            return ClientTable.of(self.setting.data, {judged_on: (judging, losses, errors)})
+            rows = ClientTable.of(self.setting.data, {judged_on: (judging, losses, errors)})
+            if not found:
+                return rows
+            values = torch.stack(found)  # (members, metrics, n)
+            return rows.with_metrics(metrics, values.gather(0, own.expand(1, len(metrics), -1))[0])
 
         rows = {r.name: [replace(r, clients=table(torch.full_like(chosen, i)))] for i, r in enumerate(members)}
         first = members[0]
@@ -197,9 +205,10 @@ def refuse_other_labels(clients: ClientSet, setting: Setting) -> None:
 
 
 def _together(histories: Sequence[History]) -> History:
-    """The history of a family: mean losses over its members, and the work of all of them."""
+    """The history of a family: mean losses over its members that still train, and the work of all of them."""
     rounds = []
-    for reports in zip(*(h.rounds for h in histories), strict=True):
+    for every in zip_longest(*(h.rounds for h in histories)):  # members may be stopped early
+        reports = [report for report in every if report is not None]
         mean = {name: sum(getattr(r, name) for r in reports) / len(reports) for name in ("loss", "tail_loss")}
         total = {name: sum(getattr(r, name) for r in reports) for name in ("trained", "seconds", "dropped")}
         rejected = tuple(dict.fromkeys(client for r in reports for client in r.rejected))
@@ -223,6 +232,8 @@ def train_family(
     engine: EngineChoice | str = "simulator",
     evaluate_every: int | None = None,
     evaluate_clients: int | None = None,
+    metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
+    stop: EarlyStopping | None = None,
     observers: Sequence[Observer] = (),
     progress: bool | None = None,
     checkpoint: Checkpoints | str | Path | None = None,
@@ -231,7 +242,8 @@ def train_family(
 
     All members start from `model` and see the same cohorts and batches, so each equals the run that `train` would make of it
     alone; the simulator trains them as one batch, which costs less than separate runs. `algorithm` gives the other parts (and
-    the risk's other options, if its risk is of the family's kind); the other options are those of `train`. Observers are
+    the risk's other options, if its risk is of the family's kind); the other options are those of `train`: with `stop` each
+    member is stopped by its own figures, and the others go on. Observers are
     told of every member's rounds, with the member's name in `report.run`; the checkpoint is one file for all members.
 
     Source: Pillutla et al. 2023, section 4.1 and Figure 1; Li 2023 (thesis), Table 4.12.
@@ -248,7 +260,7 @@ def train_family(
     watch = Watching(evaluate_every, observers, progress, checkpoint)
     first = set_up(
         model, data, algorithms[0], rounds=rounds, clients_per_round=clients_per_round, seed=seed, loss=loss, error=error,
-        engine=engine, evaluate_clients=evaluate_clients, name=names[0],
+        engine=engine, evaluate_clients=evaluate_clients, metrics=metrics, stop=stop, name=names[0],
     )  # fmt: skip
     settings = [first.with_algorithm(member, name) for member, name in zip(algorithms, names, strict=True)]
 

@@ -12,8 +12,11 @@ from equipoise.errors import Diverged
 from equipoise.metrics import mean
 from equipoise.observers import Evaluation
 from equipoise.result import NOT_EVALUATED, Result
+from equipoise.runs.input_scales import unscaled_inputs
 from equipoise.runs.setup import Setting
 from equipoise.types import RoundReport
+
+FEWEST_ROUNDS = 5  # by which a run can be said to stand still
 
 
 def stop_if_lost(final: Evaluation, *, named: bool = True) -> None:
@@ -45,13 +48,27 @@ def notices(setting: Setting, result: Result, who: str = "the run") -> Iterator[
 
 
 def divergence(setting: Setting, result: Result, who: str) -> Iterator[str]:
-    """A loss of a thousand times its start (or, with classes, of a thousand) is finite, but no result."""
+    """A loss of a thousand times its start (or, with classes, of a thousand) is finite, but no result.
+
+    Where inputs are far from the scale that training needs, that is named as the reason, also of a loss that never falls.
+    """
     first = next((report.loss for report in result.history.rounds if math.isfinite(report.loss)), None)
     if first is not None:
         trained_on = result.clients.where("train")
         last = mean(trained_on.loss, trained_on.size)
-        if last > 1000 * (1 + (0.0 if setting.data.classes > 0 else first)):
-            yield f"The training loss ended at {last:.3g}: {who} diverged. Lower the learning rate."
+        lost = last > 1000 * (1 + (0.0 if setting.data.classes > 0 else first))
+        reason = unscaled_inputs(setting) if lost or stands_still(result) else None
+        if lost:
+            yield f"The training loss ended at {last:.3g}: {who} diverged. {reason or 'Lower the learning rate.'}"
+        elif reason is not None:
+            yield f"The training loss did not fall: {who} stood still. {reason}"
+
+
+def stands_still(result: Result) -> bool:
+    """Whether losses at the end are not below those at the beginning, over a few rounds each; the fewest are five."""
+    losses = [report.loss for report in result.history.rounds if math.isfinite(report.loss)]
+    few = max(1, len(losses) // 5)
+    return len(losses) >= FEWEST_ROUNDS and sum(losses[-few:]) >= 0.999 * sum(losses[:few])
 
 
 def idle_rounds(result: Result) -> Iterator[str]:

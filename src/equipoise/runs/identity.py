@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 START = "start weights"  # may differ: the checkpoint's hold
 DROPOUT = "dropout"  # how its masks are drawn, of a model that has any
 PYTHON = "version of Python"  # may differ: the code of functions is not compared then
+STOP, NO_STOP = "rule of early stopping", "none"
 _OF_CODE = ("model's code", "loss's code", "error's code", "algorithm's own code")
 _SEVERAL = ("model's frozen parameters", "model's buffers", "training modes of frozen parts")
 _LONG = 120  # characters of a text that is shown whole
@@ -46,6 +47,7 @@ def identity_of(setting: Setting) -> dict[str, str]:
     modes = {"training modes of frozen parts": fingerprint(task.frozen_modes)} if task.frozen_modes else {}
     return (
         ({"privacy": noise} if noise is not None else {})
+        | ({STOP: repr(setting.stop)} if setting.stop is not None else {})
         | modes
         | dropout
         | {
@@ -85,6 +87,8 @@ def _name(function: object) -> str:
 
 def refuse_other_run(path: Path, saved: Mapping[str, str], given: Mapping[str, str]) -> list[str]:
     """Refuse a checkpoint of another run, naming what differs; returns what to say of what may differ."""
+    rules = {STOP: NO_STOP}  # what a file without it means
+    saved, given = rules | dict(saved), rules | dict(given)
     notes, unknown = [], [name for name in given if name not in saved]
     if DROPOUT in unknown:
         raise CheckpointError(

@@ -7,7 +7,7 @@ engine, and the call in which the clients of all of them work.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from equipoise.round import grouped
 from equipoise.runs.checkpoint import Checkpoints
 from equipoise.runs.health import notices
 from equipoise.runs.setup import DataOrMaker, EngineChoice, ModelOrMaker, Setting, build, choose_engine, refuse_swapped, set_up
+from equipoise.runs.stopping import EarlyStopping
 from equipoise.train import Watching, train_runs
 from equipoise.types import Engine, Observer
 
@@ -117,6 +118,8 @@ def train_many(
     engine: EngineChoice | str = "simulator",
     evaluate_every: int | None = None,
     evaluate_clients: int | None = None,
+    metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
+    stop: EarlyStopping | None = None,
     observers: Sequence[Observer] = (),
     progress: bool | None = None,
     checkpoint: Checkpoints | str | Path | None = None,
@@ -134,7 +137,8 @@ def train_many(
     `checkpoint` names the file of the first runs that are trained together; further ones have files beside it (`many.ckpt`,
     `many-2.ckpt`, …).
 
-    If a run diverges the others go on; the error is raised at the end, and its `finished` holds the runs that ended well.
+    With `stop` each run is stopped by its own figures, and the others go on. If a run diverges the others go on, too; the error
+    is raised at the end, and its `finished` holds the runs that ended well.
 
     Source: ours.
     """
@@ -143,8 +147,8 @@ def train_many(
     groups = grouped(range(len(planned)), lambda i, j: planned[i].goes_with(planned[j]))
     if (text := notice_about_single_runs(planned, groups)) is not None:
         warnings.warn(EquipoiseNotice(text), stacklevel=2)
-    options = {"rounds": rounds, "clients_per_round": clients_per_round, "loss": loss, "error": error}
-    options["evaluate_clients"] = evaluate_clients
+    options: dict[str, Any] = {"rounds": rounds, "clients_per_round": clients_per_round, "loss": loss, "error": error}
+    options |= {"evaluate_clients": evaluate_clients, "metrics": metrics, "stop": stop}
     together = [group for group in groups if len(group) > 1]
     alone = [[group] for group in groups if len(group) == 1]
     on_one_engine = grouped(range(len(together)), lambda a, b: planned[together[a][0]].served_with(planned[together[b][0]]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -13,11 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.algorithm import Algorithm
+from equipoise.client_metrics import ClientMetrics
 from equipoise.core.abilities import engine_traits, is_part, read
 from equipoise.core.task import PerExample, Task
+from equipoise.core.trees import map_tree
 from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop, Simulator
-from equipoise.errors import IncompatibleParts, InvalidParameter, is_integer, require
+from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter, is_integer, require
+from equipoise.models.adapters import WHY_NOT_BOTH, freeze_lora_a, trains_lora_a
 from equipoise.observers import Evaluation, History
 from equipoise.personal.context import PersonalContext
 from equipoise.personal.finetune import Adaptation
@@ -29,11 +33,23 @@ from equipoise.runs.carried_rules import check_smallest_batches, refuse_unfit_fo
 from equipoise.runs.evaluation_sample import evaluation_sample, refuse_sample, sample_sizes
 from equipoise.runs.own_parts import try_own_parts
 from equipoise.runs.solver_rows import SolverRows
+from equipoise.runs.stopping import EarlyStopping, refuse_stop
 from equipoise.solvers.local_optimizer import rates_by_name
-from equipoise.types import Engine, EngineTraits, PersonalWork, Protection, RiskTraits, RunSize, Sampler, ServerState
+from equipoise.types import (
+    Engine,
+    EngineTraits,
+    PersonalWork,
+    PrivacyTraits,
+    Protection,
+    RiskTraits,
+    RunSize,
+    Sampler,
+    ServerState,
+)
 
 T = TypeVar("T")
 ModelOrMaker = nn.Module | Callable[[int], nn.Module]
+TRIED_EXAMPLES = 32  # of the first client, on which metrics are tried
 DataOrMaker = FederatedData | Callable[[int], FederatedData]
 
 
@@ -65,6 +81,8 @@ class Setting:
     sample: Mapping[str, Tensor] | None = None  # positions of the clients that are evaluated, by split; None: all clients
     kept: SolverRows | None = None  # what clients keep for their solver between rounds
     adaptation: PersonalWork | None = None  # what clients do with the trained model before they use it, if the solver says so
+    metrics: ClientMetrics = field(default_factory=ClientMetrics)
+    stop: EarlyStopping | None = None
 
     def with_algorithm(self, algorithm: Algorithm, name: str) -> Setting:
         """Another run on the same engine: an unprotected algorithm with the same weights and cohorts."""
@@ -110,15 +128,16 @@ class Setting:
         """
         reported, network = self.averaged.iterate(state), self.engine_traits.network
         if network is None:
-            table = ClientTable.evaluate(self.engine, reported.model, self.data, self.sample)
+            table = ClientTable.evaluate(self.engine, reported.model, self.data, self.sample, self.metrics)
         else:
-            table = network.client_table(reported.model, self.data, state.round)
+            asked = (self.metrics,) if len(self.metrics) else ()
+            table = network.client_table(reported.model, self.data, state.round, *asked)
         if self.personal is not None and (final or self.personal.keeps_rows):
             table = table.with_personal(self.personal.scores(state.personal, reported.model, state.round, self.sample))
         elif self.adaptation is not None and final:
             start = self.adaptation.begin(reported.model)
             table = table.with_personal(self.adaptation.scores(start, reported.model, state.round, self.sample))
-        return Evaluation(state.round, table, reported.params, self.name, reported.carried)
+        return Evaluation(state.round, table, reported.params, self.name, reported.carried, final)
 
     def model_at(self, model: Tensor) -> nn.Module:
         """A copy of the user's model with these parameters (D,), and with the carried values (C,) that follow them."""
@@ -128,16 +147,16 @@ class Setting:
         self.task.carried.write(trained, carried)
         return trained
 
-    def result(self, state: ServerState, clients: ClientTable, history: History, seconds: float) -> Result:
-        """The result of a run that ended in `state`."""
-        reported, spent = self.averaged.iterate(state), self.protection.spent(state.privacy, state.round)
+    def result(self, last: ServerState, chosen: ServerState, clients: ClientTable, history: History, seconds: float) -> Result:
+        """The result of a run that ended in the state `last` and reports the model of `chosen`, the same or an earlier one."""
+        reported, spent = self.averaged.iterate(chosen), self.protection.spent(last.privacy, last.round)
         return Result(
             name=self.name, algorithm=self.algorithm, seed=self.seed, model=self.model_at(reported.model),
             params=reported.params, carried=reported.carried,
-            clients=clients, history=history, seconds=seconds, data=self.data.name, rounds=state.round,
+            clients=clients, history=history, seconds=seconds, data=self.data.name, rounds=last.round,
             clients_per_round=self.clients_per_round, error_is_loss=self.task.error_is_loss,
-            personal=None if self.personal is None else PersonalModels(self, self.personal, state, reported.model),
-            privacy=self.protection.privacy(state.privacy),
+            personal=None if self.personal is None else PersonalModels(self, self.personal, chosen, reported.model),
+            privacy=self.protection.privacy(last.privacy),
             epsilon=None if spent is None else replace(spent, table=self.data.schema is not None),
             sampled=sample_sizes(self.data, self.sample), schema=self.data.schema,
         )  # fmt: skip
@@ -155,6 +174,8 @@ def set_up(
     error: PerExample | None,
     engine: EngineChoice | str,
     evaluate_clients: int | None = None,
+    metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
+    stop: EarlyStopping | None = None,
     name: str = "run",
 ) -> Setting:
     """Check what a run is given, and start its engine; what cannot run is refused here."""
@@ -165,13 +186,15 @@ def set_up(
     require(given, "algorithm", "must be an equipoise.Algorithm", algorithm, "Write Algorithm(risk=…).")
     refuse_swapped(model, data, "train")
     data, model = build(data, seed, FederatedData, "data"), build(model, seed, nn.Module, "model")
-    task = Task.of(model, loss, error).fitted(data)
+    model = with_adapters_for(algorithm, model)
+    task, measured = Task.of(model, loss, error).fitted(data), ClientMetrics.of(metrics)
     refuse_unfit_for_carried(task, algorithm)
     check_smallest_batches(task, data.train, algorithm)
     sample = evaluation_sample(data, evaluate_clients)
     running = choose_engine(engine).start(task, data)
     traits, parts = engine_traits(running), algorithm.traits
     refuse_sample(sample, running, traits, evaluate_clients)
+    try_metrics(measured, task, data, traits, parts.privacy)
     alpha = algorithm.base_weights(data.train)
     if parts.sampler.everyone:
         clients_per_round = len(data.train)
@@ -182,12 +205,14 @@ def set_up(
     try_own_parts(algorithm, data.train.ids, alpha, clients_per_round, seed)
     personal: PersonalWork | None = None
     adaptation: PersonalWork | None = None
-    context = PersonalContext(running, task, data, lambda other: choose_engine(engine).start(other, data))
+    context = PersonalContext(running, task, data, lambda other: choose_engine(engine).start(other, data), measured)
     if algorithm.personal is None and parts.solver.adaptation is not None and traits.network is None:
         adaptation = PersonalRun(Adaptation(parts.solver.adaptation), context, algorithm.solver, seed)
     if algorithm.personal is not None:
         start = PersonalRun if traits.network is None else traits.network.personal_work
         personal = start(algorithm.personal, context, algorithm.solver, seed)
+    if stop is not None:
+        refuse_stop(stop, data, measured, parts.privacy, personal, network=traits.network is not None)
     protection: Protection = Unprotected(algorithm, data.train, rounds)
     if algorithm.privacy is not None:
         require(parts.privacy.protect is not None, "privacy", "must be a part of equipoise.privacy", algorithm.privacy)
@@ -210,8 +235,17 @@ def set_up(
     kept = None if keeps is None else SolverRows(keeps(task.layout.dimension), len(data.train), task.layout.dtype)
     return Setting(
         model, data, algorithm, task, running, algorithm.drawn_by, alpha, clients_per_round, rounds, seed, personal, protection,
-        name, traits, sample, kept, adaptation,
+        name, traits, sample, kept, adaptation, measured, stop,
     )  # fmt: skip
+
+
+def with_adapters_for(algorithm: Algorithm, model: nn.Module) -> nn.Module:
+    """The model, under differential privacy with the A of low-rank adapters frozen, unless it says that they are trained."""
+    if algorithm.traits.privacy.clip is None or not trains_lora_a(model):
+        return model
+    text = f"Under differential privacy {WHY_NOT_BOTH}: A stays as it is, and B alone is trained (FFA-LoRA)"
+    warnings.warn(EquipoiseNotice(f"{text}. To train both, give models.freeze_lora_a(model, freeze=False)."), stacklevel=4)
+    return freeze_lora_a(model)
 
 
 def refuse_swapped(model: object, data: object, function: str) -> None:
@@ -219,6 +253,29 @@ def refuse_swapped(model: object, data: object, function: str) -> None:
     if isinstance(model, FederatedData) or isinstance(data, nn.Module):
         fix = f"Write {function}(model, data, …)."
         raise InvalidParameter("model", "comes first and the data second", type(model).__name__, fix)
+
+
+def try_metrics(metrics: ClientMetrics, task: Task, data: FederatedData, engine: EngineTraits, privacy: PrivacyTraits) -> None:
+    """Refuse metrics that the engine cannot find, or that fail on a few examples of the first client."""
+    if not len(metrics):
+        return
+    if engine.network is not None and privacy.sums_alone:
+        raise IncompatibleParts(
+            "metrics are figures of single clients, but under secure sums the server sees sums over clients alone.",
+            "Leave metrics out, or evaluate the finished model on clients that may be seen: equipoise.evaluate.",
+        )
+    if engine.network is not None:  # the examples are on the nodes, which measure
+        return
+    if engine.measure is None:
+        raise IncompatibleParts("metrics need the outputs of the model, which this engine does not give.", "Use the simulator.")
+    trial, clients = task.to(torch.device("cpu")), data.train
+    rows = torch.arange(min(TRIED_EXAMPLES, int(clients.host_sizes[0])), device=clients.device) + int(clients.starts[0])
+    x, y = (map_tree(Tensor.cpu, part(rows, task.layout.dtype)) for part in (clients.inputs, clients.targets))
+    trial.scorer.eval()
+    first = metrics.begin(clients.ids[0])
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        first.add(trial.outputs(task.layout.read(trial.module), x), y)
+        first.values()
 
 
 def refuse_missing_groups(risk: RiskTraits, clients: Sequence[str]) -> None:

@@ -12,11 +12,13 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+from equipoise.client_metrics import ClientMetrics
 from equipoise.core.abilities import solver_traits
 from equipoise.core.carried import mean_carried
 from equipoise.core.task import Task
@@ -333,35 +335,45 @@ class FlowerEngine(Engine):
         losses, errors = torch.stack([scores.get(client, {}).get(split, UNKNOWN_SCORES) for client in ids], 1)
         return losses, errors
 
-    def client_table(self, params: Tensor, data: FederatedData, round_index: int) -> ClientTable:
+    def client_table(
+        self, params: Tensor, data: FederatedData, round_index: int, metrics: ClientMetrics | None = None
+    ) -> ClientTable:
         """Every client of every split at `params`, in one exchange; clients that do not answer have no row."""
         if self.secure is not None:
             return self.secure.table(params, data, round_index)
-        scores = self._scores(params, self.federation.members)
+        scores = self._scores(params, self.federation.members, metrics)
         self.evaluated = {s: [i for i in clients.ids if s in scores.get(i, {})] for s, clients in data.splits.items()}
         if not self.evaluated["train"]:
             raise TooFewClients("No client that trains has answered the evaluation.")
         rows = [(client, split) for split, ids in self.evaluated.items() for client in ids]
         ids, splits = zip(*rows, strict=True)
         seen = set(data.train.ids)
-        return ClientTable(
+        loss, error, *more = torch.stack([scores[client][split] for client, split in rows], 1)
+        table = ClientTable(
             ids,
             splits,
             torch.tensor([client in seen for client in ids]),
             torch.tensor([self.federation.members[client].splits[split] for client, split in rows]),
-            *torch.stack([scores[client][split] for client, split in rows], 1),
+            loss,
+            error,
         )
+        return table if metrics is None or not more else table.with_metrics(metrics, torch.stack(more))
 
-    def _scores(self, params: Tensor, asked: Iterable[str]) -> dict[str, dict[str, Tensor]]:
-        """Loss and error (2,) of the shared model by client and split."""
-        request = ClientRequest(self.request_values(self.federation.seed), {"params": params})
-        return self.ask_scores("evaluate.scores", dict.fromkeys(asked, request), 0)
+    def _scores(
+        self, params: Tensor, asked: Iterable[str], metrics: ClientMetrics | None = None
+    ) -> dict[str, dict[str, Tensor]]:
+        """Loss, error and metrics (2 + M,) of the shared model by client and split."""
+        request = ClientRequest(self.request_values(self.federation.seed, **asked_metrics(metrics)), {"params": params})
+        return self.ask_scores("evaluate.scores", dict.fromkeys(asked, request), 0, metrics)
 
-    def ask_scores(self, action: str, left: Mapping[str, ClientRequest], round_index: int) -> dict[str, dict[str, Tensor]]:
-        """Loss and error (2,) by client and split; clients that are silent are asked again, as often as a round is tried."""
+    def ask_scores(
+        self, action: str, left: Mapping[str, ClientRequest], round_index: int, metrics: ClientMetrics | None = None
+    ) -> dict[str, dict[str, Tensor]]:
+        """Loss, error and metrics by client and split; silent clients are asked again, as often as a round is tried."""
         scores: dict[str, dict[str, Tensor]] = {}
+        reading = partial(self._read_scores, 2 + len(metrics or ()))
         for _ in self._tries():
-            scores |= self.messenger.ask(action, left, round_index, self._read_scores)
+            scores |= self.messenger.ask(action, left, round_index, reading)
             left = {client: request for client, request in left.items() if client not in scores}
             if not left:
                 break
@@ -372,10 +384,10 @@ class FlowerEngine(Engine):
             raise TooFewClients(f"{len(scores)} clients answered the evaluation, and {self.patience.minimum} are needed.")
         return scores
 
-    def _read_scores(self, answer: MessageContent) -> dict[str, Tensor]:
+    def _read_scores(self, count: int, answer: MessageContent) -> dict[str, Tensor]:
         if "lost" in answer.values:
             return {}
-        return {split: answer.tensor(split, torch.float64, (2,)) for split in self.data.splits if split in answer.arrays}
+        return {split: answer.tensor(split, torch.float64, (count,)) for split in self.data.splits if split in answer.arrays}
 
     # -------------------------------------------------------------------------------------------- parts that a network changes
 
@@ -413,6 +425,11 @@ def read_any_loss(answer: MessageContent) -> float:
     """The loss of a client; infinite where it is not finite."""
     loss = float(answer.tensor("loss", torch.float64, (1,)))
     return loss if math.isfinite(loss) else math.inf
+
+
+def asked_metrics(metrics: ClientMetrics | None) -> dict[str, list[str]]:
+    """What a request says of the metrics that it asks for; nothing without any."""
+    return {"metrics": list(metrics.functions)} if metrics is not None and len(metrics) else {}
 
 
 def read_loss(answer: MessageContent) -> float:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from equipoise.attacks.malicious import corrupted_work, sees_all_updates, summed_rows
+from equipoise.client_metrics import ClientMetrics
 from equipoise.core.abilities import read, solver_traits
 from equipoise.core.carried import mean_carried
 from equipoise.core.devices import usable_device
@@ -234,6 +235,16 @@ class SimulatorEngine:
             done += count
         loss, error = map(torch.cat, zip(*parts, strict=True))
         return loss, error
+
+    def measure(self, params: Tensor, clients: ClientSet, metrics: ClientMetrics, which: Tensor | None = None) -> Tensor:
+        """Each metric of every client, or of those at `which` (n,), at one model (D,) or at their own (n, D): (M, n)."""
+        here, parts, done = self.sets[clients], [], 0
+        for part in self.sets.in_parts(here, which):
+            positions = torch.arange(len(clients)) if part is None else part
+            models = params if params.dim() == 1 else params[done : done + len(positions)]
+            parts.append(self.scoring.measure(models, here, metrics, positions))
+            done += len(positions)
+        return torch.cat(parts, 1)
 
     def updates(self, params: Tensor, cohort: Cohort, solver: LocalSolver) -> LocalWork:
         """Local work of each client: updates (K, D)."""

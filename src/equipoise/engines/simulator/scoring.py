@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from equipoise.client_metrics import ClientMetrics
 from equipoise.core import trees
 from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet
 from equipoise.engines.loop import stack_columns
+from equipoise.engines.measuring import measure_clients
 from equipoise.engines.simulator.cpu.convnet_gradients import convnet_scores, is_plain_convnet
 from equipoise.engines.simulator.linear_blocks import linear_losses, why_not_linear
 from equipoise.engines.simulator.local_work import Worker
@@ -70,6 +72,13 @@ class Scoring:
                 for place, values in enumerate(self._scores(models, x, y, with_errors)):
                     scores[place, :, part] = values
         return tuple(torch.segment_reduce(v.t().contiguous(), "mean", lengths=lengths, unsafe=True).t().cpu() for v in scores)
+
+    def measure(self, params: Tensor, clients: ClientSet, metrics: ClientMetrics, which: Tensor) -> Tensor:
+        """Each metric of the clients at positions `which` (n,), at one model (D,) or at a model of each one's own: (M, n)."""
+        self.task.scorer.eval()
+        with torch.no_grad(), self.precision.products():
+            at_once = _ROWS.get(self.device.type, 1024)
+            return measure_clients(self.task.outputs, params, clients, metrics, which, at_once)
 
     def can_batch(self, models: Tensor, clients: ClientSet, cohorts: Sequence[Tensor]) -> bool:
         """Whether `means_each` is worth it: on a GPU, for little work, which takes its host longer than itself."""

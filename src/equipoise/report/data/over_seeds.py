@@ -57,11 +57,29 @@ def figures_of(runs: Sequence[RunRecord]) -> dict[str, Spread]:
     return row
 
 
+@dataclass(frozen=True)
+class MetricFigures:
+    """A metric over the clients that one method is judged on: each of `FIGURES` over seeds, and clients without a value."""
+
+    figures: dict[str, Spread]
+    higher_is_better: bool
+    missing: tuple[int, ...]  # of each seed
+
+
+def metric_figures(runs: Sequence[RunRecord], name: str) -> MetricFigures | None:
+    """The figures of a metric of one method over its seeds; None if some run does not have it."""
+    summaries = [run.summary().metrics for run in runs]
+    if not all(name in metrics for metrics in summaries):
+        return None
+    found = [metrics[name] for metrics in summaries]
+    return MetricFigures(_error_figures(found), found[0].higher_is_better, tuple(each.missing for each in found))
+
+
 def _error_figures(errors: Sequence[Summary]) -> dict[str, Spread]:
-    """Each of `FIGURES` over seeds, from one summary of the errors per seed."""
+    """Each of `FIGURES` over seeds, from one summary of the errors, or of a metric, per seed."""
     return {
         "mean": Spread.of(e.mean for e in errors),
-        "percentile_90": Spread.of(e.percentiles[90] for e in errors),
+        "percentile_90": Spread.of(e.tail_90 for e in errors),
         "worst_10": Spread.of(e.worst_10 for e in errors),
         "standard_deviation": Spread.of(e.standard_deviation for e in errors),
     }

@@ -15,6 +15,7 @@ from equipoise.report.interactive import theme
 from equipoise.report.interactive.assets import asset, embedded, fingerprint, plotly_js
 from equipoise.report.palette import COLOURS, DARK_COLOURS
 from equipoise.report.text import notes
+from equipoise.report.text.around_training import metrics_section, stopped_section
 from equipoise.report.text.captions import captions
 from equipoise.report.text.tables import nonbreaking, numbers_table, swatch, worst_clients
 
@@ -30,6 +31,8 @@ def page(study: Study) -> str:
     sections = [
         *_figure(study, "histogram"),
         *numbers_table(study),
+        *metrics_section(study),
+        *stopped_section(study),
         *notes.attack_section(study),
         *notes.rejected_section(study),
         *notes.network_section(study),

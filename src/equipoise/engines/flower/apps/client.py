@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from equipoise.client_metrics import ClientMetrics
 from equipoise.core.task import PerExample
 from equipoise.engines.flower.apps.flower_extra import require_flower
 from equipoise.engines.flower.apps.model_source import ModelSource
@@ -32,6 +33,7 @@ def client_app(
     answer_after: float = 0.0,
     policy: NodePolicy | str | Path | None = None,
     keep: str | Path | None = None,
+    metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
 ) -> ClientApp:
     """The Flower ClientApp of a node that takes part with its own data. One node is one client.
 
@@ -61,7 +63,8 @@ def client_app(
     `equipoise flower node --app … --policy …` holds the server to them.
 
     `keep` is a folder of this node in which the client's own model (Ditto and its kin) outlives the Flower run; without it the
-    model lives in Flower's state of the run alone.
+    model lives in Flower's state of the run alone. `metrics` are those of `equipoise.train` that the node computes for a server
+    which asks for them by name.
     """
     require_flower()
     from equipoise.engines.flower.apps.node_app import make_client_app
@@ -71,9 +74,9 @@ def client_app(
     require(callable(load_data), "load_data", "must be a function of Flower's Context that gives the data", load_data)
     good = not isinstance(allow, str) and all(isinstance(name, str) for name in allow)
     require(good, "allow", "must be a list of package names", allow, 'E.g. allow=["my_parts"].')
-    folder = Path(keep) if keep else None
+    folder, measured = Path(keep) if keep else None, ClientMetrics.of(metrics)
     own = NodePolicy(only_sums=only_sums, minimum_crowd=minimum_crowd, allow=tuple(allow), answer_after=answer_after)
     if policy is not None:
         given = policy if isinstance(policy, NodePolicy) else read_policy(policy)
         own = own.stricter(given)
-    return make_client_app(NodeSetup(model, load_data, loss, error, choose_engine(engine), own, folder))
+    return make_client_app(NodeSetup(model, load_data, loss, error, choose_engine(engine), own, folder, metrics=measured))

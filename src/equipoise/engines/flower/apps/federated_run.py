@@ -31,6 +31,7 @@ from equipoise.experiment.folder import claim
 from equipoise.experiment.folder import run as run_in_folder
 from equipoise.experiment.recorded import FEDERATION, RecordedConfig
 from equipoise.experiment.run_files import RunFolder
+from equipoise.models.adapters import WHY_NOT_BOTH, trains_lora_a
 from equipoise.result import Result
 from equipoise.runs.checkpoint import Checkpoints
 from equipoise.train import train
@@ -57,12 +58,14 @@ def run_plan(plan: ServerPlan, grid: Grid) -> Result:
     private = plan.algorithm.privacy is not None
     model_seed = public_seed(plan.seed) if private else plan.seed
     model = make_model(plan.model, model_seed)
+    refuse_both_trained(model, plan.algorithm)
     task = Task.of(model, plan.loss, plan.error)
     messenger = Messenger(grid, timeout=float(plan.timeout))
     if private:
         messenger.own_seed = partial(batch_seed, open_secret(place.path if place is not None else None))
     members = gather_members(messenger, task, plan, known, model_seed)
     refuse_silent(members, plan.algorithm, signed=plan.signed)
+    refuse_unmeasured(members, plan.metrics)
     patience = Patience(float(plan.timeout), plan.minimum, plan.retries, float(plan.pause))
     federation = Federation(messenger, members, patience, run, model_seed, plan.signed, plan.colluders, plan.most_examples)
     federated = FederatedRun(plan, model, make_stand_in(members.values(), plan.data), federation)
@@ -146,6 +149,25 @@ def refuse_silent(members: Mapping[str, Member], algorithm: Algorithm, *, signed
         )
 
 
+def refuse_both_trained(model: nn.Module, algorithm: Algorithm) -> None:
+    """Refuse low-rank adapters that train both matrices under differential privacy: every node makes its model itself."""
+    if algorithm.traits.privacy.clip is not None and trains_lora_a(model):
+        raise IncompatibleParts(
+            f"{type(model).__name__} trains A and B of its adapters, but under differential privacy {WHY_NOT_BOTH}.",
+            "Make the model by models.freeze_lora_a(…) on the server and on every node.",
+        )
+
+
+def refuse_unmeasured(members: Mapping[str, Member], metrics: Mapping[str, Any] | None) -> None:
+    """Refuse to begin a run with metrics that some node does not compute."""
+    for name in metrics or ():
+        if lacking := [client for client, member in members.items() if name not in member.metrics]:
+            raise IncompatibleParts(
+                f"{', '.join(lacking[:5])} cannot compute the metric {name!r}, which is computed where the examples are.",
+                f"Give client_app(metrics={{{name!r}: …}}) on these nodes, too, or leave it out.",
+            )
+
+
 # ------------------------------------------------------------------------------------------------------- the run as a folder
 
 
@@ -193,8 +215,8 @@ class FederatedRun:
         plan = self.plan
         result = train(
             self.model, self.data, plan.algorithm, rounds=plan.rounds, clients_per_round=plan.clients_per_round, seed=plan.seed,
-            loss=plan.loss, error=plan.error, engine=self.federation, evaluate_every=plan.evaluate_every, progress=progress,
-            name=plan.name or name, observers=[*observers, *plan.observers, LogRounds()],
+            loss=plan.loss, error=plan.error, engine=self.federation, evaluate_every=plan.evaluate_every, metrics=plan.metrics,
+            stop=plan.stop, progress=progress, name=plan.name or name, observers=[*observers, *plan.observers, LogRounds()],
             checkpoint=Checkpoints(checkpoint, every=1) if checkpoint is not None else None,
             ledger=ledger,
         )  # fmt: skip
@@ -224,6 +246,7 @@ def read_roster(path: Path) -> tuple[dict[str, Member], str]:
     try:
         whole = json.loads(path.read_text(encoding="utf-8"))
         members = [Member(**entry) for entry in whole["clients"]]
+        members = [replace(member, metrics=tuple(member.metrics)) for member in members]
         return {member.client: member for member in members}, str(whole["run"])
     except (OSError, ValueError, KeyError, TypeError) as failure:
         raise ConfigError(f"{path} does not say who took part in the run: {failure}. Begin a new run.") from failure

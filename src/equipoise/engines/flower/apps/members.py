@@ -27,6 +27,7 @@ from equipoise.errors import ConfigError, InvalidData, is_integer
 
 SPLITS = ("train", "validation", "test")
 LONGEST_NAME = 200  # bytes
+MOST_METRICS = 100
 MOST_EXAMPLES = 1_000_000  # of a split, by default: they set a client's weight, and nobody can check them
 MOST_CLASSES = 1_000_000
 
@@ -47,6 +48,7 @@ class Member:
     minimum_crowd: int = 2  # the fewest clients in a secure sum that the node takes part in
     evaluates: bool = True  # whether it takes part in evaluations
     identity: str = ""  # the public key by which other nodes know it, where it has one
+    metrics: tuple[str, ...] = ()  # those that the node computes
 
     @classmethod
     def read(cls, content: MessageContent, task: Task, most_examples: int) -> Member:
@@ -78,7 +80,14 @@ class Member:
                 read_public_text(name, identity)
             except ConfigError as failure:
                 raise BadMessage(str(failure)) from failure
-        return cls(name, splits, x, y, classes, mark, scale, shift, alone, crowd, evaluates, identity)
+        named = content.values.get("metrics")
+        metrics = tuple(str(each)[:LONGEST_NAME] for each in named[:MOST_METRICS]) if isinstance(named, list) else ()
+        return cls(name, splits, x, y, classes, mark, scale, shift, alone, crowd, evaluates, identity, metrics)
+
+    @property
+    def marks(self) -> dict[str, Any]:
+        """What a run must find again to go on; which metrics a node computes is not part of it."""
+        return {key: value for key, value in asdict(self).items() if key != "metrics"}
 
     def has_same_data(self, now: Member) -> bool:
         """Whether the data are those of another introduction. Version 0.1 had an unkeyed hash, which is not compared."""
@@ -115,7 +124,7 @@ def make_stand_in(members: Iterable[Member], name: str) -> FederatedData:
         raise InvalidData("No node has examples to train on.")
     classes = max(m.classes for m in ordered)
     data = FederatedData(sets["train"], sets.get("validation"), sets.get("test"), name, classes)
-    marks = json.dumps([asdict(m) for m in ordered], sort_keys=True).encode()
+    marks = json.dumps([m.marks for m in ordered], sort_keys=True).encode()
     vars(data)["fingerprint"] = hashlib.blake2b(marks, digest_size=8).hexdigest()  # of the nodes' data, not of zeros
     return data
 

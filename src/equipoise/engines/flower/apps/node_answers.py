@@ -29,6 +29,7 @@ def introduce(session: NodeSession) -> Answer:
         "minimum_crowd": session.policy.minimum_crowd,
         "evaluates": session.policy.evaluate,
         "identity": public_text(session.identity.public) if session.identity is not None else "",
+        "metrics": list(session.setup.metrics.functions),
     }
     return values, {}
 

@@ -12,6 +12,7 @@ import torch
 from flwr.app import Context
 from torch import Tensor, nn
 
+from equipoise.client_metrics import ClientMetrics
 from equipoise.core.abilities import engine_traits, is_part
 from equipoise.core.task import PerExample, Task
 from equipoise.engines.flower.apps.model_source import ModelSource, make_model
@@ -42,6 +43,7 @@ class NodeSetup:
     policy: NodePolicy  # what the node refuses whatever the server asks
     folder: Path | None  # where the client's own model is kept
     owned: bool = False  # the owner has named app and policy on the command line of the node
+    metrics: ClientMetrics = field(default_factory=ClientMetrics)
     loaded: dict[int, NodeData] = field(default_factory=dict)  # by Flower's node id
     ledgers: dict[str, NodeLedger] = field(default_factory=dict)  # by client
     models: dict[int, nn.Module] = field(default_factory=dict)  # by seed
@@ -161,9 +163,17 @@ class NodeSession:
         return KeptRows(self.context.state, self.request.value("run", str), self.client, self.setup.folder)
 
     def score(self, model: Tensor) -> dict[str, Tensor]:
-        """Mean loss and error (2,) of a model (1, D) on each split that the client has."""
+        """Mean loss, mean error and the metrics asked for, (2 + M,), of a model (1, D) on each split that the client has."""
         alone, splits = torch.zeros(1, dtype=torch.int64), self.started.data.splits
-        return {s: torch.cat(self.engine.evaluate_own(model, splits[s], alone)).double() for s in self.node.sizes}
+        scores = {s: torch.cat(self.engine.evaluate_own(model, splits[s], alone)).double() for s in self.node.sizes}
+        metrics, measure = (
+            self.setup.metrics.named(self.request.values.get("metrics") or ()),
+            engine_traits(self.engine).measure,
+        )
+        if len(metrics) and measure is not None:
+            found = {s: measure(model, splits[s], metrics, alone)[:, 0] for s in scores}
+            scores = {s: torch.cat([pair, found[s]]) for s, pair in scores.items()}
+        return scores
 
     @cached_property
     def shared_scores(self) -> dict[str, Tensor]:

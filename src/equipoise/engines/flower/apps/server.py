@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from equipoise.algorithm import Algorithm
+from equipoise.client_metrics import ClientMetrics
 from equipoise.core.task import PerExample
 from equipoise.engines.flower.apps.flower_extra import require_flower
 from equipoise.engines.flower.apps.model_source import ModelSource
 from equipoise.errors import InvalidParameter, is_integer, is_number, require
 from equipoise.experiment.values import check_value, in_toml
 from equipoise.result import Result
+from equipoise.runs.stopping import EarlyStopping
 from equipoise.types import Observer
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ def server_app(
     loss: PerExample | None = None,
     error: PerExample | None = None,
     evaluate_every: int | None = None,
+    metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
+    stop: EarlyStopping | None = None,
     timeout: float = 600.0,
     minimum: int = 1,
     retries: int = 2,
@@ -63,8 +67,8 @@ def server_app(
     a simulation, and federation.json, who took part). A relative path is seen from where Flower starts the app. If it holds a
     run that has not ended, that run goes on from its checkpoint, which is written after every round: nodes say again who they
     are, and must have the data they had. Without a folder nothing is written; `on_result(result)` is called at the end either
-    way. `data` is what reports call the data, `name` what they call the run (None: its folder), `evaluate_every` and
-    `observers` are as for `equipoise.train`.
+    way. `data` is what reports call the data, `name` what they call the run (None: its folder), `evaluate_every`, `stop` and
+    `observers` are as for `equipoise.train`. So are `metrics`, which the nodes compute: each must have them in its client_app.
 
     What nodes claim is bounded. A split of more than `most_examples` examples is refused, as their number sets a client's
     weight. An update that is over 100 times as long as the median of its round is left out, and its client named.
@@ -84,7 +88,7 @@ def server_app(
     plan = ServerPlan(
         algorithm, model, rounds, clients_per_round, clients, seed, str(folder) if folder is not None else None, loss, error,
         evaluate_every, timeout, minimum, retries, pause, patience, signed, colluders, most_examples, data, name,
-        tuple(observers), on_result,
+        tuple(observers), on_result, metrics, stop,
     )  # fmt: skip
     app = ServerApp()
 
@@ -121,10 +125,13 @@ class ServerPlan:
     name: str | None
     observers: tuple[Observer, ...]
     on_result: Callable[[Result], None] | None
+    metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None
+    stop: EarlyStopping | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.algorithm, Algorithm):
             raise InvalidParameter("algorithm", "must be an equipoise.Algorithm", self.algorithm, "Write Algorithm(risk=…).")
+        ClientMetrics.of(self.metrics)  # refuses what is none
         for key, least in (("rounds", 0), ("seed", 0), ("minimum", 1), ("retries", 0), ("most_examples", 1)):
             value = getattr(self, key)
             require(is_integer(value) and value >= least, key, f"must be a whole number ≥ {least}", value)

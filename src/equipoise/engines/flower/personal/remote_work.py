@@ -37,7 +37,7 @@ class RemotePersonalWork:
         self, engine: FlowerEngine, method: Personalisation, context: PersonalContext, solver: LocalSolver, seed: int
     ) -> None:
         self.engine, self.method, self.context, self.solver, self.seed = engine, method, context, solver, seed
-        self.traits = read(PersonalTraits, method)
+        self.traits, self.metrics = read(PersonalTraits, method), context.metrics
         self.first: Tensor | None = None  # w^0, from which a client begins its own model
         if self.traits.sums_models:
             raise IncompatibleParts(
@@ -124,25 +124,27 @@ class RemotePersonalWork:
 
     def scores(
         self, state: PersonalState, params: Tensor, round_index: int, sample: Mapping[str, Tensor] | None = None
-    ) -> dict[str, tuple[Tensor, Tensor]]:
-        """By split, loss and error of the clients in the table of this evaluation, each at its own model.
+    ) -> dict[str, tuple[Tensor, ...]]:
+        """By split, loss, error and metrics of the clients in the table of this evaluation, each at its own model.
 
         There is no `sample` over a network: all nodes that answer are evaluated.
         """
         engine, clients = self.engine, self.engine.data.train
         alike = torch.ones(len(clients), dtype=torch.float64)
         everyone = Cohort(round_index, self.seed, torch.arange(len(clients)), alike, alike)
-        requests = dict(zip(clients.ids, self._requests(state, params, everyone, self.solver), strict=True))
+        asked = {"metrics": list(self.metrics.functions)} if len(self.metrics) else {}
+        requests = dict(zip(clients.ids, self._requests(state, params, everyone, self.solver, **asked), strict=True))
         if engine.secure is not None:
             means = engine.secure.means(engine.data, round_index, requests.__getitem__, own=True)
             return {split: (pair[:1], pair[1:]) for split, (pair, _) in means.items()}
-        scores = engine.ask_scores("evaluate.own", {c: requests[c] for c in engine.evaluated["train"]}, round_index)
+        asked_of = {client: requests[client] for client in engine.evaluated["train"]}
+        scores = engine.ask_scores("evaluate.own", asked_of, round_index, self.metrics)
+        unknown = torch.full((2 + len(self.metrics),), math.nan, dtype=torch.float64)
         result = {}
         for split, ids in engine.evaluated.items():
             both = [scores.get(client, {}).get(split) for client in ids]
-            known = [UNKNOWN_SCORES if pair is None else pair.nan_to_num(nan=math.inf, posinf=math.inf) for pair in both]
-            table = torch.stack(known) if known else torch.zeros(0, 2, dtype=torch.float64)
-            result[split] = (table[:, 0], table[:, 1])
+            known = [unknown if numbers is None else finite_scores(numbers) for numbers in both]
+            result[split] = tuple((torch.stack(known) if known else unknown.new_zeros(0, len(unknown))).unbind(1))
         return result
 
     def flush(self) -> None:
@@ -150,3 +152,8 @@ class RemotePersonalWork:
 
     def on_saved(self, state: PersonalState) -> None:
         """Nothing: each node keeps the rows of its last two rounds."""
+
+
+def finite_scores(scores: Tensor) -> Tensor:
+    """Loss, error and metrics (2 + M,) of a client's own model; a loss or error that is no number has diverged."""
+    return torch.cat([scores[:2].nan_to_num(nan=math.inf, posinf=math.inf), scores[2:]])

@@ -1,0 +1,77 @@
+"""Evaluate a model that exists on every client of some data: the client table, summary and report of a run, without a run."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from equipoise.client_metrics import ClientMetrics
+from equipoise.core.abilities import engine_traits
+from equipoise.core.task import PerExample, Task
+from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.errors import EquipoiseNotice, InvalidParameter, require
+from equipoise.observers import Evaluation, History
+from equipoise.result import ClientTable, NoTraining, RunRecord
+from equipoise.runs.evaluation_sample import evaluation_sample, refuse_sample, sample_sizes
+from equipoise.runs.setup import EngineChoice, choose_engine, refuse_swapped, try_metrics
+from equipoise.types import PrivacyTraits
+
+
+@dataclass(frozen=True, eq=False, kw_only=True, repr=False)
+class EvaluatedModel(RunRecord):
+    """A model on the clients of some data: `clients` (one row each), `summary()` and `report(path)`."""
+
+    def __repr__(self) -> str:
+        return f"EvaluatedModel({self.name!r} on {self.data!r})\n{self.summary()}"
+
+
+def evaluate(
+    model: nn.Module,
+    data: FederatedData | ClientSet,
+    *,
+    loss: PerExample | None = None,
+    error: PerExample | None = None,
+    metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None,
+    engine: EngineChoice | str = "simulator",
+    evaluate_clients: int | None = None,
+    name: str = "model",
+) -> EvaluatedModel:
+    """The client table of any model on any data: loss, error and metrics of every client of every split. Source: ours.
+
+    The table equals that of the run which trained the model, on the run's data. `data` may be a ClientSet, whose clients then
+    are the split "test". The options are those of `train`; what does not fit is refused as there. Nothing is trained, and the
+    model is not changed. In the result `clients` is the table, `summary()` its figures and `report(path)` a page about it.
+    """
+    began = time.perf_counter()
+    refuse_swapped(model, data, "evaluate")
+    known = isinstance(data, FederatedData | ClientSet)
+    require(
+        known, "data", "must be a FederatedData or a ClientSet", type(data).__name__, "E.g. data.from_arrays(x, y, client)."
+    )
+    if not isinstance(model, nn.Module):
+        fix = "Give the module itself, e.g. result.model."
+        raise InvalidParameter("model", "must be a torch.nn.Module", type(model).__name__, fix)
+    whole = data if isinstance(data, FederatedData) else FederatedData(data, test=data, name=data.source or "clients")
+    task, measured = Task.of(model, loss, error).fitted(whole), ClientMetrics.of(metrics)
+    sample = evaluation_sample(whole, evaluate_clients)
+    with warnings.catch_warnings():  # whether clients can be trained side by side does not matter here
+        warnings.simplefilter("ignore", EquipoiseNotice)
+        running = choose_engine(engine).start(task, whole)
+    traits = engine_traits(running)
+    refuse_sample(sample, running, traits, evaluate_clients)
+    try_metrics(measured, task, whole, traits, PrivacyTraits())
+    params = task.read_model().to(traits.device)
+    table = ClientTable.evaluate(running, params, whole, sample, measured)
+    if isinstance(data, ClientSet):
+        table = table.where("test").unseen()
+    history = History()
+    history.on_evaluation(Evaluation(0, table, None, name, final=True))
+    return EvaluatedModel(
+        name=name, algorithm=NoTraining(), seed=0, clients=table, history=history, seconds=time.perf_counter() - began,
+        data=whole.name, rounds=0, clients_per_round=0, error_is_loss=task.error_is_loss, sampled=sample_sizes(whole, sample),
+    )  # fmt: skip

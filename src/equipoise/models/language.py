@@ -1,0 +1,66 @@
+"""What a causal language model is trained and judged by: the loss of the next token, its error, and perplexity.
+
+They take the outputs of a model as Hugging Face's transformers give them, an object with `logits` (B, T, V), or such a tensor,
+and as targets the tokens themselves (B, T): place t predicts token t + 1. Tokens of −100, such as padding, are not predicted.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from equipoise.client_metrics import SummedMetric, exponential_of_mean, scores_of
+from equipoise.errors import InvalidParameter
+
+IGNORED = -100
+
+
+def byte_tokens(text: str) -> Tensor:
+    """The bytes of a text in UTF-8 as tokens from 0 to 255, (T,) int64.
+
+    >>> byte_tokens("Ay")
+    tensor([ 65, 121])
+    """
+    return torch.tensor(list(text.encode()), dtype=torch.int64)
+
+
+def next_token_loss(outputs: Any, targets: Tensor) -> Tensor:
+    """The mean cross-entropy of an example's tokens after its first, (B,); 0 for an example without any."""
+    losses, known = _token_losses(outputs, targets)
+    return losses.sum(1) / known.sum(1).clamp(min=1).to(losses.dtype)
+
+
+def next_token_error(outputs: Any, targets: Tensor) -> Tensor:
+    """The share of an example's tokens after its first that are not the one with the largest score, (B,)."""
+    logits, wanted = _shifted(outputs, targets)
+    known = wanted != IGNORED
+    wrong = ((logits.argmax(-1) != wanted) & known).to(logits.dtype)
+    return wrong.sum(1) / known.sum(1).clamp(min=1).to(logits.dtype)
+
+
+def _token_losses(outputs: Any, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """The cross-entropy of each token after the first, 0 where it is ignored, and which are not: (B, T − 1) each."""
+    logits, wanted = _shifted(outputs, targets)
+    losses = functional.cross_entropy(logits.transpose(1, 2), wanted, reduction="none", ignore_index=IGNORED)
+    return losses, wanted != IGNORED
+
+
+def _shifted(outputs: Any, targets: Tensor) -> tuple[Tensor, Tensor]:
+    logits = scores_of(outputs)
+    if logits.dim() != 3 or logits.shape[:2] != targets.shape:
+        rule = "must be for logits (B, T, V) and tokens (B, T), for the loss of the next token"
+        fix = "For other shapes write a loss of your own."
+        raise InvalidParameter("loss", rule, (tuple(logits.shape), tuple(targets.shape)), fix)
+    return logits[:, :-1], targets[:, 1:]
+
+
+def _totals(outputs: Any, targets: Tensor) -> Tensor:
+    losses, known = _token_losses(outputs, targets)
+    return torch.stack([losses.double().sum(), known.double().sum()])
+
+
+perplexity = SummedMetric(_totals, exponential_of_mean, higher_is_better=False)
+"""exp of the mean cross-entropy over all tokens of a client after the first of each example: each token counts the same."""

@@ -1,0 +1,212 @@
+"""Fine-tuning with low-rank adapters: plain torch, and transformers with peft; in simulations, with privacy, over Flower."""
+
+import importlib.util
+import logging
+import math
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import equipoise as eq
+from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter
+from equipoise.models import language
+from equipoise.models.adapters import lora_pairs, trains_lora_a
+
+ROOT = Path(__file__).parents[2]
+sys.path.append(str(ROOT / "tests" / "engines"))
+
+# ------------------------------------------------------------------------------------------------------------- plain torch
+
+
+class LowRank(nn.Module):
+    def __init__(self, into, out, rank=2):
+        super().__init__()
+        self.base = nn.Linear(into, out).requires_grad_(False)
+        self.a, self.b = nn.Parameter(torch.randn(rank, into) / into**0.5), nn.Parameter(torch.zeros(out, rank))
+
+    def forward(self, x):
+        return self.base(x) + x @ self.a.T @ self.b.T
+
+
+class Decoder(nn.Module):
+    """A causal model over bytes whose adapters alone are trained: (B, T) → (B, V, T)."""
+
+    def __init__(self, width=16):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(256, width).requires_grad_(False)
+        self.mix, self.out = LowRank(width, width), LowRank(width, 256)
+
+    def forward(self, x):
+        h = self.embedding(x)
+        return self.out(torch.tanh(self.mix(h.cumsum(1) / torch.arange(1, x.shape[1] + 1).unsqueeze(-1)))).transpose(1, 2)
+
+
+def text_data(clients=4, length=12):
+    gen = torch.Generator().manual_seed(0)
+    rows = []
+    for k in range(clients):
+        tokens = torch.randint(97, 97 + 4 + k, (6, length + 1), generator=gen)
+        rows.append((f"role-{k}", tokens[:, :-1], tokens[:, 1:]))
+    return eq.FederatedData(eq.ClientSet.pack(rows), classes=256)
+
+
+PRIVATE = eq.Algorithm(privacy=eq.privacy.DifferentialPrivacy(epsilon=8.0, delta=0.1, clip=1.0))
+
+
+def values(model, *names):
+    known = dict(model.named_parameters())
+    return [known[name].detach().clone() for name in names]
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+def test_a_decoder_in_plain_torch_trains_its_adapters_alone(engine):
+    model, data = Decoder(), text_data()
+    options = {"rounds": 2, "clients_per_round": 2, "engine": engine, "metrics": {"ppl": eq.metrics.perplexity}}
+    result = eq.train(model, data, **options)
+    assert len(result.params) == 2 * (16 + 16) + 2 * (16 + 256)  # the adapters', of 9,000 numbers
+    assert torch.equal(*values(model, "mix.base.weight"), *values(result.model, "mix.base.weight"))
+    for row in result.clients:
+        x, y = data.train.client(row["client"])
+        losses = nn.functional.cross_entropy(result.model(x), y, reduction="none")
+        assert row["ppl"] == pytest.approx(math.exp(float(losses.detach().mean())), rel=1e-4)
+
+
+def test_differential_privacy_freezes_a_unless_told_otherwise():
+    model, data = Decoder(), text_data()
+    options = {"rounds": 2, "clients_per_round": 2, "engine": "loop"}
+    with pytest.warns(EquipoiseNotice, match="B alone is trained"):
+        result = eq.train(model, data, PRIVATE, **options)
+    assert torch.equal(*values(model, "mix.a"), *values(result.model, "mix.a"))
+    assert not torch.equal(*values(model, "mix.b"), *values(result.model, "mix.b"))
+    assert model.mix.a.requires_grad  # the given model is not changed
+    said = eq.train(eq.models.freeze_lora_a(model), data, PRIVATE, **options)  # without a notice
+    assert torch.equal(said.params, result.params)
+    both = eq.train(eq.models.freeze_lora_a(model, freeze=False), data, PRIVATE, **options)
+    assert not torch.equal(*values(model, "mix.a"), *values(both.model, "mix.a"))
+    plain = eq.train(model, data, **options)
+    assert not torch.equal(*values(model, "mix.a"), *values(plain.model, "mix.a"))
+
+
+def test_pairs_are_found_by_name_and_shape():
+    assert lora_pairs(Decoder()) == [("mix.a", "mix.b"), ("out.a", "out.b")]
+    assert trains_lora_a(Decoder())
+    assert not trains_lora_a(eq.models.freeze_lora_a(Decoder()))
+
+    class Unrelated(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Parameter(torch.zeros(3, 4)), nn.Parameter(torch.zeros(5, 6))
+
+    assert lora_pairs(Unrelated()) == []
+    with pytest.raises(InvalidParameter, match="must have adapters"):
+        eq.models.freeze_lora_a(nn.Linear(3, 2))
+
+
+# ------------------------------------------------------------------------------------------------------------------- language
+
+
+def test_the_loss_of_the_next_token_is_a_mean_over_each_examples_tokens():
+    logits, tokens = torch.zeros(3, 4, 8), torch.tensor([[1, 2, 3, 4], [5, 6, -100, -100], [7, -100, -100, -100]])
+    logits[0, 1, 3] = math.log(7.0)  # token 3 has chance 1 / 2 there, all others 1 / 8
+    by_hand = torch.tensor([(2 * math.log(8) + math.log(2)) / 3, math.log(8), 0.0])
+    assert torch.allclose(language.next_token_loss(logits, tokens), by_hand)
+    assert torch.allclose(language.next_token_loss({"logits": logits}, tokens), by_hand)
+    assert float(language.perplexity(logits, tokens)) == pytest.approx(math.exp((3 * math.log(8) + math.log(2)) / 4))
+    assert torch.allclose(language.next_token_error(logits, tokens), torch.tensor([2 / 3, 1.0, 0.0]))
+    with pytest.raises(InvalidParameter, match="logits"):
+        language.next_token_loss(torch.zeros(3, 8), tokens)
+
+
+# ----------------------------------------------------------------------------------------------------- transformers and peft
+
+
+@pytest.fixture(scope="module")
+def example():
+    reason = 'needs transformers and peft: pip install "equipoise[peft]"'
+    for library in ("transformers", "peft"):
+        if importlib.util.find_spec(library) is None:
+            pytest.skip(reason)
+    spec = importlib.util.spec_from_file_location("adapters_example", ROOT / "examples" / "adapters_on_shakespeare.py")
+    module = importlib.util.module_from_spec(spec)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        spec.loader.exec_module(module)
+        module.make_model()
+    return module
+
+
+def test_a_transformers_model_with_peft_adapters_trains_as_it_is(example):
+    data, model = example.make_data(), example.make_model()
+    result = eq.train(model, data, rounds=2, clients_per_round=2, engine="loop", **example.TASK)
+    adapters = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    assert all("lora_" in name for name in adapters)
+    assert len(result.params) == sum(p.numel() for p in model.parameters() if p.requires_grad) < 3000
+    moved = [name for name, p in result.model.named_parameters() if not torch.equal(p, dict(model.named_parameters())[name])]
+    assert moved
+    assert set(moved) <= set(adapters)
+    for row in result.clients.where("test"):  # as transformers computes it: a mean over all tokens
+        x, y = data.test.client(row["client"])
+        own = result.model(**x, labels=y).loss
+        assert row["perplexity"] == pytest.approx(math.exp(float(own.detach())), rel=1e-4)
+    again = eq.evaluate(result.model, data, **example.TASK)
+    assert torch.allclose(again.clients.metrics["perplexity"], result.clients.metrics["perplexity"], rtol=1e-5)
+
+
+def test_the_example_compares_methods_and_privacy_freezes_a(example):
+    data, methods = example.make_data(), example.make_methods()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        compared = eq.compare(methods, example.make_model, data, rounds=1, clients_per_round=2, engine="loop", **example.TASK)
+    assert any("B alone is trained" in str(each.message) for each in told)
+    assert "perplexity over the same clients, less is better" in compared.summary()
+    plain, private = (compared.results[name][0] for name in ("FedAvg", "Δ-FL 0.5, ε = 8"))
+    assert len(private.params) < len(plain.params)
+    start = dict(example.make_model().named_parameters())
+    frozen = [name for name in start if "lora_A" in name]
+    assert all(torch.equal(dict(private.model.named_parameters())[name], start[name]) for name in frozen)
+
+
+def test_the_example_reads_the_plays(example, real_data):
+    data = example.make_data(real_data, roles=4)
+    assert len(data.train) == 3
+    assert len(data.test) == 1
+    assert data.train.x["input_ids"].longest == example.LENGTH
+
+
+def test_the_example_runs_over_flower(example):
+    pytest.importorskip("flwr", reason='needs Flower: pip install "equipoise[flower]"')
+    from fake_grid import federation, run_app
+
+    from equipoise.engines.flower import server_app
+
+    logging.getLogger("flwr").setLevel("ERROR")
+    whole, algorithm = example.make_data(), example.make_methods()["FedAvg"]
+    order = sorted(range(len(whole.train)), key=whole.train.ids.__getitem__)  # as the server counts clients
+    data = eq.FederatedData(whole.train.take(order), name=whole.name, classes=256)
+
+    def run(algorithm, model):
+        found, options = [], {key: example.TASK[key] for key in ("loss", "error", "metrics")}
+        grid = federation(data, model, **options)
+        app = server_app(
+            algorithm, model=model, rounds=1, clients_per_round=2, clients=4, seed=0, on_result=found.append, **options
+        )
+        run_app(app, grid)
+        return found[0]
+
+    result = run(algorithm, example.make_model)
+    alone = eq.train(example.make_model, data, algorithm, rounds=1, clients_per_round=2, engine="loop", **example.TASK)
+    assert torch.equal(result.params, alone.params)
+    by_role = [dict(zip(t.client, t.metrics["perplexity"].tolist(), strict=True)) for t in (result.clients, alone.clients)]
+    assert by_role[0] == by_role[1]
+    most = max(report.bytes_sent for report in result.history.rounds)
+    assert most < 2 * 2 * (4 * len(result.params) + 4000)  # to two clients, losses and updates: adapters, not the decoder
+    private = eq.Algorithm(solver=algorithm.solver, privacy=PRIVATE.privacy)
+    with pytest.raises(IncompatibleParts, match="freeze_lora_a"):
+        run(private, example.make_model)
+    guarded = run(private, example.private_model)
+    assert guarded.epsilon is not None
