@@ -375,3 +375,22 @@ def test_a_search_does_not_judge_own_models_by_what_they_were_trained_on(tmp_pat
         read_search(tmp_path / "search.toml")
     (tmp_path / "search.toml").write_text(text + '[search]\ncriterion = "validation_90"\n')
     read_search(tmp_path / "search.toml")
+
+
+def test_a_learning_rate_is_not_chosen_on_test_clients_of_reported_seeds():
+    from types import SimpleNamespace
+
+    from equipoise.reproduce.runner import TUNING_SEED, ExperimentRuns
+
+    everyone = regression(12).train
+
+    def data(method, seed):  # half of the clients are for testing, drawn again for each seed
+        order = np.random.default_rng(seed).permutation(12)
+        return FederatedData(everyone.take(sorted(order[:6].tolist())), test=everyone.take(sorted(order[6:].tolist())))
+
+    runs = SimpleNamespace(entry=SimpleNamespace(needs=["file"]), scale=SimpleNamespace(seeds=2), seeds=range(2), data=data)
+    tested = {name for seed in runs.seeds for name in data(None, seed).test.ids}
+    assert tested & set(data(None, TUNING_SEED).train.ids)
+    kept = ExperimentRuns.tuning_data(runs, None).train.ids
+    assert len(kept) > 0
+    assert not tested & set(kept)

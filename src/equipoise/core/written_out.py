@@ -174,8 +174,10 @@ def embedding_bag(
 
 def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
     """Weights g · v / ‖v‖, the norm over all dimensions but one, or over all for dim = −1, as `torch._weight_norm`."""
-    if dim == -1:
-        return v * (g / v.norm())
+    lengths: Tensor = v.abs()
     others = [each for each in range(v.dim()) if each != dim]
-    lengths = torch.linalg.vector_norm(v, dim=others, keepdim=True) if others else v.abs()
+    if dim == -1:
+        lengths = torch.linalg.vector_norm(v)
+    elif others:
+        lengths = torch.linalg.vector_norm(v, dim=others, keepdim=True)
     return v * (g / lengths)
