@@ -243,6 +243,16 @@ def no_rows() -> tuple[Any, ...]:
     return tuple(torch.zeros(0, dtype=kind) for kind in kinds)
 
 
+def count_training_clients(path: str | Path, record: RunRecord) -> int:
+    """How many clients a finished run could draw from; a federation lists them in federation.json."""
+    roster = Path(path) / "federation.json"
+    if roster.exists():
+        members = json.loads(roster.read_text(encoding="utf-8"))["clients"]
+        return sum("train" in member["splits"] for member in members)
+    sample = record.sample_of("train")
+    return sample[1] if sample is not None else len(record.clients.where("train"))
+
+
 def _sample_sizes(written: dict[str, list[int]] | None) -> dict[str, tuple[int, int]] | None:
     """How many clients of each split were evaluated, and how many there are, from JSON; None: all of them."""
     return None if written is None else {split: (evaluated, every) for split, (evaluated, every) in written.items()}

@@ -131,7 +131,8 @@ class Setting:
         if network is None:
             table = ClientTable.evaluate(self.engine, reported.model, self.data, self.sample, self.metrics)
         else:
-            table = network.client_table(reported.model, self.data, *((self.metrics,) if len(self.metrics) else ()))
+            asked = (self.metrics,) if len(self.metrics) else ()
+            table = network.client_table(reported.model, self.data, state.round, *asked)
         if self.personal is not None and (final or self.personal.keeps_rows):
             table = table.with_personal(self.personal.scores(state.personal, reported.model, state.round, self.sample))
         elif self.adaptation is not None and final:
