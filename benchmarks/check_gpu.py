@@ -88,6 +88,25 @@ def in_double(device: str) -> None:
     print("float64: general path agrees with the loop on the CPU (softmax with nine solvers, ConvNet, GRU, LSTM)")
 
 
+def with_statistics(device: str) -> None:
+    """Running statistics: batched without padding, and one by one where a batch has one example, in float64."""
+    nn = torch.nn
+    network = nn.Sequential(
+        nn.Unflatten(1, (1, 28)), nn.Conv2d(1, 4, 5, 2), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
+        nn.Linear(4 * 144, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 62),
+    ).double()  # fmt: skip
+    data = images()
+    task = Task.of(network).fitted(data)
+    cohort = eq.sampling.Full()(0, torch.full((len(SIZES),), 0.1, dtype=torch.float64), clients_per_round=1, seed=5)
+    for path, batch_size in (("batched autograd", 13), ("one by one", 4)):  # of 5 examples, fours leave one over
+        solver = eq.solvers.SGD(lr=0.05, batch_size=batch_size, epochs=2)
+        check_engine(eq.engines.Simulator(device=device), task=task, data=data, solver=solver, tolerance=1e-8)
+        engine = eq.engines.Simulator(device=device).start(task, data)
+        engine.updates(task.read_model().to(device), cohort, solver)
+        must_be_taken(engine, path, f"running statistics, {solver}")
+    print("float64: running statistics agree with the loop on the CPU, batched and one by one")
+
+
 def in_single(device: str) -> None:
     """The paths written for float32: graphs of softmax regression, the ConvNet's kernels; at every precision, twice."""
     from equipoise.engines.simulator.precision import PRECISIONS
@@ -194,6 +213,7 @@ if __name__ == "__main__":
         raise SystemExit("no CUDA device on this machine")
     print(torch.cuda.get_device_name(0), "torch", torch.__version__)
     in_double("cuda")
+    with_statistics("cuda")
     in_single("cuda")
     models_of_users("cuda")
     a_whole_run("cuda")

@@ -202,6 +202,18 @@ class Replaced(RunningCentre):
         return x - self.centre
 
 
+class OneLayerTwice(nn.Module):
+    """One normalisation layer under two names, and one weight in two layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.norm, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)
+        self.again, self.second.weight = self.norm, self.first.weight
+
+    def forward(self, x):
+        return self.head(self.again(self.second(torch.relu(self.norm(self.first(x))))))
+
+
 def with_dropout():
     return nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(0.3), nn.Linear(5, 3)).double()
 
@@ -211,6 +223,7 @@ MODELS = {  # by name: a model, a batch size, and the path that trains it
     "BatchNorm, all examples at once": (normalised(), None, "batched autograd"),
     "BatchNorm, batches of one": (normalised(), 4, "one by one"),
     "mean over all batches": (normalised(momentum=None), 3, "one by one"),
+    "one layer twice": (OneLayerTwice().double(), 3, "batched autograd"),
     "dropout, too": (with_dropout(), 3, "batched autograd"),
     "a layer of the user's own": (nn.Sequential(RunningCentre(4), nn.Linear(4, 3)).double(), 4, "one by one"),
     "a buffer made anew": (nn.Sequential(Replaced(4), nn.Linear(4, 3)).double(), 4, "one by one"),
@@ -359,6 +372,26 @@ def test_frozen_parts_keep_the_mode_they_were_left_in(data):
     assert task.carried.names == ("0.1.running_mean", "0.1.running_var")
     task.scorer.eval()
     assert not any(part.training for part in task.module.modules())  # in evaluation nothing is
+
+
+class KeepsItsStatistics(nn.Sequential):
+    """A model that says itself which layers are trained in which mode."""
+
+    def train(self, mode=True):
+        super().train(mode)
+        self[1].eval()
+        return self
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+def test_the_mode_of_local_work_does_not_depend_on_the_mode_at_the_start(engine, data):
+    left_off = eq.train(normalised().eval(), data, eq.Algorithm(solver=SOLVER), rounds=1, clients_per_round=4, engine=engine)
+    usual = eq.train(normalised(), data, eq.Algorithm(solver=SOLVER), rounds=1, clients_per_round=4, engine=engine)
+    assert torch.equal(left_off.carried, usual.carried)
+    own = KeepsItsStatistics(*normalised())
+    result = eq.train(own, data, eq.Algorithm(solver=SOLVER), rounds=1, clients_per_round=4, engine=engine)
+    assert result.carried is None
+    assert torch.equal(result.model[1].running_var, torch.ones(5, dtype=torch.float64))
 
 
 def test_a_frozen_backbone_is_batched_and_agrees(data):
@@ -549,9 +582,22 @@ class MadeLate(nn.Module):
         return self.linear(x)
 
 
+class KeepsTheGraph(MadeLate):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("late", torch.zeros(3, dtype=torch.float64))
+
+    def forward(self, x):
+        outputs = self.linear(x)
+        if self.training:
+            self.late = 0.9 * self.late + 0.1 * outputs.mean(0)
+        return outputs
+
+
 @pytest.mark.parametrize(
     ("model", "words"),
     [
+        (KeepsTheGraph(), "must change its buffer 'late' without gradients"),
         (nn.Sequential(nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 3)).double(), "mixes them"),
         (ChangesInEvaluation(), "changes its buffer 'seen' when it runs in evaluation mode"),
         (MadeLate(), "must make its buffer 'late' before it runs"),

@@ -396,6 +396,10 @@ class Unprotected:
         """No observer is held to anything."""
         return unprotected_table()
 
+    @property
+    def book(self) -> None:
+        """There is no ledger: everything is open."""
+
     def open_ledger(self, ledger: Ledger, *, data: str, run: str, once: bool) -> None:
         """Nothing is written down: everything is open."""
 

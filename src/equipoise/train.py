@@ -109,9 +109,9 @@ class Watching:
         private = [setting for setting in settings if not setting.protection.in_the_open]
         saving = self.saving
         path = self.ledger if self.ledger is not None else saving.path.with_suffix(".ledger.jsonl") if saving else None
-        if not private or path is None:
-            return
         networked = settings[0].engine_traits.network is not None
+        if not private or (path is None and not networked):
+            return
         ledger = Ledger(path, durable=networked)
         for setting in private:
             setting.protection.open_ledger(ledger, data=setting.data.fingerprint, run=run_key(setting), once=networked)

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from equipoise.privacy.ledger import Ledger
     from equipoise.privacy.observer_table import PrivacyTable
     from equipoise.privacy.private_quantile import PrivateQuantile
+    from equipoise.privacy.release_book import ReleaseBook
     from equipoise.privacy.secure_histogram import SecureHistogram
     from equipoise.result import ClientTable
     from equipoise.round import Plan
@@ -515,6 +516,7 @@ class PrivacyTraits:
     clip: float | None = None  # the bound on updates; None without differential privacy
     noise: Literal["central", "distributed"] = "central"
     only_sums: bool = False  # whether the server sees secure sums alone
+    source: Literal["seeded", "system"] = "system"  # of the noise
 
     @property
     def sums_alone(self) -> bool:
@@ -571,6 +573,10 @@ class Protection(Protocol):
 
     def privacy(self, state: Any) -> PrivacyTable:
         """ε of the run by observer: the public, a node, the server."""
+
+    @property
+    def book(self) -> ReleaseBook | None:
+        """What the run writes into the release ledger; None for a run in the open."""
 
     def open_ledger(self, ledger: Ledger, *, data: str, run: str, once: bool) -> None:
         """Write all releases of the run into a ledger; with `once` none of them may be begun twice."""
@@ -730,13 +736,15 @@ class Network(Protocol):
     def attempt(
         self, run: Callable[[Cohort], tuple[ServerState, RoundReport]], draw: Callable[[int], Cohort]
     ) -> tuple[ServerState, RoundReport]:
-        """A round, run again with another cohort while too few clients do their part; `draw(n)` is the cohort of attempt n."""
+        """A round, run again while too few clients do their part; `draw(n)` is the cohort of attempt n."""
 
     def gone(self, cohort: Cohort) -> Tensor:
         """Which clients (K,) of a cohort have failed in this round."""
 
-    def client_table(self, params: Tensor, data: FederatedData, metrics: ClientMetrics | None = None) -> ClientTable:
-        """Every client of every split that answers, at `params`; `metrics` are given where a run has some."""
+    def client_table(
+        self, params: Tensor, data: FederatedData, round_index: int, metrics: ClientMetrics | None = None
+    ) -> ClientTable:
+        """Every client of every split that answers, at `params`, after so many rounds; `metrics` where a run has some."""
 
     def personal_work(self, method: Personalisation, context: PersonalContext, solver: LocalSolver, seed: int) -> PersonalWork:
         """Personalisation whose models stay on the nodes."""

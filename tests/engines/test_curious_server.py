@@ -89,6 +89,7 @@ def test_single_losses_from_the_sums_that_find_the_quantile(monkeypatch):
     assert all(total.tolist() in ([0, 6], [1, 5], [2, 4], [3, 3], [4, 2], [5, 1], [6, 0]) for total in totals)
 
 
+@pytest.mark.usefixtures("batches_of_the_simulation")
 def test_the_histogram_is_that_of_the_simulation():
     data = FederatedData(make_clients(SIZES, features=4, classes=3), name="eight")
     algorithm = tail(P.SecureHistogram(bound=2.0, bins=256), 0.4)

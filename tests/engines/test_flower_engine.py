@@ -337,7 +337,6 @@ ALGORITHMS = {
     "μ that adapts": eq.Algorithm(solver=eq.solvers.AdaptiveProx(SGD(prox=0.5))),
     "FedDane": eq.Algorithm(solver=eq.solvers.FedDane()),
     "MAML": eq.Algorithm(risk=eq.risk.QFair(q=1.0), solver=eq.solvers.MAML()),
-    "central privacy": eq.Algorithm(privacy=eq.privacy.GaussianMechanism(clip=0.5, noise_multiplier=0.5)),
 }
 
 

@@ -291,13 +291,17 @@ def test_below_the_minimum_the_run_stops_with_its_checkpoint_and_can_go_on(tmp_p
     assert place.finished
 
 
-def test_under_central_privacy_a_round_is_not_tried_again():
-    """What another try would release about another cohort is in no account."""
-    private = eq.Algorithm(privacy=eq.privacy.GaussianMechanism(clip=0.5, noise_multiplier=0.5))
+def test_under_central_privacy_a_round_that_is_tried_again_keeps_its_cohort_and_its_quantile():
+    """To draw another cohort because clients failed would let failures decide who takes part."""
+    risk = eq.risk.Superquantile(0.5, quantile=eq.privacy.PrivateQuantile(bound=2.0, bins=2))
+    privacy = eq.privacy.GaussianMechanism(clip=0.5, noise_multiplier=0.5, source="system")
+    private = eq.Algorithm(risk=risk, sampler=eq.sampling.Uniform(), privacy=privacy)
     grid = federation(some_data(), softmax)
     grid.fault = lambda d: None if d.action == "train.update" and d.count == 1 else d.answer()
-    with pytest.raises(TooFewClients, match="tried 1 times"):
-        run(grid, private, rounds=1, minimum=2, retries=3)
+    found = run(grid, private, rounds=1, minimum=2, retries=3)
+    asked = [client for client, action, _ in grid.log if action == "train.losses"]
+    assert len(asked) == 2 * len(set(asked))  # the same clients, twice
+    assert found.privacy.releases == 2  # one histogram, one sum
 
 
 def test_with_the_minimum_the_round_goes_on():

@@ -105,6 +105,7 @@ def test_rounds_beyond_the_last_are_refused():
         run(eq.Algorithm(), NodePolicy(only_sums=False, rounds=2), rounds=3)
 
 
+@pytest.mark.usefixtures("batches_of_the_simulation")
 def test_a_tail_that_is_smaller_than_the_owner_demands():
     """At first all losses are alike and all four clients in the tail; then there are three."""
     run(TAIL, NodePolicy(minimum_tail=3), rounds=2)

@@ -206,6 +206,7 @@ def run(algorithm, grid, **options):
     return found[0]
 
 
+@pytest.mark.usefixtures("batches_of_the_simulation")
 def test_a_signed_run_is_that_of_the_simulation(tmp_path):
     grid = signed_federation(tmp_path)
     found = run(TAIL, grid)

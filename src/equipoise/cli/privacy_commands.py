@@ -143,33 +143,77 @@ def observers(
 
 @app.command()
 def audit(
-    noise: Annotated[float, Option(help="Noise multiplier that the mechanism really adds.")],
-    delta: Delta,
-    epsilon: Annotated[float | None, Option(help="The ε that is claimed. Default: the accountant's for this noise.")] = None,
-    rounds: Rounds = 1,
-    sampling_rate: Annotated[float, Option(help="The chance of the canary to take part in a round.")] = 1.0,
-    runs: Annotated[int, Option(help="How often with the canary, and how often without.")] = 100_000,
+    folder: Annotated[
+        Path | None, Argument(metavar="[RUN]", help="The folder of a run: its own configuration is audited.")
+    ] = None,
+    noise: Annotated[float | None, Option(help="Without RUN: the noise multiplier that a sum really has.")] = None,
+    delta: Annotated[float | None, Option(help="Without RUN: δ that ε is stated for.")] = None,
+    epsilon: Annotated[float | None, Option(help="The ε that is claimed. Default: the accountant's.")] = None,
+    rounds: Annotated[int | None, Option(help="How many rounds are attacked. Default: 1; of a run 5, at most all.")] = None,
+    sampling_rate: Annotated[float, Option(help="Without RUN: the chance of the canary to take part in a round.")] = 1.0,
+    runs: Annotated[int | None, Option(help="How often with the canary, and without. Default: 100,000; of a run 500.")] = None,
+    noise_factor: Annotated[float, Option(help="Of a run: what if it had so much of the noise that it claims?")] = 1.0,
     confidence: Annotated[float, Option(help="How sure the lower bound is.")] = 0.95,
     seed: Annotated[int, Option(help="Seed of the runs.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Attack a clipped noisy sum with a canary; exit code 1 if it leaks more than is claimed."""
+    """Attack a run's own configuration, or a clipped noisy sum, with a canary; exit code 1 if it leaks more than is claimed."""
+    from equipoise.errors import require
+
+    require(epsilon is None or epsilon >= 0, "epsilon", "must be at least 0", epsilon)
+    if folder is not None:
+        options = {"audited": rounds or 5, "runs": runs or 500, "noise_factor": noise_factor}
+        found = _audit_folder(folder, epsilon, seed=seed, confidence=confidence, **options)
+    else:
+        require(noise is not None and delta is not None, "noise", "and delta must be given, or the folder of a run", None)
+        found = _audit_sum(noise or 0.0, delta or 0.0, epsilon, rounds or 1, sampling_rate, runs or 100_000, confidence, seed)
+    refuted = any(values["refuted"] for values, _ in found)
+    words = "\n".join(said for _, said in found)
+    _print(found[0][0] if len(found) == 1 else {"refuted": refuted, "observers": [v for v, _ in found]}, words, as_json)
+    if refuted:
+        raise typer.Exit(1)
+
+
+def _audit_folder(folder: Path, epsilon: float | None, **options: Any) -> list[tuple[dict[str, Any], str]]:
+    """The audits of a run's configuration, by observer: as values, and in words."""
+    from dataclasses import asdict, replace
+
+    from equipoise.algorithm import Algorithm
+    from equipoise.errors import ConfigError
+    from equipoise.experiment.folder import count_training_clients, read_record
+    from equipoise.privacy.run_audit import audit_algorithm
+
+    record = read_record(folder)
+    if not isinstance(record.algorithm, Algorithm) or not record.algorithm.private:
+        raise ConfigError(f"The run in {folder} cannot be audited: it is not private, or has parts that are not recorded.")
+    audits = audit_algorithm(
+        record.algorithm, clients=count_training_clients(folder, record), clients_per_round=record.clients_per_round,
+        rounds=record.rounds, **options,
+    )  # fmt: skip
+    if epsilon is not None:
+        audits = [replace(each, claimed=epsilon) for each in audits]
+    return [
+        ({**asdict(each.result), "observer": each.observer, "claimed": each.claimed, "refuted": each.refuted}, str(each))
+        for each in audits
+    ]
+
+
+def _audit_sum(
+    noise: float, delta: float, epsilon: float | None, rounds: int, rate: float, runs: int, confidence: float, seed: int
+) -> list[tuple[dict[str, Any], str]]:
+    """The audit of a clipped noisy sum: as values, and in words."""
     from dataclasses import asdict
 
-    from equipoise.errors import require
     from equipoise.privacy.accounting import epsilon_of
     from equipoise.privacy.audit import audit as run_audit
     from equipoise.privacy.audit import gaussian_sum_scores
     from equipoise.privacy.releases import CohortEvent, PoissonSampling, Release
 
-    require(epsilon is None or epsilon >= 0, "epsilon", "must be at least 0", epsilon)
     claimed = epsilon
     if claimed is None:
-        claimed = epsilon_of([(CohortEvent((Release("update", noise),), PoissonSampling(sampling_rate)), rounds)], delta)
-    scores = gaussian_sum_scores(noise_multiplier=noise, sampling_rate=sampling_rate, rounds=rounds)
+        claimed = epsilon_of([(CohortEvent((Release("update", noise),), PoissonSampling(rate)), rounds)], delta)
+    scores = gaussian_sum_scores(noise_multiplier=noise, sampling_rate=rate, rounds=rounds)
     result = run_audit(scores, delta=delta, runs=runs, seed=seed, confidence=confidence)
     refuted = result.exceeds(claimed)
     verdict = "REFUTED: it leaks more than" if refuted else "not refuted: nothing found beyond"
-    _print({**asdict(result), "claimed": claimed, "refuted": refuted}, f"{result}\n{verdict} ε = {claimed:.4g}.", as_json)
-    if refuted:
-        raise typer.Exit(1)
+    return [({**asdict(result), "claimed": claimed, "refuted": refuted}, f"{result}\n{verdict} ε = {claimed:.4g}.")]

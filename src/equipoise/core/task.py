@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional
 
 from equipoise.core import trees
@@ -19,6 +18,7 @@ from equipoise.core.batch_trial import BatchUse, nearly_equal, try_batches
 from equipoise.core.binary_error import binary_error
 from equipoise.core.carried import CarriedLayout, split_model
 from equipoise.core.forward_rules import ForwardRules
+from equipoise.core.functional import call_with_tensors
 from equipoise.core.params import ParameterLayout
 from equipoise.errors import EquipoiseError, IncompatibleParts, InvalidParameter, is_integer, require
 
@@ -164,6 +164,10 @@ class Task:
         """The task of a module that is used as it is, without a copy and without questions."""
         return cls(_Scorer(model, loss, None), ParameterLayout.of(model))
 
+    def with_module(self, module: nn.Module) -> Task:
+        """The task with another module of the same kind, used as it is; loss and error stay."""
+        return Task(_Scorer(module, self.scorer._given_loss, self.scorer._given_error), self.layout)
+
     @property
     def module(self) -> nn.Module:
         """The module that is trained: a copy of the user's, or with `around` the user's own."""
@@ -190,9 +194,9 @@ class Task:
         return self.scorer.error == self.scorer.loss
 
     def to(self, device: torch.device) -> Task:
-        """A copy of the task with the module's constants on a device."""
+        """A copy of the task with the module's constants on a device, in training mode, whatever mode it was left in."""
         parts = _copy_all(self.module, self.scorer._given_loss, self.scorer._given_error)
-        return replace(self, scorer=self.scorer.with_parts(*parts).to(device))
+        return replace(self, scorer=self.scorer.with_parts(*parts).to(device).train())
 
     @property
     def width(self) -> int:
@@ -235,7 +239,7 @@ class Task:
 
     def losses(self, params: Tensor | dict[str, Tensor], x: Any, y: Any) -> Tensor:
         """Per-example losses (B,)."""
-        losses: Tensor = functional_call(self.scorer, self._named(params), (x, y, False))[0]
+        losses: Tensor = call_with_tensors(self.scorer, self._named(params), (x, y, False))[0]
         return losses
 
     def batched_losses(self, params: Tensor | dict[str, Tensor], x: Any, y: Any, key: Tensor | None = None) -> Tensor:
@@ -250,7 +254,7 @@ class Task:
 
     def scores(self, params: Tensor | dict[str, Tensor], x: Any, y: Any) -> tuple[Tensor, Tensor]:
         """Per-example losses and errors, (B,) and (B,)."""
-        losses, errors = functional_call(self.scorer, self._named(params), (x, y, True))
+        losses, errors = call_with_tensors(self.scorer, self._named(params), (x, y, True))
         return losses, errors
 
     def named(self, params: Tensor | dict[str, Tensor]) -> dict[str, Tensor]:
@@ -299,6 +303,7 @@ class Task:
             with torch.enable_grad():
                 losses = trial._run_user_code("loss", data, lambda: trial.losses(params, trees.clone(x), y))
             require(losses.requires_grad, "loss", "must depend on the model's parameters", "detached from them")
+            trial._refuse_buffers_with_gradients()
             if (error := trial._error_of_outputs(data, outputs, y)) is not None:
                 wanted, trial = (task._with_error(error) for task in (wanted, trial))
             trial.scorer.eval()
@@ -316,6 +321,13 @@ class Task:
             if use.mixes:
                 trial._refuse_padding_in_training(data, params.detach())
         return wanted._trained_as(use)
+
+    def _refuse_buffers_with_gradients(self) -> None:
+        """A buffer that depends on the parameters would have every step go back through the steps before it."""
+        kept = [name for name, value in self.module.named_buffers() if value.requires_grad]
+        rule = f"must change its buffer {kept[0]!r} without gradients" if kept else ""
+        fix = "Write `with torch.no_grad(): …` around the change, or detach what goes into it."
+        require(not kept, "model", rule, type(self.module).__name__, fix)
 
     def _with_error(self, error: PerExample) -> Task:
         return replace(self, scorer=self.scorer.with_parts(self.module, self.scorer._given_loss, error))

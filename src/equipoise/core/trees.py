@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+
+from equipoise.core.functional import call_with_tensors
 
 Tree = Tensor | tuple[Tensor, ...] | dict[str, Tensor]
 
@@ -80,4 +81,4 @@ def call(module: nn.Module, x: Any) -> Any:
 def call_with(module: nn.Module, params: dict[str, Tensor], x: Any) -> Any:
     """The outputs of a model with other parameters for a batch, as `call` gives them."""
     given = ((), x) if isinstance(x, dict) else (x if isinstance(x, tuple) else (x,), {})
-    return functional_call(module, params, *given)
+    return call_with_tensors(module, params, *given)

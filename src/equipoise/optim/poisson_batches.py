@@ -5,12 +5,14 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from equipoise.core.rng import generator
 from equipoise.errors import is_integer, require, require_integer, require_number
 from equipoise.optim.gradients import check_examples
+from equipoise.privacy.random_source import SystemSource
 
 Examples = tuple[Tensor, Tensor]
 
@@ -31,6 +33,12 @@ def poisson_rows(examples: int, sample_rate: float, *, seed: int, step: int) -> 
     return torch.from_numpy(source.choice(examples, size, replace=False, shuffle=False))
 
 
+def system_rows(examples: int, sample_rate: float) -> Tensor:
+    """The rows of one batch, each of 0 … examples − 1 by a coin of the operating system with probability `sample_rate`."""
+    coins = (SystemSource().words(examples) >> np.uint64(11)) * 2.0**-53
+    return torch.from_numpy(np.flatnonzero(coins < sample_rate))
+
+
 def poisson_batches(
     x: Tensor, y: Tensor, *, sample_rate: float, steps: int, seed: int | None = None, start: int = 0
 ) -> Iterator[Examples]:
@@ -47,11 +55,11 @@ def poisson_batches(
     require(len(x) > 0, "x", "must hold at least one example", len(x))
     require_integer("steps", steps, 0)
     require_integer("start", start, 0)
-    chosen = fresh_seed(seed)
+    require(seed is None or is_integer(seed), "seed", "must be a whole number, or None for coins that nobody knows", seed)
 
     def draw() -> Iterator[Examples]:
         for step in range(start, start + steps):
-            rows = poisson_rows(len(x), sample_rate, seed=chosen, step=step)
+            rows = system_rows(len(x), sample_rate) if seed is None else poisson_rows(len(x), sample_rate, seed=seed, step=step)
             yield x.index_select(0, rows.to(x.device)), y.index_select(0, rows.to(y.device))
 
     return draw()

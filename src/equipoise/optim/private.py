@@ -15,10 +15,12 @@ from equipoise.core.task import PerExample
 from equipoise.errors import InvalidParameter, require, require_number
 from equipoise.optim.gradients import ExampleGradients, Query, check_examples
 from equipoise.optim.poisson_batches import Examples, fresh_seed, poisson_batches
+from equipoise.privacy.random_source import system_gaussian
 
 if TYPE_CHECKING:
     from equipoise.privacy.releases import CohortEvent
 
+Source = Literal["seeded", "system"]
 Rate = float | Callable[[int], float]  # a learning rate, or a function of the step
 
 
@@ -31,6 +33,7 @@ class PrivacyOptions(TypedDict):
     expected_batch_size: NotRequired[float | None]  # sums are divided by it; None: sample_rate · N, once `batches` knows N
     loss: NotRequired[PerExample | None]  # (outputs, targets) → one number per example; None: the model's, or cross-entropy
     seed: NotRequired[int | None]  # of noise and batches; None: from the operating system
+    source: NotRequired[Source | None]  # of noise and batches: "seeded" repeats; None: "system" unless a seed is given
 
 
 class PrivateOptimizer(ABC):
@@ -49,8 +52,9 @@ class PrivateOptimizer(ABC):
         optimizer.epsilon(delta=1e-5)
 
     ε speaks of examples (add or remove one) and of the parameters only: metrics on the training examples, the batches and
-    `state_dict` (it holds the noise generator) are not covered. A known seed makes it nominal. Batches must be Poisson with
-    `sample_rate`, as `batches` draws them.
+    `state_dict` (it holds the noise generator) are not covered. Without a seed, or with source="system", noise and batches are
+    the operating system's; source="seeded" repeats runs and makes ε nominal. Batches must be Poisson with `sample_rate`, as
+    `batches` draws them.
     """
 
     def __init__(
@@ -63,6 +67,7 @@ class PrivateOptimizer(ABC):
         expected_batch_size: float | None = None,
         loss: PerExample | None = None,
         seed: int | None = None,
+        source: Source | None = None,
     ) -> None:
         self._examples = ExampleGradients(model, loss)
         self.layout = self._examples.layout
@@ -74,6 +79,8 @@ class PrivateOptimizer(ABC):
         self.steps = 0
         self.spent: dict[tuple[float, tuple[float, ...]], int] = {}  # (sample rate, multipliers of a step) → steps
         self.memory: dict[str, Tensor] = {}
+        require(source in (None, "seeded", "system"), "source", 'must be "seeded", "system" or None', source)
+        self.source: Source = source or ("system" if seed is None else "seeded")
         self._seed = fresh_seed(seed)
         self._generators = {"noise": self._generator("optimiser noise")}
 
@@ -85,6 +92,8 @@ class PrivateOptimizer(ABC):
             check_examples(x, y)
             require(len(x) > 0, "x", "must hold at least one example", len(x))
             self.expected_batch_size = self.sample_rate * len(x)
+        if self.source == "system":  # each coin is the operating system's own
+            return poisson_batches(x, y, sample_rate=self.sample_rate, steps=steps)
         return poisson_batches(x, y, sample_rate=self.sample_rate, steps=steps, seed=self._seed, start=self.steps)
 
     def step(self, x: Tensor, y: Tensor) -> None:
@@ -179,6 +188,9 @@ class PrivateOptimizer(ABC):
     def _noisy(self, total: Tensor, clip: float) -> Tensor:
         if self.noise_multiplier == 0:
             return total
+        if self.source == "system":  # in float64, and rounded once, with the sum
+            noise = system_gaussian(total.numel()).to(total.device).reshape(total.shape)
+            return (total.double() + self.noise_multiplier * clip * noise).to(total.dtype)
         source = self._generators["noise"]
         noise = torch.randn(total.shape, generator=source, dtype=total.dtype, device=source.device).to(total.device)
         return total + self.noise_multiplier * clip * noise

@@ -14,10 +14,10 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from equipoise.core import trees
 from equipoise.core.abilities import solver_traits
+from equipoise.core.functional import call_with_tensors
 from equipoise.core.task import Task
 from equipoise.errors import IncompatibleParts, require, require_number
 from equipoise.personal.context import PersonalContext
@@ -71,7 +71,7 @@ class Pair(nn.Module):
     def losses(self, model: NamedParameters, x: Any, y: Any) -> Tensor:
         """Per-example losses (B,) of a model."""
         named = {f"module.{name}": value for name, value in model.items()}
-        losses: Tensor = functional_call(self.scorer, named, (x, y, False))[0]
+        losses: Tensor = call_with_tensors(self.scorer, named, (x, y, False))[0]
         return losses
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from equipoise.core.abilities import is_part
@@ -70,8 +70,9 @@ class DifferentialPrivacy:
     shares as clients are expected, or its noise would tell how many came: clients beyond that add none, and the server adds
     those that are missing. `step` is the grid of the rounding (None: chosen).
 
-    `source="seeded"` repeats runs and makes ε nominal; "system" takes the noise from the operating system (cohorts still follow
-    from the seed: keep it secret). `method` is the accountant's ("pld", "rdp", None: the tighter that applies).
+    `source="seeded"` repeats runs and makes ε nominal, and is refused in a federation; "system" takes the noise from the
+    operating system (in a simulation cohorts still follow from the seed: keep it secret). `method` is the accountant's ("pld",
+    "rdp", None: the tighter that applies).
 
     Source: McMahan et al. 2018 (DP-FedAvg); Pillutla et al. 2023, Algorithm 4, with the corrections in docs/privacy.md;
     Kairouz, Liu, Steinke 2021 (distributed noise).
@@ -129,7 +130,7 @@ class GaussianMechanism:
     """Clipping and a fixed amount of noise, without a budget: DifferentialPrivacy(None, delta, clip, noise_multiplier=…).
 
     ε at `delta` is reported. `noise_multiplier` is noise over sensitivity of all releases of a round together; an infinite
-    `clip` with no noise is the plain run with the fixed denominator.
+    `clip` with no noise is the plain run with the fixed denominator. `source` is as in DifferentialPrivacy.
 
     Source: McMahan et al. 2018 (DP-FedAvg).
     """
@@ -140,6 +141,7 @@ class GaussianMechanism:
     quantile_ratio: float = 0.25
     clip_rule: ClipRule | None = None
     loss_bound: float | None = None
+    source: Source = field(default="seeded", repr=False)  # `as_budget()` shows it; checkpoints know the mechanism by its text
 
     def __post_init__(self) -> None:
         self.as_budget()
@@ -147,8 +149,9 @@ class GaussianMechanism:
     def as_budget(self) -> DifferentialPrivacy:
         """The mechanism as DifferentialPrivacy without a budget."""
         return DifferentialPrivacy(
-            None, self.delta, self.clip, self.quantile_ratio, self.noise_multiplier, self.clip_rule, self.loss_bound
-        )
+            None, self.delta, self.clip, self.quantile_ratio, self.noise_multiplier, self.clip_rule, self.loss_bound,
+            source=self.source,
+        )  # fmt: skip
 
     def check(self, algorithm: Algorithm) -> None:
         """Refuse what would release more than is accounted for."""

@@ -260,10 +260,7 @@ class NoisePlan:
 
     def is_lost(self, round_index: int) -> bool:
         """Whether a release of this round was begun before, and what it gave is not known: the round is over, and paid for."""
-        book = self.book
-        first = self.first if self.calibration.first is not None else "update"
-        begun = [purpose for purpose in (first, "update") if book.once and book.begun(round_index, purpose)]
-        return any(book.value(round_index, purpose) is None for purpose in begun)
+        return self.book.is_lost(round_index, (self.first, "update"))
 
     @property
     def distributed(self) -> bool:

@@ -38,6 +38,7 @@ class Protected:
     sums: ProtectedSums
     rounds: int
     noise: NoisePlan | None = None
+    evaluates_by_sums: bool = False  # over a network, where each sum is written down by itself
     own_book: ReleaseBook = field(default_factory=ReleaseBook)  # of a run without noise
 
     @property
@@ -83,13 +84,14 @@ class Protected:
 
     def begin_evaluation(self, round_index: int) -> None:
         """Write into the ledger that clients are evaluated exactly, outside ε."""
-        self.book.begin_exact(round_index, EVALUATION)
+        if not self.evaluates_by_sums:
+            self.book.begin_exact(round_index, EVALUATION)
 
     def privacy(self, state: Any) -> PrivacyTable:
         """ε by observer."""
         if self.noise is None:
             return unprotected_table(secure=True)
-        table = self.noise.table(state, (EVALUATION,) if EVALUATION in self.book.exact_purposes() else ())
+        table = self.noise.table(state, tuple(p for p in self.book.exact_purposes() if p.startswith(EVALUATION)))
         others = {entry.run for entry in self.book.ledger if entry.kind == "release" and entry.data == self.book.data}
         if len(others) < 2:
             return table

@@ -21,7 +21,7 @@ class ReleaseBook:
         self.repeatable, self.once = repeatable, False
         self._begun: dict[tuple[int, str], LedgerEntry] = {}
         self._outcomes: dict[tuple[int, str], LedgerEntry] = {}
-        self._cohorts: dict[int, tuple[str, ...]] = {}
+        self._cohorts: dict[int, LedgerEntry] = {}
         self.releases = 0  # noisy sums that this run has begun to release
 
     def open(self, ledger: Ledger, *, data: str, run: str, once: bool = False) -> None:
@@ -36,7 +36,7 @@ class ReleaseBook:
 
     def _note(self, entry: LedgerEntry) -> None:
         if entry.kind == "cohort":
-            self._cohorts[entry.round] = entry.cohort or ()
+            self._cohorts[entry.round] = entry
         elif entry.kind == "outcome":
             self._outcomes[entry.round, entry.purpose] = entry
         else:
@@ -84,6 +84,11 @@ class ReleaseBook:
         outcome = self._outcomes.get((round_index, purpose)) if self.once else None
         return None if outcome is None else outcome.value
 
+    def is_lost(self, round_index: int, purposes: Iterable[str]) -> bool:
+        """Whether one of these releases was begun and what it gave is not known; in a federation it is not asked for again."""
+        begun = [purpose for purpose in purposes if self.once and self.begun(round_index, purpose)]
+        return any(self.value(round_index, purpose) is None for purpose in begun)
+
     def begun(self, round_index: int, purpose: str) -> bool:
         """Whether a release was begun."""
         return (round_index, purpose) in self._begun
@@ -92,11 +97,15 @@ class ReleaseBook:
 
     def cohort(self, round_index: int) -> tuple[str, ...] | None:
         """Who takes part in a round, if that was drawn and written down."""
-        return self._cohorts.get(round_index)
+        return self._cohorts[round_index].cohort or () if round_index in self._cohorts else None
 
-    def set_cohort(self, round_index: int, clients: Sequence[str]) -> None:
+    def cohort_weights(self, round_index: int) -> list[float]:
+        """The base weights of a round's cohort."""
+        return list(self._cohorts[round_index].value or [])
+
+    def set_cohort(self, round_index: int, clients: Sequence[str], weights: Sequence[float]) -> None:
         """Write down who takes part in a round, before anybody is asked."""
-        self._write(LedgerEntry("cohort", self.data, self.run, round_index, cohort=tuple(clients)))
+        self._write(LedgerEntry("cohort", self.data, self.run, round_index, cohort=tuple(clients), value=list(weights)))
 
     # ------------------------------------------------------------------------------------------------------------- what it cost
 

@@ -15,6 +15,7 @@ import torch
 from equipoise.core.equality import same_part
 from equipoise.errors import Diverged
 from equipoise.round import Outcome, Planned, Rounds, draw_cohort, grouped, next_state, plan_rounds, report_of, run_round
+from equipoise.runs.secret_cohorts import secret_cohort
 from equipoise.runs.setup import Setting
 from equipoise.types import Cohort, Job, LookAheadEngine, Network, RoundReport, RoundUnderWay, ServerState
 
@@ -46,7 +47,11 @@ def attempt_rounds(network: Network, rounds: Rounds, states: Sequence[ServerStat
 
 
 def attempt_round(network: Network, setting: Setting, state: ServerState) -> Outcome:
-    """One round over a network, which may have to try several times, each with another cohort."""
+    """One round over a network, which may have to try several times.
+
+    Each time it is with another cohort, but under privacy with the same: it is drawn in secret and written down.
+    """
+    book = setting.protection.book
 
     def run(cohort: Cohort) -> tuple[ServerState, RoundReport]:
         (outcome,) = run_round([setting], [state], [cohort], setting.engine)
@@ -55,7 +60,9 @@ def attempt_round(network: Network, setting: Setting, state: ServerState) -> Out
         return outcome
 
     try:
-        return network.attempt(run, partial(draw_cohort, setting, state.round))
+        if book is None:
+            return network.attempt(run, partial(draw_cohort, setting, state.round))
+        return network.attempt(run, lambda _: secret_cohort(setting, book, state.round))
     except Diverged as failure:
         return failure
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from equipoise.algorithm import Algorithm
 from equipoise.client_metrics import ClientMetrics
 from equipoise.core.abilities import engine_traits, is_part, read
+from equipoise.core.signature import Signature
 from equipoise.core.task import PerExample, Task
 from equipoise.core.trees import map_tree
 from equipoise.data.clients import FederatedData
@@ -130,7 +131,8 @@ class Setting:
         if network is None:
             table = ClientTable.evaluate(self.engine, reported.model, self.data, self.sample, self.metrics)
         else:
-            table = network.client_table(reported.model, self.data, *((self.metrics,) if len(self.metrics) else ()))
+            asked = (self.metrics,) if len(self.metrics) else ()
+            table = network.client_table(reported.model, self.data, state.round, *asked)
         if self.personal is not None and (final or self.personal.keeps_rows):
             table = table.with_personal(self.personal.scores(state.personal, reported.model, state.round, self.sample))
         elif self.adaptation is not None and final:
@@ -157,7 +159,8 @@ class Setting:
             personal=None if self.personal is None else PersonalModels(self, self.personal, chosen, reported.model),
             privacy=self.protection.privacy(last.privacy),
             epsilon=None if spent is None else replace(spent, table=self.data.schema is not None),
-            sampled=sample_sizes(self.data, self.sample), schema=self.data.schema,
+            sampled=sample_sizes(self.data, self.sample), schema=self.data.schema, task=self.task,
+            signature=Signature.of(self.data, self.task.layout.dtype) if self.engine_traits.network is None else None,
         )  # fmt: skip
 
 

@@ -38,7 +38,7 @@ from equipoise.engines.flower.transport.messenger import (
     show_faults,
 )
 from equipoise.engines.flower.transport.part_messages import pack_part
-from equipoise.errors import EquipoiseError, EquipoiseNotice
+from equipoise.errors import EquipoiseError, EquipoiseNotice, IncompatibleParts
 from equipoise.personal.context import PersonalContext
 from equipoise.privacy.protected import Protected
 from equipoise.result import ClientTable
@@ -82,7 +82,7 @@ class Federation:
     members: Mapping[str, Member]
     patience: Patience
     run: str
-    seed: int
+    seed: int  # that nodes make their model by
     signed: bool = False  # secure sums are signed by the nodes
     colluders: int | None = None  # nodes that may help the server in a signed sum; None: just below a third
     most_examples: int = MOST_EXAMPLES  # of a split of one client
@@ -106,6 +106,7 @@ class RoundAtHand:
     cohort: Cohort | None = None
     drawn: tuple[str, ...] = ()  # the clients of the cohort
     params: Tensor | None = None  # where losses were asked for, under secure sums
+    last: bool = False  # whether it is not tried again
     reported: dict[str, Any] = field(default_factory=dict)  # fields of the report that secure sums have released
     counted: set[str] = field(default_factory=set)  # whose work is in the secure sum, though they may have gone since
 
@@ -119,6 +120,7 @@ class FlowerEngine(Engine):
         self.federation, self.task, self.data = federation, task, data
         self.messenger, self.patience = federation.messenger, federation.patience
         self.secure: SecureEvaluation | None = None  # set where nothing of a single client may be asked for
+        self.names_nobody = False  # under differential privacy a loss that is not finite counts as the bound
         self.round = RoundAtHand()
         self.evaluated: dict[str, list[str]] = {}  # who answered the last evaluation, by split
         self._hellos: Counter[int] = Counter()
@@ -144,7 +146,7 @@ class FlowerEngine(Engine):
 
         def run_once(number: int) -> tuple[ServerState, RoundReport]:
             cohort = draw(number)
-            self.round = RoundAtHand(cohort, self.names(cohort))
+            self.round = RoundAtHand(cohort, self.names(cohort), last=number == self.patience.retries)
             try:
                 return run(cohort)
             finally:
@@ -195,7 +197,7 @@ class FlowerEngine(Engine):
         introduced = ask_introductions(self.messenger, new, self.task, federation.seed, federation.most_examples)
         for node, member in introduced.items():
             known_as = self.federation.members.get(member.client)
-            if known_as is not None and (known_as.fingerprint, known_as.splits) == (member.fingerprint, member.splits):
+            if known_as is not None and known_as.has_same_data(member):
                 self.messenger.nodes[member.client] = node
 
     @property
@@ -252,7 +254,8 @@ class FlowerEngine(Engine):
         tensors: dict[str, Tensor] = {"params": params}
         packed = pack_part("solver", solver, tensors) if solver is not None and solver_traits(solver).adapts else None
         request = ClientRequest(self.request_values(cohort.seed, solver=packed), tensors)
-        losses = self.ask("train.losses", cohort, [request] * len(cohort), read_loss)
+        reading = read_any_loss if self.names_nobody else read_loss
+        losses = self.ask("train.losses", cohort, [request] * len(cohort), reading)
         if cohort is not self.round.cohort:
             self._require_all(cohort)
         self.require_enough(cohort)
@@ -332,10 +335,12 @@ class FlowerEngine(Engine):
         losses, errors = torch.stack([scores.get(client, {}).get(split, UNKNOWN_SCORES) for client in ids], 1)
         return losses, errors
 
-    def client_table(self, params: Tensor, data: FederatedData, metrics: ClientMetrics | None = None) -> ClientTable:
+    def client_table(
+        self, params: Tensor, data: FederatedData, round_index: int, metrics: ClientMetrics | None = None
+    ) -> ClientTable:
         """Every client of every split at `params`, in one exchange; clients that do not answer have no row."""
         if self.secure is not None:
-            return self.secure.table(params, data)
+            return self.secure.table(params, data, round_index)
         scores = self._scores(params, self.federation.members, metrics)
         self.evaluated = {s: [i for i in clients.ids if s in scores.get(i, {})] for s, clients in data.splits.items()}
         if not self.evaluated["train"]:
@@ -396,14 +401,30 @@ class FlowerEngine(Engine):
         """The protection of a run with its sums over the network; noise that the server adds itself needs no other sums."""
         if algorithm.privacy is None:
             return protection
+        refuse_seeded(algorithm)
+        self.names_nobody = algorithm.private
         if not algorithm.traits.privacy.sums_alone:
-            # Another try would release a quantile about another cohort, which nobody accounts for.
-            # Nor may who is left out depend on the others: clipping bounds long updates there.
-            self.patience = replace(self.patience, retries=0, longest=math.inf)
+            # Who is left out may not depend on the others: clipping bounds long updates there.
+            self.patience = replace(self.patience, longest=math.inf)
             return protection
         protected = mask_sums(self, cast(Protected, protection), algorithm)
-        self.secure = SecureEvaluation(self)
+        self.secure = SecureEvaluation(self, protected.book)
         return protected
+
+
+def refuse_seeded(algorithm: Algorithm) -> None:
+    """Refuse, in a federation, noise that whoever knows the seed can take off again."""
+    if algorithm.private and algorithm.traits.privacy.source == "seeded":
+        raise IncompatibleParts(
+            'source="seeded" draws noise that can be drawn again and taken off: it is for simulations, where runs repeat.',
+            'Use source="system".',
+        )
+
+
+def read_any_loss(answer: MessageContent) -> float:
+    """The loss of a client; infinite where it is not finite."""
+    loss = float(answer.tensor("loss", torch.float64, (1,)))
+    return loss if math.isfinite(loss) else math.inf
 
 
 def asked_metrics(metrics: ClientMetrics | None) -> dict[str, list[str]]:

@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,6 +21,7 @@ from equipoise.core.task import Task
 from equipoise.data.clients import FederatedData
 from equipoise.engines.flower.apps.members import Member, ask_introductions, make_stand_in, natural_order
 from equipoise.engines.flower.apps.model_source import make_model
+from equipoise.engines.flower.apps.run_secret import batch_seed, open_secret, public_seed
 from equipoise.engines.flower.flower_engine import Federation, Patience
 from equipoise.engines.flower.transport.messages import BadMessage
 from equipoise.engines.flower.transport.messenger import Messenger, TooFewClients
@@ -53,28 +55,34 @@ def run_plan(plan: ServerPlan, grid: Grid) -> Result:
             known, run = read_roster(place.path / ROSTER)
         else:
             place = claim(place.path)
-    model = make_model(plan.model, plan.seed)
+    private = plan.algorithm.privacy is not None
+    model_seed = public_seed(plan.seed) if private else plan.seed
+    model = make_model(plan.model, model_seed)
     refuse_both_trained(model, plan.algorithm)
     task = Task.of(model, plan.loss, plan.error)
     messenger = Messenger(grid, timeout=float(plan.timeout))
-    members = gather_members(messenger, task, plan, known)
+    if private:
+        messenger.own_seed = partial(batch_seed, open_secret(place.path if place is not None else None))
+    members = gather_members(messenger, task, plan, known, model_seed)
     refuse_silent(members, plan.algorithm, signed=plan.signed)
     refuse_unmeasured(members, plan.metrics)
     patience = Patience(float(plan.timeout), plan.minimum, plan.retries, float(plan.pause))
-    federation = Federation(messenger, members, patience, run, plan.seed, plan.signed, plan.colluders, plan.most_examples)
+    federation = Federation(messenger, members, patience, run, model_seed, plan.signed, plan.colluders, plan.most_examples)
     federated = FederatedRun(plan, model, make_stand_in(members.values(), plan.data), federation)
     if place is None:
         result = federated.train()
     else:
         if known is None:
             write_atomically(place.path / ROSTER, write_roster(members, run).encode())
-        result = run_in_folder(cast(Any, federated), place, progress=False)
+        result = cast(Result, run_in_folder(cast(Any, federated), place, progress=False))
     if plan.on_result is not None:
         plan.on_result(result)
     return result
 
 
-def gather_members(messenger: Messenger, task: Task, plan: ServerPlan, known: Mapping[str, Member] | None) -> dict[str, Member]:
+def gather_members(
+    messenger: Messenger, task: Task, plan: ServerPlan, known: Mapping[str, Member] | None, model_seed: int
+) -> dict[str, Member]:
     """Wait for the nodes and ask who they are: the clients by name. A run that goes on waits for those it began with."""
     wanted = len(known) if known is not None else plan.awaited
     log.info("Waiting for %d nodes.", wanted)
@@ -84,7 +92,7 @@ def gather_members(messenger: Messenger, task: Task, plan: ServerPlan, known: Ma
     while len(members) < wanted:
         new = [node for node in messenger.connected() if node not in asked]
         asked |= set(new)
-        for node, member in ask_introductions(messenger, new, task, plan.seed, plan.most_examples).items():
+        for node, member in ask_introductions(messenger, new, task, model_seed, plan.most_examples).items():
             welcome(messenger, members, known, node, member)
         if len(members) >= wanted or time.monotonic() >= end:
             break

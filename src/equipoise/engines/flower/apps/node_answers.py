@@ -24,7 +24,7 @@ def introduce(session: NodeSession) -> Answer:
         "classes": node.data.classes,
         "layout": digest_layout(task),
         "frozen": digest_frozen(task),
-        "fingerprint": node.data.fingerprint,
+        "fingerprint": session.ledger.fingerprint(node.data.fingerprint),
         "only_sums": session.policy.only_sums,
         "minimum_crowd": session.policy.minimum_crowd,
         "evaluates": session.policy.evaluate,

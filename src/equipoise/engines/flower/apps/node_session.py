@@ -17,6 +17,7 @@ from equipoise.core.abilities import engine_traits, is_part
 from equipoise.core.task import PerExample, Task
 from equipoise.engines.flower.apps.model_source import ModelSource, make_model
 from equipoise.engines.flower.apps.node_data import NodeData, read_node_data
+from equipoise.engines.flower.apps.node_ledger import NodeLedger
 from equipoise.engines.flower.apps.node_policy import NodePolicy, PolicyRefusal
 from equipoise.engines.flower.personal.kept_rows import KeptRows
 from equipoise.engines.flower.secure.identities import Identity
@@ -44,6 +45,7 @@ class NodeSetup:
     owned: bool = False  # the owner has named app and policy on the command line of the node
     metrics: ClientMetrics = field(default_factory=ClientMetrics)
     loaded: dict[int, NodeData] = field(default_factory=dict)  # by Flower's node id
+    ledgers: dict[str, NodeLedger] = field(default_factory=dict)  # by client
     models: dict[int, nn.Module] = field(default_factory=dict)  # by seed
     started: dict[tuple[int, int, int], PersonalContext] = field(default_factory=dict)  # by node id, seed and classes
 
@@ -83,6 +85,14 @@ class NodeSession:
     def identity(self) -> Identity | None:
         """The key by which other nodes know this one, where its owner has made one; then it takes part in signed sums alone."""
         return self.policy.read_identity()
+
+    @property
+    def ledger(self) -> NodeLedger:
+        """What this client has revealed, over all runs."""
+        ledgers = self.setup.ledgers
+        if self.client not in ledgers:
+            ledgers[self.client] = NodeLedger(self.setup.folder, self.client)
+        return ledgers[self.client]
 
     @property
     def policy(self) -> NodePolicy:

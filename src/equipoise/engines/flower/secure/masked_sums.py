@@ -25,8 +25,14 @@ if TYPE_CHECKING:
     from equipoise.engines.flower.flower_engine import FlowerEngine
 
 OWN_VALUE = "seed"  # of a request: the seed of a client's batches, which nobody else needs
-SCORES = "scores "  # how the purposes of evaluations begin, before the name of the split
+SCORES, OF_OWN = "scores ", " of own models"  # how the purposes of evaluations begin and end, around the name of the split
+Begin = Callable[[str, int], None]  # notes that a sum of so many clients, at least, is about to be released
 RequestMaker = Callable[[str], ClientRequest]  # what a client's request holds besides its part of the sums
+
+
+def split_of(purpose: str) -> str:
+    """The split that the purpose of an evaluation is about."""
+    return purpose.removeprefix(SCORES).removesuffix(OF_OWN)
 
 
 class PlannedSum(NamedTuple):
@@ -65,21 +71,30 @@ class MaskedSums:
         for purpose, server in servers.items():
             self._ready[purpose] = server, requests[purpose]
 
-    def total(self, purpose: str, base: RequestMaker) -> tuple[Tensor, tuple[str, ...]]:
+    def total(self, purpose: str, base: RequestMaker, begin: Begin | None = None) -> tuple[Tensor, tuple[str, ...]]:
         """The sum of a prepared purpose, centred, (length,) int64, and whose numbers are in it.
 
         `base(client)` says what the client is to add up, as its value "sum".
         """
-        return self.totals([purpose], base)[purpose]
+        return self.totals([purpose], base, begin)[purpose]
 
-    def totals(self, purposes: Sequence[str], base: RequestMaker) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
-        """The sums of several prepared purposes, in the same messages, by purpose."""
+    def totals(
+        self, purposes: Sequence[str], base: RequestMaker, begin: Begin | None = None
+    ) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
+        """The sums of several prepared purposes, in the same messages, by purpose.
+
+        `begin(purpose, fewest)` is called when all is there but what unmasks the sum: from then on it counts as released.
+        Before, nothing is known of it, and it may be asked for again.
+        """
         ready = {purpose: self._ready.pop(purpose) for purpose in purposes}
         servers, requests = {p: server for p, (server, _) in ready.items()}, {p: inbox for p, (_, inbox) in ready.items()}
         requests = self._exchange("train.masked", servers, requests, base)
         plain = ClientRequest(self.engine.request_values(self.engine.federation.seed))
         if self.engine.federation.signed:
             requests = self._exchange("train.confirm", servers, requests, lambda _: plain)
+        for purpose, server in servers.items():
+            if begin is not None:
+                begin(purpose, server.terms.fewest)
         self._exchange("train.reveal", servers, requests, lambda _: plain)
         return {p: (torch.from_numpy(server.total.copy()), server.survivors) for p, server in servers.items()}
 
@@ -157,8 +172,8 @@ class RoundSums:
 
     sums: MaskedSums  # prepared by `begin`, when the round's cohort is weighed
 
-    def __init__(self, engine: FlowerEngine, algorithm: Algorithm, fewest: int = 2) -> None:
-        self.engine, self.fewest = engine, fewest
+    def __init__(self, engine: FlowerEngine, algorithm: Algorithm, fewest: int, begin: Callable[[int, str, int], None]) -> None:
+        self.engine, self.fewest, self._begin_release = engine, fewest, begin
         self.seed = engine.federation.seed
         parts = {"risk": algorithm.risk, "aggregator": algorithm.aggregator}
         self._parts = {kind: pack_part(kind, part, {}) for kind, part in parts.items()}
@@ -173,6 +188,9 @@ class RoundSums:
         self.sums = MaskedSums(self.engine, cohort.round, self.engine.names(cohort), fewest=self.fewest)
         self.sums.prepare(sums, ClientRequest(self.values(), {"params": params} if params is not None else {}))
 
+    def _begin(self, purpose: str, fewest: int) -> None:
+        self._begin_release(self.sums.round, purpose, fewest)
+
     def add(self, sums: Sequence[PlannedSum]) -> None:
         """Prepare more sums of this round."""
         self.sums.prepare(sums, ClientRequest(self.values()))
@@ -180,7 +198,7 @@ class RoundSums:
     def total(self, purpose: str, ask: Callable[[str], Mapping[str, Any]]) -> tuple[Tensor, tuple[str, ...]]:
         """A sum of numbers that clients have without further work; `ask(client)` says which."""
         values = self.values()
-        return self.sums.total(purpose, lambda client: ClientRequest({**values, "sum": dict(ask(client))}))
+        return self.sums.total(purpose, lambda client: ClientRequest({**values, "sum": dict(ask(client))}), self._begin)
 
     def updates(
         self, cohort: Cohort, ask: Callable[[str], Mapping[str, Any]], params: Tensor, solver: LocalSolver
@@ -190,7 +208,9 @@ class RoundSums:
         values = self.values(solver=pack_part("solver", solver, tensors))
         effort = dict(zip(self.engine.names(cohort), efforts_of(cohort), strict=True))
         total, survivors = self.sums.total(
-            "update", lambda client: ClientRequest({**values, "effort": effort[client], "sum": dict(ask(client))}, tensors)
+            "update",
+            lambda client: ClientRequest({**values, "effort": effort[client], "sum": dict(ask(client))}, tensors),
+            self._begin,
         )
         self.engine.round.counted |= set(survivors)
         return total, survivors

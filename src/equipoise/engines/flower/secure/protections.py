@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, cast
@@ -16,14 +16,23 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from equipoise.engines.flower.secure.masked_sums import SCORES, MaskedSums, PlannedSum, RequestMaker, RoundSums
+from equipoise.engines.flower.secure.masked_sums import (
+    OF_OWN,
+    SCORES,
+    MaskedSums,
+    PlannedSum,
+    RequestMaker,
+    RoundSums,
+    split_of,
+)
 from equipoise.engines.flower.transport.messenger import ClientRequest, TooFewClients
-from equipoise.errors import EquipoiseNotice, IncompatibleParts
+from equipoise.errors import EquipoiseError, EquipoiseNotice, IncompatibleParts
 from equipoise.privacy.discrete_gaussian import sample_discrete_gaussian
 from equipoise.privacy.mechanism import SecureAggregation
-from equipoise.privacy.noise_plan import Grid, NoisePlan, PrivateState
+from equipoise.privacy.noise_plan import Grid, NoisePlan
 from equipoise.privacy.private_quantile import ENOUGH_NOISE, PrivateQuantile, quantile_of_sum, safe_modulus
 from equipoise.privacy.protected import Protected, ProtectedSums
+from equipoise.privacy.release_book import ReleaseBook
 from equipoise.privacy.secure_aggregate import mean_of_sum, secure_row_length, tail_is_large_enough
 from equipoise.privacy.secure_histogram import require_equal_weights
 from equipoise.privacy.secure_sum import centred, required_modulus
@@ -59,11 +68,12 @@ def mask_sums(engine: FlowerEngine, protection: Protected, algorithm: Algorithm)
             USE_HISTOGRAM,
         )
     if protection.noise is None:
-        return replace(protection, sums=NetworkSecureSums(engine, algorithm))
+        sums: ProtectedSums = NetworkSecureSums(engine, algorithm, protection.own_book)
+        return replace(protection, sums=sums, evaluates_by_sums=True)
     survivors = find_fewest_survivors(engine, protection.noise)
     noise = recalibrate_noise(protection.noise, survivors)
-    sums: ProtectedSums = NetworkPrivateSums(engine, noise, max(survivors, noise.fewest))
-    return replace(protection, sums=sums, noise=noise)
+    sums = NetworkPrivateSums(engine, noise, max(survivors, noise.fewest))
+    return replace(protection, sums=sums, noise=noise, evaluates_by_sums=True)
 
 
 # --------------------------------------------------------------------------------------------------------- secure aggregation
@@ -72,19 +82,22 @@ def mask_sums(engine: FlowerEngine, protection: Protected, algorithm: Algorithm)
 class NetworkSecureSums:
     """The weights and sums of secure aggregation with real masks: losses, tails and updates stay with the clients."""
 
-    def __init__(self, engine: FlowerEngine, algorithm: Algorithm) -> None:
-        self.privacy = cast(SecureAggregation, algorithm.privacy)
+    def __init__(self, engine: FlowerEngine, algorithm: Algorithm, book: ReleaseBook) -> None:
+        self.privacy, self.book = cast(SecureAggregation, algorithm.privacy), book
         self.risk, self.quantile = algorithm.traits.risk, algorithm.traits.quantile
-        self.engine, self.round = engine, RoundSums(engine, algorithm, self.privacy.fewest)
+        self.engine, self.round = engine, RoundSums(engine, algorithm, self.privacy.fewest, self._begin)
         self.eta, self.kept = math.nan, 0  # the quantile that is out in this round, and how many clients reach it
 
     def weigh(self, cohort: Cohort, losses: Tensor | None, state: Any) -> tuple[RiskValue, float]:
         """Base weights for all, as nobody but a client knows its own; for Δ-FL the histogram of losses is found first.
 
-        If too few clients are in the tail, all weights are 0 and the sum of updates is not asked for.
+        If too few clients are in the tail, all weights are 0 and the sum of updates is not asked for. So it is where a sum of
+        this round was asked for before and lost: the difference of two such sums may be one client's.
         """
         weights, unknown = cohort.weights * len(cohort), torch.tensor(float("nan"))
         update = PlannedSum("update", secure_row_length(self.engine.task), self.privacy.modulus)
+        if self.book.is_lost(cohort.round, ("histogram", "update")):
+            return RiskValue(unknown, torch.zeros_like(weights), state), 1.0
         if self.risk.client_form != "filter":
             self.round.begin(cohort, [update], self.engine.round.params if losses is not None else None)
             return RiskValue(unknown, weights, state), 1.0
@@ -93,9 +106,14 @@ class NetworkSecureSums:
             raise IncompatibleParts(f"{self.risk.quantile!r} is no histogram by secure sums.", USE_HISTOGRAM)
         require_equal_weights(cohort.weights, "a histogram")
         counts = PlannedSum("histogram", histogram.bins, COUNTS)
-        self.round.begin(cohort, [update, counts], self.engine.round.params)
-        ask = {"kind": "counts", "bound": histogram.bound, "bins": histogram.bins}
-        total, _ = self.round.total(counts.purpose, lambda _: ask)
+        known = self.book.value(cohort.round, counts.purpose)
+        self.round.begin(cohort, [update, counts] if known is None else [update], self.engine.round.params)
+        if known is None:
+            ask = {"kind": "counts", "bound": histogram.bound, "bins": histogram.bins}
+            total, _ = self.round.total(counts.purpose, lambda _: ask)
+            self.book.end(cohort.round, counts.purpose, total.tolist())
+        else:
+            total = torch.tensor(known, dtype=torch.int64)
         self.engine.round.reported["loss"] = histogram.mean(total)
         eta = histogram.edge(total, self.risk.tail)
         self.eta, self.kept = float(eta), histogram.kept(total, eta)
@@ -103,14 +121,22 @@ class NetworkSecureSums:
             weights = torch.zeros_like(weights)
         return RiskValue(unknown, weights, state), 1.0
 
+    def _begin(self, round_index: int, purpose: str, fewest: int) -> None:
+        require_first(self.book.begin_exact(round_index, purpose), round_index, purpose)
+
     def combine(self, state: ServerState, engine: Engine, solver: LocalSolver, plan: Plan, sent: Tensor | None) -> Combined:
         """Σ w_k u_k / Σ w_k over the clients that are left, both of one masked sum."""
         weights = dict(zip(self.engine.names(plan.workers), plan.weights.tolist(), strict=True))
         public = self.eta if self.risk.client_form == "filter" else float(self.privacy.loss_bound or 0)
         base = {"kind": "update", "step": self.privacy.step, "public": public, "kept": self.kept}
         asked = {client: {**base, "base": weights.get(client, 0.0)} for client in self.engine.names(plan.cohort)}
-        total, _ = self.round.updates(plan.cohort, asked.__getitem__, state.model, solver)
         task = self.engine.task
+        try:
+            total, _ = self.round.updates(plan.cohort, asked.__getitem__, state.model, solver)
+        except TooFewClients:
+            if not self.book.begun(plan.cohort.round, "update"):
+                raise
+            return Combined(torch.zeros_like(state.params), None, state.aggregator)  # it is not asked for again
         carried, numbers = mean_of_sum(total.double() * self.privacy.step, secure_row_length(task) - task.layout.dimension - 1)
         mass = float(numbers[-1])
         mean = numbers[:-1] / mass if mass > 0 else torch.zeros_like(numbers[:-1])
@@ -152,10 +178,10 @@ class NetworkPrivateSums:
 
     def __init__(self, engine: FlowerEngine, noise: NoisePlan, fewest: int) -> None:
         self.noise, self.engine = noise, engine
-        self.round = RoundSums(engine, noise.algorithm, fewest)
+        self.round = RoundSums(engine, noise.algorithm, fewest, self._begin)
         self.risk = noise.algorithm.traits.risk
         self._public: float | None = None  # the quantile that is out in this round
-        self._released = False  # whether this round has released anything yet
+        self._contributors = noise.shares  # the fewest whose noise is in a sum of this round
 
     def _ask(self, kind: str, **more: Any) -> dict[str, Any]:
         return {"kind": kind, "source": self.noise.privacy.source, **more}
@@ -164,17 +190,32 @@ class NetworkPrivateSums:
         """One for each client, as nobody but a client knows its weight; and the number that the sum is divided by."""
         ones, unknown = torch.ones(len(cohort), dtype=torch.float64), torch.tensor(float("nan"))
         update = PlannedSum("update", self.noise.dimension, self.noise.grid.modulus)
-        self._public, self._released = None, False
+        self._public, self._contributors = None, self.noise.shares
+        if self.noise.is_lost(cohort.round):
+            return RiskValue(unknown, torch.zeros_like(ones), state), self.noise.workers
         if losses is None:
             self.round.begin(cohort, [update], None)
             return RiskValue(unknown, ones, state), self.noise.workers
+        first = self.noise.book.value(cohort.round, self.noise.first)
+        if first is not None:  # released before this try of the round: it is not asked for again
+            self.round.begin(cohort, [update], self.engine.round.params)
+        elif self.noise.quantile is not None:
+            first = float(self._find_quantile(self.noise.quantile, cohort, update))
+        else:
+            first = self._sum_weights(cohort, update)
         if self.noise.quantile is not None:
-            self._public = float(self._find_quantile(self.noise.quantile, cohort, update))
-            self._released = True
+            self._public = float(first)
             return RiskValue(unknown, ones), self.noise.workers
-        denominator = max(self._sum_weights(cohort, update), 1.0)
-        self._released = True
-        return RiskValue(unknown, ones, state), denominator
+        return RiskValue(unknown, ones, state), max(float(first), 1.0)
+
+    def _begin(self, round_index: int, purpose: str, fewest: int) -> None:
+        """Write a release into the ledger, when all is there but what unmasks it."""
+        good = self.noise.begin_release(round_index, purpose, contributors=fewest)
+        require_first(good, round_index, purpose)
+
+    def _end(self, round_index: int, purpose: str, value: float | None, survivors: Sequence[str]) -> None:
+        self._contributors = min(self._contributors, len(survivors))
+        self.noise.book.end(round_index, purpose, value, contributors=len(survivors))
 
     def _find_quantile(self, quantile: PrivateQuantile, cohort: Cohort, update: PlannedSum) -> Tensor:
         """The private quantile of the cohort's losses; the round's sum of updates is prepared with it."""
@@ -185,7 +226,9 @@ class NetworkPrivateSums:
         ask = self._ask("histogram", bound=bound, bins=bins, sigma=sigma, scale=scale)
         total, survivors = self.round.total("quantile", lambda _: ask)
         total = self._top_up(total, survivors, Fraction(sigma) ** 2, modulus, "quantile", cohort.round)
-        return quantile_of_sum(total, self.risk.tail, bound=bound, bins=bins, scale=scale, clients=len(survivors))
+        eta = quantile_of_sum(total, self.risk.tail, bound=bound, bins=bins, scale=scale, clients=len(survivors))
+        self._end(cohort.round, "quantile", float(eta), survivors)
+        return eta
 
     def _sum_weights(self, cohort: Cohort, update: PlannedSum) -> float:
         """The noisy sum of the clients' weights; the round's sum of updates is prepared with it."""
@@ -198,7 +241,9 @@ class NetworkPrivateSums:
         bound = float(self.noise.privacy.loss_bound or 0)
         ask = self._ask("weight", scale=scale, variance=variance.as_integer_ratio(), bound=bound)
         total, survivors = self.round.total("weights", lambda _: ask)
-        return float(self._top_up(total, survivors, variance, modulus, "weights", cohort.round)[0]) / scale
+        found = float(self._top_up(total, survivors, variance, modulus, "weights", cohort.round)[0]) / scale
+        self._end(cohort.round, "weights", found, survivors)
+        return found
 
     def _top_up(
         self, total: Tensor, survivors: Sequence[str], variance: Fraction, modulus: int, purpose: str, round_index: int
@@ -218,18 +263,32 @@ class NetworkPrivateSums:
             "private update", clip=privacy.clip, step=grid.step, norm_bound=grid.norm_bound,
             variance=variance.as_integer_ratio(), bound=bound, public=self._public or 0.0,
         )  # fmt: skip
-        participations = state.privacy.participations.clone()
-        participations[plan.cohort.clients] += 1
-        after = PrivateState(state.privacy.clip, participations)
+        index, cohort = plan.cohort.round, plan.cohort.clients
+
+        def ended(total: Tensor) -> Combined:
+            weight = self.noise.round_weight(self._contributors)
+            after = state.privacy.after(cohort, clip=state.privacy.clip, weight=weight)
+            return Combined(total, None, state.aggregator, after)
+
         try:
+            if self.noise.is_lost(index):
+                raise TooFewClients(f"Round {index}: a release was begun before, and what it gave is not known.")
             total, survivors = self.round.updates(plan.cohort, lambda _: ask, params, solver)
         except TooFewClients:
-            if not self._released:
-                raise
-            # A quantile of this round is out and paid for: the round ends here, and is not tried again with another.
-            return Combined(torch.zeros_like(params), None, state.aggregator, after)
-        total = self._top_up(total, survivors, variance, grid.modulus, "update", plan.cohort.round)
-        return Combined((total.double() * (grid.step / plan.denominator)).to(params), None, state.aggregator, after)
+            over = self.engine.round.last and self.noise.book.begun(index, self.noise.first)  # it is paid for, and ends
+            if not over and not self.noise.is_lost(index):
+                raise  # of the update nothing is out yet: the round may be tried again
+            self._contributors = min(self._contributors, self.round.fewest)
+            return ended(torch.zeros_like(params))  # it is out, or may be: it is paid for, and not asked for again
+        self._end(index, "update", None, survivors)
+        total = self._top_up(total, survivors, variance, grid.modulus, "update", index)
+        return ended((total.double() * (grid.step / plan.denominator)).to(params))
+
+
+def require_first(good: bool, round_index: int, purpose: str) -> None:
+    """Refuse to ask for a release a second time."""
+    if not good:
+        raise EquipoiseError(f"{purpose!r} of round {round_index} was released before, and is not asked for again.")
 
 
 # ----------------------------------------------------------------------------------------------------------------- evaluation
@@ -241,14 +300,14 @@ class SecureEvaluation:
     Each split is a sum of its own, over the clients that have it: a mean over fewer than the nodes' minimum crowd is not found.
     """
 
-    def __init__(self, engine: FlowerEngine) -> None:
-        self.engine = engine
+    def __init__(self, engine: FlowerEngine, book: ReleaseBook) -> None:
+        self.engine, self.book = engine, book
         self._told: set[str] = set()  # splits that were left out, each said once
 
-    def table(self, params: Tensor, data: FederatedData) -> ClientTable:
+    def table(self, params: Tensor, data: FederatedData, round_index: int) -> ClientTable:
         """One row per split, of the mean client: by examples where clients train, each client alike elsewhere."""
         values = self.engine.request_values(self.engine.federation.seed)
-        means = self.means(data, 0, lambda _: ClientRequest(values, {"params": params}))
+        means = self.means(data, round_index, lambda _: ClientRequest(values, {"params": params}))
         seen = set(data.train.ids)
         rows = {split: means.get(split, (UNKNOWN, 0)) for split in data.splits if split in means or split == "train"}
         return ClientTable(
@@ -264,7 +323,8 @@ class SecureEvaluation:
     ) -> dict[str, tuple[Tensor, int]]:
         """Mean loss and error (2,) by split, at the shared model or at clients' own, and over how many clients.
 
-        Splits that too few clients have are left out, with a notice.
+        Splits that too few clients have are left out, with a notice. What was asked for before is not asked for again, as after
+        a kill: it is read from the ledger if it is there, and else not known.
         """
         shares = share_scores(data, trained_only=own)
         ask = {"kind": "scores", "step": STEP_OF_SCORES, "own": own}
@@ -273,30 +333,58 @@ class SecureEvaluation:
             request = base(client)
             return ClientRequest({**request.values, "sum": {**ask, "shares": shares[client]}}, request.tensors)
 
-        planned = [each for split in data.splits if (each := self._plan(split, shares)) is not None]
+        planned = [each for split in data.splits if (each := self._plan(split, shares, own)) is not None]
         if not planned:
             return {}
+        named = {each.purpose: self._name(each, data) for each in planned}
+        asked = [each for each in planned if not self.book.begun(round_index, named[each.purpose])]
+
+        def begin(purpose: str, fewest: int) -> None:
+            require_first(self.book.begin_exact(round_index, named[purpose]), round_index, purpose)
 
         def sum_scores(_: int) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
-            everyone = sorted({client for each in planned for client in each.clients or ()})
+            everyone = sorted({client for each in asked for client in each.clients or ()})
             sums = MaskedSums(self.engine, round_index, everyone)
-            sums.prepare(planned, ClientRequest(self.engine.request_values(self.engine.federation.seed)))
-            return sums.totals([each.purpose for each in planned], with_sum)
+            sums.prepare(asked, ClientRequest(self.engine.request_values(self.engine.federation.seed)))
+            return sums.totals([each.purpose for each in asked], with_sum, begin)
 
-        means = {}
-        for purpose, (total, survivors) in self.engine.try_again(sum_scores).items():
+        found = self._ask(sum_scores, [named[each.purpose] for each in asked], round_index) if asked else {}
+        for purpose, (total, survivors) in found.items():
             loss, error, mass = (total.double() * STEP_OF_SCORES).unbind()
-            pair = torch.stack([loss, error]) / mass if mass > 0 else UNKNOWN
-            means[purpose.removeprefix(SCORES)] = pair, len(survivors)
+            mean = (torch.stack([loss, error]) / mass).tolist() if mass > 0 else None
+            self.book.end(round_index, named[purpose], {"pair": mean, "clients": len(survivors)})
+        means = {}
+        for each in planned:
+            known = self.book.value(round_index, named[each.purpose]) or {"pair": None, "clients": 0}
+            pair = UNKNOWN if known["pair"] is None else torch.tensor(known["pair"], dtype=torch.float64)
+            means[split_of(each.purpose)] = pair, int(known["clients"])
         return means
 
-    def _plan(self, split: str, shares: Mapping[str, Mapping[str, float]]) -> PlannedSum | None:
+    def _ask(
+        self, work: Callable[[int], dict[str, tuple[Tensor, tuple[str, ...]]]], names: Sequence[str], round_index: int
+    ) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
+        """The sums of an evaluation, tried again while nothing of them is out; nothing if they were lost half-way."""
+        try:
+            return self.engine.try_again(work)
+        except (TooFewClients, EquipoiseError):
+            if not any(self.book.begun(round_index, name) for name in names):
+                raise
+            text = f"The evaluation after round {round_index} was lost, and is not asked for again."
+            warnings.warn(EquipoiseNotice(text), stacklevel=2)
+            return {}
+
+    def _name(self, planned: PlannedSum, data: FederatedData) -> str:
+        """What the ledger calls a sum: whether clients that train are in it decides what the server learns of them."""
+        trained = not set(data.train.ids).isdisjoint(planned.clients or ())
+        return planned.purpose if trained else f"others: {planned.purpose}"
+
+    def _plan(self, split: str, shares: Mapping[str, Mapping[str, float]], own: bool) -> PlannedSum | None:
         """The sum of a split over the clients that have it and may be asked; None if they are too few."""
         members = self.engine.federation.members
         holders = tuple(client for client, own in shares.items() if own[split] > 0 and members[client].evaluates)
         crowd = max((members[client].minimum_crowd for client in holders), default=2)
         if len(holders) >= max(crowd, self.engine.federation.choose_threshold(len(holders))[1]):
-            return PlannedSum(SCORES + split, 3, WIDE, holders)
+            return PlannedSum(SCORES + split + OF_OWN * own, 3, WIDE, holders)
         if split not in self._told:
             why = f"{len(holders)} clients may be asked, and their owners demand a crowd of {crowd}"
             warnings.warn(EquipoiseNotice(f"The {split} examples are not evaluated: {why}."), stacklevel=2)

@@ -21,9 +21,10 @@ from flwr.app import ConfigRecord
 from torch import Tensor
 
 from equipoise.core.abilities import read
+from equipoise.engines.flower.apps.node_policy import EXACT_SUMS, noise_multiplier_of
 from equipoise.engines.flower.apps.node_session import Answer, Handler, NodeSession
 from equipoise.engines.flower.personal.node_models import LostRow, score_own_model
-from equipoise.engines.flower.secure.masked_sums import OWN_VALUE, SCORES
+from equipoise.engines.flower.secure.masked_sums import OWN_VALUE, SCORES, split_of
 from equipoise.engines.flower.secure.masking_client import MaskingClient
 from equipoise.engines.flower.secure.sum_messages import MessageKind
 from equipoise.engines.flower.secure.sum_terms import SumTerms
@@ -31,12 +32,12 @@ from equipoise.engines.flower.transport.messages import BadMessage, MessageConte
 from equipoise.privacy.discrete_gaussian import sample_discrete_gaussian
 from equipoise.privacy.private_quantile import client_contributions
 from equipoise.privacy.private_sums import client_weights
-from equipoise.privacy.random_source import RandomSource, Seeded, SystemSource
+from equipoise.privacy.random_source import RandomSource, SystemSource
 from equipoise.privacy.secure_aggregate import carried_rows
 from equipoise.privacy.secure_sum import EXACT, quantise
 from equipoise.types import AggregatorTraits, LocalWork, QuantileTraits, RiskTraits
 
-MASKS, ROUND = "equipoise.masks", "equipoise.round"  # records of Flower's state
+MASKS, ROUND, COSTS = "equipoise.masks", "equipoise.round", "equipoise.costs"  # records of Flower's state
 MOST_SUMS = 4096  # in one message
 LARGEST = 1 << 32  # bytes of one masked vector
 
@@ -47,7 +48,7 @@ LARGEST = 1 << 32  # bytes of one masked vector
 def answer_invitations(session: NodeSession) -> Answer:
     """Answer invitations to sums, of one round and all at once; at the round's first, compute the loss that they are about."""
     if session.request.values.get("first"):
-        for key in (MASKS, ROUND):  # what earlier rounds have left
+        for key in (MASKS, ROUND, COSTS):  # what earlier rounds have left
             session.context.state.pop(key, None)
         if "params" in session.request.arrays:
             session.refuse_unless_training()
@@ -77,12 +78,36 @@ def go_on_with_sums(session: NodeSession) -> Answer:
         client, values, subject = MaskingClient.load(state, session.identity), None, b""
         if client.awaits == MessageKind.INBOX:
             values, subject = compute_contribution(session, client.terms).numpy(), describe_subject(session)
+            set_cost(session, name, client.terms)
         answers[name] = bytes_to_tensor(client.answer(session.request.raw_bytes(name, LARGEST), values, subject))
-        if client.awaits is None:  # nothing is left to do: forget the rest
-            del masks[name]
+        if client.awaits is None:  # what it reveals completes the sum: that is written down first, and once
+            begin_release(session, name, client.terms)
+            del masks[name]  # nothing is left to do: forget the rest
         else:
             masks[name] = client.save()
     return {}, answers
+
+
+def set_cost(session: NodeSession, name: str, terms: SumTerms) -> None:
+    """Keep, until the sum is revealed, how much noise it has; a sum that the owner's budget does not allow is refused."""
+    asked = session.request.value("sum", dict)
+    noise = (
+        -1.0 if is_evaluation(terms) or asked["kind"] in EXACT_SUMS else noise_multiplier_of(asked["kind"], asked, terms.fewest)
+    )
+    if noise >= 0:
+        session.ledger.check_budget(noise, session.policy.epsilon, session.policy.delta)
+    records = session.context.state.config_records
+    if COSTS not in records:
+        records[COSTS] = ConfigRecord({})
+    records[COSTS][name] = noise
+
+
+def begin_release(session: NodeSession, name: str, terms: SumTerms) -> None:
+    """Write into the node's own ledger what it is about to reveal; what it has revealed before is refused."""
+    noise = float(session.context.state.config_records[COSTS][name])  # type: ignore[arg-type]
+    if noise >= 0:  # other sums may have been revealed since it was prepared
+        session.ledger.check_budget(noise, session.policy.epsilon, session.policy.delta)
+    session.ledger.begin(terms.run, terms.round, terms.purpose, noise if noise >= 0 else None)
 
 
 def hash_request(request: MessageContent) -> bytes:
@@ -149,9 +174,9 @@ def compute_contribution(session: NodeSession, terms: SumTerms) -> Tensor:
         raise BadMessage(f"there is no sum of the kind {kind!r}")
     if (kind == "scores") != is_evaluation(terms):
         raise BadMessage(f"{terms} is asked for a sum of the kind {kind!r}")
-    session.check_weights(asked, terms.purpose.removeprefix(SCORES))
+    session.check_weights(asked, split_of(terms.purpose))
     session.policy.check_sum(kind, {**asked, "filtered": kind == "update" and _risk(session).client_form == "filter"}, terms)
-    asked = {**asked, "split": terms.purpose.removeprefix(SCORES)}
+    asked = {**asked, "split": split_of(terms.purpose)}
     row = kinds[kind](session, asked, terms.modulus, len(terms.clients))
     if row.shape != (terms.length,):
         raise BadMessage(f"a sum of {kind!r} has {len(row)} numbers here, and {terms.length} were asked for")
@@ -221,13 +246,6 @@ def make_update_row(session: NodeSession, asked: dict[str, Any], modulus: int, c
 # ----------------------------------------------------------------------------------------------- with differential privacy
 
 
-def _source(session: NodeSession, asked: dict[str, Any], purpose: str) -> RandomSource:
-    """Noise of the node's operating system; by the seed only where the algorithm says so, and ε is nominal."""
-    if asked.get("source") != "seeded":
-        return SystemSource()
-    return Seeded(session.seed, f"{purpose} of {session.client}", session.request.round)
-
-
 def _noisy(whole: Tensor, asked: dict[str, Any], source: RandomSource) -> Tensor:
     variance = Fraction(int(asked["variance"][0]), int(asked["variance"][1]))
     return whole + sample_discrete_gaussian(variance, len(whole), source=source) if variance > 0 else whole
@@ -243,7 +261,7 @@ def make_histogram_row(session: NodeSession, asked: dict[str, Any], modulus: int
     bound = float(asked["bound"])
     return client_contributions(
         _bounded_loss(session, bound), bound=bound, bins=int(asked["bins"]), sigma=float(asked["sigma"]),
-        scale=int(asked["scale"]), source=_source(session, asked, "quantile"),
+        scale=int(asked["scale"]), source=SystemSource(),
     )[0]  # fmt: skip
 
 
@@ -261,9 +279,9 @@ def _private_weight(session: NodeSession, asked: dict[str, Any]) -> Tensor:
 
 def make_weight_row(session: NodeSession, asked: dict[str, Any], modulus: int, clients: int) -> Tensor:
     """The client's weight, rounded, with its share of noise."""
-    scale, source = int(asked["scale"]), _source(session, asked, "weight rounding")
+    scale, source = int(asked["scale"]), SystemSource()
     whole = quantise(_private_weight(session, asked).unsqueeze(0), step=1 / scale, source=source, norm_bound=scale)[0]
-    return _noisy(whole, asked, _source(session, asked, "weight share"))
+    return _noisy(whole, asked, source)
 
 
 def make_private_update_row(session: NodeSession, asked: dict[str, Any], modulus: int, clients: int) -> Tensor:
@@ -273,9 +291,9 @@ def make_private_update_row(session: NodeSession, asked: dict[str, Any], modulus
     norm = max(float(update.norm()), 1e-300)
     usable = bool(work.arrived[0]) & math.isfinite(norm) & (weight > 0)
     row = torch.where(torch.tensor(usable), update * (weight * min(1.0, float(asked["clip"]) / norm)), 0.0)
-    step, bound, source = float(asked["step"]), float(asked["norm_bound"]), _source(session, asked, "rounding")
+    step, bound, source = float(asked["step"]), float(asked["norm_bound"]), SystemSource()
     whole = quantise(row.unsqueeze(0), step=step, source=source, norm_bound=bound, modulus=modulus)[0]
-    return _noisy(whole, asked, _source(session, asked, "update share"))
+    return _noisy(whole, asked, source)
 
 
 # --------------------------------------------------------------------------------------------------------------- evaluation

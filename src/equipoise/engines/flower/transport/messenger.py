@@ -82,6 +82,7 @@ class Messenger:
     def __init__(self, grid: Grid, *, timeout: float) -> None:
         self.grid, self.timeout = grid, timeout
         self.nodes: dict[str, int] = {}  # Flower's id of the node of each client
+        self.own_seed: Callable[[str, int], int] | None = None  # of a client's batches, where the run's seed is secret
         self.begin()
 
     def begin(self) -> None:
@@ -99,9 +100,15 @@ class Messenger:
         there = self.connected()
         asked = {self.nodes[client]: client for client in requests if self.nodes.get(client) in there}
         self.faults |= {client: "is not connected" for client in requests if self.nodes.get(client) not in there}
-        by_node = {node: requests[client] for node, client in asked.items()}
+        by_node = {node: self._own_request(client, requests[client]) for node, client in asked.items()}
         answers = self.ask_nodes(action, by_node, round_index, reading, asked)
         return {asked[node]: answer for node, answer in answers.items()}
+
+    def _own_request(self, client: str, request: ClientRequest) -> ClientRequest:
+        """A request with the client's own seed in place of the run's."""
+        if self.own_seed is None or "seed" not in request.values:
+            return request
+        return ClientRequest({**request.values, "seed": self.own_seed(client, request.values["seed"])}, request.tensors)
 
     def ask_nodes(
         self, action: str, asked: Mapping[int, ClientRequest], round_index: int, reading: Reading[T], names: Mapping[int, str]

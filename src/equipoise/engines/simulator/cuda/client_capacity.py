@@ -46,7 +46,10 @@ class ClientCapacity:
         named = self.place.task.layout.unflatten(queue.models[:1].expand(count, -1).contiguous())
         rows = torch.zeros(count, width, dtype=torch.int64, device=device)
         dtype = queue.models.dtype
-        batch = ExampleBatch(clients.inputs(rows, dtype), clients.targets(rows, dtype), rows.to(dtype), False, keys=rows[:, 0])
+        carried = None if queue.carried is None else queue.carried[:1].expand(count, -1)
+        buffers = {} if carried is None else self.place.task.carried.unflatten(carried.contiguous())
+        x, y = clients.inputs(rows, dtype), clients.targets(rows, dtype)
+        batch = ExampleBatch(x, y, rows.to(dtype), False, keys=rows[:, 0], buffers=buffers)
         gradients = fastest_gradients(self.place.task, device, self.place.precision)
         gradients(self.place.task, named, batch)  # libraries take their memory first
         torch.cuda.synchronize(device)

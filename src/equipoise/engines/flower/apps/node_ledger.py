@@ -1,0 +1,87 @@
+"""A node's own ledger and secret: what it has revealed, each (run, round, purpose) once, and what that has cost it.
+
+Both are in a folder of the node, and outlive its processes and the runs that it takes part in. A release is written down, and
+is on the disk, before the share that completes it leaves the node.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+import os
+from pathlib import Path
+from typing import Literal
+
+from equipoise.core.files import config_folder, write_atomically
+from equipoise.errors import EquipoiseError, NotWritten
+from equipoise.privacy.accounting import gaussian_epsilon
+from equipoise.privacy.ledger import Ledger, LedgerEntry, new_token
+from equipoise.privacy.releases import fold
+
+SECRET_BYTES = 32
+
+
+class AlreadyReleased(EquipoiseError):
+    """The node has answered this release before, in this run or before it went on."""
+
+
+class BudgetSpent(EquipoiseError):
+    """Another release would cost more than the node's owner allows."""
+
+
+class NodeLedger:
+    """What one client has revealed. `epsilon` is for one who knows when it took part, such as the server.
+
+    The adjacency is "the client's contribution zeroed", so a release with multiplier z costs a plain Gaussian; exact releases
+    have no ε and are counted by themselves.
+    """
+
+    def __init__(self, folder: Path | None, client: str) -> None:
+        self.folder = folder if folder is not None else config_folder() / "nodes"
+        self._name = hashlib.blake2b(client.encode(), digest_size=12).hexdigest()
+        self.ledger = Ledger(self.folder / f"{self._name}.ledger.jsonl", durable=True)
+        self._answered = {(entry.run, entry.round, entry.purpose) for entry in self.ledger}
+
+    def begin(self, run: str, round_index: int, purpose: str, multiplier: float | None) -> None:
+        """Write down a release with this noise multiplier (None: it is exact); refused if it was answered before."""
+        if (run, round_index, purpose) in self._answered:
+            raise AlreadyReleased(f"{purpose!r} of round {round_index} in run {run!r} was answered before, and is not again.")
+        kind: Literal["release", "exact"] = "exact" if multiplier is None else "release"
+        noise = math.inf if multiplier is None else multiplier
+        sampling = () if multiplier is None else ("everyone",)
+        entry = LedgerEntry(kind, "", run, round_index, purpose, noise, noise, sampling, token=new_token())
+        self.ledger.write(entry)
+        self._answered.add((run, round_index, purpose))
+
+    def epsilon(self, delta: float, *, further: float = math.inf) -> float:
+        """ε of all noisy releases so far, and of one more with the multiplier `further`."""
+        noisy = [entry.zeroed for entry in self.ledger if entry.kind == "release"]
+        return gaussian_epsilon(fold(*noisy, further), delta)
+
+    def check_budget(self, multiplier: float, epsilon: float | None, delta: float) -> None:
+        """Refuse a release that the budget does not allow; None is no budget."""
+        if epsilon is not None and (spent := self.epsilon(delta, further=multiplier)) > epsilon:
+            raise BudgetSpent(f"With this release the node would have spent ε = {spent:.4g} at δ = {delta:g}, of {epsilon:g}.")
+
+    @property
+    def secret(self) -> bytes:
+        """Random bytes that only this node has, the same after a restart."""
+        file = self.folder / f"{self._name}.secret"
+        try:
+            known = file.read_bytes()
+            if len(known) == SECRET_BYTES:
+                return known
+        except OSError:
+            pass
+        drawn = os.urandom(SECRET_BYTES)
+        try:
+            write_atomically(file, drawn)
+            file.chmod(0o600)
+        except OSError as failure:
+            raise NotWritten(f"{file} could not be written: {failure.strerror}.") from failure
+        return drawn
+
+    def fingerprint(self, data: str) -> str:
+        """A keyed hash of the data's fingerprint: it changes with the data, and tells nobody else who has the same."""
+        return hmac.new(self.secret, data.encode(), hashlib.sha256).hexdigest()
