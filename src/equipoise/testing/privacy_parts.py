@@ -127,7 +127,7 @@ def check_protection(
         state = _check_round(run, state)
     _check_round(run, state, draw_cohort(run.setting, ROUNDS).take(torch.zeros(0, dtype=torch.int64)))
     if traits.clip is not None:
-        _check_clipping(run, traits.clip * (1.05 if traits.noise == "distributed" else 1 + 1e-9))
+        _check_clipping(run, traits.clip * (1.1 if traits.noise == "distributed" else 1 + 1e-9))
     _check_noiseless(ProtectedRounds.begin(replace(algorithm, privacy=noiseless or privacy), seed), tolerance)
 
 
