@@ -1,5 +1,6 @@
-"""Observers for TensorBoard and MLflow, read back with the tools' own readers."""
+"""Observers for TensorBoard, MLflow and Weights & Biases, read back with the tools' own readers."""
 
+import json
 import logging
 import sys
 
@@ -154,3 +155,54 @@ def test_mlflow_that_is_absent_is_refused_with_the_command(monkeypatch):
 def test_a_store_that_mlflow_does_not_know_is_refused(store):
     with pytest.raises(ConfigError, match="tracking_uri = 'nonsense://x' cannot be used"):
         tracking.MLflow(tracking_uri="nonsense://x")
+
+
+# ---------------------------------------------------------------------------------------------------------------------- W&B
+
+
+@pytest.fixture
+def offline(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
+    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
+    return tmp_path
+
+
+def wandb_runs(folder):
+    """The runs in the files of an offline folder: name, exit code and what was logged."""
+    from wandb.proto import wandb_internal_pb2
+    from wandb.sdk.internal.datastore import DataStore
+
+    found = {}
+    for file in sorted(folder.rglob("*.wandb")):
+        store, rows, name, code = DataStore(), [], "", None
+        store.open_for_scan(str(file))
+        while (part := store.scan_data()) is not None:
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(part)
+            if record.HasField("history"):
+                items = {(each.key or ".".join(each.nested_key)): json.loads(each.value_json) for each in record.history.item}
+                rows.append(items)
+            elif record.HasField("run") and record.run.display_name:
+                name = record.run.display_name
+            elif record.HasField("exit"):
+                code = record.exit.exit_code
+        store._fp.close()
+        found[name] = (code, rows)
+    return found
+
+
+def test_wandb_holds_the_history_offline(ragged, offline):
+    result = trained(ragged, tracking.WandB("tails", folder=offline, offline=True), name="FedAvg", seed=3)
+    ((name, (code, rows)),) = wandb_runs(offline).items()
+    assert (name, code) == ("FedAvg, seed 3", 0)
+    losses = [row["round/loss"] for row in rows if "round/loss" in row]
+    assert losses == pytest.approx([report.loss for report in result.history.rounds])
+    errors = [row["test/error_90"] for row in rows if "test/error_90" in row]
+    assert errors == pytest.approx([point.splits["test"]["error_90"] for point in result.history.points])
+
+
+def test_wandb_that_is_absent_is_refused_with_the_command(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ConfigError, match=r'Weights & Biases is not installed: pip install "equipoise\[wandb\]"'):
+        tracking.WandB()

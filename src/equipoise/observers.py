@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from equipoise.runs.stopping import Stopped
 
 T = TypeVar("T")
+BINS = 20  # of the histogram of errors at each evaluation
 
 
 @dataclass(frozen=True)
@@ -62,10 +63,11 @@ class EvaluationPoint:
 
     round: int
     splits: dict[str, dict[str, float]]
+    histogram: dict[str, Any] | None = None  # of the errors of the split that is judged; None in logs of version 0.1
 
     @classmethod
     def of(cls, evaluation: Evaluation) -> EvaluationPoint:
-        """The evaluation as a few numbers per split."""
+        """The evaluation as a few numbers per split, and how many clients have which error."""
         splits: dict[str, dict[str, float]] = {}
         for split, found in evaluation.clients.summaries().items():
             numbers = splits[split] = {}
@@ -75,7 +77,24 @@ class EvaluationPoint:
                 numbers[f"{prefix}error_90"] = error.percentiles[90]
             for name in evaluation.clients.metrics:
                 numbers |= {name: found[name].mean, f"{name}_90": found[name].tail_90}
-        return cls(evaluation.round, splits)
+        return cls(evaluation.round, splits, error_histogram(evaluation.clients))
+
+
+def error_histogram(clients: ClientTable) -> dict[str, Any] | None:
+    """How many clients of the split that is judged have an error in each of 20 equal bins from "low" to "high".
+
+    Errors within [0, 1] are counted from 0 to 1, others over their range; None if no error is finite.
+    """
+    split = next(name for name in ("test", "validation", "train") if name in clients.split)
+    errors = clients.where(split).benign.served_error
+    errors = errors[errors.isfinite()].float()
+    if not len(errors):
+        return None
+    low, high = min(float(errors.min()), 0.0), max(float(errors.max()), 1.0)
+    if (low, high) != (0.0, 1.0):
+        low, high = float(errors.min()), max(float(errors.max()), float(errors.min()) + 1e-6)
+    counts = errors.histc(BINS, low, high).long().tolist()
+    return {"split": split, "low": low, "high": high, "counts": counts}
 
 
 @dataclass

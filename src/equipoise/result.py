@@ -26,6 +26,8 @@ from equipoise.report import write_report
 from equipoise.types import Engine, PersonalWork, ServerState
 
 if TYPE_CHECKING:
+    from equipoise.core.signature import Signature
+    from equipoise.core.task import Task
     from equipoise.data.schema import Schema
     from equipoise.experiment.recorded import RecordedAlgorithm
     from equipoise.privacy.accounting import Spent
@@ -255,8 +257,8 @@ class ClientTable:
         return write_atomically(Path(path), buffer.getvalue())
 
     @classmethod
-    def from_parquet(cls, path: str | Path) -> ClientTable:
-        """The rows of a Parquet file that `to_parquet` wrote."""
+    def from_parquet(cls, path: str | Path | io.BytesIO) -> ClientTable:
+        """The rows of a Parquet file that `to_parquet` wrote, or of its content."""
         import pyarrow.parquet
 
         schema = pyarrow.parquet.read_schema(path)
@@ -418,6 +420,19 @@ class Result(RunRecord):
     carried: Tensor | None = None  # (C,) carried values (core.carried), e.g. running statistics, if the model has any
     personal: PersonalModels | None = None  # the clients' own models, if the algorithm gives them any
     schema: Schema | None = None  # what became of each column, if the data are a table
+    signature: Signature | None = None  # what the model takes, where the data are on this machine
+    task: Task | None = field(default=None, repr=False)  # loss and error per example
+
+    def export(self, path: str | Path) -> Path:
+        """Write the model for other programs, by the suffix of `path`: .onnx, .pt2 (torch.export) or .safetensors.
+
+        Beside it go <name>.card.md and <name>.card.json: what the model was trained on and how, how groups of clients fare
+        with it, whom it leaves behind, and what privacy it has. ONNX needs `equipoise[serve]`. A model that a format cannot
+        hold is refused with the reason.
+        """
+        from equipoise.export.model_files import export_result
+
+        return export_result(self, path)
 
     def save(self, folder: str | Path) -> Path:
         """Write the folder of a run: config.toml, rounds.jsonl, clients.parquet, model.safetensors and report.html.

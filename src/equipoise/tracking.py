@@ -1,8 +1,8 @@
-"""Runs in TensorBoard and MLflow: observers that send what a run reports to these tools.
+"""Runs in TensorBoard, MLflow and Weights & Biases: observers that send what a run reports to these tools.
 
     train(model, data, …, observers=[tracking.TensorBoard("logs"), tracking.MLflow(experiment="tails")])
 
-Both log by the number of rounds done. `round/…` are of a round: loss, tail_loss (its worst 10 %), risk and clients_trained;
+All log by the number of rounds done. `round/…` are of a round: loss, tail_loss (its worst 10 %), risk and clients_trained;
 `train/…`, `validation/…` and `test/…` are of an evaluation of all clients: loss, error and error_90 (its 90th percentile).
 A number that does not exist, such as the risk of a round without one, is left out.
 """
@@ -167,6 +167,59 @@ class _RunInMLflow:
             self.flush()
         finally:
             self.client.set_terminated(self.run_id, "FINISHED" if self.reached_end else "FAILED")
+
+
+class WandB(Observer):
+    """Runs in Weights & Biases, in a project; `offline=True` keeps them in files below `folder`, for `wandb sync` later.
+
+    A run that goes on from a checkpoint is a further run there, with its rounds from there on. Nothing but numbers, the name,
+    the seed and the rounds are sent: no code, no system figures, no output of the terminal.
+    """
+
+    def __init__(self, project: str = "equipoise", *, folder: str | Path | None = None, offline: bool = False) -> None:
+        try:
+            import wandb
+        except ImportError as failure:
+            raise _absent("Weights & Biases", "wandb") from failure
+        self.project, self.folder, self.offline, self._wandb = project, folder, offline, cast("Any", wandb)
+        self._runs: dict[str, Any] = {}  # by the run's name
+        self._ended: dict[str, bool] = {}
+        self._rounds = 0
+
+    def on_start(self, run: Run) -> None:
+        """Begin to watch a run."""
+        settings = self._wandb.Settings(
+            console="off", x_disable_stats=True, x_disable_meta=True, disable_git=True, save_code=False, silent=True
+        )
+        about = {"name": method_of(run), "seed": run.seed, "rounds": run.rounds, "first_round": run.first_round}
+        self._rounds, self._ended[run.name] = run.rounds, False
+        self._runs[run.name] = self._wandb.init(
+            project=self.project, name=f"{method_of(run)}, seed {run.seed}", config=about, settings=settings,
+            dir=None if self.folder is None else str(self.folder), mode="offline" if self.offline else None,
+            reinit="create_new",
+        )  # fmt: skip
+
+    def on_round(self, report: RoundReport) -> None:
+        """Take in the report of a round."""
+        self._write(report.run, round_numbers(report), report.round + 1)
+
+    def on_evaluation(self, evaluation: Evaluation) -> None:
+        """Take in an evaluation of all clients."""
+        numbers = evaluation_numbers(evaluation)
+        self._write(evaluation.run, numbers, evaluation.round)
+        name = evaluation.run if evaluation.run in self._ended else next(iter(self._ended), "")
+        self._ended[name] = evaluation.round == self._rounds and "train/loss" in numbers  # else it has diverged
+
+    def on_end(self) -> None:
+        """Close what was opened."""
+        with ExitStack() as stack:
+            for name, run in self._runs.items():
+                stack.callback(run.finish, exit_code=0 if self._ended.get(name) else 1)
+            self._runs, self._ended = {}, {}
+
+    def _write(self, run: str, numbers: dict[str, float], step: int) -> None:
+        if (tracked := entry_of(run, self._runs)) is not None:
+            tracked.log({**numbers, "rounds_done": step}, step=step)
 
 
 def _absent(what: str, extra: str) -> ConfigError:

@@ -18,7 +18,7 @@ from rich.text import Text
 from typer import Argument, Option
 from typer.core import TyperGroup
 
-from equipoise.cli import store_commands
+from equipoise.cli import serve_commands, store_commands
 from equipoise.cli.flower_commands import app as flower_app
 from equipoise.cli.privacy_commands import app as privacy_app
 from equipoise.core.version import VERSION
@@ -136,6 +136,9 @@ def run(
     resume: Annotated[Path | None, Option(metavar="DIR", help="Go on with the run in this folder from its checkpoint.")] = None,
     tensorboard: Annotated[Path | None, Option(metavar="DIR", help="Also write event files for TensorBoard here.")] = None,
     mlflow: Annotated[str | None, Option(metavar="URI", help="Also log to MLflow, e.g. sqlite:///mlflow.db.")] = None,
+    wandb: Annotated[
+        str | None, Option(metavar="PROJECT", help="Also log to Weights & Biases (WANDB_MODE=offline works).")
+    ] = None,
     explain: Annotated[
         bool, Option("--explain", help="Only say how local work is done, and why, after one round; leave nothing.")
     ] = False,
@@ -146,6 +149,7 @@ def run(
     from equipoise.experiment import folder
     from equipoise.experiment.build import build
     from equipoise.experiment.config import RunConfig
+    from equipoise.result import Result
 
     if resume is not None:
         if config is not None or settings or out is not None:
@@ -165,18 +169,20 @@ def run(
     observers: list[Any] = []  # made before data are read, so that an absent library is refused at once
     observers += [tracking.TensorBoard(tensorboard)] if tensorboard is not None else []
     observers += [tracking.MLflow(tracking_uri=mlflow)] if mlflow is not None else []
+    observers += [tracking.WandB(wandb)] if wandb is not None else []
     experiment = build(checked)
     if resume is None:
         run_folder = folder.claim(path)
     console = Console()
     result = folder.run(experiment, run_folder, observers=observers)
     console.print(Text(str(result.summary())), soft_wrap=True)
-    if result.epsilon is not None:
+    if isinstance(result, Result) and result.epsilon is not None:
         console.print(Text(str(result.epsilon)), soft_wrap=True)
         console.print(Text(str(result.privacy)), soft_wrap=True)
     console.print()
+    members = sorted(run_folder.path.glob("members/*")), run_folder.path / "family.json"
     files = run_folder.report, run_folder.clients, run_folder.model, run_folder.personal, run_folder.rounds, run_folder.config
-    _print_files(console, filter(Path.exists, files))
+    _print_files(console, filter(Path.exists, (*files, *members[0], members[1])))
 
 
 @app.command()
@@ -248,12 +254,14 @@ def report(
     figures: Annotated[Path | None, Option(metavar="DIR", help="Also write each figure as SVG and PNG here.")] = None,
 ) -> None:
     """Write one page about runs beside each other; it opens offline."""
-    from equipoise.experiment.folder import finished_runs, read_record
+    from equipoise.experiment.family_records import family_knob
+    from equipoise.experiment.folder import finished_runs, read_records
     from equipoise.report import export_figures, write_report
 
     console = Console()
-    records = [read_record(path) for path in finished_runs(folders)]
-    _print_files(console, [write_report(records, out)])
+    records = [record for path in finished_runs(folders) for record in read_records(path)]
+    knob = family_knob(folders[0], records) if len(folders) == 1 else None
+    _print_files(console, [write_report(records, out, knob=knob)])
     if figures is not None:
         _print_files(console, export_figures(records, figures))
 
@@ -327,6 +335,9 @@ def data_show(
     if folder is not None:
         table["folder"] = str(folder)
     show_data(Console(), check_part("data", {**table, "name": name}, "data").make("data"))
+
+
+serve_commands.add_to(app)
 
 
 def main() -> None:

@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import csv
 import io
+import shlex
+import shutil
+import sys
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,7 @@ from equipoise.types import Observer, RoundReport
 
 ROUNDS = 100
 CLIENTS_PER_ROUND = 100
+TAILS = (1.0, 0.8, 0.5, 0.3, 0.1)  # of the family behind the knob
 
 
 def demo_methods() -> dict[str, eq.Algorithm]:
@@ -43,6 +47,8 @@ def run_demo(
     out: Path, *, seeds: int = 5, rounds: int | None = None, console: Console | None = None, **data_options: Any
 ) -> Comparison:
     """Train the methods, print their errors as a table and in words, and write report.html, histogram.png and table.csv.
+
+    Then train a family over several tails into the folder `family`, and say how to turn its knob.
 
     `data_options` go to `eq.data.label_shift`, e.g. fewer clients.
     """
@@ -67,7 +73,22 @@ def run_demo(
     console.print(Text(in_words(comparison) + "\n"))
     for path in write_files(comparison, out):
         console.print(Text(str(path)), soft_wrap=True)
+    clients = min(CLIENTS_PER_ROUND, len(first.train))
+    with one_thread():
+        family = eq.train_family(
+            eq.models.Softmax(first.features, first.classes), first, demo_methods()["FedAvg"], tails=TAILS, rounds=rounds,
+            clients_per_round=clients, progress=False,
+        )  # fmt: skip
+    console.print(Text(str(family.publish(out / "family"))), soft_wrap=True)
+    console.print(Text(f"\nTurn the knob between average and tail in a browser: {serve_command(out)}"), soft_wrap=True)
     return comparison
+
+
+def serve_command(out: Path) -> str:
+    """The command that shows the demo's family, as it can be typed here."""
+    called = Path(sys.argv[0])
+    here = called.name == "equipoise" and shutil.which("equipoise") != str(called.resolve()) and called.exists()
+    return f"{shlex.quote(sys.argv[0]) if here else 'equipoise'} serve {shlex.quote(str(out))} --open"
 
 
 class ProgressOverRuns(Observer):

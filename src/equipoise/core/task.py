@@ -164,6 +164,10 @@ class Task:
         """The task of a module that is used as it is, without a copy and without questions."""
         return cls(_Scorer(model, loss, None), ParameterLayout.of(model))
 
+    def with_module(self, module: nn.Module) -> Task:
+        """The task with another module of the same kind, used as it is; loss and error stay."""
+        return Task(_Scorer(module, self.scorer._given_loss, self.scorer._given_error), self.layout)
+
     @property
     def module(self) -> nn.Module:
         """The module that is trained: a copy of the user's, or with `around` the user's own."""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
     from equipoise.data import FederatedData
     from equipoise.result import Result
+    from equipoise.runs.family import Family
     from equipoise.types import Observer
 
 
@@ -46,26 +47,31 @@ class PreparedRun:
         progress: bool | None = None,
         checkpoint: Path | None = None,
         ledger: Path | None = None,
-    ) -> Result:
-        """Train as the configuration says, from `checkpoint` if that file exists."""
+    ) -> Result | Family:
+        """Train as the configuration says, from `checkpoint` if that file exists: a model, or a family of them."""
         import torch
 
         from equipoise.client_metrics import PROVIDED
         from equipoise.engines.simulator.workers import threads
         from equipoise.runs.checkpoint import Checkpoints
+        from equipoise.runs.family import train_family
         from equipoise.train import train
 
-        options = self.config.train
+        config, options = self.config, self.config.train
+        saving = Checkpoints(checkpoint, every=options.checkpoint_every) if checkpoint is not None else None
+        given: dict[str, Any] = {
+            "rounds": options.rounds, "clients_per_round": options.clients_per_round, "seed": options.seed,
+            "engine": options.chosen_engine(), "evaluate_every": options.evaluate_every,
+            "evaluate_clients": options.evaluate_clients, "observers": observers, "progress": progress, "checkpoint": saving,
+            "metrics": {name: PROVIDED[name] for name in options.metrics or ()}, "stop": options.stop,
+        }  # fmt: skip
         # Sums depend on the number of threads in the last bits, so a run keeps it.
         with threads(options.threads or torch.get_num_threads()):
-            return train(
-                self.model, self.data, self.algorithm, rounds=options.rounds, clients_per_round=options.clients_per_round,
-                seed=options.seed, engine=options.chosen_engine(), evaluate_every=options.evaluate_every,
-                evaluate_clients=options.evaluate_clients, metrics={name: PROVIDED[name] for name in options.metrics or ()},
-                stop=options.stop, observers=observers, progress=progress, name=options.name or name,
-                checkpoint=Checkpoints(checkpoint, every=options.checkpoint_every) if checkpoint is not None else None,
-                ledger=ledger,
-            )  # fmt: skip
+            if config.family is not None:
+                with refusals_at("family", (config.family.key,), "family"):
+                    given[config.family.key] = config.family.values
+                    return train_family(self.model, self.data, self.algorithm, **given)
+            return train(self.model, self.data, self.algorithm, name=options.name or name, ledger=ledger, **given)
 
     def explain(self) -> str:
         """How clients' local work is done and why not in another way, in words, after one round that is dropped."""

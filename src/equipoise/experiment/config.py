@@ -19,7 +19,8 @@ from equipoise.experiment.values import NONE, check_value, toml_text
 from equipoise.runs.stopping import EarlyStopping
 
 Weights = Literal["examples", "uniform"]
-SECTIONS = ("data", "model", "algorithm", "train", "attack")
+SECTIONS = ("data", "model", "algorithm", "train", "attack", "family")
+KNOBS = {"tails": "tail", "qs": "q", "tilts": "tilt"}  # the keys of [family], and the knobs that they turn
 FROM_DATA = ("features", "classes", "vocabulary")  # of a model: read from the data unless given
 OBJECTS_FROM_DATA = ("schema", "embeddings")  # of a model: objects that the data give
 NOWHERE = Origin()  # of tables without a file: paths stay as they are, and no code of the user's own runs
@@ -143,6 +144,37 @@ class TrainOptions(TrainRecord):
 
 
 @dataclass(frozen=True)
+class FamilyConfig:
+    """The section [family]: one of tails, qs or tilts, with the values that models are trained for."""
+
+    key: str
+    values: tuple[float, ...]
+
+    @classmethod
+    def of(cls, table: Mapping[str, Any]) -> FamilyConfig:
+        """Check the section."""
+        refuse_unknown(table, KNOBS, "family")
+        if len(table) != 1:
+            raise ConfigError(f"[family] must have one of {', '.join(KNOBS)}, e.g. tails = [1.0, 0.5], but has {len(table)}.")
+        ((key, given),) = table.items()
+        if not isinstance(given, list) or not given:
+            raise ConfigError(f"family.{key} must be a list of numbers, e.g. [1.0, 0.5], but is {toml_text(given)}.")
+        values = tuple(check_value(value, float, f"family.{key}") for value in given)
+        if len(set(values)) < len(values):
+            raise ConfigError(f"family.{key} must be different numbers, but is {toml_text(given)}.")
+        return cls(key, values)
+
+    @property
+    def knob(self) -> str:
+        """What the family varies: "tail", "q" or "tilt"."""
+        return KNOBS[self.key]
+
+    def table(self) -> dict[str, Any]:
+        """The section as a TOML table."""
+        return {self.key: list(self.values)}
+
+
+@dataclass(frozen=True)
 class RunConfig:
     """A checked configuration. `build()` makes the parts; `text()` writes it complete."""
 
@@ -152,6 +184,7 @@ class RunConfig:
     weights: Weights
     train: TrainOptions
     attack: PartConfig | None = None  # on the training clients
+    family: FamilyConfig | None = None  # of models for several values of a knob; None: one model
     versions: dict[str, str] = field(default_factory=dict, compare=False)  # of the libraries that wrote the file, if any did
 
     @classmethod
@@ -196,6 +229,7 @@ class RunConfig:
             check_part("attack", table["attack"], "attack", seed=train.seed, origin=origin)
             if table.get("attack", NONE) != NONE
             else None,
+            FamilyConfig.of(section(table, "family")) if "family" in table else None,
             {k: check_value(v, str, f"versions.{k}") for k, v in section(table, "versions", required=False).items()},
         )
         config.algorithm()  # values that break a part's own rule are refused here, before data are read
@@ -224,6 +258,7 @@ class RunConfig:
             "attack": self.attack.table() if self.attack is not None else NONE,
             "algorithm": {"weights": self.weights, **left_out, **parts},
             "train": self.train.table(),
+            **({"family": self.family.table()} if self.family is not None else {}),
             **({"code": code} if code else {}),
             "versions": installed_versions("equipoise", "torch", "numpy"),
         }

@@ -16,16 +16,20 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from equipoise.core.files import locked, write_atomically
 from equipoise.errors import ConfigError, EquipoiseError
+from equipoise.experiment.family_files import MANIFEST, write_family
 from equipoise.experiment.run_files import RunFolder, refuse_damaged_files, write_outcome
 
 if TYPE_CHECKING:
     from equipoise.experiment.build import PreparedRun
+    from equipoise.observers import EvaluationPoint
     from equipoise.result import Result, RunRecord
+    from equipoise.runs.family import Family
     from equipoise.types import Observer
 
 
@@ -104,7 +108,7 @@ def run(
     observers: Sequence[Observer] = (),
     progress: bool | None = None,
     report: bool = True,
-) -> Result:
+) -> Result | Family:
     """Train, from the checkpoint if the folder has one, and write the files of the run. A failure says where the log is.
 
     `observers` watch besides the log of rounds; without `report` no page is written, as for a run of a study.
@@ -125,27 +129,47 @@ def run(
 
 def _run(
     experiment: PreparedRun, folder: RunFolder, observers: Sequence[Observer], progress: bool | None, report: bool
-) -> Result:
+) -> Result | Family:
     """Train, and write what the run leaves; the last event of the log comes last."""
+    from equipoise.result import Result
+
     try:
         name = folder.path.resolve().name
         result = experiment.train(
             name=name, observers=observers, progress=progress, checkpoint=folder.checkpoint, ledger=folder.ledger
         )
-        write_outcome(result, folder, report=report)
+        if isinstance(result, Result):
+            write_outcome(result, folder, report=report)
+        else:
+            write_family(result, folder, report=report)
     except (EquipoiseError, KeyboardInterrupt, OSError) as failure:
         if folder.rounds.exists():
             failure.add_note(f"What was logged is in {folder.rounds}.")
+            log_stop(folder, "Stopped by Ctrl-C." if isinstance(failure, KeyboardInterrupt) else str(failure))
         if isinstance(failure, KeyboardInterrupt | OSError):  # the disk is full, say
             failure.add_note(f"Go on later: equipoise run --resume {shlex.quote(str(folder.path))}")
         raise
     return result
 
 
+def log_stop(folder: RunFolder, why: str) -> None:
+    """Write to the log why a run stopped, for those who watch it; a run that goes on writes the log anew up to there."""
+    with suppress(OSError), folder.rounds.open("a", encoding="utf-8") as log:
+        log.write(json.dumps({"event": "stopped", "why": why}) + "\n")
+
+
 def read_record(path: str | Path) -> RunRecord:
-    """The record of a finished run, read from its folder."""
+    """The record of a finished run, read from its folder; the folder of a family, which has several, is refused."""
+    records = read_records(path)
+    if len(records) > 1:
+        raise ConfigError(f"{path} holds a family of {len(records)} runs, not one.")
+    return records[0]
+
+
+def read_records(path: str | Path) -> list[RunRecord]:
+    """The record of a finished run, read from its folder; of a family, one for each member."""
     from equipoise.experiment.recorded import read_config
-    from equipoise.observers import EvaluationPoint, History
+    from equipoise.observers import History
     from equipoise.privacy.accounting import Spent
     from equipoise.privacy.observer_table import PrivacyTable
     from equipoise.result import ClientTable, RunRecord
@@ -159,17 +183,19 @@ def read_record(path: str | Path) -> RunRecord:
     if end.get("event") != "end":
         raise ConfigError(f"The run in {path} has not ended. Go on with it: equipoise run --resume {shlex.quote(str(path))}")
     config = read_config(folder.config)
-    name, history = config.train.name or folder.path.resolve().name, History()
+    name, histories = config.train.name or folder.path.resolve().name, {"": History()}
+    is_family = (folder.path / MANIFEST).exists()
     try:
         for line in folder.rounds.read_text(encoding="utf-8").splitlines():
             event = json.loads(line)
             kind = event.pop("event")
+            history = histories.setdefault(event.get("run", ""), History())
             if kind == "round":
                 history.rounds.append(RoundReport(**{"run": name, **_numbers(event)}))
             elif kind == "evaluation":
-                history.points.append(EvaluationPoint(event["round"], {k: _numbers(v) for k, v in event["splits"].items()}))
+                history.points.append(evaluation_point(event))
         refuse_damaged_files(folder, end.get("sha256", {}))
-        clients = ClientTable.from_parquet(folder.clients)
+        clients = ClientTable((), (), *no_rows()) if is_family else ClientTable.from_parquet(folder.clients)
     except ConfigError:
         raise
     except (OSError, ValueError, KeyError, TypeError) as failure:  # pyarrow's errors are of these kinds
@@ -180,14 +206,41 @@ def read_record(path: str | Path) -> RunRecord:
         history.stopped = Stopped(**end["stopped"])
     table = PrivacyTable.of_plain(end["observers"]) if "observers" in end else None
     rounds = spent.rounds if spent is not None else config.train.rounds  # a budget may have ended the run before the last
-    rounds = history.stopped.rounds if history.stopped is not None else rounds
-    if [report.round for report in history.rounds] != list(range(rounds)):
-        raise ConfigError(f"{folder.rounds} does not hold each of the {rounds} rounds once: the log is damaged.")
-    return RunRecord(
-        name=name, algorithm=config.algorithm(), seed=config.train.seed, clients=clients, history=history, rounds=rounds,
-        clients_per_round=config.train.clients_per_round, epsilon=spent, privacy=table,
+    for member, stop in end.get("stopped_members", {}).items():
+        histories.setdefault(member, History()).stopped = Stopped(**stop)
+    if len(histories) > 1 and not histories[""].rounds:
+        del histories[""]
+    for history in histories.values():
+        done = history.stopped.rounds if history.stopped is not None else rounds
+        if [report.round for report in history.rounds] != list(range(done)):
+            raise ConfigError(f"{folder.rounds} does not hold each of the {done} rounds once: the log is damaged.")
+    first = next(iter(histories.values()))
+    rounds = first.stopped.rounds if first.stopped is not None else rounds
+    record = RunRecord(
+        name=name, algorithm=config.algorithm(), seed=config.train.seed, clients=clients, rounds=rounds,
+        history=first, clients_per_round=config.train.clients_per_round, epsilon=spent, privacy=table,
         sampled=_sample_sizes(end.get("sampled")), seconds=end["seconds"], data=end["data"], error_is_loss=end["error_is_loss"],
     )  # fmt: skip
+    if not is_family:
+        return [record]
+    from equipoise.experiment.family_records import member_records
+
+    return member_records(folder.path, record, histories)
+
+
+def evaluation_point(event: dict[str, Any]) -> EvaluationPoint:
+    """An evaluation as the log holds it."""
+    from equipoise.observers import EvaluationPoint
+
+    return EvaluationPoint(event["round"], {k: _numbers(v) for k, v in event["splits"].items()}, event.get("histogram"))
+
+
+def no_rows() -> tuple[Any, ...]:
+    """The columns of a table of clients without rows, after the names."""
+    import torch
+
+    kinds = (torch.bool, torch.int64, torch.float64, torch.float64)
+    return tuple(torch.zeros(0, dtype=kind) for kind in kinds)
 
 
 def count_training_clients(path: str | Path, record: RunRecord) -> int:

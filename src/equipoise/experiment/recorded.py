@@ -84,7 +84,7 @@ def read_config(path: str | Path) -> RunConfig | RecordedConfig:
         types = {name: parameter.annotation for name, parameter in catalog.signature_of(TrainRecord).items()}
         given = {name: value for name, value in section(table, "train").items() if name in types}
         train = TrainRecord(**{name: check_value(value, types[name], f"train.{name}") for name, value in given.items()})
-        sections = {name: section(table, name) for name in (FEDERATION, PYTHON) if name in table}
+        sections = {name: section(table, name) for name in (FEDERATION, PYTHON, "family") if name in table}
         return RecordedConfig(read_algorithm(section(table, "algorithm")), train, sections)
     except (KeyError, TypeError) as failure:
         raise ConfigError(f"{path} is damaged: {failure}.") from failure

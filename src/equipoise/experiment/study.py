@@ -47,6 +47,8 @@ def read_study(path: Path, overrides: Iterable[str] = (), *, out: Path, trust: b
     table = override(read_toml(path), overrides)
     origin = Origin.of(path, table, "run", trust=trust)
     refuse_unknown(table, SECTIONS, "")
+    if "family" in table:
+        raise ConfigError("[family] is for equipoise run; a study trains one model for each method: write it as methods.")
     study = section(table, "study", required=False)
     refuse_unknown(study, ("seeds",), "study")
     seeds = _seeds(study.get("seeds", 1))

@@ -58,7 +58,8 @@ class LinearModel(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The scores (B,) or (B, C) of inputs (B, …)."""
-        scores = _rows(x, self.features) @ self.weight.t()  # (B,) or (B, C)
+        weight = self.weight.t() if self.weight.dim() > 1 else self.weight  # ONNX's exporter fails on .t() of a vector
+        scores = _rows(x, self.features) @ weight  # (B,) or (B, C)
         return scores if self.bias is None else scores + self.bias
 
     def extra_repr(self) -> str:

@@ -5,9 +5,9 @@ plotly is imported to write the page, matplotlib to draw the files.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from equipoise.core.files import write_atomically
 from equipoise.errors import InvalidParameter, require
@@ -20,15 +20,16 @@ __all__ = ["export_figures", "histogram_picture", "write_report"]
 FORMATS = ("svg", "png")
 
 
-def write_report(results: Sequence[RunRecord], path: str | Path) -> Path:
+def write_report(results: Sequence[RunRecord], path: str | Path, *, knob: Mapping[str, Any] | None = None) -> Path:
     """Write one self-contained HTML page about a run, or about several methods (`RunRecord.name`) and seeds.
 
-    The first method is the baseline of the headline. The page asks for nothing from the network.
+    The first method is the baseline of the headline. The page asks for nothing from the network. `knob` are the numbers of a
+    family's knob, which the page then has.
     """
     from equipoise.report.data.results_by_method import Study
     from equipoise.report.interactive.page import page
 
-    return write_atomically(Path(path), page(Study.of(results)).encode())
+    return write_atomically(Path(path), page(Study.of(results), knob).encode())
 
 
 def export_figures(results: Sequence[RunRecord], folder: str | Path, formats: Sequence[str] = FORMATS) -> list[Path]:

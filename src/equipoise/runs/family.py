@@ -28,6 +28,8 @@ from equipoise.data.leaves import as_leaf
 from equipoise.data.splits import split_examples
 from equipoise.errors import Diverged, EquipoiseNotice, InvalidData, InvalidParameter, ObserverFailed, is_number, require
 from equipoise.observers import History
+from equipoise.report import write_report
+from equipoise.report.data.knob import MemberClients, knob_data
 from equipoise.result import ClientTable, Result
 from equipoise.risk import QFair, Superquantile, Tilted
 from equipoise.runs.checkpoint import Checkpoints
@@ -138,9 +140,50 @@ class Family:
         )  # fmt: skip
         return Comparison({**rows, "family": [everyone]})
 
+    def summary(self) -> str:
+        """A table as text: mean, 90th percentile and worst 10 % of the error over clients, for each value of the knob."""
+        first = next(iter(self.results.values()))
+        title = f"{self.knob}: {'loss' if first.error_is_loss else 'error'} over {first.summary().who}"
+        rows = [(f"{value:g}", result.summary().error) for value, result in self.results.items()]
+        lines = [f"{title:<44}{'mean':>10}{'90th pct.':>12}{'worst 10 %':>12}"]
+        lines += [f"{name:<44}{e.mean:>10.4f}{e.percentiles[90]:>12.4f}{e.worst_10:>12.4f}" for name, e in rows]
+        return "\n".join(lines)
+
     def report(self, path: str | Path) -> Path:
-        """Write one HTML page that opens offline."""
-        return self.comparison().report(path)
+        """Write one HTML page that opens offline, with the knob."""
+        return write_report(self.comparison().all_results, path, knob=self.knob_numbers())
+
+    def knob_numbers(self) -> dict[str, Any]:
+        """For each value of the knob, from average to tail: figures of the error, its histogram, who gains and who loses."""
+        first = next(iter(self.results.values()))
+        members = [MemberClients(float(value), result.name, result.clients) for value, result in self.results.items()]
+        return knob_data(self.knob, members, first.judged_on, error_is_loss=first.error_is_loss)
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the folder of a run, which `equipoise serve` shows with its knob and `equipoise report` reads.
+
+        Beside config.toml, rounds.jsonl and report.html there are family.json and, for each member, its clients, its card, and
+        its model as safetensors and, with `equipoise[serve]`, as ONNX. The folder must be new or empty, and appears whole or
+        not at all.
+        """
+        from equipoise.experiment.saved_family import save_family
+
+        return save_family(self, folder)
+
+    def publish(self, folder: str | Path) -> Path:
+        """Write this family as the newest version of the one in `folder`, or as its first; older versions stay as they are.
+
+        `latest` on a server then means this one. Equal models are not written again.
+        """
+        from equipoise.experiment.saved_family import publish_family
+
+        return publish_family(self, folder)
+
+    def export(self, folder: str | Path) -> Path:
+        """Write all models into one new folder: as safetensors, as ONNX where a model can be, each with its card."""
+        from equipoise.export.model_files import export_family
+
+        return export_family(self, folder)
 
     def _one_client(self, client_data: ClientSet | tuple[Any, Any]) -> ClientSet:
         if isinstance(client_data, ClientSet):
@@ -248,7 +291,7 @@ def train_family(
 
     Source: Pillutla et al. 2023, section 4.1 and Figure 1; Li 2023 (thesis), Table 4.12.
     """
-    knob, members = _members(algorithm or Algorithm(), {"tail": tails, "q": qs, "tilt": tilts})
+    knob, members = family_members(algorithm or Algorithm(), {"tail": tails, "q": qs, "tilt": tilts})
     algorithms = list(members.values())
     fix = "Train each member by itself: equipoise.train or compare."
     for part, given in (("personal", algorithms[0].personal), ("privacy", algorithms[0].privacy)):
@@ -282,7 +325,7 @@ def train_family(
     return Family(knob, trained, first)
 
 
-def _members(algorithm: Algorithm, given: dict[str, Iterable[float] | None]) -> tuple[str, dict[float, Algorithm]]:
+def family_members(algorithm: Algorithm, given: Mapping[str, Iterable[float] | None]) -> tuple[str, dict[float, Algorithm]]:
     """The knob and an algorithm for each of its values."""
     named = {knob: _numbers(f"{knob}s", values) for knob, values in given.items() if values is not None}
     found, fix = ", ".join(f"{k}s" for k in named) or "none", "E.g. train_family(model, data, tails=[1.0, 0.8, 0.5, 0.1], …)."

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from equipoise.algorithm import Algorithm
 from equipoise.client_metrics import ClientMetrics
 from equipoise.core.abilities import engine_traits, is_part, read
+from equipoise.core.signature import Signature
 from equipoise.core.task import PerExample, Task
 from equipoise.core.trees import map_tree
 from equipoise.data.clients import FederatedData
@@ -158,7 +159,8 @@ class Setting:
             personal=None if self.personal is None else PersonalModels(self, self.personal, chosen, reported.model),
             privacy=self.protection.privacy(last.privacy),
             epsilon=None if spent is None else replace(spent, table=self.data.schema is not None),
-            sampled=sample_sizes(self.data, self.sample), schema=self.data.schema,
+            sampled=sample_sizes(self.data, self.sample), schema=self.data.schema, task=self.task,
+            signature=Signature.of(self.data, self.task.layout.dtype) if self.engine_traits.network is None else None,
         )  # fmt: skip
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from string import Template
+from typing import Any
 
 import torch
 
@@ -13,15 +15,18 @@ from equipoise.report.data.results_by_method import Study
 from equipoise.report.interactive import figures as interactive
 from equipoise.report.interactive import theme
 from equipoise.report.interactive.assets import asset, embedded, fingerprint, plotly_js
+from equipoise.report.interactive.knob_section import PAGE_SCRIPTS, clients_section, knob_section
 from equipoise.report.palette import COLOURS, DARK_COLOURS
 from equipoise.report.text import notes
 from equipoise.report.text.around_training import metrics_section, stopped_section
 from equipoise.report.text.captions import captions
 from equipoise.report.text.tables import nonbreaking, numbers_table, swatch, worst_clients
 
+KNOB_NOTE = "Here each client is judged on all of its examples; below, some are kept for choosing."
 
-def page(study: Study) -> str:
-    """The whole document."""
+
+def page(study: Study, knob: Mapping[str, Any] | None = None) -> str:
+    """The whole document, with the knob of a family if there is one."""
     drawn = {name: figure for name, draw in interactive.FIGURE_MAKERS.items() if (figure := draw(study)) is not None}
     data = {
         "figures": drawn, "config": theme.CONFIG, "narrow": theme.NARROW,
@@ -29,6 +34,7 @@ def page(study: Study) -> str:
         "darkColours": theme.dark_colours(),
     }  # fmt: skip
     sections = [
+        *(knob_section(knob, note=KNOB_NOTE) if knob is not None else ()),
         *_figure(study, "histogram"),
         *numbers_table(study),
         *metrics_section(study),
@@ -39,14 +45,15 @@ def page(study: Study) -> str:
         *_figures(study, [name for name in drawn if name not in ("histogram", "privacy")]),
         *notes.privacy_section(study, _figure(study, "privacy") if "privacy" in drawn else iter(())),
         *worst_clients(study),
+        *_all_clients(study),
         *_settings(study),
         *_glossary(study),
     ]
-    note, script = notes.header_note(study), "\n" + asset("page.js")
+    note, script = notes.header_note(study), "\n" + "".join(asset(name) for name in (*PAGE_SCRIPTS, "page.js"))
     return Template(asset("page.html")).substitute(
         policy=_policy(script),
         names=escape(", ".join(method.name for method in study.methods)),
-        style=f"{asset('page.css')}{_palette()}",
+        style=f"{asset('page.css')}{_palette()}{asset('knob.css')}",
         headline=escape(nonbreaking(study.headline())),
         note=f'<p id="note" class="note">{escape(nonbreaking(note))}</p>\n' if note else "",
         sections="\n".join(sections),
@@ -88,6 +95,22 @@ def _figures(study: Study, names: list[str]) -> Iterator[str]:
     for name in order:
         yield from _figure(study, name, kinds.get(name, "wide"))
     yield "</div></section>"
+
+
+def _all_clients(study: Study) -> Iterator[str]:
+    """All clients with their error under each method, for the first seed; nothing where a run protects single clients."""
+    if any(run.algorithm.privacy is not None for run in study.runs):
+        return
+    rows, seed = study.methods[0].rows[0], study.methods[0].runs[0].seed
+    columns: dict[str, Sequence[Any]] = {"client": rows.client, "examples": rows.size.tolist()}
+    for method in study.methods:
+        errors = method.errors_by_client(seed)
+        if errors is not None:
+            name = study.scale.noun if len(study.methods) == 1 else f"{study.scale.noun}, {method.name}"
+            found = [errors.get(key, math.nan) for key in zip(rows.client, rows.size.tolist(), strict=True)]
+            columns[name] = [float(f"{value:.6g}") if math.isfinite(value) else None for value in found]
+    title = f"All clients, seed {seed}" if study.seeds > 1 else "All clients"
+    yield from clients_section(columns, percent=study.scale.percent, title=title)
 
 
 def _settings(study: Study) -> Iterator[str]:

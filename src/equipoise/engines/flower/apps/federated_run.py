@@ -74,7 +74,7 @@ def run_plan(plan: ServerPlan, grid: Grid) -> Result:
     else:
         if known is None:
             write_atomically(place.path / ROSTER, write_roster(members, run).encode())
-        result = run_in_folder(cast(Any, federated), place, progress=False)
+        result = cast(Result, run_in_folder(cast(Any, federated), place, progress=False))
     if plan.on_result is not None:
         plan.on_result(result)
     return result

@@ -33,7 +33,8 @@ class NodePolicy:
     `only_sums`: nobody gets a single loss, score or update. `minimum_crowd`: the fewest clients in any secure sum, evaluations
     included. `minimum_tail`: the fewest in the tail of Δ-FL without noise. `rounds`: the most rounds of a run. A sum must have
     noise of at least `noise_multiplier` times what the clipped contribution of this node moves it by, and updates a `clip`
-    of at most that much. All sums together spend at most `epsilon` at `delta`. `evaluate`: whether exact means over clients of
+    of at most that much. With `epsilon` every sum must have noise; what all of them cost together, at `delta`, is for the
+    node's ledger to count. `evaluate`: whether exact means over clients of
     loss and error, which no noise covers, may be asked for. `parts`: the parts of the catalogue that may run here, as
     "kind.name" (None: all), and `allow`: packages whose classes may. Answers leave `answer_after` seconds after their request,
     or at a multiple of it. With `key`, the file of this node's private key, and `peers`, that of the other nodes' public keys,

@@ -1,0 +1,76 @@
+"""`equipoise serve`, `choose` and `watch`: runs and families in people's hands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+from typer import Argument, Option
+
+Token = Annotated[
+    str | None, Option(envvar="EQUIPOISE_TOKEN", metavar="TOKEN", help="The token of the server.", show_envvar=True)
+]
+
+
+def serve(
+    folder: Annotated[Path, Argument(metavar="DIR", help="A folder with runs, families or studies, or one of them.")],
+    host: Annotated[str, Option(help="Where to listen; beyond this machine a token is asked for.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="0 takes any that is free.")] = 8642,
+    token: Token = None,
+    allow_host: Annotated[
+        list[str] | None, Option(metavar="NAME", help="A further name of this server; may be given several times.")
+    ] = None,
+    certificate: Annotated[Path | None, Option(metavar="FILE", help="TLS: the certificate, as PEM.")] = None,
+    key: Annotated[Path | None, Option(metavar="FILE", help="TLS: its private key, as PEM.")] = None,
+    open_browser: Annotated[bool, Option("--open", help="Also open the page in a browser.")] = False,
+) -> None:
+    """Show runs as they grow and families with their knob, and serve their models; read-only, on this machine alone."""
+    from equipoise.serve.run_server import ServerOptions
+    from equipoise.serve.run_server import serve as run_server
+
+    console = Console()
+    options = ServerOptions(host, port, token, tuple(allow_host or ()), certificate, key)
+    run_server(folder, options, say=lambda text: console.print(Text(text), soft_wrap=True), open_browser=open_browser)
+
+
+def choose(
+    url: Annotated[str, Argument(metavar="URL", help="A server's address, or that of a family's page.")],
+    data: Annotated[Path, Argument(metavar="DATA", help="Labelled examples of your own: CSV or npz. They stay here.")],
+    family: Annotated[str | None, Option(metavar="ID", help="Which family, if the server has several.")] = None,
+    out: Annotated[
+        Path | None, Option(metavar="DIR", help="Keep the best model in this new folder. Default: chosen-model.")
+    ] = None,
+    token: Token = None,
+    ca: Annotated[Path | None, Option(metavar="FILE", help="TLS: the authority of the server's certificate, as PEM.")] = None,
+) -> None:
+    """Try a family's models on your own examples, on this machine, and keep the one that serves them best."""
+    from equipoise.serve.choose import choose as choose_model
+
+    console = Console()
+
+    def say(text: str) -> None:
+        console.print(Text(text), soft_wrap=True)
+
+    choice = choose_model(url, data, run=family, token=token, out=out or Path("chosen-model"), authority=ca, say=say)
+    say(str(choice))
+    if choice.kept is not None:
+        say(f"Kept in {choice.kept}.")
+
+
+def watch(
+    folder: Annotated[Path, Argument(metavar="DIR", help="A folder with runs, or one of them.")],
+    once: Annotated[bool, Option("--once", help="Show how runs stand now, and end.")] = False,
+) -> None:
+    """Show runs as they grow, in this terminal, until all have ended."""
+    from equipoise.serve.terminal import watch as watch_runs
+
+    watch_runs(folder, console=Console(), once=once)
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the commands to the command line."""
+    for command in (serve, choose, watch):
+        app.command()(command)

@@ -1,0 +1,190 @@
+"""The files of a family in its run folder: family.json, and for each member its clients, its models and its card.
+
+    family.json                     the knob, the members, what models take, and every file's size and SHA-256
+    members/tail-0.5/clients.parquet
+    members/tail-0.5/model.safetensors, model.onnx, score.onnx, model.card.md, model.card.json
+
+model.onnx gives a model's outputs, score.onnx its loss and error per example. Where a model cannot be ONNX, or the libraries
+for it are absent, the manifest says why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from equipoise.core.files import write_atomically
+from equipoise.core.signature import Signature
+from equipoise.errors import ConfigError, EquipoiseError, InvalidData
+from equipoise.experiment.run_files import RunFolder, model_bytes
+from equipoise.export import model_card, onnx_files
+from equipoise.export.model_files import about_model, member_name
+
+if TYPE_CHECKING:
+    from equipoise.result import Result
+    from equipoise.runs.family import Family
+
+FORMAT = "equipoise family 1"
+MANIFEST, MEMBERS = "family.json", "members"
+CLIENTS, SAFETENSORS = "clients.parquet", "model.safetensors"
+SERVED = (SAFETENSORS, onnx_files.MODEL, onnx_files.SCORE, "model.card.md", "model.card.json")
+Content = bytes
+LARGEST = 4 * 2**20  # bytes of a manifest that is read
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file by its size and SHA-256."""
+
+    sha256: str
+    bytes: int
+
+    @classmethod
+    def of(cls, content: Content) -> StoredFile:
+        """The entry of a file's content."""
+        return cls(hashlib.sha256(content).hexdigest(), len(content))
+
+
+@dataclass(frozen=True)
+class StoredMember:
+    """A member of a family on disk: the value of the knob, its name, its folder below members/, and its files."""
+
+    value: float
+    name: str
+    folder: str
+    files: dict[str, StoredFile]
+    no_onnx: str | None = None  # why there is no model.onnx, or no score.onnx
+
+
+@dataclass(frozen=True)
+class FamilyManifest:
+    """What family.json holds."""
+
+    knob: str
+    data: str
+    judged_on: str
+    error_is_loss: bool
+    members: tuple[StoredMember, ...]
+    signature: Signature | None = None
+    classes: tuple[str, ...] = ()  # the names of the classes, where they have names
+    features: tuple[str, ...] = ()  # the names of the inputs, where they have names
+    format: str = field(default=FORMAT)
+
+    @property
+    def version(self) -> str:
+        """The name of this version of the models: 16 digits of the hash of all their files. Other models, another name."""
+        text = json.dumps([[m.value, m.folder, sorted((n, f.sha256) for n, f in m.files.items())] for m in self.members])
+        return hashlib.sha256(f"{self.knob}{text}".encode()).hexdigest()[:16]
+
+    def member(self, value: float) -> StoredMember | None:
+        """The member at a value of the knob; None if there is none."""
+        return next((member for member in self.members if member.value == value), None)
+
+    def to_bytes(self) -> bytes:
+        """The manifest as JSON."""
+        return (json.dumps(asdict(self) | {"version": self.version}, indent=1, ensure_ascii=False) + "\n").encode()
+
+    @classmethod
+    def of_bytes(cls, content: bytes, source: str) -> FamilyManifest:
+        """The manifest that `to_bytes` wrote; anything else is refused."""
+        from pydantic import TypeAdapter, ValidationError
+
+        try:
+            table = json.loads(content)
+            if not isinstance(table, dict) or table.get("format") != FORMAT:
+                raise InvalidData(f"{source} is no manifest in the format {FORMAT!r}.")
+            table.pop("version", None)
+            if (signature := table.pop("signature", None)) is not None:
+                signature = Signature.of_table(signature)
+            read = TypeAdapter(cls).validate_python(table | {"signature": signature})
+        except ValidationError as failure:
+            first = failure.errors()[0]
+            raise InvalidData(f"{source} is damaged at {'.'.join(map(str, first['loc']))}: {first['msg']}.") from None
+        except (ValueError, RecursionError) as failure:
+            if isinstance(failure, InvalidData):
+                raise
+            raise InvalidData(f"{source} is not valid JSON: {failure}.") from None
+        for member in read.members:
+            named = [member.folder, *member.files]
+            if any("/" in name or "\\" in name or name in ("", ".", "..") or "\0" in name for name in named):
+                raise InvalidData(f"{source} is damaged: it names a file outside its folder.")
+            if not math.isfinite(member.value):
+                raise InvalidData(f"{source} is damaged: a value of the knob is not finite.")
+        if not read.members or len({member.value for member in read.members}) < len(read.members):
+            raise InvalidData(f"{source} is damaged: it has no members, or two at one value.")
+        return read
+
+
+def write_family(family: Family, folder: RunFolder, *, report: bool = True) -> None:
+    """Write the members, the manifest and the report of a finished family; the last event of the log comes last."""
+    results = list(family.results.values())
+    first = results[0]
+    members = []
+    before: dict[str, bytes] = {}  # the files of the member before
+    for value, member in family.results.items():
+        name = member_name(family.knob, value)
+        place = folder.path / MEMBERS / name
+        member.clients.to_parquet(place / CLIENTS, method=member.name, seed=member.seed)
+        files, why = member_files(member, like=before)
+        before = files
+        for file, content in files.items():
+            write_atomically(place / file, content)
+        stored = {file: StoredFile.of(content) for file, content in files.items()}
+        members.append(StoredMember(float(value), member.name, name, stored, why))
+    target = None if first.schema is None else first.schema.target
+    manifest = FamilyManifest(
+        family.knob, first.data, first.judged_on, first.error_is_loss, tuple(members), first.signature,
+        () if target is None else target.classes, () if first.schema is None else first.schema.feature_names,
+    )  # fmt: skip
+    if report:
+        family.report(folder.report)
+    write_atomically(folder.path / MANIFEST, manifest.to_bytes())
+    end: dict[str, Any] = {
+        "event": "end", "seconds": sum(r.seconds for r in results), "data": first.data, "error_is_loss": first.error_is_loss,
+    }  # fmt: skip
+    if first.sampled is not None:
+        end["sampled"] = first.sampled
+    if stops := {r.name: asdict(r.history.stopped) for r in results if r.history.stopped is not None}:
+        end["stopped_members"] = stops
+    with folder.rounds.open("a", encoding="utf-8") as log:
+        log.write(json.dumps(end) + "\n")
+
+
+def member_files(member: Result, *, like: Mapping[str, bytes]) -> tuple[dict[str, bytes], str | None]:
+    """The files of a member by name, and why ONNX is missing among them, if it is; `like` are those of another member."""
+    files, why = {SAFETENSORS: model_bytes(member)}, onnx_files.why_no_onnx()
+    if member.signature is None or member.task is None:
+        why = why or "the data of this run are not on this machine"
+    if why is None and member.signature is not None and member.task is not None:
+        try:
+            model = member.model.cpu().eval()
+            files[onnx_files.MODEL] = onnx_files.model_onnx(model, member.signature, like=like.get(onnx_files.MODEL))
+            files[onnx_files.SCORE] = onnx_files.score_onnx(
+                member.task, model, member.signature, like=like.get(onnx_files.SCORE)
+            )
+        except EquipoiseError as failure:
+            why = str(failure)
+    card = model_card.card(member, about=about_model(member) | ({} if why is None else {"no_onnx": why}))
+    files["model.card.md"], files["model.card.json"] = model_card.card_markdown(card), model_card.card_json(card)
+    return files, why
+
+
+def read_manifest(folder: Path) -> FamilyManifest:
+    """The manifest of a family's folder."""
+    path = folder / MANIFEST
+    try:
+        if path.stat().st_size > LARGEST:
+            raise InvalidData(f"{path} is too large to be a manifest.")
+        return FamilyManifest.of_bytes(path.read_bytes(), str(path))
+    except OSError as failure:
+        raise ConfigError(f"{path} cannot be read: {failure.strerror}.") from failure
+
+
+def knob_section(family: Family) -> Mapping[str, Any]:
+    """The section [family] of a configuration for a family that was made in Python."""
+    return {f"{family.knob}s": [float(value) for value in family.values]}

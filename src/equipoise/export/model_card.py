@@ -1,0 +1,206 @@
+"""The card of a model: what it was trained on and how, how every group of clients fares with it, and whom it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from equipoise.core.version import VERSION
+from equipoise.metrics import summarise
+
+if TYPE_CHECKING:
+    from equipoise.result import ClientTable, RunRecord
+
+FORMAT = "equipoise model card 1"
+FEWEST = 5  # clients in a group whose figures are given: fewer would be nearly a client's own
+KEYS = {"mean": "mean", "percentile_90": "90th percentile", "worst_10": "worst 10 %", "standard_deviation": "std. deviation"}
+
+
+def card(run: RunRecord, *, about: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The card as JSON. `about` adds what only the caller knows: the model's class, its parameters, its inputs.
+
+    Under secure sums or differential privacy no single client is named.
+    """
+    private = is_private(run)
+    rows = run.clients.where(run.judged_on)
+    splits = {split: figures(run.clients.where(split)) for split in dict.fromkeys(run.clients.split)}
+    return {
+        "format": FORMAT,
+        "model": {"name": run.name, **(about or {})},
+        "data": {"name": run.data, "clients": {split: each["clients"] for split, each in splits.items()}},
+        "method": {
+            "algorithm": repr(run.algorithm), "rounds": run.rounds, "clients_per_round": run.clients_per_round,
+            "seed": run.seed,
+        },
+        "judged_on": run.judged_on,
+        "error_is": "loss" if run.error_is_loss else "error",
+        "metrics": splits,
+        "subgroups": subgroups(run, rows),
+        "left_behind": left_behind(rows, private=private),
+        "privacy": privacy_words(run),
+        "made_with": {"equipoise": VERSION, "torch": str(torch.__version__)},
+    }  # fmt: skip
+
+
+def is_private(run: RunRecord) -> bool:
+    """Whether a run protects single clients, by secure sums or differential privacy."""
+    return run.algorithm.privacy is not None or run.epsilon is not None
+
+
+def figures(rows: ClientTable) -> dict[str, Any]:
+    """Figures of the error over some clients, each with the model that it is served; null where a number does not exist."""
+    rows = rows.benign
+    weights = rows.size.double() if rows.split[0] == "train" else None
+    error, loss = (summarise(values, rows.size, weights) for values in (rows.served_error, rows.served_loss))
+    found = {
+        "mean": error.mean, "percentile_90": error.percentiles[90], "worst_10": error.worst_10,
+        "standard_deviation": error.standard_deviation, "mean_loss": loss.mean,
+    }  # fmt: skip
+    return {"clients": len(rows)} | {name: value if math.isfinite(value) else None for name, value in found.items()}
+
+
+def subgroups(run: RunRecord, rows: ClientTable) -> list[dict[str, Any]]:
+    """Figures by the clients' number of examples, by whether they took part in training, and by the groups of the risk."""
+    rows = rows.benign
+    parts: dict[str, torch.Tensor] = {}
+    if len(set(rows.size.tolist())) > 1 and len(rows) >= 3 * FEWEST:
+        order = torch.argsort(rows.size, stable=True)
+        for name, place in zip(("fewest", "a middling number of", "most"), order.tensor_split(3), strict=True):
+            low, high = int(rows.size[place].min()), int(rows.size[place].max())
+            parts[f"clients with the {name} examples ({low} to {high})".replace("the a", "a")] = place
+    if 0 < int(rows.seen.sum()) < len(rows):
+        parts["clients of training"], parts["unseen clients"] = (w.nonzero().flatten() for w in (rows.seen, ~rows.seen))
+    risk: Any = vars(run.algorithm).get("risk")  # an evaluation of a given model has none
+    groups = vars(risk).get("groups") if risk is not None else None
+    if isinstance(groups, Mapping):
+        named: dict[str, list[int]] = {}
+        for row, client in enumerate(rows.client):
+            if client in groups:
+                named.setdefault(str(groups[client]), []).append(row)
+        parts |= {f"group {name}": torch.tensor(places) for name, places in sorted(named.items())}
+    return [{"group": name, **figures(rows.take(place))} for name, place in parts.items() if len(place) >= FEWEST]
+
+
+def left_behind(rows: ClientTable, *, private: bool) -> dict[str, Any]:
+    """Whom the model leaves behind: the worst tenth, how many clients err twice the mean, and, unless private, their names."""
+    rows = rows.benign
+    found = figures(rows)
+    mean = found["mean"]
+    behind = int((rows.served_error > 2 * mean).sum()) if mean is not None else 0
+    about: dict[str, Any] = {
+        "worst_tenth_mean": found["worst_10"],
+        "clients_above_twice_the_mean": behind,
+        "clients": len(rows),
+    }
+    if private:
+        about["worst_clients"] = None
+        about["note"] = "Single clients are not named: the run protects them."
+    else:
+        about["worst_clients"] = [
+            {"client": row["client"], "examples": row["size"], "error": _finite(row.get("personal_error"), row["error"])}
+            for row in rows.worst(5)
+        ]
+    return about
+
+
+def _finite(own: Any, shared: Any) -> float | None:
+    """The error that a client sees: with its own model if it has one, else with the shared one."""
+    for value in (own, shared):
+        if isinstance(value, float) and math.isfinite(value):
+            return value
+    return None
+
+
+def privacy_words(run: RunRecord) -> str:
+    """What the run promises about single clients, in words."""
+    if run.epsilon is not None:
+        return f"{run.epsilon} Figures of clients on this card are not covered by ε."
+    if run.algorithm.privacy is not None:
+        return f"{run.algorithm.privacy!r}: the server sees sums of updates only. The released model has no ε."
+    return "None: the model has no privacy guarantee. It may tell about the examples that it was trained on."
+
+
+def card_json(content: Mapping[str, Any]) -> bytes:
+    """The card as a JSON file."""
+    return (json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def card_markdown(content: Mapping[str, Any]) -> bytes:
+    """The card as a Markdown file."""
+    return ("\n".join(_lines(content)) + "\n").encode()
+
+
+def _lines(content: Mapping[str, Any]) -> Iterator[str]:
+    noun, percent = content["error_is"], content["error_is"] == "error"
+
+    def number(value: float | None) -> str:
+        if value is None:
+            return "–"
+        return f"{100 * value:.1f} %" if percent and 0 <= value <= 1 else f"{value:.4g}"
+
+    def table(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+        yield f"| {noun} of | clients | {' | '.join(KEYS.values())} |"
+        yield "|---|---:|" + "---:|" * len(KEYS)
+        for name, row in rows.items():
+            yield f"| {escaped(name)} | {row['clients']} | {' | '.join(number(row[key]) for key in KEYS)} |"
+
+    model, method, behind = content["model"], content["method"], content["left_behind"]
+    yield f"# Model card: {escaped(model['name'])}"
+    yield ""
+    for name, value in model.items():
+        if name != "name":
+            yield f"- {name.replace('_', ' ')}: {escaped(value)}"
+    yield ""
+    yield "## Data"
+    yield ""
+    counts = ", ".join(f"{count} {split}" for split, count in content["data"]["clients"].items())
+    yield f"{escaped(content['data']['name'])}: clients {counts}."
+    yield ""
+    yield "## Method"
+    yield ""
+    yield f"`{method['algorithm'].replace('`', '')}`"
+    yield ""
+    yield f"{method['rounds']} rounds of {method['clients_per_round']} clients, seed {method['seed']}."
+    yield ""
+    yield "## How clients fare"
+    yield ""
+    yield from table({f"{split} clients": row for split, row in content["metrics"].items()})
+    yield ""
+    if content["subgroups"]:
+        yield f"### By group of {content['judged_on']} clients"
+        yield ""
+        yield from table({row["group"]: row for row in content["subgroups"]})
+        yield ""
+    yield "## Who is left behind"
+    yield ""
+    yield (
+        f"The tenth of the {behind['clients']} {content['judged_on']} clients that fares worst has a mean {noun} of "
+        f"{number(behind['worst_tenth_mean'])}. {behind['clients_above_twice_the_mean']} clients have more than twice the mean."
+    )
+    if behind["worst_clients"]:
+        listed = ", ".join(f"{escaped(row['client'])} ({number(row['error'])})" for row in behind["worst_clients"])
+        yield ""
+        yield f"Those that fare worst: {listed}."
+    elif "note" in behind:
+        yield ""
+        yield behind["note"]
+    yield ""
+    yield "## Privacy"
+    yield ""
+    yield escaped(content["privacy"])
+    yield ""
+    yield "## How it was made"
+    yield ""
+    yield ", ".join(f"{name} {value}" for name, value in content["made_with"].items()) + "."
+
+
+def escaped(text: object) -> str:
+    """Text that Markdown and HTML show as it is: names of clients come from elsewhere."""
+    plain = " ".join(str(text).split())
+    for letter in "\\`*_[]#|!":
+        plain = plain.replace(letter, f"\\{letter}")
+    return plain.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,0 +1,236 @@
+"""Exported models beside the originals, for every model of the library and for users' own; others say why not."""
+
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import equipoise as eq
+from equipoise.core.signature import Signature, TensorSpec
+from equipoise.core.task import Task
+from equipoise.errors import ConfigError, InvalidData, InvalidParameter
+from equipoise.export import onnx_files, torch_program
+from equipoise.export.not_exported import NotExported
+from equipoise.export.onnx_runs import OnnxModel
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("onnxscript")
+
+FRAME = {
+    "who": ["a", "b"] * 12, "age": list(range(24)), "town": [f"t{k % 20}" for k in range(24)],
+    "ill": ["no", "yes", "no"] * 8, "cost": [k * k % 17 + 0.5 * (k % 3) + 0.1 for k in range(24)],
+}  # fmt: skip
+
+
+def table(target):
+    schema = eq.data.Schema.fit(
+        FRAME, target=target, client="who", kinds={"town": "category"}, one_hot=4, columns=["age", "town"]
+    )
+    return eq.models.Tabular(schema, hidden=(5,)), schema.transform(FRAME), schema.targets(FRAME)
+
+
+def library():
+    """Every model of the library with a batch of inputs and targets."""
+    gen = torch.Generator().manual_seed(0)
+    x, tokens = torch.randn(6, 4, generator=gen), torch.randint(0, 9, (6, 4), generator=gen)
+    two, three = torch.randint(0, 2, (6,), generator=gen), torch.randint(0, 3, (6,), generator=gen)
+    words = torch.randn(9, 3, generator=gen)
+    m = eq.models
+    return {
+        "Softmax": (m.Softmax(4, 3), x, three),
+        "MLP": (m.MLP(4, 3, hidden=(5,)), x, three), "Logistic": (m.Logistic(4), x, two), "LinearSVM": (m.LinearSVM(4), x, two),
+        "LinearRegression": (m.LinearRegression(4), x, x.sum(1)), "MeanEstimator": (m.MeanEstimator(4), x, x),
+        "ConvNet": (m.ConvNet(classes=3), torch.randn(6, 28, 28, generator=gen), three),
+        "CharGRU": (m.CharGRU(vocabulary=9, hidden=4, padding=0), tokens, tokens[:, 0]),
+        "CharLSTM": (m.CharLSTM(vocabulary=9, hidden=4, layers=1, embedding=None), tokens, tokens[:, 0]),
+        "EmbeddingLSTM": (m.EmbeddingLSTM(words, hidden=4), tokens, two),
+        "Tabular": table("ill"), "Tabular, a number": table("cost"),
+    }  # fmt: skip
+
+
+def test_every_model_of_the_library_is_tried():
+    assert {name.partition(",")[0] for name in library()} == set(eq.models.__all__) - OTHERS
+
+
+OTHERS = {"with_group_norm"}  # functions among the models, such as with_group_norm
+
+
+def signature_of(x, y):
+    data = eq.FederatedData(eq.ClientSet.pack([("a", x, y)]), classes=int(y.max()) + 1 if not y.is_floating_point() else 0)
+    return Signature.of(data, torch.float32)
+
+
+def randomised(model):
+    """Models whose parameters start at zero agree on anything."""
+    gen = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=gen))
+    return model.eval()
+
+
+@pytest.mark.parametrize("name", library())
+def test_a_model_of_the_library_as_onnx_and_its_scores(name):
+    model, x, y = library()[name]
+    model, signature = randomised(model), signature_of(x, y)
+    run = OnnxModel(onnx_files.model_onnx(model, signature), source=name)
+    named = signature.named(x)
+    assert run.names == list(named)
+    (got,) = run([value.numpy() for value in named.values()])
+    with torch.no_grad():
+        wanted = model(**x) if isinstance(x, dict) else model(x)
+    np.testing.assert_allclose(got, wanted.detach().numpy(), rtol=1e-4, atol=1e-5)
+    if name in ("Softmax", "LinearSVM", "Tabular, a number", "MeanEstimator"):
+        task = Task.of(model)
+        scores = OnnxModel(onnx_files.score_onnx(task, model, signature), source=name)
+        loss, error = scores([*(value.numpy() for value in named.values()), y.numpy()])
+        wanted_loss, wanted_error = task.scores(task.layout.read(model), x, y)
+        np.testing.assert_allclose(loss, wanted_loss.detach().numpy(), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(error, wanted_error.detach().numpy(), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["Softmax", "ConvNet", "CharGRU", "Tabular"])
+def test_a_model_as_a_torch_program(name):
+    model, x, y = library()[name]
+    model, signature = randomised(model), signature_of(x, y)
+    loaded = torch.export.load(io.BytesIO(torch_program.model_program(model, signature))).module()
+    with torch.no_grad():
+        wanted = model(**x) if isinstance(x, dict) else model(x)
+        torch.testing.assert_close(loaded(*signature.named(x).values()), wanted, rtol=1e-5, atol=1e-6)
+
+
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(2, 3), nn.Linear(4, 3)
+
+    def forward(self, first, second):
+        return {"sum": self.a(first) + self.b(second), "first": self.a(first)}["sum"]
+
+
+class Branches(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.linear(x) if float(x.sum()) > 0 else self.linear(-x)
+
+
+def test_users_own_models_of_several_inputs_and_one_that_cannot_be_exported():
+    x = (torch.randn(3, 2), torch.randn(3, 4))
+    model, signature = Pair(), signature_of(x, torch.tensor([0, 1, 2]))
+    (got,) = OnnxModel(onnx_files.model_onnx(model, signature), source="Pair")([each.numpy() for each in x])
+    np.testing.assert_allclose(got, model(*x).detach().numpy(), rtol=1e-4, atol=1e-5)
+    plain = signature_of(torch.randn(3, 4), torch.tensor([0, 1, 2]))
+    for export in (onnx_files.model_onnx, torch_program.model_program):
+        with pytest.raises(NotExported, match=r"Branches cannot be written as .*: .{10,}\. Use model\.safetensors"):
+            export(Branches(), plain)
+
+
+def test_a_file_that_gives_other_outputs_is_refused(monkeypatch):
+    """The check of exports fails on a broken exporter: here one that keeps another model's parameters."""
+    one, two = randomised(eq.models.Softmax(4, 3)), eq.models.Softmax(4, 3)
+    signature = signature_of(torch.randn(3, 4), torch.tensor([0, 1, 2]))
+    broken = onnx_files.model_onnx(one, signature)
+    with pytest.raises(NotExported, match="differs in its outputs"):
+        onnx_files._compare(onnx_files.CalledByPosition(two, signature), broken, signature.inputs)
+    monkeypatch.setattr(nn.Module, "state_dict", lambda self: {})  # parameters that find no place: the model is traced again
+    assert onnx_files.model_onnx(two, signature, like=broken) != broken
+
+
+@pytest.fixture(scope="module")
+def result():
+    data = eq.data.label_shift(train_clients=20, validation_clients=0, test_clients=20, examples=10)
+    return eq.train(eq.models.Softmax(data.features, data.classes), data, rounds=2, clients_per_round=5, progress=False)
+
+
+def test_a_result_is_exported_with_its_card(result, tmp_path):
+    for suffix in (".onnx", ".pt2", ".safetensors"):
+        assert result.export(tmp_path / suffix[1:] / f"model{suffix}").exists()
+        card = json.loads((tmp_path / suffix[1:] / "model.card.json").read_text())
+        assert card["metrics"]["test"]["mean"] == pytest.approx(result.summary().error.mean)
+        assert card["metrics"]["test"]["percentile_90"] == pytest.approx(result.summary().error.percentiles[90])
+        assert [row["client"] for row in card["left_behind"]["worst_clients"]] == [
+            r["client"] for r in result.clients.where("test").worst(5)
+        ]
+        text = (tmp_path / suffix[1:] / "model.card.md").read_text()
+        assert "## Who is left behind" in text
+        assert "no privacy guarantee" in text
+    with pytest.raises(InvalidParameter, match=r"path must end in one of \.onnx, \.pt2"):
+        result.export(tmp_path / "model.pkl")
+
+
+def test_a_card_names_no_client_of_a_private_run_and_no_html(result, tmp_path):
+    from dataclasses import replace
+
+    from equipoise.export import model_card
+
+    named = replace(result.clients, client=tuple(f"<b>*x*</b> {k}" for k in range(len(result.clients))))
+    text = model_card.card_markdown(model_card.card(replace(result, clients=named))).decode()
+    assert "<b>" not in text
+    assert "&lt;b&gt;\\*x\\*" in text
+    private = replace(result, algorithm=eq.Algorithm(privacy=eq.privacy.SecureAggregation()))
+    card = model_card.card(private)
+    assert card["left_behind"]["worst_clients"] is None
+    assert not any(client in json.dumps(card) for client in result.clients.client)
+    assert "not named" in model_card.card_markdown(card).decode()
+
+
+def test_subgroups_by_size_have_the_figures_of_their_clients():
+    sizes = torch.tensor([3] * 7 + [9] * 7 + [30] * 7)
+    rows = eq.result.ClientTable(
+        tuple(f"c{k}" for k in range(21)), ("test",) * 21, torch.zeros(21, dtype=torch.bool), sizes, torch.ones(21).double(),
+        torch.linspace(0, 1, 21).double(),
+    )  # fmt: skip
+    from types import SimpleNamespace
+
+    from equipoise.export.model_card import subgroups
+
+    found = subgroups(SimpleNamespace(algorithm=eq.Algorithm()), rows)
+    assert [row["mean"] for row in found] == pytest.approx(
+        [rows.error[:7].mean(), rows.error[7:14].mean(), rows.error[14:].mean()]
+    )
+    assert "(3 to 3)" in found[0]["group"]
+
+
+def test_onnx_without_its_libraries_says_what_to_install(result, tmp_path, monkeypatch):
+    monkeypatch.setattr(onnx_files, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r'pip install "equipoise\[serve\]"'):
+        result.export(tmp_path / "model.onnx")
+    assert not (tmp_path / "model.onnx").exists()
+
+
+def test_a_model_from_elsewhere_may_not_read_files():
+    import onnx
+
+    weight = onnx.numpy_helper.from_array(np.zeros((2, 2), dtype=np.float32), "w")
+    weight.ClearField("raw_data")
+    weight.data_location = onnx.TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value="/etc/passwd")
+    graph = onnx.helper.make_graph(
+        [onnx.helper.make_node("MatMul", ["x", "w"], ["y"])], "g",
+        [onnx.helper.make_tensor_value_info("x", 1, ["b", 2])],
+        [onnx.helper.make_tensor_value_info("y", 1, ["b", 2])], [weight],
+    )  # fmt: skip
+    with pytest.raises(InvalidData, match="reads parameters from other files"):
+        OnnxModel(onnx.helper.make_model(graph).SerializeToString(), source="a stranger's model")
+    for broken in (b"", b"\x00\x01nonsense", b"PK\x03\x04"):
+        with pytest.raises(InvalidData, match="is no ONNX model"):
+            OnnxModel(broken, source="a stranger's model")
+
+
+def test_a_damaged_signature_is_refused():
+    good = Signature("tensor", (TensorSpec("x", "float32", (4,)),), (TensorSpec("y", "int64", ()),), 3)
+    assert Signature.of_table(good.to_table()) == good
+    for broken in (
+        {},
+        [],
+        good.to_table() | {"form": "list"},
+        good.to_table() | {"inputs": [{"name": "x", "dtype": "str", "shape": []}]},
+    ):
+        with pytest.raises(InvalidData, match="signature of a model is damaged"):
+            Signature.of_table(broken)
