@@ -12,12 +12,15 @@ from ipaddress import ip_address
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
+from starlette.exceptions import HTTPException
+
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 COOKIE = "equipoise"
 LARGEST_BODY = 2**20  # bytes of a request
+TOO_LARGE = f"The request is larger than {LARGEST_BODY // 2**20} MB. Send less at once."
 BODY_SECONDS = 15.0  # in which the body of a request must arrive
 SEND_SECONDS = 60.0  # in which a reader must take the next piece of an answer
 
@@ -97,8 +100,11 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-class TooLarge(Exception):
-    """The body of a request is too large."""
+class TooLarge(HTTPException):
+    """The body of a request is too large; an error that applications hand on as it is."""
+
+    def __init__(self) -> None:
+        super().__init__(413, TOO_LARGE)
 
 
 class Guard:
@@ -120,9 +126,6 @@ class Guard:
             return
         try:
             await self.app(scope, _limited(receive), guarded)
-        except TooLarge:
-            answer = self.refuse(scope, 413, f"The request is larger than {LARGEST_BODY // 2**20} MB. Send less at once.")
-            await answer(scope, receive, guarded)
         except TimeoutError:
             return  # a reader too slow to be served: the connection is closed
 
@@ -139,7 +142,7 @@ class Guard:
             return self.refuse(scope, 403, "Requests from other pages are not answered.")
         length = headers.get(b"content-length", b"0")
         if not length.isdigit() or int(length) > LARGEST_BODY:
-            return self.refuse(scope, 413, f"The request is larger than {LARGEST_BODY // 2**20} MB. Send less at once.")
+            return self.refuse(scope, 413, TOO_LARGE)
         if scope["path"].startswith(("/static/", "/login")):
             return None
         if not self.access.knows(headers):
