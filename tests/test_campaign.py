@@ -28,7 +28,7 @@ from campaign_drivers.crash_states import PowerCut, PowerWentOut  # noqa: E402
 from campaign_drivers.findings import SLICE  # noqa: E402
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("driver", campaign.DRIVERS)
 def test_a_slice_of_the_campaign_finds_nothing(driver, tmp_path):
     tally = campaign.run(driver, seconds=SLICE, seed=0, folder=tmp_path)
@@ -116,3 +116,19 @@ def test_files_that_unpack_to_far_more_are_refused(tmp_path, monkeypatch):
     (tmp_path / "data.json.gz").write_bytes(gzip.compress(b'{"users": [' + b" " * 2**22))
     with pytest.raises(InvalidData, match=r"data\.json\.gz: .* unpack to"):
         file_access.load_json(tmp_path / "data.json.gz")
+
+
+def test_a_ledger_with_zeros_that_a_power_cut_left_is_read(tmp_path):
+    from equipoise.privacy.ledger import Ledger, LedgerEntry, LedgerError
+
+    path = tmp_path / "run.ledger.jsonl"
+    ledger = Ledger(path)
+    for number in range(3):
+        ledger.write(LedgerEntry("release", "data", "run", number, "update"))
+    ledger.close()
+    lines = path.read_bytes().split(b"\n")
+    path.write_bytes(b"\n".join([lines[0], b"\0" * 40 + lines[1][40:], lines[2], b""]))
+    assert [entry.round for entry in Ledger(path)] == [0, 2]
+    path.write_bytes(b"\n".join([lines[0], b'{"nothing": 1}', lines[2], b""]))
+    with pytest.raises(LedgerError, match="line 2, is no entry"):
+        Ledger(path)

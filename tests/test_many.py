@@ -400,7 +400,7 @@ class Elsewhere(LoopEngine):
     def gone(self, cohort):
         return torch.zeros(len(cohort), dtype=torch.bool)
 
-    def client_table(self, params, data):
+    def client_table(self, params, data, round_index, metrics=None):
         return ClientTable.evaluate(self, params, data)
 
     def protect(self, protection, algorithm):

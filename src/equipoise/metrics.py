@@ -290,9 +290,9 @@ def summarise(values: Tensor, sizes: Tensor, weights: Tensor | None = None) -> S
 def summarise_metric(values: Tensor, sizes: Tensor, weights: Tensor | None = None, *, higher_is_better: bool = True) -> Summary:
     """The summary of a metric over the clients that have a value; those with NaN are counted as missing, never averaged.
 
-    >>> found = summarise_metric(torch.tensor([0.1, 0.9, math.nan, 0.8]), torch.ones(4))
+    >>> found = summarise_metric(torch.tensor([0.25, 0.9, math.nan, 0.8]), torch.ones(4))
     >>> found.clients, found.missing, found.worst_10
-    (3, 1, 0.1)
+    (3, 1, 0.25)
     """
     known = ~values.isnan()
     missing = int((~known).sum())

@@ -185,7 +185,7 @@ def stranger_key(folder: Path) -> Path:
     return file
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("alone")
 def test_readme_of_the_example(tmp_path):
     """TLS, authenticated nodes, Δ-FL through `flwr run`: the README's commands, one after another, as a user would."""
@@ -220,7 +220,7 @@ def test_readme_of_the_example(tmp_path):
     assert "federation" in page
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("alone")
 def test_secure_sums_and_then_a_node_that_dies(tmp_path):
     """Two runs on the same four nodes, of which one is killed in the second."""

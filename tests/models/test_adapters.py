@@ -5,6 +5,7 @@ import logging
 import math
 import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -205,7 +206,7 @@ def test_the_example_runs_over_flower(example):
     assert by_role[0] == by_role[1]
     most = max(report.bytes_sent for report in result.history.rounds)
     assert most < 2 * 2 * (4 * len(result.params) + 4000)  # to two clients, losses and updates: adapters, not the decoder
-    private = eq.Algorithm(solver=algorithm.solver, privacy=PRIVATE.privacy)
+    private = eq.Algorithm(solver=algorithm.solver, privacy=replace(PRIVATE.privacy, source="system"))
     with pytest.raises(IncompatibleParts, match="freeze_lora_a"):
         run(private, example.make_model)
     guarded = run(private, example.private_model)

@@ -132,7 +132,11 @@ class Ledger:
 
 
 def read_entries(path: Path) -> list[LedgerEntry]:
-    """The entries of a ledger file. A line that was cut off by a kill is skipped: its release was never asked for."""
+    """The entries of a ledger file. A line that a kill or a power cut left in pieces is skipped.
+
+    In a durable ledger the release of such a line was never asked for. In simulations a run that is resumed counts its rounds
+    again.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as failure:
@@ -146,7 +150,7 @@ def read_entries(path: Path) -> list[LedgerEntry]:
                 raise ValueError("too long")
             entries.append(LedgerEntry.of_line(line))
         except (ValueError, TypeError) as failure:
-            if not line.endswith("}"):  # cut off
+            if not line.endswith("}") or "\0" in line:  # cut off, or zeros that a power cut left of what was not synced
                 continue
             raise LedgerError(f"{path}, line {number}, is no entry of a ledger: {failure}.") from failure
     return entries

@@ -36,7 +36,7 @@ def sparkline(values: Sequence[float | None], width: int = 20) -> str:
     """A curve as one line of text, at most `width` letters.
 
     >>> sparkline([1.0, 2.0, None, 3.0]), sparkline([])
-    ('▁▄ █', '')
+    ('▁▅ █', '')
     """
     if len(values) > width:
         values = [values[round(k * (len(values) - 1) / (width - 1))] for k in range(width)]
