@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-long lint bench bench-gpu clean
+.PHONY: setup demo test test-long campaign lint bench bench-gpu clean
 
 setup: $(READY)
 
@@ -19,11 +19,15 @@ demo: $(READY)
 
 # One torch thread per process: two test processes on two cores, never more threads than cores.
 test: $(READY)
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not long"
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not long and not campaign"
 
-# Federations of real processes, and a slice of the campaign of docs/reliability.md.
+# Federations of real processes.
 test-long: $(READY)
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -m long tests
+
+# A slice of the campaign of docs/reliability.md, which looks for faults that nobody knows yet.
+campaign: $(READY)
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -m campaign tests
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -28,7 +28,7 @@ from campaign_drivers.crash_states import PowerCut, PowerWentOut  # noqa: E402
 from campaign_drivers.findings import SLICE  # noqa: E402
 
 
-@pytest.mark.long
+@pytest.mark.campaign
 @pytest.mark.parametrize("driver", campaign.DRIVERS)
 def test_a_slice_of_the_campaign_finds_nothing(driver, tmp_path):
     tally = campaign.run(driver, seconds=SLICE, seed=0, folder=tmp_path)
@@ -132,3 +132,8 @@ def test_a_ledger_with_zeros_that_a_power_cut_left_is_read(tmp_path):
     path.write_bytes(b"\n".join([lines[0], b'{"nothing": 1}', lines[2], b""]))
     with pytest.raises(LedgerError, match="line 2, is no entry"):
         Ledger(path)
+
+
+def test_a_batch_size_that_no_integer_of_64_bits_holds_is_refused():
+    with pytest.raises(EquipoiseError, match="batch_size must be a whole number between 1 and 9223372036854775807"):
+        eq.solvers.SGD(batch_size=10**20)

@@ -136,10 +136,12 @@ def require_number(parameter: str, value: Any, interval: str, fix: str = "", *, 
 def require_integer(parameter: str, value: Any, least: int, most: int | None = None, fix: str = "", *, none: str = "") -> None:
     """Raise InvalidParameter unless the value is an integer of at least `least`, and of at most `most` if that is given.
 
-    `none` says what None stands for, where None is allowed.
+    `none` says what None stands for, where None is allowed. Without `most`, integers of more than 64 bits are refused.
     """
     if none and value is None:
         return
+    if most is None and is_integer(value) and value >= 2**63:
+        most = 2**63 - 1
     good = is_integer(value) and value >= least and (most is None or value <= most)
     rule = "must be a whole number " + (f"of at least {least}" if most is None else f"between {least} and {most}")
     require(good, parameter, f"{rule}, or None for {none}" if none else rule, value, fix)
