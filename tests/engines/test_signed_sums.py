@@ -99,7 +99,7 @@ def test_the_masks_by_keys_of_the_servers_own():
     with pytest.raises(sum_messages.NotSigned, match="'node-3' do not have its signature"):
         one.clients["node-0"].answer(one.requests["node-0"])
     honest = Sum()
-    honest.answers["node-3"] = honest.answers["node-3"][:-1] + b"\0"
+    honest.answers["node-3"] = honest.answers["node-3"][:-1] + bytes([honest.answers["node-3"][-1] ^ 1])
     honest.server.advance(honest.answers)
     assert isinstance(honest.server.faults["node-3"], sum_messages.NotSigned)  # left out before the others refuse the sum
 
