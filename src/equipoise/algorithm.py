@@ -12,6 +12,7 @@ from torch import Tensor
 from equipoise import aggregators, averaging, risk, sampling, server_opt, solvers
 from equipoise.core.abilities import AlgorithmTraits, algorithm_traits, is_part, read
 from equipoise.data.clients import ClientSet
+from equipoise.drift_rules import refuse_unfit_for_correction, refuse_unfit_for_normalising
 from equipoise.errors import IncompatibleParts, InvalidParameter, require
 from equipoise.types import (
     Aggregator,
@@ -25,7 +26,6 @@ from equipoise.types import (
     RiskTraits,
     Sampler,
     ServerOptimizer,
-    SolverTraits,
 )
 
 # What each part must offer; enough to tell a part from a class, a name or a part in the wrong place.
@@ -164,58 +164,3 @@ def _sets_noise_by_budget(risk: RiskTraits) -> bool:
     """Whether a risk, or a term of it, takes its quantile from a source whose noise a privacy budget sets."""
     calibrated = read(QuantileTraits, risk.quantile).calibrated is not None
     return calibrated or any(_sets_noise_by_budget(read(RiskTraits, inner)) for _, inner in risk.terms)
-
-
-def refuse_unfit_for_normalising(algorithm: Algorithm) -> None:
-    """Refuse FedNova with solvers whose steps have no single length, and where the mean length would have to be public."""
-    traits, aggregator = algorithm.traits, algorithm.aggregator
-    if traits.aggregator.normalises is None:
-        return
-    inner = read(SolverTraits, traits.solver.solver) if traits.solver.prepare is not None else traits.solver
-    reason = (
-        "does not say what its steps add up to" if inner.normalisers is None
-        else "has rates by name, so that each parameter has a length of its own" if inner.rates
-        else "keeps its state between rounds, so that steps depend on rounds before" if traits.solver.keeps is not None
-        else None
-    )  # fmt: skip
-    if reason is not None:
-        fix = "Use solvers.SGD(…), Adam or AdamW with a fresh state and one rate, or aggregators.WeightedMean()."
-        raise IncompatibleParts(
-            f"{aggregator!r} divides updates by the length of their steps, but {algorithm.solver!r} {reason}.", fix
-        )
-    if traits.personal.updates is not None:
-        raise IncompatibleParts(
-            f"{aggregator!r} divides updates by the length of the solver's steps, but with {algorithm.personal!r} clients send "
-            "other updates.",
-            "Use personal.Ditto(), or aggregators.WeightedMean().",
-        )
-    if algorithm.private and traits.aggregator.steps is None:
-        raise IncompatibleParts(
-            f"{aggregator!r} scales updates by the mean number of steps in a cohort, which tells how much data clients have.",
-            "Give a public number instead: aggregators.FedNova(steps=…).",
-        )
-
-
-def refuse_unfit_for_correction(algorithm: Algorithm) -> None:
-    """Refuse SCAFFOLD with parts that its common correction c does not go with."""
-    traits = algorithm.traits
-    if traits.solver.after_rows is None:
-        return
-    if traits.risk.needs_losses:
-        raise IncompatibleParts(
-            f"{algorithm.solver!r} corrects every client towards the mean over all clients, which cancels the weights of "
-            f"{algorithm.risk!r}.",
-            "Use risk.Mean() with SCAFFOLD, or aggregators.FedNova() with this risk.",
-        )
-    reason = (
-        f"{algorithm.aggregator!r} gives clients other weights than their corrections have"
-        if not traits.aggregator.weighted_sum
-        else f"{algorithm.privacy!r} shows the server sums of updates alone" if algorithm.privacy is not None
-        else f"{algorithm.personal!r} has clients send other updates" if traits.personal.updates is not None
-        else None
-    )  # fmt: skip
-    if reason is not None:
-        raise IncompatibleParts(
-            f"{algorithm.solver!r} moves its common correction by every client's own, but {reason}.",
-            "Use it with aggregators.WeightedMean() in the open, or solvers.SGD(prox=…) instead.",
-        )

@@ -54,6 +54,7 @@ class Cohort:
     effort: Tensor | None = None  # (K,) int64, epochs (or steps) that each client gets done; None: all of the solver's
     rows: Tensor | None = None  # (K, width), what each client has kept for its solver since its last round
     rate_of: int | None = None  # the round whose learning rate holds; None: this one's
+    prox: Tensor | None = None  # (K,), the strength with which each client is pulled to the round's model; None: by the solver
 
     def __len__(self) -> int:
         return self.clients.shape[0]
@@ -69,9 +70,9 @@ class Cohort:
 
     def take(self, keep: Tensor) -> Cohort:
         """The sub-cohort at a boolean mask or positions; base weights are kept as they are."""
-        effort, rows = (None if each is None else each[keep] for each in (self.effort, self.rows))
+        effort, rows, prox = (None if each is None else each[keep] for each in (self.effort, self.rows, self.prox))
         chosen = self.clients[keep], self.weights[keep], self.inclusion[keep]
-        return Cohort(self.round, self.seed, *chosen, effort, rows, self.rate_of)
+        return Cohort(self.round, self.seed, *chosen, effort, rows, self.rate_of, prox)
 
 
 @dataclass(frozen=True, eq=False)
@@ -308,11 +309,21 @@ class SolverTraits:
     adapts: bool = False  # whether risks see the loss after the steps before the last
     adaptation: LocalSolver | None = None  # by which a client adapts the trained model to itself before it uses it
     finish: Callable[..., None] | None = None  # taken instead of the last `step`
-    # (state, alpha (K,), before (K, width), after (K, width)): the next state, when a round's clients have their new rows
-    after_rows: Callable[[Any, Tensor, Tensor, Tensor], Any] | None = None
+    steps: int | None = None  # exactly so many steps, whatever the number of a client's examples; None: by epochs
+    # (state, alpha (K,), change (K, width)): the next state, when a round's clients have changed their rows so
+    after_rows: Callable[[Any, Tensor, Tensor], Any] | None = None
+    # (state, total (D,), share, scale): the next state by the total alone; its clients have Σ α_k = share, and scale is the
+    # rate times the length of their steps
+    after_total: Callable[[Any, Tensor, float, float], Any] | None = None
+    server_total: Callable[[Any, Tensor], Tensor] | None = (
+        None  # (next state, total): what the server steps by instead (FedDyn)
+    )
+    plain_mean: bool = False  # the total is the plain mean over the cohort, whatever the base weights are
+    own_prox: Callable[[Tensor, int], Tensor] | None = None  # (alpha (K,), n): `Cohort.prox` of clients, (K,)
     shift: Tensor | None = None  # c (D,): the engine adds c − row_k to every gradient of client k (SCAFFOLD)
-    # (rows (K, D), updates (K, D), steps (K,), rate): the rows of clients with a `shift` after their steps
-    next_rows: Callable[[Tensor, Tensor, Tensor, float], Tensor] | None = None
+    # (rows (K, D), updates (K, D), steps (K,), rate, prox (K,)): the rows of clients with a `shift` after their steps
+    next_rows: Callable[[Tensor, Tensor, Tensor, float, Tensor | None], Tensor] | None = None
+    with_sent_clip: Callable[[float], LocalSolver] | None = None  # the solver for clients whose updates are clipped when sent
     shared_gradient: Tensor | None = None  # g (D,): the engine adds g − ∇F_k(w^t) to every gradient of client k (FedDane)
     preconditioner: Tensor | None = None  # A (D,): the engine divides every gradient by it
     solver: LocalSolver | None = None  # the solver that this one wraps
@@ -533,6 +544,8 @@ class Combined:
     aggregator: Any = None
     privacy: Any = None
     carried: Tensor | None = None  # (C,) the mean of clients' carried values, as they are averaged; None: they stay
+    mass: float | None = None  # what the plan's weights of the clients in a secure sum add up to; None: by who has arrived
+    lost: bool = False  # whether the round's sum was lost, so that the total stands for nobody's work
 
 
 class Protection(Protocol):

@@ -65,13 +65,14 @@ class SecureSumRule:
         room = min((self.privacy.modulus - 1) // 2 // len(plan.cohort), EXACT) * self.privacy.step
         fits = good & (rows.abs().amax(1) <= room)
         rows = torch.where(fits.unsqueeze(1), rows, 0.0)
+        work = replace(work, sq_norms=torch.where(fits, work.sq_norms, torch.inf))  # the others are not in the sum
         source = Seeded(self.seed, "rounding", plan.cohort.round)
         whole = quantise(rows, step=self.privacy.step, source=source, modulus=self.privacy.modulus)
         total = SimulatedSecureSum(self.privacy.modulus).sum(whole).double() * self.privacy.step
         carried, total = mean_of_sum(total, len(total) - len(params) - 1)
         mass = float(total[-1])
         mean = total[:-1] / mass if mass > 0 else torch.zeros_like(total[:-1])
-        return Combined(mean.to(params), work, state.aggregator, carried=carried)
+        return Combined(mean.to(params), work, state.aggregator, carried=carried, mass=mass)
 
 
 def carried_rows(work: LocalWork, weights: Tensor) -> Tensor:
