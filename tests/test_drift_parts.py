@@ -77,8 +77,8 @@ def test_the_strength_of_a_client_grows_as_its_weight_falls():
 
 
 def test_the_proximal_term_of_feddyn_is_a_square():
-    # Erratum 3: with (κ/2)‖y − w‖ the pull would not grow with the distance. κ = 1, x = 8, rate 0.5, two steps from 0: gradients
-    # −8 and (4 − 8) + 4 = 0, so that y stays at 4; with the norm it would move by 0.5 · (4 − ½) more.
+    # Erratum 3: with (κ/2)‖y − w‖ the pull would not grow with the distance. κ = 1, x = 8, rate 0.5, two steps from 0:
+    # gradients −8 and (4 − 8) + 4 = 0, so that y stays at 4; with the norm it would move by 0.5 · (4 − ½) more.
     data = parabolas([8.0])
     setting = set_up(data, eq.Algorithm(solver=FedDyn(1.0, replace(EXACT, steps=2))), "loop", clients_per_round=1)
     state = next(iter(play(setting, 1)))
@@ -149,11 +149,13 @@ def test_clients_without_a_step_change_nothing(wrap):
     setting = set_up(parabolas([5.0, 1.0], counts=[1, 2]), eq.Algorithm(solver=wrap(solver), weights="uniform"), "loop")
     state = next(iter(play(setting, 1)))
     rows = setting.kept.read(state.kept, torch.arange(2)).flatten()
-    assert float(rows[0]) == 0.0 and float(rows[1]) != 0.0
+    assert float(rows[0]) == 0.0
+    assert float(rows[1]) != 0.0
     assert float(state.solver) == pytest.approx(float(rows[1]) / 2)  # α = ½
     nobody = set_up(parabolas([5.0, 1.0]), eq.Algorithm(solver=wrap(solver)), "loop")
     state = next(iter(play(nobody, 1)))
-    assert float(state.params) == 0.0 and float(state.solver) == 0.0
+    assert float(state.params) == 0.0
+    assert float(state.solver) == 0.0
 
 
 # ------------------------------------------------------------------------------------------- SCAFFOLD beside other parts

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Literal
@@ -13,7 +14,7 @@ from equipoise import aggregators, averaging, risk, sampling, server_opt, solver
 from equipoise.core.abilities import AlgorithmTraits, algorithm_traits, is_part, read
 from equipoise.data.clients import ClientSet
 from equipoise.drift_rules import refuse_unfit_for_correction, refuse_unfit_for_normalising
-from equipoise.errors import IncompatibleParts, InvalidParameter, require
+from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter, require
 from equipoise.types import (
     Aggregator,
     Averaging,
@@ -107,6 +108,8 @@ class Algorithm:
                     f"{beside} leaves out small losses, which are never taken: it would have no effect.",
                     "Use risk.QFair(…), whose step acts, or another aggregator, e.g. Krum(…).",
                 )
+        if traits.risk.unbounded and not self.aggregator.linear:
+            warnings.warn(EquipoiseNotice(liars_text(self)), stacklevel=3)
         refuse_unfit_for_normalising(self)
         refuse_unfit_for_correction(self)
         if traits.personal.check is not None:
@@ -152,6 +155,15 @@ class Algorithm:
         uniform = self.weights == "uniform" or (self.weights is None and counted)
         alpha = torch.ones_like(sizes) if uniform else sizes
         return alpha / alpha.sum()
+
+
+def liars_text(algorithm: Algorithm) -> str:
+    """What becomes of a robust aggregator when the weights follow losses that clients report themselves."""
+    return (
+        f"{algorithm.risk!r} gives a client that reports a large loss nearly all of the weight, and {algorithm.aggregator!r} "
+        "holds only while attackers have a minority of it. Use risk.Superquantile(tail), which multiplies the share of a "
+        "client by at most 1/tail: a median then holds while attackers are fewer than tail/2 of the clients."
+    )
 
 
 def _keeps_largest(risk: RiskTraits) -> bool:

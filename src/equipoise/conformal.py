@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,11 @@ from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import InvalidData, InvalidParameter, require, require_number
 
+if TYPE_CHECKING:
+    from equipoise.result import ClientTable
+
 _ROWS = 1024  # examples in a forward pass
+COVERAGE, SET_SIZE = "coverage", "set_size"  # columns of a table of clients
 
 
 def conformal_threshold(scores: Tensor, miss: float, clients: int = 1) -> float:
@@ -123,6 +127,18 @@ def conformal_sets(model: nn.Module, data: FederatedData, *, miss: float = 0.1, 
     coverage, size = map(torch.stack, zip(*rows, strict=True))
     known = torch.tensor(thresholds, dtype=torch.float64)
     return ConformalSets(miss, per_client, data.test.ids_at(here), data.test.sizes.cpu()[here], known, coverage, size)
+
+
+def conformal_columns(table: ClientTable, sets: ConformalSets) -> ClientTable:
+    """A table of clients with the columns `coverage` and `set_size` in its test rows; NaN elsewhere."""
+    columns = {}
+    for name in (COVERAGE, SET_SIZE):
+        known = {row["client"]: row[name] for row in sets}
+        rows = zip(table.client, table.split, strict=True)
+        values = [known.get(client, math.nan) if split == "test" else math.nan for client, split in rows]
+        columns[name] = torch.tensor(values, dtype=torch.float64)
+    higher = {**table.higher_is_better, COVERAGE: True, SET_SIZE: False}
+    return replace(table, metrics={**table.metrics, **columns}, higher_is_better=higher, miss=sets.miss)
 
 
 def _probabilities(task: Task, clients: ClientSet, k: int) -> tuple[Tensor, Tensor]:

@@ -59,8 +59,8 @@ def refuse_unfit_for_correction(algorithm: Algorithm) -> None:
         )
     if traits.personal.updates is not None:
         raise IncompatibleParts(
-            f"{algorithm.solver!r} moves its common correction by every client's own, but {algorithm.personal!r} has clients send "
-            "other updates.",
+            f"{algorithm.solver!r} moves its common correction by every client's own, but {algorithm.personal!r} has "
+            "clients send other updates.",
             "Use personal.Ditto(), or solvers.SGD(prox=…) instead.",
         )
     if dynamic:

@@ -191,6 +191,7 @@ class RiskTraits:
     full_participation: bool = False  # whether every client must take part in every round
     averaged: bool = False  # whether a run should report the mean of its iterates
     pure: bool = field(default=False, metadata=OWN)  # calls may come early or twice: nothing is noted outside the state
+    unbounded: bool = field(default=False, metadata=OWN)  # a client that reports a large loss may get nearly all of the weight
     keeps_everyone: bool = field(default=False, metadata=OWN)  # all weights are positive, whatever the losses are
     # (*, losses, base_weights, weight_sum, sq_norms, lr): scales the server's step
     server_step: Callable[..., float] | None = None
@@ -452,6 +453,34 @@ class PersonalTraits:
     keeps_carried: bool = field(default=False, metadata=OWN)  # whether a client's model may have carried values of its own
 
 
+class SolverMemory(Protocol):
+    """What clients keep for their solver between rounds: `runs.solver_rows` on this machine, or on the nodes of a network.
+
+    The state that a round hands to the next are the `places` (n,), which say where each client's row is.
+    """
+
+    def begin(self, path: Path | None = None) -> Tensor:
+        """The places before the first round; rows on this machine go to a new file at `path`, or a temporary one."""
+
+    def resume(self, places: Tensor, path: Path | None) -> None:
+        """Go on from a checkpoint that holds these places."""
+
+    def given(self, places: Tensor, clients: Tensor) -> Tensor:
+        """What the engine is told of the rows of clients at positions (K,): `Cohort.rows`."""
+
+    def change(self, places: Tensor, clients: Tensor, rows: Tensor) -> Tensor:
+        """By what the rows of clients at positions (K,) have changed, (K, width), given the `rows` of their work."""
+
+    def write(self, places: Tensor, workers: Cohort, work: LocalWork | None) -> Tensor:
+        """The places after a round's work."""
+
+    def flush(self) -> None:
+        """Bring the rows to disk, before a checkpoint is written."""
+
+    def on_saved(self, places: Tensor) -> None:
+        """A checkpoint with these places was written."""
+
+
 class PersonalWork(Protocol):
     """Personalisation in one run: `personal.personal_run` on this machine, or with the models on the nodes of a network."""
 
@@ -638,6 +667,8 @@ class AttackTraits:
     seed: int | None = None
     poison: Callable[..., Any] | None = None
     corrupt: Callable[..., Any] | None = None
+    # (clients, train, classes): marked examples on which a backdoor is judged, and the positions of their clients
+    probe: Callable[..., Any] | None = None
     omniscient: bool = False  # whether `corrupt` sees the honest updates of the whole cohort
 
 
@@ -761,6 +792,9 @@ class Network(Protocol):
 
     def personal_work(self, method: Personalisation, context: PersonalContext, solver: LocalSolver, seed: int) -> PersonalWork:
         """Personalisation whose models stay on the nodes."""
+
+    def solver_rows(self) -> SolverMemory:
+        """What clients keep for their solver between rounds, on their nodes."""
 
     def protect(self, protection: Protection, algorithm: Algorithm) -> Protection:
         """The protection of a run, with its sums over the network."""

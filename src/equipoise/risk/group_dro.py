@@ -50,6 +50,7 @@ class GroupDRO:
     step: float
     groups: Groups
 
+    unbounded: ClassVar[bool] = True
     pure: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -32,21 +32,16 @@ def weights_of_steps(run: RunInRound, cohort: Cohort, solver: LocalSolver, weigh
 
 
 def corrected_state(run: RunInRound, plan: Plan, combined: Combined) -> Any:
-    """The solver's state after a round: by the rows of the clients where the total is their weighted mean, else by the total."""
+    """The solver's state after a round: by clients' rows where the total is a mean that the server sees, else by the total."""
     setting, traits, work = run.setting, run.algorithm.traits, combined.work
     by_rows, by_total = traits.solver.after_rows, traits.solver.after_total
     if by_total is None or combined.lost:
         return run.solver_state
-    if (
-        by_rows is not None
-        and setting.kept is not None
-        and in_the_open_mean(run)
-        and work is not None
-        and work.rows is not None
-    ):
+    rows = work.rows if work is not None and in_the_open_mean(run) else None
+    if by_rows is not None and setting.kept is not None and work is not None and rows is not None:
         here = torch.from_numpy(np.flatnonzero(work.arrived))
         who = plan.workers.clients[here]
-        return by_rows(run.solver_state, setting.alpha[who], setting.kept.change(run.state.kept, who, work.rows[here]))
+        return by_rows(run.solver_state, setting.alpha[who], setting.kept.change(run.state.kept, who, rows[here]))
     scale = float("nan") if by_rows is None else run.solver.learning_rate(plan.cohort.rate_round) * mean_length(run, plan)
     return by_total(run.solver_state, combined.total, counted_share(run, plan, combined), scale)
 

@@ -20,10 +20,10 @@ from equipoise.types import LocalSolver
 class FedDyn:
     """Dynamic regularisation: clients minimise F_k(y) − ⟨g_k, y⟩ + (κ_k/2)‖y − w^t‖², with κ_k = κ/(n α_k) for n clients.
 
-    `strength` is κ. Afterwards client k keeps g_k ← g_k − κ_k u_k, D numbers that begin at 0. The server keeps h, from 0: with ū
-    the *plain* mean of the updates of m clients, h ← h − κ (m/n) ū, and w ← w + ū − h/κ. After every round h = Σ_k α_k g_k, also
-    under partial participation. Base weights α enter by κ_k alone, as in the authors' code: with equal weights κ_k = κ. Clients
-    with zero steps take no part. `solver` gives rate, batches and momentum; it has no proximal term of its own.
+    `strength` is κ. Afterwards client k keeps g_k ← g_k − κ_k u_k, D numbers that begin at 0. The server keeps h, from 0: with
+    ū the *plain* mean of the updates of m clients, h ← h − κ (m/n) ū, and w ← w + ū − h/κ. After every round h = Σ_k α_k g_k,
+    also under partial participation. Base weights α enter by κ_k alone, as in the authors' code: with equal weights κ_k = κ.
+    Clients with zero steps take no part. `solver` gives rate, batches and momentum; it has no proximal term of its own.
 
     Only risk.Mean() goes with it, as g_k integrates fixed weights; no robust aggregator, as h keeps every error; and no
     differential privacy, as noise in h adds up from round to round. The server has its own step: server_opt.SGD(1).

@@ -25,9 +25,9 @@ class Scaffold:
     the mean of Δc over participants, which lacks the factor m/n.) Each client keeps D numbers. Clients with zero steps keep
     theirs, and take no part in the round. `solver` gives rate, batches, momentum and proximal term.
 
-    Only risk.Mean() goes with it: with other weights the correction cancels the risk. Where the server does not take the mean of
-    updates that it sees one by one, c follows the total T: c ← c − s(c + T/(ηa)), with s the base weight of the clients in it.
-    With a robust aggregator c = Σ_k α_k c_k then no longer holds, and a is the cohort's mean length. Under secure sums and
+    Only risk.Mean() goes with it: with other weights the correction cancels the risk. Where the server does not take the mean
+    of updates that it sees one by one, c follows the total T: c ← c − s(c + T/(ηa)), s being the base weight of the clients in
+    it. With a robust aggregator c = Σ_k α_k c_k then no longer holds, and a is the cohort's mean length. Under secure sums and
     differential privacy the solver must count its work in `steps`, so that a is public; c_k follows the update as it was sent,
     clipped, and c is made of what was released anyway.
 
