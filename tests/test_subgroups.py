@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import equipoise as eq
+from equipoise.conformal import conformal_sets
 from equipoise.data.clients import FederatedData
 from equipoise.errors import ConfigError, InvalidData, InvalidParameter
 from equipoise.experiment.build import build
@@ -50,7 +51,7 @@ def test_training_clients_count_by_their_examples():
 def test_a_single_subgroup_has_no_gap_and_a_client_without_a_value_is_one_of_its_own():
     (only,) = table([0.1, 0.2], ("A", "A")).subgroups("land", "test")
     assert math.isnan(only.gap)
-    data = FederatedData(make_clients([4, 5, 6])).with_attributes({"land": {"c0": "AT"}})
+    data = FederatedData(make_clients([4, 5, 6])).with_attributes({"land": {"client-0": "AT"}})
     result = eq.train(eq.models.Softmax(4, 3), data, rounds=1, clients_per_round=2, progress=False)
     assert {each.value for each in result.subgroups("land")} == {"AT", "–"}
 
@@ -70,7 +71,7 @@ def test_seeds_are_averaged():
 def test_tables_files_and_reports_have_them(tmp_path):
     data = FederatedData(make_clients([4, 5, 6, 9]), test=make_clients([9, 9, 9, 9], seed=4))
     data = data.with_attributes(
-        {"land": dict(zip(data.train.ids, ("<AT>", "DE", "DE", "<AT>"), strict=True)), "old": {"c0": 1}}
+        {"land": dict(zip(data.train.ids, ("<AT>", "DE", "DE", "<AT>"), strict=True)), "old": {"client-0": 1}}
     )
     assert data.fingerprint == FederatedData(data.train, test=data.test).fingerprint
     found = eq.compare({"a": eq.Algorithm(), "b": eq.Algorithm(personal=eq.personal.Ditto())}, eq.models.Softmax(4, 3), data,
@@ -124,7 +125,7 @@ def test_conformal_coverage_of_each_client_is_in_tables_and_reports(tmp_path):
     data = FederatedData(make_clients([9] * 4), make_clients([20] * 4, seed=1), make_clients([30] * 4, seed=2), classes=3)
     plain = eq.train(eq.models.Softmax(4, 3), data, rounds=2, clients_per_round=4, progress=False)
     result = plain.with_conformal(data, miss=0.2)
-    sets = eq.conformal_sets(plain.model, data, miss=0.2)
+    sets = conformal_sets(plain.model, data, miss=0.2)
     rows = result.clients.where("test")
     assert rows.metrics["coverage"].tolist() == sets.coverage.tolist()
     assert rows.metrics["set_size"].tolist() == sets.set_size.tolist()

@@ -96,7 +96,9 @@ class PersonalRun:
         if updates is None or len(cohort) == 0:
             return None
         rows = self._rows_of(state, params, cohort.clients)
-        sent = updates(self.context, params, cohort, rows, solver)
+        sent: Tensor | None = updates(self.context, params, cohort, rows, solver)
+        if sent is None:
+            return None
         stream = rng.stream_key(cohort.seed, "batches", cohort.round)
         keys = rng.client_keys(stream, self.clients.keys.cpu()[cohort.clients]).to(sent.device)
         return corrupted(self.context.data, sent, cohort.clients, keys, len(cohort), whole_cohort=True)
@@ -117,7 +119,7 @@ class PersonalRun:
         rows = self._rows_of(state, params, clients)
         with torch.enable_grad():  # finetuning takes gradients, also inside a user's no_grad
             models = self.method.models(self.context, params, cohort, rows, self.solver, state.shared)
-        if self.keeps_rows and not self._traits.finetunes:
+        if self.keeps_rows and not (self._traits.finetunes or self._traits.serves_all):
             never = (state.places[clients] == 0).to(models.device)
             models = torch.where(never.unsqueeze(1), params, models)
         return models

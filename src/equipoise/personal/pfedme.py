@@ -61,7 +61,7 @@ class EnvelopeSteps:
         return (torch.zeros_like(weights),)
 
     def step(
-        self, weights: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], *, anchor: Tensor, lr: float, number: Any
+        self, weights: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], *, anchor: Tensor, lr: float, number: Any = 1
     ) -> None:
         """One inner step of θ, in place; the last one on a batch also moves y."""
         (moved,) = memory

@@ -65,8 +65,8 @@ class RemoteRows:
 
 def kept_values(cohort: Cohort, place: int) -> dict[str, float | int]:
     """What a request says of the row of one client of a cohort, and of its own proximal term."""
-    rows = {} if cohort.rows is None else {KEPT: int(cohort.rows[place, 0])}
-    return rows if cohort.prox is None else {**rows, "prox": float(cohort.prox[place])}
+    values: dict[str, float | int] = {} if cohort.rows is None else {KEPT: int(cohort.rows[place, 0])}
+    return values if cohort.prox is None else {**values, "prox": float(cohort.prox[place])}
 
 
 class NodeWork:
