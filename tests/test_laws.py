@@ -261,7 +261,7 @@ CHECKS = {  # of each contract in equipoise.types
 }
 # Protocols that no user writes: each is one side of an engine or a run, and is tested with it.
 INSIDE = {
-    types.PersonalWork, types.LookAheadEngine, types.RoundUnderWay, types.MeasuredChoice, types.Network,
+    types.PersonalWork, types.SolverMemory, types.LookAheadEngine, types.RoundUnderWay, types.MeasuredChoice, types.Network,
 }  # fmt: skip
 
 

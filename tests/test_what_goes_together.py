@@ -51,6 +51,7 @@ RUNS = {
     "pFedMe, DP tail": PFEDME | {"privacy": NOISE, "risk": NOISY_TAIL},
     "pFedMe, secure": PFEDME | {"privacy": SECURE},
     "GroupDRO": GROUPS,
+    "GroupDRO, secure": {"risk": risk.GroupDRO(0.5, lambda client: str(int(client[-1]) % 2)), "privacy": SECURE},
     "robust, tail": MEDIAN | {"risk": TAIL},
 }
 REFUSED = {
@@ -94,6 +95,23 @@ def test_these_parts_run_together_in_both_engines(parts):
 def test_these_parts_are_refused_together_with_the_reason(parts, words):
     with pytest.raises(IncompatibleParts, match=words):
         eq.Algorithm(**parts)
+
+
+def test_group_dro_by_secure_sums_is_that_of_the_open_run():
+    # Two groups of three of the six clients, everyone: the sums tell R_g, which is all that the risk needs.
+    groups = risk.GroupDRO(0.5, lambda client: str(int(client[-1]) % 2))
+    model, runs = eq.models.Softmax(4, 3).double(), []
+    for protection in (None, privacy.SecureAggregation(step=2.0**-30)):
+        algorithm = eq.Algorithm(risk=groups, solver=SGD, privacy=protection, sampler=eq.sampling.Full())
+        runs.append(eq.train(model, DATA, algorithm, rounds=3, progress=False).params)
+    torch.testing.assert_close(*runs, rtol=1e-6, atol=1e-7)
+
+
+def test_a_group_that_is_too_small_for_a_sum_takes_no_part():
+    alone = risk.GroupDRO(0.5, lambda client: "alone" if client == "client-0" else "others")
+    algorithm = eq.Algorithm(risk=alone, solver=SGD, privacy=SECURE, sampler=eq.sampling.Full())
+    result = eq.train(eq.models.Softmax(4, 3).double(), DATA, algorithm, rounds=1, progress=False)
+    assert result.history.rounds[0].trained == 5
 
 
 UNBOUNDED = [

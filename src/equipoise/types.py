@@ -197,8 +197,8 @@ class RiskTraits:
     server_step: Callable[..., float] | None = None
     # (loss, base_weight, public): what a client finds alone
     client_weight: Callable[[Tensor, Tensor, Any], Tensor] | None = None
-    # what `client_weight` needs: nothing, a quantile, a loss bound
-    client_form: Literal["base", "filter", "loss"] | None = None
+    # what weights need under secure sums: nothing, a quantile, a loss bound, or sums of losses over public groups
+    client_form: Literal["base", "filter", "loss", "groups"] | None = None
     tracked: bool = False  # whether the server follows the risk's value from the losses
     tail: float = 1.0  # the share of clients that a filter keeps
     filters: bool = False  # whether clients are kept whole or not at all
@@ -537,6 +537,7 @@ class RunSize:
     rounds: int
     dimension: int  # of the model
     seed: int
+    ids: Sequence[str] = field(default=(), repr=False, compare=False)  # of the training clients
 
 
 class Privacy(Protocol):

@@ -64,7 +64,7 @@ def refuse_visible(algorithm: Algorithm, privacy: SecureAggregation) -> None:
 
 def _refuse_risk(algorithm: Algorithm, loss_bound: float | None, under: str) -> None:
     risk, traits = algorithm.risk, algorithm.traits.risk
-    if traits.client_form == "base":
+    if traits.client_form == "base" or (traits.client_form == "groups" and under == "SecureAggregation"):
         return
     if traits.client_form == "filter":
         _refuse_filter(algorithm, under)

@@ -232,7 +232,7 @@ def set_up(
     protection: Protection = Unprotected(algorithm, data.train, rounds)
     if algorithm.privacy is not None:
         require(parts.privacy.protect is not None, "privacy", "must be a part of equipoise.privacy", algorithm.privacy)
-        size = RunSize(len(data.train), clients_per_round, rounds, task.layout.dimension, seed)
+        size = RunSize(len(data.train), clients_per_round, rounds, task.layout.dimension, seed, data.train.ids)
         protection = algorithm.privacy.protect(algorithm, size)
     if traits.network is not None:
         protection = traits.network.protect(protection, algorithm)

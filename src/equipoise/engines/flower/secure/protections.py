@@ -70,6 +70,11 @@ def mask_sums(engine: FlowerEngine, protection: Protected, algorithm: Algorithm)
             "before the secure sum.",
             "Give a public number: aggregators.FedNova(…, steps=…).",
         )
+    if algorithm.traits.risk.client_form == "groups":
+        raise IncompatibleParts(
+            f"{algorithm.risk!r} needs secure sums of losses over groups, which nodes do not make.",
+            "Use risk.Superquantile(…, quantile=privacy.SecureHistogram(…)), or run it in a simulation.",
+        )
     if algorithm.traits.quantile.iterations is not None:
         raise IncompatibleParts(
             f"The sums of {algorithm.traits.risk.quantile!r} tell an attentive server who is in the tail, and the losses of "
