@@ -26,7 +26,7 @@ from equipoise.core.update_checks import checked_norms, longest_square, with_car
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines.flower.apps.members import MOST_EXAMPLES, Member, ask_introductions
 from equipoise.engines.flower.personal.remote_work import UNKNOWN_SCORES, RemotePersonalWork
-from equipoise.engines.flower.personal.solver_rows import RemoteRows, kept_values
+from equipoise.engines.flower.personal.solver_memory import RemoteRows, kept_values
 from equipoise.engines.flower.secure.identities import default_colluders, read_public_text, signed_threshold
 from equipoise.engines.flower.secure.protections import SecureEvaluation, mask_sums
 from equipoise.engines.flower.transport.messages import BadMessage, MessageContent

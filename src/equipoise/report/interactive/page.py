@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from string import Template
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,7 +23,9 @@ from equipoise.report.text.around_training import metrics_section, stopped_secti
 from equipoise.report.text.captions import captions
 from equipoise.report.text.groups_and_sets import conformal_section, subgroups_section
 from equipoise.report.text.tables import nonbreaking, numbers_table, swatch, worst_clients
-from equipoise.result import ClientTable
+
+if TYPE_CHECKING:
+    from equipoise.result import ClientTable
 
 KNOB_NOTE = "Here each client is judged on all of its examples; below, some are kept for choosing."
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator
 from html import escape
 
+from torch import Tensor
+
 from equipoise.conformal import COVERAGE, SET_SIZE
 from equipoise.metrics import mean, percentile
 from equipoise.report.data.results_by_method import MethodResults, Study
@@ -70,6 +72,8 @@ def conformal_section(study: Study) -> Iterator[str]:
         yield f'<tr><th scope="row">{swatch(index)}{escape(method.name)}</th>{_cells(cells)}</tr>'
     yield "</tbody></table></div>"
     for index, method in having:
+        if method.runs[0].algorithm.privacy is not None:  # single clients are not shown
+            continue
         coverage, sizes, examples, clients = _columns(method)
         miss = float(method.runs[0].clients.miss or 0)
         yield from _open(f"table-coverage-{index}", f"{method.name}: the clients that are covered least", _LEAST)
@@ -85,7 +89,7 @@ def conformal_section(study: Study) -> Iterator[str]:
 _LEAST = ("client", "test examples", "coverage (%)", "set size")
 
 
-def _columns(method: MethodResults):  # type: ignore[no-untyped-def]
+def _columns(method: MethodResults) -> tuple[Tensor, Tensor, Tensor, tuple[str, ...]]:
     """Coverage, set sizes and test examples of the clients of a method's first seed that have sets, and their names."""
     rows = method.runs[0].clients.where("test").benign
     here = (~rows.metrics[COVERAGE].isnan()).nonzero().flatten()

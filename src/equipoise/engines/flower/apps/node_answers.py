@@ -7,7 +7,7 @@ import torch
 from equipoise.engines.flower.apps.example_kinds import kind_of_examples
 from equipoise.engines.flower.apps.model_source import digest_frozen, digest_layout
 from equipoise.engines.flower.apps.node_session import Answer, Handler, NodeSession
-from equipoise.engines.flower.personal.solver_rows import NodeWork
+from equipoise.engines.flower.personal.solver_memory import NodeWork
 from equipoise.engines.flower.secure.identities import public_text
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from equipoise.engines.flower.personal.solver_rows import kept_values
+from equipoise.engines.flower.personal.solver_memory import kept_values
 from equipoise.engines.flower.secure.masking_server import MaskingServer
 from equipoise.engines.flower.secure.sum_messages import MaskingError
 from equipoise.engines.flower.secure.sum_terms import SumTerms

@@ -24,7 +24,7 @@ from equipoise.core.abilities import read
 from equipoise.engines.flower.apps.node_policy import EXACT_SUMS, noise_multiplier_of
 from equipoise.engines.flower.apps.node_session import Answer, Handler, NodeSession
 from equipoise.engines.flower.personal.node_models import LostRow, score_own_model
-from equipoise.engines.flower.personal.solver_rows import NodeWork
+from equipoise.engines.flower.personal.solver_memory import NodeWork
 from equipoise.engines.flower.secure.masked_sums import OWN_VALUE, SCORES, split_of
 from equipoise.engines.flower.secure.masking_client import MaskingClient
 from equipoise.engines.flower.secure.sum_messages import MessageKind
