@@ -234,7 +234,9 @@ def make_plan(run: RunInRound, losses: Tensor | None) -> Planned:
     if traits.efforts is not None and traits.straggler_share > 0:
         cohort = replace(cohort, effort=traits.efforts(cohort, clients.keys[cohort.clients].cpu()))
     risk, denominator = protection.weigh(cohort, losses, run.state.risk)
-    values = weights_of_steps(run, cohort, run.solver, numbers(risk.weights))
+    values = numbers(risk.weights)
+    if run.algorithm.traits.counts_steps:
+        values = weights_of_steps(run, cohort, run.solver, values)
     if cohort.effort is None and values.min(initial=1.0) > 0:  # the usual case: nobody to pick out
         kept, workers, worker_losses, dropped = values, cohort, losses, 0
     else:
@@ -315,7 +317,8 @@ def finish(run: RunInRound, plan: Plan, worked: Worked | Diverged, began: float,
         if not work.arrived.any():
             stop_unless_finite(work.sq_norms, plan.workers, setting.data.train, "update")
         total = scaled(total, step_factor(run, plan, work))
-    changed["solver"] = corrected_state(run, plan, combined)
+    if run.algorithm.traits.solver.after_total is not None:
+        changed["solver"] = corrected_state(run, plan, combined)
     if (server_total := run.algorithm.traits.solver.server_total) is not None and not combined.lost:
         total = server_total(changed["solver"], total)
     changed["params"], changed["server"] = server_step(state, run.algorithm, total)

@@ -109,6 +109,12 @@ class AlgorithmTraits:
         return self.risk.needs_losses or self.aggregator.needs_losses
 
 
+    @property
+    def counts_steps(self) -> bool:
+        """Whether the lengths of clients' local steps count: clients without a step then take no part."""
+        return self.aggregator.normalises is not None or self.solver.after_total is not None
+
+
 def algorithm_traits(algorithm: Any) -> AlgorithmTraits:
     """What the parts of an algorithm offer."""
     risk = read(RiskTraits, algorithm.risk)

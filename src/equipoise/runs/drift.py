@@ -24,9 +24,6 @@ def weights_of_steps(run: RunInRound, cohort: Cohort, solver: LocalSolver, weigh
     A solver with a plain mean has all other clients count alike.
     """
     traits, clients = run.algorithm.traits, run.setting.data.train
-    corrected = traits.solver.after_total is not None
-    if traits.aggregator.normalises is None and not corrected:
-        return weights
     weights = np.where(steps_of(cohort, solver, clients) > 0, weights, 0.0)
     return np.where(weights > 0, 1.0, 0.0) if traits.solver.plain_mean else weights
 
