@@ -11,9 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from equipoise.core import trees
+from equipoise.core.abilities import read
 from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import InvalidData, InvalidParameter, require, require_number
+from equipoise.privacy.random_source import SystemSource
+from equipoise.types import QuantileSource, QuantileTraits
 
 if TYPE_CHECKING:
     from equipoise.result import ClientTable
@@ -92,13 +95,48 @@ class ConformalSets:
         return "\n".join(lines)
 
 
-def conformal_sets(model: nn.Module, data: FederatedData, *, miss: float = 0.1, per_client: bool = False) -> ConformalSets:
+def threshold_by_sums(scores: Tensor, miss: float, clients: int, quantile: QuantileSource) -> float:
+    """`conformal_threshold` of scores that nobody sees one by one, rounded up to the edge of a bin: it covers no less.
+
+    `quantile` is a privacy.SecureHistogram, or a privacy.PrivateQuantile with its noise, whose bound is at least 1, as large as
+    a score may be. Every score counts for itself: what the noise protects is one example, not all of a client's.
+
+    >>> from equipoise.privacy import SecureHistogram
+    >>> scores = torch.arange(0.05, 1.0, 0.1)  # 0.05, 0.15, …, 0.95: the 9th of 10 is 0.85
+    >>> conformal_threshold(scores, 0.2).__round__(2), threshold_by_sums(scores, 0.2, 1, SecureHistogram(1.0, 10)).__round__(2)
+    (0.85, 0.9)
+    """
+    traits = read(QuantileTraits, quantile)
+    source: Any = quantile
+    known = traits.histogram is not None or traits.calibrated is not None
+    fix = "E.g. privacy.SecureHistogram(bound=1.0, bins=64)."
+    require(known and source.bound >= 1, "quantile", "must count scores in bins from 0 to 1", quantile, fix)
+    rank = math.ceil((1 - miss) * (len(scores) + clients) - 1e-9)
+    if rank > len(scores):
+        return math.inf
+    released = source if traits.histogram is not None else source.at(SystemSource())
+    tail = max(1 - rank / len(scores), 1e-12)
+    edge = float(released(scores.double(), torch.ones(len(scores), dtype=torch.float64), tail))
+    return edge + source.bound / source.bins
+
+
+def conformal_sets(
+    model: nn.Module,
+    data: FederatedData,
+    *,
+    miss: float = 0.1,
+    per_client: bool = False,
+    quantile: QuantileSource | None = None,
+) -> ConformalSets:
     """Sets of classes with the scores 1 − p_y below a threshold, calibrated on validation examples and judged on test examples.
 
     `miss` is ζ. The validation examples of clients that also have test examples calibrate; choose nothing else by them, or the
     coverage is too good to be true. With `per_client` each client has a threshold of its own, the ⌈(1 − ζ)(n_k + 1)⌉-th
-    smallest; one with fewer than (1 − ζ)/ζ validation examples gets every class.
+    smallest; one with fewer than (1 − ζ)/ζ validation examples gets every class. `quantile` finds the common threshold by
+    secure sums (privacy.SecureHistogram), or with noise (privacy.PrivateQuantile): see `threshold_by_sums`.
     """
+    alone = quantile is None or not per_client
+    require(alone, "quantile", "finds one threshold for all clients", quantile, "Use per_client=False.")
     require(isinstance(model, nn.Module), "model", "must be a torch.nn.Module", type(model).__name__)
     require(isinstance(data, FederatedData), "data", "must be FederatedData", type(data).__name__)
     require_number("miss", miss, "(0, 1)", "0.1 asks for a coverage of 90 %.")
@@ -118,7 +156,11 @@ def conformal_sets(model: nn.Module, data: FederatedData, *, miss: float = 0.1, 
     finally:
         model.train(was_training)
     scores = [1 - p.gather(1, y.unsqueeze(1))[:, 0] for p, y in calibration]
-    shared = conformal_threshold(torch.cat(scores), miss, len(scores))
+    shared = (
+        conformal_threshold(torch.cat(scores), miss, len(scores))
+        if quantile is None
+        else threshold_by_sums(torch.cat(scores), miss, len(scores), quantile)
+    )
     thresholds = [conformal_threshold(own, miss) if per_client else shared for own in scores]
     rows = []
     for (p, y), threshold in zip(tests, thresholds, strict=True):

@@ -13,6 +13,7 @@ from equipoise.solvers import Adam, FedDyn, Scaffold
 
 pytestmark = pytest.mark.usefixtures("batches_of_the_simulation")
 STEPS = SGD(steps=3, batch_size=4)
+GROUPS = eq.risk.GroupDRO(0.5, {f"client-{k}": str(k % 2) for k in range(5)})
 SECURE = SecureAggregation(step=2.0**-30)
 NO_NOISE = {"epsilon": None, "delta": 1e-5, "clip": 0.05, "noise_multiplier": 0.0, "source": "system"}
 UNIFORM = eq.sampling.Uniform()
@@ -28,6 +29,11 @@ KEEPS = {
     "SCAFFOLD, distributed DP": eq.Algorithm(
         solver=Scaffold(STEPS), privacy=DifferentialPrivacy(**NO_NOISE, noise="distributed", step=2.0**-30), sampler=UNIFORM
     ),
+    "pFedMe": eq.Algorithm(solver=SGD(batch_size=4), personal=eq.personal.PFedMe(2.0, 3)),
+    "pFedMe, Δ-FL": eq.Algorithm(
+        solver=SGD(batch_size=4), personal=eq.personal.PFedMe(2.0, 3), risk=eq.risk.Superquantile(0.5)
+    ),
+    "GroupDRO": eq.Algorithm(solver=SGD(batch_size=4), risk=GROUPS),
     "FedNova": eq.Algorithm(solver=SGD(batch_size=4), aggregator=FedNova()),
     "FedNova, secure": eq.Algorithm(solver=SGD(batch_size=4), aggregator=FedNova(), privacy=SECURE),
     "FedNova of a public length, secure": eq.Algorithm(
@@ -46,6 +52,8 @@ def test_a_federation_keeps_what_a_simulation_keeps(name):
     wanted = simulate(algorithm, data, rounds=4, clients_per_round=5)
     found, grid = run(algorithm, data, rounds=4, clients_per_round=5)
     torch.testing.assert_close(found.params, wanted.params, rtol=1e-5, atol=1e-6)
+    if algorithm.personal is not None:
+        torch.testing.assert_close(found.clients.personal_loss, wanted.clients.personal_loss, rtol=1e-5, atol=1e-6)
     if "secure" in name or "distributed" in name:
         assert not any(action == "train.update" for _, action, _ in grid.log)  # nothing of one client alone
 
@@ -67,6 +75,11 @@ def test_a_node_without_its_row_says_so_and_begins_anew(tmp_path):
     grid.new_run()  # and the nodes' owners have named no folder
     with pytest.warns(EquipoiseNotice, match="5 clients have lost what they keep for their solver"):
         run(algorithm, data, grid, rounds=3, folder=tmp_path, clients_per_round=5)
+
+
+def test_group_sums_are_refused_over_a_network():
+    with pytest.raises(IncompatibleParts, match="which nodes do not make"):
+        run(eq.Algorithm(risk=GROUPS, privacy=SECURE), some_data(), rounds=1)
 
 
 def test_a_clip_in_units_of_an_unknown_length_is_refused():
