@@ -50,6 +50,7 @@ RUNS = {
     "pFedMe, DP": PFEDME | {"privacy": NOISE},
     "pFedMe, DP tail": PFEDME | {"privacy": NOISE, "risk": NOISY_TAIL},
     "pFedMe, secure": PFEDME | {"privacy": SECURE},
+    "centred clipping of one fixed radius, secure": {"aggregator": aggregators.CentredClipping(0.1, 1), "privacy": SECURE},
     "GroupDRO": GROUPS,
     "GroupDRO, secure": {"risk": risk.GroupDRO(0.5, lambda client: str(int(client[-1]) % 2)), "privacy": SECURE},
     "robust, tail": MEDIAN | {"risk": TAIL},
@@ -76,6 +77,10 @@ REFUSED = {
     "median, secure": (MEDIAN | {"privacy": SECURE}, "reveals only the sum"),
     "median, DP": (MEDIAN | {"privacy": NOISE}, "no plain sum"),
     "centred clipping, secure": ({"aggregator": aggregators.CentredClipping(), "privacy": SECURE}, "reveals only the sum"),
+    "iterated clipping, secure": (
+        {"aggregator": aggregators.CentredClipping(0.1, 3), "privacy": SECURE},
+        "reveals only the sum",
+    ),
     "NNM, secure": ({"aggregator": aggregators.NNM(aggregators.Median()), "privacy": SECURE}, "reveals only the sum"),
 }
 
@@ -104,6 +109,14 @@ def test_group_dro_by_secure_sums_is_that_of_the_open_run():
     for protection in (None, privacy.SecureAggregation(step=2.0**-30)):
         algorithm = eq.Algorithm(risk=groups, solver=SGD, privacy=protection, sampler=eq.sampling.Full())
         runs.append(eq.train(model, DATA, algorithm, rounds=3, progress=False).params)
+    torch.testing.assert_close(*runs, rtol=1e-6, atol=1e-7)
+
+
+def test_clipping_around_a_public_point_is_found_by_secure_sums():
+    model, runs = eq.models.Softmax(4, 3).double(), []
+    for protection in (None, privacy.SecureAggregation(step=2.0**-30)):
+        algorithm = eq.Algorithm(solver=SGD, aggregator=aggregators.CentredClipping(0.1, 1), privacy=protection)
+        runs.append(eq.train(model, DATA, algorithm, rounds=4, clients_per_round=4, progress=False).params)
     torch.testing.assert_close(*runs, rtol=1e-6, atol=1e-7)
 
 

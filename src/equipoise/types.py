@@ -365,6 +365,7 @@ class AggregatorTraits:
     picks_one: bool = field(default=False, metadata=OWN)  # the total is one client's update, whatever the positive weights are
     picks_large_loss: bool = field(default=False, metadata=OWN)  # … and that of a client with one of the largest losses
     normalises: Aggregator | None = None  # gets updates that the round has divided by the length of their steps (FedNova)
+    around: Aggregator | None = None  # linear, applied to updates minus the last total, which is public and then added again
     steps: float | None = None  # a public number in the place of the cohort's mean length of steps
 
 

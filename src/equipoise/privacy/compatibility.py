@@ -53,7 +53,7 @@ def refuse_unprotected(algorithm: Algorithm, privacy: DifferentialPrivacy) -> No
 
 def refuse_visible(algorithm: Algorithm, privacy: SecureAggregation) -> None:
     """Refuse, under secure aggregation, whatever has to see a single client."""
-    if not algorithm.aggregator.linear:
+    if not algorithm.aggregator.linear and algorithm.traits.aggregator.around is None:
         raise IncompatibleParts(
             f"SecureAggregation reveals only the sum of updates, but {algorithm.aggregator!r} reads each one.",
             "Use aggregators.WeightedMean(), or drop SecureAggregation.",

@@ -90,6 +90,10 @@ class SecureSumRule:
         work = engine.updates(state.model, plan.workers, solver) if sent is None else as_local_work(sent, params)
         updates, weights = work.update, plan.weights.double()
         good = torch.isfinite(work.sq_norms)
+        centre = None
+        if (around := self.algorithm.traits.aggregator.around) is not None:
+            centre = torch.zeros_like(params) if state.aggregator is None else state.aggregator.to(params)
+            updates, aggregator = updates - centre, around
         # A linear aggregator works update by update (clipping, say): each client applies it to its own.
         own = torch.stack([aggregator(u.unsqueeze(0), w.reshape(1).to(u))[0] for u, w in zip(updates, weights, strict=True)])
         rows = torch.cat([own.double().cpu().nan_to_num(0.0, 0.0, 0.0), weights.unsqueeze(1)], 1)
@@ -104,7 +108,8 @@ class SecureSumRule:
         carried, total = mean_of_sum(total, len(total) - len(params) - 1)
         mass = float(total[-1])
         mean = total[:-1] / mass if mass > 0 else torch.zeros_like(total[:-1])
-        return Combined(mean.to(params), work, state.aggregator, carried=carried, mass=mass)
+        total = mean.to(params) if centre is None else mean.to(params) + centre
+        return Combined(total, work, state.aggregator if centre is None else total, carried=carried, mass=mass)
 
 
 def carried_rows(work: LocalWork, weights: Tensor) -> Tensor:

@@ -70,6 +70,11 @@ def mask_sums(engine: FlowerEngine, protection: Protected, algorithm: Algorithm)
             "before the secure sum.",
             "Give a public number: aggregators.FedNova(…, steps=…).",
         )
+    if not algorithm.aggregator.linear:
+        raise IncompatibleParts(
+            f"{algorithm.aggregator!r} moves its centre from round to round, which nodes are not told.",
+            "Use aggregators.NormClip(…), or run it in a simulation.",
+        )
     if algorithm.traits.risk.client_form == "groups":
         raise IncompatibleParts(
             f"{algorithm.risk!r} needs secure sums of losses over groups, which nodes do not make.",
