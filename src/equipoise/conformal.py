@@ -134,6 +134,8 @@ def conformal_sets(
     coverage is too good to be true. With `per_client` each client has a threshold of its own, the ⌈(1 − ζ)(n_k + 1)⌉-th
     smallest; one with fewer than (1 − ζ)/ζ validation examples gets every class. `quantile` finds the common threshold by
     secure sums (privacy.SecureHistogram), or with noise (privacy.PrivateQuantile): see `threshold_by_sums`.
+
+    Source: Lu et al. 2023 (arXiv 2305.17564).
     """
     alone = quantile is None or not per_client
     require(alone, "quantile", "finds one threshold for all clients", quantile, "Use per_client=False.")

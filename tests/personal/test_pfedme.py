@@ -109,7 +109,8 @@ def test_steps_that_leap_are_refused():
     with pytest.raises(InvalidParameter, match="strength"):
         eq.Algorithm(solver=SGD(lr=0.1), personal=PFedMe(15.0))
     with pytest.raises(InvalidParameter, match="strength"):
-        eq.Algorithm(solver=SGD(lr=0.01), personal=PFedMe(15.0, lr=0.1))
+        eq.Algorithm(solver=SGD(lr=0.01), personal=PFedMe(15.0, lr=0.2))
+    eq.Algorithm(solver=SGD(lr=0.005), personal=PFedMe(15.0, lr=0.1))  # the authors' own setting
     for wrong in ({"strength": 0.0}, {"steps": 0}, {"lr": -1.0}):
         with pytest.raises(InvalidParameter, match=next(iter(wrong))):
             PFedMe(**wrong)

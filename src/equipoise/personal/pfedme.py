@@ -88,14 +88,16 @@ class PFedMe:
     Source: T Dinh, Tran, Nguyen 2020 (pFedMe). The published code evaluates y in place of θ.
     """
 
-    strength: float = 15.0
+    strength: float = 5.0
     steps: int = 5
     lr: float | None = None
 
     finetunes: ClassVar[bool] = True  # all clients find their own model after the rounds
 
     def __post_init__(self) -> None:
-        require_number("strength", self.strength, "(0, ∞)", "A small one trains alone; 15 is the authors' choice.")
+        require_number(
+            "strength", self.strength, "(0, ∞)", "A small one trains alone; the authors use 15 with a rate of 0.005."
+        )
         require_integer("steps", self.steps, 1)
         require_number("lr", self.lr, "(0, ∞)", none="the algorithm's rate")
 
@@ -107,11 +109,11 @@ class PFedMe:
                 f"{self!r} has steps of its own, for which {solver!r} gives rate, batches and epochs alone.",
                 "Use solvers.SGD(…) without momentum, weight decay and proximal term.",
             )
-        for name, rate in (("the learning rate", solver.learning_rate(0)), ("lr", self.lr)):
-            if rate is not None:
+        for name, rate, most in (("the learning rate", solver.learning_rate(0), 1.0), ("lr", self.lr, 1.99)):
+            if rate is not None:  # θ may leap over y and come nearer; y must not leap over θ
                 found, fix = f"{self.strength:g} · {rate:g} = {self.strength * rate:g}", "Lower strength, or the rate."
-                rule = f"times {name} must not exceed 1, or steps leap over the point that they are pulled to"
-                require(self.strength * rate <= 1, "strength", rule, found, fix)
+                rule = f"times {name} must not exceed {most:g}, or steps leap over the point that they are pulled to"
+                require(self.strength * rate <= most, "strength", rule, found, fix)
 
     def width(self, dimension: int) -> int:
         """Clients keep nothing between rounds."""
