@@ -12,6 +12,7 @@ from equipoise.data.clients import FederatedData
 from equipoise.errors import ConfigError, InvalidData, InvalidParameter
 from equipoise.experiment.build import build
 from equipoise.experiment.config import RunConfig
+from equipoise.export.model_card import subgroups
 from equipoise.result import ClientTable
 from equipoise.subgroups import read_attributes, subgroups_over_seeds
 from made_clients import make_clients
@@ -116,6 +117,16 @@ def test_attributes_that_are_none_are_refused(wrong):
 def test_an_unknown_attribute_names_the_known_ones():
     with pytest.raises(InvalidParameter, match="must be one of land"):
         table([0.1], ("A",)).subgroups("country", "test")
+
+
+def test_the_card_of_a_model_has_subgroups_of_enough_clients():
+    data = FederatedData(make_clients([4] * 12), test=make_clients([9] * 12, seed=4))
+    data = data.with_attributes({"land": {name: "AT" if k < 8 else "DE" for k, name in enumerate(data.train.ids)}})
+    result = eq.train(eq.models.Softmax(4, 3), data, rounds=1, clients_per_round=4, progress=False)
+    found = subgroups(result, result.clients.where("test"))
+    assert [each["group"] for each in found if "land" in each["group"]] == ["land: AT"]  # four clients are too few
+    (only,) = [each for each in result.subgroups("land") if each.value == "AT"]
+    assert found[-1]["mean"] == pytest.approx(only.mean)
 
 
 # --------------------------------------------------------------------------------------------------------- conformal sets
