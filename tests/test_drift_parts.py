@@ -48,8 +48,8 @@ def test_feddyn_is_at_the_mean_after_one_round_and_stays(engine):
 def test_feddyn_ends_at_the_minimum_of_the_weighted_mean(engine):
     # Curvatures (1, 3), x = (0, 1), weights (1/4, 3/4): the weighted mean has its minimum at 9/4 / (1/4 + 9/4) = 0.9.
     data = parabolas([0.0, 1.0], curvatures=[1.0, 3.0], counts=[1, 3])
-    algorithm = eq.Algorithm(solver=FedDyn(1.0, SGD(lr=0.1, batch_size=None, steps=20)), sampler=FULL)
-    assert float(train(data, algorithm, 100, engine).params) == pytest.approx(0.9, abs=1e-6)
+    algorithm = eq.Algorithm(solver=FedDyn(1.0, SGD(lr=0.2, batch_size=None, steps=8)), sampler=FULL)
+    assert float(train(data, algorithm, 60, engine).params) == pytest.approx(0.9, abs=1e-6)
 
 
 @settings(max_examples=8, deadline=None)

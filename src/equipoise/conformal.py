@@ -15,7 +15,9 @@ from equipoise.core.abilities import read
 from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import InvalidData, InvalidParameter, require, require_number
+from equipoise.privacy.private_quantile import bin_edges, client_contributions, cumulative_counts, safe_modulus
 from equipoise.privacy.random_source import SystemSource
+from equipoise.privacy.secure_sum import SimulatedSecureSum
 from equipoise.types import QuantileSource, QuantileTraits
 
 if TYPE_CHECKING:
@@ -114,10 +116,16 @@ def threshold_by_sums(scores: Tensor, miss: float, clients: int, quantile: Quant
     rank = math.ceil((1 - miss) * (len(scores) + clients) - 1e-9)
     if rank > len(scores):
         return math.inf
-    released = source if traits.histogram is not None else source.at(SystemSource())
-    tail = max(1 - rank / len(scores), 1e-12)
-    edge = float(released(scores.double(), torch.ones(len(scores), dtype=torch.float64), tail))
-    return edge + source.bound / source.bins
+    if traits.histogram is not None:
+        below = traits.histogram.rows(scores).sum(0).cumsum(0).double()  # (bins,) below the upper edge of each bin
+    else:
+        (sigma, scale), bound, bins = source.noise(), source.bound, source.bins
+        rows = client_contributions(scores, bound=bound, bins=bins, sigma=sigma, scale=scale, source=SystemSource())
+        total = SimulatedSecureSum(source.modulus or safe_modulus(scale, sigma, bins, len(scores))).sum(rows)
+        below = cumulative_counts(total, bins=bins, scale=scale, clients=len(scores))[1:]
+    enough = (below >= rank - 1e-9).nonzero().flatten()
+    place = int(enough[0]) if len(enough) else source.bins - 1
+    return float(bin_edges(source.bound, source.bins)[place + 1])
 
 
 def conformal_sets(
