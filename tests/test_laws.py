@@ -135,6 +135,7 @@ SAMPLERS = [
     sampling.Uniform(share=0.5),
     sampling.Proportional(),
     sampling.Poisson(),
+    sampling.NodePoisson(),
     sampling.Full(),
     sampling.Availability(),
     sampling.Availability(day=10, share=0.3, aligned=0.0, schedule=3),
