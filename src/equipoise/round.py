@@ -25,7 +25,8 @@ from equipoise.core.update_checks import as_local_work
 from equipoise.data.clients import ClientSet
 from equipoise.errors import Diverged, InvalidParameter
 from equipoise.privacy.observer_table import PrivacyTable, unprotected_table
-from equipoise.runs.normalised_work import NormalisedWork, normalisers_of, steps_of
+from equipoise.runs.drift import corrected_state, weights_of_steps
+from equipoise.runs.normalised_work import NormalisedWork, normalisers_of
 from equipoise.solvers.prepared import RoundContext
 from equipoise.types import Cohort, Combined, Job, LocalWork, RiskValue, RoundReport, ServerState
 
@@ -108,6 +109,8 @@ class Rounds:
 
     def draw(self, round_index: int) -> list[Cohort]:
         """The cohort of each run in a round; those that draw the same clients share one."""
+        if len(self.settings) == 1:
+            return [draw_cohort(self.settings[0], round_index)]
         drawn: dict[int, Cohort] = {}
         for same in self.same_cohorts:
             drawn |= dict.fromkeys(same, draw_cohort(self.settings[same[0]], round_index))
@@ -176,9 +179,10 @@ def cohort_losses(runs: Sequence[RunInRound], engine: Engine) -> list[Tensor | N
     Runs with one cohort are scored in one pass over its examples.
     """
     losses: dict[int, Tensor] = {}
-    asked = [i for i, run in enumerate(runs) if run.algorithm.traits.needs_losses and has_work(run.setting, run.cohort)]
-    if not asked:
+    wanting = [i for i, run in enumerate(runs) if run.algorithm.traits.needs_losses]
+    if not wanting:
         return [None] * len(runs)
+    asked = [i for i in wanting if has_work(runs[i].setting, runs[i].cohort)]
     several = asked if len(asked) > 1 else ()
     shared = [i for i in several if len(runs[i].cohort) and not runs[i].solver_traits.adapts]
     for i in asked:
@@ -219,7 +223,9 @@ def without_lost_clients(run: RunInRound, losses: Tensor | None) -> tuple[Cohort
 def make_plan(run: RunInRound, losses: Tensor | None) -> Planned:
     """The risk of the cohort, and the clients that work for it: those with a weight whose work arrives."""
     clients, protection = run.setting.data.train, run.setting.protection
-    cohort, losses = without_lost_clients(run, losses)
+    cohort = run.cohort
+    if run.setting.engine_traits.network is not None:
+        cohort, losses = without_lost_clients(run, losses)
     if not has_work(run.setting, run.cohort):
         return run, Plan(cohort, None, RiskValue(_UNKNOWN, cohort.weights), cohort, cohort.weights, None, 0)
     if losses is not None and protection.in_the_open:  # a protected client is not named, nor does the run stop because of it
@@ -229,9 +235,8 @@ def make_plan(run: RunInRound, losses: Tensor | None) -> Planned:
         cohort = replace(cohort, effort=traits.efforts(cohort, clients.keys[cohort.clients].cpu()))
     risk, denominator = protection.weigh(cohort, losses, run.state.risk)
     values = numbers(risk.weights)
-    normalised = run.algorithm.traits.aggregator.normalises is not None
-    if normalised:  # clients without a step take no part: there is nothing to divide
-        values = np.where(steps_of(cohort, run.solver, clients) > 0, values, 0.0)
+    if run.algorithm.traits.counts_steps:
+        values = weights_of_steps(run, cohort, run.solver, values)
     if cohort.effort is None and values.min(initial=1.0) > 0:  # the usual case: nobody to pick out
         kept, workers, worker_losses, dropped = values, cohort, losses, 0
     else:
@@ -286,7 +291,9 @@ def work_alone(run: RunInRound, plan: Plan, engine: Engine) -> Worked:
     if len(plan.workers) == 0 and not setting.protection.without_clients:
         return None, own  # an empty cohort, a risk flat at these losses, or all work lost
     if setting.kept is not None:
-        workers = replace(plan.workers, rows=setting.kept.read(state.kept, plan.workers.clients))
+        workers, own_prox = plan.workers, run.algorithm.traits.solver.own_prox
+        prox = None if own_prox is None else own_prox(setting.alpha[workers.clients], len(setting.alpha))
+        workers = replace(workers, rows=setting.kept.given(state.kept, workers.clients), prox=prox)
         plan = plan._replace(workers=workers)
     traits = run.algorithm.traits.aggregator
     if traits.normalises is not None and len(plan.workers):
@@ -310,16 +317,15 @@ def finish(run: RunInRound, plan: Plan, worked: Worked | Diverged, began: float,
         if not work.arrived.any():
             stop_unless_finite(work.sq_norms, plan.workers, setting.data.train, "update")
         total = scaled(total, step_factor(run, plan, work))
+    if run.algorithm.traits.solver.after_total is not None:
+        changed["solver"] = corrected_state(run, plan, combined)
+    if (server_total := run.algorithm.traits.solver.server_total) is not None and not combined.lost:
+        total = server_total(changed["solver"], total)
     changed["params"], changed["server"] = server_step(state, run.algorithm, total)
     changed |= {"aggregator": combined.aggregator, "privacy": combined.privacy}
     if combined.carried is not None:
         changed["carried"] = setting.task.carried.from_moments(combined.carried).to(state.params)
     if setting.kept is not None:
-        after_rows = run.algorithm.traits.solver.after_rows
-        if after_rows is not None and work is not None and work.rows is not None:
-            here = torch.from_numpy(np.flatnonzero(work.arrived))
-            before, who = setting.kept.read(state.kept, plan.workers.clients[here]), plan.workers.clients[here]
-            changed["solver"] = after_rows(run.solver_state, setting.alpha[who], before, work.rows[here])
         changed["kept"] = setting.kept.write(state.kept, plan.workers, work)
     after = next_state(setting, state, **changed)
     report = report_of(setting, plan, began, work, runs=runs)
@@ -459,7 +465,8 @@ def step_factor(run: RunInRound, plan: Plan, work: LocalWork) -> float:
 def next_state(setting: Setting, state: ServerState, **changed: Any) -> ServerState:
     """The state after a round in which the parts named by `changed` have new states."""
     after = ServerState(**(vars(state) | changed | {"round": state.round + 1}))
-    return replace(after, averaging=setting.averaged.update(after))
+    averaging = setting.averaged.update(after)
+    return after if averaging is after.averaging else replace(after, averaging=averaging)
 
 
 def stop_unless_finite(values: Tensor, cohort: Cohort, clients: ClientSet, what: str) -> None:

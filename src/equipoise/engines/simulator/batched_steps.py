@@ -44,7 +44,8 @@ def stacked_gradients(task: Task, params: dict[str, Tensor], batch: ExampleBatch
     buffers = dict(batch.buffers or {})  # a forward pass in training writes to them
     given = (leaves, buffers, batch.x, batch.y, batch.shares, *(() if batch.keys is None else (batch.keys,)))
     losses: Tensor = vmap(batch_loss)(*given)
-    gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
+    factors = torch.ones_like(losses) if batch.factors is None else batch.factors
+    gradients = torch.autograd.grad(losses, list(leaves.values()), factors, materialize_grads=True)
     return dict(zip(leaves, gradients, strict=True)), losses.detach()
 
 
@@ -173,7 +174,8 @@ def _take_steps(
         seen *= int(work.chunk.steps[0]) / (int(work.chunk.steps[0]) - left_out) if weights else torch.nan
     rows, kept = memory.rows(), work.chunk.rows
     if traits.shift is not None and traits.next_rows is not None and kept is not None:
-        rows = traits.next_rows(kept.to(update), update, work.chunk.steps - left_out, rule.lr)
+        own_prox = None if starts.pull is None else starts.pull.strength
+        rows = traits.next_rows(kept.to(update), update, work.chunk.steps - left_out, rule.lr, own_prox)
     if not buffers:
         return seen, rows, None
     moments = task.carried.sent(task.carried.flatten(buffers, update.dtype))

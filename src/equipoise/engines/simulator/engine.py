@@ -34,6 +34,7 @@ from equipoise.engines.simulator.calibration import CalibrationTask, Choice, Spe
 from equipoise.engines.simulator.client_queue import ClientQueue, chunks_of, padding_share, pull_on_parameters
 from equipoise.engines.simulator.cpu.compiled_softmax import CompiledSoftmax, CompiledSoftmaxPath
 from equipoise.engines.simulator.cuda.client_capacity import ClientCapacity
+from equipoise.engines.simulator.cuda.device_choice import measured_on_device
 from equipoise.engines.simulator.cuda.linear_rounds import LinearRounds, LinearRoundUnderWay
 from equipoise.engines.simulator.explanation import measured_lines, path_answers, table
 from equipoise.engines.simulator.local_rule import LocalRule, PullKind, kind_of
@@ -248,8 +249,9 @@ class SimulatorEngine:
 
     def updates(self, params: Tensor, cohort: Cohort, solver: LocalSolver) -> LocalWork:
         """Local work of each client: updates (K, D)."""
-        rule = self._rule(solver, cohort.round)
-        assignments = self._assignments([Job(params, cohort, cohort.weights)], rule, attacked=True)
+        pull = self._own_prox([Job(params, cohort, cohort.weights)])
+        rule = self._rule(solver, cohort.round, pull=kind_of(pull))
+        assignments = self._assignments([Job(params, cohort, cohort.weights)], rule, pull, attacked=True)
         (updates, losses, rows, carried), own = self._each(assignments, len(cohort)), self.task.split(params)[0]
         work = LocalWork(updates, checked_norms(squared_norms(updates), losses, longest_square(own)), losses, rows=rows)
         work = corrupted_work(self.data, work, own, cohort) if self.omniscient_attack else work
@@ -265,12 +267,13 @@ class SimulatorEngine:
         """`summed_update` of several models in one batched computation: one per job. Their cohorts are of one round."""
         if self.omniscient_attack:
             return [summed_rows(self.updates(job.params, job.cohort, solver), job.weights, aggregator) for job in jobs]
-        rule, plain = self._rule(solver, jobs[0].cohort.round), self._is_weighted_sum(aggregator)
+        pull = self._own_prox(jobs)
+        rule, plain = self._rule(solver, jobs[0].cohort.round, pull=kind_of(pull)), self._is_weighted_sum(aggregator)
         self.sets.hold(self.train, *(job.cohort.clients for job in jobs))
         if plain and (graphed := self.linear_rounds.sums(jobs, rule)) is not None:
             self._note_graph()
             return graphed
-        assignments = self._assignments(jobs, rule, attacked=True)
+        assignments = self._assignments(jobs, rule, pull, attacked=True)
         longest = tuple(longest_square(self.task.split(job.params)[0]) for job in jobs)
         counts = [len(job.cohort) for job in jobs]
         first = torch.tensor([0, *accumulate(counts[:-1])])  # the jobs' clients stand one after the other
@@ -331,6 +334,14 @@ class SimulatorEngine:
         updates, *_, carried = self._each(assignments, len(cohort))
         return updates.add_(models) if carried is None else self.task.after_work(models, updates, carried)
 
+    def _own_prox(self, jobs: Sequence[Job]) -> Pull | None:
+        """The pull to the round's model by strengths of the clients' own, where a cohort has such; a run with them is alone."""
+        job = jobs[0]
+        if job.cohort.prox is None:
+            return None
+        params = self.task.split(job.params)[0]
+        return Pull(params, job.cohort.prox.to(params))
+
     def _rule(self, solver: LocalSolver, round_index: int, own_models: bool = False, pull: PullKind = "none") -> LocalRule:
         """The local rule of a round: one object as long as solver and rate stay, so that its traits are read once."""
         lr, held = solver.learning_rate(round_index), self._rules.get((own_models, pull))
@@ -358,14 +369,28 @@ class SimulatorEngine:
         if self.device.type == "cpu" and not self.choice.serves(len(queue)):
             self.measurement = calibrated(CalibrationTask(self.workers, self.given, self.threads, queue, rule))
             self.use(self.measurement.choice)
+        if self.device.type == "cuda" and self.choice.path is None:
+            self._choose_path(queue, rule)
         chunk_size = self.choice.chunk_size
         if self.device.type == "cuda" and chunk_size is None:
-            chunk_size = self.capacity.most_clients(queue, rule)
+            chunk_size = self.capacity.most_clients(queue, rule, self._batches_clients(rule))
         threads = self._own_threads(rule)
         parts = queue.share(1 if threads else min(self.workers.count, len(queue)))
         worker.taken.clear()
         self._last = [Assignment(part, rule, chunk_size, cohorts, self.choice.path, threads) for part in parts]
         return self._last
+
+    def _choose_path(self, queue: ClientQueue, rule: LocalRule) -> None:
+        """On a GPU, try the paths that do not batch clients against the first one that does, and go on with the fastest."""
+        measured = measured_on_device(self.workers.own, queue, rule, self.capacity)
+        if measured is not None:
+            self.measurement = measured
+            self.use(measured.choice)
+
+    def _batches_clients(self, rule: LocalRule) -> bool:
+        """Whether the path that does work of a rule has a batch of clients in memory."""
+        candidates = self.workers.own.candidates(rule, self.choice.path)
+        return self.unvectorised is None and candidates[0].batches
 
     def _own_threads(self, rule: LocalRule) -> int:
         """Threads of the chosen path, if it has its own and does work of this rule; else 0."""
