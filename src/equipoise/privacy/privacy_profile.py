@@ -38,8 +38,9 @@ def gaussian_profile(multiplier: float, epsilons: Array) -> Array:
         return np.zeros_like(epsilons)
     half = 0.5 / multiplier
     first = norm.cdf(half - epsilons * multiplier)
-    second: Array = np.exp(epsilons + norm.logcdf(-half - epsilons * multiplier))
-    return np.maximum(first - second, 0.0)
+    second = np.exp(epsilons + norm.logcdf(-half - epsilons * multiplier))
+    delta: Array = np.maximum(first - second, 0.0)
+    return delta
 
 
 def _sampled_profile(events: Counted, epsilons: Array) -> Array:
@@ -66,7 +67,7 @@ def _fixed_profile(events: Counted, epsilons: Array) -> Array:
                 sampling = event.sampling
                 inner = dp.SampledWithoutReplacementDpEvent(sampling.population, sampling.cohort, inner)
             accountant.compose(dp.SelfComposedDpEvent(inner, count))
-        return np.array([float(dp.rdp.compute_delta(accountant.orders, accountant.rdp, float(e))[0]) for e in epsilons])
+        return np.array([float(accountant.get_delta(float(e))) for e in epsilons])
 
 
 def with_noise(events: Counted, factor: float) -> list[tuple[CohortEvent, int]]:

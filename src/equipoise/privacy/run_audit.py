@@ -111,7 +111,7 @@ def audit_algorithm(
 
 
 @dataclass(frozen=True, eq=False)
-class Attack:
+class ObserverAttack:
     """One observer's attack: what is claimed of the rounds it sees, and scores of trials at a factor of the noise."""
 
     observer: str
@@ -145,7 +145,7 @@ def weaken(noise: NoisePlan, factor: float, size: RunSize) -> NoisePlan:
     return plan
 
 
-def _attacks(algorithm: Algorithm, noise: NoisePlan, audited: int | None) -> list[Attack]:
+def _attacks(algorithm: Algorithm, noise: NoisePlan, audited: int | None) -> list[ObserverAttack]:
     found = [_by_the_public(algorithm, noise, audited)]
     if noise.distributed:
         found += [_by_insiders(algorithm, noise, audited, "node"), _by_insiders(algorithm, noise, audited, "server")]
@@ -170,7 +170,7 @@ def _rounds_to_tell(noise: NoisePlan, multiplier: float, rate: float, audited: i
     return max(1, min(math.ceil((_STRENGTH / per_round) ** 2), noise.rounds, 60))
 
 
-def _by_the_public(algorithm: Algorithm, noise: NoisePlan, audited: int | None) -> Attack:
+def _by_the_public(algorithm: Algorithm, noise: NoisePlan, audited: int | None) -> ObserverAttack:
     """Of one who sees every round's model and cannot know the cohorts."""
     rate, opposite = _rate(noise), isinstance(noise.sampling, FixedSampling)
     whole = fold(*(z for z, _ in noise.planned.values()))
@@ -190,10 +190,10 @@ def _by_the_public(algorithm: Algorithm, noise: NoisePlan, audited: int | None) 
 
         return _gather(scores, count)
 
-    return Attack("public", rounds, events, noise.privacy.delta, trials)
+    return ObserverAttack("public", rounds, events, noise.privacy.delta, trials)
 
 
-def _by_insiders(algorithm: Algorithm, noise: NoisePlan, audited: int | None, observer: str) -> Attack:
+def _by_insiders(algorithm: Algorithm, noise: NoisePlan, audited: int | None, observer: str) -> ObserverAttack:
     """Of a node, which knows its share of the noise, or the server, which knows all that clients did not add.
 
     The server's sums are of the fewest clients whose noise must suffice, as if the others were lost.
@@ -227,10 +227,10 @@ def _by_insiders(algorithm: Algorithm, noise: NoisePlan, audited: int | None, ob
 
         return _gather(scores, count)
 
-    return Attack(observer, rounds, [(event, rounds)], noise.privacy.delta, trials)
+    return ObserverAttack(observer, rounds, [(event, rounds)], noise.privacy.delta, trials)
 
 
-def _by_first_release(noise: NoisePlan) -> Attack:
+def _by_first_release(noise: NoisePlan) -> ObserverAttack:
     """Of one who sees the noisy histogram of losses, or the noisy sum of weights, of one round with one canary."""
     _, zeroed = noise.planned[noise.first]
 
@@ -246,7 +246,7 @@ def _by_first_release(noise: NoisePlan) -> Attack:
             worlds.append(np.array(values))
         return worlds[0], worlds[1]
 
-    return Attack(f"{noise.first} alone", 1, [(unsampled_event(zeroed), 1)], noise.privacy.delta, trials)
+    return ObserverAttack(f"{noise.first} alone", 1, [(unsampled_event(zeroed), 1)], noise.privacy.delta, trials)
 
 
 def _first_release(noise: NoisePlan, present: bool) -> float:
