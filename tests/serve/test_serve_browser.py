@@ -163,6 +163,7 @@ def test_choosing_with_own_data_sends_none_of_it(server, family, data, opened, t
         assert (theirs["low"], theirs["high"]) == pytest.approx((mine.low, mine.high), rel=1e-6)
 
 
+@pytest.mark.usefixtures("onnx")
 def test_a_table_becomes_the_same_inputs_in_the_browser(opened, tmp_path):
     rng = np.random.default_rng(0)
     count = 120
