@@ -209,7 +209,8 @@ def test_groups_of_ones_own_and_of_the_risk_are_on_the_card(result, tmp_path):
     by_function = model_card.card(made, groups=where.get)
     assert by_function["subgroups"] == card["subgroups"]
     for groups in (where, where.__getitem__):
-        for risk in (eq.risk.GroupDRO(groups, step=0.1), eq.risk.HierarchicalTilt(groups=groups, tilt=1.0, inner_tilt=1.0)):
+        tilted = eq.risk.HierarchicalTilt(groups=groups, tilt=1.0, inner_tilt=1.0)
+        for risk in (eq.risk.GroupDRO(step=0.1, groups=groups), tilted):
             of_risk = model_card.card(replace(made, algorithm=eq.Algorithm(risk=risk)))
             assert of_risk["subgroups"] == card["subgroups"]
     with pytest.raises(InvalidParameter, match="groups"):

@@ -251,7 +251,7 @@ def test_the_table_of_all_clients_in_a_report(run, tmp_path, opened):
     names = page.locator("#clients-table thead th").all_inner_texts()
     column = next(k for k, name in enumerate(names) if name.startswith("error"))
     page.click(f"#clients-table th >> nth={column} >> button")
-    errors = run.clients.served_error.tolist()
+    errors = run.clients.served_error.tolist()  # of all splits
     assert (
         page.inner_text(f"#clients-table tbody tr:first-child >> :nth-child({column + 1})") == f"{100 * max(errors):.1f}\u00a0%"
     )

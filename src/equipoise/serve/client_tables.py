@@ -77,13 +77,14 @@ class ClientTables:
     def knob(self, run: str, version: ModelVersion) -> dict[str, Any]:
         """The numbers of a family's knob."""
         manifest, private = version.manifest, self.library.watched(run).about.private
-        return self._kept.get(
-            (run, "knob"), (version.name, private),
-            lambda: knob_data(
-                manifest.knob, self.tables(run, version), manifest.judged_on, error_is_loss=manifest.error_is_loss,
-                private=private,
-            ),
-        )  # fmt: skip
+
+        def make() -> dict[str, Any]:
+            tables, split = self.tables(run, version), manifest.judged_on
+            if split not in tables[0].clients.split:
+                raise Gone(f"The tables of clients of {run!r} have no {split[:40]} clients, which it is judged on.")
+            return knob_data(manifest.knob, tables, split, error_is_loss=manifest.error_is_loss, private=private)
+
+        return self._kept.get((run, "knob"), (version.name, private), make)
 
     def clients(self, run: str) -> dict[str, Any]:
         """All clients of a run with their errors, as columns; refused where the run protects single clients."""

@@ -93,7 +93,7 @@ class ModelStore:
 
     def open(self, run: str, version: ModelVersion, member: StoredMember, file: str) -> tuple[BufferedReader, StoredFile]:
         """A file of a member, checked against its checksum, and its entry in the manifest."""
-        stored = member.files.get(file)
+        stored = member.files.get(file) if file in SERVED else None
         if stored is None:
             why = f": {member.no_onnx.rstrip('.')}" if file.endswith(".onnx") and member.no_onnx else ""
             raise Gone(f"There is no {file[:40]!r} of {member.name or 'this model'}{why}. There are {', '.join(member.files)}.")
@@ -135,7 +135,7 @@ class ModelStore:
                      "no_onnx": member.no_onnx,
                      "files": {
                          name: {"bytes": file.bytes, "sha256": file.sha256, "url": file_address(run, version, member, name)}
-                         for name, file in member.files.items()
+                         for name, file in member.files.items() if name in SERVED
                      }}
                     for member in version.manifest.members
                 ]}

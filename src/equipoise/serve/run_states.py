@@ -133,7 +133,7 @@ class WatchedRun:
         command = "" if self.about.saved else f"equipoise run --resume {shlex.quote(readable(self.path))}"
         if log.stopped is None and (is_locked(self.path / ".lock") or time.time() - log.modified < fresh):
             each = log.seconds_per_round
-            left = None if each is None else each * max(0, total - done)
+            left = None if each is None else finite(each * max(0, total - done))
             return RunState("running", done, total, left, epsilon=epsilon)
         if not log.curves and log.stopped is None and not RunFolder(self.path).checkpoint.exists():
             return RunState("waiting", 0, total, resume=command)

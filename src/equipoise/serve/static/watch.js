@@ -137,12 +137,13 @@
     const source = new EventSource(given.events);
     source.addEventListener("update", (event) => {
       take(JSON.parse(event.data));
-      show();
+      if (!document.hidden) show();  // a page that nobody sees is not drawn
       if (state.status === "finished") {  // models and the knob are there now
         source.close();
         setTimeout(() => location.reload(), 1500);
       }
     });
+    document.addEventListener("visibilitychange", () => { if (!document.hidden) show(); });
     source.addEventListener("gone", (event) => {
       source.close();
       state = { ...state, status: "stopped", why: JSON.parse(event.data).why, resume: "" };
