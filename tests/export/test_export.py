@@ -92,7 +92,7 @@ def test_a_model_of_the_library_as_onnx_and_its_scores(name):
         np.testing.assert_allclose(error, wanted_error.detach().numpy(), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["Softmax", "ConvNet", "CharGRU", "Tabular"])
+@pytest.mark.parametrize("name", library())
 def test_a_model_as_a_torch_program(name):
     model, x, y = library()[name]
     model, signature = randomised(model), signature_of(x, y)

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import socket
+import threading
 import time
 from contextlib import ExitStack
 from dataclasses import replace
@@ -21,7 +22,7 @@ import equipoise as eq
 from equipoise.cli.commands import app as command_line
 from equipoise.errors import ConfigError
 from equipoise.export.onnx_runs import OnnxModel
-from equipoise.serve import connections, guard, live
+from equipoise.serve import connections, guard, live, predictions, questions
 from equipoise.serve.library import Library
 from equipoise.serve.run_server import ServerOptions, listen, serve
 from equipoise.serve.terminal import frame
@@ -136,6 +137,53 @@ def test_a_bad_question_is_answered_in_words(ask, body, status, words):
     answer = ask.post("/predict", json=body)
     assert answer.status_code == status, answer.text
     assert words in answer.json()["error"]
+
+
+def endless_model():
+    """An ONNX model that counts to 10¹² before it gives its inputs back."""
+    from onnx import TensorProto, helper
+
+    value = helper.make_tensor_value_info
+    many = helper.make_tensor("many", TensorProto.INT64, [], [10**12])
+    yes = helper.make_tensor("yes", TensorProto.BOOL, [], [True])
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Identity", ["carried"], ["next"])], "body",
+        [value("k", TensorProto.INT64, []), value("go", TensorProto.BOOL, []), value("carried", TensorProto.FLOAT, None)],
+        [value("on", TensorProto.BOOL, []), value("next", TensorProto.FLOAT, None)],
+    )  # fmt: skip
+    graph = helper.make_graph(
+        [helper.make_node("Loop", ["many", "yes", "x"], ["output"], body=body)], "endless",
+        [value("x", TensorProto.FLOAT, ["batch", 20])], [value("output", TensorProto.FLOAT, None)], [many, yes],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9).SerializeToString()
+
+
+def test_a_model_that_takes_too_long_is_stopped_and_others_are_answered(root, tmp_path, monkeypatch):
+    own = Path(shutil.copytree(root, tmp_path / "runs"))
+    place, content = own / "study" / "tail-0.6-0", endless_model()
+    (place / "model.onnx").write_bytes(content)
+    table = json.loads((place / "model.json").read_text())
+    about = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    table["members"][0]["files"]["model.onnx"] = about
+    (place / "model.json").write_text(json.dumps(table))
+    monkeypatch.setattr(predictions, "SECONDS", 0.5)
+    monkeypatch.setattr(questions, "WAIT_SECONDS", 0.1)
+    ask = Client(own)
+    question = {"run": "study~tail-0.6-0", "inputs": [[0.0] * 20]}
+    answer = ask.post("/predict", json=question)
+    assert (answer.status_code, "took longer than 0.5 seconds" in answer.json()["error"]) == (503, True)
+    monkeypatch.setattr(predictions, "SECONDS", 3.0)
+    threads = [threading.Thread(target=ask.post, args=("/predict",), kwargs={"json": question}) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    busy = ask.post("/predict", json={"run": "knob", "model": "0.2", "inputs": [[0.0] * 20]})
+    assert (busy.status_code, "Too many predictions" in busy.json()["error"]) == (503, True)
+    assert busy.headers["retry-after"] == "5"
+    assert ask.get("/api/runs").status_code == 200
+    for thread in threads:
+        thread.join()
+    assert ask.post("/predict", json={"run": "knob", "model": "0.2", "inputs": [[0.0] * 20]}).status_code == 200
 
 
 def test_no_json_and_huge_uploads(ask, server):

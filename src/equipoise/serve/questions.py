@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from equipoise.data.schema import Schema
 from equipoise.errors import InvalidData
 from equipoise.export.onnx_files import MODEL
-from equipoise.export.onnx_runs import OnnxModel
+from equipoise.export.onnx_runs import OnnxModel, TookTooLong
 from equipoise.serve.cached import Cached
 from equipoise.serve.model_store import LATEST, ModelStore, ModelVersion
 from equipoise.serve.predictions import MOST_ROWS, input_arrays, predict
@@ -64,6 +64,8 @@ class Respondent:
             raise Busy("Too many predictions are asked for at once. Ask again in a moment.")
         try:
             outputs = predict(self._model(run, version, question.model), arrays)
+        except TookTooLong as failure:
+            raise Busy(f"{failure} Ask with fewer examples, or download the model.") from failure
         finally:
             self._turn.release()
         about = {"run": run, "model": member.folder, "version": version.name}

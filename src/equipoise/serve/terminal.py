@@ -42,10 +42,10 @@ def watch(folder: Path, *, console: Console, once: bool = False, every: float = 
 
 def frame(library: Library) -> tuple[Any, bool]:
     """What is shown now, and whether any run is still going (or none is there yet)."""
-    runs = []
-    for run in library.ids()[:MOST_SHOWN]:
+    runs: list[WatchedRun] = []
+    for name in library.ids()[:MOST_SHOWN]:
         with suppress(Gone):  # deleted since it was listed
-            runs.append(library.watched(run))
+            runs.append(library.watched(name))
     if not runs:
         return Text(f"There is no run in {library.root} yet."), True
     table = Table(title_justify="left", expand=False)
