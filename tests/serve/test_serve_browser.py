@@ -295,6 +295,22 @@ def test_all_pages_are_readable_in_dark_and_light_and_on_a_telephone(server, ope
         assert ground == ("rgb(20, 24, 31)" if scheme == "dark" else "rgb(246, 247, 249)")
 
 
+def test_the_list_shows_runs_as_they_come_and_go_on(opened, tmp_path):
+    place = tmp_path / "runs" / "first"
+    place.mkdir(parents=True)
+    (place / "config.toml").write_text("[train]\nrounds = 9\n")
+    line = {"event": "round", "loss": 1.0, "cohort": 5, "trained": 5, "seconds": 0.5}
+    with Running(tmp_path / "runs") as server:
+        page = opened(f"{server.url}/?all", "list", width=390)
+        (place / "rounds.jsonl").write_text("".join(json.dumps(line | {"round": k}) + "\n" for k in range(3)))
+        page.wait_for_function("document.querySelector('td.rounds').textContent === '3 of 9'", timeout=20_000)
+        assert page.inner_text(".badge") == "running"
+        (tmp_path / "runs" / "second").mkdir()
+        (tmp_path / "runs" / "second" / "config.toml").write_text("[train]\nrounds = 2\n")
+        page.wait_for_function("document.querySelectorAll('tr[data-run]').length === 2", timeout=20_000)
+        page.close()
+
+
 def test_all_clients_are_sorted_searched_and_saved(server, family, opened):
     page = opened(f"{server.url}/run/knob/clients", "clients")
     page.click("#clients-table th >> nth=3 >> button")

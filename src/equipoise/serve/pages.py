@@ -65,7 +65,7 @@ def index_page(name: str, runs: Sequence[Mapping[str, Any]], studies: Mapping[st
                 yield f'<li><a href="/study/{quote(study, safe="")}">{escape(study)}</a>, {len(inside)} runs</li>'
             yield "</ul></section>"
 
-    return document(name, body(), refresh=True)
+    return document(name, body(), scripts=("list.js",), refresh=True)
 
 
 def runs_table(runs: Iterable[Mapping[str, Any]]) -> Iterator[str]:
@@ -79,8 +79,9 @@ def runs_table(runs: Iterable[Mapping[str, Any]]) -> Iterator[str]:
         if run["knob"]:
             knob = f" <small>{escape(run['knob'])} {', '.join(f'{v:g}' for v in run['values'][:8])}</small>"
         left = duration(run["seconds_left"]) if run["status"] == "running" else "–"
-        yield f'<tr><th scope="row"><a href="{run_address(run["id"])}">{escape(run["name"])}</a>{knob}</th>'
-        yield f"<td>{badge(run['status'])}</td><td>{run['rounds_done']} of {run['rounds']}</td><td>{left}</td>"
+        yield f'<tr data-run="{escape(run["id"])}"><th scope="row"><a href="{run_address(run["id"])}">{escape(run["name"])}</a>'
+        yield f'{knob}</th><td>{badge(run["status"])}</td><td class="rounds">{run["rounds_done"]} of {run["rounds"]}</td>'
+        yield f'<td class="left">{left}</td>'
         yield f'<td class="text">{escape(run["data"])}</td><td>{run["seed"]}</td></tr>'
     yield "</tbody></table></div>"
 
