@@ -232,7 +232,7 @@ def test_a_finished_run_a_study_and_a_stop_without_a_way_on(server, root, family
     tiles = page.locator(".tile output").all_inner_texts()
     assert tiles == [f"{100 * value:.1f}\u00a0%" for value in (error.mean, error.percentiles[90], error.worst_10)]
     page = opened(f"{server.url}/study/study", None, width=390)
-    page.wait_for_function("document.querySelectorAll('#study-rows tr').length === 2")
+    page.wait_for_selector("#study-rows tr >> nth=1")
     assert page.locator("#study-rows tr").nth(1).locator("td").nth(1).inner_text() == tiles[0]
     box = page.locator("#study-rows tr").nth(1).locator("td").nth(2).bounding_box()
     assert box["x"] + box["width"] <= 390  # figures are seen without scrolling
@@ -303,11 +303,11 @@ def test_the_list_shows_runs_as_they_come_and_go_on(opened, tmp_path):
     with Running(tmp_path / "runs") as server:
         page = opened(f"{server.url}/?all", "list", width=390)
         (place / "rounds.jsonl").write_text("".join(json.dumps(line | {"round": k}) + "\n" for k in range(3)))
-        page.wait_for_function("document.querySelector('td.rounds').textContent === '3 of 9'", timeout=20_000)
+        page.wait_for_selector("td.rounds:text-is('3 of 9')", timeout=20_000)
         assert page.inner_text(".badge") == "running"
         (tmp_path / "runs" / "second").mkdir()
         (tmp_path / "runs" / "second" / "config.toml").write_text("[train]\nrounds = 2\n")
-        page.wait_for_function("document.querySelectorAll('tr[data-run]').length === 2", timeout=20_000)
+        page.wait_for_selector("tr[data-run] >> nth=1", timeout=20_000)
         page.close()
 
 

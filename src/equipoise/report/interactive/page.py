@@ -99,17 +99,17 @@ def _figures(study: Study, names: list[str]) -> Iterator[str]:
 
 
 def _all_clients(study: Study) -> Iterator[str]:
-    """All clients with their error under each method, for the first seed; nothing where a run protects single clients."""
+    """All benign clients with their error under each method, for the first seed; none where a run protects single clients."""
     if any(run.algorithm.privacy is not None for run in study.runs):
         return
-    table, seed = study.methods[0].runs[0].clients, study.methods[0].runs[0].seed
+    table, seed = study.methods[0].runs[0].clients.benign, study.methods[0].runs[0].seed
     judged = study.methods[0].runs[0].judged_on
     order = sorted(range(len(table)), key=lambda row: table.split[row] != judged)[:MOST_CLIENTS]  # those judged first
     keys = [(table.split[row], table.client[row]) for row in order]
-    columns: dict[str, Sequence[Any]] = {
-        "client": [client for _, client in keys], "split": [split for split, _ in keys],
-        "examples": [int(table.size[row]) for row in order],
-    }  # fmt: skip
+    columns: dict[str, Sequence[Any]] = {"client": [client for _, client in keys]}
+    if len(set(table.split)) > 1:
+        columns["split"] = [split for split, _ in keys]
+    columns["examples"] = table.size[order].tolist()
     for method in study.methods:
         run = next((each for each in method.runs if each.seed == seed), None)
         if run is not None:
