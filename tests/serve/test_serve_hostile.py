@@ -189,10 +189,9 @@ def test_questions_at_once_while_the_folder_is_moved_about(own):
     """Many ask for all pages while runs are deleted, damaged and put back: no answer says that the server failed."""
     saved = own.parent / "saved"
     shutil.copytree(own, saved)
-    answers, stop = [], threading.Event()
+    answers, stop, ask = [], threading.Event(), Client(own)
 
     def asking():
-        ask = Client(own)
         while not stop.is_set():
             for run in ("knob", "study~tail-0.6-0"):
                 answers.extend(ask.get(address.format(run)).status_code for address in ADDRESSES[:9])
