@@ -42,9 +42,7 @@ def card(run: RunRecord, *, about: Mapping[str, Any] | None = None, groups: Grou
         "judged_on": run.judged_on,
         "error_is": "loss" if run.error_is_loss else "error",
         "metrics": splits,
-        "subgroups": [
-            {"group": name, **figures(rows.benign.take(place))} for name, place in parts.items() if len(place) >= FEWEST
-        ],
+        "subgroups": subgroups(run, rows, groups),
         "small_groups": sum(len(place) < FEWEST for place in parts.values()),
         "left_behind": left_behind(rows, private=private),
         "privacy": privacy_words(run),
@@ -71,8 +69,15 @@ def figures(rows: ClientTable) -> dict[str, Any]:
     return {"clients": len(rows)} | {name: value if math.isfinite(value) else None for name, value in found.items()}
 
 
+def subgroups(run: RunRecord, rows: ClientTable, groups: Groups | None = None) -> list[dict[str, Any]]:
+    """Figures of every group of `client_groups` that has enough clients."""
+    rows = rows.benign
+    parts = client_groups(run, rows, groups)
+    return [{"group": name, **figures(rows.take(place))} for name, place in parts.items() if len(place) >= FEWEST]
+
+
 def client_groups(run: RunRecord, rows: ClientTable, groups: Groups | None = None) -> dict[str, torch.Tensor]:
-    """Groups of clients by name, each with its rows: by number of examples, by training, and by groups that are known.
+    """Groups of clients by name, each with its rows: by number of examples, by training, by known groups, by attributes.
 
     Known are those that the caller gives and those of the risk (HierarchicalTilt, GroupDRO). A client may be in several.
     """
@@ -90,6 +95,9 @@ def client_groups(run: RunRecord, rows: ClientTable, groups: Groups | None = Non
             if not isinstance(known, Mapping) or client in known:  # a risk's groups may be of training clients alone
                 named.setdefault(group_name(known, client), []).append(row)
         parts |= {f"group {name}": torch.tensor(places) for name, places in sorted(named.items())}
+    for attribute, values in rows.attributes.items():
+        for value in sorted(set(values)):
+            parts[f"{attribute}: {value}"] = torch.tensor([row for row, own in enumerate(values) if own == value])
     return parts
 
 
