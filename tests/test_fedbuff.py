@@ -194,6 +194,7 @@ def test_a_buffer_that_never_fills_is_refused():
         {"aggregator": eq.aggregators.FedNova()},
         {"aggregator": eq.aggregators.KLoss(1)},
         {"solver": eq.solvers.Scaffold()},
+        {"solver": eq.solvers.FedDyn()},
         {"solver": eq.solvers.SGD(epochs=2, straggler_share=0.5)},
         {"solver": eq.solvers.Adam(state="kept")},
         {"personal": eq.personal.Ditto()},
