@@ -163,10 +163,12 @@ class RoundReport:
     bytes_received: int = 0
     bytes_by_client: dict[str, tuple[int, int]] = field(default_factory=dict)  # sent to and received from each
     run: str = ""  # the run's name
+    failed_tries: tuple[str, ...] = ()  # over a network: why the round was tried again, each time
 
     def __post_init__(self) -> None:
         if type(self.rejected) is not tuple or self.bytes_by_client:  # lists where they were read from a file
             object.__setattr__(self, "rejected", tuple(self.rejected))
+            object.__setattr__(self, "failed_tries", tuple(self.failed_tries))
             object.__setattr__(self, "bytes_by_client", {c: tuple(pair) for c, pair in self.bytes_by_client.items()})
 
 

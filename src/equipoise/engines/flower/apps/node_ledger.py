@@ -82,6 +82,11 @@ class NodeLedger:
             raise NotWritten(f"{file} could not be written: {failure.strerror}.") from failure
         return drawn
 
+    @property
+    def mark(self) -> str:
+        """What tells this node from all others, the same in every introduction. Only the server sees it."""
+        return hmac.new(self.secret, b"the mark of this node", hashlib.sha256).hexdigest()
+
     def fingerprint(self, data: str) -> str:
         """A keyed hash of the data's fingerprint: it changes with the data, and tells nobody else who has the same."""
         return hmac.new(self.secret, data.encode(), hashlib.sha256).hexdigest()
