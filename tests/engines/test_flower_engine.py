@@ -655,6 +655,7 @@ def test_network_variants_are_composed_not_overridden():
         "NamedTuple",
         "IntEnum",
         "SubprocessExecutor",
+        "BaseHTTPRequestHandler",
         "ClientApp",
         "EquipoiseError",
         "RuntimeError",
