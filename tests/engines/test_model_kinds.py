@@ -16,7 +16,7 @@ from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.engines.simulator.calibration import Choice
-from equipoise.engines.simulator.cuda.side_by_side import SideBySide, SideBySideChannelsLast
+from equipoise.engines.simulator.cuda.client_streams import SideBySide, SideBySideChannelsLast
 from equipoise.engines.simulator.cuda.step_graphs import StepGraphs
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))

@@ -12,7 +12,7 @@ from equipoise.core.task import Task
 from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop
 from equipoise.engines.simulator.calibration import Choice
-from equipoise.engines.simulator.cuda.side_by_side import SideBySide
+from equipoise.engines.simulator.cuda.client_streams import SideBySide
 from equipoise.engines.simulator.engine import SimulatorEngine
 from made_clients import make_clients
 
