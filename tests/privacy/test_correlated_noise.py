@@ -136,3 +136,16 @@ def test_too_many_clients_for_a_group_are_refused():
     private = eq.privacy.DifferentialPrivacy(epsilon=5.0, delta=1e-4, clip=1.0)
     with pytest.raises(eq.errors.IncompatibleParts):  # not sampled at random: nothing is amplified
         eq.Algorithm(sampler=MinSeparation(5), privacy=private)
+
+
+def test_numbers_of_jax_privacy():
+    """jax-privacy 2.0.0, computed once: toeplitz.minsep_sensitivity_squared, inverse_coef, sensitivity.get_sensitivity_banded."""
+    root = cn.square_root_coefficients(6)
+    for separation, participations, squared in (
+        (1, 2, 5.1015167236328125), (2, 3, 7.6387481689453125), (3, 2, 4.0972442626953125), (6, 1, 1.6236114501953125),
+    ):  # fmt: skip
+        found = cn.toeplitz_sensitivity(root, separation=separation, participations=participations)
+        assert found**2 == pytest.approx(squared, rel=1e-12)
+    assert cn.inverse_coefficients(root).tolist() == [1.0, -0.5, -0.125, -0.0625, -0.0390625, -0.02734375]
+    matrix = cn.toeplitz_matrix([1.0, 0.5, 0.0, 0.0])
+    assert cn.banded_sensitivity(matrix, separation=2, participations=2) == pytest.approx(1.5811388300841898, rel=1e-12)

@@ -1,9 +1,9 @@
 """Noise that is correlated over rounds (DP-FTRL): matrices C, what one client can change, and the noise round by round.
 
-Round t of T adds (C⁻¹Z)_t to the sum of the clipped updates, with Z independent Gaussian of deviation z · sens · clip per number
-and C lower-triangular. All rounds together are one Gaussian release with noise multiplier z, because a client whose contributions
-are zeroed changes C · (sums) by at most sens · clip. Its rounds are at least `separation` apart and at most `participations`
-(`sampling.MinSeparation` promises both).
+Round t of T adds (C⁻¹Z)_t to the sum of the clipped updates. Z is independent Gaussian noise of deviation z · sens · clip per
+number, and C is lower-triangular. All rounds together are one Gaussian release with noise multiplier z, because a client whose
+contributions are zeroed changes C · (sums) by at most sens · clip. Its rounds are at least `separation` apart and at most
+`participations` (`sampling.MinSeparation` promises both).
 
 Source: Kairouz et al. 2021 (DP-FTRL, arXiv 2103.00039); Choquette-Choo et al. 2023 (banded, arXiv 2306.08153); Dvijotham et al.
 2024 and McMahan, Pillutla, Steinke et al. 2024 (BLT, arXiv 2404.16706, 2408.08868).
@@ -146,7 +146,7 @@ class BLT:
         return independent.new_zeros(len(self.decays), *independent.shape)
 
     def step(self, independent: Tensor, buffers: Tensor) -> tuple[Tensor, Tensor]:
-        """The noise (D,) of a round, z − Σ_i ω_i M_i for `independent` Gaussian noise z, and the next buffers d_i M_i + noise."""
+        """The noise (D,) of a round, z − Σ_i ω_i M_i for `independent` noise z, and the next buffers d_i M_i + noise."""
         weights = torch.tensor(self.scales, dtype=independent.dtype, device=independent.device)
         decays = torch.tensor(self.decays, dtype=independent.dtype, device=independent.device)
         noise = independent - torch.tensordot(weights, buffers, dims=1) if len(self.decays) else independent
@@ -200,4 +200,5 @@ def correlated_noise(inverse: Numbers, independent: Tensor) -> Tensor:
             "inverse", f"must have a row or a coefficient for each of {len(independent)} rounds", given.shape
         )
     matrix = toeplitz_matrix(given) if given.ndim == 1 else given
-    return torch.tensordot(torch.from_numpy(matrix).to(independent), independent, dims=1)
+    noise: Tensor = torch.tensordot(torch.from_numpy(matrix).to(independent), independent, dims=1)
+    return noise
