@@ -139,7 +139,7 @@ def test_too_many_clients_for_a_group_are_refused():
 
 
 def test_numbers_of_jax_privacy():
-    """jax-privacy 2.0.0, computed once: toeplitz.minsep_sensitivity_squared, inverse_coef, sensitivity.get_sensitivity_banded."""
+    """jax-privacy 2.0.0, computed once: minsep_sensitivity_squared, inverse_coef and get_sensitivity_banded."""
     root = cn.square_root_coefficients(6)
     for separation, participations, squared in (
         (1, 2, 5.1015167236328125), (2, 3, 7.6387481689453125), (3, 2, 4.0972442626953125), (6, 1, 1.6236114501953125),
