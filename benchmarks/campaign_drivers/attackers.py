@@ -17,6 +17,7 @@ from torch import Tensor
 
 import equipoise as eq
 from campaign_drivers import random_parts as parts
+from campaign_drivers import scenes
 from campaign_drivers.findings import Finding
 from equipoise import aggregators, attacks
 from equipoise.attacks import Sent
@@ -143,15 +144,15 @@ class Absurd:
 def _attack_run(chance: random.Random, counts: Counter[str]) -> None:
     """A linear aggregator rejects what is absurd, names who sent it, and goes on as if they had not been there."""
     value = chance.choice([math.nan, math.inf, -math.inf, 1e30, -1e200, 1e308])
-    attacked = attacks.apply(parts.clients(), Absurd(chance.choice([0.1, 0.3, 0.5]), chance.randrange(1000), value))
+    attacked = attacks.apply(scenes.plain(), Absurd(chance.choice([0.1, 0.3, 0.5]), chance.randrange(1000), value))
     engine = chance.choice(["loop", "simulator"])
     algorithm = eq.Algorithm(sampler=eq.sampling.Full(), solver=parts.SGD)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EquipoiseNotice)
-        found = eq.train(parts.model(), attacked, algorithm, rounds=1, engine=engine, progress=False)
+        found = eq.train(scenes.softmax(), attacked, algorithm, rounds=1, engine=engine, progress=False)
         keep = [k for k, name in enumerate(attacked.train.ids) if name not in attacked.malicious]
-        alone = eq.FederatedData(parts.clients().train.take(keep), name="campaign", classes=3)
-        clean = eq.train(parts.model(), alone, algorithm, rounds=1, engine="loop", progress=False)
+        alone = eq.FederatedData(scenes.plain().train.take(keep), name="campaign", classes=3)
+        clean = eq.train(scenes.softmax(), alone, algorithm, rounds=1, engine="loop", progress=False)
     counts["attacks on a run"] += 1
     if set(found.history.rounds[0].rejected) != attacked.malicious:
         raise Finding("absurd updates are not named", value=value, engine=engine, rejected=found.history.rounds[0].rejected)

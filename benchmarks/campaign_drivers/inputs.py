@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 import equipoise as eq
-from campaign_drivers import random_parts as parts
+from campaign_drivers import scenes
 from campaign_drivers.findings import Finding, in_child
 from equipoise.data.file_access import load_json
 from equipoise.errors import EquipoiseError
@@ -82,12 +82,12 @@ def samples() -> dict[str, dict[str, bytes]]:
     import tempfile
 
     place = Path(tempfile.mkdtemp(prefix="campaign-samples-"))
-    data = parts.clients()
+    data = scenes.plain()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         saving = Checkpoints(place / "run.safetensors", every=1)
         algorithm = eq.Algorithm(personal=eq.personal.Ditto(1.0), server=eq.server_opt.Adam(lr=0.1))
-        result = eq.train(parts.model(), data, algorithm, rounds=2, clients_per_round=4, checkpoint=saving, progress=False)
+        result = eq.train(scenes.softmax(), data, algorithm, rounds=2, clients_per_round=4, checkpoint=saving, progress=False)
         result.save(place / "folder")
         eq.data.write_store(data, place / "store")
     arrays = io.BytesIO()
@@ -203,7 +203,7 @@ def read_checkpointed(place: Path) -> None:
     algorithm = eq.Algorithm(personal=eq.personal.Ditto(1.0), server=eq.server_opt.Adam(lr=0.1))
     saving = Checkpoints(place / "run.safetensors", every=1)
     given = {"rounds": 3, "clients_per_round": 4, "progress": False}
-    found = eq.train(parts.model(), parts.clients(), algorithm, checkpoint=saving, **given)
+    found = eq.train(scenes.softmax(), scenes.plain(), algorithm, checkpoint=saving, **given)
     whole = _whole_run()
     if not torch.equal(found.params, whole):
         raise Finding("a damaged checkpoint ended in another model")
@@ -213,7 +213,7 @@ def read_checkpointed(place: Path) -> None:
 def _whole_run() -> torch.Tensor:
     algorithm = eq.Algorithm(personal=eq.personal.Ditto(1.0), server=eq.server_opt.Adam(lr=0.1))
     given = {"rounds": 3, "clients_per_round": 4, "progress": False}
-    return eq.train(parts.model(), parts.clients(), algorithm, **given).params
+    return eq.train(scenes.softmax(), scenes.plain(), algorithm, **given).params
 
 
 def read_run_folder(place: Path) -> None:

@@ -196,14 +196,42 @@ def write_atomically(path: Path, content: bytes) -> Path:
     return path
 
 
+def remove_unfinished(folder: Path, name: str, *, below: bool = False) -> None:
+    """Remove what writers of files of this name, a pattern, left beside them when they were killed, also `below` the folder.
+
+    It is for one who holds the lock of these files. What a process that still lives is writing stays.
+    """
+    pattern = f".{name}.*.tmp"
+    for beside in folder.rglob(pattern) if below else folder.glob(pattern):
+        writer = beside.name.split(".")[-2]
+        if writer.isdecimal() and not _is_alive(int(writer)):
+            remove(beside)
+
+
+def _is_alive(process: int) -> bool:
+    """Whether a process of this machine lives; where the system cannot say, yes."""
+    if os.name != "posix":  # there, signal 0 is one that acts
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
+
+
 def is_full(failure: BaseException) -> bool:
     """Whether the disk, or the user's part of it, has no room left."""
     return isinstance(failure, OSError) and failure.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
-def locked(file: Path, *, wait: bool) -> Iterator[None]:
-    """Hold the lock of a file, where the system has locks. If another process holds it, `wait` for it, or refuse to work."""
+def locked(file: Path, *, wait: bool, work: Path | None = None) -> Iterator[None]:
+    """Hold the lock of a file, where the system has locks. If another process holds it, `wait` for it, or refuse to work.
+
+    The refusal names `work`, the file that is worked with, or else the folder of the lock.
+    """
     try:
         import fcntl
     except ImportError:  # Windows has no such lock
@@ -214,9 +242,8 @@ def locked(file: Path, *, wait: bool) -> Iterator[None]:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError as failure:
-                raise ConfigError(
-                    f"Another process works in {file.parent}. Wait until it has ended, or stop it first."
-                ) from failure
+                whose = f"with {work}" if work is not None else f"in {file.parent}"
+                raise ConfigError(f"Another process works {whose}. Wait until it has ended, or stop it first.") from failure
             except OSError:  # some network disks have no locks
                 pass
             else:

@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipoise.core.files import locked, write_atomically
+from equipoise.core.files import locked, remove_unfinished, write_atomically
 from equipoise.errors import ConfigError, EquipoiseError
 from equipoise.experiment.family_files import MANIFEST, write_family
 from equipoise.experiment.run_files import RunFolder, refuse_damaged_files, write_outcome
@@ -122,6 +122,7 @@ def run(
         experiment.data.schema.save(folder.schema)
     lock = folder.path / ".lock"
     with locked(lock, wait=False):  # two processes would spoil the log
+        remove_unfinished(folder.path, "*", below=True)
         result = _run(experiment, folder, [JsonLines(folder.rounds), *observers], progress, report)
         lock.unlink(missing_ok=True)
     return result
