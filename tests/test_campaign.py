@@ -250,3 +250,11 @@ def test_a_flipped_byte_in_the_client_table_of_a_familys_member_is_noticed(ragge
     file.write_bytes(content)
     with pytest.raises(EquipoiseError, match=r"clients\.parquet is damaged"):
         read_records(tmp_path / "family")
+
+
+@pytest.mark.parametrize("sent", [1e200, 1.7e308])
+def test_divide_and_conquer_bears_updates_whose_squares_overflow(sent):
+    """Four honest updates (1, 2), (1, 4), (3, 2), (3, 4) and one of ±10²⁰⁰: the mean of the honest ones is (2, 3)."""
+    updates = torch.tensor([[1.0, 2.0], [1.0, 4.0], [3.0, 2.0], [3.0, 4.0], [sent, -sent]], dtype=torch.float64)
+    total, _ = eq.aggregators.DnC(1)(updates, torch.full((5,), 0.2, dtype=torch.float64))
+    assert total.tolist() == pytest.approx([2.0, 3.0])

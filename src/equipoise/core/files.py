@@ -62,7 +62,11 @@ class DurableFile:
             _note("truncate", path, 0)
         self._file = path.open("w+b" if length is None or not path.exists() else "r+b", buffering=0)
         if length is not None:
-            self.truncate(length)
+            try:
+                self.truncate(length)
+            except BaseException:
+                self.close()
+                raise
 
     @classmethod
     def at_end(cls, path: Path) -> DurableFile:
