@@ -206,6 +206,24 @@ def test_two_processes_do_not_go_on_with_one_checkpoint(ragged, tmp_path):
     assert not list(tmp_path.glob("*.lock")) + list(tmp_path.glob(".*"))
 
 
+def test_a_lock_ends_with_the_process_that_holds_it_and_not_with_its_workers(tmp_path):
+    """A forked worker that still computes must not keep the run that was killed from being gone on with."""
+    import os
+    import time
+
+    with files.locked(tmp_path / ".lock", wait=False):
+        worker = os.fork()
+        if worker == 0:
+            time.sleep(60)
+            os._exit(0)
+    try:
+        with files.locked(tmp_path / ".lock", wait=False):
+            pass
+    finally:
+        os.kill(worker, 9)
+        os.waitpid(worker, 0)
+
+
 def test_what_a_killed_writer_left_is_removed_by_the_next_run(ragged, tmp_path):
     import os
 

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from equipoise.errors import ConfigError, NotWritten
 
@@ -253,8 +253,25 @@ def locked(file: Path, *, wait: bool, work: Path | None = None) -> Iterator[None
             else:
                 if not _is_same_file(file, handle.fileno()):  # whoever held the lock has removed the file meanwhile
                     continue
-            yield
+            _held_locks.append(handle)
+            try:
+                yield
+            finally:
+                _held_locks.remove(handle)
             return
+
+
+_held_locks: list[BinaryIO] = []
+
+
+def _leave_locks_to_parent() -> None:
+    """In a forked process: close its copies of held locks, or they would outlive the process that works under them."""
+    for handle in _held_locks:
+        handle.close()
+
+
+if os.name == "posix":
+    os.register_at_fork(after_in_child=_leave_locks_to_parent)
 
 
 def _is_same_file(path: Path, handle: int) -> bool:
