@@ -276,3 +276,17 @@ def test_divide_and_conquer_bears_updates_whose_squares_overflow(sent):
     updates = torch.tensor([[1.0, 2.0], [1.0, 4.0], [3.0, 2.0], [3.0, 4.0], [sent, -sent]], dtype=torch.float64)
     total, _ = eq.aggregators.DnC(1)(updates, torch.full((5,), 0.2, dtype=torch.float64))
     assert total.tolist() == pytest.approx([2.0, 3.0])
+
+
+def test_divide_and_conquer_breaks_ties_by_key_and_not_by_rounding():
+    """Two clients send the same update with other weights: which of them is dropped must not depend on the order."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(40):
+        honest = torch.randn(6, 5, generator=generator, dtype=torch.float64)
+        updates = torch.cat([honest, torch.full((2, 5), 4.0, dtype=torch.float64) + 1e-3 * honest[0]])
+        weights = torch.rand(8, generator=generator, dtype=torch.float64) + 0.1
+        weights, keys = weights / weights.sum(), torch.arange(8)
+        order = torch.randperm(8, generator=generator)
+        first = eq.aggregators.DnC(1)(updates, weights, keys=keys)[0]
+        other = eq.aggregators.DnC(1)(updates[order], weights[order], keys=keys[order])[0]
+        assert torch.allclose(first, other, rtol=1e-12)

@@ -141,8 +141,8 @@ class DnC(AgainstAttackers):
             if (largest := float(part.abs().max())) > _SQUARABLE:
                 part = part / largest  # the direction stays, and squares are finite
             gram = gram_matrix(part, weighted_mean(part, given.weights))
-            values, vectors = torch.linalg.eigh(gram.cpu())
-            scores = vectors[:, -1].square() * values[-1]
+            vectors = torch.linalg.eigh(gram.cpu()).eigenvectors
+            scores = vectors[:, -1].square().div(_TIE).round()  # equal updates have equal scores up to rounding
             order = given.keys.argsort(stable=True)  # ties go by key
             farthest = order[scores[order].argsort(descending=True, stable=True)[:malicious]]
             dropped[farthest] += 1
