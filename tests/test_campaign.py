@@ -16,7 +16,7 @@ import torch
 import equipoise as eq
 from equipoise.core import files
 from equipoise.data import file_access
-from equipoise.errors import EquipoiseError, EquipoiseNotice, InvalidData, NotWritten
+from equipoise.errors import ConfigError, EquipoiseError, EquipoiseNotice, InvalidData, NotWritten
 from equipoise.personal.store import ClientRows
 from equipoise.runs.checkpoint import Checkpoints
 from equipoise.types import Observer
@@ -290,3 +290,54 @@ def test_divide_and_conquer_breaks_ties_by_key_and_not_by_rounding():
         first = eq.aggregators.DnC(1)(updates, weights, keys=keys)[0]
         other = eq.aggregators.DnC(1)(updates[order], weights[order], keys=keys[order])[0]
         assert torch.allclose(first, other, rtol=1e-12)
+
+
+# ------------------------------------------------------------------------------------- found by inputs, in folders and studies
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('"seconds"', '"secnds"'), ('"error_is_loss"', '"error_is_los"'), ('"adjacency"', '"adjac%ncy"'),
+        ('"assumes"', '"assums"'), ('{"event": "end"', '[{"event": "end"'), ('"sha256": {', '"sha256": [{'),
+    ],
+)  # fmt: skip
+def test_a_damaged_end_of_a_log_is_refused(old, new, ragged, tmp_path):
+    from equipoise.experiment.folder import read_record
+
+    noise = eq.privacy.DifferentialPrivacy(None, 1e-2, 0.5, noise_multiplier=0.8, method="rdp")
+    private = eq.Algorithm(privacy=noise, sampler=eq.sampling.Full())
+    eq.train(eq.models.Softmax(4, 3), ragged, private, rounds=1, progress=False).save(tmp_path / "run")
+    log = tmp_path / "run" / "rounds.jsonl"
+    *before, end = log.read_text().splitlines(keepends=True)
+    assert old in end
+    log.write_text("".join([*before, end.replace(old, new)]))
+    with pytest.raises(ConfigError, match="run"):
+        read_record(tmp_path / "run")
+
+
+def test_a_study_of_too_many_seeds_is_refused(tmp_path):
+    from equipoise.experiment.study import read_study
+
+    (tmp_path / "study.toml").write_text("[study]\nseeds = 9223372036854775807\n[train]\nrounds = 1\n")
+    with pytest.raises(ConfigError, match=r"study\.seeds must be at most"):
+        read_study(tmp_path / "study.toml", out=tmp_path / "out")
+
+
+def test_a_sampling_in_a_ledger_that_is_no_number_is_refused():
+    from equipoise.privacy.ledger import LedgerError, unpack_sampling
+
+    for values in (("poisson", {}), ("fixed", 1, None), ("fixed", [], 2)):
+        with pytest.raises(LedgerError, match="nobody knows"):
+            unpack_sampling(values)
+
+
+def test_a_folder_that_a_power_cut_left_with_nothing_finished_in_it_is_empty(tmp_path):
+    """The first file of a run was being written, and its name had not come to the disk."""
+    from equipoise.experiment.folder import claim, refuse_taken
+
+    (tmp_path / ".config.toml.123.tmp").write_bytes(b"half")
+    claim(tmp_path)
+    (tmp_path / ".hidden").write_bytes(b"of somebody")
+    with pytest.raises(ConfigError, match="not empty"):
+        refuse_taken(tmp_path)

@@ -65,7 +65,7 @@ def bounded(chance: random.Random, weights: Tensor, bad: int) -> list[tuple[obje
     if share < 0.5 - 1e-6:
         found += [(aggregators.Median(), "range"), (aggregators.GeometricMedian(), "centre")]
         found += [(aggregators.NormClip(None), "norm"), (aggregators.CentredClipping(None, 2), "doubling")]
-        for fraction in (share, chance.uniform(share, 0.499)):
+        for fraction in (share, max(share, chance.uniform(0, 0.499))):
             found += [(aggregators.TrimmedMean(fraction), "range"), (aggregators.MeaMed(fraction), "width")]
             found.append((aggregators.NNM(aggregators.Median(), fraction), "mixed"))
     size = chance.randint(1, 3)
@@ -146,7 +146,7 @@ def broken(kind: str, rule: object, total: Tensor, honest: Tensor, weights: Tens
             shrink = (rule.radius / away.norm(dim=1).clamp(min=1e-300)).clamp(max=1.0)  # type: ignore[attr-defined]
             without = without + (weights[: clients - bad] * shrink) @ away
         reach = rule.iterations * share * rule.radius  # type: ignore[attr-defined]
-        return None if float((total - without).norm()) <= reach * (1 + ROUNDING) + slack else "moved farther than its bound"
+        return None if float((total - without).norm()) <= reach * 1.001 + slack else "moved farther than its bound"
     own = weights[: clients - bad] / weights[: clients - bad].sum()
     centre = own @ honest
     radius = float((honest - centre).norm(dim=1).max())

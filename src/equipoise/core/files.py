@@ -207,9 +207,14 @@ def remove_unfinished(folder: Path, name: str, *, below: bool = False) -> None:
     """
     pattern = f".{name}.*.tmp"
     for beside in folder.rglob(pattern) if below else folder.glob(pattern):
-        writer = beside.name.split(".")[-2]
-        if writer.isdecimal() and not _is_alive(int(writer)):
+        if is_unfinished(beside) and not _is_alive(int(beside.name.split(".")[-2])):
             remove(beside)
+
+
+def is_unfinished(path: Path) -> bool:
+    """Whether a file is what `write_atomically` writes before it gives it its name; a killed process leaves such files."""
+    parts = path.name.rsplit(".", 2)
+    return path.name.startswith(".") and len(parts) == 3 and parts[1].isdecimal() and parts[2] == "tmp"
 
 
 def _is_alive(process: int) -> bool:

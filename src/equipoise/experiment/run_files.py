@@ -54,10 +54,11 @@ class RunFolder:
             return {}
         for line in reversed(lines):
             try:
-                event: dict[str, Any] = json.loads(line)
-                return event
+                event = json.loads(line.decode("utf-8"))
             except ValueError:  # cut off, or being written
                 continue
+            if isinstance(event, dict):
+                return event
         return {}
 
     @property
