@@ -176,6 +176,20 @@ def test_epsilon_in_the_history_of_a_resumed_run_is_that_of_an_undisturbed_one(r
     assert resumed.epsilon == whole.epsilon
 
 
+def test_epsilon_counts_a_release_whose_line_a_power_cut_took_from_the_ledger(ragged, tmp_path):
+    """Of a round with two releases, the sum and the count of an adaptive clip, one line is lost: ε must not shrink."""
+    noise = eq.privacy.GaussianMechanism(0.5, 0.8, clip_rule=eq.privacy.AdaptiveClip())
+    private = eq.Algorithm(privacy=noise, sampler=eq.sampling.Full())
+    whole = small_run(ragged, tmp_path / "whole", private)
+    with pytest.raises(EquipoiseError, match="killed"):
+        small_run(ragged, tmp_path / "other", private, stop=5)
+    ledger = next((tmp_path / "other").glob("*.ledger.jsonl"))
+    lines = ledger.read_text().splitlines(keepends=True)
+    (place,) = (n for n, line in enumerate(lines) if '"round":2' in line and '"purpose":"count"' in line)
+    ledger.write_text("".join([*lines[:place], "\0" * 40 + "\n", *lines[place + 1 :]]))
+    assert small_run(ragged, tmp_path / "other", private).epsilon == whole.epsilon
+
+
 @pytest.mark.parametrize("kept", ["own models", "solver"])
 def test_a_full_disk_while_rows_are_synced_names_the_file_and_no_observer(kept, ragged, tmp_path, monkeypatch):
     solver = eq.solvers.Adam(lr=0.01, state="kept") if kept == "solver" else eq.solvers.SGD()
