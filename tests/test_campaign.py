@@ -355,3 +355,14 @@ def test_a_folder_that_a_power_cut_left_with_nothing_finished_in_it_is_empty(tmp
     (tmp_path / ".hidden").write_bytes(b"of somebody")
     with pytest.raises(ConfigError, match="not empty"):
         refuse_taken(tmp_path)
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+def test_scaffold_goes_with_statistics_that_a_model_carries(engine, ragged):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.BatchNorm1d(5), torch.nn.Tanh(), torch.nn.Linear(5, 3))
+    algorithm = eq.Algorithm(solver=eq.solvers.Scaffold(eq.solvers.SGD(lr=0.1, batch_size=4)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EquipoiseNotice)
+        found = eq.train(model, ragged, algorithm, rounds=2, clients_per_round=6, engine=engine, progress=False)
+    assert bool(torch.isfinite(found.params).all())

@@ -27,7 +27,7 @@ LIMIT = 120.0  # seconds that a child may take
 TRIES = 15  # after so many disturbances a run is left in peace
 POWER_CUT, REFUSED, NO_DISK = 75, 76, 77  # exit codes of children
 NOBODY = 65534  # a user that may not write to folders of others
-HOW = {"kill": 6, "interrupt": 2, "terminate": 1, "power": 5, "full": 2, "read-only": 1, "two processes": 1, "clock": 1}
+HOW = {"kill": 10, "interrupt": 2, "terminate": 1, "power": 5, "full": 2, "read-only": 1, "two processes": 1, "clock": 1}
 SIGNALS = {"kill": signal.SIGKILL, "interrupt": signal.SIGINT, "terminate": signal.SIGTERM}
 
 

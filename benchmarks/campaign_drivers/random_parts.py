@@ -41,7 +41,7 @@ SOLVERS = (
     solvers.PerFedAvg(lr=0.1), solvers.Adam(lr=0.02, batch_size=4), solvers.AdamW(lr=0.02, batch_size=4),
     solvers.Adam(lr=0.02, batch_size=4, state="kept"), solvers.AdamW(lr=0.02, batch_size=4, state="kept", clip_norm=0.5),
     solvers.Adam(lr=0.02, batch_size=4, schedule=solvers.Constant(warmup=2), prox=0.3, straggler_share=0.4, epochs=2),
-    solvers.Scaffold(SGD), solvers.Scaffold(solvers.SGD(lr=0.1, epochs=3, momentum=0.4, straggler_share=0.5)),
+    solvers.FedDyn(0.3, SGD), solvers.SGD(lr=0.1, batch_size=4, momentum=0.5, dampening=0.5), solvers.Scaffold(SGD), solvers.Scaffold(solvers.SGD(lr=0.1, epochs=3, momentum=0.4, straggler_share=0.5)),
 )  # fmt: skip
 AGGREGATORS = (
     aggregators.WeightedMean(), aggregators.Median(), aggregators.TrimmedMean(0.2), aggregators.GeometricMedian(),
@@ -66,7 +66,7 @@ PERSONAL = (
     personal.L2SGD(1.0), personal.Finetuning(2), personal.EWC(1.0, epochs=2), personal.SymmetrisedKL(0.5, epochs=2),
     personal.APFL(), personal.APFL(0.7, mix_lr=0.1), personal.Mapper(), personal.Split(kept="*bias*"), personal.FedBN(),
     personal.FedPer(HEAD[2]), personal.FedRep(HEAD[0], kept_epochs=2), personal.FedBABU(HEAD[1], finetuning=2),
-    personal.LGFedAvg(HEAD[0]), personal.Mocha(0.1, solver=solvers.SGD(lr=0.05)),
+    personal.LGFedAvg(HEAD[0]), personal.PFedMe(2.0, steps=2), personal.Mocha(0.1, solver=solvers.SGD(lr=0.05)),
 )  # fmt: skip
 PRIVACY = (
     None, privacy.SecureAggregation(), privacy.GaussianMechanism(0.5, 0.3),
