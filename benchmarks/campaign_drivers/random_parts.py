@@ -41,7 +41,8 @@ SOLVERS = (
     solvers.PerFedAvg(lr=0.1), solvers.Adam(lr=0.02, batch_size=4), solvers.AdamW(lr=0.02, batch_size=4),
     solvers.Adam(lr=0.02, batch_size=4, state="kept"), solvers.AdamW(lr=0.02, batch_size=4, state="kept", clip_norm=0.5),
     solvers.Adam(lr=0.02, batch_size=4, schedule=solvers.Constant(warmup=2), prox=0.3, straggler_share=0.4, epochs=2),
-    solvers.FedDyn(0.3, SGD), solvers.SGD(lr=0.1, batch_size=4, momentum=0.5, dampening=0.5), solvers.Scaffold(SGD), solvers.Scaffold(solvers.SGD(lr=0.1, epochs=3, momentum=0.4, straggler_share=0.5)),
+    solvers.FedDyn(0.3, SGD), solvers.SGD(lr=0.1, batch_size=4, momentum=0.5, dampening=0.5),
+    solvers.Scaffold(SGD), solvers.Scaffold(solvers.SGD(lr=0.1, epochs=3, momentum=0.4, straggler_share=0.5)),
 )  # fmt: skip
 AGGREGATORS = (
     aggregators.WeightedMean(), aggregators.Median(), aggregators.TrimmedMean(0.2), aggregators.GeometricMedian(),

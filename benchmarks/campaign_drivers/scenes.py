@@ -157,7 +157,8 @@ def tabular() -> nn.Module:
 ATTACKS: tuple[Any, ...] = (
     attacks.LabelPoisoning(0.3, 1), attacks.LabelFlip(0.3, 1), attacks.RandomUpdates(0.3, 1), attacks.SignFlip(0.3, 1),
     attacks.ModelReplacement(0.2, 1), attacks.ModelReplacement(0.2, 1, update="negated"), attacks.ALIE(0.3, 1, factor=1.5),
-    attacks.Backdoor(0.3, 1, patch=1, boost=2.0), attacks.IPM(0.3, 1), attacks.Mimic(0.3, 1), attacks.MinMax(0.3, 1), attacks.MinMax(0.3, 1, direction="sign"),
+    attacks.Backdoor(0.3, 1, patch=1, boost=2.0),
+    attacks.IPM(0.3, 1), attacks.Mimic(0.3, 1), attacks.MinMax(0.3, 1), attacks.MinMax(0.3, 1, direction="sign"),
 )  # fmt: skip
 KINDS: dict[str, tuple[Callable[..., eq.FederatedData], Callable[[], nn.Module], bool]] = {
     "softmax": (plain, softmax, True),
