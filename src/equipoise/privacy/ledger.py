@@ -21,10 +21,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from equipoise.core.files import GrowingFile
-    if not all(map(is_number, numbers)):
-        raise LedgerError(f"A ledger names a sampling {values!r} that nobody knows.")
-    if kind in ("poisson", "node poisson") and len(numbers) == 1:
-        return PoissonSampling(float(numbers[0]), kind == "node poisson")
+from equipoise.errors import EquipoiseError, NotWritten, is_number
+from equipoise.privacy.accounting import Method, epsilon_of, gaussian_epsilon
 from equipoise.privacy.releases import CohortEvent, FixedSampling, NoSampling, PoissonSampling, Release, Sampling
 
 FILE = "ledger.jsonl"
@@ -182,15 +180,10 @@ def pack_sampling(sampling: Sampling) -> tuple[str | float, ...]:
 def unpack_sampling(values: Sequence[str | float]) -> Sampling:
     """The sampling that `pack_sampling` made plain; LedgerError for anything else."""
     kind, *numbers = values or ("",)
-<<<<<<< HEAD
     if not all(map(is_number, numbers)):
         raise LedgerError(f"A ledger names a sampling {values!r} that nobody knows.")
-    if kind == "poisson" and len(numbers) == 1:
-        return PoissonSampling(float(numbers[0]))
-=======
     if kind in ("poisson", "node poisson") and len(numbers) == 1:
         return PoissonSampling(float(numbers[0]), kind == "node poisson")
->>>>>>> main
     if kind == "fixed" and len(numbers) == 2:
         return FixedSampling(int(numbers[0]), int(numbers[1]))
     if kind == "everyone" and not numbers:
