@@ -225,17 +225,22 @@ def test_a_lock_ends_with_the_process_that_holds_it_and_not_with_its_workers(tmp
     import os
     import time
 
+    told, tell = os.pipe()
     with files.locked(tmp_path / ".lock", wait=False):
         worker = os.fork()
         if worker == 0:
+            os.write(tell, b"begun")
             time.sleep(60)
             os._exit(0)
+        os.read(told, 5)
     try:
         with files.locked(tmp_path / ".lock", wait=False):
             pass
     finally:
         os.kill(worker, 9)
         os.waitpid(worker, 0)
+        os.close(told)
+        os.close(tell)
 
 
 def test_what_a_killed_writer_left_is_removed_by_the_next_run(ragged, tmp_path):
