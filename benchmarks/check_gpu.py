@@ -89,7 +89,7 @@ def in_double(device: str) -> None:
 
 
 def with_statistics(device: str) -> None:
-    """Running statistics: batched without padding, and one by one where a batch has one example, in float64."""
+    """Running statistics: batched without padding, and side by side where a batch has one example, in float64."""
     nn = torch.nn
     network = nn.Sequential(
         nn.Unflatten(1, (1, 28)), nn.Conv2d(1, 4, 5, 2), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
@@ -98,13 +98,13 @@ def with_statistics(device: str) -> None:
     data = images()
     task = Task.of(network).fitted(data)
     cohort = eq.sampling.Full()(0, torch.full((len(SIZES),), 0.1, dtype=torch.float64), clients_per_round=1, seed=5)
-    for path, batch_size in (("batched autograd", 13), ("one by one", 4)):  # of 5 examples, fours leave one over
+    for path, batch_size in (("batched autograd", 13), ("side by side", 4)):  # of 5 examples, fours leave one over
         solver = eq.solvers.SGD(lr=0.05, batch_size=batch_size, epochs=2)
         check_engine(eq.engines.Simulator(device=device), task=task, data=data, solver=solver, tolerance=1e-8)
         engine = eq.engines.Simulator(device=device).start(task, data)
         engine.updates(task.read_model().to(device), cohort, solver)
         must_be_taken(engine, path, f"running statistics, {solver}")
-    print("float64: running statistics agree with the loop on the CPU, batched and one by one")
+    print("float64: running statistics agree with the loop on the CPU, batched and side by side")
 
 
 def in_single(device: str) -> None:

@@ -22,7 +22,7 @@ from equipoise.engines.simulator.local_work import LocalPath, Worker
 _TURNS = 2  # after one that captures graphs
 _CLEARLY = 0.95  # of the time of the path that comes first: another one must be faster than this to be taken instead
 _FEW = 16  # clients that paths are tried with which do not batch them
-_DIFFERENCE = 1e-2  # of the update, by which two paths may differ: rounding alone may reach a thousandth
+_DIFFERENCE, _ROUGH = 1e-2, 0.5  # of the update, by which two paths may differ by rounding, also in reduced precision
 
 
 def measured_on_device(
@@ -47,7 +47,7 @@ def measured_on_device(
             continue
         if expected is None:
             expected = updates[:_FEW].clone()
-        elif not _agree(updates[: len(expected)], expected[: len(updates)]):
+        elif not _agree(updates, expected[: len(updates)], _ROUGH if worker.place.precision.reduced else _DIFFERENCE):
             continue
         seconds[Choice(path=path.name)] = taken / len(few)
     if not seconds:
@@ -79,6 +79,7 @@ def _timed(worker: Worker, work: Assignment, path: LocalPath) -> tuple[Tensor, f
     return updates, best
 
 
-def _agree(updates: Tensor, expected: Tensor) -> bool:
+def _agree(updates: Tensor, expected: Tensor, share: float) -> bool:
+    """Whether the first updates are those expected, up to a share of their length; what is not finite says nothing."""
     difference = (updates[: len(expected)] - expected).norm()
-    return bool(difference <= _DIFFERENCE * expected.norm()) or not bool(torch.isfinite(expected).all())
+    return bool(difference <= share * expected.norm()) or not bool(torch.isfinite(expected).all())
