@@ -13,7 +13,7 @@ from torch import Tensor
 from equipoise import aggregators, averaging, risk, sampling, server_opt, solvers
 from equipoise.core.abilities import AlgorithmTraits, algorithm_traits, is_part, read
 from equipoise.data.clients import ClientSet
-from equipoise.drift_rules import refuse_unfit_for_correction, refuse_unfit_for_normalising
+from equipoise.drift_rules import refuse_unfit_for_buffer, refuse_unfit_for_correction, refuse_unfit_for_normalising
 from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter, require
 from equipoise.types import (
     Aggregator,
@@ -112,6 +112,7 @@ class Algorithm:
             warnings.warn(EquipoiseNotice(liars_text(self)), stacklevel=3)
         refuse_unfit_for_normalising(self)
         refuse_unfit_for_correction(self)
+        refuse_unfit_for_buffer(self)
         if traits.personal.check is not None:
             traits.personal.check(self)
         if self.privacy is not None:

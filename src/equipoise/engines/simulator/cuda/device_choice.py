@@ -47,8 +47,11 @@ def measured_on_device(
             continue
         if expected is None:
             expected = updates[:_FEW].clone()
-        elif not _agree(updates, expected[: len(updates)], _ROUGH if worker.place.precision.reduced else _DIFFERENCE):
-            continue
+        else:
+            differing = _difference(updates, expected[: len(updates)])
+            if differing > (_ROUGH if worker.place.precision.reduced else _DIFFERENCE):
+                path.decline(f"its updates differ from those of {first.name} by {differing:.1e} of their length")
+                continue
         seconds[Choice(path=path.name)] = taken / len(few)
     if not seconds:
         return None
@@ -79,7 +82,8 @@ def _timed(worker: Worker, work: Assignment, path: LocalPath) -> tuple[Tensor, f
     return updates, best
 
 
-def _agree(updates: Tensor, expected: Tensor, share: float) -> bool:
-    """Whether the first updates are those expected, up to a share of their length; what is not finite says nothing."""
-    difference = (updates[: len(expected)] - expected).norm()
-    return bool(difference <= share * expected.norm()) or not bool(torch.isfinite(expected).all())
+def _difference(updates: Tensor, expected: Tensor) -> float:
+    """By how much the first updates differ from those expected, as a share of their length; 0 where they are not finite."""
+    if not bool(torch.isfinite(expected).all()):
+        return 0.0
+    return float((updates[: len(expected)] - expected).norm() / expected.norm().clamp(min=1e-30))

@@ -301,8 +301,8 @@ class StepBuffers:
 
         def body() -> None:  # begins by setting all that it changes, so that a trial leaves nothing behind
             self.begin(plan)
-            for clients, batch in plan.steps:
-                self._body(clients, batch)
+            for number, (clients, batch) in enumerate(plan.steps):
+                self._body(clients, batch, number)
             answers.append(self.end(plan))
 
         graph = captured(body, body, 1, self.pool)
@@ -364,13 +364,13 @@ class StepBuffers:
         return self.gradients_of is stacked_gradients and self.shape.sgd.is_plain
 
     def _gradients(
-        self, weights: dict[str, Tensor], clients: int, batch: int, factors: Tensor | None = None
+        self, weights: dict[str, Tensor], clients: int, batch: int, factors: Tensor | None = None, number: int | None = None
     ) -> tuple[dict[str, Tensor], Tensor]:
-        rows = self.rows.index_select(0, self.number)[0, :clients, :batch]
-        shares = self.shares.index_select(0, self.number)[0, :clients, :batch]
+        rows = self._at(self.rows, number)[:clients, :batch]
+        shares = self._at(self.shares, number)[:clients, :batch]
         x, y = self.place.clients.inputs(rows, self.dtype), self.place.clients.targets(rows, self.dtype)
         with self.place.precision.forward(self.device):
-            keys = self.mask_keys.index_select(0, self.number)[0, :clients] if self.drops else None
+            keys = self._at(self.mask_keys, number)[:clients] if self.drops else None
             return self.gradients_of(self.place.task, weights, ExampleBatch(x, y, shares, False, keys=keys, factors=factors))
 
     def step(self, clients: int, batch: int) -> None:
@@ -398,12 +398,16 @@ class StepBuffers:
             self.velocity[name].copy_(value)
         return graph.replay
 
-    def _body(self, clients: int, batch: int) -> None:
+    def _at(self, table: Tensor, number: int | None) -> Tensor:
+        """What a table holds of a step: that of a number, or the one that the device counts to."""
+        return table[number] if number is not None else table.index_select(0, self.number)[0]
+
+    def _body(self, clients: int, batch: int, number: int | None = None) -> None:
         """W ← w − rate · (g + λ w + μ (w − w^t)), or with momentum; a client that has finished has the rate 0."""
         sgd = self.shape.sgd
         weights = {name: value[:clients] for name, value in self.weights.items()}
-        rates = self.rates.index_select(0, self.number)[0, :clients]
-        gradients, losses = self._gradients(weights, clients, batch, rates if self.scaled else None)
+        rates = self._at(self.rates, number)[:clients]
+        gradients, losses = self._gradients(weights, clients, batch, rates if self.scaled else None, number)
         starts = self.place.task.layout.unflatten(self.start)
         with torch.no_grad():
             if self.scaled:
@@ -417,6 +421,9 @@ class StepBuffers:
                 if sgd.momentum:
                     gradient = self.velocity[name][:clients].mul_(sgd.momentum).add_(gradient)
                 value.addcmul_(rate, gradient, value=-1)
+            if number is not None:
+                self.losses[number, :clients] = losses
+                return
             self.losses[:, :clients].index_copy_(0, self.number, losses.unsqueeze(0))
             self.number += 1
 
