@@ -137,6 +137,7 @@ SAMPLERS = [
     sampling.Uniform(share=0.5),
     sampling.Proportional(),
     sampling.Poisson(),
+    sampling.NodePoisson(),
     sampling.Full(),
     sampling.FedBuff(buffer=2),
     sampling.Availability(),

@@ -84,6 +84,11 @@ class Algorithm:
                 "sampling.Proportional() draws clients by their base weights, which weights='uniform' makes equal.",
                 "Use sampling.Uniform() with weights='uniform', or weights='examples'.",
             )
+        if traits.sampler.by_nodes and not (self.private and traits.privacy.sums_alone):
+            raise IncompatibleParts(
+                f"{self.sampler!r} has nodes keep to themselves who takes part, and they need noise of their own to hide it.",
+                'Use privacy=privacy.DifferentialPrivacy(…, noise="distributed"), or sampling.Poisson().',
+            )
         if traits.risk.full_participation and not traits.sampler.everyone:
             raise IncompatibleParts(
                 f"{self.risk!r} keeps a mixture over all clients and moves it by everyone's loss in every round, but "

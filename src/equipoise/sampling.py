@@ -112,6 +112,30 @@ class Poisson:
 
 
 @dataclass(frozen=True)
+class NodePoisson:
+    """Every node decides by a coin of its own, with probability m/n, whether its client is in the round; nobody else knows.
+
+    For differential privacy with distributed noise alone. In a federation every connected node answers every round with the
+    same messages, does the full local work and adds its share of noise, whatever its coin says; tails add nothing else. The
+    server then does not know who is in a cohort, so that amplification by sampling counts against the server and the other
+    nodes, too. The price is that all n nodes work in each round, where `Poisson` asks m of them. A node has one coin per
+    round for all purposes, and keeps it when the round is tried again. In a simulation cohorts are those of `Poisson`, and
+    all clients add their shares of noise.
+
+    Source: the sampling of `Poisson`, with coins that clients keep to themselves (cf. random check-ins, Balle et al. 2020).
+    """
+
+    pure: ClassVar[bool] = True
+    accounted: ClassVar[bool] = True
+    independent: ClassVar[bool] = True
+    by_nodes: ClassVar[bool] = True
+
+    def __call__(self, round_index: int, alpha: Tensor, *, clients_per_round: int, seed: int) -> Cohort:
+        """The clients whose coin of probability `clients_per_round` / n shows heads; perhaps nobody."""
+        return Poisson()(round_index, alpha, clients_per_round=clients_per_round, seed=seed)
+
+
+@dataclass(frozen=True)
 class Full:
     """Every client, every round; `clients_per_round` is not used.
 

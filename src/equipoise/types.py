@@ -417,6 +417,7 @@ class SamplerTraits:
 
     everyone: bool = False  # whether all clients take part in every round
     independent: bool = False  # whether each client takes part by a coin of its own (Poisson)
+    by_nodes: bool = False  # whether that coin is the node's secret, and all nodes answer alike (NodePoisson)
     by_weight: bool = False  # whether clients are drawn by their base weights
     accounted: bool = field(default=False, metadata=OWN)  # whether the privacy accountant knows these cohorts
     share: float = 1.0  # of clients_per_round that is drawn
