@@ -57,8 +57,8 @@ def test_who_is_in_the_tail_from_the_mass_of_the_sum(monkeypatch):
         )  # fmt: skip
     seen, original = {}, protections.RoundSums.updates
 
-    def watched(self, cohort, ask, params, solver):
-        total, survivors = original(self, cohort, ask, params, solver)
+    def watched(self, cohort, workers, ask, params, solver):
+        total, survivors = original(self, cohort, workers, ask, params, solver)
         seen[cohort.round] = {client: ask(client)["base"] for client in survivors}, float(total[-1]) * 2.0**-24
         return total, survivors
 
