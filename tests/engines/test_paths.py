@@ -33,6 +33,7 @@ NAMES = (
     "linear blocks",
     "hand-written ConvNet",
     "batched autograd",
+    "recorded steps",
     "one by one",
 )
 

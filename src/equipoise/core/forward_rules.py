@@ -25,12 +25,12 @@ class ForwardRules(TorchFunctionMode):
 
     `key` is one int64 number, under vmap one for each client, that fixes the masks of dropout; None leaves dropout to torch.
     With `batched`, attention, recurrent layers and bags of embeddings are written out; else only where they have dropout.
-    `calls` counts the calls of dropout that had an effect.
+    `draw` gives the masks where they have been drawn already. `calls` counts the calls of dropout that had an effect.
     """
 
-    def __init__(self, key: Tensor | None, *, batched: bool) -> None:
+    def __init__(self, key: Tensor | None, *, batched: bool, draw: dropout.Draw | None = None) -> None:
         super().__init__()
-        self.key, self.batched, self.calls = key, batched, 0
+        self.key, self.batched, self.draw, self.calls = key, batched, draw, 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         rule = _RULES.get(func)
@@ -50,7 +50,7 @@ class ForwardRules(TorchFunctionMode):
         if self.key is None:
             raise RuntimeError("dropout without a key")
         self.calls += 1
-        return dropout.dropout(x, p, self.key, self.calls, features=features, alpha=alpha)
+        return dropout.dropout(x, p, self.key, self.calls, features=features, alpha=alpha, draw=self.draw)
 
 
 Rule = Callable[..., Any]
