@@ -16,6 +16,7 @@ from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.engines.simulator.calibration import Choice
+from equipoise.engines.simulator.cuda.side_by_side import SideBySide, SideBySideChannelsLast
 from equipoise.engines.simulator.cuda.step_graphs import StepGraphs
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -63,9 +64,10 @@ def test_every_path_agrees_with_the_loop(name):
     engine = Simulator(chunk_size=2, workers=1).start(task, data)
     assert engine.unvectorised is None
     carried = task.carried.size > 0  # which step graphs leave to others
-    for path in ("batched autograd", "one by one", *(() if carried else ("step graphs",))):
-        if path == "step graphs":
-            engine.workers.own.path(StepGraphs.name).obstacle = None  # on a CPU, too, where nothing is captured
+    captured = (SideBySide.name, SideBySideChannelsLast.name, *(() if carried else (StepGraphs.name,)))
+    for path in ("batched autograd", "one by one", "recorded steps", *captured):
+        if path in captured:
+            engine.workers.own.path(path).obstacle = None  # on a CPU, too, where nothing is captured
         engine.use(Choice(path=path))
         engine.workers.own.candidates(engine._rule(solver, 0), None)  # forgets who was asked
         for found, expected in zip(results(engine, task, solver, 3), wanted, strict=True):
@@ -78,7 +80,7 @@ def test_masks_of_dropout_do_not_depend_on_chunks_workers_or_path(name):
     task, data = task_and_data(name, (7, 5, 4, 2))
     solver, cohort, params = eq.solvers.SGD(lr=0.05, batch_size=3, epochs=2), everyone(4), task.read_model()
     wanted = Loop().start(task, data).updates(params, cohort, solver).update
-    for chunk, workers, path in ((1, 1, None), (3, 1, None), (2, 2, None), (4, 2, "one by one")):
+    for chunk, workers, path in ((1, 1, None), (3, 1, None), (2, 2, None), (4, 2, "one by one"), (4, 2, "recorded steps")):
         engine = Simulator(chunk_size=chunk, workers=workers).start(task, data)
         engine.use(Choice(path=path))
         found = engine.updates(params, cohort, solver).update

@@ -46,24 +46,41 @@ _known_indices = lru_cache(maxsize=64)(_indices)
 def kept(key: Tensor, call: int, shape: Sequence[int], level: int) -> Tensor:
     """Which elements of a tensor are kept, (*shape,) bool, each with probability level / 2¹⁶, 0 < level < 2¹⁶.
 
-    `key` is one int64 number; under `torch.func.vmap` one for each client.
+    `key` is one int64 number, or a tensor of them (k,): then there is a mask for each, (k, *shape).
     """
     shape = tuple(shape) or (1,)
     words = (*shape[:-1], -(-shape[-1] // _LANES))
     # A tensor that is made while a CUDA graph is captured has no values yet: none is kept there.
     indices = (_known_indices if key.device.type == "cpu" else _indices)(words, key.device)
-    bits = mix_((key + signed(name_key(f"call {call}"))) + indices)
+    bits = mix_((key + signed(name_key(f"call {call}"))).view(*key.shape, *(1,) * len(words)) + indices)
     return bits.view(torch.int16)[..., : shape[-1]] < level - _LEVELS // 2
+
+
+class _KeptByClient(torch.autograd.Function):
+    """`kept` under `torch.func.vmap`, which cannot batch a view of another type in every version of torch."""
+
+    @staticmethod
+    def forward(key: Tensor, call: int, shape: Sequence[int], level: int) -> Tensor:
+        return kept(key, call, shape, level)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, key: Tensor, call: int, shape: Sequence[int], level: int) -> tuple[Tensor, int]:
+        return kept(key.movedim(in_dims[0], 0), call, shape, level), 0
 
 
 Draw = Callable[[int, tuple[int, ...], int, float, torch.dtype], Tensor]  # call, shape, level, factor and type: the noise
 
 
-def noise_of(key: Tensor) -> Draw:
-    """Noise under a key: `factor` where an element is kept, else 0."""
+def noise_of(key: Tensor, *, batched: bool = False) -> Draw:
+    """Noise under a key: `factor` where an element is kept, else 0; `batched` says that `torch.func.vmap` is at work."""
 
     def draw(call: int, shape: tuple[int, ...], level: int, factor: float, dtype: torch.dtype) -> Tensor:
-        return kept(key, call, shape, level).to(dtype).mul_(factor)
+        mask: Tensor = (_KeptByClient.apply if batched else kept)(key, call, shape, level)
+        return mask.to(dtype).mul_(factor)
 
     return draw
 
@@ -101,7 +118,7 @@ def dropout(
 ) -> Tensor:
     """Dropout of a share p of the elements of x; with `features` of whole channels x[n, c], with `alpha` by alpha dropout.
 
-    `draw` gives the noise that `noise_of(key)` gives, where it has been drawn already.
+    `draw` gives the noise, else `noise_of(key)`.
     """
     level = round((1 - p) * _LEVELS)
     if x.numel() == 0 or level == _LEVELS:

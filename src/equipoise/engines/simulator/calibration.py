@@ -34,7 +34,7 @@ from equipoise.engines.simulator.workers import Workers, can_fork, one_thread, t
 
 _WORTH = 2e7  # examples × parameters of a round: below this, everything is one chunk and nothing is measured
 _WORTH_SECONDS = 0.01  # of a round by plain autograd, estimated: the same for models without a path of their own
-_SCHEME = "two turns or more, whole chunks, recorded steps"  # to be changed with what is measured: old choices are then not used
+_SCHEME = "two turns or more, whole chunks, recorded steps"  # change it with what is measured: old choices are then not used
 _SECONDS, _MOST_SECONDS = 0.5, 2.5  # or a round, if that is between them: after this no third or later turn begins
 _TURNS = (3.0, 1.3, 1.3, 1.3)  # how much slower than the best a choice may be so far to get another turn
 _TURN, _SHORTEST, _LONGEST = 0.25, 0.02, 0.6  # seconds that a turn of one choice takes, about
@@ -259,7 +259,8 @@ def _name(task: CalibrationTask) -> str:
     """What a choice depends on: the machine, the model, the kind of work, and what was asked for."""
     queue, worker, solver = task.queue, task.worker, task.rule.solver
     work = (
-        type(worker.task.module).__qualname__, zlib.crc32(repr(worker.task.module).encode()), queue.models.shape[1], str(queue.models.dtype),
+        type(worker.task.module).__qualname__, zlib.crc32(repr(worker.task.module).encode()),
+        queue.models.shape[1], str(queue.models.dtype),
         shown_shape(worker.clients.x), type(solver).__qualname__, solver.batch_size, queue.own,
         min(1 << (len(queue) - 1).bit_length(), 1024), (task.given.chunk_size, task.given.workers, worker.place.compiled),
     )  # fmt: skip

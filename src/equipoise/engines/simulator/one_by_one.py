@@ -158,7 +158,7 @@ class OneByOne(LocalPath):
         return torch.stack(losses).double().mean() if losses else None
 
     def _blocks(self, work: ChunkWork, place: int) -> Iterator[tuple[int, list[tuple[Any, Any]]]]:
-        """Inputs and targets of the steps of one client, for some steps at a time that are little memory: the first's number."""
+        """Inputs and targets of one client's steps, as many at a time as are little memory, with the number of the first."""
         clients, chunk, dtype = self.place.clients, work.chunk, self.place.task.layout.dtype
         first, size, steps = work.first_rows[place], int(chunk.sizes[place]), int(chunk.steps[place])
         each = max(1, _AT_ONCE // max(1, clients.features * min(work.rule.solver.batch_size or size, size)))

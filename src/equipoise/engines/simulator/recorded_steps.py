@@ -87,7 +87,7 @@ class RecordedSteps(LocalPath):
 
 
 class RecordedBatches:
-    """Programs for the batches of the clients at a workplace: full ones, and smaller last ones if most clients have the same."""
+    """Programs for batches of the clients at a workplace: full ones, and smaller last ones if most clients have the same."""
 
     def __init__(self, place: Workplace, rule: LocalRule) -> None:
         if rule.traits.split is not None:
@@ -177,7 +177,9 @@ class RecordedBatch:
         large, batches = (clients.host_sizes >= size).nonzero().flatten(), []
         for k, backwards in ((int(large[0]), False), (int(large[-1]), True)):
             here = clients.rows(k)
-            rows = torch.arange(here.stop - size, here.stop).flip(0) if backwards else torch.arange(here.start, here.start + size)
+            rows = (
+                torch.arange(here.stop - size, here.stop).flip(0) if backwards else torch.arange(here.start, here.start + size)
+            )
             batches.append((clients.inputs(rows, dtype), clients.targets(rows, dtype)))
         return batches
 
@@ -260,4 +262,4 @@ def _outside_state(module: nn.Module) -> list[Any]:
         for key, value in vars(part).items()
         if isinstance(value, plain)
     ]
-    return [attributes, random.getstate(), np.random.get_state()[2], np.random.get_state()[1].tolist()]  # noqa: NPY002
+    return [attributes, random.getstate(), np.random.get_state()[2], np.random.get_state()[1].tolist()]
