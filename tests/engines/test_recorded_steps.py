@@ -7,7 +7,7 @@ import pytest
 import torch
 from taken import everyone
 from torch import nn
-from torch.nn import functional as F
+from torch.nn import functional
 
 import equipoise as eq
 from equipoise.core.task import Task
@@ -65,9 +65,9 @@ class Dropping(nn.Module):
         self.norm = nn.LayerNorm(12)
 
     def forward(self, x):
-        x = F.silu(self.norm(F.dropout(self.layers["a"](x), 0.3, self.training)))
-        x = F.alpha_dropout(x, 0.2, self.training)
-        return self.layers["b"](F.dropout1d(x.unsqueeze(1), 0.1, self.training).squeeze(1))
+        x = functional.silu(self.norm(functional.dropout(self.layers["a"](x), 0.3, self.training)))
+        x = functional.alpha_dropout(x, 0.2, self.training)
+        return self.layers["b"](functional.dropout1d(x.unsqueeze(1), 0.1, self.training).squeeze(1))
 
 
 class Changing(nn.Module):

@@ -133,4 +133,5 @@ def dropout(
         return x * noise
     scale = ((_SELU**2 * (1 - share) + 1) * share) ** -0.5
     shift = (noise - 1).mul_(_SELU * scale).add_(_SELU * scale * (1 - share))
-    return x * (noise * scale) + shift
+    dropped: Tensor = x * (noise * scale) + shift
+    return dropped

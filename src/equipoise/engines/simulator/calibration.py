@@ -188,9 +188,9 @@ def _first_path(task: CalibrationTask) -> LocalPath | None:
 
 def _one_client_path(task: CalibrationTask) -> str:
     """The path that does one client after another: with recorded steps where steps can be recorded."""
-    recorded = task.worker.path(RecordedSteps.name)
-    able = isinstance(recorded, RecordedSteps) and task.worker.why_not(recorded, task.rule) is None
-    return recorded.name if able and recorded.why_not_recorded(task.rule) is None else OneByOne.name
+    (recorded,) = (path for path in task.worker.paths if isinstance(path, RecordedSteps))
+    why_not = task.worker.why_not(recorded, task.rule) or recorded.why_not_recorded(task.rule)
+    return recorded.name if why_not is None else OneByOne.name
 
 
 def batched_sizes(largest: int) -> list[int]:

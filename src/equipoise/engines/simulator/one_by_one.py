@@ -99,8 +99,8 @@ class OneByOne(LocalPath):
         keys, starts, carried = work.mask_keys, work.starts.rows(), work.starts.carried_rows()
         moments = None if carried is None else torch.empty(carried.shape, dtype=torch.float64)
         seen = torch.zeros(len(chunk), dtype=torch.float64, device=device)
-        sums = _Sums(work, task) if work.weights is not None and len(starts) == 1 else None
-        updates = work.new_updates() if sums is None else None
+        sums = _UpdateSums(work, task) if work.weights is not None and len(starts) == 1 else None
+        updates = work.new_updates() if sums is None else starts[:0]
         start = list(task.layout.unflatten(starts[0]).values())
         for place in range(len(chunk)):
             if len(starts) > 1:
@@ -119,7 +119,7 @@ class OneByOne(LocalPath):
                 if sums is not None:
                     torch._foreach_sub_(self.leaves, start)
                     sums.add(place, self.leaves)
-                if updates is not None:
+                else:
                     change = list(task.layout.unflatten(updates[place]).values())
                     torch._foreach_copy_(change, self.leaves)
                     torch._foreach_sub_(change, start)
@@ -189,7 +189,7 @@ class OneByOne(LocalPath):
         return ChunkResult(work.chunk, updates, torch.cat(losses), rows, carried)
 
 
-class _Sums:
+class _UpdateSums:
     """The weighted sum of the updates of clients with one start, and the squared norm of each: no update is kept."""
 
     def __init__(self, work: ChunkWork, task: Task) -> None:

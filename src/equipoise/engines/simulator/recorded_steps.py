@@ -262,4 +262,4 @@ def _outside_state(module: nn.Module) -> list[Any]:
         for key, value in vars(part).items()
         if isinstance(value, plain)
     ]
-    return [attributes, random.getstate(), np.random.get_state()[2], np.random.get_state()[1].tolist()]
+    return [attributes, random.getstate(), repr(np.random.get_state(legacy=False))]

@@ -26,9 +26,9 @@ class StepCost:
     products_per_example: float = 0.0
 
 
-class _Counter(TorchDispatchMode):
+class _CountedOperations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.operations, self.products = 0, 0.0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -58,7 +58,7 @@ _known: WeakKeyDictionary[Workplace, StepCost] = WeakKeyDictionary()
 
 
 def _counted(place: Workplace) -> StepCost:
-    task, clients, counter = place.task, place.clients, _Counter()
+    task, clients, counter = place.task, place.clients, _CountedOperations()
     rows = torch.arange(_EXAMPLES) % max(1, min(_EXAMPLES, int(clients.host_sizes[0])))
     buffers = {name: value.clone() for name, value in task.module.named_buffers()}
     params = task.layout.read(task.module).requires_grad_()

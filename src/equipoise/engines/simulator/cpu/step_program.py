@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.jit._fuser import optimized_execution
 
 from equipoise.engines.simulator.cpu.step_recorder import NotRecordable, Operation, Recording, Value
 from equipoise.types import SgdRule
@@ -48,7 +49,7 @@ class StepProgram:
         momentum: Sequence[Tensor], lr: float,
     ) -> list[Tensor]:  # fmt: skip
         """Take a step with each of `inputs`, on the parameters in place: the losses before each step."""
-        with torch.inference_mode() if self.inference else torch.enable_grad(), torch.jit.optimized_execution(False):
+        with torch.inference_mode() if self.inference else torch.enable_grad(), optimized_execution(False):
             given = (list(parameters), self.constants, [list(each) for each in inputs], list(starts), list(momentum), lr)
             losses: list[Tensor] = self._unit.steps(*given)
         return losses

@@ -79,9 +79,9 @@ def record_step(run: Callable[[], Sequence[Tensor | None]], inputs: Sequence[Ten
     return recorder.recording
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, inputs: Sequence[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.recording = Recording(len(inputs))
         self._known: dict[int, Value] = {}
         self._held: list[Tensor] = []  # so that no other tensor gets the identity of one that is gone
