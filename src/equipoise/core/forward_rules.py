@@ -114,6 +114,15 @@ def _step_cell(kind: str, rules: ForwardRules, func: Any, *args: Any) -> Any:
     return written_out.one_cell(kind, *args) if rules.batched else func(*args)
 
 
+def _embed(rules: ForwardRules, func: Any, input: Tensor, weight: Tensor, padding_idx: int | None = None,
+           max_norm: float | None = None, *args: Any, **options: Any) -> Any:  # fmt: skip
+    """`embedding` with a padding row, whose gradient `torch.func.vmap` gets wrong for all clients but the first."""
+    special = max_norm is not None or any(args[1:]) or any(options.get(name) for name in ("scale_grad_by_freq", "sparse"))
+    if not rules.batched or padding_idx is None or special:
+        return func(input, weight, padding_idx, max_norm, *args, **options)
+    return written_out.embedding(input, weight, padding_idx)
+
+
 def _bag(rules: ForwardRules, func: Any, input: Tensor, weight: Tensor, offsets: Tensor | None = None, **options: Any) -> Any:
     """`embedding_bag` of bags of one size."""
     special = any(options.get(name) for name in ("max_norm", "scale_grad_by_freq", "sparse"))
@@ -157,7 +166,7 @@ def _inside(name: str, module: Any) -> Callable[..., Any]:
 
 
 _RULES: dict[Any, Rule] = {torch.native_dropout: _native_drop, functional.scaled_dot_product_attention: _attend,
-                           functional.embedding_bag: _bag}  # fmt: skip
+                           functional.embedding_bag: _bag, functional.embedding: _embed}  # fmt: skip
 for _name, _features, _alpha in (
     ("dropout", False, False), ("feature_dropout", True, False), ("alpha_dropout", False, True),
     ("feature_alpha_dropout", True, True),
