@@ -123,8 +123,7 @@ class StepNoise:
 
     def _drawn(self, step: int, call: int, shape: tuple[int, ...], level: int, factor: float, dtype: torch.dtype) -> Tensor:
         ahead = max(1, _AHEAD // max(1, math.prod(shape)))
-        keys = self._keys[step : step + ahead].view(-1, *(1,) * max(1, len(shape)))
-        return kept(keys, call, shape, level).to(dtype).mul_(factor)
+        return kept(self._keys[step : step + ahead], call, shape, level).to(dtype).mul_(factor)
 
 
 def dropout(
