@@ -198,6 +198,47 @@ class Availability:
         return _cohort(round_index, seed, clients, alpha[clients], inclusion)
 
 
+@dataclass(frozen=True)
+class MinSeparation:
+    """m of the clients whose turn it is: rounds of one client are at least `rounds` apart, whatever is drawn.
+
+    Clients are dealt out at random into `rounds` groups of equal size (± 1), by the seed; round t draws m clients of group
+    t mod `rounds`, uniformly and without replacement. So in T rounds nobody takes part more than ⌈T/`rounds`⌉ times. This is a
+    promise about every run, not an average: what noise that is correlated over rounds (privacy.correlated_noise) builds on.
+
+    Source: Choquette-Choo et al. 2023 (arXiv 2306.08153), cyclic participation.
+    """
+
+    rounds: int = 10
+
+    pure: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require_integer("rounds", self.rounds, 1)
+
+    def participations(self, rounds: int) -> int:
+        """How often a client takes part at most in a run of so many rounds."""
+        return -(-rounds // self.rounds)
+
+    def group(self, number: int, clients: int, seed: int) -> Tensor:
+        """The positions of the clients of one group, in order."""
+        order = generator(seed, "groups of clients").permutation(clients)
+        return torch.from_numpy(np.sort(order[number :: self.rounds]))
+
+    def __call__(self, round_index: int, alpha: Tensor, *, clients_per_round: int, seed: int) -> Cohort:
+        """`clients_per_round` distinct clients of the group whose turn it is, drawn uniformly."""
+        n = len(alpha)
+        _check_size(clients_per_round, n)
+        fix = f"A group of {n} clients in {self.rounds} has {n // self.rounds}: lower it, or rounds of sampling.MinSeparation."
+        rule = "must not exceed the clients whose turn it is"
+        require(clients_per_round <= n // self.rounds, "clients_per_round", rule, clients_per_round, fix)
+        group = self.group(round_index % self.rounds, n, seed)
+        chosen = generator(seed, "cohort", round_index).choice(len(group), size=clients_per_round, replace=False)
+        clients = group[torch.from_numpy(np.sort(chosen))]
+        inclusion = torch.full((clients_per_round,), clients_per_round / n, dtype=torch.float64)
+        return _cohort(round_index, seed, clients, alpha[clients], inclusion)
+
+
 TICKS = 1_000_000  # of the simulated clock in one unit of its time: whole numbers, so that equal instants are equal
 
 

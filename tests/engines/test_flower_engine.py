@@ -408,6 +408,9 @@ PERSONAL = {
     "finetuning": eq.Algorithm(personal=eq.personal.Finetuning(epochs=2)),
     "Mapper, which sends other updates": eq.Algorithm(personal=eq.personal.Mapper()),
     "APFL": eq.Algorithm(personal=eq.personal.APFL()),
+    "APFL, stragglers": eq.Algorithm(
+        solver=SGD(lr=0.1, batch_size=4, epochs=4, straggler_share=0.7), personal=eq.personal.APFL(0.7, mix_lr=0.1)
+    ),
 }
 
 

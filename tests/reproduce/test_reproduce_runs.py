@@ -21,7 +21,7 @@ from equipoise.reproduce import data_sets as sources
 from equipoise.reproduce import scores as measures
 from equipoise.reproduce.__main__ import main
 from equipoise.reproduce.experiments import FILES, SEVERAL
-from equipoise.reproduce.side_by_side import slug
+from equipoise.reproduce.result_tables import slug
 
 with warnings.catch_warnings():  # typer 0.20 imports names that click 8.5 deprecates; only that import is excused
     warnings.filterwarnings("ignore", message="'click", category=DeprecationWarning)

@@ -27,7 +27,7 @@ from equipoise.metrics import mean
 from equipoise.reproduce.data_sets import at_most, data_folder, require_files
 from equipoise.reproduce.entry import Experiment, FinishedRun, Method, Scale
 from equipoise.reproduce.experiments import EXPERIMENTS, SEVERAL
-from equipoise.reproduce.side_by_side import Reproduction, machine, slug, versions
+from equipoise.reproduce.result_tables import Reproduction, machine, slug, versions
 from equipoise.reproduce.together import ENOUGH_SECONDS, OutOfTime, RunsTogether, TimeLimit
 from equipoise.result import Result
 from equipoise.round import grouped
