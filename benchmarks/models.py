@@ -10,7 +10,8 @@ made, and on a CPU the resident memory of this process and its workers. On a CPU
 a round, of all processes together, says more than the time that passed: it is printed beside it.
 
 `--agreement` also does one round of a few clients by the loop engine: in float64 on a CPU the updates must agree to 1e-9, in
-float32 to 1e-3, relative to the update. `--json FILE` adds a line for each model.
+float32 to 1e-3, relative to the update. `--others` takes the models of benchmarks/other_models.py: of the same kinds, but not
+in the zoo. `--json FILE` adds a line for each model.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 import zoo
+from other_models import OTHERS
 
 import equipoise as eq
 from equipoise.core.task import Task
@@ -195,7 +197,7 @@ def agreement(entry: zoo.Entry, device: str, dtype: torch.dtype, precision: str)
 
 def measured(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """The figures of one model."""
-    entry, device = zoo.ZOO[name], options.device
+    entry, device = (OTHERS if options.others else zoo.ZOO)[name], options.device
     clients = entry.on_gpu if device == "cuda" else entry.on_cpu
     if device == "cuda":
         torch.cuda.empty_cache()
@@ -246,12 +248,13 @@ def main() -> None:
     parser.add_argument("--models", help="names of the zoo, separated by |")
     parser.add_argument("--seconds", type=float, default=15.0, help="for the turns of one model")
     parser.add_argument("--precision", default="float32", choices=["float32", "tf32"])
+    parser.add_argument("--others", action="store_true", help="models of other_models.py in place of the zoo's")
     parser.add_argument("--agreement", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = options.precision == "tf32"
     warnings.simplefilter("ignore", eq.errors.EquipoiseNotice)
-    for name in options.models.split("|") if options.models else zoo.ZOO:
+    for name in options.models.split("|") if options.models else OTHERS if options.others else zoo.ZOO:
         result = measured(name, options)
         print(line(result), flush=True)
         if options.json:

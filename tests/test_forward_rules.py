@@ -258,3 +258,22 @@ def test_any_stack_of_layers_is_the_same_alone_in_a_batch_and_padded(kinds, exam
         alone = torch.autograd.grad(loss(own, x[client, :examples], keys[client], False), list(own.values()))
         for found, wanted in zip(together, alone, strict=True):
             torch.testing.assert_close(found[client], wanted, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("padding", [None, 0, 3, -1])
+def test_the_padding_row_of_an_embedding_gets_no_gradient_in_a_batch_of_clients(padding):
+    """torch alone leaves the padding row out for the first client only."""
+    rows, factors = torch.tensor([[0, 1, 4, 3], [3, 0, 0, 4]]), randn(2, 4, 3)
+
+    def loss(table, rows, factors, batched):
+        with ForwardRules(None, batched=batched):
+            return (nn.functional.embedding(rows, table, padding_idx=padding) * factors).sum()
+
+    tables = randn(2, 5, 3).requires_grad_()
+    total = vmap(lambda *given: loss(*given, True))(tables, rows, factors).sum()
+    (together,) = torch.autograd.grad(total, tables)
+    for client in range(2):
+        alone = torch.autograd.grad(loss(tables[client], rows[client], factors[client], False), tables)[0][client]
+        torch.testing.assert_close(together[client], alone)
+        if padding is not None:
+            assert not together[client, padding].any()

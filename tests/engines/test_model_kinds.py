@@ -65,7 +65,7 @@ def test_every_path_agrees_with_the_loop(name):
     assert engine.unvectorised is None
     carried = task.carried.size > 0  # which step graphs leave to others
     captured = (SideBySide.name, SideBySideChannelsLast.name, *(() if carried else (StepGraphs.name,)))
-    for path in ("batched autograd", "one by one", *captured):
+    for path in ("batched autograd", "one by one", "recorded steps", *captured):
         if path in captured:
             engine.workers.own.path(path).obstacle = None  # on a CPU, too, where nothing is captured
         engine.use(Choice(path=path))
@@ -80,7 +80,7 @@ def test_masks_of_dropout_do_not_depend_on_chunks_workers_or_path(name):
     task, data = task_and_data(name, (7, 5, 4, 2))
     solver, cohort, params = eq.solvers.SGD(lr=0.05, batch_size=3, epochs=2), everyone(4), task.read_model()
     wanted = Loop().start(task, data).updates(params, cohort, solver).update
-    for chunk, workers, path in ((1, 1, None), (3, 1, None), (2, 2, None), (4, 2, "one by one")):
+    for chunk, workers, path in ((1, 1, None), (3, 1, None), (2, 2, None), (4, 2, "one by one"), (4, 2, "recorded steps")):
         engine = Simulator(chunk_size=chunk, workers=workers).start(task, data)
         engine.use(Choice(path=path))
         found = engine.updates(params, cohort, solver).update

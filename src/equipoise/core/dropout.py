@@ -10,7 +10,8 @@ A hash gives 64 bits, 16 for each of four neighbours in the last dimension. The 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
@@ -22,6 +23,7 @@ from equipoise.core.rng import mix_, name_key, signed
 
 STREAM = "masks drawn by counters, 16 bits each"  # what a checkpoint says of a model with dropout; to be changed with it
 _LANES, _LEVELS = 4, 1 << 16
+_AHEAD = 2**16  # elements of masks that are drawn for several steps at once
 _SELU = 1.7580993408473766  # what alpha dropout sets a value to, negated: Klambauer et al. 2017
 
 
@@ -84,12 +86,52 @@ class _KeptByClient(torch.autograd.Function):
         return kept(key.movedim(in_dims[0], 0), call, shape, level), 0
 
 
+Draw = Callable[[int, tuple[int, ...], int, float, torch.dtype], Tensor]  # call, shape, level, factor and type: the noise
+
+
+def noise_of(key: Tensor, *, batched: bool = False) -> Draw:
+    """Noise under a key: `factor` where an element is kept, else 0; `batched` says that `torch.func.vmap` is at work."""
+
+    def draw(call: int, shape: tuple[int, ...], level: int, factor: float, dtype: torch.dtype) -> Tensor:
+        mask: Tensor = (_KeptByClient.apply if batched else kept)(key, call, shape, level)
+        return mask.to(dtype).mul_(factor)
+
+    return draw
+
+
+class StepNoise:
+    """Noise of the steps of one client under their keys (T,): small masks are drawn for many steps at once.
+
+    `at(step)` gives what `noise_of(keys[step])` gives. Masks of one size step after step are drawn ahead.
+    """
+
+    def __init__(self, keys: Tensor) -> None:
+        self._keys = keys
+        self._held: dict[tuple[int, tuple[int, ...], int, float, torch.dtype], tuple[int, Tensor]] = {}
+
+    def at(self, step: int) -> Draw:
+        """The noise of a step."""
+
+        def draw(*asked: Any) -> Tensor:
+            first, held = self._held.get(asked, (0, None))
+            if held is None or not first <= step < first + len(held):
+                held, first = self._drawn(step, *asked), step
+                self._held[asked] = first, held
+            return held[step - first]
+
+        return draw
+
+    def _drawn(self, step: int, call: int, shape: tuple[int, ...], level: int, factor: float, dtype: torch.dtype) -> Tensor:
+        ahead = max(1, _AHEAD // max(1, math.prod(shape)))
+        return kept(self._keys[step : step + ahead], call, shape, level).to(dtype).mul_(factor)
+
+
 def dropout(
-    x: Tensor, p: float, key: Tensor, call: int, *, features: bool = False, alpha: bool = False, batched: bool = False
+    x: Tensor, p: float, key: Tensor, call: int, *, features: bool = False, alpha: bool = False, draw: Draw | None = None
 ) -> Tensor:
     """Dropout of a share p of the elements of x; with `features` of whole channels x[n, c], with `alpha` by alpha dropout.
 
-    `batched` says that `torch.func.vmap` is at work.
+    `draw` gives the noise, else `noise_of(key)`.
     """
     level = round((1 - p) * _LEVELS)
     if x.numel() == 0 or level == _LEVELS:
@@ -97,11 +139,12 @@ def dropout(
     if level == 0:
         return x * torch.zeros_like(x)
     share = level / _LEVELS
-    shape = x.shape[:2] if features else x.shape
-    mask: Tensor = (_KeptByClient.apply if batched else kept)(key, call, tuple(shape), level)
-    noise = mask.to(x.dtype).view((*shape, *(1,) * (x.dim() - len(shape))))
+    shape = tuple(x.shape[:2] if features else x.shape)
+    noise = (draw or noise_of(key))(call, shape, level, 1.0 if alpha else 1 / share, x.dtype)
+    noise = noise.view((*shape, *(1,) * (x.dim() - len(shape))))
     if not alpha:
-        return x * noise.mul_(1 / share)
+        return x * noise
     scale = ((_SELU**2 * (1 - share) + 1) * share) ** -0.5
     shift = (noise - 1).mul_(_SELU * scale).add_(_SELU * scale * (1 - share))
-    return x * noise.mul_(scale) + shift
+    dropped: Tensor = x * (noise * scale) + shift
+    return dropped

@@ -25,13 +25,13 @@ class ForwardRules(TorchFunctionMode):
 
     `key` is one int64 number, under vmap one for each client, that fixes the masks of dropout; None leaves dropout to torch.
     With `batched`, attention, recurrent layers and bags of embeddings are written out; else only where they have dropout.
-    `captured` says that a CUDA graph is made of the pass, so that no tensor may move. `calls` counts the calls of dropout that
-    had an effect.
+    `captured` says that a CUDA graph is made of the pass, so that no tensor may move. `draw` gives the masks where they have
+    been drawn already. `calls` counts the calls of dropout that had an effect.
     """
 
-    def __init__(self, key: Tensor | None, *, batched: bool, captured: bool = False) -> None:
+    def __init__(self, key: Tensor | None, *, batched: bool, captured: bool = False, draw: dropout.Draw | None = None) -> None:
         super().__init__()
-        self.key, self.batched, self.captured, self.calls = key, batched, captured, 0
+        self.key, self.batched, self.captured, self.draw, self.calls = key, batched, captured, draw, 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         rule = _RULES.get(func)
@@ -51,8 +51,8 @@ class ForwardRules(TorchFunctionMode):
         if self.key is None:
             raise RuntimeError("dropout without a key")
         self.calls += 1
-        options = {"features": features, "alpha": alpha, "batched": self.batched}
-        return dropout.dropout(x, p, self.key, self.calls, **options)
+        draw = self.draw or dropout.noise_of(self.key, batched=self.batched)
+        return dropout.dropout(x, p, self.key, self.calls, features=features, alpha=alpha, draw=draw)
 
 
 Rule = Callable[..., Any]
@@ -114,6 +114,15 @@ def _step_cell(kind: str, rules: ForwardRules, func: Any, *args: Any) -> Any:
     return written_out.one_cell(kind, *args) if rules.batched else func(*args)
 
 
+def _embed(rules: ForwardRules, func: Any, input: Tensor, weight: Tensor, padding_idx: int | None = None,
+           max_norm: float | None = None, *args: Any, **options: Any) -> Any:  # fmt: skip
+    """`embedding` with a padding row, whose gradient `torch.func.vmap` gets wrong for all clients but the first."""
+    special = max_norm is not None or any(args[1:]) or any(options.get(name) for name in ("scale_grad_by_freq", "sparse"))
+    if not rules.batched or padding_idx is None or special:
+        return func(input, weight, padding_idx, max_norm, *args, **options)
+    return written_out.embedding(input, weight, padding_idx)
+
+
 def _bag(rules: ForwardRules, func: Any, input: Tensor, weight: Tensor, offsets: Tensor | None = None, **options: Any) -> Any:
     """`embedding_bag` of bags of one size."""
     special = any(options.get(name) for name in ("max_norm", "scale_grad_by_freq", "sparse"))
@@ -157,7 +166,7 @@ def _inside(name: str, module: Any) -> Callable[..., Any]:
 
 
 _RULES: dict[Any, Rule] = {torch.native_dropout: _native_drop, functional.scaled_dot_product_attention: _attend,
-                           functional.embedding_bag: _bag}  # fmt: skip
+                           functional.embedding_bag: _bag, functional.embedding: _embed}  # fmt: skip
 for _name, _features, _alpha in (
     ("dropout", False, False), ("feature_dropout", True, False), ("alpha_dropout", False, True),
     ("feature_alpha_dropout", True, True),

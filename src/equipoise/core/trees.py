@@ -56,6 +56,19 @@ def select(tree: Any, index: Any) -> Any:
     return map_tree(lambda leaf: leaf[index], tree)
 
 
+def split(tree: Any, counts: list[int]) -> list[Any]:
+    """The tree in trees of so many rows each.
+
+    >>> [part["a"].tolist() for part in split({"a": torch.arange(5)}, [2, 3])]
+    [[0, 1], [2, 3, 4]]
+    """
+    if isinstance(tree, dict):
+        return [dict(zip(tree, each, strict=True)) for each in zip(*(v.split(counts) for v in tree.values()), strict=True)]
+    if isinstance(tree, tuple):
+        return list(zip(*(leaf.split(counts) for leaf in tree), strict=True))
+    return list(tree.split(counts))
+
+
 def clone(tree: Any) -> Any:
     """Every leaf in memory of its own."""
     return map_tree(Tensor.clone, tree)

@@ -156,6 +156,12 @@ def recurrent(
     return out, *(torch.cat(parts) for parts in zip(*last, strict=True))
 
 
+def embedding(rows: Tensor, table: Tensor, padding: int) -> Tensor:
+    """The rows (…, E) of a table by number, of which the padding row gets no gradient, as `torch.nn.functional.embedding`."""
+    values = functional.embedding(rows, table)
+    return torch.where((rows == padding % len(table)).unsqueeze(-1), values.detach(), values)
+
+
 def embedding_bag(
     rows: Tensor, table: Tensor, mode: str = "mean", weights: Tensor | None = None, padding: int | None = None
 ) -> Tensor:

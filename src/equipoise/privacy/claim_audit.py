@@ -59,11 +59,11 @@ class ClaimAudit:
 
 
 def audit_claim(
-    present: Array, absent: Array, events: Counted, *, delta: float, confidence: float = 0.95, claimed: float | None = None
+    present: Array, absent: Array, events: Counted, *, delta: float, confidence: float = 0.95, threshold: float | None = None
 ) -> ClaimAudit:
     """Test the claim that `events` are all that was released, by scores of independent trials with and without the canary.
 
-    `claimed` is the ε that is said to be claimed; None: that of the events at `delta`.
+    With a `threshold` that was fixed before the scores were seen, the set is "at least" it, and all scores judge.
     """
     require_number("confidence", confidence, "(0, 1)")
     for values in (present, absent):
@@ -72,6 +72,23 @@ def audit_claim(
     error = (1 - confidence) / 2
     first, second = ({True: p, False: a} for p, a in ((present[::2], absent[::2]), (present[1::2], absent[1::2])))
     profile = privacy_profile(events, _EPSILONS)
+    if threshold is None:
+        threshold, below, world = _choose_set(first, profile, error)
+    else:
+        below, world, second = False, True, {True: present, False: absent}
+    at = np.array([threshold])
+    lower = chance_bounds(_hits(second[world], at, below), len(second[world]), error)[0]
+    upper = chance_bounds(_hits(second[not world], at, below), len(second[not world]), error)[1]
+    refuted = bool((_excess(lower, upper, profile) > 0).any())
+    return ClaimAudit(
+        epsilon_of(events, delta), _shown(events, lower, upper, delta), refuted, delta,
+        confidence, (len(present), len(absent)), threshold, "below" if below else "at least",
+        "present" if world else "absent", float(lower[0]), float(upper[0]),
+    )  # fmt: skip
+
+
+def _choose_set(first: dict[bool, Array], profile: Array, error: float) -> tuple[float, bool, bool]:
+    """The set of scores that comes closest to breaking the profile: its threshold, below it or not, likelier where."""
     best = (-np.inf, 0.0, False, True)  # excess, threshold, below, present is likelier
     levels = np.linspace(0.002, 0.998, _THRESHOLDS // 2)
     thresholds = np.unique(np.concatenate([np.quantile(first[world], levels) for world in (True, False)]))
@@ -82,16 +99,7 @@ def audit_claim(
             excess = _excess(lower[:, None], upper[:, None], profile).max(1)
             place = int(excess.argmax())
             best = max(best, (float(excess[place]), float(thresholds[place]), below, world))
-    _, threshold, below, world = best
-    at = np.array([threshold])
-    lower = chance_bounds(_hits(second[world], at, below), len(second[world]), error)[0]
-    upper = chance_bounds(_hits(second[not world], at, below), len(second[not world]), error)[1]
-    refuted = bool((_excess(lower, upper, profile) > 0).any())
-    return ClaimAudit(
-        epsilon_of(events, delta) if claimed is None else claimed, _shown(events, lower, upper, delta), refuted, delta,
-        confidence, (len(present), len(absent)), threshold, "below" if below else "at least",
-        "present" if world else "absent", float(lower[0]), float(upper[0]),
-    )  # fmt: skip
+    return best[1:]
 
 
 def _hits(values: Array, thresholds: Array, below: bool) -> Array:

@@ -11,6 +11,7 @@ import json
 import math
 import platform
 import time
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -24,17 +25,21 @@ from equipoise.engines.simulator.assignments import Assignment, each_update, try
 from equipoise.engines.simulator.batched_steps import BatchedAutograd
 from equipoise.engines.simulator.client_queue import ClientQueue, most_clients
 from equipoise.engines.simulator.cpu.compiled_softmax import CompiledSoftmaxPath
+from equipoise.engines.simulator.cpu.step_cost import step_cost
 from equipoise.engines.simulator.local_rule import LocalRule
 from equipoise.engines.simulator.local_work import LocalPath, Worker
 from equipoise.engines.simulator.one_by_one import OneByOne
+from equipoise.engines.simulator.recorded_steps import RecordedSteps
 from equipoise.engines.simulator.workers import Workers, can_fork, one_thread, threads
 
 _WORTH = 2e7  # examples × parameters of a round: below this, everything is one chunk and nothing is measured
-_SCHEME = "two turns or more, whole chunks, one by one"  # to be changed with what is measured: old choices are then not used
+_WORTH_SECONDS = 0.01  # of a round by plain autograd, estimated: the same for models without a path of their own
+_SCHEME = "two turns or more, whole chunks, recorded steps"  # change it with what is measured: old choices are then not used
 _SECONDS, _MOST_SECONDS = 0.5, 2.5  # or a round, if that is between them: after this no third or later turn begins
 _TURNS = (3.0, 1.3, 1.3, 1.3)  # how much slower than the best a choice may be so far to get another turn
 _TURN, _SHORTEST, _LONGEST = 0.25, 0.02, 0.6  # seconds that a turn of one choice takes, about
 _PAUSE = 0.005
+_HOPELESS = 6.0  # how much slower than the best a chunk of batched clients is, for which larger ones are not tried
 _known: dict[str, SpeedMeasurement] = {}
 
 
@@ -109,7 +114,8 @@ def calibrated(task: CalibrationTask) -> SpeedMeasurement:
     """The choice for such work: a known one, or measured on the clients of the queue, whose results are dropped."""
     queue, solver = task.queue, task.rule.solver
     batch = min(solver.batch_size or int(queue.sizes.max()), int(queue.sizes.max()))
-    if float(queue.steps.sum()) * batch * queue.models.shape[1] < _WORTH:
+    little = float(queue.steps.sum()) * batch * queue.models.shape[1] < _WORTH
+    if little and (_first_path(task) is None or _estimated_seconds(task, batch) < _WORTH_SECONDS):
         return SpeedMeasurement(Choice(task.given.chunk_size, task.given.workers or 1))
     name, file = _name(task), cache_folder() / "calibration.json"  # choices are kept there for the next run
     if name not in _known:
@@ -128,8 +134,8 @@ def _measured(task: CalibrationTask) -> SpeedMeasurement:
     limit = most_clients(queue.models[0].nbytes, int(queue.sizes.max()), task.worker.clients, task.rule)
     cores = given.workers or (torch.get_num_threads() if can_fork() else 1)
     workers.count, one_process = cores, Workers(task.worker)
-    first = task.worker.candidates(task.rule, None)[0]
-    alone = OneByOne.name if isinstance(first, BatchedAutograd | OneByOne) and given.chunk_size is None else None
+    first = _first_path(task)
+    alone = None if first is None or given.chunk_size is not None else _one_client_path(task)
     each = _seconds(task, workers, Choice(1, cores, path=alone), cores)  # processes start, memory is taken
     if each * cores < _LONGEST:
         each = min(each, _seconds(task, workers, Choice(1, cores, path=alone), 2 * cores))
@@ -151,9 +157,12 @@ def _measured(task: CalibrationTask) -> SpeedMeasurement:
     largest = max(1, min(limit, -(-len(queue) // cores)))
     if alone is not None:
         first_turn(Choice(largest, cores, path=alone), least)
-    if isinstance(first, OneByOne):
         if cores > 1 and given.workers is None:
-            first_turn(Choice(largest, 1, path=alone), least)
+            first_turn(Choice(min(limit, least), 1, path=alone), least)
+        for size in batched_sizes(largest) if isinstance(first, BatchedAutograd) else ():
+            first_turn(Choice(size, cores, path=BatchedAutograd.name), min(len(queue), max(least, size * cores)))
+            if best[Choice(size, cores, path=BatchedAutograd.name)] > _HOPELESS * min(best.values()):
+                break
         more_turns(best, measure, len(queue))
         return SpeedMeasurement(min(best, key=lambda choice: best[choice]), best)
     sizes = [given.chunk_size] if given.chunk_size else [*(2**i for i in range(8) if 2**i < largest), largest]
@@ -169,6 +178,35 @@ def _measured(task: CalibrationTask) -> SpeedMeasurement:
     # Small differences are chance: the largest chunk has the least overhead, and one process is the simplest.
     good = [choice for choice in best if best[choice] <= 1.05 * min(best.values())]
     return SpeedMeasurement(max(good, key=lambda c: (c.chunk_size or 0) * (c.workers or 1) + (c.workers == 1)), best)
+
+
+def _first_path(task: CalibrationTask) -> LocalPath | None:
+    """The path that comes first, if it is for models of any kind; else None."""
+    first = task.worker.candidates(task.rule, None)[0]
+    return first if isinstance(first, BatchedAutograd | OneByOne) else None
+
+
+def _one_client_path(task: CalibrationTask) -> str:
+    """The path that does one client after another: with recorded steps where steps can be recorded."""
+    (recorded,) = (path for path in task.worker.paths if isinstance(path, RecordedSteps))
+    why_not = task.worker.why_not(recorded, task.rule) or recorded.why_not_recorded(task.rule)
+    return recorded.name if why_not is None else OneByOne.name
+
+
+def batched_sizes(largest: int) -> list[int]:
+    """Chunk sizes to try where clients are batched by autograd.
+
+    >>> batched_sizes(50), batched_sizes(3)
+    ([4, 16, 50], [3])
+    """
+    return [*(4**i for i in range(1, 5) if 4**i < largest), largest]
+
+
+def _estimated_seconds(task: CalibrationTask, batch: int) -> float:
+    """Seconds of a round by plain autograd, roughly: each operation, and each multiplication, takes its time."""
+    cost = step_cost(task.worker.place)
+    steps = float(task.queue.steps.sum())
+    return steps * (cost.operations * 4e-6 + batch * cost.products_per_example / 2e10)
 
 
 def more_turns(best: dict[Choice, float], measure: Callable[[Choice], float], clients: int) -> None:
@@ -221,7 +259,8 @@ def _name(task: CalibrationTask) -> str:
     """What a choice depends on: the machine, the model, the kind of work, and what was asked for."""
     queue, worker, solver = task.queue, task.worker, task.rule.solver
     work = (
-        type(worker.task.module).__qualname__, queue.models.shape[1], str(queue.models.dtype),
+        type(worker.task.module).__qualname__, zlib.crc32(repr(worker.task.module).encode()),
+        queue.models.shape[1], str(queue.models.dtype),
         shown_shape(worker.clients.x), type(solver).__qualname__, solver.batch_size, queue.own,
         min(1 << (len(queue) - 1).bit_length(), 1024), (task.given.chunk_size, task.given.workers, worker.place.compiled),
     )  # fmt: skip

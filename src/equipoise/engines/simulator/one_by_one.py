@@ -9,25 +9,44 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from itertools import repeat
-from typing import Any
+from itertools import islice
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from equipoise.core import trees
 from equipoise.core.devices import seed_generators
+from equipoise.core.dropout import StepNoise
 from equipoise.core.forward_rules import ForwardRules
 from equipoise.core.task import Task
 from equipoise.engines.simulator.batched_steps import take_batched_steps
 from equipoise.engines.simulator.example_batches import ExampleBatch
 from equipoise.engines.simulator.local_rule import LocalRule
-from equipoise.engines.simulator.local_work import ChunkResult, ChunkWork, LocalPath, Workplace, Workspace
+from equipoise.engines.simulator.local_work import ChunkResult, ChunkWork, LocalPath, WeightedSums, Workplace, Workspace
 from equipoise.solvers.batches import batches_of
 from equipoise.types import SgdRule
 
 Tensors = tuple[Tensor, ...] | list[Tensor]
-_AT_ONCE = 2**20  # input numbers
+Batches = list[tuple[Any, Any]]  # inputs and targets of some steps
+_AT_ONCE = 2**19  # input numbers
+
+
+class Program(Protocol):
+    """Takes steps of SGD on batches of one shape in another way than by autograd."""
+
+    def run(
+        self, batches: Batches, first: int, noise: StepNoise | None, start: list[Tensor], momentum: list[Tensor],
+        rule: LocalRule,
+    ) -> list[Tensor]:  # fmt: skip
+        """Take a step with each batch, the first of which is step `first`, on the module's parameters: the losses."""
+
+
+class Programs(Protocol):
+    """Programs for batches of some shapes."""
+
+    def leading(self, batches: Batches) -> tuple[Program | None, int]:
+        """The program of the first batch, and how many batches in a row it takes; without one None and 1."""
 
 
 class OneByOne(LocalPath):
@@ -50,16 +69,15 @@ class OneByOne(LocalPath):
     @cached_property
     def leaves(self) -> list[Tensor]:
         """The module's trained parameters in the order of the layout."""
-        named = dict(self.place.task.module.named_parameters())
-        return [named[name] for name in self.place.task.layout.names]
+        return trained_parameters(self.place.task)
 
-    def run(self, work: ChunkWork) -> ChunkResult:
-        """Client by client."""
+    def run(self, work: ChunkWork, programs: Programs | None = None) -> ChunkResult:
+        """Client by client; with `programs`, full batches are left to those."""
         device = self.place.device
         devices = [device] if device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             if work.rule.traits.sgd is not None and work.rule.pull == "none":
-                return self._by_sgd(work)
+                return self._by_sgd(work, programs)
             return self._by_batches_of_one(work)
 
     def _precision(self) -> AbstractContextManager[None]:
@@ -75,32 +93,40 @@ class OneByOne(LocalPath):
         seed_generators(int(work.chunk.keys[place]) & (2**63 - 1), self.place.device)
         return torch.default_generator.get_state()
 
-    def _by_sgd(self, work: ChunkWork) -> ChunkResult:
+    def _by_sgd(self, work: ChunkWork, programs: Programs | None) -> ChunkResult:
         """Steps of SGD on the module's parameters."""
-        chunk, task = work.chunk, self.place.task
-        updates, keys, starts, carried = work.new_updates(), work.mask_keys, work.starts.rows(), work.starts.carried_rows()
+        chunk, task, device = work.chunk, self.place.task, self.place.device
+        keys, starts, carried = work.mask_keys, work.starts.rows(), work.starts.carried_rows()
         moments = None if carried is None else torch.empty(carried.shape, dtype=torch.float64)
-        seen = torch.zeros(len(chunk), dtype=torch.float64, device=updates.device)
+        seen = torch.zeros(len(chunk), dtype=torch.float64, device=device)
+        sums = _UpdateSums(work, task) if work.weights is not None and len(starts) == 1 else None
+        updates = work.new_updates() if sums is None else starts[:0]
+        start = list(task.layout.unflatten(starts[0]).values())
         for place in range(len(chunk)):
-            start = list(task.layout.unflatten(starts[place if len(starts) > 1 else 0]).values())
+            if len(starts) > 1:
+                start = list(task.layout.unflatten(starts[place]).values())
             values = None if carried is None else carried[place]
             seed = self._seed(work, place)
-            loss = self._train_client(work, place, start, values, keys[:, place])
-            if not self._ruled and not torch.equal(torch.default_generator.get_state(), seed):
+            loss = self._train_client(work, place, start, values, keys[:, place], programs)
+            if not self._ruled and programs is None and not torch.equal(torch.default_generator.get_state(), seed):
                 self._ruled = True  # it draws numbers after all, perhaps by dropout: again, with the rules in force
                 self._seed(work, place)
-                loss = self._train_client(work, place, start, values, keys[:, place])
+                loss = self._train_client(work, place, start, values, keys[:, place], programs)
             seen[place] = torch.nan if loss is None else loss
             if moments is not None:
                 moments[place] = torch.nan if loss is None else task.sent_carried()
             with torch.no_grad():
-                change = list(task.layout.unflatten(updates[place]).values())
-                torch._foreach_copy_(change, self.leaves)
-                torch._foreach_sub_(change, start)
-        return ChunkResult(chunk, updates, seen.cpu(), carried=moments)
+                if sums is not None:
+                    torch._foreach_sub_(self.leaves, start)
+                    sums.add(place, self.leaves)
+                else:
+                    change = list(task.layout.unflatten(updates[place]).values())
+                    torch._foreach_copy_(change, self.leaves)
+                    torch._foreach_sub_(change, start)
+        return ChunkResult(chunk, updates if sums is None else sums.value(), seen.cpu(), carried=moments)
 
     def _train_client(
-        self, work: ChunkWork, place: int, start: list[Tensor], carried: Tensor | None, keys: Tensor
+        self, work: ChunkWork, place: int, start: list[Tensor], carried: Tensor | None, keys: Tensor, programs: Programs | None
     ) -> Tensor | None:
         """The steps of one client on the module's parameters: the mean loss of its batches, None if it took no step."""
         task, rule, losses = self.place.task, work.rule, []
@@ -109,35 +135,44 @@ class OneByOne(LocalPath):
         if carried is not None:
             task.carried.write(task.module, carried)
         momentum = [torch.zeros_like(leaf) for leaf in self.leaves] if rule.sgd.momentum else []
-        for key, (x, y) in zip(keys.unbind() if self._ruled else repeat(None), self._batches(work, place), strict=False):
-            if trees.batch_shape(y)[0] < task.smallest_batch:
-                continue
-            with self._precision():
-                with nullcontext() if key is None else ForwardRules(key, batched=False):
-                    loss = task.scorer(x, y, False)[0].mean()
-                gradients = torch.autograd.grad(loss, self.leaves, allow_unused=True, materialize_grads=True)
-            losses.append(loss.detach())
-            with torch.no_grad():
-                take_sgd_step(self.leaves, gradients, momentum, start, rule.sgd, rule.lr)
+        noise = StepNoise(keys) if self._ruled or programs is not None else None
+        for first, batches in self._blocks(work, place):
+            while batches:
+                program, count = (None, 1) if programs is None else programs.leading(batches)
+                now, number = batches[:count], first
+                batches, first = batches[count:], first + count
+                if program is not None:
+                    losses += program.run(now, number, noise, start, momentum, rule)
+                    continue
+                x, y = now[0]
+                if trees.batch_shape(y)[0] < task.smallest_batch:
+                    continue
+                rules = None if noise is None else ForwardRules(keys[number], batched=False, draw=noise.at(number))
+                with self._precision():
+                    with rules or nullcontext():
+                        loss = task.scorer(x, y, False)[0].mean()
+                    gradients = torch.autograd.grad(loss, self.leaves, allow_unused=True, materialize_grads=True)
+                losses.append(loss.detach())
+                with torch.no_grad():
+                    take_sgd_step(self.leaves, gradients, momentum, start, rule.sgd, rule.lr)
         return torch.stack(losses).double().mean() if losses else None
 
-    def _batches(self, work: ChunkWork, place: int) -> Iterator[tuple[Any, Any]]:
-        """Inputs and targets of each step of one client: gathered for all steps at once where that is little memory."""
+    def _blocks(self, work: ChunkWork, place: int) -> Iterator[tuple[int, list[tuple[Any, Any]]]]:
+        """Inputs and targets of one client's steps, as many at a time as are little memory, with the number of the first."""
         clients, chunk, dtype = self.place.clients, work.chunk, self.place.task.layout.dtype
         first, size, steps = work.first_rows[place], int(chunk.sizes[place]), int(chunk.steps[place])
+        each = max(1, _AT_ONCE // max(1, clients.features * min(work.rule.solver.batch_size or size, size)))
+        if clients.has_sequences:  # they would all be padded to the longest
+            each = 1
         batches = batches_of(work.rule.solver, chunk.keys[place], size, steps)
-        together = not clients.has_sequences and steps * (work.rule.solver.batch_size or size) * clients.features <= _AT_ONCE
-        if not together:
-            for rows in batches:
-                yield clients.inputs(rows + first, dtype), clients.targets(rows + first, dtype)
-            return
-        each = list(batches)
-        rows = torch.cat(each) + first if each else first[:0]
-        x, y = clients.inputs(rows, dtype), clients.targets(rows, dtype)
-        end = 0
-        for batch in each:
-            begin, end = end, end + len(batch)
-            yield trees.select(x, slice(begin, end)), trees.select(y, slice(begin, end))
+        for begin in range(0, steps, each):
+            rows = list(islice(batches, each))
+            taken = (rows[0] if len(rows) == 1 else torch.cat(rows)) + first
+            x, y, counts = clients.inputs(taken, dtype), clients.targets(taken, dtype), [len(each) for each in rows]
+            if len(rows) == 1:
+                yield begin, [(x, y)]
+            else:
+                yield begin, list(zip(trees.split(x, counts), trees.split(y, counts), strict=True))
 
     def _by_batches_of_one(self, work: ChunkWork) -> ChunkResult:
         """Each client as a batch of its own."""
@@ -152,6 +187,34 @@ class OneByOne(LocalPath):
             moments += [] if result.carried is None else [result.carried]
         rows, carried = (torch.cat(each) if each else None for each in (kept, moments))
         return ChunkResult(work.chunk, updates, torch.cat(losses), rows, carried)
+
+
+class _UpdateSums:
+    """The weighted sum of the updates of clients with one start, and the squared norm of each: no update is kept."""
+
+    def __init__(self, work: ChunkWork, task: Task) -> None:
+        if work.weights is None:
+            raise TypeError("sums need weights")
+        models = work.chunk.models
+        self._weights, self._places = work.weights.tolist(), work.chunk.owners.tolist()
+        self._totals = torch.zeros_like(models)
+        self._parts = list(task.layout.unflatten(self._totals[0]).values())
+        self._norms: list[Tensor] = []
+
+    def add(self, place: int, update: Tensors) -> None:
+        """Count the update of a client, in parts."""
+        self._norms.append(torch.stack(torch._foreach_norm(update)).double().square().sum())
+        torch._foreach_add_(self._parts, update, alpha=self._weights[place])
+
+    def value(self) -> WeightedSums:
+        """Totals (1, D) and squared norms (k,)."""
+        return WeightedSums(self._totals, torch.stack(self._norms).cpu())
+
+
+def trained_parameters(task: Task) -> list[Tensor]:
+    """The module's trained parameters in the order of the layout."""
+    named = dict(task.module.named_parameters())
+    return [named[name] for name in task.layout.names]
 
 
 def take_sgd_step(

@@ -14,6 +14,7 @@ from equipoise.engines.simulator.linear_blocks import LinearBlocks
 from equipoise.engines.simulator.linear_span import ExampleSpan
 from equipoise.engines.simulator.local_work import LocalPath, Workplace
 from equipoise.engines.simulator.one_by_one import OneByOne
+from equipoise.engines.simulator.recorded_steps import RecordedSteps
 
 PATHS: tuple[Callable[[Workplace], LocalPath], ...] = (
     LinearRounds,
@@ -23,6 +24,7 @@ PATHS: tuple[Callable[[Workplace], LocalPath], ...] = (
     LinearBlocks,
     HandWrittenConvNet,
     BatchedAutograd,
+    RecordedSteps,
     SideBySide,
     SideBySideChannelsLast,
     OneByOne,

@@ -1,0 +1,249 @@
+"""Recorded steps: models of many kinds give what the loop engine gives, and what cannot be repeated is not recorded."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from taken import everyone
+from torch import nn
+from torch.nn import functional
+
+import equipoise as eq
+from equipoise.core.task import Task
+from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.engines import Loop, Simulator
+from equipoise.engines.simulator.calibration import Choice
+from equipoise.engines.simulator.recorded_steps import RecordedSteps
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return 2 * x.sin()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return 2 * gradient * x.cos()
+
+
+class Custom(nn.Module):
+    """A function of the user's own, an operation in place, a constant of its own, and einsum."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 8), nn.Parameter(torch.randn(2, 8, 3) / 3)
+
+    def forward(self, x):
+        x = x.clone()
+        x[:, 0] *= 2
+        hidden = Doubled.apply(self.first(x)).add_(torch.tensor(0.5, dtype=x.dtype))
+        return torch.einsum("bi,kio->bko", hidden, self.second).sum(1)
+
+
+class Tied(nn.Module):
+    """One matrix for both ends, a product of parameters, and a parameter that is never used."""
+
+    def __init__(self):
+        super().__init__()
+        self.matrix, self.left, self.right = (nn.Parameter(torch.randn(*s) / 3) for s in ((6, 6), (6, 2), (2, 6)))
+        self.unused, self.head = nn.Parameter(torch.ones(3)), nn.Linear(6, 3)
+
+    def forward(self, x):
+        hidden = torch.relu(x @ (self.matrix + self.left @ self.right))
+        return self.head(hidden @ self.matrix.T)
+
+
+class Dropping(nn.Module):
+    """Dropout of all kinds, by functions and by modules."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleDict({"a": nn.Linear(6, 12), "b": nn.Linear(12, 3)})
+        self.norm = nn.LayerNorm(12)
+
+    def forward(self, x):
+        x = functional.silu(self.norm(functional.dropout(self.layers["a"](x), 0.3, self.training)))
+        x = functional.alpha_dropout(x, 0.2, self.training)
+        return self.layers["b"](functional.dropout1d(x.unsqueeze(1), 0.1, self.training).squeeze(1))
+
+
+class Changing(nn.Module):
+    """BatchNorm, and a buffer that every forward pass in training changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.GELU(), nn.Linear(8, 3))
+        self.register_buffer("largest", torch.zeros(6))
+
+    def forward(self, x):
+        if self.training:
+            with torch.no_grad():
+                self.largest.copy_(torch.maximum(self.largest, x.abs().amax(0)))
+        return self.net(x / (1 + self.largest))
+
+
+class Repeated(nn.Module):
+    """A recurrent layer in both directions with dropout, whose layers are used twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.cells = nn.LSTM(3, 4, 2, dropout=0.3, bidirectional=True, batch_first=True)
+        self.back, self.head = nn.Linear(8, 3), nn.Linear(8, 3)
+
+    def forward(self, x):
+        seen = self.back(self.cells(x.view(len(x), 2, 3))[0])
+        return self.head(self.cells(seen)[0][:, -1])
+
+
+MODELS = {
+    "layers in a row": lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)),
+    "custom": Custom, "tied": Tied, "dropping": Dropping, "changing": Changing, "repeated": Repeated,
+}  # fmt: skip
+SOLVERS = {
+    "plain": eq.solvers.SGD(lr=0.1, batch_size=4, epochs=2),
+    "weight decay": eq.solvers.SGD(lr=0.1, batch_size=4, weight_decay=0.1),
+    "proximal": eq.solvers.SGD(lr=0.1, batch_size=3, prox=0.5, weight_decay=0.1),
+    "momentum": eq.solvers.SGD(lr=0.1, batch_size=3, momentum=0.9, prox=0.2, weight_decay=0.1),
+}
+
+
+def data_of(sizes=(11, 9, 4, 2), dtype=torch.float64):
+    generator = torch.Generator().manual_seed(0)
+    each = [(str(i), torch.randn(n, 6, generator=generator).to(dtype), torch.arange(n) % 3) for i, n in enumerate(sizes)]
+    return FederatedData(ClientSet.pack(each))
+
+
+def engine_of(task, data, **options):
+    engine = Simulator(chunk_size=4, workers=1, **options).start(task, data)
+    engine.use(Choice(path=RecordedSteps.name))
+    return engine
+
+
+def task_of(model, data):
+    torch.manual_seed(0)
+    return Task.of(model().to(data.train.x.dtype)).fitted(data)
+
+
+@pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_recorded_steps_are_those_of_the_loop(name, solver):
+    data, solver = data_of(), SOLVERS[solver]
+    task = task_of(MODELS[name], data)
+    loop, engine, cohort, params = Loop().start(task, data), engine_of(task, data), everyone(4), task.read_model()
+    for number in (0, 1):  # the second round goes on with the same programs
+        cohort = replace(cohort, round=number)
+        wanted, found = (each.updates(params, cohort, solver) for each in (loop, engine))
+        torch.testing.assert_close(found.update, wanted.update, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(found.losses, wanted.losses, rtol=1e-9, atol=1e-12, equal_nan=True)
+        if wanted.carried is not None:
+            torch.testing.assert_close(found.carried, wanted.carried, rtol=1e-9, atol=1e-12)
+        mean = eq.aggregators.WeightedMean()
+        wanted, found = (each.summed_update(params, cohort, solver, cohort.weights, mean) for each in (loop, engine))
+        torch.testing.assert_close(found.update, wanted.update, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(found.sq_norms, wanted.sq_norms, rtol=1e-9, atol=1e-12)
+    assert engine.paths_taken == (RecordedSteps.name,)
+
+
+class ByValue(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.head(x) if float(x.sum()) > 0 else self.head(-x)
+
+
+class ByHiddenValue(ByValue):
+    """NumPy sees the values, and torch does not see that it does."""
+
+    def forward(self, x):
+        return self.head(x * float(x.detach().numpy().mean()))
+
+
+class ByChance(ByValue):
+    def forward(self, x):
+        return self.head(x) if random.random() < 0.5 else self.head(x) + 0 * x.sum()
+
+
+class ByCount(ByValue):
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return self.head(x) / (1 + 0 * self.calls)
+
+
+@pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (ByValue, "its operations depend on values of tensors"),
+        (ByHiddenValue, "its result differs from that of the model"),
+        (ByChance, "draws numbers outside torch"),
+        (ByCount, "changes attributes of its own"),
+    ],
+)
+def test_what_cannot_be_repeated_is_done_by_another_path_which_says_why(model, reason):
+    data = data_of()
+    torch.manual_seed(0)
+    task = Task.of(model().double())
+    engine, solver, cohort, params = engine_of(task, data), SOLVERS["plain"], everyone(4), task.read_model()
+    before = {name: value.clone() for name, value in engine.task.module.state_dict().items()}
+    path = engine.workers.own.path(RecordedSteps.name)
+    assert reason in path.why_not_recorded(engine._rule(solver, 0))
+    for name, value in engine.task.module.state_dict().items():
+        assert torch.equal(value, before[name])
+    engine.updates(params, cohort, solver)
+    assert RecordedSteps.name not in engine.paths_taken
+    assert reason in engine.explain(eq.Algorithm(solver=solver))
+
+
+def test_a_trial_leaves_the_model_and_the_streams_as_they_were():
+    data = data_of()
+    task = task_of(MODELS["changing"], data)
+    engine = engine_of(task, data)
+    path, rule = engine.workers.own.path(RecordedSteps.name), engine._rule(SOLVERS["plain"], 0)
+    before = {name: value.clone() for name, value in engine.task.module.state_dict().items()}
+    state = torch.get_rng_state()
+    assert path.why_not_recorded(rule) is None
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, value in engine.task.module.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+@pytest.mark.parametrize(
+    ("sizes", "solver", "reason"),
+    [
+        ((3, 2), eq.solvers.SGD(batch_size=4), "no client has a full batch"),
+        ((3, 2), eq.solvers.SGD(batch_size=None), "each client has a batch of another size"),
+        ((5, 6), eq.solvers.Adam(batch_size=2), "the steps of Adam are not those of SGD"),
+        ((5, 6), eq.solvers.SGD(batch_size=2, clip_norm=1.0), "gradients are clipped at every step"),
+    ],
+)
+def test_work_that_it_does_not_do(sizes, solver, reason):
+    data = data_of(sizes)
+    engine = engine_of(task_of(MODELS["layers in a row"], data), data)
+    engine.updates(engine.task.read_model(), everyone(2), solver)
+    assert engine.paths_taken == ("batched autograd",)
+    assert reason in engine.explain(eq.Algorithm(solver=solver))
+
+
+def test_products_are_added_to_the_parameters_at_once():
+    """The gradients of three matrices are products, and none of them is written to memory; those of biases are."""
+    data = data_of()
+    model = lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 7), nn.ReLU(), nn.Linear(7, 3))  # noqa: E731
+    engine = engine_of(task_of(model, data), data)
+    engine.updates(engine.task.read_model(), everyone(4), SOLVERS["plain"])
+    (made,) = engine.workers.own.path(RecordedSteps.name)._programs.values()
+    source = made._each[0].program.source
+    assert source.count("aten.addmm_(") == 3
+    assert source.count("aten.add_(") == 3
+    # A matrix that is a factor of another's gradient must not have been updated by then.
+    engine = engine_of(task_of(MODELS["tied"], data), data)
+    engine.updates(engine.task.read_model(), everyone(4), SOLVERS["plain"])
+    (made,) = engine.workers.own.path(RecordedSteps.name)._programs.values()
+    assert made._each[0].program.source.count("aten.addmm_(") == 1  # the head's
