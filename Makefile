@@ -25,7 +25,7 @@ test: $(READY)
 test-long: $(READY)
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -m long tests
 
-# A slice of the campaign of docs/reliability.md, which looks for faults that nobody knows yet.
+# A slice of the campaign of docs/reliability.md, which looks for faults that nobody knows yet, and audits by fresh noise.
 campaign: $(READY)
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -m campaign tests
 

@@ -77,7 +77,7 @@ def test_central_noise_of_a_run():
     assert public.control.shown > public.claimed > public.result.shown
 
 
-@pytest.mark.long
+@pytest.mark.campaign
 def test_each_observer_of_distributed_noise():
     found = {a.observer: a for a in audit_algorithm(tail(multiplier=1.0, noise="distributed"), **FEW, trials=400)}
     assert list(found) == ["public", "node", "server", "quantile alone"]
