@@ -59,6 +59,7 @@ SERVERS = (
 )  # fmt: skip
 SAMPLERS = (
     None, sampling.Full(), sampling.Poisson(), sampling.Uniform(0.5), sampling.Proportional(), sampling.Availability(day=4),
+    sampling.FedBuff(buffer=3, per_step=0.1), sampling.FedBuff(buffer=5, damped=False), sampling.MinSeparation(2),
 )  # fmt: skip
 AVERAGINGS = (None, averaging.Uniform(), averaging.Geometric(0.2))
 HEAD = ("*bias*", "head", "3.*")  # names of parameters of at least one scene each; the others refuse them

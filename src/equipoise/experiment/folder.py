@@ -292,5 +292,5 @@ def _runs_of_study(path: Path) -> list[Path]:
 
 def _numbers(fields: dict[str, Any]) -> dict[str, Any]:
     """The fields with NaN in place of JSON's null, except for fields that may be None."""
-    optional = ("risk", "epsilon")
+    optional = ("risk", "epsilon", "clock")
     return {name: float("nan") if value is None and name not in optional else value for name, value in fields.items()}
