@@ -53,7 +53,7 @@ def toeplitz_sensitivity(coefficients: Sequence[float] | Numbers, *, separation:
 
     These rounds are the worst where the coefficients are not negative and do not increase; others are refused.
 
-    >>> toeplitz_sensitivity([1.0, 0.5], separation=1, participations=2) ** 2  # (1, 1½): 1 + 2¼
+    >>> round(toeplitz_sensitivity([1.0, 0.5], separation=1, participations=2) ** 2, 9)  # (1, 1½): 1 + 2¼
     3.25
     """
     given = checked_coefficients(coefficients)
@@ -157,8 +157,8 @@ class BLT:
 def loss_of(coefficients: Sequence[float] | Numbers, *, separation: int, participations: int) -> float:
     """sens² · largest prefix variance: the variance of prefix sums at a fixed privacy. Smaller is better.
 
-    >>> loss_of([1.0, 0.5], separation=2, participations=1), loss_of([1.0, 0.0], separation=2, participations=1)
-    (1.5625, 2.0)
+    >>> [round(loss_of(c, separation=2, participations=1), 9) for c in ([1.0, 0.5], [1.0, 0.0])]
+    [1.5625, 2.0]
     """
     sensitivity = toeplitz_sensitivity(coefficients, separation=separation, participations=participations)
     return sensitivity**2 * largest_prefix_variance(coefficients)
