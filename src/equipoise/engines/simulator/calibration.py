@@ -105,11 +105,15 @@ class CalibrationTask:
         return self.workers.own
 
 
+def worth_measuring(steps: float, batch_size: int | None, largest: int, parameters: int) -> bool:
+    """Whether a round with so many local steps in all is large enough for a measurement to pay."""
+    return steps * min(batch_size or largest, largest) * parameters >= _WORTH
+
+
 def calibrated(task: CalibrationTask) -> SpeedMeasurement:
     """The choice for such work: a known one, or measured on the clients of the queue, whose results are dropped."""
     queue, solver = task.queue, task.rule.solver
-    batch = min(solver.batch_size or int(queue.sizes.max()), int(queue.sizes.max()))
-    if float(queue.steps.sum()) * batch * queue.models.shape[1] < _WORTH:
+    if not worth_measuring(float(queue.steps.sum()), solver.batch_size, int(queue.sizes.max()), queue.models.shape[1]):
         return SpeedMeasurement(Choice(task.given.chunk_size, task.given.workers or 1))
     name, file = _name(task), cache_folder() / "calibration.json"  # choices are kept there for the next run
     if name not in _known:
