@@ -6,7 +6,6 @@ node; those that lie in a file of a data store are sent as the name of the file,
 
 from __future__ import annotations
 
-import copyreg
 import io
 import pickle
 import warnings
@@ -20,6 +19,7 @@ from torch import Tensor
 from equipoise.core.numbers import Numbers
 from equipoise.data.clients import ClientSet
 from equipoise.data.mapped_files import MappedFile, file_of, map_file
+from equipoise.data.store_files import read_manifest
 from equipoise.data.store_state import StoredIds
 from equipoise.engines.cluster.ray_extra import require_ray
 from equipoise.errors import InvalidData
@@ -87,7 +87,7 @@ def joined(packed: Packed) -> bytes:
     """One byte string, with each buffer where its numbers are aligned."""
     sizes = [memoryview(each).nbytes for each in packed.buffers]
     table = np.array([len(packed.head), *sizes], dtype=np.int64).tobytes()
-    out = [len(sizes).to_bytes(8, "little"), table, packed.head]
+    out: list[Any] = [len(sizes).to_bytes(8, "little"), table, packed.head]
     place = 8 + len(table) + len(packed.head)
     for buffer, size in zip(packed.buffers, sizes, strict=True):
         gap = -place % _ALIGNED
@@ -118,7 +118,7 @@ def _pickler(out: io.BytesIO, buffers: list[Any]) -> Any:
     """A pickler of Ray's kind, which also knows functions of `__main__`, with our own treatment of tensors and clients."""
     from ray import cloudpickle
 
-    class Pickler(cloudpickle.CloudPickler):  # type: ignore[misc, name-defined]
+    class Pickler(cloudpickle.CloudPickler):
         def reducer_override(self, value: Any) -> Any:
             kind = type(value)
             if kind is Tensor:
@@ -127,14 +127,12 @@ def _pickler(out: io.BytesIO, buffers: list[Any]) -> Any:
                 return _array_parts(value)
             if kind is ClientSet:
                 return _clients_from, (_fields_of(value),)
-            return super().reducer_override(value)
+            return super().reducer_override(value)  # type: ignore[no-untyped-call]
 
     def keep(buffer: pickle.PickleBuffer) -> None:
         buffers.append(buffer.raw())
 
-    pickler = Pickler(out, protocol=5, buffer_callback=keep)
-    pickler.dispatch_table = copyreg.dispatch_table
-    return pickler
+    return Pickler(out, protocol=5, buffer_callback=keep)  # type: ignore[no-untyped-call]
 
 
 def _tensor_parts(value: Tensor) -> Any:
@@ -144,7 +142,7 @@ def _tensor_parts(value: Tensor) -> Any:
     storage = value.untyped_storage()
     if (where := file_of(storage.data_ptr())) is not None:
         return _tensor_in_file, (where, value.dtype, value.shape, value.stride(), value.storage_offset())
-    flat = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
+    flat: Any = value.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
     return _tensor_from, (pickle.PickleBuffer(flat), value.dtype, value.shape)
 
 
@@ -182,9 +180,7 @@ def _file_here(where: MappedFile) -> Tensor:
     return _opened[where]
 
 
-def _tensor_in_file(
-    where: MappedFile, dtype: torch.dtype, shape: torch.Size, stride: tuple[int, ...], offset: int
-) -> Tensor:
+def _tensor_in_file(where: MappedFile, dtype: torch.dtype, shape: torch.Size, stride: tuple[int, ...], offset: int) -> Tensor:
     return torch.as_strided(_file_here(where).view(dtype), shape, stride, offset)
 
 
@@ -204,4 +200,9 @@ def _fields_of(clients: ClientSet) -> dict[str, Any]:
 
 
 def _clients_from(fields: dict[str, Any]) -> ClientSet:
+    """A set of clients of these fields; that of a store is refused if the store on this machine is another one."""
+    if (store := fields.get("store")) is not None and not any(
+        entry["digest"] == store.digest for entry in read_manifest(store.path)["sets"].values()
+    ):
+        raise InvalidData(f"{store.path} on this node is not the store that the driver has opened. Copy it again.")
     return ClientSet.trusted(**fields)

@@ -182,8 +182,7 @@ def explain(engine: SimulatorEngine, phase: Phase, stretch: Stretch) -> str:
 
 
 KINDS: dict[str, Callable[[SimulatorEngine, Phase, Stretch], Any]] = {
-    kind.__name__: kind
-    for kind in (losses, adapted_losses, updates, sums, own_steps, evaluate, measure, calibrate, explain)
+    kind.__name__: kind for kind in (losses, adapted_losses, updates, sums, own_steps, evaluate, measure, calibrate, explain)
 }
 
 

@@ -73,8 +73,9 @@ def cut_job(costs: Numbers, size: PieceSize, *, reorder: bool) -> JobPieces:
 def piece_count(cost: float, clients: int, size: PieceSize) -> int:
     """The number of pieces: a power of two, so that workers find whole subtrees.
 
-    >>> piece_count(4.9e8, 100, TRAINING["cpu"]), piece_count(1e12, 100, TRAINING["cpu"]), piece_count(1e3, 100, TRAINING["cpu"])
-    (8, 64, 1)
+    >>> size = PieceSize(4e7, 6)
+    >>> piece_count(4.9e8, 100, size), piece_count(1e10, 100, size), piece_count(1e12, 100, size), piece_count(1e3, 100, size)
+    (8, 16, 64, 1)
     """
     fewest = 1 if clients and cost / clients >= _HEAVY else size.clients
     most = min(cost / size.cost, clients / fewest, size.most)

@@ -25,7 +25,7 @@ from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines.cluster.packing import message
 from equipoise.engines.cluster.piece_work import Phase, PieceSums, Stretch, add_sums
 from equipoise.engines.cluster.pieces import SCORING, TRAINING, JobPieces, add_nodes, cut_job, split_by_job
-from equipoise.engines.cluster.ray_extra import require_ray
+from equipoise.engines.cluster.ray_extra import connect, connection
 from equipoise.engines.cluster.worker_pool import Work, WorkerPool
 from equipoise.engines.simulator.calibration import Choice, worth_measuring
 from equipoise.engines.simulator.engine import Simulator, refuse_visited
@@ -39,8 +39,9 @@ if TYPE_CHECKING:
 _ASKED_FOR = ("num_cpus", "num_gpus")
 _PER_CLIENT = 64  # bytes of an answer for each client, besides rows: norm, loss and their wrapping
 _HEAD = 4_000  # bytes of an answer besides its tensors
-_pools: weakref.WeakValueDictionary[tuple[object, ...], WorkerPool] = weakref.WeakValueDictionary()
+_pools: dict[tuple[object, ...], WorkerPool] = {}  # of the cluster that this process is connected to: workers wait for runs
 
+_ONE_PIECE = JobPieces(None, np.array([0, 1]), np.ones(1))  # something that one worker is asked
 StretchOf = Callable[[JobPieces, int, int, int], Stretch]  # of a job's pieces, its number, the first and the last + 1
 
 
@@ -50,8 +51,9 @@ class Ray:
 
     `address` is the cluster's: "auto" for the one that runs here or that RAY_ADDRESS names, or else this machine's cores;
     "local" for this machine's cores in any case. `workers` is how many workers there are at most, None for as many as the
-    cluster has room for; each asks for `per_worker`, e.g. {"num_cpus": 1} or {"num_gpus": 1}, and works on `device`. A worker
-    is a simulator with one process; more CPUs give it more torch threads.
+    cluster has room for; each asks for `per_worker`, e.g. {"num_cpus": 1} or {"num_gpus": 1} (None: for one CPU, and with
+    device="cuda" for one GPU), and works on `device`. A worker is a simulator with one process; more CPUs give it more torch
+    threads.
 
     A worker that is lost, or silent for `patience` seconds more than ten times its usual time, is replaced, and its work done
     by others in the same round. Results do not depend on the number of workers, nor on who was lost.
@@ -82,15 +84,21 @@ class Ray:
         counts = [] if given is None else list(given.values())
         good = all(is_number(count) and count >= 0 for count in counts) and (given is None or any(counts))
         require(good, "per_worker", "must ask for a positive number of CPUs or GPUs", given)
-        on_gpu = self.device is not None and str(self.device).startswith("cuda")
         fix = 'Write per_worker={"num_gpus": 1}: Ray hides GPUs from workers that do not ask for them.'
-        require(not on_gpu or bool(self.asked["num_gpus"]), "device", "is a GPU, but no worker asks for one", self.device, fix)
+        require(
+            not self.on_gpu or bool(self.asked["num_gpus"]), "device", "is a GPU, but no worker asks for one", self.device, fix
+        )
         self.simulator  # noqa: B018 (refuses what the simulator refuses)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether workers are told to use a GPU."""
+        return self.device is not None and str(self.device).startswith("cuda")
 
     @property
     def asked(self) -> dict[str, float]:
         """What each worker asks Ray for. A worker with a GPU asks for one CPU, too, unless something else is said."""
-        given = dict(self.per_worker or {"num_cpus": 1})
+        given = dict(self.per_worker or ({"num_gpus": 1.0} if self.on_gpu else {}))
         return {"num_cpus": given.get("num_cpus", 1.0), "num_gpus": given.get("num_gpus", 0.0)}
 
     @property
@@ -101,14 +109,18 @@ class Ray:
         return Simulator(self.chunk_size, device, 1 if on_cpu else None, self.precision, self.compiled, self.resident)
 
     def start(self, task: Task, data: FederatedData) -> RayEngine:
-        """The running engine for a task on a data set. Engines that ask for the same workers share them."""
+        """The running engine for a task on a data set.
+
+        Engines that ask for the same kind of workers share them. Workers wait for the next run until this process ends, calls
+        `ray.shutdown()`, or asks for workers of another kind.
+        """
         refuse_visited(data)
-        require_ray()
-        key = (self.address, self.workers, tuple(sorted(self.asked.items())), self.patience)
-        pool = _pools.get(key)
-        if pool is None or not pool.ray.is_initialized():
-            pool = _pools[key] = WorkerPool(self.address, self.workers, self.asked, self.patience)
-        return RayEngine(task, data, pool, self.simulator)
+        ray = connect(self.address)
+        key = (connection(ray), tuple(sorted(self.asked.items())))
+        if key not in _pools:
+            _pools.clear()  # their workers would take what the new ones ask for
+            _pools[key] = WorkerPool(ray, self.asked)
+        return RayEngine(task, data, _pools[key], self)
 
 
 class RayEngine:
@@ -116,12 +128,13 @@ class RayEngine:
 
     device = torch.device("cpu")  # of models at the driver
 
-    def __init__(self, task: Task, data: FederatedData, pool: WorkerPool, simulator: Simulator) -> None:
+    def __init__(self, task: Task, data: FederatedData, pool: WorkerPool, given: Ray) -> None:
+        simulator = given.simulator
         self.task, self.data, self.pool = task.to(torch.device("cpu")), data, pool
         self.omniscient_attack = sees_all_updates(data)
         self.kind_of_device = "cuda" if str(simulator.device).startswith("cuda") else "cpu"
         self.choice = Choice(simulator.chunk_size, simulator.workers)
-        self.session = pool.open_session(simulator, task, data)
+        self.session = pool.open_session(simulator, task, data, given.workers, given.patience)
         weakref.finalize(self, pool.close_session, self.session)
         self._others: weakref.WeakKeyDictionary[ClientSet, str] = weakref.WeakKeyDictionary()
         self.sizes = data.train.host_sizes.numpy()
@@ -225,9 +238,7 @@ class RayEngine:
 
         def stretch_of(job: JobPieces, number: int, first: int, last: int) -> Stretch:
             places = job.places(first, last)
-            return replace(
-                _stretch(job, number, first, last, cohort), own_models=models[places], pull=_pull_on(pull, places)
-            )
+            return replace(_stretch(job, number, first, last, cohort), own_models=models[places], pull=_pull_on(pull, places))
 
         phase = self._calibrate(phase, jobs, [cohort], solver, stretch_of)
         found = self._each(phase, jobs, stretch_of, row_bytes=self.item * models.shape[1])
@@ -281,9 +292,8 @@ class RayEngine:
 
     def explain(self, algorithm: Algorithm | None = None) -> str:
         """Where work is done, and for this model, these data and an algorithm how a worker does it, and why."""
-        job = JobPieces(None, np.array([0, 1]), np.ones(1))
         phase = replace(self._phase("explain", (), []), solver=algorithm)
-        ((text,),) = ([value for _, value in parts] for parts in self._each(phase, [job], lambda *a: _stretch(*a, None)))
+        (((_, text),),) = self._each(phase, [_ONE_PIECE], lambda job, n, first, last: _stretch(job, n, first, last, None))
         nodes = sorted({worker.name for worker in self.pool.workers})
         return f"{len(self.pool.workers)} workers of a Ray cluster on {len(nodes)} nodes: {', '.join(nodes)}\n{text}"
 
@@ -329,7 +339,7 @@ class RayEngine:
             return _stretch(job, number, piece, piece + 1, cohort, weights=cohort.weights)
 
         measuring = replace(phase, kind="calibrate")
-        ((_, found),) = self._each(measuring, [JobPieces(None, np.array([0, 1]), np.ones(1))], one_piece)[0]
+        ((_, found),) = self._each(measuring, [_ONE_PIECE], one_piece)[0]
         self.choice = Choice.of(found)
         return replace(phase, choice=found)
 

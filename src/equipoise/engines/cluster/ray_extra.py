@@ -25,7 +25,15 @@ def connect(address: str) -> Any:
     Ray is started here and ends with this process. "local" always starts it here. Anything else is the address of a cluster.
     """
     ray = require_ray()
+    if address.startswith("ray://"):
+        raise EquipoiseError(
+            f"{address!r} is the address of Ray Client, which every call and every tensor would pass through. Run this "
+            'program on a node of the cluster, by `ray job submit` for example, with address="auto".'
+        )
     if ray.is_initialized():
+        here = ray.get_runtime_context().gcs_address
+        if address not in ("auto", "local", here):
+            raise EquipoiseError(f"This process is connected to the Ray cluster at {here}, not {address}: use ray.shutdown().")
         return ray
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     options: dict[str, Any] = {"logging_level": "WARNING", "log_to_driver": False}
@@ -52,4 +60,10 @@ def _has_cluster() -> bool:
         return True
     from ray._private.services import canonicalize_bootstrap_address
 
-    return canonicalize_bootstrap_address(None) is not None
+    return canonicalize_bootstrap_address(None) is not None  # type: ignore[arg-type]
+
+
+def connection(ray: Any) -> tuple[str, str]:
+    """What tells one connection of this process from another: the cluster's address and the name of the job there."""
+    context = ray.get_runtime_context()
+    return context.gcs_address, context.get_job_id()

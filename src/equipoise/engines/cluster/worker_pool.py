@@ -6,6 +6,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +15,6 @@ import numpy as np
 from equipoise.core.numbers import Numbers
 from equipoise.engines.cluster.packing import PART_BYTES, in_store, message, opened, pack
 from equipoise.engines.cluster.pieces import Node, share_out
-from equipoise.engines.cluster.ray_extra import connect
 from equipoise.engines.cluster.ray_worker import Answer, RayWorker, versions
 from equipoise.errors import EquipoiseError, EquipoiseNotice, IncompatibleParts
 
@@ -79,15 +79,23 @@ class Work:
     answer_bytes: Callable[[int, int], int]
 
 
+@dataclass(frozen=True, eq=False)
+class Session:
+    """A run that workers work for: what they are opened with, how many work for it, and how long one may be silent."""
+
+    opening: tuple[Any, ...]
+    limit: int | None
+    patience: float
+
+
 class WorkerPool:
     """Long-lived workers on the nodes of a cluster."""
 
-    def __init__(self, address: str, workers: int | None, per_worker: dict[str, float], patience: float) -> None:
-        self.ray = connect(address)
-        self.limit, self.per_worker, self.patience = workers, dict(per_worker), patience
+    def __init__(self, ray: Any, per_worker: dict[str, float]) -> None:
+        self.ray, self.per_worker = ray, dict(per_worker)
         self.workers: list[PooledWorker] = []  # ready to work
         self.starting: list[PooledWorker] = []
-        self.sessions: dict[int, tuple[Any, ...]] = {}  # what `open` is called with, by session
+        self.sessions: dict[int, Session] = {}
         self.others: dict[tuple[int, str], Any] = {}  # further sets of clients
         self.lost_in_turn: dict[str, int] = {}  # workers of a node that ended without an answer
         self.left_out: dict[str, str] = {}  # nodes that get no work, and why
@@ -97,8 +105,7 @@ class WorkerPool:
         self._next = 0
         self._actors: list[Any] = []
         self._stop = weakref.finalize(self, _kill_all, self.ray, self._actors)
-        self.rounds_with: dict[str, int] = {}  # calls that each node has answered
-        self._wait_for_workers()
+        self.answers: dict[str, int] = {}  # calls that each node has answered
 
     # ------------------------------------------------------------------------------------------------------ workers and nodes
 
@@ -109,13 +116,15 @@ class WorkerPool:
         if not now and time.monotonic() - self._looked < _LOOK_SECONDS:
             return
         self._looked = time.monotonic()
+        limits = [session.limit for session in self.sessions.values()]
+        most = None if None in limits else max((limit for limit in limits if limit is not None), default=0)
         for node in self.ray.nodes():
             name = node["NodeID"]
             if not node["Alive"] or name in self.left_out:
                 continue
             here = sum(worker.node == name for worker in (*self.workers, *self.starting))
             for _ in range(_room(node["Resources"], self.per_worker) - here):
-                if self.limit is None or len(self.workers) + len(self.starting) < self.limit:
+                if most is None or len(self.workers) + len(self.starting) < most:
                     self._start(name)
 
     def _start(self, node: str) -> None:
@@ -128,19 +137,20 @@ class WorkerPool:
         self._actors.append(actor)
         self.starting.append(PooledWorker(actor, node, actor.hello.remote()))
 
-    def _wait_for_workers(self) -> None:
+    def _wait_for_workers(self, wanted: int | None) -> None:
         """Wait until there is a worker, and a while for the others."""
         began = time.monotonic()
-        until = began + _START_SECONDS
+        until = began + (_OTHERS_SECONDS if self.workers else _START_SECONDS)
         self.look(now=True)
-        while self.starting and time.monotonic() < until:
+        while self.starting and (wanted is None or len(self.workers) < wanted) and time.monotonic() < until:
             had = len(self.workers)
             self._take_in(0.2, first=True)
             if self.workers and not had:
                 until = min(until, time.monotonic() + _OTHERS_SECONDS)
         if not self.workers:
             asked = ", ".join(f"{value:g} {name}" for name, value in self.per_worker.items())
-            has = ", ".join(f"{value:g} {name}" for name, value in sorted(self.ray.cluster_resources().items()) if name in ("CPU", "GPU"))
+            all_of_it = self.ray.cluster_resources()
+            has = ", ".join(f"{all_of_it[name]:g} {name}" for name in ("CPU", "GPU") if name in all_of_it)
             why = "; ".join(self.left_out.values())
             raise EquipoiseError(
                 f"No worker of the Ray cluster became ready in {time.monotonic() - began:.0f} s. Each asks for {asked}; the "
@@ -207,22 +217,25 @@ class WorkerPool:
 
     # --------------------------------------------------------------------------------------------------------------- sessions
 
-    def open_session(self, simulator: Any, task: Any, data: Any) -> int:
+    def open_session(self, simulator: Any, task: Any, data: Any, limit: int | None, patience: float) -> int:
         """A session for a task on data: every worker makes its simulator, and later ones do so when they come."""
         if data not in self._sent:
             self._sent[data] = self.ray.put(in_store(pack(data)))
         session, self._next = self._next, self._next + 1
-        self.sessions[session] = (simulator, self._sent[data], *message(task))
-        self.look()
-        for worker in self.workers:
+        known = list(self.workers)
+        self.sessions[session] = Session((simulator, self._sent[data], *message(task)), limit, patience)
+        for worker in known:
             self._open(worker, session)
-        first = self.workers[0] if self.workers else None
-        if first is not None:
-            self._opened(first, session)  # what is wrong with the task shows here
+        try:
+            self._wait_for_workers(limit)
+            self._opened(self.workers[0], session)  # what is wrong with the task shows here
+        except BaseException:
+            self.close_session(session)
+            raise
         return session
 
     def _open(self, worker: PooledWorker, session: int) -> None:
-        worker.opening[session] = worker.actor.open.remote(session, *self.sessions[session])
+        worker.opening[session] = worker.actor.open.remote(session, *self.sessions[session].opening)
         for (owner, name), reference in self.others.items():
             if owner == session:
                 worker.actor.add_clients.remote(session, name, reference)
@@ -271,24 +284,23 @@ class WorkerPool:
                 asked += self._ask(session, work, waiting, busy={each.worker for each in asked})
                 waiting = []
             answered, lost = self._collect(work.kind, asked)
-            for each in answered:
-                asked.remove(each[0])
-                done.append((each[0].pieces, each[1]))
-            for each in lost:
-                asked.remove(each)
-                waiting.append(each.pieces)
+            done += [(each.pieces, answer) for each, answer in answered]
+            waiting += [each.pieces for each in lost]
+            ended = {id(each) for each in (*lost, *(each for each, _ in answered))}
+            asked = [each for each in asked if id(each) not in ended]
         return done
 
     def _ask(self, session: int, work: Work, waiting: Iterable[Node], busy: set[PooledWorker]) -> list[Asked]:
         """Give stretches of pieces to workers; those that have nothing to do come first."""
-        asked = []
+        asked, about = [], self.sessions[session]
         for first, last in waiting:
             ready: list[PooledWorker] = []
             while not ready:
                 if not self.workers:
-                    self._wait_for_workers()
-                ready = [worker for worker in (set(self.workers) - busy or self.workers) if self._opened(worker, session)]
-            ready.sort(key=self.workers.index)
+                    self._wait_for_workers(about.limit)
+                mine = self.workers[: about.limit]
+                idle = [worker for worker in mine if worker not in busy]
+                ready = [worker for worker in idle or mine if self._opened(worker, session)]
             costs = work.costs[first:last]
             for worker, (begin, end) in zip(ready, share_out(costs, self._speeds(ready, work.kind)), strict=True):
                 if begin == end:
@@ -299,7 +311,7 @@ class WorkerPool:
                 count = parts if parts <= _MOST_PARTS else 1
                 own = message(work.own(*pieces))
                 references = worker.call(count).remote(count, len(work.shared), *work.shared, *own)
-                until = time.monotonic() + worker.most_seconds(work.kind, cost, self.patience)
+                until = time.monotonic() + worker.most_seconds(work.kind, cost, about.patience)
                 asked.append(Asked(worker, pieces, cost, references if count > 1 else [references], until))
         return asked
 
@@ -334,9 +346,7 @@ class WorkerPool:
         good, bad = self._sorted(kind, answered)
         return good, [*lost, *bad]
 
-    def _sorted(
-        self, kind: str, parts: Iterable[tuple[Asked, list[Any]]]
-    ) -> tuple[list[tuple[Asked, Answer]], list[Asked]]:
+    def _sorted(self, kind: str, parts: Iterable[tuple[Asked, list[Any]]]) -> tuple[list[tuple[Asked, Answer]], list[Asked]]:
         """Answers with values, and work that must be given to others; an error of the work itself is raised."""
         good, lost = [], []
         for each, values in parts:
@@ -358,7 +368,7 @@ class WorkerPool:
                 raise _named(answer, worker)
             worker.took(kind, each.cost, answer.seconds)
             self.lost_in_turn.pop(worker.node, None)
-            self.rounds_with[worker.node] = self.rounds_with.get(worker.node, 0) + 1
+            self.answers[worker.node] = self.answers.get(worker.node, 0) + 1
             good.append((each, answer))
         return good, lost
 
@@ -386,10 +396,8 @@ def _kill_all(ray: Any, actors: list[Any]) -> None:
     """End workers, if Ray is still there."""
     if ray.is_initialized():
         for actor in actors:
-            try:
+            with suppress(Exception):  # it may be gone already
                 ray.kill(actor, no_restart=True)
-            except Exception:  # it is gone already  # noqa: S110
-                pass
     actors.clear()
 
 
