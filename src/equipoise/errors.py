@@ -95,7 +95,7 @@ def is_number(value: object) -> bool:
 
 def is_integer(value: object) -> bool:
     """Whether the value is an integer (NumPy's types too), and not a bool."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    return type(value) is int or (isinstance(value, Integral) and not isinstance(value, bool))
 
 
 def require(condition: bool, parameter: str, rule: str, value: object, fix: str = "") -> None:

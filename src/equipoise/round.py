@@ -108,6 +108,8 @@ class Rounds:
 
     def draw(self, round_index: int) -> list[Cohort]:
         """The cohort of each run in a round; those that draw the same clients share one."""
+        if len(self.settings) == 1:
+            return [draw_cohort(self.settings[0], round_index)]
         drawn: dict[int, Cohort] = {}
         for same in self.same_cohorts:
             drawn |= dict.fromkeys(same, draw_cohort(self.settings[same[0]], round_index))
@@ -176,9 +178,10 @@ def cohort_losses(runs: Sequence[RunInRound], engine: Engine) -> list[Tensor | N
     Runs with one cohort are scored in one pass over its examples.
     """
     losses: dict[int, Tensor] = {}
-    asked = [i for i, run in enumerate(runs) if run.algorithm.traits.needs_losses and has_work(run.setting, run.cohort)]
-    if not asked:
+    wanting = [i for i, run in enumerate(runs) if run.algorithm.traits.needs_losses]
+    if not wanting:
         return [None] * len(runs)
+    asked = [i for i in wanting if has_work(runs[i].setting, runs[i].cohort)]
     several = asked if len(asked) > 1 else ()
     shared = [i for i in several if len(runs[i].cohort) and not runs[i].solver_traits.adapts]
     for i in asked:
@@ -219,7 +222,9 @@ def without_lost_clients(run: RunInRound, losses: Tensor | None) -> tuple[Cohort
 def make_plan(run: RunInRound, losses: Tensor | None) -> Planned:
     """The risk of the cohort, and the clients that work for it: those with a weight whose work arrives."""
     clients, protection = run.setting.data.train, run.setting.protection
-    cohort, losses = without_lost_clients(run, losses)
+    cohort = run.cohort
+    if run.setting.engine_traits.network is not None:
+        cohort, losses = without_lost_clients(run, losses)
     if not has_work(run.setting, run.cohort):
         return run, Plan(cohort, None, RiskValue(_UNKNOWN, cohort.weights), cohort, cohort.weights, None, 0)
     if losses is not None and protection.in_the_open:  # a protected client is not named, nor does the run stop because of it
@@ -459,7 +464,8 @@ def step_factor(run: RunInRound, plan: Plan, work: LocalWork) -> float:
 def next_state(setting: Setting, state: ServerState, **changed: Any) -> ServerState:
     """The state after a round in which the parts named by `changed` have new states."""
     after = ServerState(**(vars(state) | changed | {"round": state.round + 1}))
-    return replace(after, averaging=setting.averaged.update(after))
+    averaging = setting.averaged.update(after)
+    return after if averaging is after.averaging else replace(after, averaging=averaging)
 
 
 def stop_unless_finite(values: Tensor, cohort: Cohort, clients: ClientSet, what: str) -> None:

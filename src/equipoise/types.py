@@ -282,6 +282,11 @@ class SgdRule(NamedTuple):
     weight_decay: float  # λ
     prox: float  # μ
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a step is w ← w − γ∇F(w) and nothing else."""
+        return not (self.momentum or self.weight_decay or self.prox)
+
 
 @dataclass(frozen=True, eq=False)
 class SolverTraits:

@@ -16,6 +16,7 @@ from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.engines.simulator.calibration import Choice
+from equipoise.engines.simulator.cuda.side_by_side import SideBySide, SideBySideChannelsLast
 from equipoise.engines.simulator.cuda.step_graphs import StepGraphs
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -63,9 +64,10 @@ def test_every_path_agrees_with_the_loop(name):
     engine = Simulator(chunk_size=2, workers=1).start(task, data)
     assert engine.unvectorised is None
     carried = task.carried.size > 0  # which step graphs leave to others
-    for path in ("batched autograd", "one by one", *(() if carried else ("step graphs",))):
-        if path == "step graphs":
-            engine.workers.own.path(StepGraphs.name).obstacle = None  # on a CPU, too, where nothing is captured
+    captured = (SideBySide.name, SideBySideChannelsLast.name, *(() if carried else (StepGraphs.name,)))
+    for path in ("batched autograd", "one by one", *captured):
+        if path in captured:
+            engine.workers.own.path(path).obstacle = None  # on a CPU, too, where nothing is captured
         engine.use(Choice(path=path))
         engine.workers.own.candidates(engine._rule(solver, 0), None)  # forgets who was asked
         for found, expected in zip(results(engine, task, solver, 3), wanted, strict=True):

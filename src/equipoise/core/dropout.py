@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,18 +44,39 @@ _known_indices = lru_cache(maxsize=64)(_indices)
 def kept(key: Tensor, call: int, shape: Sequence[int], level: int) -> Tensor:
     """Which elements of a tensor are kept, (*shape,) bool, each with probability level / 2¹⁶, 0 < level < 2¹⁶.
 
-    `key` is one int64 number; under `torch.func.vmap` one for each client.
+    `key` is one int64 number, or a tensor of them (k,): then there is a mask for each, (k, *shape).
     """
     shape = tuple(shape) or (1,)
     words = (*shape[:-1], -(-shape[-1] // _LANES))
     # A tensor that is made while a CUDA graph is captured has no values yet: none is kept there.
     indices = (_known_indices if key.device.type == "cpu" else _indices)(words, key.device)
-    bits = mix_((key + signed(name_key(f"call {call}"))) + indices)
+    bits = mix_((key + signed(name_key(f"call {call}"))).view(*key.shape, *(1,) * len(words)) + indices)
     return bits.view(torch.int16)[..., : shape[-1]] < level - _LEVELS // 2
 
 
-def dropout(x: Tensor, p: float, key: Tensor, call: int, *, features: bool = False, alpha: bool = False) -> Tensor:
-    """Dropout of a share p of the elements of x; with `features` of whole channels x[n, c], with `alpha` by alpha dropout."""
+class _KeptByClient(torch.autograd.Function):
+    """`kept` under `torch.func.vmap`, which cannot batch a view of another type in every version of torch."""
+
+    @staticmethod
+    def forward(key: Tensor, call: int, shape: Sequence[int], level: int) -> Tensor:
+        return kept(key, call, shape, level)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, key: Tensor, call: int, shape: Sequence[int], level: int) -> tuple[Tensor, int]:
+        return kept(key.movedim(in_dims[0], 0), call, shape, level), 0
+
+
+def dropout(
+    x: Tensor, p: float, key: Tensor, call: int, *, features: bool = False, alpha: bool = False, batched: bool = False
+) -> Tensor:
+    """Dropout of a share p of the elements of x; with `features` of whole channels x[n, c], with `alpha` by alpha dropout.
+
+    `batched` says that `torch.func.vmap` is at work.
+    """
     level = round((1 - p) * _LEVELS)
     if x.numel() == 0 or level == _LEVELS:
         return x
@@ -62,7 +84,8 @@ def dropout(x: Tensor, p: float, key: Tensor, call: int, *, features: bool = Fal
         return x * torch.zeros_like(x)
     share = level / _LEVELS
     shape = x.shape[:2] if features else x.shape
-    noise = kept(key, call, shape, level).to(x.dtype).view((*shape, *(1,) * (x.dim() - len(shape))))
+    mask: Tensor = (_KeptByClient.apply if batched else kept)(key, call, tuple(shape), level)
+    noise = mask.to(x.dtype).view((*shape, *(1,) * (x.dim() - len(shape))))
     if not alpha:
         return x * noise.mul_(1 / share)
     scale = ((_SELU**2 * (1 - share) + 1) * share) ** -0.5

@@ -25,12 +25,13 @@ class ForwardRules(TorchFunctionMode):
 
     `key` is one int64 number, under vmap one for each client, that fixes the masks of dropout; None leaves dropout to torch.
     With `batched`, attention, recurrent layers and bags of embeddings are written out; else only where they have dropout.
-    `calls` counts the calls of dropout that had an effect.
+    `captured` says that a CUDA graph is made of the pass, so that no tensor may move. `calls` counts the calls of dropout that
+    had an effect.
     """
 
-    def __init__(self, key: Tensor | None, *, batched: bool) -> None:
+    def __init__(self, key: Tensor | None, *, batched: bool, captured: bool = False) -> None:
         super().__init__()
-        self.key, self.batched, self.calls = key, batched, 0
+        self.key, self.batched, self.captured, self.calls = key, batched, captured, 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         rule = _RULES.get(func)
@@ -50,7 +51,8 @@ class ForwardRules(TorchFunctionMode):
         if self.key is None:
             raise RuntimeError("dropout without a key")
         self.calls += 1
-        return dropout.dropout(x, p, self.key, self.calls, features=features, alpha=alpha)
+        options = {"features": features, "alpha": alpha, "batched": self.batched}
+        return dropout.dropout(x, p, self.key, self.calls, **options)
 
 
 Rule = Callable[..., Any]
@@ -121,6 +123,14 @@ def _bag(rules: ForwardRules, func: Any, input: Tensor, weight: Tensor, offsets:
     return written_out.embedding_bag(input, weight, mode, weights, padding)
 
 
+def _data_pointer(rules: ForwardRules, func: Any, tensor: Tensor) -> int:
+    """Where a tensor's numbers are: 0 if it has none of its own, or may not move.
+
+    Recurrent layers on a GPU ask in order to move their weights together, and do not if all weights are at one place.
+    """
+    return 0 if rules.batched or rules.captured else int(func(tensor))
+
+
 def _normalise_weight(rules: ForwardRules, func: Any, v: Tensor, g: Tensor, dim: int = 0) -> Any:
     """Weights in terms of their length and direction."""
     return written_out.weight_norm(v, g, dim) if rules.batched else func(v, g, dim)
@@ -155,6 +165,7 @@ for _name, _features, _alpha in (
     for _end in ("", "_"):
         _RULES[getattr(torch, _name + _end)] = partial(_drop, features=_features, alpha=_alpha, inplace=bool(_end))
 _RULES[torch._weight_norm] = _normalise_weight
+_RULES[Tensor.data_ptr] = _data_pointer
 for _kind in written_out.CELLS:
     _RULES[getattr(torch, _kind)] = partial(_recur, _kind)
     _RULES[getattr(torch, f"{_kind}_cell")] = partial(_step_cell, _kind)

@@ -44,7 +44,8 @@ def stacked_gradients(task: Task, params: dict[str, Tensor], batch: ExampleBatch
     buffers = dict(batch.buffers or {})  # a forward pass in training writes to them
     given = (leaves, buffers, batch.x, batch.y, batch.shares, *(() if batch.keys is None else (batch.keys,)))
     losses: Tensor = vmap(batch_loss)(*given)
-    gradients = torch.autograd.grad(losses.sum(), list(leaves.values()), materialize_grads=True)
+    factors = torch.ones_like(losses) if batch.factors is None else batch.factors
+    gradients = torch.autograd.grad(losses, list(leaves.values()), factors, materialize_grads=True)
     return dict(zip(leaves, gradients, strict=True)), losses.detach()
 
 

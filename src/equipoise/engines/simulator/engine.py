@@ -34,6 +34,7 @@ from equipoise.engines.simulator.calibration import CalibrationTask, Choice, Spe
 from equipoise.engines.simulator.client_queue import ClientQueue, chunks_of, padding_share, pull_on_parameters
 from equipoise.engines.simulator.cpu.compiled_softmax import CompiledSoftmax, CompiledSoftmaxPath
 from equipoise.engines.simulator.cuda.client_capacity import ClientCapacity
+from equipoise.engines.simulator.cuda.device_choice import measured_on_device
 from equipoise.engines.simulator.cuda.linear_rounds import LinearRounds, LinearRoundUnderWay
 from equipoise.engines.simulator.explanation import measured_lines, path_answers, table
 from equipoise.engines.simulator.local_rule import LocalRule, PullKind, kind_of
@@ -365,14 +366,28 @@ class SimulatorEngine:
         if self.measures and self.device.type == "cpu" and not self.choice.serves(len(queue)):
             self.measurement = calibrated(CalibrationTask(self.workers, self.given, self.threads, queue, rule))
             self.use(self.measurement.choice)
+        if self.device.type == "cuda" and self.choice.path is None:
+            self._choose_path(queue, rule)
         chunk_size = self.choice.chunk_size
         if self.device.type == "cuda" and chunk_size is None:
-            chunk_size = self.capacity.most_clients(queue, rule)
+            chunk_size = self.capacity.most_clients(queue, rule, self._batches_clients(rule))
         threads = self._own_threads(rule)
         parts = queue.share(1 if threads else min(self.workers.count, len(queue)))
         worker.taken.clear()
         self._last = [Assignment(part, rule, chunk_size, cohorts, self.choice.path, threads) for part in parts]
         return self._last
+
+    def _choose_path(self, queue: ClientQueue, rule: LocalRule) -> None:
+        """On a GPU, try the paths that do not batch clients against the first one that does, and go on with the fastest."""
+        measured = measured_on_device(self.workers.own, queue, rule, self.capacity)
+        if measured is not None:
+            self.measurement = measured
+            self.use(measured.choice)
+
+    def _batches_clients(self, rule: LocalRule) -> bool:
+        """Whether the path that does work of a rule has a batch of clients in memory."""
+        candidates = self.workers.own.candidates(rule, self.choice.path)
+        return self.unvectorised is None and candidates[0].batches
 
     def _own_threads(self, rule: LocalRule) -> int:
         """Threads of the chosen path, if it has its own and does work of this rule; else 0."""

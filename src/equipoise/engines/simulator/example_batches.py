@@ -27,6 +27,7 @@ class ExampleBatch(NamedTuple):
     even: float | None = None  # the share of every example, if they are known to be the same
     keys: Tensor | None = None  # (k,) of the masks of dropout
     buffers: Mapping[str, Tensor] | None = None  # (k, …) of each client, which the forward pass changes
+    factors: Tensor | None = None  # (k,) by which clients' gradients are multiplied, where autograd finds them
 
 
 def gather_inputs(

@@ -62,6 +62,7 @@ class LocalPath(ABC):
     whole_rounds: ClassVar[bool] = False  # it does rounds as a whole, and never a chunk
     batches: ClassVar[bool] = True  # it works on several clients at once
     unpadded: ClassVar[bool] = False  # it can work without padding, and on models with carried values
+    measured: ClassVar[bool] = False  # on a GPU it is tried before the first round, against the first path that is not
     threaded: ClassVar[bool] = False  # it shares a chunk among threads of its own, so that one process does all the work
 
     def __init__(self, place: Workplace) -> None:
@@ -78,6 +79,9 @@ class LocalPath(ABC):
     def run(self, work: ChunkWork) -> ChunkResult | None:
         """Do the work. The updates are valid until the next chunk; None if it turns out that another path must do it."""
         raise NotImplementedError(f"{self.name} does no chunks")
+
+    def release(self) -> None:
+        """Free what it keeps for the next chunk: another path does the work."""
 
     def most_clients(self, queue: ClientQueue, chunk_size: int | None, *, sums: bool) -> int | None:
         """How many clients of a queue it takes as one chunk, given the chunk size; `sums`: only sums of updates are wanted."""

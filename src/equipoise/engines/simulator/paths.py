@@ -8,6 +8,7 @@ from equipoise.engines.simulator.batched_steps import BatchedAutograd
 from equipoise.engines.simulator.convnet_path import HandWrittenConvNet
 from equipoise.engines.simulator.cpu.compiled_softmax import CompiledSoftmaxPath
 from equipoise.engines.simulator.cuda.linear_rounds import LinearRounds
+from equipoise.engines.simulator.cuda.side_by_side import SideBySide, SideBySideChannelsLast
 from equipoise.engines.simulator.cuda.step_graphs import StepGraphs
 from equipoise.engines.simulator.linear_blocks import LinearBlocks
 from equipoise.engines.simulator.linear_span import ExampleSpan
@@ -22,5 +23,7 @@ PATHS: tuple[Callable[[Workplace], LocalPath], ...] = (
     LinearBlocks,
     HandWrittenConvNet,
     BatchedAutograd,
+    SideBySide,
+    SideBySideChannelsLast,
     OneByOne,
 )

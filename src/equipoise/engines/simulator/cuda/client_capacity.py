@@ -20,15 +20,15 @@ class ClientCapacity:
     def __init__(self, place: Workplace) -> None:
         self.place, self._bytes, self._granted = place, dict[int, int](), 0
 
-    def most_clients(self, queue: ClientQueue, rule: LocalRule) -> int:
-        """How many clients of a queue to train at once."""
+    def most_clients(self, queue: ClientQueue, rule: LocalRule, batched: bool = True) -> int:
+        """How many clients of a queue to train at once; unless `batched`, only their updates are in memory together."""
         largest = int(queue.sizes.max())
         width = largest if rule.whole_clients else min(rule.solver.batch_size or 1, largest)
-        if width not in self._bytes:
+        if batched and width not in self._bytes:
             self._bytes[width] = self._measured(queue, width)
         parameters = queue.models[0].nbytes
         table = 24 * largest * max(1, int(queue.steps.max()) * width // max(1, largest))
-        each = self._bytes[width] + 5 * parameters + table
+        each = (self._bytes[width] + 5 * parameters if batched else 2 * parameters) + table
         if each * len(queue) <= self._granted:  # asking a device takes a millisecond
             return len(queue)
         device = self.place.clients.device

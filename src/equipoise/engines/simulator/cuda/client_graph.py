@@ -92,6 +92,7 @@ class ClientGraph(ABC):
         self.stream: torch.cuda.Stream | None = None
         self.graph: torch.cuda.CUDAGraph | None = None
         self.uses = 0
+        self.under_way = False  # whether the last start may not have ended
         self.sides = [torch.cuda.Stream() for _ in range(2)] if self.on_gpu else []  # type: ignore[no-untyped-call]
 
     def zeros(self, *sizes: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -120,11 +121,13 @@ class ClientGraph(ABC):
             self.graph.replay()
         if self.event is not None:
             self.event.record(self._stream())
+            self.under_way = True
 
     def _wait(self) -> None:
         """Until the last start has ended, and what it read on the host may be written to."""
-        if self.event is not None:
+        if self.event is not None and self.under_way:  # asking a device that has answered costs microseconds
             self.event.synchronize()
+            self.under_way = False
 
     def _stream(self) -> torch.cuda.Stream:
         """The current stream. Its number is quickly found; the object is not, and seldom another one."""

@@ -21,6 +21,11 @@ def power_of_two(count: int, least: int = 1) -> int:
     return max(least, 1 << max(0, count - 1).bit_length())
 
 
+def rounded_batch(batch: int) -> int:
+    """A batch of all examples, rounded up by an eighth at most, so that few graphs serve all cohorts."""
+    return rounded_up(batch, power_of_two(batch, 16) // 16)
+
+
 def captured(body: Callable[[], None], trial: Callable[[], None], trials: int, pool: Any = None) -> torch.cuda.CUDAGraph:
     """The graph of what `body` does, after some trial runs: kernels are compiled and libraries have their memory before.
 

@@ -102,6 +102,7 @@ class RoundGraph(ClientGraph):
         super().__init__(place, shape, here, columns=6, more=models + 1, answers=2 * k + 2 * models)
         self.shape = shape
         self.host_weights: Numbers = self.host_clients[5].view(np.float64)
+        self.host_rate: Numbers = self.host_rest[-1:].view(np.float64)
         self.totals = torch.zeros_like(self.params)
         self.each_total = self.totals.unbind()
         self.gram, self.summed = self.zeros(shape.grams), self.zeros(k, self.scores)
@@ -128,7 +129,7 @@ class RoundGraph(ClientGraph):
             self.host_clients[0, model, :count] = part.positions
             self.host_weights[model, :count] = part.weights
             self.host_rest[model] = part.stream
-        self.host_rest[-1:].view(np.float64)[0] = lr
+        self.host_rate[0] = lr
         self._go()
 
     def answers(self) -> tuple[Numbers, Numbers, Numbers]:

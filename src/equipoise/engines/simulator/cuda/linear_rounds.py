@@ -254,7 +254,7 @@ class LinearRoundUnderWay:
         results: list[Numbers | None] = [None] * len(self.counts)
         for bundle, graph in zip(self.bundles, self.graphs, strict=True):
             clients, lengths, after = graph.answers()
-            if not math.isfinite(after.sum()):  # a model is lost
+            if not all(map(math.isfinite, after.tolist())):  # a model is lost
                 return None
             for part, numbers, length in zip(bundle, clients, lengths, strict=True):
                 numbers = numbers[:, : len(part.sizes)].copy()  # the next start writes over them

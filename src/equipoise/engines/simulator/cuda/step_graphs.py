@@ -18,7 +18,7 @@ from equipoise.core import rng
 from equipoise.engines.simulator.batched_steps import Gradients, stacked_gradients
 from equipoise.engines.simulator.client_queue import StartModels
 from equipoise.engines.simulator.convnet_path import fastest_gradients
-from equipoise.engines.simulator.cuda.graph_capacity import captured, power_of_two, rounded_up
+from equipoise.engines.simulator.cuda.graph_capacity import captured, power_of_two, rounded_batch, rounded_up
 from equipoise.engines.simulator.example_batches import ExampleBatch
 from equipoise.engines.simulator.local_rule import LocalRule
 from equipoise.engines.simulator.local_work import ChunkResult, ChunkWork, LocalPath, Workplace
@@ -81,7 +81,7 @@ class StepGraphs(LocalPath):
             computed = 0
             for active, widest in zip(cursor.active, cursor.widest, strict=True):
                 clients = min(buffers.rounded(active), buffers.shape.clients)
-                batch = buffers.shape.batch if work.rule.solver.batch_size else min(_rounded(widest), buffers.shape.batch)
+                batch = buffers.shape.batch if work.rule.solver.batch_size else min(rounded_batch(widest), buffers.shape.batch)
                 buffers.step(clients, batch)
                 computed += clients * batch
         except RuntimeError as failure:  # a forward pass that asks the device, say
@@ -94,9 +94,13 @@ class StepGraphs(LocalPath):
         self.computed, self.useful = computed, int(cursor.counts[_working(cursor)].sum())
         return work.result(update, buffers.finish(update))
 
+    def release(self) -> None:
+        """Free memory and graphs."""
+        self.buffers = None
+
     def _buffers(self, rule: LocalRule, cursor: BatchCursor, clients: int, *, alone: bool) -> StepBuffers:
         """Buffers that hold this work, and larger work that is to be expected: other buffers need other graphs."""
-        solver, batch, steps = rule.solver, _rounded(cursor.width), len(cursor.active)
+        solver, batch, steps = rule.solver, rounded_batch(cursor.width), len(cursor.active)
         if solver.batch_size is not None:
             largest = int(self.place.clients.host_sizes.max())
             batch, most = min(solver.batch_size, largest), max(steps, solver.local_steps(largest))
@@ -121,11 +125,6 @@ def _obstacle(place: Workplace) -> str | None:
     if place.device.type != "cuda":
         return "it needs a CUDA device"
     return "sequences of different lengths need batches of different shapes" if place.clients.has_sequences else None
-
-
-def _rounded(batch: int) -> int:
-    """A batch of all examples, rounded up by an eighth at most, so that few graphs serve all cohorts."""
-    return rounded_up(batch, power_of_two(batch, 16) // 16)
 
 
 def _working(cursor: BatchCursor) -> Tensor:
@@ -212,13 +211,20 @@ class StepBuffers:
         if self.shape.sgd.momentum:
             self.velocity = {name: torch.empty_like(value) for name, value in self.weights.items()}
 
-    def _gradients(self, weights: dict[str, Tensor], clients: int, batch: int) -> tuple[dict[str, Tensor], Tensor]:
+    @property
+    def scaled(self) -> bool:
+        """Whether autograd multiplies gradients by the rates, so that a step is one subtraction of all parameters."""
+        return self.gradients_of is stacked_gradients and self.shape.sgd.is_plain
+
+    def _gradients(
+        self, weights: dict[str, Tensor], clients: int, batch: int, factors: Tensor | None = None
+    ) -> tuple[dict[str, Tensor], Tensor]:
         rows = self.rows.index_select(0, self.number)[0, :clients, :batch]
         shares = self.shares.index_select(0, self.number)[0, :clients, :batch]
         x, y = self.place.clients.inputs(rows, self.dtype), self.place.clients.targets(rows, self.dtype)
         with self.place.precision.forward(self.device):
             keys = rng.step_keys(self.keys[:clients], self.number)
-            return self.gradients_of(self.place.task, weights, ExampleBatch(x, y, shares, False, keys=keys))
+            return self.gradients_of(self.place.task, weights, ExampleBatch(x, y, shares, False, keys=keys, factors=factors))
 
     def step(self, clients: int, batch: int) -> None:
         """The next step of the first `clients`."""
@@ -251,10 +257,12 @@ class StepBuffers:
         sgd = self.shape.sgd
         weights = {name: value[:clients] for name, value in self.weights.items()}
         rates = self.rates.index_select(0, self.number)[0, :clients]
-        gradients, losses = self._gradients(weights, clients, batch)
+        gradients, losses = self._gradients(weights, clients, batch, rates if self.scaled else None)
         starts = self.place.task.layout.unflatten(self.start)
         with torch.no_grad():
-            for name, gradient in gradients.items():
+            if self.scaled:
+                torch._foreach_sub_(list(weights.values()), [gradients[name] for name in weights])
+            for name, gradient in gradients.items() if not self.scaled else ():
                 value, rate = weights[name], rates.view(-1, *(1,) * (gradient.dim() - 1))
                 if sgd.weight_decay:
                     gradient = gradient.add(value, alpha=sgd.weight_decay)
