@@ -57,7 +57,7 @@ class RayWorker:
 
     def hello(self) -> dict[str, str]:
         """Where this worker is, and the versions of what it runs."""
-        return versions() | {"node": socket.gethostname(), "pid": str(os.getpid())}
+        return versions() | {"node": socket.gethostname(), "process": str(os.getpid())}
 
     def open(self, session: int, simulator: Simulator, data_parts: Any, *task_parts: Any) -> Answer:
         """Begin to work for a run."""

@@ -35,6 +35,7 @@ class PooledWorker:
     node: str  # Ray's name of its node
     hello: Any  # the reference to its first answer
     name: str = ""  # its node's name for people
+    process: int = 0  # its number on its node
     opening: dict[int, Any] = field(default_factory=dict)  # answers to `open`, by session
     speeds: dict[str, float] = field(default_factory=dict)  # cost per second, by kind of phase
     calls: dict[int, Any] = field(default_factory=dict)  # its method `work`, by number of results
@@ -171,7 +172,7 @@ class WorkerPool:
                 text = str(failure).strip().splitlines()
                 self._left(worker, f"a worker could not start on node {worker.node[:8]}: {text[-1] if text else failure!r}")
                 continue
-            worker.name = f"{found['node']} ({worker.node[:6]})"
+            worker.name, worker.process = f"{found['node']} ({worker.node[:6]})", int(found["process"])
             if wrong := [f"{name} {found[name]}" for name, version in versions().items() if found[name] != version]:
                 here = ", ".join(f"{name} {version}" for name, version in versions().items() if found[name] != version)
                 self._forget(worker)
