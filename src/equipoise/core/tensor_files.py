@@ -14,6 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from equipoise.core.plain_safetensors import read_plainly, save_plainly
+
 TEXT = "text"  # the tensor that holds the text
 ABOUT = "equipoise"  # the only entry of the metadata: several have no fixed order, and equal content should make equal files
 
@@ -38,27 +40,22 @@ class TensorFile(NamedTuple):
 
 def tensor_file_bytes(tensors: Mapping[str, Tensor], *, text: str | None = None, **about: str) -> bytes:
     """The content of a file with these tensors, a text of any length, and a few words about them."""
-    from safetensors.torch import save
-
     # Copies, because tensors that share memory cannot be saved.
     named = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
     if text is not None:
         named[TEXT] = torch.frombuffer(bytearray(text.encode() or b" "), dtype=torch.uint8)
     words = json.dumps({**about, "sha256": checksum(named)}, sort_keys=True)
+    try:
+        from safetensors.torch import save
+    except ImportError:  # a bare GPU machine
+        return save_plainly(named, {ABOUT: words})
     content: bytes = save(named, metadata={ABOUT: words})
     return content
 
 
 def read_tensor_file(path: Path) -> TensorFile:
     """What a file of tensors holds; DamagedFile where its checksum says that it is not what was written."""
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = dict(file.metadata() or {})
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 — not a dictionary
-    except SafetensorError as failure:
-        raise DamagedFile(str(failure)) from failure
+    tensors, metadata = _read_file(path)
     if ABOUT not in metadata:
         return TensorFile(tensors, None, {}, metadata)
     about = json.loads(metadata[ABOUT])
@@ -66,6 +63,23 @@ def read_tensor_file(path: Path) -> TensorFile:
         raise DamagedFile("its checksum differs: the file is not what was written")
     text = tensors.pop(TEXT).numpy().tobytes().decode() if TEXT in tensors else None
     return TensorFile(tensors, text, about, metadata)
+
+
+def _read_file(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and the metadata of a safetensors file, also where that package is not installed."""
+    try:
+        from safetensors import SafetensorError, safe_open
+    except ImportError:
+        try:
+            return read_plainly(path)
+        except ValueError as failure:
+            raise DamagedFile(str(failure)) from failure
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 — not a dictionary
+            return tensors, dict(file.metadata() or {})
+    except SafetensorError as failure:
+        raise DamagedFile(str(failure)) from failure
 
 
 def checksum(tensors: Mapping[str, Tensor]) -> str:

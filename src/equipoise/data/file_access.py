@@ -88,6 +88,16 @@ def load_json(path: PathLike) -> Any:
         raise InvalidData(f"{path}: cannot be read: {error}") from error
 
 
+def unpacked_bytes(path: PathLike) -> bytes:
+    """The content of a file, unpacked if its name ends in .gz."""
+    try:
+        return _read_packed(path) if str(path).endswith(".gz") else Path(path).read_bytes()
+    except FileNotFoundError as error:
+        raise InvalidData(f"{path} does not exist.") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise InvalidData(f"{path}: cannot be read: {error}") from error
+
+
 def _read_packed(path: PathLike) -> bytes:
     """The content of a file packed by gzip; refused as soon as it is too large for what it was packed to."""
     packed, found = os.stat(path).st_size, bytearray()

@@ -32,7 +32,7 @@ def data_folder(given: Path | None) -> Path | None:
 
 def require_files(name: str, needs: Sequence[Need], folder: Path | None) -> None:
     """Refuse an experiment whose files are missing, and say where to get them."""
-    missing = [need for need in needs if folder is None or not (folder / need.path).exists()]
+    missing = [need for need in needs if folder is None or not any((folder / name).exists() for name in need.names)]
     if not missing:
         return
     looked = f"looked in {folder}" if folder is not None else "no folder was named"

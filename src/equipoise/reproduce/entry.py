@@ -9,13 +9,14 @@ from typing import Any
 
 from torch import nn
 
+from equipoise.aggregators import WeightedMean
 from equipoise.algorithm import Algorithm
 from equipoise.data.clients import FederatedData
 from equipoise.result import Result
 from equipoise.risk import Mean
 from equipoise.sampling import Uniform
 from equipoise.solvers import SGD
-from equipoise.types import ClientRisk, Sampler
+from equipoise.types import Aggregator, ClientRisk, LocalSolver, Personalisation, Sampler
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,11 @@ class Need:
 
     path: str  # inside the data folder
     origin: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that it may have: idx files may be packed by gzip."""
+        return (self.path, f"{self.path}.gz") if self.path.endswith("-ubyte") else (self.path,)
 
 
 @dataclass(frozen=True)
@@ -41,13 +47,19 @@ class Scale:
 
 @dataclass(frozen=True)
 class Method:
-    """A method of an experiment, a row of its tables: risk, sampler, and changes to the local solver and the data."""
+    """A method of an experiment, a row of its tables: parts of an algorithm, and changes to the local solver and the data."""
 
     name: str
     risk: ClientRisk = field(default_factory=Mean)
     sampler: Sampler = field(default_factory=Uniform)
     solver: Mapping[str, Any] = field(default_factory=dict)  # changes to the solver of the experiment
     variant: Mapping[str, Any] = field(default_factory=dict)  # further keyword arguments of the data
+    aggregator: Aggregator = field(default_factory=WeightedMean)
+    personal: Personalisation | None = None
+    local: LocalSolver | None = None  # in place of the solver of the experiment
+    rounds: int | None = None  # at the scale "paper", in place of the scale's
+    seeds: int | None = None  # at most, in place of the scale's
+    evaluate_every: int | None = None  # in place of the experiment's; 0: at the end only
 
 
 @dataclass(frozen=True)
@@ -56,6 +68,7 @@ class Figure:
 
     title: str
     digits: int = 2
+    unpublished: bool = False  # whether it stands beside published figures where it was not published itself
 
 
 @dataclass(frozen=True)
@@ -74,8 +87,9 @@ class FinishedRun:
 
     result: Result
     data: FederatedData
-    solver: SGD
+    solver: LocalSolver
     device: str | None
+    curve: Mapping[int, float] = field(default_factory=dict)  # accuracy on all test examples, in %, after so many rounds
 
 
 DataMaker = Callable[..., FederatedData]  # (folder, seed, **options)
@@ -107,13 +121,27 @@ class Experiment:
     unseen: bool = True  # whether test clients took no part in training
     rates: tuple[float, ...] = ()  # candidates of --tune
     evaluate_share: float | None = None  # evaluate whenever this share of the rounds is over
+    evaluate_every: int | None = None  # evaluate after so many rounds, in place of a share
+    same_data: bool = False  # whether the data are the same for all seeds
 
-    def local_solver(self, method: Method, scale: Scale, lr: float | None = None) -> SGD:
+    def local_solver(self, method: Method, scale: Scale, lr: float | None = None) -> LocalSolver:
         """The local solver of a method; `lr` replaces the learning rate of the experiment."""
+        if method.local is not None:
+            return method.local
         every = 1 if self.decay_after is None else max(1, round(self.decay_after * scale.rounds))
         decay = 1.0 if self.decay_after is None else 0.5
         return replace(self.solver, lr=lr or self.solver.lr, lr_decay=decay, lr_decay_every=every, **method.solver)
 
     def algorithm(self, method: Method, scale: Scale, lr: float | None = None) -> Algorithm:
         """The algorithm of a method; `lr` replaces the learning rate of the experiment."""
-        return Algorithm(risk=method.risk, sampler=method.sampler, solver=self.local_solver(method, scale, lr))
+        return Algorithm(
+            risk=method.risk, sampler=method.sampler, solver=self.local_solver(method, scale, lr),
+            aggregator=method.aggregator, personal=method.personal,
+        )  # fmt: skip
+
+    def evaluations(self, method: Method, rounds: int) -> int | None:
+        """After how many rounds all clients of a run are evaluated each time; None: at the end only."""
+        every = self.evaluate_every if method.evaluate_every is None else method.evaluate_every
+        if every is not None:
+            return every or None
+        return None if self.evaluate_share is None else max(1, round(self.evaluate_share * rounds))

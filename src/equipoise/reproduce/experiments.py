@@ -1,4 +1,7 @@
-"""The entries of `equipoise reproduce`, read from experiments.toml: experiments of the Δ-FL papers, and of the thesis."""
+"""The entries of `equipoise reproduce`, read from experiments.toml and benchmarks.toml.
+
+experiments.toml has the experiments of the Δ-FL papers and of the thesis, benchmarks.toml the tables of public benchmarks.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ from typing import Any
 from equipoise.data.text import PADDING
 from equipoise.experiment import catalog
 from equipoise.models import CharGRU, ConvNet, EmbeddingLSTM, Logistic, Softmax
-from equipoise.reproduce import data_sets
+from equipoise.reproduce import data_sets, image_splits
 from equipoise.reproduce.entry import Claim, DataMaker, Experiment, Method, ModelMaker, Need, Scale
+from equipoise.reproduce.networks import BucketingNet, PFLlibNet
 from equipoise.reproduce.scores import MEASURES
 from equipoise.solvers import SGD
 
@@ -25,6 +29,8 @@ MODELS: dict[str, ModelMaker] = {
     "text-lstm": lambda data, folder, seed: EmbeddingLSTM(
         data_sets.word_vectors(folder).vectors, hidden=50, padding=PADDING, seed=seed
     ),
+    "pfllib-network": lambda data, folder, seed: PFLlibNet(),
+    "bucketing-network": lambda data, folder, seed: BucketingNet(),
 }
 DATA_MAKERS: dict[str, DataMaker] = {
     "emnist": data_sets.emnist,
@@ -33,21 +39,33 @@ DATA_MAKERS: dict[str, DataMaker] = {
     "reviews": data_sets.reviews,
     "synthetic_30": data_sets.synthetic_30,
     "synthetic_with_sizes_of_table_4_4": data_sets.synthetic_with_sizes_of_table_4_4,
+    "pfllib_fashion": image_splits.pfllib_fashion,
+    "bucketing_mnist": image_splits.bucketing_mnist,
 }
+PARTS = {"risk": "risk", "sampler": "sampler", "aggregator": "aggregator", "personal": "personal", "local": "solver"}
+
+
+def read_part(kind: str, table: str | Mapping[str, Any]) -> Any:
+    """A part of an algorithm from its table, or from its name alone; parts inside it are read alike."""
+    given = {"name": table} if isinstance(table, str) else dict(table)
+    found = catalog.part(kind, given.pop("name"))
+    kinds = {name: parameter.part_kind for name, parameter in found.parameters.items()}
+    return found.make({name: read_part(inner, value) if (inner := kinds[name]) else value for name, value in given.items()})
 
 
 def read_method(name: str, row: Mapping[str, Any]) -> Method:
     """A method from its row of the file."""
-    parts = {kind: catalog.part(kind, row[kind]["name"]) for kind in ("risk", "sampler") if kind in row}
-    made = {kind: part.make({k: v for k, v in row[kind].items() if k != "name"}) for kind, part in parts.items()}
-    return Method(name, **{**row, **made})
+    return Method(name, **{**row, **{key: read_part(kind, row[key]) for key, kind in PARTS.items() if key in row}})
 
 
 def read_experiment(name: str, table: Mapping[str, Any], needs: Mapping[str, Need]) -> Experiment:
     """An experiment from its table of the file."""
     figures, measure = MEASURES[table["measure"]]
     data = dict(table["data"])
-    rest = ("title", "paper_lr", "retuned", "rates", "decay_after", "differences", "paper_clients", "unseen", "evaluate_share")
+    rest = (
+        "title", "paper_lr", "retuned", "rates", "decay_after", "differences", "paper_clients", "unseen", "evaluate_share",
+        "evaluate_every", "same_data",
+    )  # fmt: skip
     return Experiment(
         name=name,
         tables=tuple(table["tables"]),
@@ -69,12 +87,16 @@ def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def read_experiments() -> tuple[dict[str, Experiment], dict[str, Need]]:
-    """All experiments by name, and all files that they need by path."""
-    tables = tomllib.loads(resources.files(__package__).joinpath("experiments.toml").read_text(encoding="utf-8"))
+def read_experiments() -> tuple[dict[str, Experiment], dict[str, Need], dict[str, tuple[str, ...]]]:
+    """All experiments by name, all files that they need by path, and experiments of several tables: a name for some others."""
+    tables: dict[str, Any] = {}
+    for file in ("experiments.toml", "benchmarks.toml"):
+        content = tomllib.loads(resources.files(__package__).joinpath(file).read_text(encoding="utf-8"))
+        tables = {**tables, **content, "files": {**tables.get("files", {}), **content["files"]}}
     needs = {path: Need(path, origin) for path, origin in tables.pop("files").items()}
+    groups = {name: tuple(members) for name, members in tables.pop("several").items()}
     full = {name: {**tables.get(table.get("like", ""), {}), **table} for name, table in tables.items()}
-    return {name: read_experiment(name, table, needs) for name, table in full.items()}, needs
+    return {name: read_experiment(name, table, needs) for name, table in full.items()}, needs, groups
 
 
-EXPERIMENTS, FILES = read_experiments()
+EXPERIMENTS, FILES, SEVERAL = read_experiments()

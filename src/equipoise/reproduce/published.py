@@ -21,6 +21,7 @@ class PublishedRow:
     figures: Mapping[str, Spread]
     parameter: str = ""
     chosen_on: str = ""
+    means_only: tuple[str, ...] = ()  # figures without a published standard deviation
 
     @property
     def chosen_on_test(self) -> bool:
@@ -51,9 +52,11 @@ def table(reference: str) -> PublishedTable:
     content = _document(document)[name]
     rows = {
         method: PublishedRow(
-            {figure: Spread(*map(float, pair)) for figure, pair in row.items() if figure not in _TEXT_KEYS},
-            *(row.get(word, "") for word in _TEXT_KEYS),
+            {figure: Spread(float(pair[0]), float(pair[-1]) if len(pair) > 1 else 0.0) for figure, pair in numbers.items()},
+            **{word: row.get(word, "") for word in _TEXT_KEYS},
+            means_only=tuple(figure for figure, pair in numbers.items() if len(pair) == 1),
         )
         for method, row in content["rows"].items()
+        for numbers in [{figure: pair for figure, pair in row.items() if figure not in _TEXT_KEYS}]
     }
     return PublishedTable(_document(document)["document"], content["source"], rows, tuple(content.get("notes", ())))

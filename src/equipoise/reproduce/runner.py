@@ -1,4 +1,7 @@
-"""Makes the missing runs of an experiment: one file per method and seed, so that a stopped command goes on."""
+"""Makes the missing runs of an experiment: one file per method and seed, so that a stopped command goes on.
+
+Runs whose clients can work in one batch are made together; each of them equals the run that is made alone.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from torch import nn
 
 from equipoise.core.devices import usable_device
 from equipoise.core.files import write_atomically
@@ -22,9 +26,13 @@ from equipoise.errors import ConfigError, Diverged, InvalidParameter, require, u
 from equipoise.metrics import mean
 from equipoise.reproduce.data_sets import at_most, data_folder, require_files
 from equipoise.reproduce.entry import Experiment, FinishedRun, Method, Scale
-from equipoise.reproduce.experiments import EXPERIMENTS
+from equipoise.reproduce.experiments import EXPERIMENTS, SEVERAL
 from equipoise.reproduce.side_by_side import Reproduction, machine, slug, versions
+from equipoise.reproduce.together import ENOUGH_SECONDS, OutOfTime, RunsTogether, TimeLimit
 from equipoise.result import Result
+from equipoise.round import grouped
+from equipoise.runs.many import SeededRun
+from equipoise.runs.setup import build
 from equipoise.train import train
 
 TUNING_SEED = 100  # of the data on which a learning rate is chosen; no reported seed
@@ -34,7 +42,8 @@ PrintLine = Callable[[str], object]
 def listing() -> str:
     """A line of text per experiment: its name, title and number of methods."""
     width = max(map(len, EXPERIMENTS))
-    return "\n".join(f"{name:<{width}}  {entry.title} ({len(entry.methods)} rows)" for name, entry in EXPERIMENTS.items())
+    lines = [f"{name:<{width}}  {entry.title} ({len(entry.methods)} rows)" for name, entry in EXPERIMENTS.items()]
+    return "\n".join([*lines, *(f"{name:<{width}}  {' and '.join(parts)}" for name, parts in SEVERAL.items())])
 
 
 def reproduce(
@@ -48,15 +57,42 @@ def reproduce(
     methods: str | None = None,
     tune: bool = False,
     show: bool = False,
+    minutes: float | None = None,
     say: PrintLine | None = None,
 ) -> Path:
     """Make the missing runs of an experiment, print published and measured figures side by side, and save them.
 
-    Returns the folder OUT/NAME-SCALE, which holds result.md, result.json and a file per run. `methods` selects rows by name
-    or by the name of their files, separated by commas; `show` runs nothing and prints what the folder holds.
+    Returns the folder OUT/NAME-SCALE, which holds result.md, result.json and a file per run; for an experiment of several
+    tables that is the folder of the last. `methods` selects rows by name or by the name of their files, separated by commas;
+    `show` runs nothing and prints what the folder holds. `minutes` is when to stop; the same call then goes on.
     """
+    limit = TimeLimit.minutes(minutes)
+    require(minutes is None or minutes > 0, "minutes", "must be positive", minutes)
+    given: dict[str, Any] = {
+        "data": data, "scale": scale, "seeds": seeds, "out": out, "device": device, "methods": methods, "tune": tune,
+        "show": show,
+    }  # fmt: skip
+    folders = [reproduce_table(part, limit=limit, say=say, **given) for part in SEVERAL.get(name, (name,))]
+    return folders[-1]
+
+
+def reproduce_table(
+    name: str,
+    *,
+    data: Path | None,
+    scale: str,
+    seeds: int | None,
+    out: Path,
+    device: str | None,
+    methods: str | None,
+    tune: bool,
+    show: bool,
+    limit: TimeLimit,
+    say: PrintLine | None,
+) -> Path:
+    """What `reproduce` does for one table."""
     if name not in EXPERIMENTS:
-        raise ConfigError(unknown_name("experiment", name, EXPERIMENTS))
+        raise ConfigError(unknown_name("experiment", name, {**EXPERIMENTS, **SEVERAL}))
     entry = EXPERIMENTS[name]
     if scale not in entry.scales:
         raise ConfigError(unknown_name("scale", scale, entry.scales))
@@ -67,7 +103,7 @@ def reproduce(
     if not show:
         require_files(name, entry.needs, folder)
     runs = ExperimentRuns(
-        replace(entry, methods=chosen_methods(entry, methods)),
+        replace(entry, methods=chosen_methods(entry, methods, scale)),
         scale,
         replace(chosen, seeds=seeds or chosen.seeds),
         folder,
@@ -77,13 +113,16 @@ def reproduce(
     )
     if show:
         return runs.report(runs.tuned_rate(only_stored=True) if tune else None, 0.0)
-    return runs.finish(tune=tune)
+    return runs.finish(tune=tune, limit=limit)
 
 
-def chosen_methods(entry: Experiment, names: str | None) -> tuple[Method, ...]:
-    """The methods that a list separated by commas names, in the order of the experiment; all for None."""
+def chosen_methods(entry: Experiment, names: str | None, scale: str) -> tuple[Method, ...]:
+    """The methods that a list separated by commas names, in the order of the experiment.
+
+    None: all, but methods that differ from others by their rounds at the scale "paper" only at that scale.
+    """
     if names is None:
-        return entry.methods
+        return tuple(method for method in entry.methods if scale == "paper" or method.rounds is None)
     wanted = {slug(one) for one in names.split(",") if one.strip()}
     known = {slug(method.name): method for method in entry.methods}
     if strangers := sorted(wanted - known.keys()):
@@ -109,29 +148,52 @@ class ExperimentRuns:
         """The seeds of the scale."""
         return range(self.scale.first_seed, self.scale.first_seed + self.scale.seeds)
 
-    def finish(self, *, tune: bool) -> Path:
-        """Make the runs that are missing, then print and save the tables."""
-        start = time.perf_counter()
+    def seeds_of(self, method: Method) -> range:
+        """The seeds of a method: those of the scale, or fewer."""
+        return self.seeds if method.seeds is None else self.seeds[: method.seeds]
+
+    def rounds_of(self, method: Method) -> int:
+        """The rounds of a method: those of the scale, or its own at the scale "paper"."""
+        return self.scale.rounds if method.rounds is None or self.scale_name != "paper" else method.rounds
+
+    def finish(self, *, tune: bool, limit: TimeLimit | None = None) -> Path:
+        """Make the runs that are missing, as far as the time allows, then print and save the tables."""
+        start, limit = time.perf_counter(), limit or TimeLimit()
         lr = self.tuned_rate() if tune else None
-        missing = [
-            (seed, method) for seed in self.seeds for method in self.entry.methods if self.stored(method, seed, lr) is None
-        ]
-        kept = len(self.seeds) * len(self.entry.methods) - len(missing)
+        wanted = [(seed, method) for seed in self.seeds for method in self.entry.methods if seed in self.seeds_of(method)]
+        missing = [(seed, method) for seed, method in wanted if self.stored(method, seed, lr) is None]
+        kept = len(wanted) - len(missing)
         self.say(
             f"{self.entry.name}, scale {self.scale_name}: {len(missing)} runs to make"
             + (f", {kept} kept from before" if kept else "") + f", in {self.out}"
         )  # fmt: skip
-        if missing and self.scale_name == "paper" and usable_device(self.device).type == "cpu":
+        if missing and self.scale_name == "paper" and usable_device(self.device).type == "cpu" and limit.ends == float("inf"):
             self.warn_of_duration(missing[0], len(missing), lr)
-        for number, (seed, method, data) in enumerate(self.with_data(missing), 1):
-            run = self.run(method, seed, data, lr)
-            figures = ", ".join(f"{self.entry.figures[f].title} {v:.2f}" for f, v in run.get("figures", {}).items())
-            self.say(f"{number}/{len(missing)} {method.name}, seed {seed}: {figures or run['failed']} ({run['seconds']:.0f} s)")
+        done = 0
+        for together in self.in_batches(missing, lr):
+            if limit.left < ENOUGH_SECONDS:
+                break
+            try:
+                runs = self.make(together, lr, limit)
+            except OutOfTime:
+                self.say(f"Stopped in {together}; the same command goes on from its checkpoint.")
+                break
+            for run in runs:
+                done += 1
+                figures = ", ".join(f"{self.entry.figures[f].title} {v:.2f}" for f, v in run.get("figures", {}).items())
+                what = figures or run["failed"]
+                self.say(f"{done}/{len(missing)} {run['method']}, seed {run['seed']}: {what} ({run['seconds']:.0f} s)")
+        if done < len(missing):
+            self.say(f"The time is over: {len(missing) - done} of {len(missing)} runs are left. The same command goes on.")
+        if kept + done == 0 and missing:
+            return self.out
         return self.report(lr, time.perf_counter() - start)
 
     def report(self, lr: float | None, seconds: float) -> Path:
         """Print and save the tables of the stored runs."""
-        stored = {m.name: {seed: run for seed in self.seeds if (run := self.stored(m, seed, lr))} for m in self.entry.methods}
+        stored = {
+            m.name: {seed: run for seed in self.seeds_of(m) if (run := self.stored(m, seed, lr))} for m in self.entry.methods
+        }
         rows = {name: runs for name, runs in stored.items() if runs}
         if not rows:
             raise ConfigError(f"{self.out / 'runs'} holds no run with these settings.")
@@ -143,14 +205,23 @@ class ExperimentRuns:
         self.say(f"\n{text}\n\n{self.out / 'result.md'}\n{self.out / 'result.json'}")
         return self.out
 
-    def with_data(self, missing: list[tuple[int, Method]]) -> Iterator[tuple[int, Method, FederatedData]]:
-        """The missing runs with their data; methods of one seed and variant share them."""
-        held: tuple[object, FederatedData] | None = None
-        for seed, method in missing:
-            key = (seed, json.dumps(dict(method.variant), sort_keys=True))
-            if held is None or held[0] != key:
-                held = (key, self.data(method, seed))
-            yield seed, method, held[1]
+    def in_batches(self, missing: list[tuple[int, Method]], lr: float | None) -> Iterator[RunsTogether]:
+        """The missing runs in groups whose clients can work in one batch, in the order of their first members.
+
+        The data of one group are in memory at a time; groups on the same data follow each other.
+        """
+        for same in grouped(range(len(missing)), lambda i, j: self.data_key(*missing[i]) == self.data_key(*missing[j])):
+            data = self.data(missing[same[0]][1], missing[same[0]][0])
+            yield from together_on([missing[i] for i in same], self, data, lr)
+
+    def planned(self, method: Method, seed: int, data: FederatedData, lr: float | None) -> SeededRun:
+        """A run to be made."""
+        model = build(lambda seed: self.entry.model(data, self.folder, seed), seed, nn.Module, "model")
+        return SeededRun(method.name, self.entry.algorithm(method, self.scale, lr), seed, model, data)
+
+    def data_key(self, seed: int, method: Method) -> tuple[object, ...]:
+        """What is the same for runs that share their data."""
+        return (0 if self.entry.same_data else seed, json.dumps(dict(method.variant), sort_keys=True))
 
     def data(self, method: Method, seed: int) -> FederatedData:
         """The data of a method for a seed, cut to the size of the scale."""
@@ -165,7 +236,7 @@ class ExperimentRuns:
         """The settings that a stored run must have been made with to count."""
         return {
             "algorithm": repr(self.entry.algorithm(method, self.scale, lr)),
-            "rounds": self.scale.rounds,
+            "rounds": self.rounds_of(method),
             "clients_per_round": self.scale.clients_per_round,
             "clients": [self.scale.train_clients, self.scale.test_clients],
             "data": {**self.scale.options, **method.variant},
@@ -178,24 +249,51 @@ class ExperimentRuns:
 
     def train(self, method: Method, seed: int, data: FederatedData, lr: float | None, rounds: int) -> Result:
         """Train a method with a seed."""
-        every = None if self.entry.evaluate_share is None else max(1, round(self.entry.evaluate_share * rounds))
         return train(
-            self.entry.model(data, self.folder, seed),
+            lambda seed: self.entry.model(data, self.folder, seed),
             data,
             self.entry.algorithm(method, self.scale, lr),
             rounds=rounds,
             clients_per_round=min(self.scale.clients_per_round, len(data.train)),
             seed=seed,
             engine=Simulator(device=self.device),
-            evaluate_every=every,
             progress=False,
             name=method.name,
         )
 
-    def run(self, method: Method, seed: int, data: FederatedData, lr: float | None) -> dict[str, Any]:
-        """Make one run and store it; one that diverges is stored as such."""
-        start = time.perf_counter()
-        run: dict[str, Any] = {
+    def make(self, together: RunsTogether, lr: float | None, limit: TimeLimit) -> list[dict[str, Any]]:
+        """Make runs together and store them; one that diverges is stored as such."""
+        start, data = time.perf_counter(), together.runs[0].data
+        settings = {"experiment": self.entry.name, **self.settings(together.methods[0], lr)}
+        results, curves = together.train(
+            Simulator(device=self.device),
+            min(self.scale.clients_per_round, len(data.train)),
+            together.checkpoint(self.out / "checkpoints", settings),
+            limit,
+        )
+        seconds = (time.perf_counter() - start) / len(results)
+        made = []
+        for method, planned, result, curve in zip(together.methods, together.runs, results, curves, strict=True):
+            run = self.about(method, planned.seed, data, lr) | {"together": len(results)}
+            began = time.perf_counter()
+            try:
+                if isinstance(result, Diverged):
+                    raise result
+                solver = self.entry.local_solver(method, self.scale, lr)
+                run["figures"] = self.entry.measure(FinishedRun(result, data, solver, self.device, curve))
+                run |= further_results(result)
+                if curve:
+                    run["curve"] = {str(after): accuracy for after, accuracy in sorted(curve.items())}
+            except Diverged as failure:
+                run["failed"] = f"diverged in round {failure.round}"
+            run["seconds"] = seconds + time.perf_counter() - began
+            write_json(self.path(method, planned.seed), run)
+            made.append(run)
+        return made
+
+    def about(self, method: Method, seed: int, data: FederatedData, lr: float | None) -> dict[str, Any]:
+        """What the file of a run says besides its results."""
+        return {
             "experiment": self.entry.name,
             "scale": self.scale_name,
             "method": method.name,
@@ -207,16 +305,6 @@ class ExperimentRuns:
             "clients": {split: len(clients) for split, clients in data.splits.items()},
             "examples": {split: clients.examples for split, clients in data.splits.items()},
         }
-        try:
-            result = self.train(method, seed, data, lr, self.scale.rounds)
-            solver = self.entry.local_solver(method, self.scale, lr)
-            run["figures"] = self.entry.measure(FinishedRun(result, data, solver, self.device))
-            run |= further_results(result)
-        except Diverged as failure:
-            run["failed"] = f"diverged in round {failure.round}"
-        run["seconds"] = time.perf_counter() - start
-        write_json(self.path(method, seed), run)
-        return run
 
     def tuned_rate(self, *, only_stored: bool = False) -> float:
         """The learning rate with the smallest mean training loss of the first method, on a seed that is not reported."""
@@ -263,6 +351,22 @@ class ExperimentRuns:
             f"Warning: the paper's setting is meant for a GPU (--device cuda). On this processor {count} runs take about "
             f"{hours:.1f} hours and evaluations; --scale small takes minutes. What is done is kept when you stop it."
         )
+
+
+def together_on(
+    missing: list[tuple[int, Method]], runs: ExperimentRuns, data: FederatedData, lr: float | None
+) -> Iterator[RunsTogether]:
+    """Missing runs on the same data in groups whose clients can work in one batch."""
+    planned = [runs.planned(method, seed, data, lr) for seed, method in missing]
+    rounds = [runs.rounds_of(method) for _, method in missing]
+    every = [runs.entry.evaluations(method, count) for (_, method), count in zip(missing, rounds, strict=True)]
+
+    def alike(i: int, j: int) -> bool:
+        return (rounds[i], every[i]) == (rounds[j], every[j]) and planned[i].goes_with(planned[j])
+
+    for group in grouped(range(len(planned)), alike):
+        first = group[0]
+        yield RunsTogether([missing[i][1] for i in group], [planned[i] for i in group], rounds[first], every[first])
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -39,6 +40,14 @@ CONVERGENCE = {
     "change": Figure("change of the loss", 3),
     "accuracy": Figure("test accuracy", 1),
 }
+LEADERBOARD = {
+    "best": Figure("best round on test"),
+    "last": Figure("last round", unpublished=True),
+    "client": Figure("mean over clients", unpublished=True),
+    "percentile_10": Figure("10th percentile of clients", unpublished=True),
+    "worst": Figure("worst client", unpublished=True),
+}
+UNDER_ATTACK = {"last_five": Figure("last five evaluations", 1), "last": Figure("last round", 1)}
 _CHUNK_SIZE = 50  # clients whose finetuned models are in memory together
 
 
@@ -61,6 +70,31 @@ def accuracies(trained: FinishedRun) -> dict[str, float]:
     }
 
 
+def leaderboard(trained: FinishedRun) -> dict[str, float]:
+    """Accuracy over all test examples: of the best evaluation, chosen on the test examples, and of the last; and over clients.
+
+    Each client is judged with the model that it is served: its own if it has one.
+    """
+    rows = trained.result.clients.where("test")
+    accuracy = 100 * (1 - rows.served_error)
+    last = metrics.mean(accuracy, rows.size)
+    return {
+        "best": max([last, *trained.curve.values()]),
+        "last": last,
+        "client": metrics.mean(accuracy),
+        "percentile_10": metrics.percentile(accuracy, 10),
+        "worst": float(accuracy.min()),
+    }
+
+
+def under_attack(trained: FinishedRun) -> dict[str, float]:
+    """Accuracy on the test examples: the mean of the last five evaluations, and that of the last round."""
+    rows = trained.result.clients.where("test")
+    last = 100 * (1 - metrics.mean(rows.served_error, rows.size))
+    evaluations = [*(trained.curve[after] for after in sorted(trained.curve) if after < trained.result.rounds), last]
+    return {"last_five": sum(evaluations[-5:]) / len(evaluations[-5:]), "last": last}
+
+
 def convergence(trained: FinishedRun) -> dict[str, float]:
     """The training loss at the end, its mean absolute change between evaluations in the second half, and the test accuracy."""
     rows = trained.result.clients.where("test")
@@ -79,7 +113,7 @@ def finetuned(trained: FinishedRun, epochs: int = 10) -> dict[str, float]:
 
     The learning rate is that of the last round. Source: Pillutla et al. 2023, section 7.5 (the share of examples is ours).
     """
-    result, solver = trained.result, trained.solver
+    result, solver = trained.result, cast(SGD, trained.solver)  # entries with finetuning have no other
     if trained.data.test is None:
         raise InvalidData("There is no test client to finetune on.")
     halves = split_examples(trained.data.test, test=0.5, seed=result.seed)
@@ -123,4 +157,6 @@ MEASURES: dict[str, tuple[dict[str, Figure], Measure]] = {  # with the figures t
     "accuracies": (ACCURACIES, accuracies),
     "convergence": (CONVERGENCE, convergence),
     "finetuned": (FINETUNED, finetuned),
+    "leaderboard": (LEADERBOARD, leaderboard),
+    "under_attack": (UNDER_ATTACK, under_attack),
 }

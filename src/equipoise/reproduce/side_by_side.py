@@ -113,9 +113,14 @@ class Reproduction:
         values = self.values(method, figure).values()
         return Spread.of(values) if values else None
 
+    def expected(self, method: str) -> int:
+        """How many seeds a method is to be run with."""
+        limits = [m.seeds for m in self.entry.methods if m.name == method and m.seeds is not None]
+        return min([len(self.seeds), *limits])
+
     def remarks(self, method: str) -> str:
         """How many seeds of a method diverged or are missing, as text; empty if none."""
-        runs, count = self.rows.get(method, {}), len(self.seeds)
+        runs, count = self.rows.get(method, {}), self.expected(method)
         diverged = sum("failed" in run for run in runs.values())
         words = [f"{diverged} of {count} seeds diverged"] if diverged else []
         if len(runs) < count:
@@ -129,11 +134,12 @@ class Reproduction:
         if published is not None and published.rows:
             rows = {name: row for name, row in rows.items() if row is not None}
         with_numbers = [f for f in entry.figures if any(row is not None and f in row.figures for row in rows.values())]
-        figures = with_numbers or list(entry.figures)
+        alone = [name for name, figure in entry.figures.items() if figure.unpublished and name not in with_numbers]
+        figures = [*with_numbers, *alone] if with_numbers else list(entry.figures)
         heads = ["method"]
         for name in figures:
             title = entry.figures[name].title
-            heads += [f"{title}, published", f"{title}, measured"] if with_numbers else [title]
+            heads += [f"{title}, published", f"{title}, measured"] if name in with_numbers else [title]
         lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
         for method, row in rows.items():
             parameter = (
@@ -141,8 +147,9 @@ class Reproduction:
             )
             cells = [method + parameter + self.remarks(method)]
             for name in figures:
-                if with_numbers:
-                    cells.append(spread_text(row.figures.get(name) if row else None, digits[name], 2))
+                if name in with_numbers:
+                    seeds = 1 if row is not None and name in row.means_only else 2
+                    cells.append(spread_text(row.figures.get(name) if row else None, digits[name], seeds))
                 cells.append(spread_text(self.measured(method, name), digits[name], len(self.values(method, name))))
             lines.append(f"| {' | '.join(cells)} |")
         return lines

@@ -144,45 +144,64 @@ def train_many(
     """
     watch = Watching(evaluate_every, observers, progress, checkpoint, ledger)
     planned = plan_runs(model, data, named_algorithms(algorithms), chosen_seeds(seeds))
-    groups = grouped(range(len(planned)), lambda i, j: planned[i].goes_with(planned[j]))
-    if (text := notice_about_single_runs(planned, groups)) is not None:
+    if (text := notice_about_single_runs(planned, groups_of(planned))) is not None:
         warnings.warn(EquipoiseNotice(text), stacklevel=2)
     options: dict[str, Any] = {"rounds": rounds, "clients_per_round": clients_per_round, "loss": loss, "error": error}
     options |= {"evaluate_clients": evaluate_clients, "metrics": metrics, "stop": stop}
-    together = [group for group in groups if len(group) > 1]
-    alone = [[group] for group in groups if len(group) == 1]
-    on_one_engine = grouped(range(len(together)), lambda a, b: planned[together[a][0]].served_with(planned[together[b][0]]))
     ended: dict[int, Result | Diverged] = {}
-    files = 0
     try:
-        for sharing in [*([together[number] for number in numbers] for numbers in on_one_engine), *alone]:
-            choice = choose_engine(engine)
-            shared = SharedEngine(choice) if len(sharing[0]) > 1 else choice  # a run alone may start further engines (Mapper)
-            for group in sharing:
-                runs = [planned[i] for i in group]
-                settings = [run.set_up(shared, options, label=run.label(planned)) for run in runs]
-                apart = settings[0].engine_traits.network is not None  # there a round may be tried again, for one run at a time
-                for part in [[i] for i in range(len(runs))] if apart else [range(len(runs))]:
-                    files += 1
-                    saving = replace(watch, checkpoint=numbered(watch.saving, files))
-                    numbers = [group[i] for i in part]
-                    try:
-                        results = train_planned([runs[i] for i in part], [settings[i] for i in part], saving)
-                    except ObserverFailed as failure:  # perhaps at the end of runs that are finished
-                        ended |= zip(numbers, failure.finished or (), strict=False)
-                        raise
-                    ended |= zip(numbers, results, strict=True)
-                for number, setting in zip(group, settings, strict=True):
-                    if isinstance(result := ended[number], Result):
-                        who = "the run" if len(group) == 1 else str(planned[number])
-                        for text in notices(setting, result, who):
-                            warnings.warn(EquipoiseNotice(text), stacklevel=2)
-            del shared, settings  # their data leave the device before those of the next come
+        train_plan(planned, watch, engine, options, ended)
     except EquipoiseError as failure:
         failure.finished = comparison_of(planned, ended)
         raise
     stop_if_any_diverged(planned, ended)
     return comparison_of(planned, ended)
+
+
+def groups_of(planned: Sequence[SeededRun]) -> list[list[int]]:
+    """The positions of runs whose clients can work in one call, group by group."""
+    return grouped(range(len(planned)), lambda i, j: planned[i].goes_with(planned[j]))
+
+
+def train_plan(
+    planned: Sequence[SeededRun],
+    watch: Watching,
+    engine: EngineChoice | str,
+    options: dict[str, Any],
+    ended: dict[int, Result | Diverged],
+) -> None:
+    """Make the runs, together where that is possible; `ended` takes each one's result, or its error, by its position.
+
+    `options` are those of `set_up` that all runs share. Where an observer stops the runs, `ended` has those that were over.
+    """
+    groups = groups_of(planned)
+    together = [group for group in groups if len(group) > 1]
+    alone = [[group] for group in groups if len(group) == 1]
+    on_one_engine = grouped(range(len(together)), lambda a, b: planned[together[a][0]].served_with(planned[together[b][0]]))
+    files = 0
+    for sharing in [*([together[number] for number in numbers] for numbers in on_one_engine), *alone]:
+        choice = choose_engine(engine)
+        shared = SharedEngine(choice) if len(sharing[0]) > 1 else choice  # a run alone may start further engines (Mapper)
+        for group in sharing:
+            runs = [planned[i] for i in group]
+            settings = [run.set_up(shared, options, label=run.label(planned)) for run in runs]
+            apart = settings[0].engine_traits.network is not None  # there a round may be tried again, for one run at a time
+            for part in [[i] for i in range(len(runs))] if apart else [range(len(runs))]:
+                files += 1
+                saving = replace(watch, checkpoint=numbered(watch.saving, files))
+                numbers = [group[i] for i in part]
+                try:
+                    results = train_planned([runs[i] for i in part], [settings[i] for i in part], saving)
+                except ObserverFailed as failure:  # perhaps at the end of runs that are finished
+                    ended |= zip(numbers, failure.finished or (), strict=False)
+                    raise
+                ended |= zip(numbers, results, strict=True)
+            for number, setting in zip(group, settings, strict=True):
+                if isinstance(result := ended[number], Result):
+                    who = "the run" if len(group) == 1 else str(planned[number])
+                    for text in notices(setting, result, who):
+                        warnings.warn(EquipoiseNotice(text), stacklevel=3)
+        del shared, settings  # their data leave the device before those of the next come
 
 
 def train_planned(runs: Sequence[SeededRun], settings: Sequence[Setting], watch: Watching) -> list[Result | Diverged]:

@@ -77,7 +77,10 @@ class ClientQueue:
         # By steps; then by size, so that full batches of a chunk are padded least. Small batches need no padding: there each
         # model's clients stand together instead.
         second = sizes if rule.solver.batch_size is None else owners
-        order = (-(steps * (int(second.max()) + 1) + second)).argsort(kind="stable")
+        if len(jobs) == 1 and steps.min() == steps.max() and (second is owners or sizes.min() == sizes.max()):
+            order = places  # as they come
+        else:
+            order = (-(steps * (int(second.max()) + 1) + second)).argsort(kind="stable")
         owner, place, size, taken = (torch.from_numpy(values[order]) for values in (owners, places, sizes, steps))
         picked, device, own = torch.from_numpy(order), clients.device, jobs[0].params.dim() == 2
         models = jobs[0].params if own else torch.stack([job.params for job in jobs])

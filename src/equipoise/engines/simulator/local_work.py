@@ -80,7 +80,7 @@ class LocalPath(ABC):
         """Do the work. The updates are valid until the next chunk; None if it turns out that another path must do it."""
         raise NotImplementedError(f"{self.name} does no chunks")
 
-    def release(self) -> None:
+    def release(self) -> None:  # noqa: B027  most keep nothing
         """Free what it keeps for the next chunk: another path does the work."""
 
     def most_clients(self, queue: ClientQueue, chunk_size: int | None, *, sums: bool) -> int | None:

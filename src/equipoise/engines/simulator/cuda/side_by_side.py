@@ -76,7 +76,7 @@ class SideBySide(LocalPath):
 
     def supports(self, work: ChunkWork) -> str | None:
         """All batches must fit into one table. A model that could not be captured is not tried again."""
-        if self.obstacle is None and self._is_exact(work) and len(work.batches.counts.unique()) > _SIZES:
+        if self.obstacle is None and self._is_exact(work) and len(set(work.batches.counts.flatten().tolist())) > _SIZES:
             return f"batches of more than {_SIZES} sizes, which may not be padded, need too many graphs"
         return self.obstacle or (None if work.batches.at_once else "the batches of all steps are too many for one table")
 

@@ -1,16 +1,20 @@
 """One local step of many clients as a CUDA graph: captured once for a number of clients and a batch, replayed at every step.
 
 A step of a small network is hundreds of short kernels, and starting them one by one takes longer than running them. All that
-changes from step to step lies on the device: a table of the examples of every step, the rates, and the number of the step.
+changes from step to step lies on the device: a table of the examples of every step, the rates, and the number of the step. If
+rounds have the same shape again and again, one graph does all of a round's work: tables, steps and the sum of updates.
 """
 
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +25,7 @@ from equipoise.engines.simulator.convnet_path import fastest_gradients
 from equipoise.engines.simulator.cuda.graph_capacity import captured, power_of_two, rounded_batch, rounded_up
 from equipoise.engines.simulator.example_batches import ExampleBatch
 from equipoise.engines.simulator.local_rule import LocalRule
-from equipoise.engines.simulator.local_work import ChunkResult, ChunkWork, LocalPath, Workplace
+from equipoise.engines.simulator.local_work import ChunkResult, ChunkWork, LocalPath, WeightedSums, Workplace
 from equipoise.engines.simulator.precision import first_line, why_no_kernels
 from equipoise.errors import EquipoiseNotice
 from equipoise.solvers.batches import BatchCursor
@@ -31,6 +35,9 @@ _GRAPHS = 512  # at most; then all are captured anew
 _SMALL = 2**20  # parameters of all clients of a chunk: neither memory nor padding matters, but every graph does
 _TABLE = 2**23  # numbers in the tables of all steps, of steps that only the largest client takes
 _LARGEST_RANKED = 4096  # examples of a client: a kernel ranks them by comparing all pairs
+_WHOLE = 64  # steps of a round that may be one graph
+_BEFORE_CAPTURE = 2  # rounds of a shape, before they are made one graph
+_SHAPES = 8  # of rounds that are one graph
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,16 @@ class StepShape:
     sgd: SgdRule
 
 
+class ChunkPlan(NamedTuple):
+    """What fixes the work of a chunk but for its numbers."""
+
+    clients: int
+    epochs: int  # that need a permutation
+    largest: int  # examples of one client
+    width: int  # of a batch
+    steps: tuple[tuple[int, int], ...]  # of each step the clients at work and the width of their batches, rounded up
+
+
 class StepGraphs(LocalPath):
     """SGD of clients that start from one model or a few, on a GPU. Works, uncaptured, on a CPU as well: for tests."""
 
@@ -53,7 +70,22 @@ class StepGraphs(LocalPath):
         super().__init__(place)
         self.buffers: StepBuffers | None = None
         self.obstacle = _obstacle(place)
-        self.computed = self.useful = 0  # examples in the last chunk, with and without padding
+        self._last: tuple[ChunkPlan, BatchCursor] | None = None
+
+    @property
+    def computed(self) -> int:
+        """Examples in the last chunk, padding included."""
+        return 0 if self._last is None else sum(clients * batch for clients, batch in self._last[0].steps)
+
+    @property
+    def useful(self) -> int:
+        """Examples in the last chunk without padding."""
+        return 0 if self._last is None else int(self._last[1].counts[_working(self._last[1])].sum())
+
+    @cached_property
+    def drops(self) -> bool:
+        """Whether the model draws masks of dropout."""
+        return self.place.task.drops(self.place.data)
 
     @cached_property
     def gradients(self) -> Gradients:
@@ -74,16 +106,18 @@ class StepGraphs(LocalPath):
 
     def run(self, work: ChunkWork) -> ChunkResult | None:
         """Replay a step as often as the clients take one; None if the model cannot be captured."""
-        cursor, update = work.batches, work.new_updates()
-        buffers = self._buffers(work.rule, cursor, len(update), alone=work.starts.shared)
+        cursor, count = work.batches, len(work.chunk)
+        buffers = self._buffers(work.rule, cursor, count, alone=work.starts.shared)
+        plan = buffers.plan(cursor, whole_batches=work.rule.solver.batch_size is None)
+        weights = work.weights if work.starts.shared else None
         try:
-            buffers.fill(work.starts, cursor, work.first_rows, work.rule.lr)
-            computed = 0
-            for active, widest in zip(cursor.active, cursor.widest, strict=True):
-                clients = min(buffers.rounded(active), buffers.shape.clients)
-                batch = buffers.shape.batch if work.rule.solver.batch_size else min(rounded_batch(widest), buffers.shape.batch)
-                buffers.step(clients, batch)
-                computed += clients * batch
+            buffers.load(work.starts, cursor, work.first_rows, work.rule.lr, weights)
+            result = buffers.whole_chunk(plan)
+            if result is None:
+                buffers.begin(plan, cursor)
+                for clients, batch in plan.steps:
+                    buffers.step(clients, batch)
+                result = buffers.end(plan)
         except RuntimeError as failure:  # a forward pass that asks the device, say
             if self.obstacle is not None or isinstance(failure, torch.cuda.OutOfMemoryError):
                 raise
@@ -91,8 +125,11 @@ class StepGraphs(LocalPath):
             warnings.warn(EquipoiseNotice(f"Rounds of this model are slower: {self.obstacle}."), stacklevel=2)
             torch.cuda.synchronize()
             return None
-        self.computed, self.useful = computed, int(cursor.counts[_working(cursor)].sum())
-        return work.result(update, buffers.finish(update))
+        self._last = plan, cursor
+        sq_norms, seen = result.answer()
+        if weights is not None and bool((torch.isfinite(sq_norms) & (sq_norms > 0)).all()):
+            return work.result(WeightedSums(result.total.clone().unsqueeze(0), sq_norms), seen)
+        return work.result(work.new_updates().copy_(result.updates[:count]), seen)
 
     def release(self) -> None:
         """Free memory and graphs."""
@@ -116,7 +153,7 @@ class StepGraphs(LocalPath):
             if held.shape == shape and len(held.graphs) < _GRAPHS:
                 return held
         self.buffers = None  # its memory goes first
-        self.buffers = StepBuffers(self.place, shape, self.gradients)
+        self.buffers = StepBuffers(self.place, shape, self.gradients, drops=self.drops)
         return self.buffers
 
 
@@ -133,25 +170,47 @@ def _working(cursor: BatchCursor) -> Tensor:
     return torch.arange(cursor.counts.shape[1]) < active
 
 
+@dataclass(frozen=True, eq=False)
+class ChunkAnswer:
+    """What the clients of a chunk have done, on the device: valid until the next chunk."""
+
+    updates: Tensor  # (C, D), the first k of them
+    total: Tensor  # (D,), the weighted sum
+    small: Tensor  # (2, k) float64: squared norms and summed losses
+
+    def answer(self) -> tuple[Tensor, Tensor]:
+        """Squared norms and summed losses on the CPU, (k,) each."""
+        sq_norms, seen = self.small.cpu()
+        return sq_norms, seen
+
+
 class StepBuffers:
     """Memory with fixed places for the steps of some clients, and the graphs that work on it."""
 
-    def __init__(self, place: Workplace, shape: StepShape, gradients_of: Gradients) -> None:
-        self.place, self.shape, self.gradients_of = place, shape, gradients_of
+    def __init__(self, place: Workplace, shape: StepShape, gradients_of: Gradients, *, drops: bool) -> None:
+        self.place, self.shape, self.gradients_of, self.drops = place, shape, gradients_of, drops
         self.device, self.dtype = place.clients.device, place.task.layout.dtype
         table = (shape.steps, shape.clients, shape.batch)
         self.rows = torch.zeros(table, dtype=torch.int64, device=self.device)
         self.shares = torch.zeros(table, dtype=self.dtype, device=self.device)
         self.rates = torch.zeros(table[:2], dtype=self.dtype, device=self.device)
+        self.losses = torch.zeros(table[:2], dtype=self.dtype, device=self.device)
         self.number = torch.zeros(1, dtype=torch.int64, device=self.device)
-        self.keys = torch.zeros(shape.clients, dtype=torch.int64, device=self.device)  # of the clients' masks of dropout
-        self.seen = torch.zeros(shape.clients, dtype=torch.float64, device=self.device)
+        self.mask_keys = torch.zeros(table[:2] if drops else (0, 0), dtype=torch.int64, device=self.device)
+        # What a chunk is told: keys, first rows, sizes and steps of its clients, their weights in a sum, and the rate.
+        self.asked = torch.zeros(5, shape.clients, dtype=torch.int64, device=self.device)
+        self.host = torch.zeros(3, shape.clients, dtype=torch.int64, pin_memory=self.device.type == "cuda")
+        self.keys, self.first, self.sizes, self.steps, _ = self.asked
+        self.pi = self.asked[4].view(torch.float64)
+        self.lr = torch.zeros((), dtype=torch.float64, device=self.device)
         rows = 1 if shape.one_model else shape.clients
         self.start = torch.zeros(rows, place.task.layout.dimension, dtype=self.dtype, device=self.device)
         self.finest = 8 if shape.clients * place.task.layout.dimension <= _SMALL else 16
         self.weights: dict[str, Tensor] = {}
         self.velocity: dict[str, Tensor] = {}
         self.graphs: dict[tuple[int, int], Callable[[], None]] = {}
+        self.whole: dict[ChunkPlan, tuple[Callable[[], None], ChunkAnswer]] = {}
+        self.seen_plans: Counter[ChunkPlan] = Counter()
         self.by_kernels = self.device.type == "cuda" and why_no_kernels("batch_tables") is None
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
@@ -159,29 +218,79 @@ class StepBuffers:
         """A number of clients rounded up by an eighth at most, or by a quarter where they are few and small."""
         return rounded_up(active, power_of_two(active, 16) // self.finest)
 
-    def fill(self, starts: StartModels, cursor: BatchCursor, first: Tensor, lr: float) -> None:
-        """Put a chunk's starts and batches in place."""
-        if self.by_kernels and int(cursor.sizes.max()) <= _LARGEST_RANKED:
-            self._tables_by_kernels(cursor, first, lr)
-        else:
-            self._tables(cursor, first, lr)
-        self.number.zero_()
-        self.seen.zero_()
-        self.keys[: len(cursor.keys)] = cursor.keys
+    def plan(self, cursor: BatchCursor, *, whole_batches: bool) -> ChunkPlan:
+        """The plan of a chunk; `whole_batches` says that a batch is all examples of a client."""
+        most, widest = self.shape.clients, self.shape.batch
+        steps = tuple(
+            (min(self.rounded(active), most), min(rounded_batch(width), widest) if whole_batches else widest)
+            for active, width in zip(cursor.active, cursor.widest, strict=True)
+        )
+        return ChunkPlan(len(cursor.sizes), cursor.drawn, int(cursor.sizes.max()), cursor.width, steps)
+
+    def load(self, starts: StartModels, cursor: BatchCursor, first: Tensor, lr: float, weights: Tensor | None) -> None:
+        """Tell the device what a chunk is about."""
+        count = len(cursor.sizes)
+        if not self.weights:
+            self.start[:] = starts.rows()[0]
+            self._make_weights()
+        self.keys[:count] = cursor.keys
+        self.first[:count] = first.squeeze(1)
+        told = self.host.numpy()  # the device has read the last chunk's: its answer was waited for
+        told[0, :count], told[1, :count] = cursor.sizes.numpy(), cursor.steps.numpy()
+        told[2].view(np.float64)[:count] = 0.0 if weights is None else weights.numpy()
+        self.asked[2:].copy_(self.host, non_blocking=True)
+        self.lr.fill_(lr)
         models = starts.rows()
         self.start[: len(models)] = models
-        self.start[len(models) :] = models[0]
-        if not self.weights:
-            self._make_weights()
-        for name, value in self.place.task.layout.unflatten(self.start).items():
-            self.weights[name].copy_(value.expand_as(self.weights[name]))
-            if self.shape.sgd.momentum:
-                self.velocity[name].zero_()
+        if not self.shape.one_model:
+            self.start[len(models) :] = models[0]
 
-    def _tables(self, cursor: BatchCursor, first: Tensor, lr: float) -> None:
+    def whole_chunk(self, plan: ChunkPlan) -> ChunkAnswer | None:
+        """All work of a chunk by one graph; None if there is none for this plan, or not yet."""
+        if plan not in self.whole:
+            self.seen_plans[plan] += 1
+            often = self.seen_plans[plan] > _BEFORE_CAPTURE and len(self.whole) < _SHAPES
+            ranked = self.by_kernels and plan.largest <= _LARGEST_RANKED
+            if not (often and ranked and len(plan.steps) <= _WHOLE):
+                return None
+            self.whole[plan] = self._captured_chunk(plan)
+        replay, answer = self.whole[plan]
+        replay()
+        return answer
+
+    def _captured_chunk(self, plan: ChunkPlan) -> tuple[Callable[[], None], ChunkAnswer]:
+        answers: list[ChunkAnswer] = []
+
+        def body() -> None:  # begins by setting all that it changes, so that a trial leaves nothing behind
+            self.begin(plan)
+            for clients, batch in plan.steps:
+                self._body(clients, batch)
+            answers.append(self.end(plan))
+
+        graph = captured(body, body, 1, self.pool)
+        return graph.replay, answers[-1]
+
+    def begin(self, plan: ChunkPlan, cursor: BatchCursor | None = None) -> None:
+        """Make the tables of a chunk, by kernels that a graph may hold or from a cursor, and put its starts in place."""
+        if self.by_kernels and plan.largest <= _LARGEST_RANKED:
+            self._tables_by_kernels(plan)
+        elif cursor is not None:
+            self._tables(cursor)
+        count = len(plan.steps)
+        if self.drops:
+            numbers = torch.arange(count, device=self.device).unsqueeze(1)
+            self.mask_keys[:count] = rng.step_keys(self.keys, numbers)
+        self.number.zero_()
+        starts = self.place.task.layout.unflatten(self.start)
+        torch._foreach_copy_(list(self.weights.values()), [starts[n].expand_as(v) for n, v in self.weights.items()])
+        if self.velocity:
+            torch._foreach_zero_(list(self.velocity.values()))
+
+    def _tables(self, cursor: BatchCursor) -> None:
         """Which rows each client's steps see, with which weights and rates."""
         places, inside = cursor.batches
         steps, clients, width = places.shape
+        first = self.first[:clients].unsqueeze(1)
         self.rates.zero_()
         self.shares.zero_()
         self.rows[:steps, :clients, :width] = places + first
@@ -189,18 +298,18 @@ class StepBuffers:
         counts = cursor.counts.unsqueeze(2).to(self.device, non_blocking=True)
         working = _working(cursor).to(self.device, non_blocking=True)
         self.shares[:steps, :clients, :width] = (inside & working.unsqueeze(2)).to(self.dtype) / counts
-        self.rates[:steps, :clients] = working.to(self.dtype) * lr
+        self.rates[:steps, :clients] = working.to(self.dtype) * self.lr
 
-    def _tables_by_kernels(self, cursor: BatchCursor, first: Tensor, lr: float) -> None:
+    def _tables_by_kernels(self, plan: ChunkPlan) -> None:
         """What `_tables` does in few operations, where starting some fifty takes a GPU's host longer than the GPU."""
         from equipoise.engines.simulator.cuda.kernels.batch_tables import draw_permutations, fill_tables
 
-        largest, count = int(cursor.sizes.max()), len(cursor.active)
-        sizes, steps = torch.stack([cursor.sizes, cursor.steps]).to(self.device, non_blocking=True)
-        orders = torch.empty(len(sizes), cursor.drawn, largest, dtype=torch.int32, device=self.device)
-        draw_permutations(cursor.keys, sizes, sizes, None, orders, cursor.width)
-        fill_tables(orders, first, sizes, steps, (self.rows, self.shares, self.rates), count, cursor.width)
-        self.rates[:count].mul_(lr)  # a number handed to a kernel would be rounded to float32
+        here, count = slice(0, plan.clients), len(plan.steps)
+        sizes, steps = self.sizes[here], self.steps[here]
+        orders = torch.empty(plan.clients, plan.epochs, plan.largest, dtype=torch.int32, device=self.device)
+        draw_permutations(self.keys[here], sizes, sizes, None, orders, plan.width)
+        fill_tables(orders, self.first[here], sizes, steps, (self.rows, self.shares, self.rates), count, plan.width)
+        self.rates[:count].mul_(self.lr)  # a number handed to a kernel would be rounded to float32
 
     def _make_weights(self) -> None:
         """Each parameter in the memory order in which its gradient comes: a step then streams through both."""
@@ -223,7 +332,7 @@ class StepBuffers:
         shares = self.shares.index_select(0, self.number)[0, :clients, :batch]
         x, y = self.place.clients.inputs(rows, self.dtype), self.place.clients.targets(rows, self.dtype)
         with self.place.precision.forward(self.device):
-            keys = rng.step_keys(self.keys[:clients], self.number)
+            keys = self.mask_keys.index_select(0, self.number)[0, :clients] if self.drops else None
             return self.gradients_of(self.place.task, weights, ExampleBatch(x, y, shares, False, keys=keys, factors=factors))
 
     def step(self, clients: int, batch: int) -> None:
@@ -236,7 +345,7 @@ class StepBuffers:
         if self.device.type != "cuda":
             return partial(self._body, clients, batch)
         # Trial runs take no step (their rate is 0), but would count one.
-        number, rates, seen = self.number.clone(), self.rates.clone(), self.seen.clone()
+        number, rates = self.number.clone(), self.rates.clone()
         velocity = {name: value.clone() for name, value in self.velocity.items()}
         self.rates.zero_()
 
@@ -247,7 +356,6 @@ class StepBuffers:
         graph = captured(partial(self._body, clients, batch), trial, 1 if self.graphs else 2, self.pool)
         self.number.copy_(number)
         self.rates.copy_(rates)
-        self.seen.copy_(seen)
         for name, value in velocity.items():
             self.velocity[name].copy_(value)
         return graph.replay
@@ -271,12 +379,18 @@ class StepBuffers:
                 if sgd.momentum:
                     gradient = self.velocity[name][:clients].mul_(sgd.momentum).add_(gradient)
                 value.addcmul_(rate, gradient, value=-1)
-            self.seen[:clients] += torch.where(rates > 0, losses.to(torch.float64), 0.0)
+            self.losses[:, :clients].index_copy_(0, self.number, losses.unsqueeze(0))
             self.number += 1
 
-    def finish(self, update: Tensor) -> Tensor:
-        """Write the updates (k, D) of the first clients; their summed losses (k,)."""
-        starts = self.place.task.layout.unflatten(self.start)
-        for name, change in self.place.task.layout.unflatten(update).items():
-            torch.sub(self.weights[name][: len(update)], starts[name][: len(update)], out=change)
-        return self.seen[: len(update)].clone()
+    def end(self, plan: ChunkPlan) -> ChunkAnswer:
+        """The updates of a chunk's clients, their weighted sum, squared norms and summed losses."""
+        count, steps = plan.clients, len(plan.steps)
+        updates = torch.empty(count, self.start.shape[1], dtype=self.dtype, device=self.device)
+        starts, changes = self.place.task.layout.unflatten(self.start), self.place.task.layout.unflatten(updates)
+        for name, change in changes.items():
+            torch.sub(self.weights[name][:count], starts[name][:count], out=change)
+        total = self.pi[:count].to(self.dtype) @ updates
+        sq_norms = torch.linalg.vector_norm(updates, dim=1).double().square()
+        working = self.rates[:steps, :count] > 0
+        seen = torch.where(working, self.losses[:steps, :count].double(), 0.0).sum(0)
+        return ChunkAnswer(updates, total, torch.stack([sq_norms, seen]))

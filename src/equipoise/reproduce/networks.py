@@ -1,0 +1,50 @@
+"""Networks of published experiments that are no models of this library, with the sizes that their code has."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class PFLlibNet(nn.Module):
+    """PFLlib's network for 28 × 28 images: conv5×5-32, conv5×5-64, each with ReLU and pooling, FC 512, head (582,026 numbers).
+
+    Its head is `head`, the part that personal methods keep. Source: Zhang et al., PFLlib (`FedAvgCNN`).
+    """
+
+    def __init__(self, classes: int = 10) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 32, 5)
+        self.conv2 = nn.Conv2d(32, 64, 5)
+        self.hidden = nn.Linear(1024, 512)
+        self.head = nn.Linear(512, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits (B, classes) of images (B, 28, 28)."""
+        first = functional.max_pool2d(self.conv1(x.unsqueeze(1)), 2).relu()  # (B, 32, 12, 12)
+        second = functional.max_pool2d(self.conv2(first), 2).relu()  # (B, 64, 4, 4)
+        logits: Tensor = self.head(self.hidden(second.flatten(1)).relu())
+        return logits
+
+
+class BucketingNet(nn.Module):
+    """The network of the bucketing paper's repository: conv3×3-32, conv3×3-64, pooling, FC 9216→128→10, dropout ¼ and ½.
+
+    Source: Karimireddy, He, Jaggi 2022 (arXiv 2006.09365), its published code.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 32, 3)
+        self.conv2 = nn.Conv2d(32, 64, 3)
+        self.dropout1, self.dropout2 = nn.Dropout(0.25), nn.Dropout(0.5)
+        self.hidden = nn.Linear(9216, 128)
+        self.readout = nn.Linear(128, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The logits (B, 10) of images (B, 28, 28)."""
+        images = self.conv2(self.conv1(x.unsqueeze(1)).relu()).relu()  # (B, 64, 24, 24)
+        pooled = self.dropout1(functional.max_pool2d(images, 2))
+        logits: Tensor = self.readout(self.dropout2(self.hidden(torch.flatten(pooled, 1)).relu()))
+        return logits
