@@ -34,9 +34,9 @@ def ray_cluster(nodes=2, cpus=1, *, connect=True):
         from ray.cluster_utils import Cluster
 
         options = {"num_cpus": cpus, "object_store_memory": STORE_BYTES, "include_dashboard": False}
-        sources = str(Path(__file__).parents[2] / "src")
-        before = os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = os.pathsep.join([sources, str(Path(__file__).parent), *([before] if before else [])])
+        here, before = Path(__file__), os.environ.get("PYTHONPATH")
+        paths = [str(here.parents[2] / "src"), str(here.parent), str(here.parents[1]), *([before] if before else [])]
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
         cluster = Cluster(initialize_head=True, head_node_args=options | {"_system_config": FAST})
         try:
             for _ in range(nodes - 1):

@@ -68,13 +68,15 @@ def pool():
 
 
 class After(eq.observers.Observer):
-    """Does something once, in a thread, some time after a round began."""
+    """Does something once, between two rounds, or in a thread some time after a round has begun."""
 
-    def __init__(self, round_index, act, delay=0.0):
+    def __init__(self, round_index, act, delay=None):
         self.round_index, self.act, self.delay, self.thread = round_index, act, delay, None
 
     def on_round(self, report):
-        if report.round == self.round_index:
+        if report.round == self.round_index and self.delay is None:
+            self.act()
+        elif report.round == self.round_index:
             self.thread = threading.Timer(self.delay, self.act)
             self.thread.start()
 
@@ -111,7 +113,7 @@ def test_a_node_that_dies_and_one_that_comes(cluster, data, alone):
     assert victim.node_id not in {worker.node for worker in pool().workers}
     came = []
     observers = [After(2, lambda: came.append(cluster.add_node(**cluster.options)))]
-    result = trained(data, Ray(), observers=observers, rounds=1500, evaluate_clients=4)
+    result = trained(data, Ray(), observers=observers, rounds=60)
     assert result.history.rounds
     wait_until(lambda: (pool().look(now=True), came[0].node_id in {worker.node for worker in pool().workers})[1])
     assert came[0].node_id not in before
@@ -129,7 +131,7 @@ def test_a_worker_that_hangs_is_given_up(cluster, data, alone):
         os.kill(hung[0], signal.SIGSTOP)
 
     with pytest.warns(EquipoiseNotice, match="does not answer, and is given up"):
-        result = trained(data, Ray(patience=1.0), observers=[After(5, stop)])
+        result = trained(data, Ray(patience=1.0), observers=[After(5, stop, 0.0)])
     assert torch.equal(result.params, alone)
     wait_until(lambda: not Path(f"/proc/{hung[0]}").exists())
 
@@ -169,7 +171,7 @@ def test_a_driver_that_is_killed_is_resumed_with_another_number_of_workers(clust
                 break
     finally:
         driver.kill()
-        driver.wait()
+        driver.communicate()
     wait_until(lambda: ray.available_resources().get("CPU", 0) == ray.cluster_resources()["CPU"])  # nothing is left running
     result = trained(data, Ray(workers=2), checkpoint=file)
     assert len(result.history.rounds) == ROUNDS
@@ -228,7 +230,6 @@ def test_errors_of_remote_work_name_the_node(cluster, data):
 
     task = Task.of(eq.models.Softmax(4, 3), failing_loss)
     with pytest.raises(Exception, match="this loss cannot be found") as failure:
-        engine = Ray().start(task, data)
-        engine.losses(task.read_model(), draw_everyone(data, 0))
+        Ray().start(task, data).losses(task.read_model(), draw_everyone(data, 0))
     assert "in a worker on" in "".join(failure.value.__notes__)
     assert os.uname().nodename in "".join(failure.value.__notes__)
