@@ -487,10 +487,16 @@ def test_secure_sums_carry_statistics(data):
     torch.testing.assert_close(secure.params, plain.params, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("solver", [eq.solvers.FedDane(SOLVER), eq.solvers.AdaptiveProx(SOLVER)])
+@pytest.mark.parametrize(
+    "solver",
+    [eq.solvers.FedDane(SOLVER), eq.solvers.AdaptiveProx(SOLVER), eq.solvers.Scaffold(SOLVER), eq.solvers.FedDyn(0.1, SOLVER)],
+)
 def test_solvers_that_look_around(solver, data):
-    result = eq.train(normalised(), data, eq.Algorithm(solver=solver), rounds=2, clients_per_round=4)
+    options = {"rounds": 2, "clients_per_round": 4}
+    result = eq.train(normalised(), data, eq.Algorithm(solver=solver), **options)
     assert torch.isfinite(result.carried).all()
+    loop = eq.train(normalised(), data, eq.Algorithm(solver=solver), engine="loop", **options)
+    torch.testing.assert_close(result.params, loop.params, atol=1e-4, rtol=1e-4)
 
 
 def test_the_gradient_that_corrects_moves_no_statistics(data):

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from torch import nn
 
 import equipoise as eq
-from equipoise.conformal import ConformalSets, conformal_sets, conformal_threshold
+from equipoise.conformal import ConformalSets, conformal_sets, conformal_threshold, threshold_by_sums
 from equipoise.errors import InvalidData, InvalidParameter
+from equipoise.privacy import PrivateQuantile, SecureHistogram
 
 
 def test_thresholds_by_hand():
@@ -98,3 +99,32 @@ def test_what_cannot_be_calibrated_is_refused():
         conformal_sets(model, apart, miss=0.0)
     with pytest.raises(InvalidData, match="need validation and test examples"):
         conformal_sets(model, eq.FederatedData(apart.train, classes=apart.classes))
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(st.floats(0, 1), min_size=1, max_size=40),
+    st.sampled_from([0.05, 0.1, 0.3]),
+    st.integers(1, 3),
+    st.sampled_from([2, 8, 64]),
+)
+def test_a_threshold_by_sums_covers_no_less_and_a_bin_more_at_most(values, miss, clients, bins):
+    scores = torch.tensor(values, dtype=torch.float64)
+    exact = conformal_threshold(scores, miss, clients)
+    for source in (SecureHistogram(1.0, bins), PrivateQuantile(1.0, bins, sigma=0.0, scale=1)):
+        found = threshold_by_sums(scores, miss, clients, source)
+        assert found >= exact
+        assert found == exact or found <= exact + 1 / bins + 1e-12
+
+
+def test_sets_by_secure_sums_and_with_noise():
+    data = eq.data.digits(clients=6, split_by="examples", validation=0.3, test=0.3, seed=0)
+    model = eq.train(eq.models.Softmax(data.features, data.classes), data, rounds=5, clients_per_round=6, progress=False).model
+    exact, sums = conformal_sets(model, data), conformal_sets(model, data, quantile=SecureHistogram(1.0, 64))
+    assert 0 <= float(sums.threshold[0] - exact.threshold[0]) <= 1 / 64
+    assert bool((sums.coverage >= exact.coverage).all())
+    noisy = conformal_sets(model, data, quantile=PrivateQuantile(1.0, 32, sigma=0.1, scale=1))
+    assert abs(float(noisy.threshold[0] - exact.threshold[0])) < 0.5
+    for wrong in ({"quantile": SecureHistogram(0.5, 8)}, {"quantile": SecureHistogram(1.0, 8), "per_client": True}):
+        with pytest.raises(InvalidParameter, match="quantile"):
+            conformal_sets(model, data, **wrong)

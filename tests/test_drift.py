@@ -275,9 +275,8 @@ def test_scaffold_resumes_bit_for_bit(engine, tmp_path):
     ("parts", "words"),
     [
         ({"risk": eq.risk.Superquantile(0.5)}, "cancels the weights of Superquantile"),
-        ({"aggregator": Median()}, "gives clients other weights"),
-        ({"aggregator": FedNova()}, "gives clients other weights|does not say what its steps|keeps its state"),
-        ({"privacy": eq.privacy.SecureAggregation()}, "sums of updates alone"),
+        ({"aggregator": FedNova()}, "does not say what its steps|keeps its state"),
+        ({"privacy": eq.privacy.SecureAggregation()}, "Count local work in steps"),
         ({"personal": eq.personal.Mapper()}, "clients send other updates|made for the shared model|steps of solvers"),
     ],
     ids=lambda case: "" if isinstance(case, str) else next(iter(case)),

@@ -97,6 +97,8 @@ SOLVERS = [
     solvers.FedDane(solvers.SGD(batch_size=4, clip_norm=0.5, rates={"weight": 0.5})),
     solvers.AdaptiveProx(solvers.Adam(prox=0.3, epochs=2)),
     solvers.Scaffold(solvers.SGD(batch_size=4, epochs=2, momentum=0.5, prox=0.2)),
+    solvers.FedDyn(0.5, solvers.SGD(batch_size=4, epochs=2, momentum=0.5)),
+    solvers.SGD(momentum=0.9, dampening=0.9, steps=1, state="kept"),
     solvers.SGD(momentum=0.9, nesterov=True, clip_norm=0.1),
     solvers.SGD(momentum=0.9, state="kept", local_schedule=solvers.LinearDecay(9), rates={"bias": 3.0}),
     solvers.Adam(lr=0.05, weight_decay=0.1, prox=0.2),
@@ -158,6 +160,7 @@ PERSONALISATION = [
     personal.FedRep("bias", 2, 1),
     personal.FedBABU("bias", 1),
     personal.LGFedAvg("weight"),
+    personal.PFedMe(2.0, 3),
 ]
 ATTACKS = [
     attacks.LabelPoisoning(),
@@ -166,6 +169,8 @@ ATTACKS = [
     attacks.ModelReplacement(share=0.5, seed=7, update="negated", factor=3.0),
     attacks.SignFlip(),
     attacks.LabelFlip(),
+    attacks.Backdoor(target=1, patch=2),
+    attacks.Backdoor(share=0.4, examples=1.0, boost=None),
     attacks.ALIE(factor=1.0),
     attacks.IPM(),
     attacks.Mimic(),
@@ -256,7 +261,7 @@ CHECKS = {  # of each contract in equipoise.types
 }
 # Protocols that no user writes: each is one side of an engine or a run, and is tested with it.
 INSIDE = {
-    types.PersonalWork, types.LookAheadEngine, types.RoundUnderWay, types.MeasuredChoice, types.Network,
+    types.PersonalWork, types.SolverMemory, types.LookAheadEngine, types.RoundUnderWay, types.MeasuredChoice, types.Network,
 }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Literal
@@ -12,7 +13,8 @@ from torch import Tensor
 from equipoise import aggregators, averaging, risk, sampling, server_opt, solvers
 from equipoise.core.abilities import AlgorithmTraits, algorithm_traits, is_part, read
 from equipoise.data.clients import ClientSet
-from equipoise.errors import IncompatibleParts, InvalidParameter, require
+from equipoise.drift_rules import refuse_unfit_for_correction, refuse_unfit_for_normalising
+from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter, require
 from equipoise.types import (
     Aggregator,
     Averaging,
@@ -25,7 +27,6 @@ from equipoise.types import (
     RiskTraits,
     Sampler,
     ServerOptimizer,
-    SolverTraits,
 )
 
 # What each part must offer; enough to tell a part from a class, a name or a part in the wrong place.
@@ -107,6 +108,8 @@ class Algorithm:
                     f"{beside} leaves out small losses, which are never taken: it would have no effect.",
                     "Use risk.QFair(…), whose step acts, or another aggregator, e.g. Krum(…).",
                 )
+        if traits.risk.unbounded and not self.aggregator.linear:
+            warnings.warn(EquipoiseNotice(liars_text(self)), stacklevel=3)
         refuse_unfit_for_normalising(self)
         refuse_unfit_for_correction(self)
         if traits.personal.check is not None:
@@ -154,6 +157,15 @@ class Algorithm:
         return alpha / alpha.sum()
 
 
+def liars_text(algorithm: Algorithm) -> str:
+    """What becomes of a robust aggregator when the weights follow losses that clients report themselves."""
+    return (
+        f"{algorithm.risk!r} gives a client that reports a large loss nearly all of the weight, and {algorithm.aggregator!r} "
+        "holds only while attackers have a minority of it. Use risk.Superquantile(tail), which multiplies the share of a "
+        "client by at most 1/tail: a median then holds while attackers are fewer than tail/2 of the clients."
+    )
+
+
 def _keeps_largest(risk: RiskTraits) -> bool:
     """Whether the clients that a risk leaves out are those with the smallest losses."""
     terms = [read(RiskTraits, inner) for _, inner in risk.terms]
@@ -164,58 +176,3 @@ def _sets_noise_by_budget(risk: RiskTraits) -> bool:
     """Whether a risk, or a term of it, takes its quantile from a source whose noise a privacy budget sets."""
     calibrated = read(QuantileTraits, risk.quantile).calibrated is not None
     return calibrated or any(_sets_noise_by_budget(read(RiskTraits, inner)) for _, inner in risk.terms)
-
-
-def refuse_unfit_for_normalising(algorithm: Algorithm) -> None:
-    """Refuse FedNova with solvers whose steps have no single length, and where the mean length would have to be public."""
-    traits, aggregator = algorithm.traits, algorithm.aggregator
-    if traits.aggregator.normalises is None:
-        return
-    inner = read(SolverTraits, traits.solver.solver) if traits.solver.prepare is not None else traits.solver
-    reason = (
-        "does not say what its steps add up to" if inner.normalisers is None
-        else "has rates by name, so that each parameter has a length of its own" if inner.rates
-        else "keeps its state between rounds, so that steps depend on rounds before" if traits.solver.keeps is not None
-        else None
-    )  # fmt: skip
-    if reason is not None:
-        fix = "Use solvers.SGD(…), Adam or AdamW with a fresh state and one rate, or aggregators.WeightedMean()."
-        raise IncompatibleParts(
-            f"{aggregator!r} divides updates by the length of their steps, but {algorithm.solver!r} {reason}.", fix
-        )
-    if traits.personal.updates is not None:
-        raise IncompatibleParts(
-            f"{aggregator!r} divides updates by the length of the solver's steps, but with {algorithm.personal!r} clients send "
-            "other updates.",
-            "Use personal.Ditto(), or aggregators.WeightedMean().",
-        )
-    if algorithm.private and traits.aggregator.steps is None:
-        raise IncompatibleParts(
-            f"{aggregator!r} scales updates by the mean number of steps in a cohort, which tells how much data clients have.",
-            "Give a public number instead: aggregators.FedNova(steps=…).",
-        )
-
-
-def refuse_unfit_for_correction(algorithm: Algorithm) -> None:
-    """Refuse SCAFFOLD with parts that its common correction c does not go with."""
-    traits = algorithm.traits
-    if traits.solver.after_rows is None:
-        return
-    if traits.risk.needs_losses:
-        raise IncompatibleParts(
-            f"{algorithm.solver!r} corrects every client towards the mean over all clients, which cancels the weights of "
-            f"{algorithm.risk!r}.",
-            "Use risk.Mean() with SCAFFOLD, or aggregators.FedNova() with this risk.",
-        )
-    reason = (
-        f"{algorithm.aggregator!r} gives clients other weights than their corrections have"
-        if not traits.aggregator.weighted_sum
-        else f"{algorithm.privacy!r} shows the server sums of updates alone" if algorithm.privacy is not None
-        else f"{algorithm.personal!r} has clients send other updates" if traits.personal.updates is not None
-        else None
-    )  # fmt: skip
-    if reason is not None:
-        raise IncompatibleParts(
-            f"{algorithm.solver!r} moves its common correction by every client's own, but {reason}.",
-            "Use it with aggregators.WeightedMean() in the open, or solvers.SGD(prox=…) instead.",
-        )

@@ -23,7 +23,7 @@ from equipoise.errors import EquipoiseError, InvalidParameter, is_number, requir
 
 TAKEN = frozenset(
     ("client", "split", "seen", "size", "loss", "error", "malicious", "method", "seed", "round", "error_90", "served_loss",
-     "served_error")
+     "served_error", "backdoor_success", "coverage", "set_size")
 )  # fmt: skip
 PREFIXES, ENDINGS = ("personal_", "shared_"), ("_90", "_worst_10")
 

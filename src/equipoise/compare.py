@@ -18,6 +18,7 @@ from equipoise.report.data.over_seeds import FIGURES, Spread, figures_of, interv
 from equipoise.report.text.phrases import INTERVAL, SHARED, remarks
 from equipoise.result import Result
 from equipoise.runs.setup import DataOrMaker, ModelOrMaker, build
+from equipoise.subgroups import subgroup_lines
 from equipoise.train import train
 
 __all__ = ["FIGURES", "Comparison", "Spread", "compare", "figures_of"]
@@ -95,6 +96,7 @@ class Comparison:
             lines += [f"{method:<{width}}{cells(figures.figures)}" for method, figures in known.items()]
             if missing := max(count for figures in known.values() for count in figures.missing):
                 lines.append(f"Up to {missing} clients have no {name} and are left out of its figures.")
+        lines += subgroup_lines(self.results)
         for method, runs in self.results.items():
             for run in runs:
                 if run.history.stopped is not None:

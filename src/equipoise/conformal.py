@@ -4,18 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from equipoise.core import trees
+from equipoise.core.abilities import read
 from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import InvalidData, InvalidParameter, require, require_number
+from equipoise.privacy.private_quantile import bin_edges, client_contributions, cumulative_counts, safe_modulus
+from equipoise.privacy.random_source import SystemSource
+from equipoise.privacy.secure_sum import SimulatedSecureSum
+from equipoise.types import QuantileSource, QuantileTraits
+
+if TYPE_CHECKING:
+    from equipoise.result import ClientTable
 
 _ROWS = 1024  # examples in a forward pass
+COVERAGE, SET_SIZE = "coverage", "set_size"  # columns of a table of clients
 
 
 def conformal_threshold(scores: Tensor, miss: float, clients: int = 1) -> float:
@@ -88,13 +97,56 @@ class ConformalSets:
         return "\n".join(lines)
 
 
-def conformal_sets(model: nn.Module, data: FederatedData, *, miss: float = 0.1, per_client: bool = False) -> ConformalSets:
+def threshold_by_sums(scores: Tensor, miss: float, clients: int, quantile: QuantileSource) -> float:
+    """`conformal_threshold` of scores that nobody sees one by one, rounded up to the edge of a bin: it covers no less.
+
+    `quantile` is a privacy.SecureHistogram, or a privacy.PrivateQuantile with its noise, whose bound is at least 1, as large as
+    a score may be. Every score counts for itself: what the noise protects is one example, not all of a client's.
+
+    >>> from equipoise.privacy import SecureHistogram
+    >>> scores = torch.arange(0.05, 1.0, 0.1)  # 0.05, 0.15, …, 0.95: the 9th of 10 is 0.85
+    >>> conformal_threshold(scores, 0.2).__round__(2), threshold_by_sums(scores, 0.2, 1, SecureHistogram(1.0, 10)).__round__(2)
+    (0.85, 0.9)
+    """
+    traits = read(QuantileTraits, quantile)
+    source: Any = quantile
+    known = traits.histogram is not None or traits.calibrated is not None
+    fix = "E.g. privacy.SecureHistogram(bound=1.0, bins=64)."
+    require(known and source.bound >= 1, "quantile", "must count scores in bins from 0 to 1", quantile, fix)
+    rank = math.ceil((1 - miss) * (len(scores) + clients) - 1e-9)
+    if rank > len(scores):
+        return math.inf
+    if traits.histogram is not None:
+        below = traits.histogram.rows(scores).sum(0).cumsum(0).double()  # (bins,) below the upper edge of each bin
+    else:
+        (sigma, scale), bound, bins = source.noise(), source.bound, source.bins
+        rows = client_contributions(scores, bound=bound, bins=bins, sigma=sigma, scale=scale, source=SystemSource())
+        total = SimulatedSecureSum(source.modulus or safe_modulus(scale, sigma, bins, len(scores))).sum(rows)
+        below = cumulative_counts(total, bins=bins, scale=scale, clients=len(scores))[1:]
+    enough = (below >= rank - 1e-9).nonzero().flatten()
+    place = int(enough[0]) if len(enough) else source.bins - 1
+    return float(bin_edges(source.bound, source.bins)[place + 1])
+
+
+def conformal_sets(
+    model: nn.Module,
+    data: FederatedData,
+    *,
+    miss: float = 0.1,
+    per_client: bool = False,
+    quantile: QuantileSource | None = None,
+) -> ConformalSets:
     """Sets of classes with the scores 1 − p_y below a threshold, calibrated on validation examples and judged on test examples.
 
     `miss` is ζ. The validation examples of clients that also have test examples calibrate; choose nothing else by them, or the
     coverage is too good to be true. With `per_client` each client has a threshold of its own, the ⌈(1 − ζ)(n_k + 1)⌉-th
-    smallest; one with fewer than (1 − ζ)/ζ validation examples gets every class.
+    smallest; one with fewer than (1 − ζ)/ζ validation examples gets every class. `quantile` finds the common threshold by
+    secure sums (privacy.SecureHistogram), or with noise (privacy.PrivateQuantile): see `threshold_by_sums`.
+
+    Source: Lu et al. 2023 (arXiv 2305.17564).
     """
+    alone = quantile is None or not per_client
+    require(alone, "quantile", "finds one threshold for all clients", quantile, "Use per_client=False.")
     require(isinstance(model, nn.Module), "model", "must be a torch.nn.Module", type(model).__name__)
     require(isinstance(data, FederatedData), "data", "must be FederatedData", type(data).__name__)
     require_number("miss", miss, "(0, 1)", "0.1 asks for a coverage of 90 %.")
@@ -114,7 +166,11 @@ def conformal_sets(model: nn.Module, data: FederatedData, *, miss: float = 0.1, 
     finally:
         model.train(was_training)
     scores = [1 - p.gather(1, y.unsqueeze(1))[:, 0] for p, y in calibration]
-    shared = conformal_threshold(torch.cat(scores), miss, len(scores))
+    shared = (
+        conformal_threshold(torch.cat(scores), miss, len(scores))
+        if quantile is None
+        else threshold_by_sums(torch.cat(scores), miss, len(scores), quantile)
+    )
     thresholds = [conformal_threshold(own, miss) if per_client else shared for own in scores]
     rows = []
     for (p, y), threshold in zip(tests, thresholds, strict=True):
@@ -123,6 +179,18 @@ def conformal_sets(model: nn.Module, data: FederatedData, *, miss: float = 0.1, 
     coverage, size = map(torch.stack, zip(*rows, strict=True))
     known = torch.tensor(thresholds, dtype=torch.float64)
     return ConformalSets(miss, per_client, data.test.ids_at(here), data.test.sizes.cpu()[here], known, coverage, size)
+
+
+def conformal_columns(table: ClientTable, sets: ConformalSets) -> ClientTable:
+    """A table of clients with the columns `coverage` and `set_size` in its test rows; NaN elsewhere."""
+    columns = {}
+    for name in (COVERAGE, SET_SIZE):
+        known = {row["client"]: row[name] for row in sets}
+        rows = zip(table.client, table.split, strict=True)
+        values = [known.get(client, math.nan) if split == "test" else math.nan for client, split in rows]
+        columns[name] = torch.tensor(values, dtype=torch.float64)
+    higher = {**table.higher_is_better, COVERAGE: True, SET_SIZE: False}
+    return replace(table, metrics={**table.metrics, **columns}, higher_is_better=higher, miss=sets.miss)
 
 
 def _probabilities(task: Task, clients: ClientSet, k: int) -> tuple[Tensor, Tensor]:

@@ -23,6 +23,7 @@ from equipoise.errors import InvalidParameter, NotWritten
 from equipoise.metrics import Interval, Summary, mean_interval, percentile_interval, summarise, summarise_metric
 from equipoise.observers import History
 from equipoise.report import write_report
+from equipoise.subgroups import NO_VALUE, Subgroup, subgroups_of
 from equipoise.types import Engine, PersonalWork, ServerState
 
 if TYPE_CHECKING:
@@ -64,6 +65,8 @@ class ClientTable:
     metrics: Mapping[str, Tensor] = field(default_factory=dict)  # (R,) float64 each
     personal_metrics: Mapping[str, Tensor] = field(default_factory=dict)  # (R,) float64 each
     higher_is_better: Mapping[str, bool] = field(default_factory=dict)  # of each metric
+    attributes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of the clients, R values each
+    miss: float | None = None  # ζ of conformal sets, whose coverage and size are metrics
 
     @classmethod
     def evaluate(
@@ -102,7 +105,8 @@ class ClientTable:
         malicious = torch.tensor([i in data.malicious for i in ids]) if data.attack is not None else None
         numbers = ((clients.sizes.cpu(), loss, error) for clients, loss, error in scores.values())
         size, loss, error = map(torch.cat, zip(*numbers, strict=True))
-        return cls(ids, splits, seen, size, loss, error, malicious)
+        attributes = {name: tuple(given.get(i, NO_VALUE) for i in ids) for name, given in data.attributes.items()}
+        return cls(ids, splits, seen, size, loss, error, malicious, attributes=attributes)
 
     def unseen(self) -> ClientTable:
         """The table of clients that took no part in training."""
@@ -118,7 +122,7 @@ class ClientTable:
     def columns(self) -> tuple[str, ...]:
         """The names of the columns of this table."""
         named = (*self.metrics, *(f"{PERSONAL}{name}" for name in self.personal_metrics))
-        return COLUMNS + tuple(name for name in OPTIONAL if getattr(self, name) is not None) + named
+        return COLUMNS + tuple(name for name in OPTIONAL if getattr(self, name) is not None) + named + tuple(self.attributes)
 
     @property
     def has_own(self) -> bool:
@@ -152,6 +156,8 @@ class ClientTable:
         """A column by name."""
         if column not in self.columns:
             raise InvalidParameter("column", f"must be one of {', '.join(self.columns)}", column)
+        if column in self.attributes:
+            return self.attributes[column]
         if column in self.metrics:
             return self.metrics[column]
         if column.removeprefix(PERSONAL) in self.personal_metrics and column not in OPTIONAL:
@@ -187,9 +193,15 @@ class ClientTable:
         client, split = (tuple(values[i] for i in rows.tolist()) for values in (self.client, self.split))
         plain = {name: values[rows] for name in COLUMNS + OPTIONAL if isinstance(values := getattr(self, name), Tensor)}
         metrics, own = ({name: v[rows] for name, v in each.items()} for each in (self.metrics, self.personal_metrics))
+        attributes = {name: tuple(values[i] for i in rows.tolist()) for name, values in self.attributes.items()}
         return ClientTable(
-            client, split, **plain, metrics=metrics, personal_metrics=own, higher_is_better=self.higher_is_better
-        )
+            client, split, **plain, metrics=metrics, personal_metrics=own, higher_is_better=self.higher_is_better,
+            attributes=attributes, miss=self.miss,
+        )  # fmt: skip
+
+    def subgroups(self, attribute: str, split: str) -> list[Subgroup]:
+        """Mean, 90th percentile and gap of the clients of each value of an attribute, with 95 % intervals."""
+        return subgroups_of(self, attribute, split)
 
     @property
     def benign(self) -> ClientTable:
@@ -250,8 +262,8 @@ class ClientTable:
         columns: dict[str, object] = {n: v.numpy() if isinstance(v, Tensor) else list(v) for n, v in values.items()}
         columns |= {name: [value] * len(self) for name, value in constants.items()}
         buffer, table = io.BytesIO(), pyarrow.table(columns)
-        if self.metrics:
-            about = {"higher_is_better": dict(self.higher_is_better)}
+        if self.metrics or self.attributes:
+            about = {"higher_is_better": dict(self.higher_is_better), "attributes": list(self.attributes), "miss": self.miss}
             table = table.replace_schema_metadata({METRICS: json.dumps(about)})
         pyarrow.parquet.write_table(table, buffer)
         return write_atomically(Path(path), buffer.getvalue())
@@ -266,7 +278,8 @@ class ClientTable:
         higher: dict[str, bool] = about.get("higher_is_better", {})
         own = [f"{PERSONAL}{name}" for name in higher if f"{PERSONAL}{name}" in stored]
         names = [name for name in COLUMNS + OPTIONAL if name in COLUMNS or name in stored]
-        table = pyarrow.parquet.read_table(path, columns=[*names, *higher, *own]).to_pydict()
+        named: list[str] = about.get("attributes", [])
+        table = pyarrow.parquet.read_table(path, columns=[*names, *higher, *own, *named]).to_pydict()
         kinds = {"seen": torch.bool, "malicious": torch.bool, "size": torch.int64}
         tensors = {
             name: torch.tensor(table[name], dtype=kinds.get(name, torch.float64)) for name in (*names[2:], *higher, *own)
@@ -274,7 +287,11 @@ class ClientTable:
         metrics = {name: tensors.pop(name) for name in higher}
         personal = {name.removeprefix(PERSONAL): tensors.pop(name) for name in own}
         client, split = tuple(table["client"]), tuple(table["split"])
-        return cls(client, split, **tensors, metrics=metrics, personal_metrics=personal, higher_is_better=higher)
+        attributes = {name: tuple(table[name]) for name in named}
+        return cls(
+            client, split, **tensors, metrics=metrics, personal_metrics=personal, higher_is_better=higher,
+            attributes=attributes, miss=about.get("miss"),
+        )  # fmt: skip
 
     def to_csv(self, path: str | Path) -> Path:
         """Write the rows as CSV; the file is whole or absent."""
@@ -400,6 +417,10 @@ class RunRecord:
             {name: figures[name] for name in rows.metrics},
         )  # fmt: skip
 
+    def subgroups(self, attribute: str, split: str | None = None) -> list[Subgroup]:
+        """Mean, 90th percentile and gap of the clients of each value of an attribute, with 95 % intervals, worst first."""
+        return self.clients.subgroups(attribute, split or self.judged_on)
+
     def sample_of(self, split: str) -> tuple[int, int] | None:
         """How many clients of a split were evaluated and how many there are; None if all of them were evaluated."""
         evaluated, every = (self.sampled or {}).get(split, (0, 0))
@@ -433,6 +454,17 @@ class Result(RunRecord):
         from equipoise.export.model_files import export_result
 
         return export_result(self, path)
+
+    def with_conformal(self, data: FederatedData, *, miss: float = 0.1, per_client: bool = False) -> Result:
+        """The result with conformal sets of the shared model: columns `coverage` and `set_size` of clients with test examples.
+
+        `miss` ζ and `per_client` are those of `conformal_sets`. Tables and reports show the coverage of each client then.
+        """
+        from equipoise.conformal import conformal_columns, conformal_sets
+
+        return replace(
+            self, clients=conformal_columns(self.clients, conformal_sets(self.model, data, miss=miss, per_client=per_client))
+        )
 
     def save(self, folder: str | Path) -> Path:
         """Write the folder of a run: config.toml, rounds.jsonl, clients.parquet, model.safetensors and report.html.

@@ -25,7 +25,8 @@ from equipoise.core.update_checks import as_local_work
 from equipoise.data.clients import ClientSet
 from equipoise.errors import Diverged, InvalidParameter
 from equipoise.privacy.observer_table import PrivacyTable, unprotected_table
-from equipoise.runs.normalised_work import NormalisedWork, normalisers_of, steps_of
+from equipoise.runs.drift import corrected_state, weights_of_steps
+from equipoise.runs.normalised_work import NormalisedWork, normalisers_of
 from equipoise.solvers.prepared import RoundContext
 from equipoise.types import Cohort, Combined, Job, LocalWork, RiskValue, RoundReport, ServerState
 
@@ -234,9 +235,8 @@ def make_plan(run: RunInRound, losses: Tensor | None) -> Planned:
         cohort = replace(cohort, effort=traits.efforts(cohort, clients.keys[cohort.clients].cpu()))
     risk, denominator = protection.weigh(cohort, losses, run.state.risk)
     values = numbers(risk.weights)
-    normalised = run.algorithm.traits.aggregator.normalises is not None
-    if normalised:  # clients without a step take no part: there is nothing to divide
-        values = np.where(steps_of(cohort, run.solver, clients) > 0, values, 0.0)
+    if run.algorithm.traits.counts_steps:
+        values = weights_of_steps(run, cohort, run.solver, values)
     if cohort.effort is None and values.min(initial=1.0) > 0:  # the usual case: nobody to pick out
         kept, workers, worker_losses, dropped = values, cohort, losses, 0
     else:
@@ -291,7 +291,9 @@ def work_alone(run: RunInRound, plan: Plan, engine: Engine) -> Worked:
     if len(plan.workers) == 0 and not setting.protection.without_clients:
         return None, own  # an empty cohort, a risk flat at these losses, or all work lost
     if setting.kept is not None:
-        workers = replace(plan.workers, rows=setting.kept.read(state.kept, plan.workers.clients))
+        workers, own_prox = plan.workers, run.algorithm.traits.solver.own_prox
+        prox = None if own_prox is None else own_prox(setting.alpha[workers.clients], len(setting.alpha))
+        workers = replace(workers, rows=setting.kept.given(state.kept, workers.clients), prox=prox)
         plan = plan._replace(workers=workers)
     traits = run.algorithm.traits.aggregator
     if traits.normalises is not None and len(plan.workers):
@@ -315,16 +317,15 @@ def finish(run: RunInRound, plan: Plan, worked: Worked | Diverged, began: float,
         if not work.arrived.any():
             stop_unless_finite(work.sq_norms, plan.workers, setting.data.train, "update")
         total = scaled(total, step_factor(run, plan, work))
+    if run.algorithm.traits.solver.after_total is not None:
+        changed["solver"] = corrected_state(run, plan, combined)
+    if (server_total := run.algorithm.traits.solver.server_total) is not None and not combined.lost:
+        total = server_total(changed["solver"], total)
     changed["params"], changed["server"] = server_step(state, run.algorithm, total)
     changed |= {"aggregator": combined.aggregator, "privacy": combined.privacy}
     if combined.carried is not None:
         changed["carried"] = setting.task.carried.from_moments(combined.carried).to(state.params)
     if setting.kept is not None:
-        after_rows = run.algorithm.traits.solver.after_rows
-        if after_rows is not None and work is not None and work.rows is not None:
-            here = torch.from_numpy(np.flatnonzero(work.arrived))
-            before, who = setting.kept.read(state.kept, plan.workers.clients[here]), plan.workers.clients[here]
-            changed["solver"] = after_rows(run.solver_state, setting.alpha[who], before, work.rows[here])
         changed["kept"] = setting.kept.write(state.kept, plan.workers, work)
     after = next_state(setting, state, **changed)
     report = report_of(setting, plan, began, work, runs=runs)

@@ -54,6 +54,7 @@ class Cohort:
     effort: Tensor | None = None  # (K,) int64, epochs (or steps) that each client gets done; None: all of the solver's
     rows: Tensor | None = None  # (K, width), what each client has kept for its solver since its last round
     rate_of: int | None = None  # the round whose learning rate holds; None: this one's
+    prox: Tensor | None = None  # (K,), the strength with which each client is pulled to the round's model; None: by the solver
 
     def __len__(self) -> int:
         return self.clients.shape[0]
@@ -69,9 +70,9 @@ class Cohort:
 
     def take(self, keep: Tensor) -> Cohort:
         """The sub-cohort at a boolean mask or positions; base weights are kept as they are."""
-        effort, rows = (None if each is None else each[keep] for each in (self.effort, self.rows))
+        effort, rows, prox = (None if each is None else each[keep] for each in (self.effort, self.rows, self.prox))
         chosen = self.clients[keep], self.weights[keep], self.inclusion[keep]
-        return Cohort(self.round, self.seed, *chosen, effort, rows, self.rate_of)
+        return Cohort(self.round, self.seed, *chosen, effort, rows, self.rate_of, prox)
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,13 +192,14 @@ class RiskTraits:
     full_participation: bool = False  # whether every client must take part in every round
     averaged: bool = False  # whether a run should report the mean of its iterates
     pure: bool = field(default=False, metadata=OWN)  # calls may come early or twice: nothing is noted outside the state
+    unbounded: bool = field(default=False, metadata=OWN)  # a client that reports a large loss may get nearly all of the weight
     keeps_everyone: bool = field(default=False, metadata=OWN)  # all weights are positive, whatever the losses are
     # (*, losses, base_weights, weight_sum, sq_norms, lr): scales the server's step
     server_step: Callable[..., float] | None = None
     # (loss, base_weight, public): what a client finds alone
     client_weight: Callable[[Tensor, Tensor, Any], Tensor] | None = None
-    # what `client_weight` needs: nothing, a quantile, a loss bound
-    client_form: Literal["base", "filter", "loss"] | None = None
+    # what weights need under secure sums: nothing, a quantile, a loss bound, or sums of losses over public groups
+    client_form: Literal["base", "filter", "loss", "groups"] | None = None
     tracked: bool = False  # whether the server follows the risk's value from the losses
     tail: float = 1.0  # the share of clients that a filter keeps
     filters: bool = False  # whether clients are kept whole or not at all
@@ -314,11 +316,21 @@ class SolverTraits:
     adapts: bool = False  # whether risks see the loss after the steps before the last
     adaptation: LocalSolver | None = None  # by which a client adapts the trained model to itself before it uses it
     finish: Callable[..., None] | None = None  # taken instead of the last `step`
-    # (state, alpha (K,), before (K, width), after (K, width)): the next state, when a round's clients have their new rows
-    after_rows: Callable[[Any, Tensor, Tensor, Tensor], Any] | None = None
+    steps: int | None = None  # exactly so many steps, whatever the number of a client's examples; None: by epochs
+    # (state, alpha (K,), change (K, width)): the next state, when a round's clients have changed their rows so
+    after_rows: Callable[[Any, Tensor, Tensor], Any] | None = None
+    # (state, total (D,), share, scale): the next state by the total alone; its clients have Σ α_k = share, and scale is the
+    # rate times the length of their steps
+    after_total: Callable[[Any, Tensor, float, float], Any] | None = None
+    server_total: Callable[[Any, Tensor], Tensor] | None = (
+        None  # (next state, total): what the server steps by instead (FedDyn)
+    )
+    plain_mean: bool = False  # the total is the plain mean over the cohort, whatever the base weights are
+    own_prox: Callable[[Tensor, int], Tensor] | None = None  # (alpha (K,), n): `Cohort.prox` of clients, (K,)
     shift: Tensor | None = None  # c (D,): the engine adds c − row_k to every gradient of client k (SCAFFOLD)
-    # (rows (K, D), updates (K, D), steps (K,), rate): the rows of clients with a `shift` after their steps
-    next_rows: Callable[[Tensor, Tensor, Tensor, float], Tensor] | None = None
+    # (rows (K, D), updates (K, D), steps (K,), rate, prox (K,)): the rows of clients with a `shift` after their steps
+    next_rows: Callable[[Tensor, Tensor, Tensor, float, Tensor | None], Tensor] | None = None
+    with_sent_clip: Callable[[float], LocalSolver] | None = None  # the solver for clients whose updates are clipped when sent
     shared_gradient: Tensor | None = None  # g (D,): the engine adds g − ∇F_k(w^t) to every gradient of client k (FedDane)
     preconditioner: Tensor | None = None  # A (D,): the engine divides every gradient by it
     solver: LocalSolver | None = None  # the solver that this one wraps
@@ -354,6 +366,7 @@ class AggregatorTraits:
     picks_one: bool = field(default=False, metadata=OWN)  # the total is one client's update, whatever the positive weights are
     picks_large_loss: bool = field(default=False, metadata=OWN)  # … and that of a client with one of the largest losses
     normalises: Aggregator | None = None  # gets updates that the round has divided by the length of their steps (FedNova)
+    around: Aggregator | None = None  # linear, applied to updates minus the last total, which is public and then added again
     steps: float | None = None  # a public number in the place of the cohort's mean length of steps
 
 
@@ -439,12 +452,41 @@ class PersonalTraits:
     """What a personalisation method may offer."""
 
     check: Callable[[Algorithm], None] | None = None  # refuses what does not go with the method
-    updates: Callable[..., Tensor] | None = None  # (context, params, cohort, rows, solver): what clients send instead, (K, D)
+    updates: Callable[..., Tensor | None] | None = None  # (context, params, cohort, rows, solver): what clients send, (K, D)
     losses: Callable[..., Tensor] | None = None  # (context, params, cohort, rows): what the risk sees instead of F_k(w), (K,)
     finetunes: bool = False  # whether all clients train once more after the rounds, also those that were never drawn
+    serves_all: bool = False  # whether clients that were never drawn are served what `models` gives, and not the shared model
     sums_models: bool = False  # whether the server sees clients' models, or what they add up to
     solver: LocalSolver | None = None  # of the personal work, if it is not the algorithm's
     keeps_carried: bool = field(default=False, metadata=OWN)  # whether a client's model may have carried values of its own
+
+
+class SolverMemory(Protocol):
+    """What clients keep for their solver between rounds: `runs.solver_rows` on this machine, or on the nodes of a network.
+
+    The state that a round hands to the next are the `places` (n,), which say where each client's row is.
+    """
+
+    def begin(self, path: Path | None = None) -> Tensor:
+        """The places before the first round; rows on this machine go to a new file at `path`, or a temporary one."""
+
+    def resume(self, places: Tensor, path: Path | None) -> None:
+        """Go on from a checkpoint that holds these places."""
+
+    def given(self, places: Tensor, clients: Tensor) -> Tensor:
+        """What the engine is told of the rows of clients at positions (K,): `Cohort.rows`."""
+
+    def change(self, places: Tensor, clients: Tensor, rows: Tensor) -> Tensor:
+        """By what the rows of clients at positions (K,) have changed, (K, width), given the `rows` of their work."""
+
+    def write(self, places: Tensor, workers: Cohort, work: LocalWork | None) -> Tensor:
+        """The places after a round's work."""
+
+    def flush(self) -> None:
+        """Bring the rows to disk, before a checkpoint is written."""
+
+    def on_saved(self, places: Tensor) -> None:
+        """A checkpoint with these places was written."""
 
 
 class PersonalWork(Protocol):
@@ -502,6 +544,7 @@ class RunSize:
     rounds: int
     dimension: int  # of the model
     seed: int
+    ids: Sequence[str] = field(default=(), repr=False, compare=False)  # of the training clients
 
 
 class Privacy(Protocol):
@@ -539,6 +582,8 @@ class Combined:
     aggregator: Any = None
     privacy: Any = None
     carried: Tensor | None = None  # (C,) the mean of clients' carried values, as they are averaged; None: they stay
+    mass: float | None = None  # what the plan's weights of the clients in a secure sum add up to; None: by who has arrived
+    lost: bool = False  # whether the round's sum was lost, so that the total stands for nobody's work
 
 
 class Protection(Protocol):
@@ -631,6 +676,8 @@ class AttackTraits:
     seed: int | None = None
     poison: Callable[..., Any] | None = None
     corrupt: Callable[..., Any] | None = None
+    # (clients, train, classes): marked examples on which a backdoor is judged, and the positions of their clients
+    probe: Callable[..., Any] | None = None
     omniscient: bool = False  # whether `corrupt` sees the honest updates of the whole cohort
 
 
@@ -754,6 +801,9 @@ class Network(Protocol):
 
     def personal_work(self, method: Personalisation, context: PersonalContext, solver: LocalSolver, seed: int) -> PersonalWork:
         """Personalisation whose models stay on the nodes."""
+
+    def solver_rows(self) -> SolverMemory:
+        """What clients keep for their solver between rounds, on their nodes."""
 
     def protect(self, protection: Protection, algorithm: Algorithm) -> Protection:
         """The protection of a run, with its sums over the network."""

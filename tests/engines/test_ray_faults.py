@@ -23,8 +23,12 @@ from equipoise.errors import EquipoiseNotice, IncompatibleParts
 from made_clients import make_clients
 
 pytestmark = [
-    pytest.mark.xdist_group("ray"), pytest.mark.long, pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
-]  # fmt: skip
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.long,
+    pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray leaves files of the nodes that it starts open
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
 ROUNDS = 40
 TAIL = eq.Algorithm(risk=risk.Superquantile(0.5), solver=solvers.SGD(lr=0.1, batch_size=4))
 

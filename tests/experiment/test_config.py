@@ -112,7 +112,7 @@ def test_bad_terms_are_named(terms, words):
     ("setting", "words"),
     [
         ("trian.rounds=3", "trian: Unknown key 'trian'. Did you mean 'train'? Allowed: algorithm, attack, code, data, f"),
-        ("train.round=3", "train.round: Unknown key 'round'. Did you mean 'rounds'? Allowed: checkpoint_every, chunk_size"),
+        ("train.round=3", "train.round: Unknown key 'round'. Did you mean 'rounds'? Allowed: attributes, checkpoint_every"),
         ("data.clients=3", "data.clients: Unknown key 'clients'."),
         ("algorithm.risc.tail=1", "algorithm.risc: Unknown key 'risc'. Did you mean 'risk'?"),
         ("algorithm.risk.tial=1", "algorithm.risk.tial: Unknown key 'tial'. Did you mean 'tail'? Allowed: "),

@@ -141,7 +141,7 @@ class Says(eq.types.Observer):
 clients = eq.data.label_shift(train_clients=120, validation_clients=1, test_clients=1, examples=60, seed=1).train
 data = eq.data.split_examples(clients, validation=0.2, test=0.2)
 algorithm = eq.Algorithm(
-    risk=eq.risk.Tilted(1.0), aggregator=eq.aggregators.MultiKrum(malicious=3),
+    risk=eq.risk.Superquantile(0.5), aggregator=eq.aggregators.MultiKrum(malicious=3),
     personal=eq.personal.Ditto(1.0, choices=(0.1, 1.0, 2.0)),
 )
 data = eq.attacks.apply(data, eq.attacks.LabelPoisoning(share=0.1))

@@ -93,6 +93,40 @@ def test_with_nothing_of_its_own_to_keep_it_is_fedavg():
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+def test_with_nothing_kept_it_is_fedavg_bit_for_bit(engine):
+    split, plain = run(Split(()), engine=engine), run(None, engine=engine)
+    assert torch.equal(split.params, plain.params)
+    assert torch.equal(split.personal.params(split.personal.ids[:2]), plain.params.expand(2, -1))
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+def test_with_everything_kept_it_is_local_bit_for_bit(engine):
+    # Local draws batches of its own, so that full batches are compared.
+    solver = eq.solvers.SGD(lr=0.2, batch_size=None, epochs=3)
+    split, local = (run(method, solver=solver, engine=engine) for method in (Split("*"), eq.personal.Local()))
+    drawn = ~local.clients.where("train").personal_loss.isnan()
+    ids = [name for name, there in zip(local.clients.where("train").client, drawn.tolist(), strict=True) if there]
+    first = flat(seeded())
+    for one, two in zip(split.personal.params(ids), local.personal.params(ids), strict=True):
+        assert torch.equal(one, two) or torch.equal(one, first)  # one that was never drawn is served w^0 here, w^T there
+
+
+@pytest.mark.parametrize("privacy", [None, eq.privacy.GaussianMechanism(clip=0.5, noise_multiplier=1.0)], ids=["open", "noise"])
+def test_a_client_that_was_never_drawn_has_the_head_that_all_begin_with(privacy):
+    # FedRep's code lets heads of unvisited clients follow the averaged head; and noise falls on every number of the server's.
+    model, data = seeded(), clients()
+    algorithm = eq.Algorithm(solver=eq.solvers.SGD(lr=0.2, batch_size=4), personal=FedRep("head", 2, 1), privacy=privacy)
+    result = eq.train(model, data, algorithm, rounds=1, clients_per_round=2, progress=False)
+    heads = [result.personal.model(name).head.weight for name in result.personal.ids]
+    unmoved = [torch.equal(head, model.head.weight) for head in heads]
+    assert 4 <= sum(unmoved) < len(heads)
+
+
+def flat(model):
+    return torch.cat([each.detach().flatten() for each in model.parameters()])
+
+
 def test_with_everything_kept_nothing_is_shared():
     result = run(Split("*"))
     for moved, first in zip(result.model.parameters(), seeded().parameters(), strict=True):

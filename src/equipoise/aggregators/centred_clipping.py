@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from equipoise.aggregators.robust import clipped_mean, finite_rows, update_norms, weighted_quantile
+from equipoise.aggregators.robust import NormClip, clipped_mean, finite_rows, update_norms, weighted_quantile
 from equipoise.errors import require_integer, require_number
+from equipoise.types import Aggregator
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,8 @@ class CentredClipping:
 
     `radius` is τ; None is the weighted median of ‖u_k − v‖. With a fixed τ, attackers with weight β move v by at most
     iterations · β · τ from where it is if they send v itself, whatever β is. The published guarantee assumes that clients send
-    momentum over rounds; here clients have none.
+    momentum over rounds: solvers.SGD(steps=1, momentum=0.9, dampening=0.9, state="kept"). With a fixed τ and one iteration each
+    client can clip its own update around v, which is public: then it goes with secure sums, in simulations.
 
     Source: Karimireddy, He, Jaggi 2021 (arXiv 2012.10333); weights are ours.
     """
@@ -34,6 +36,11 @@ class CentredClipping:
     def linear(self) -> bool:
         """The centre moves from round to round, so totals over chunks of a cohort do not add up."""
         return False
+
+    @property
+    def around(self) -> Aggregator | None:
+        """What each client does alone with u_k − v, where that is all: a fixed radius, and one iteration."""
+        return NormClip(self.radius) if self.radius is not None and self.iterations == 1 else None
 
     def __call__(
         self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None

@@ -1,5 +1,6 @@
 """Malicious clients: `apply` marks them in the data; each attack says what they do to their data and what they send."""
 
+from equipoise.attacks.backdoor import Backdoor
 from equipoise.attacks.colluding import ALIE, IPM, Mimic, MinMax
 from equipoise.attacks.malicious import Sent, apply, malicious_clients
 from equipoise.attacks.single import LabelFlip, LabelPoisoning, ModelReplacement, RandomUpdates, SignFlip
@@ -7,6 +8,7 @@ from equipoise.attacks.single import LabelFlip, LabelPoisoning, ModelReplacement
 __all__ = [
     "ALIE",
     "IPM",
+    "Backdoor",
     "LabelFlip",
     "LabelPoisoning",
     "Mimic",

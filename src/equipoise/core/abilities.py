@@ -108,6 +108,11 @@ class AlgorithmTraits:
         """Whether the risk's weights depend on the losses, or the aggregator goes by them."""
         return self.risk.needs_losses or self.aggregator.needs_losses
 
+    @property
+    def counts_steps(self) -> bool:
+        """Whether the lengths of clients' local steps count: clients without a step then take no part."""
+        return self.aggregator.normalises is not None or self.solver.after_total is not None
+
 
 def algorithm_traits(algorithm: Any) -> AlgorithmTraits:
     """What the parts of an algorithm offer."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from equipoise.data.ragged import MULTIPLE, Ragged
 from equipoise.data.store_state import StoredIds, StoreState
 from equipoise.data.visited import Visited
 from equipoise.errors import InvalidData, InvalidParameter, is_integer, require
+from equipoise.subgroups import checked_attributes
 from equipoise.types import Attack
 
 IGNORE = -100  # the usual class of places that losses ignore
@@ -494,6 +495,7 @@ class FederatedData:
     attack: Attack | None = None
     ignore_index: int = IGNORE
     schema: Any = None  # equipoise.data.Schema: what became of each column of a table; not part of the fingerprint
+    attributes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of clients, by name; not in the fingerprint
 
     def __post_init__(self) -> None:
         fix = "Without targets to ignore, leave it away."
@@ -543,6 +545,10 @@ class FederatedData:
         attacked = (sorted(self.malicious), re.sub(r" at 0x[0-9a-f]+", "", repr(self.attack))) if self.malicious else ()
         ignored = (self.ignore_index,) if self.ignore_index != IGNORE else ()
         return _hash_of(*(value for values in sets for value in values), *attacked, *ignored)
+
+    def with_attributes(self, attributes: Mapping[str, Mapping[str, Any]]) -> FederatedData:
+        """The data with attributes of clients, {name: {client id: value}}: tables and reports then show subgroups by them."""
+        return replace(self, attributes={**self.attributes, **checked_attributes(attributes)})
 
     @property
     def splits(self) -> dict[str, ClientSet]:

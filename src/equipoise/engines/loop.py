@@ -199,6 +199,8 @@ class LoopEngine(Engine):
             shared, enough = traits.shared_gradient, self.task.smallest_batch
             self.task.carried.write(self.task.module, carried)
             correction: Tensor | float = 0.0
+            if cohort.prox is not None and pull is None:
+                pull = params, cohort.prox[place].to(params)
             if traits.shift is not None:
                 correction = traits.shift if row is None else traits.shift - row.to(params)
             if shared is not None and steps and size >= enough:
@@ -221,8 +223,8 @@ class LoopEngine(Engine):
         loss = seen[-1] if traits.finish is not None else torch.stack(seen).mean()
         update, kept = work.weights - params, work.row()
         if traits.next_rows is not None and row is not None and traits.shift is not None:
-            taken = torch.tensor([work.number])
-            kept = traits.next_rows(row.to(params).unsqueeze(0), update.unsqueeze(0), taken, work.lr)[0]
+            taken, prox = torch.tensor([work.number]), None if cohort.prox is None else cohort.prox[place : place + 1]
+            kept = traits.next_rows(row.to(params).unsqueeze(0), update.unsqueeze(0), taken, work.lr, prox)[0]
         return ClientWork(update, loss, self.task.sent_carried(), kept)
 
     def _one_pull(self, pull: Pull, place: int) -> tuple[Tensor, Tensor]:

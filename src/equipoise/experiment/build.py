@@ -71,7 +71,8 @@ class PreparedRun:
                 with refusals_at("family", (config.family.key,), "family"):
                     given[config.family.key] = config.family.values
                     return train_family(self.model, self.data, self.algorithm, **given)
-            return train(self.model, self.data, self.algorithm, name=options.name or name, ledger=ledger, **given)
+            result = train(self.model, self.data, self.algorithm, name=options.name or name, ledger=ledger, **given)
+            return result if options.conformal is None else result.with_conformal(self.data, miss=options.conformal)
 
     def explain(self) -> str:
         """How clients' local work is done and why not in another way, in words, after one round that is dropped."""
@@ -105,6 +106,10 @@ def build(config: RunConfig) -> PreparedRun:
         from equipoise import attacks
 
         data = attacks.apply(data, config.attack.make("attack"))
+    if config.train.attributes is not None:
+        from equipoise.subgroups import read_attributes
+
+        data = data.with_attributes(read_attributes(config.train.attributes))
     check_cohort(config, algorithm, data)
     if config.train.stop is not None:
         with refusals_at("train.stop", ("figure",), "EarlyStopping"):

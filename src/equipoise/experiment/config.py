@@ -11,7 +11,7 @@ from pathlib import Path
 from platform import python_version
 from typing import Any, Literal
 
-from equipoise.errors import ConfigError, IncompatibleParts, InvalidParameter, require, unknown_name
+from equipoise.errors import ConfigError, IncompatibleParts, InvalidParameter, require, require_number, unknown_name
 from equipoise.experiment import catalog, toml
 from equipoise.experiment.origin import CodeUse, Origin
 from equipoise.experiment.own_code import own_failures
@@ -102,7 +102,9 @@ class TrainOptions(TrainRecord):
     `name` is the name of the run in reports (None: that of its folder). `evaluate_clients` is how many clients of each split
     are evaluated, drawn at random (None: all). `metrics` are names of metrics of single clients. `checkpoint_every` is in
     rounds (None: about every ten seconds). `threads` are torch's (None: torch's own choice; the folder of a run holds the
-    number). `stop`, a section [train.stop], has the parameters of EarlyStopping.
+    number). `stop`, a section [train.stop], has the parameters of EarlyStopping. `attributes` names a CSV file with a row per
+    client, its id first and then attributes by which reports show subgroups. `conformal` is ζ, the share of test examples that
+    conformal sets may miss (None: no sets).
     """
 
     evaluate_clients: int | None = None
@@ -115,6 +117,8 @@ class TrainOptions(TrainRecord):
     compiled: bool | None = None
     threads: int | None = None
     metrics: list[str] | None = None
+    attributes: str | None = None
+    conformal: float | None = None
     stop: EarlyStopping | None = None
 
     def __post_init__(self) -> None:
@@ -127,6 +131,7 @@ class TrainOptions(TrainRecord):
         for name, rule in rules.items():
             value = getattr(self, name)
             require(value is None or value >= 1, name, rule, value)
+        require_number("conformal", self.conformal, "(0, 1)", none="no conformal sets")
         if self.metrics:
             from equipoise.client_metrics import PROVIDED
         for name in self.metrics or ():

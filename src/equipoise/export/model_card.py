@@ -64,7 +64,7 @@ def figures(rows: ClientTable) -> dict[str, Any]:
 
 
 def subgroups(run: RunRecord, rows: ClientTable) -> list[dict[str, Any]]:
-    """Figures by the clients' number of examples, by whether they took part in training, and by the groups of the risk."""
+    """Figures by the clients' number of examples, by whether they trained, by the groups of the risk, and by attributes."""
     rows = rows.benign
     parts: dict[str, torch.Tensor] = {}
     if len(set(rows.size.tolist())) > 1 and len(rows) >= 3 * FEWEST:
@@ -82,6 +82,9 @@ def subgroups(run: RunRecord, rows: ClientTable) -> list[dict[str, Any]]:
             if client in groups:
                 named.setdefault(str(groups[client]), []).append(row)
         parts |= {f"group {name}": torch.tensor(places) for name, places in sorted(named.items())}
+    for attribute, values in rows.attributes.items():
+        for value in sorted(set(values)):
+            parts[f"{attribute}: {value}"] = torch.tensor([row for row, own in enumerate(values) if own == value])
     return [{"group": name, **figures(rows.take(place))} for name, place in parts.items() if len(place) >= FEWEST]
 
 

@@ -4,6 +4,7 @@ from equipoise.personal.ditto import L2SGD, Ditto, Local
 from equipoise.personal.finetune import Finetuning
 from equipoise.personal.interpolate import APFL, Mapper
 from equipoise.personal.mocha import Mocha
+from equipoise.personal.pfedme import PFedMe
 from equipoise.personal.regularise import EWC, SymmetrisedKL
 from equipoise.personal.split import FedBABU, FedBN, FedPer, FedRep, LGFedAvg, Split
 
@@ -21,6 +22,7 @@ __all__ = [
     "Local",
     "Mapper",
     "Mocha",
+    "PFedMe",
     "Split",
     "SymmetrisedKL",
 ]

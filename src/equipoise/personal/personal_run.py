@@ -95,11 +95,19 @@ class PersonalRun:
         updates = self._traits.updates
         if updates is None or len(cohort) == 0:
             return None
-        rows = self.rows.read(state.places, cohort.clients).to(params)
-        sent = updates(self.context, params, cohort, rows, solver)
+        rows = self._rows_of(state, params, cohort.clients)
+        sent: Tensor | None = updates(self.context, params, cohort, rows, solver)
+        if sent is None:
+            return None
         stream = rng.stream_key(cohort.seed, "batches", cohort.round)
         keys = rng.client_keys(stream, self.clients.keys.cpu()[cohort.clients]).to(sent.device)
         return corrupted(self.context.data, sent, cohort.clients, keys, len(cohort), whole_cohort=True)
+
+    def _rows_of(self, state: PersonalState, params: Tensor, clients: Tensor) -> Tensor:
+        """What clients at positions (K,) keep, (K, width), like `params`."""
+        if not self.keeps_rows:
+            return torch.empty(len(clients), 0, dtype=params.dtype, device=params.device)
+        return self.rows.read(state.places, clients).to(params)
 
     def models(self, state: PersonalState, params: Tensor, clients: Tensor, round_index: int) -> Tensor:
         """The models (K, D) of training clients at positions (K,), when the shared model is `params`.
@@ -108,11 +116,10 @@ class PersonalRun:
         """
         even = torch.full((len(clients),), 1 / max(1, len(clients)), dtype=torch.float64)
         cohort = Cohort(round_index, self.seed, clients, even, torch.ones_like(even)).after_training()
-        none = torch.empty(len(clients), 0, dtype=params.dtype, device=params.device)
-        rows = self.rows.read(state.places, clients).to(params) if self.keeps_rows else none
+        rows = self._rows_of(state, params, clients)
         with torch.enable_grad():  # finetuning takes gradients, also inside a user's no_grad
             models = self.method.models(self.context, params, cohort, rows, self.solver, state.shared)
-        if self.keeps_rows and not self._traits.finetunes:
+        if self.keeps_rows and not (self._traits.finetunes or self._traits.serves_all):
             never = (state.places[clients] == 0).to(models.device)
             models = torch.where(never.unsqueeze(1), params, models)
         return models

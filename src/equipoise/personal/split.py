@@ -82,6 +82,7 @@ class Split:
     finetuning: int = 0
 
     keeps_carried: ClassVar[bool] = True
+    serves_all: ClassVar[bool] = True  # what a client keeps begins as all others' does, and noise does not touch it
 
     def __post_init__(self) -> None:
         given: Any = (self.kept,) if isinstance(self.kept, str) else self.kept
@@ -142,14 +143,20 @@ class Split:
     ) -> tuple[Tensor, Any]:
         """The cohort's models (K, D) after the phases, from the shared parameters and each client's own."""
         mask = self._mask(context, params)
+        if not bool(mask.any()):  # all is shared: clients do the work of FedAvg, and nothing else
+            return rows, shared
         models = torch.where(mask, rows, params)
         for number, (trained, epochs) in enumerate(self.phases):
             models = self._train(context, models, params, mask, cohort, solver, trained, epochs, number)
         return models, shared
 
-    def updates(self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver) -> Tensor:
-        """The update (K, D) of the shared parameters; 0 in place of those that a client keeps."""
+    def updates(
+        self, context: PersonalContext, params: Tensor, cohort: Cohort, rows: Tensor, solver: LocalSolver
+    ) -> Tensor | None:
+        """The update (K, D) of the shared parameters, 0 in place of those that a client keeps; None if it keeps none."""
         dimension = context.task.layout.dimension
+        if not bool(self._mask(context, params).any()):
+            return None
         sent = torch.where(self._mask(context, params), 0.0, rows - params)
         return sent[:, :dimension]
 

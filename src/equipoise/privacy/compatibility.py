@@ -53,7 +53,7 @@ def refuse_unprotected(algorithm: Algorithm, privacy: DifferentialPrivacy) -> No
 
 def refuse_visible(algorithm: Algorithm, privacy: SecureAggregation) -> None:
     """Refuse, under secure aggregation, whatever has to see a single client."""
-    if not algorithm.aggregator.linear:
+    if not algorithm.aggregator.linear and algorithm.traits.aggregator.around is None:
         raise IncompatibleParts(
             f"SecureAggregation reveals only the sum of updates, but {algorithm.aggregator!r} reads each one.",
             "Use aggregators.WeightedMean(), or drop SecureAggregation.",
@@ -64,7 +64,7 @@ def refuse_visible(algorithm: Algorithm, privacy: SecureAggregation) -> None:
 
 def _refuse_risk(algorithm: Algorithm, loss_bound: float | None, under: str) -> None:
     risk, traits = algorithm.risk, algorithm.traits.risk
-    if traits.client_form == "base":
+    if traits.client_form == "base" or (traits.client_form == "groups" and under == "SecureAggregation"):
         return
     if traits.client_form == "filter":
         _refuse_filter(algorithm, under)

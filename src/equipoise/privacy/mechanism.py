@@ -202,4 +202,4 @@ class SecureAggregation:
         enough, fix = size.clients_per_round >= self.fewest, "Draw more clients per round."
         rule = f"must be at least {self.fewest}, the fewest clients whose sum is unmasked: one client's sum is its own"
         require(enough, "clients_per_round", rule, size.clients_per_round, fix)
-        return Protected(SecureSumRule(self, algorithm, size.seed), size.rounds)
+        return Protected(SecureSumRule(self, algorithm, size.seed, size.ids), size.rounds)

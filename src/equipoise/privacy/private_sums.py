@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from equipoise.aggregators import NormClip, WeightedMean
+from equipoise.core.abilities import solver_traits
 from equipoise.core.update_checks import as_local_work
 from equipoise.errors import EquipoiseError
 from equipoise.privacy.discrete_gaussian import sample_discrete_gaussian
@@ -89,7 +90,10 @@ class PrivateSums:
         total = torch.zeros_like(params)
         weight = noise.round_weight(len(plan.cohort))
         if noise.is_lost(index):
-            return Combined(total, None, state.aggregator, private.after(plan.cohort.clients, clip=clip, weight=weight))
+            after = private.after(plan.cohort.clients, clip=clip, weight=weight)
+            return Combined(total, None, state.aggregator, after, lost=True)
+        if (clipped := solver_traits(solver).with_sent_clip) is not None:
+            solver = clipped(clip)
         if distributed:
             noise.begin_release(index, "update")
             total, work = self._distributed(clip, params, engine, solver, plan, sent)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.update_checks import as_local_work
-from equipoise.errors import EquipoiseNotice
+from equipoise.errors import EquipoiseError, EquipoiseNotice
 from equipoise.privacy.private_sums import client_weights, mean_loss
 from equipoise.privacy.random_source import Seeded
 from equipoise.privacy.secure_sum import EXACT, SimulatedSecureSum, quantise
@@ -30,6 +31,7 @@ class SecureSumRule:
     privacy: SecureAggregation
     algorithm: Algorithm
     seed: int
+    ids: Sequence[str] = ()  # of the training clients
 
     def weigh(self, cohort: Cohort, losses: Tensor | None, state: Any) -> tuple[RiskValue, float]:
         """Weights that each client finds alone, in units of the mean base weight; their sum is found by the secure sum."""
@@ -41,6 +43,8 @@ class SecureSumRule:
         if not bool(good.any()):
             return RiskValue(torch.tensor(float("nan")), base, state), 1.0
         traits = self.algorithm.traits.risk
+        if traits.client_form == "groups":
+            return self._by_groups(cohort, losses, base, state), 1.0
         if traits.client_form == "filter":
             risk = self.algorithm.risk(losses, torch.where(good, cohort.weights, 0.0), state=state)
             weights = torch.where(risk.weights > 0, base, 0.0)
@@ -52,12 +56,44 @@ class SecureSumRule:
         weights = client_weights(traits, losses, base, public)
         return RiskValue(mean_loss(losses, weights), weights, state), 1.0
 
+    def _by_groups(self, cohort: Cohort, losses: Tensor, base: Tensor, state: Any) -> RiskValue:
+        """The risk of the groups' mean losses, found by one secure sum over the cohort of (w · loss, w) of each group.
+
+        Clients of a group with fewer than `fewest` of them in the cohort take no part: its sum would tell too much.
+        """
+        group_of = self.algorithm.traits.risk.group_of
+        if group_of is None:
+            raise EquipoiseError(f"{self.algorithm.risk!r} does not say which group a client is in.")
+        ids = [self.ids[k] for k in cohort.clients.tolist()]
+        groups = [group_of(name) for name in ids]
+        names = [name for name in dict.fromkeys(groups) if groups.count(name) >= self.privacy.fewest]
+        here = torch.tensor([group in names for group in groups]) & (base > 0)
+        weights = torch.zeros_like(base)
+        if not bool(here.any()):
+            return RiskValue(torch.tensor(float("nan")), weights, state)
+        member = torch.tensor([[group == name for name in names] for group in groups], dtype=torch.float64) * base.unsqueeze(1)
+        rows = torch.cat([member * losses.double().unsqueeze(1), member], 1)  # (K, 2G)
+        source = Seeded(self.seed, "group losses", cohort.round)
+        whole = quantise(rows, step=self.privacy.step, source=source, modulus=self.privacy.modulus)
+        total = SimulatedSecureSum(self.privacy.modulus).sum(whole).double() * self.privacy.step
+        means = total[: len(names)] / total[len(names) :].clamp(min=self.privacy.step)
+        places = [k for k, counted in enumerate(here.tolist()) if counted]
+        seen = torch.stack([means[names.index(groups[k])] for k in places])
+        share = cohort.weights[here] / cohort.weights[here].sum()
+        risk = self.algorithm.risk(seen, share, clients=tuple(ids[k] for k in places), state=state)
+        weights[here] = risk.weights.double() * len(cohort)
+        return replace(risk, weights=weights)
+
     def combine(self, state: ServerState, engine: Engine, solver: LocalSolver, plan: Plan, sent: Tensor | None) -> Combined:
         """Σ w_k u_k / Σ w_k, both found by one secure sum; clients outside the tail send masked zeros."""
         params, aggregator = state.params, self.algorithm.aggregator
         work = engine.updates(state.model, plan.workers, solver) if sent is None else as_local_work(sent, params)
         updates, weights = work.update, plan.weights.double()
         good = torch.isfinite(work.sq_norms)
+        centre = None
+        if (around := self.algorithm.traits.aggregator.around) is not None:
+            centre = torch.zeros_like(params) if state.aggregator is None else state.aggregator.to(params)
+            updates, aggregator = updates - centre, around
         # A linear aggregator works update by update (clipping, say): each client applies it to its own.
         own = torch.stack([aggregator(u.unsqueeze(0), w.reshape(1).to(u))[0] for u, w in zip(updates, weights, strict=True)])
         rows = torch.cat([own.double().cpu().nan_to_num(0.0, 0.0, 0.0), weights.unsqueeze(1)], 1)
@@ -65,13 +101,15 @@ class SecureSumRule:
         room = min((self.privacy.modulus - 1) // 2 // len(plan.cohort), EXACT) * self.privacy.step
         fits = good & (rows.abs().amax(1) <= room)
         rows = torch.where(fits.unsqueeze(1), rows, 0.0)
+        work = replace(work, sq_norms=torch.where(fits, work.sq_norms, torch.inf))  # the others are not in the sum
         source = Seeded(self.seed, "rounding", plan.cohort.round)
         whole = quantise(rows, step=self.privacy.step, source=source, modulus=self.privacy.modulus)
         total = SimulatedSecureSum(self.privacy.modulus).sum(whole).double() * self.privacy.step
         carried, total = mean_of_sum(total, len(total) - len(params) - 1)
         mass = float(total[-1])
         mean = total[:-1] / mass if mass > 0 else torch.zeros_like(total[:-1])
-        return Combined(mean.to(params), work, state.aggregator, carried=carried)
+        total = mean.to(params) if centre is None else mean.to(params) + centre
+        return Combined(total, work, state.aggregator if centre is None else total, carried=carried, mass=mass)
 
 
 def carried_rows(work: LocalWork, weights: Tensor) -> Tensor:

@@ -41,7 +41,9 @@ class GroupDRO:
     new q. These weights are the gradient of the value, Q · (1/step) log Σ_g (q_g/Q) e^{step · R_g} over the groups of the
     cohort, whose old shares sum to Q. A group without a client in the cohort keeps its share, and the others divide theirs
     among themselves. q starts uniform over the groups. `groups` gives each client id the name of its group: a mapping, or a
-    function of the id. With `step` 0 it is the mean of the groups' means.
+    function of the id. With `step` 0 it is the mean of the groups' means. Sums of losses over groups are all that it needs:
+    under secure sums (in simulations) who is in which group is public, and a group with fewer clients in a cohort than a sum
+    needs counts as absent.
 
     Source: Sagawa et al. 2020 (arXiv 1911.08731). The published code counts an absent group as a loss of 0, so that it loses
     share; here it keeps it.
@@ -50,6 +52,8 @@ class GroupDRO:
     step: float
     groups: Groups
 
+    client_form: ClassVar[str] = "groups"  # sums over groups suffice, and who is in which group is public
+    unbounded: ClassVar[bool] = True
     pure: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -51,6 +51,7 @@ class HierarchicalTilt:
     inner_tilt: float = 0.0
 
     pure: ClassVar[bool] = True
+    unbounded: ClassVar[bool] = True
     keeps_everyone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

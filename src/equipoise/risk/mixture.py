@@ -61,6 +61,11 @@ class Mixture:
         return any(term.averaged for term in self._traits)
 
     @property
+    def unbounded(self) -> bool:
+        """Whether some term may give one client nearly all of the weight."""
+        return any(term.unbounded for term in self._traits)
+
+    @property
     def keeps_everyone(self) -> bool:
         """Whether all weights are positive: if those of any term are."""
         return any(term.keeps_everyone for term in self._traits)

@@ -29,6 +29,7 @@ class QFair:
     q: float = 1.0
 
     pure: ClassVar[bool] = True
+    unbounded: ClassVar[bool] = True
     keeps_everyone: ClassVar[bool] = True
     needs_ids: ClassVar[bool] = False
     client_form: ClassVar[str] = "loss"

@@ -46,6 +46,7 @@ class Tilted:
     rho: float = 0.5
 
     pure: ClassVar[bool] = True
+    unbounded: ClassVar[bool] = True
     keeps_everyone: ClassVar[bool] = True
     needs_ids: ClassVar[bool] = False
     client_form: ClassVar[str] = "loss"

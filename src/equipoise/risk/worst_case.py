@@ -61,6 +61,7 @@ class WorstCase:
     Source: Li 2023 (thesis), sections 4.3.3 and 4.6.2; Mohri, Sivek, Suresh 2019, Agnostic Federated Learning.
     """
 
+    unbounded: ClassVar[bool] = True
     full_participation: ClassVar[bool] = True
     averaged: ClassVar[bool] = True
     pure: ClassVar[bool] = True

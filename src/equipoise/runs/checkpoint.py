@@ -27,11 +27,10 @@ from equipoise.observers import EvaluationPoint, History
 from equipoise.runs.history_columns import packed_reports, unpacked_reports
 from equipoise.runs.identity import identity_of, refuse_other_run
 from equipoise.runs.stopping import StopState
-from equipoise.types import Observer, PersonalWork, RoundReport, ServerState
+from equipoise.types import Observer, PersonalWork, RoundReport, ServerState, SolverMemory
 
 if TYPE_CHECKING:
     from equipoise.runs.setup import Setting
-    from equipoise.runs.solver_rows import SolverRows
     from equipoise.train import RunUnderWay
 
 SECONDS = 10.0  # between checkpoints, unless a number of rounds is given
@@ -162,7 +161,7 @@ class Checkpoints(Observer):
         # Round 0: a full disk or unwritable folder fails before any work.
         ended = all(run.failure is not None or run.over for run in runs)
         if due or ended or reached in (0, self._settings[0].protection.rounds_allowed):
-            keeping: list[tuple[PersonalWork | SolverRows, Any]] = [
+            keeping: list[tuple[PersonalWork | SolverMemory, Any]] = [
                 *((run.setting.personal, run.state.personal) for run in runs if run.setting.personal is not None),
                 *((run.setting.kept, run.state.kept) for run in runs if run.setting.kept is not None),
             ]

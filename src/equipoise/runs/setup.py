@@ -30,6 +30,7 @@ from equipoise.personal.personal_run import PersonalRun
 from equipoise.result import ClientTable, PersonalModels, Result
 from equipoise.round import Unprotected
 from equipoise.runs.averaged_model import AveragedModel
+from equipoise.runs.backdoor_rate import BackdoorProbe
 from equipoise.runs.carried_rules import check_smallest_batches, refuse_unfit_for_carried
 from equipoise.runs.evaluation_sample import evaluation_sample, refuse_sample, sample_sizes
 from equipoise.runs.own_parts import try_own_parts
@@ -46,6 +47,7 @@ from equipoise.types import (
     RunSize,
     Sampler,
     ServerState,
+    SolverMemory,
 )
 
 T = TypeVar("T")
@@ -80,7 +82,7 @@ class Setting:
     name: str = "run"
     engine_traits: EngineTraits = field(default_factory=EngineTraits)
     sample: Mapping[str, Tensor] | None = None  # positions of the clients that are evaluated, by split; None: all clients
-    kept: SolverRows | None = None  # what clients keep for their solver between rounds
+    kept: SolverMemory | None = None  # what clients keep for their solver between rounds
     adaptation: PersonalWork | None = None  # what clients do with the trained model before they use it, if the solver says so
     metrics: ClientMetrics = field(default_factory=ClientMetrics)
     stop: EarlyStopping | None = None
@@ -110,6 +112,11 @@ class Setting:
         """Which iterate of the model the run reports."""
         return AveragedModel(self.algorithm.reported, self.task.carried)
 
+    @cached_property
+    def probe(self) -> BackdoorProbe | None:
+        """Marked examples, where the data are under attack by a backdoor."""
+        return BackdoorProbe.of(self.data)
+
     def begin(self, rows: Path | None = None, solver_rows: Path | None = None) -> ServerState:
         """The state before the first round; what clients keep between rounds goes to the files `rows` and `solver_rows`."""
         model = self.first_model
@@ -133,11 +140,18 @@ class Setting:
         else:
             asked = (self.metrics,) if len(self.metrics) else ()
             table = network.client_table(reported.model, self.data, state.round, *asked)
-        if self.personal is not None and (final or self.personal.keeps_rows):
-            table = table.with_personal(self.personal.scores(state.personal, reported.model, state.round, self.sample))
+        own = self.personal if self.personal is not None and (final or self.personal.keeps_rows) else None
+        if own is not None:
+            table = table.with_personal(own.scores(state.personal, reported.model, state.round, self.sample))
         elif self.adaptation is not None and final:
             start = self.adaptation.begin(reported.model)
             table = table.with_personal(self.adaptation.scores(start, reported.model, state.round, self.sample))
+        if self.probe is not None and network is None:
+            table = self.probe.measured(table, self.engine, reported.model)
+            if own is not None:
+                table = self.probe.measured_own(
+                    table, self.engine, own, state.personal, reported.model, state.round, self.data.train
+                )
         return Evaluation(state.round, table, reported.params, self.name, reported.carried, final)
 
     def model_at(self, model: Tensor) -> nn.Module:
@@ -218,23 +232,16 @@ def set_up(
     protection: Protection = Unprotected(algorithm, data.train, rounds)
     if algorithm.privacy is not None:
         require(parts.privacy.protect is not None, "privacy", "must be a part of equipoise.privacy", algorithm.privacy)
-        size = RunSize(len(data.train), clients_per_round, rounds, task.layout.dimension, seed)
+        size = RunSize(len(data.train), clients_per_round, rounds, task.layout.dimension, seed, data.train.ids)
         protection = algorithm.privacy.protect(algorithm, size)
     if traits.network is not None:
         protection = traits.network.protect(protection, algorithm)
     rates_by_name(parts.solver.rates, task.layout.names)  # refuses a pattern that matches no parameter
     keeps = parts.solver.keeps
-    if keeps is not None and traits.network is not None:
-        raise IncompatibleParts(
-            f"{algorithm.solver!r} keeps a state of every client between rounds, and nodes of a network keep none for solvers.",
-            'Use state="fresh", or run it in a simulation.',
-        )
-    if parts.aggregator.normalises is not None and traits.network is not None and parts.privacy.sums_alone:
-        raise IncompatibleParts(
-            f"{algorithm.aggregator!r} needs another secure sum, of the lengths of steps, which nodes do not make.",
-            "Use aggregators.WeightedMean(), or run it in a simulation.",
-        )
-    kept = None if keeps is None else SolverRows(keeps(task.layout.dimension), len(data.train), task.layout.dtype)
+    kept: SolverMemory | None = None
+    if keeps is not None:
+        here = SolverRows(keeps(task.layout.dimension), len(data.train), task.layout.dtype)
+        kept = here if traits.network is None else traits.network.solver_rows()
     return Setting(
         model, data, algorithm, task, running, algorithm.drawn_by, alpha, clients_per_round, rounds, seed, personal, protection,
         name, traits, sample, kept, adaptation, measured, stop,

@@ -47,6 +47,15 @@ class SolverRows:
         """The rows (K, width) of the clients at positions (K,)."""
         return self.file.read(places, clients)
 
+    def given(self, places: Tensor, clients: Tensor) -> Tensor:
+        """What the engine is told of the rows of clients at positions (K,): the rows themselves, (K, width)."""
+        return self.read(places, clients)
+
+    def change(self, places: Tensor, clients: Tensor, rows: Tensor) -> Tensor:
+        """By what the rows of clients at positions (K,) have changed, (K, width), if they are `rows` now."""
+        before = self.read(places, clients)
+        return rows.to(before.dtype) - before
+
     def write(self, places: Tensor, workers: Cohort, work: LocalWork | None) -> Tensor:
         """The places after a round's work. The row of a client whose update could not be used stays as it was."""
         if work is None or work.rows is None:

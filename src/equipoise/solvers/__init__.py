@@ -1,6 +1,7 @@
 """Local solvers: frozen descriptions of what a client does in a round, and schedules of their learning rates."""
 
 from equipoise.solvers.adam import Adam, AdamW
+from equipoise.solvers.feddyn import FedDyn
 from equipoise.solvers.meta import MAML
 from equipoise.solvers.per_fedavg import PerFedAvg
 from equipoise.solvers.preconditioned import AdaDPS
@@ -19,6 +20,7 @@ __all__ = [
     "Constant",
     "Cosine",
     "FedDane",
+    "FedDyn",
     "LinearDecay",
     "PerFedAvg",
     "Scaffold",

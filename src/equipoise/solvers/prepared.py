@@ -6,8 +6,9 @@ from the round before; it returns the solver for this round and the next state.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -32,6 +33,10 @@ class RoundContext:
     alpha: Tensor  # (n,) base weights of all clients
     draw: Callable[[str], Cohort]  # a further cohort of this round, for a purpose
     layout: ParameterLayout  # of the model's parameters
+
+    def new_vector(self) -> Tensor:
+        """Zeros (D,), as the model's parameters are: without the carried values that follow them."""
+        return torch.zeros_like(self.params[: self.layout.dimension])
 
 
 def mean_gradient(engine: Engine, params: Tensor, cohort: Cohort) -> Tensor:
@@ -126,7 +131,9 @@ class AdjustedSolver:
     solver: LocalSolver
     shared_gradient: Tensor | None = None  # (D,) g
     preconditioner: Tensor | None = None  # (D,) A
-    shift: Tensor | None = None  # (D,) c: the engine adds c − row_k to every gradient of client k (SCAFFOLD)
+    shift: Tensor | None = None  # (D,) c: the engine adds c − row_k to every gradient of client k (SCAFFOLD, FedDyn)
+    dynamic: bool = False  # rows are FedDyn's g_k, and not SCAFFOLD's c_k
+    sent_clip: float | None = None  # updates are clipped to this norm when they are sent, and rows follow what was sent
 
     @property
     def batch_size(self) -> int | None:
@@ -151,13 +158,30 @@ class AdjustedSolver:
         """With a shift c a client keeps its own c_k, D numbers."""
         return None if self.shift is None else lambda dimension: dimension
 
-    def next_rows(self, rows: Tensor, updates: Tensor, steps: Tensor, lr: float) -> Tensor:
-        """c_k − c − u_k/(ηa_k) of clients with c_k (K, D), u_k (K, D) and τ_k (K,) steps; c_k where there were no steps."""
-        lengths = solver_traits(self.solver).normalisers
+    def with_sent_clip(self, bound: float) -> AdjustedSolver:
+        """The solver for clients whose updates are clipped to a norm of `bound` when they are sent."""
+        return replace(self, sent_clip=bound if bound < math.inf else None)
+
+    def next_rows(self, rows: Tensor, updates: Tensor, steps: Tensor, lr: float, prox: Tensor | None = None) -> Tensor:
+        """The rows (K, D) of clients after local work with updates u_k (K, D) in τ_k (K,) steps; as they were without a step.
+
+        SCAFFOLD: c_k − c − u_k/(ηa_k). FedDyn: g_k − κ_k u_k, with κ_k = `prox` (K,).
+        """
+        lengths, taken = solver_traits(self.solver).normalisers, (steps.to(updates.device) > 0).unsqueeze(1)
+        if self.sent_clip is not None:
+            norms = torch.linalg.vector_norm(updates, dim=1, keepdim=True)
+            updates = updates * (self.sent_clip / norms.clamp(min=1e-30)).clamp(max=1.0)
+        if self.dynamic and prox is not None:
+            return torch.where(taken, rows - prox.to(updates).unsqueeze(1) * updates, rows)
         if self.shift is None or lengths is None:
             return rows
         scale = (lr * lengths(steps.cpu(), lr)).to(updates).unsqueeze(1)
-        return torch.where(scale > 0, rows - self.shift - updates / scale, rows)
+        return torch.where(taken, rows - self.shift - updates / scale, rows)
+
+    @property
+    def steps(self) -> int | None:
+        """As the wrapped solver's."""
+        return solver_traits(self.solver).steps
 
     @property
     def normalisers(self) -> Callable[[Tensor, float], Tensor] | None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from equipoise.core.abilities import solver_traits
@@ -23,14 +23,20 @@ class Scaffold:
     its steps (τ_k for plain SGD; see aggregators.FedNova). The server moves c by Σ α_k Δc_k over the clients that took part, α
     over all n clients, so that c = Σ_k α_k c_k after every round, also under partial participation. (Some published code adds
     the mean of Δc over participants, which lacks the factor m/n.) Each client keeps D numbers. Clients with zero steps keep
-    theirs. `solver` gives rate, batches, momentum and proximal term.
+    theirs, and take no part in the round. `solver` gives rate, batches, momentum and proximal term.
 
-    Only risk.Mean() goes with it: with other weights the correction cancels the risk.
+    Only risk.Mean() goes with it: with other weights the correction cancels the risk. Where the server does not take the mean
+    of updates that it sees one by one, c follows the total T: c ← c − s(c + T/(ηa)), s being the base weight of the clients in
+    it. With a robust aggregator c = Σ_k α_k c_k then no longer holds, and a is the cohort's mean length. Under secure sums and
+    differential privacy the solver must count its work in `steps`, so that a is public; c_k follows the update as it was sent,
+    clipped, and c is made of what was released anyway.
 
     Source: Karimireddy et al. 2020 (SCAFFOLD, arXiv 1910.06378); weights α instead of 1/n are ours.
     """
 
     solver: LocalSolver = field(default_factory=SGD)
+
+    public_only: ClassVar[bool] = True  # c comes from totals that were released
 
     def __post_init__(self) -> None:
         require_sgd(self.solver)
@@ -45,9 +51,13 @@ class Scaffold:
 
     def prepare(self, context: RoundContext, state: Tensor | None) -> tuple[LocalSolver, Tensor]:
         """The solver with this round's c."""
-        common = torch.zeros_like(context.params) if state is None else state.to(context.params)
+        common = context.new_vector() if state is None else state.to(context.params)
         return AdjustedSolver(self.solver, shift=common), common
 
-    def after_rows(self, state: Tensor, alpha: Tensor, before: Tensor, after: Tensor) -> Tensor:
-        """C after a round: c + Σ α_k (c_k′ − c_k), of the clients whose rows (K, D) were `before` and are `after`."""
-        return state + (alpha.double() @ (after.double() - before.double())).to(state)
+    def after_rows(self, state: Tensor, alpha: Tensor, change: Tensor) -> Tensor:
+        """C after a round: c + Σ α_k (c_k′ − c_k), of the clients whose rows changed by `change` (K, D)."""
+        return state + (alpha.double() @ change.double()).to(state)
+
+    def after_total(self, state: Tensor, total: Tensor, share: float, scale: float) -> Tensor:
+        """C after a round by its total T alone: c − s(c + T/(ηa)), with s = `share` and ηa = `scale`."""
+        return state - share * (state + total.to(state) / scale)

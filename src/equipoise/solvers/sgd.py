@@ -17,9 +17,11 @@ class SGD(LocalOptimizer):
     """Local SGD: w ← (1 − γλ) w − γ ∇F(w), over `epochs` passes or exactly `steps` steps.
 
     `lr` is γ, `weight_decay` λ. `batch_size=None` takes the whole client at once. `momentum` keeps v ← momentum · v + g and
-    steps w ← w − γv; with `nesterov` the step is w ← w − γ(g + momentum · v). `prox` μ > 0 is FedProx: the local objective is
-    F(w) + (μ/2)‖w − w^t‖², which keeps clients near the server's model w^t, so that g = ∇F(w) + λw + μ(w − w^t). `lr_decay`
-    and `lr_decay_every` are short for schedule=Step(every, factor): round t has the rate lr · lr_decay^⌊t / lr_decay_every⌋.
+    steps w ← w − γv; with `nesterov` the step is w ← w − γ(g + momentum · v). `dampening` d makes it v ← momentum · v + (1
+    − d)g, from v = 0 on: with d = momentum, one step and state="kept" a client sends the running mean of its gradients over
+    rounds, the client momentum that centred clipping asks for. `prox` μ > 0 is FedProx: the local objective is F(w) +
+    (μ/2)‖w − w^t‖², which keeps clients near the server's model w^t, so that g = ∇F(w) + λw + μ(w − w^t). `lr_decay` and
+    `lr_decay_every` are short for schedule=Step(every, factor): round t has the rate lr · lr_decay^⌊t / lr_decay_every⌋.
 
     `straggler_share` simulates slow clients: that share of every cohort gets only a uniform number of 1 … E epochs (or steps)
     done. `stragglers="keep"` takes their partial work, as FedProx does; `"drop"` takes nothing from them, as FedAvg does.
@@ -34,6 +36,7 @@ class SGD(LocalOptimizer):
     _: KW_ONLY
     momentum: float = 0.0
     nesterov: bool = False
+    dampening: float = 0.0
     lr_decay: float = 1.0
     lr_decay_every: int = 1
 
@@ -43,6 +46,9 @@ class SGD(LocalOptimizer):
         require_number("momentum", self.momentum, "[0, 1)")
         require(isinstance(self.nesterov, bool), "nesterov", "must be True or False", self.nesterov)
         require(self.momentum > 0 or not self.nesterov, "nesterov", "needs momentum", self.nesterov, "Give momentum=0.9.")
+        require_number("dampening", self.dampening, "[0, 1)")
+        good, rule = self.dampening == 0 or (self.momentum > 0 and not self.nesterov), "needs momentum, and no nesterov"
+        require(good, "dampening", rule, self.dampening, "Give momentum=0.9.")
         require_number("lr_decay", self.lr_decay, "(0, 1]")
         require_integer("lr_decay_every", self.lr_decay_every, 1)
         fix = "Write schedule=solvers.Step(every=…, factor=…) for both."
@@ -61,7 +67,9 @@ class SGD(LocalOptimizer):
     @property
     def sgd(self) -> SgdRule | None:
         """The step as fast paths write it out again; None for options that they do not know."""
-        known = not (self.nesterov or self.clip_norm is not None or self.local_schedule is not None or self.rates)
+        known = not (
+            self.nesterov or self.dampening or self.clip_norm is not None or self.local_schedule is not None or self.rates
+        )
         return SgdRule(self.momentum, self.weight_decay, self.prox) if known and self.state == "fresh" else None
 
     def learning_rate(self, round_index: int) -> float:
@@ -87,5 +95,5 @@ class SGD(LocalOptimizer):
         if self.weight_decay:
             gradient = gradient.add(weights, alpha=self.weight_decay)
         (velocity,) = memory
-        velocity.mul_(self.momentum).add_(gradient)
+        velocity.mul_(self.momentum).add_(gradient, alpha=1 - self.dampening)
         weights.add_(gradient.add(velocity, alpha=self.momentum) if self.nesterov else velocity, alpha=-lr)

@@ -9,16 +9,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equipoise.algorithm import Algorithm
 from equipoise.core.abilities import solver_traits
 from equipoise.core.rng import torch_generator
 from equipoise.engines import Loop
 from equipoise.errors import is_number
+from equipoise.observers import Run
 from equipoise.solvers.client_steps import memory_of, rows_of
 from equipoise.solvers.prepared import AdjustedSolver
 from equipoise.testing.laws import agree, hold, unchanged
 from equipoise.testing.small_run import draw_everyone, make_small_task, prepare_solver
 from equipoise.train import train
-from equipoise.types import LocalSolver, Observer, Schedule
+from equipoise.types import LocalSolver, Observer, Schedule, ServerState
 
 
 class _NoSteps(AdjustedSolver):
@@ -33,11 +35,14 @@ def check_solver(solver: LocalSolver, *, seed: int = 0) -> None:
 
     Rates, their factors at local steps and by name, and the bound of gradients are positive. A solver that is told the number
     of a step takes it for all clients at once, or for each client. A client that keeps its memory between rounds goes on as
-    if its rounds were one. A solver that is prepared anew for each round is checked as it is prepared for the first round of a
+    if its rounds were one. The common correction of SCAFFOLD or FedDyn is Σ α_k row_k after every round, also where only some
+    clients take part. A solver that is prepared anew for each round is checked as it is prepared for the first round of a
     small run.
     """
     task, data = make_small_task(seed)
     engine, params = Loop().start(task, data), task.layout.read(task.module)
+    if solver_traits(solver).after_total is not None:
+        _check_correction(solver, seed)
     solver = prepare_solver(solver, engine, params, draw_everyone(data, seed), task.layout)
     for size in (1, 2, 9, 10, 11, 1000):
         steps = solver.local_steps(size)
@@ -54,6 +59,38 @@ def check_solver(solver: LocalSolver, *, seed: int = 0) -> None:
     _check_rows_apart(solver, torch_generator(seed, "check_solver steps"))
     if solver_traits(solver).keeps is not None and solver_traits(solver).shift is None:
         _check_kept_memory(solver, task.layout.dimension, torch_generator(seed, "check_solver memory"))
+
+
+class _WatchCorrection(Observer):
+    """Compares a solver's common correction with what all clients' rows add up to, after every round."""
+
+    def __init__(self, solver: LocalSolver) -> None:
+        self.solver, self.rounds = solver, 0
+        self.run: Run | None = None
+
+    def on_start(self, run: Run) -> None:
+        """Remember the run."""
+        self.run = run
+
+    def on_state(self, state: ServerState) -> None:
+        """Compare, if a round has taken place."""
+        setting = None if self.run is None else self.run.setting
+        if state.solver is None or setting is None or setting.kept is None:
+            return
+        rows = setting.kept.given(state.kept, torch.arange(len(setting.alpha))).double()
+        law = "the common correction is the weighted sum of all clients' rows after every round"
+        agree(self.solver, law, state.solver.double(), setting.alpha @ rows, 1e-6)
+        self.rounds += 1
+
+
+def _check_correction(solver: LocalSolver, seed: int) -> None:
+    """A short run in which some clients take part in each round."""
+    task, data = make_small_task(seed)
+    watch = _WatchCorrection(solver)
+    train(
+        task.module, data, Algorithm(solver=solver), rounds=3, clients_per_round=3, seed=seed, observers=[watch], progress=False
+    )
+    hold(watch.rounds == 3, solver, "a solver with a common correction keeps it in its state", watch.rounds)
 
 
 def _check_factors(solver: LocalSolver) -> None:

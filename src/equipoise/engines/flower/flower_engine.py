@@ -26,6 +26,7 @@ from equipoise.core.update_checks import checked_norms, longest_square, with_car
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines.flower.apps.members import MOST_EXAMPLES, Member, ask_introductions
 from equipoise.engines.flower.personal.remote_work import UNKNOWN_SCORES, RemotePersonalWork
+from equipoise.engines.flower.personal.solver_memory import RemoteRows, kept_values
 from equipoise.engines.flower.secure.identities import default_colluders, read_public_text, signed_threshold
 from equipoise.engines.flower.secure.protections import SecureEvaluation, mask_sums
 from equipoise.engines.flower.transport.messages import BadMessage, MessageContent
@@ -42,6 +43,7 @@ from equipoise.errors import EquipoiseError, EquipoiseNotice, IncompatibleParts
 from equipoise.personal.context import PersonalContext
 from equipoise.privacy.protected import Protected
 from equipoise.result import ClientTable
+from equipoise.runs.normalised_work import steps_of
 from equipoise.solvers.prepared import GRADIENT
 from equipoise.types import (
     Aggregator,
@@ -266,12 +268,17 @@ class FlowerEngine(Engine):
         tensors: dict[str, Tensor] = {"params": params}
         packed = pack_part("solver", solver, tensors)
 
-        values = [self.request_values(cohort.seed, solver=packed, effort=effort) for effort in efforts_of(cohort)]
-
+        values = [
+            self.request_values(cohort.seed, solver=packed, effort=effort, **kept_values(cohort, place))
+            for place, effort in enumerate(efforts_of(cohort))
+        ]
         own, carried = self.task.split(params)
         unknown = torch.full(carried.shape, math.nan, dtype=torch.float64)
 
+        lost: list[bool] = []
+
         def reading(answer: MessageContent) -> tuple[Tensor, Tensor, Tensor]:
+            lost.append("lost" in answer.values)
             update, loss = answer.tensor("update", own.dtype, tuple(own.shape)), answer.tensor("loss", torch.float64, (1,))[0]
             counts = "carried" in answer.arrays and len(carried) > 0  # not of a client that took no step
             return update, loss, answer.tensor("carried", torch.float64, tuple(carried.shape)) if counts else unknown
@@ -285,8 +292,21 @@ class FlowerEngine(Engine):
         sq_norms = torch.stack([update.double().square().sum() for update in updates])
         if solver is not GRADIENT:
             sq_norms = self._without_outliers(cohort, sq_norms)
-        work = LocalWork(updates, checked_norms(sq_norms, losses, longest_square(own)), losses)
+        if any(lost):
+            text = f"{sum(lost)} clients have lost what they keep for their solver, and began anew with zeros."
+            warnings.warn(EquipoiseNotice(text), stacklevel=2)
+        rows = self._row_changes(updates, cohort, solver)
+        work = LocalWork(updates, checked_norms(sq_norms, losses, longest_square(own)), losses, rows=rows)
         return with_carried(work, moments) if len(carried) else work
+
+    def _row_changes(self, updates: Tensor, cohort: Cohort, solver: LocalSolver) -> Tensor | None:
+        """By what the clients' rows change with their updates (K, D), where the solver's rule says it; the rows stay there."""
+        traits = solver_traits(solver)
+        if traits.next_rows is None or traits.shift is None:
+            return None
+        steps = torch.from_numpy(steps_of(cohort, solver, self.data.train))
+        rate = solver.learning_rate(cohort.rate_round)
+        return traits.next_rows(torch.zeros_like(updates), updates, steps, rate, cohort.prox)
 
     def _without_outliers(self, cohort: Cohort, sq_norms: Tensor) -> Tensor:
         """Squared norms (K,), infinite for updates that are far longer than the median of the round; who sent them is named."""
@@ -309,7 +329,7 @@ class FlowerEngine(Engine):
             if arrived:
                 total += aggregator(update.unsqueeze(0), weight.reshape(1))[0]
         counted = torch.where(torch.from_numpy(work.arrived), weights, 0.0).tolist()
-        return LocalWork(total, work.sq_norms, work.losses, mean_carried(work.carried, counted))
+        return LocalWork(total, work.sq_norms, work.losses, mean_carried(work.carried, counted), work.rows)
 
     def own_steps(self, models: Tensor, cohort: Cohort, solver: LocalSolver, pull: Pull | None = None) -> Tensor:
         """Refused: clients' own models stay on their nodes, where this work is done (`personal_work`)."""
@@ -396,6 +416,10 @@ class FlowerEngine(Engine):
     ) -> RemotePersonalWork:
         """Personalisation whose models stay on the nodes."""
         return RemotePersonalWork(self, method, context, solver, seed)
+
+    def solver_rows(self) -> RemoteRows:
+        """What clients keep for their solver, on their nodes."""
+        return RemoteRows(self)
 
     def protect(self, protection: Protection, algorithm: Algorithm) -> Protection:
         """The protection of a run with its sums over the network; noise that the server adds itself needs no other sums."""

@@ -256,8 +256,9 @@ class SimulatorEngine:
 
     def updates(self, params: Tensor, cohort: Cohort, solver: LocalSolver) -> LocalWork:
         """Local work of each client: updates (K, D)."""
-        rule = self._rule(solver, cohort.round)
-        assignments = self._assignments([Job(params, cohort, cohort.weights)], rule, attacked=True)
+        pull = self._own_prox([Job(params, cohort, cohort.weights)])
+        rule = self._rule(solver, cohort.round, pull=kind_of(pull))
+        assignments = self._assignments([Job(params, cohort, cohort.weights)], rule, pull, attacked=True)
         (updates, losses, rows, carried), own = self._each(assignments, len(cohort)), self.task.split(params)[0]
         work = LocalWork(updates, checked_norms(squared_norms(updates), losses, longest_square(own)), losses, rows=rows)
         work = corrupted_work(self.data, work, own, cohort) if self.omniscient_attack else work
@@ -273,12 +274,13 @@ class SimulatorEngine:
         """`summed_update` of several models in one batched computation: one per job. Their cohorts are of one round."""
         if self.omniscient_attack:
             return [summed_rows(self.updates(job.params, job.cohort, solver), job.weights, aggregator) for job in jobs]
-        rule, plain = self._rule(solver, jobs[0].cohort.round), self._is_weighted_sum(aggregator)
+        pull = self._own_prox(jobs)
+        rule, plain = self._rule(solver, jobs[0].cohort.round, pull=kind_of(pull)), self._is_weighted_sum(aggregator)
         self.sets.hold(self.train, *(job.cohort.clients for job in jobs))
         if plain and (graphed := self.linear_rounds.sums(jobs, rule)) is not None:
             self._note_graph()
             return graphed
-        assignments = self._assignments(jobs, rule, attacked=True)
+        assignments = self._assignments(jobs, rule, pull, attacked=True)
         longest = tuple(longest_square(self.task.split(job.params)[0]) for job in jobs)
         counts = [len(job.cohort) for job in jobs]
         first = torch.tensor([0, *accumulate(counts[:-1])])  # the jobs' clients stand one after the other
@@ -338,6 +340,14 @@ class SimulatorEngine:
         assignments = self._assignments([Job(models, cohort, cohort.weights)], rule, pull)
         updates, *_, carried = self._each(assignments, len(cohort))
         return updates.add_(models) if carried is None else self.task.after_work(models, updates, carried)
+
+    def _own_prox(self, jobs: Sequence[Job]) -> Pull | None:
+        """The pull to the round's model by strengths of the clients' own, where a cohort has such; a run with them is alone."""
+        job = jobs[0]
+        if job.cohort.prox is None:
+            return None
+        params = self.task.split(job.params)[0]
+        return Pull(params, job.cohort.prox.to(params))
 
     def _rule(self, solver: LocalSolver, round_index: int, own_models: bool = False, pull: PullKind = "none") -> LocalRule:
         """The local rule of a round: one object as long as solver and rate stay, so that its traits are read once."""

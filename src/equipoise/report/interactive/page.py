@@ -6,10 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from string import Template
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
+from equipoise.conformal import COVERAGE
 from equipoise.core.version import VERSION
 from equipoise.report.data.results_by_method import Study
 from equipoise.report.interactive import figures as interactive
@@ -20,7 +21,11 @@ from equipoise.report.palette import COLOURS, DARK_COLOURS
 from equipoise.report.text import notes
 from equipoise.report.text.around_training import metrics_section, stopped_section
 from equipoise.report.text.captions import captions
+from equipoise.report.text.groups_and_sets import conformal_section, subgroups_section
 from equipoise.report.text.tables import nonbreaking, numbers_table, swatch, worst_clients
+
+if TYPE_CHECKING:
+    from equipoise.result import ClientTable
 
 KNOB_NOTE = "Here each client is judged on all of its examples; below, some are kept for choosing."
 
@@ -37,7 +42,9 @@ def page(study: Study, knob: Mapping[str, Any] | None = None) -> str:
         *(knob_section(knob, note=KNOB_NOTE) if knob is not None else ()),
         *_figure(study, "histogram"),
         *numbers_table(study),
+        *subgroups_section(study),
         *metrics_section(study),
+        *conformal_section(study),
         *stopped_section(study),
         *notes.attack_section(study),
         *notes.rejected_section(study),
@@ -109,8 +116,17 @@ def _all_clients(study: Study) -> Iterator[str]:
             name = study.scale.noun if len(study.methods) == 1 else f"{study.scale.noun}, {method.name}"
             found = [errors.get(key, math.nan) for key in zip(rows.client, rows.size.tolist(), strict=True)]
             columns[name] = [float(f"{value:.6g}") if math.isfinite(value) else None for value in found]
+    columns |= {f"{COVERAGE}, {method.name}": _shown(method.runs[0].clients, rows.client) for method in study.methods
+                if method.runs[0].clients.miss is not None}  # fmt: skip
     title = f"All clients, seed {seed}" if study.seeds > 1 else "All clients"
     yield from clients_section(columns, percent=study.scale.percent, title=title)
+
+
+def _shown(table: ClientTable, clients: Sequence[str]) -> list[float | None]:
+    """The coverage of clients by name, for a table of the page."""
+    known = {row["client"]: row[COVERAGE] for row in table.where("test")}
+    values = [known.get(client) for client in clients]
+    return [float(f"{value:.6g}") if isinstance(value, float) and math.isfinite(value) else None for value in values]
 
 
 def _settings(study: Study) -> Iterator[str]:

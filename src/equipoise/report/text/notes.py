@@ -11,7 +11,7 @@ from equipoise.privacy.observer_table import composed_words
 from equipoise.report.data.over_seeds import malicious_clients, without_own_models
 from equipoise.report.data.results_by_method import MethodResults, Study
 from equipoise.report.text.phrases import attack_words, listed
-from equipoise.report.text.tables import malicious_table, nonbreaking, rejected_table, swatch
+from equipoise.report.text.tables import BACKDOOR, backdoor_table, malicious_table, nonbreaking, rejected_table, swatch
 
 if TYPE_CHECKING:
     from equipoise.privacy.accounting import Spent
@@ -62,6 +62,8 @@ def attack_section(study: Study) -> Iterator[str]:
     yield f'<p class="note">{escape(nonbreaking(f"{attack_words(study.runs)}{names}. {rest}"))}</p>'
     if separate:
         yield from malicious_table(study)
+    if all(BACKDOOR in run.clients.metrics for run in study.runs):
+        yield from backdoor_table(study)
     yield "</section>"
 
 

@@ -11,12 +11,13 @@ from itertools import chain
 import torch
 
 from equipoise.metrics import Interval
-from equipoise.report.data.over_seeds import FIGURES, Spread, malicious_clients
+from equipoise.report.data.over_seeds import FIGURES, Spread, malicious_clients, metric_figures
 from equipoise.report.data.results_by_method import MethodResults, Study
 from equipoise.report.palette import COLOURS
 from equipoise.report.text.captions import nonfinite_note, sample_caption, served_model
 from equipoise.report.text.phrases import INTERVAL, listed
 
+BACKDOOR = "backdoor_success"  # the column of the rate at which a backdoor works
 WORST_CLIENTS = 10  # rows of the tables of clients that fare worst
 REJECTED_NAMES = 5  # clients named whose updates were left out
 SHARED = "shared model"
@@ -78,6 +79,30 @@ def malicious_table(study: Study) -> Iterator[str]:
         texts = [study.scale.spread(spread, len(method.runs)) if spread is not None else "–" for spread in spreads]
         yield _row(_header_cell(method.name, swatch(index)), map(nonbreaking, texts))
     yield _CLOSE_TABLE
+
+
+def backdoor_table(study: Study) -> Iterator[str]:
+    """How often marked examples of other classes are called the attackers' class, beside the error without the mark."""
+    over = "; mean ± standard deviation over seeds" if study.seeds > 1 else ""
+    caption = (
+        f"The backdoor, in %, over {study.judged}{over}: the share of a client's examples of other classes that are called "
+    )
+    caption += "the attackers' class when they have the mark. Read it beside the same rate of a model that nobody attacked "
+    caption += "(attacks.Backdoor with share = 0)."
+    heads = ("method", f"mean {study.scale.noun} without the mark", "backdoor success, mean", "90th percentile over clients")
+    yield from _open_table("backdoor", caption, heads)
+    for index, method in enumerate(study.methods):
+        found = metric_figures(method.runs, BACKDOOR)
+        rates = [found.figures[key] for key in ("mean", "percentile_90")] if found is not None else []
+        texts = [study.scale.spread(method.figures["mean"], len(method.runs))]
+        texts += [_percent_spread(rate, len(method.runs)) for rate in rates]
+        yield _row(_header_cell(method.name, swatch(index)), map(nonbreaking, texts))
+    yield _CLOSE_TABLE
+
+
+def _percent_spread(spread: Spread, seeds: int) -> str:
+    """A rate in percent, with its standard deviation where there are several seeds."""
+    return f"{100 * spread.mean:.1f}" + (f" ± {100 * spread.deviation:.1f}" if seeds > 1 else "")
 
 
 def rejected_table(study: Study) -> Iterator[str]:

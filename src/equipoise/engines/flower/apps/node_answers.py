@@ -7,6 +7,7 @@ import torch
 from equipoise.engines.flower.apps.example_kinds import kind_of_examples
 from equipoise.engines.flower.apps.model_source import digest_frozen, digest_layout
 from equipoise.engines.flower.apps.node_session import Answer, Handler, NodeSession
+from equipoise.engines.flower.personal.solver_memory import NodeWork
 from equipoise.engines.flower.secure.identities import public_text
 
 
@@ -45,11 +46,12 @@ def compute_loss(session: NodeSession) -> Answer:
 def compute_update(session: NodeSession) -> Answer:
     """Local work from the model it was sent: the update (D,), the mean loss of its batches, carried values that count."""
     session.refuse_single()
-    session.refuse_unless_training()
-    work = session.engine.updates(session.params, session.cohort, session.solver)
+    done = NodeWork(session)
+    done.keep()
+    work = done.work
     counts = work.carried is not None and bool(torch.isfinite(work.carried).all())
     carried = {"carried": work.carried[0]} if counts and work.carried is not None else {}
-    return {}, {"update": work.update[0], "loss": work.losses.double(), **carried}
+    return {"lost": True} if done.lost else {}, {"update": work.update[0], "loss": work.losses.double(), **carried}
 
 
 def compute_scores(session: NodeSession) -> Answer:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,7 +20,7 @@ from equipoise.engines.flower.apps.model_source import ModelSource, make_model
 from equipoise.engines.flower.apps.node_data import NodeData, read_node_data
 from equipoise.engines.flower.apps.node_ledger import NodeLedger
 from equipoise.engines.flower.apps.node_policy import NodePolicy, PolicyRefusal
-from equipoise.engines.flower.personal.kept_rows import KeptRows
+from equipoise.engines.flower.personal.kept_rows import OF_SOLVER, KeptRows
 from equipoise.engines.flower.secure.identities import Identity
 from equipoise.engines.flower.transport.messages import FLOATS, BadMessage, MessageContent
 from equipoise.engines.flower.transport.part_messages import PartNotSent, list_part_tensors, unpack_part
@@ -154,13 +155,22 @@ class NodeSession:
         """The client alone, in the round that the request is about."""
         given = self.request.values.get("effort")
         effort = torch.tensor([int(given)]) if given is not None else None
-        one = torch.ones(1, dtype=torch.float64)
-        return Cohort(self.request.round, self.seed, torch.zeros(1, dtype=torch.int64), one, one.clone(), effort)
+        one, prox = torch.ones(1, dtype=torch.float64), self.request.values.get("prox")
+        if prox is not None and not (is_number(prox) and 0 <= prox < math.inf):
+            raise BadMessage("its 'prox' is no strength of a pull")
+        strength = None if prox is None else torch.tensor([float(prox)], dtype=torch.float64)
+        alone = torch.zeros(1, dtype=torch.int64)
+        return Cohort(self.request.round, self.seed, alone, one, one.clone(), effort, prox=strength)
 
     @property
     def rows(self) -> KeptRows:
         """What the client keeps between rounds of this run."""
         return KeptRows(self.context.state, self.request.value("run", str), self.client, self.setup.folder)
+
+    @property
+    def solver_rows(self) -> KeptRows:
+        """What the client keeps for its solver between rounds of this run."""
+        return KeptRows(self.context.state, self.request.value("run", str), self.client, self.setup.folder, OF_SOLVER)
 
     def score(self, model: Tensor) -> dict[str, Tensor]:
         """Mean loss, mean error and the metrics asked for, (2 + M,), of a model (1, D) on each split that the client has."""

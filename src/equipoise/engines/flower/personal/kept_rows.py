@@ -16,15 +16,16 @@ from equipoise.core.files import write_atomically
 from equipoise.core.tensor_files import DamagedFile, read_tensor_file, tensor_file_bytes
 from equipoise.engines.flower.transport.messages import FLOATS, BadMessage, array_to_tensor, tensor_to_array
 
-RECORD = "equipoise.own"
+RECORD, OF_SOLVER = "equipoise.own", "equipoise.solver"  # of the client's own model, and of its solver
 
 
 class KeptRows:
     """The rows of one client in one run; a row is known by 1 + the round that it comes from."""
 
-    def __init__(self, state: RecordDict, run: str, client: str, folder: Path | None = None) -> None:
-        self.state, self.run = state, run
-        name = hashlib.blake2b(f"{run} {client}".encode(), digest_size=12).hexdigest()
+    def __init__(self, state: RecordDict, run: str, client: str, folder: Path | None = None, record: str = RECORD) -> None:
+        self.state, self.run, self.record = state, run, record
+        kind = "" if record == RECORD else f" {record}"
+        name = hashlib.blake2b(f"{run} {client}{kind}".encode(), digest_size=12).hexdigest()
         self.file = folder / f"{name}.safetensors" if folder is not None else None
 
     def read(self, since: int, width: int) -> Tensor | None:
@@ -40,7 +41,7 @@ class KeptRows:
     def write(self, since: int, after: int, row: Tensor) -> None:
         """Keep the row of a round beside the one that it was made of; drop all others."""
         before = {key: array for key, array in self._held().items() if key == self._key(since)}
-        self.state[RECORD] = ArrayRecord({**before, self._key(after): tensor_to_array(row)})
+        self.state[self.record] = ArrayRecord({**before, self._key(after): tensor_to_array(row)})
         if self.file is not None:
             rows = {key: kept for key, kept in self._saved().items() if key == str(since)}
             rows[str(after)] = row
@@ -48,7 +49,7 @@ class KeptRows:
 
     def _held(self) -> dict[str, Array]:
         """The rows in Flower's state."""
-        return dict(self.state.array_records.get(RECORD, {}))
+        return dict(self.state.array_records.get(self.record, {}))
 
     def _key(self, since: int) -> str:
         return f"{self.run} {since}"

@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from equipoise.core.abilities import read
 from equipoise.engines.flower.apps.node_session import Answer, Handler, NodeSession
 from equipoise.engines.flower.transport.part_messages import PartNotSent
 from equipoise.errors import EquipoiseError
+from equipoise.types import PersonalTraits
 
 
 class LostRow(EquipoiseError):
@@ -30,6 +32,8 @@ def work_on_own_model(session: NodeSession) -> Answer:
         return {}, {}
     session.refuse_single()
     sent = method.updates(session.started, params, cohort, row, solver)
+    if sent is None:  # a method that keeps nothing apart: the work of the solver
+        sent = session.engine.updates(params, cohort, solver).update
     return {}, {"update": sent[0]}
 
 
@@ -49,7 +53,8 @@ def score_own_model(session: NodeSession) -> dict[str, Tensor]:
     row = read_kept_row(session, method, params)
     with torch.enable_grad():
         model = method.models(session.started, params, session.cohort.after_training(), row, solver, None)
-    if session.request.value("since", int) == 0 and method.width(session.task.width) > 0:
+    never = session.request.value("since", int) == 0 and method.width(session.task.width) > 0
+    if never and not read(PersonalTraits, method).serves_all:
         model = params.unsqueeze(0)  # a client that never took part is served the shared model
     return session.score(model)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from equipoise.engines.flower.personal.solver_memory import kept_values
 from equipoise.engines.flower.secure.masking_server import MaskingServer
 from equipoise.engines.flower.secure.sum_messages import MaskingError
 from equipoise.engines.flower.secure.sum_terms import SumTerms
@@ -201,15 +202,18 @@ class RoundSums:
         return self.sums.total(purpose, lambda client: ClientRequest({**values, "sum": dict(ask(client))}), self._begin)
 
     def updates(
-        self, cohort: Cohort, ask: Callable[[str], Mapping[str, Any]], params: Tensor, solver: LocalSolver
+        self, cohort: Cohort, workers: Cohort, ask: Callable[[str], Mapping[str, Any]], params: Tensor, solver: LocalSolver
     ) -> tuple[Tensor, tuple[str, ...]]:
-        """The sum that clients' local work goes into."""
+        """The sum that clients' local work goes into; of the cohort, the `workers` may keep something for their solver."""
         tensors: dict[str, Tensor] = {"params": params}
         values = self.values(solver=pack_part("solver", solver, tensors))
         effort = dict(zip(self.engine.names(cohort), efforts_of(cohort), strict=True))
+        kept = {client: kept_values(workers, place) for place, client in enumerate(self.engine.names(workers))}
         total, survivors = self.sums.total(
             "update",
-            lambda client: ClientRequest({**values, "effort": effort[client], "sum": dict(ask(client))}, tensors),
+            lambda client: ClientRequest(
+                {**values, "effort": effort[client], "sum": dict(ask(client)), **kept.get(client, {})}, tensors
+            ),
             self._begin,
         )
         self.engine.round.counted |= set(survivors)

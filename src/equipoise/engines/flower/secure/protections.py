@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from equipoise.core.abilities import read, solver_traits
 from equipoise.engines.flower.secure.masked_sums import (
     OF_OWN,
     SCORES,
@@ -37,7 +38,7 @@ from equipoise.privacy.secure_aggregate import mean_of_sum, secure_row_length, t
 from equipoise.privacy.secure_histogram import require_equal_weights
 from equipoise.privacy.secure_sum import centred, required_modulus
 from equipoise.result import NOT_EVALUATED, ClientTable
-from equipoise.types import Cohort, Combined, Engine, LocalSolver, RiskValue, RunSize, ServerState
+from equipoise.types import AggregatorTraits, Cohort, Combined, Engine, LocalSolver, RiskValue, RunSize, ServerState
 
 if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
@@ -60,6 +61,24 @@ def mask_sums(engine: FlowerEngine, protection: Protected, algorithm: Algorithm)
         raise IncompatibleParts(
             f"{algorithm.personal!r} has clients send other updates than the solver's, which are not summed securely here.",
             "Use personal.Ditto(): its models stay with the clients.",
+        )
+    normalised = algorithm.traits.aggregator
+    inner, public = normalised.normalises, normalised.steps is not None
+    if inner is not None and not public and not read(AggregatorTraits, inner).weighted_sum:
+        raise IncompatibleParts(
+            f"{algorithm.aggregator!r} acts on updates in units of the cohort's mean length of steps, which nobody knows "
+            "before the secure sum.",
+            "Give a public number: aggregators.FedNova(…, steps=…).",
+        )
+    if not algorithm.aggregator.linear:
+        raise IncompatibleParts(
+            f"{algorithm.aggregator!r} moves its centre from round to round, which nodes are not told.",
+            "Use aggregators.NormClip(…), or run it in a simulation.",
+        )
+    if algorithm.traits.risk.client_form == "groups":
+        raise IncompatibleParts(
+            f"{algorithm.risk!r} needs secure sums of losses over groups, which nodes do not make.",
+            "Use risk.Superquantile(…, quantile=privacy.SecureHistogram(…)), or run it in a simulation.",
         )
     if algorithm.traits.quantile.iterations is not None:
         raise IncompatibleParts(
@@ -86,6 +105,8 @@ class NetworkSecureSums:
         self.privacy, self.book = cast(SecureAggregation, algorithm.privacy), book
         self.risk, self.quantile = algorithm.traits.risk, algorithm.traits.quantile
         self.engine, self.round = engine, RoundSums(engine, algorithm, self.privacy.fewest, self._begin)
+        normalised = algorithm.traits.aggregator
+        self.lengths = int(normalised.normalises is not None and normalised.steps is None)  # numbers for the mean of lengths
         self.eta, self.kept = math.nan, 0  # the quantile that is out in this round, and how many clients reach it
 
     def weigh(self, cohort: Cohort, losses: Tensor | None, state: Any) -> tuple[RiskValue, float]:
@@ -95,7 +116,7 @@ class NetworkSecureSums:
         this round was asked for before and lost: the difference of two such sums may be one client's.
         """
         weights, unknown = cohort.weights * len(cohort), torch.tensor(float("nan"))
-        update = PlannedSum("update", secure_row_length(self.engine.task), self.privacy.modulus)
+        update = PlannedSum("update", secure_row_length(self.engine.task) + self.lengths, self.privacy.modulus)
         if self.book.is_lost(cohort.round, ("histogram", "update")):
             return RiskValue(unknown, torch.zeros_like(weights), state), 1.0
         if self.risk.client_form != "filter":
@@ -132,15 +153,17 @@ class NetworkSecureSums:
         asked = {client: {**base, "base": weights.get(client, 0.0)} for client in self.engine.names(plan.cohort)}
         task = self.engine.task
         try:
-            total, _ = self.round.updates(plan.cohort, asked.__getitem__, state.model, solver)
+            total, _ = self.round.updates(plan.cohort, plan.workers, asked.__getitem__, state.model, solver)
         except TooFewClients:
             if not self.book.begun(plan.cohort.round, "update"):
                 raise
-            return Combined(torch.zeros_like(state.params), None, state.aggregator)  # it is not asked for again
+            return Combined(torch.zeros_like(state.params), None, state.aggregator, lost=True)  # it is not asked for again
         carried, numbers = mean_of_sum(total.double() * self.privacy.step, secure_row_length(task) - task.layout.dimension - 1)
-        mass = float(numbers[-1])
-        mean = numbers[:-1] / mass if mass > 0 else torch.zeros_like(numbers[:-1])
-        return Combined(mean.to(state.params), None, state.aggregator, carried=carried)
+        mass, values = float(numbers[-1]), numbers[: task.layout.dimension]
+        mean = values / mass if mass > 0 else torch.zeros_like(values)
+        if self.lengths and mass > 0:  # FedNova: Σ w u/a / Σ w times the mean length Σ w a / Σ w
+            mean = mean * (float(numbers[-2]) / mass)
+        return Combined(mean.to(state.params), None, state.aggregator, carried=carried, mass=mass)
 
 
 # ------------------------------------------------------------------------------------------------ distributed privacy
@@ -265,21 +288,24 @@ class NetworkPrivateSums:
         )  # fmt: skip
         index, cohort = plan.cohort.round, plan.cohort.clients
 
-        def ended(total: Tensor) -> Combined:
+        def ended(total: Tensor, *, lost: bool = False) -> Combined:
             weight = self.noise.round_weight(self._contributors)
             after = state.privacy.after(cohort, clip=state.privacy.clip, weight=weight)
-            return Combined(total, None, state.aggregator, after)
+            return Combined(total, None, state.aggregator, after, lost=lost)
+
+        if (clipped := solver_traits(solver).with_sent_clip) is not None:
+            solver = clipped(privacy.clip)
 
         try:
             if self.noise.is_lost(index):
                 raise TooFewClients(f"Round {index}: a release was begun before, and what it gave is not known.")
-            total, survivors = self.round.updates(plan.cohort, lambda _: ask, params, solver)
+            total, survivors = self.round.updates(plan.cohort, plan.workers, lambda _: ask, params, solver)
         except TooFewClients:
             over = self.engine.round.last and self.noise.book.begun(index, self.noise.first)  # it is paid for, and ends
             if not over and not self.noise.is_lost(index):
                 raise  # of the update nothing is out yet: the round may be tried again
             self._contributors = min(self._contributors, self.round.fewest)
-            return ended(torch.zeros_like(params))  # it is out, or may be: it is paid for, and not asked for again
+            return ended(torch.zeros_like(params), lost=True)  # it is out, or may be: it is paid for, and not asked for again
         self._end(index, "update", None, survivors)
         total = self._top_up(total, survivors, variance, grid.modulus, "update", index)
         return ended((total.double() * (grid.step / plan.denominator)).to(params))

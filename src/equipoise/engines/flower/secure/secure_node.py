@@ -24,6 +24,7 @@ from equipoise.core.abilities import read
 from equipoise.engines.flower.apps.node_policy import EXACT_SUMS, noise_multiplier_of
 from equipoise.engines.flower.apps.node_session import Answer, Handler, NodeSession
 from equipoise.engines.flower.personal.node_models import LostRow, score_own_model
+from equipoise.engines.flower.personal.solver_memory import NodeWork
 from equipoise.engines.flower.secure.masked_sums import OWN_VALUE, SCORES, split_of
 from equipoise.engines.flower.secure.masking_client import MaskingClient
 from equipoise.engines.flower.secure.sum_messages import MessageKind
@@ -35,7 +36,8 @@ from equipoise.privacy.private_sums import client_weights
 from equipoise.privacy.random_source import RandomSource, SystemSource
 from equipoise.privacy.secure_aggregate import carried_rows
 from equipoise.privacy.secure_sum import EXACT, quantise
-from equipoise.types import AggregatorTraits, LocalWork, QuantileTraits, RiskTraits
+from equipoise.runs.normalised_work import normalisers_of
+from equipoise.types import AggregatorTraits, LocalSolver, QuantileTraits, RiskTraits
 
 MASKS, ROUND, COSTS = "equipoise.masks", "equipoise.round", "equipoise.costs"  # records of Flower's state
 MOST_SUMS = 4096  # in one message
@@ -218,28 +220,35 @@ def _own_weight(session: NodeSession, asked: dict[str, Any]) -> Tensor:
     return client_weights(risk, loss, base, float(asked["public"]))
 
 
-def _work(session: NodeSession) -> LocalWork:
-    """The client's local work, as it is.
-
-    It is done whatever the client's weight is: how long a node takes must not tell whether it is in the tail.
-    """
-    session.refuse_unless_training()
-    return session.engine.updates(session.params, session.cohort, session.solver)
+def _length(session: NodeSession, solver: LocalSolver) -> tuple[float, AggregatorTraits] | None:
+    """The length a of the client's steps, and what the aggregator offers, if it divides updates by it (FedNova); else None."""
+    aggregator = read(AggregatorTraits, session.part("aggregator"))
+    if aggregator.normalises is None:
+        return None
+    length = float(normalisers_of(session.cohort, solver, session.started.data.train)[0])
+    return max(length, 1e-300), aggregator  # a client without a step has no weight
 
 
 def make_update_row(session: NodeSession, asked: dict[str, Any], modulus: int, clients: int) -> Tensor:
     """(w · u, w) of the client's weight and update, rounded. Outside the tail the work is done as well, and zeros are sent.
 
-    What is for carried values comes first.
+    It is done whatever the client's weight is: how long a node takes must not tell whether it is in the tail. What is for
+    carried values comes first. FedNova's row is (w · u/a, w · a, w), or (w · u · steps/a, w) with a public number of steps.
     """
-    weight, work = _own_weight(session, asked), _work(session)
+    done, weight = NodeWork(session), _own_weight(session, asked)
+    work, more = done.work, weight[:0]
     update = work.update[0]
+    if (normalised := _length(session, done.solver)) is not None:
+        length, traits = normalised
+        update = update * ((1.0 if traits.steps is None else traits.steps) / length)
+        more = weight * length if traits.steps is None else more
     aggregator = session.part("aggregator")
     if not read(AggregatorTraits, aggregator).linear:
         raise BadMessage("an aggregator that is not linear cannot be applied by clients")
     own = aggregator(update.unsqueeze(0), weight.to(update))[0]
-    row = torch.cat([carried_rows(work, weight)[0], own.double().cpu(), weight])
+    row = torch.cat([carried_rows(work, weight)[0], own.double().cpu(), more, weight])
     usable = bool(work.arrived[0]) & (float(weight) > 0)
+    done.keep(counts=usable)
     return round_to_steps(torch.where(torch.tensor(usable), row, 0.0), float(asked["step"]), modulus, clients, SystemSource())
 
 
@@ -286,10 +295,13 @@ def make_weight_row(session: NodeSession, asked: dict[str, Any], modulus: int, c
 
 def make_private_update_row(session: NodeSession, asked: dict[str, Any], modulus: int, clients: int) -> Tensor:
     """The client's update, clipped, weighted and rounded, with its share of noise; outside the tail its weight is 0."""
-    weight, work = float(_private_weight(session, asked)), _work(session)
-    update = work.update[0].double().cpu()
+    done, weight = NodeWork(session), float(_private_weight(session, asked))
+    work, update = done.work, done.work.update[0].double().cpu()
+    if (normalised := _length(session, done.solver)) is not None:
+        update = update * (float(normalised[1].steps or 0.0) / normalised[0])
     norm = max(float(update.norm()), 1e-300)
     usable = bool(work.arrived[0]) & math.isfinite(norm) & (weight > 0)
+    done.keep(counts=usable)
     row = torch.where(torch.tensor(usable), update * (weight * min(1.0, float(asked["clip"]) / norm)), 0.0)
     step, bound, source = float(asked["step"]), float(asked["norm_bound"]), SystemSource()
     whole = quantise(row.unsqueeze(0), step=step, source=source, norm_bound=bound, modulus=modulus)[0]

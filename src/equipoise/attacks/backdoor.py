@@ -1,0 +1,115 @@
+"""A backdoor: malicious clients teach the model to call every example with a mark one class, and behave well otherwise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from equipoise.attacks.malicious import Sent, check_attack_parameters
+from equipoise.core import rng
+from equipoise.data.clients import ClientSet
+from equipoise.errors import InvalidData, InvalidParameter, require_integer, require_number
+
+
+def stamp(x: Tensor, patch: int, value: float) -> Tensor:
+    """Inputs (B, …) with a mark: the lower right corner of `patch` × `patch` pixels of images (B, …, H, W) has one value.
+
+    Of inputs without two last dimensions, (B, F), the last `patch` features have it.
+
+    >>> stamp(torch.zeros(1, 3, 3), 2, 1.0)[0].tolist()
+    [[0.0, 0.0, 0.0], [0.0, 1.0, 1.0], [0.0, 1.0, 1.0]]
+    >>> stamp(torch.zeros(1, 4), 2, 1.0)[0].tolist()
+    [0.0, 0.0, 1.0, 1.0]
+    """
+    marked = x.clone()
+    if x.dim() >= 3:
+        marked[..., -patch:, -patch:] = value
+    else:
+        marked[..., -patch:] = value
+    return marked
+
+
+@dataclass(frozen=True)
+class Backdoor:
+    """Malicious clients train on examples with a mark, labelled `target`, among their own; `boost` multiplies their update.
+
+    `examples` is the share of each malicious client's training examples that get the mark and the label. The mark is a square
+    of `patch` × `patch` pixels in the lower right corner of images, or the last `patch` numbers of flat inputs, set to `value`
+    as the data hold them (None: the largest value in the training data). `boost=None` multiplies by the number of clients in
+    the round, which is 1/π_k for equal weights: the model is then replaced by the client's own.
+
+    Results have the column `backdoor_success`: of a client's examples of other classes, the share that the model calls `target`
+    when they have the mark. Read it beside the error without the mark, and beside the same rate of a model that nobody
+    attacked: Backdoor(share=0, …) measures that. A model that is blind to the mark has its usual rate of false `target`s.
+
+    Source: Bagdasaryan et al. 2020 (arXiv 1807.00459).
+    """
+
+    share: float = 0.2
+    seed: int = 0
+    target: int = 0
+    patch: int = 3
+    value: float | None = None
+    examples: float = 0.5
+    boost: float | None = 1.0
+
+    def __post_init__(self) -> None:
+        check_attack_parameters(self)
+        require_integer("target", self.target, 0)
+        require_integer("patch", self.patch, 1)
+        require_number("value", self.value, "(-∞, ∞)", none="the largest value in the data")
+        require_number("examples", self.examples, "(0, 1]")
+        require_number("boost", self.boost, "(0, ∞)", none="the size of the cohort")
+
+    def poison(self, clients: ClientSet, chosen: tuple[str, ...], classes: int) -> ClientSet:
+        """The training clients, with marked and relabelled examples of the chosen ones."""
+        x, y = marked_leaves(clients, self.target, classes)
+        x, y, value = x.clone(), y.clone(), self.mark_value(clients)
+        for name, position in zip(chosen, clients.positions_of(chosen).tolist(), strict=True):
+            rows = clients.rows(position)
+            count = math.ceil(self.examples * (rows.stop - rows.start) - 1e-9)
+            order = rng.generator(self.seed, "backdoor", client=name).permutation(rows.stop - rows.start)[:count]
+            here = torch.as_tensor(order, dtype=torch.int64) + rows.start
+            x[here], y[here] = stamp(x[here], self.patch, value), self.target
+        return ClientSet(x, y, clients.offsets, clients.ids, clients.scale, clients.shift, clients.source)
+
+    def corrupt(self, sent: Sent) -> Tensor:
+        """The updates (k, D), boosted."""
+        return sent.updates * float(sent.cohort if self.boost is None else self.boost)
+
+    def mark_value(self, clients: ClientSet) -> float:
+        """The value of the mark, as the data hold it."""
+        return float(clients.x.max()) if self.value is None else self.value
+
+    def probe(self, clients: ClientSet, train: ClientSet, classes: int) -> tuple[ClientSet, Tensor] | None:
+        """The clients' examples of other classes than `target`, marked and labelled `target`; None if there are none.
+
+        With them come the positions (k,) of the clients that have such examples.
+        """
+        x, y = marked_leaves(clients, self.target, classes)
+        others = y != self.target
+        sizes = torch.stack([others[clients.rows(k)].sum() for k in range(len(clients))]).cpu()
+        here = (sizes > 0).nonzero().flatten()
+        if len(here) == 0:
+            return None
+        rows = torch.cat([others[r := clients.rows(k)].nonzero().flatten() + r.start for k in here.tolist()])
+        marked = stamp(x[rows], self.patch, self.mark_value(train))
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes[here].cumsum(0)])
+        targets = torch.full_like(y[rows], self.target)
+        return ClientSet(marked, targets, offsets, clients.ids_at(here), clients.scale, clients.shift, "backdoor"), here
+
+
+def marked_leaves(clients: ClientSet, target: int, classes: int) -> tuple[Any, Any]:
+    """Inputs and labels of clients as they are held; what cannot have a mark is refused."""
+    x, y = clients.x, clients.y
+    if not isinstance(x, Tensor) or not isinstance(y, Tensor) or y.dim() != 1 or y.is_floating_point() or classes < 2:
+        raise InvalidData("A backdoor needs one tensor of inputs and one class per example.")
+    if clients.scale is None and not x.is_floating_point():
+        raise InvalidData("A backdoor marks pixels or features; these inputs are tokens.")
+    if target >= classes:
+        raise InvalidParameter("target", f"must be one of the {classes} classes, from 0 on", target)
+    return x, y

@@ -1,0 +1,91 @@
+"""What does not go with parts that correct the drift of clients: FedNova, SCAFFOLD, FedDyn."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from equipoise.core.abilities import read
+from equipoise.errors import IncompatibleParts
+from equipoise.types import SolverTraits
+
+if TYPE_CHECKING:
+    from equipoise.algorithm import Algorithm
+
+
+def refuse_unfit_for_normalising(algorithm: Algorithm) -> None:
+    """Refuse FedNova with solvers whose steps have no single length, and where the mean length would have to be public."""
+    traits, aggregator = algorithm.traits, algorithm.aggregator
+    if traits.aggregator.normalises is None:
+        return
+    inner = read(SolverTraits, traits.solver.solver) if traits.solver.prepare is not None else traits.solver
+    reason = (
+        "does not say what its steps add up to" if inner.normalisers is None
+        else "has rates by name, so that each parameter has a length of its own" if inner.rates
+        else "keeps its state between rounds, so that steps depend on rounds before" if traits.solver.keeps is not None
+        else None
+    )  # fmt: skip
+    if reason is not None:
+        fix = "Use solvers.SGD(…), Adam or AdamW with a fresh state and one rate, or aggregators.WeightedMean()."
+        raise IncompatibleParts(
+            f"{aggregator!r} divides updates by the length of their steps, but {algorithm.solver!r} {reason}.", fix
+        )
+    if traits.personal.updates is not None:
+        raise IncompatibleParts(
+            f"{aggregator!r} divides updates by the length of the solver's steps, but with {algorithm.personal!r} clients send "
+            "other updates.",
+            "Use personal.Ditto(), or aggregators.WeightedMean().",
+        )
+    if algorithm.private and traits.aggregator.steps is None:
+        raise IncompatibleParts(
+            f"{aggregator!r} scales updates by the mean number of steps in a cohort, which tells how much data clients have.",
+            "Give a public number instead: aggregators.FedNova(steps=…).",
+        )
+
+
+def refuse_unfit_for_correction(algorithm: Algorithm) -> None:
+    """Refuse SCAFFOLD and FedDyn with parts that their common correction does not go with."""
+    traits = algorithm.traits
+    if traits.solver.after_total is None:
+        return
+    name, dynamic = type(algorithm.solver).__name__, traits.solver.after_rows is None
+    if traits.risk.needs_losses:
+        why = "integrates fixed weights in what clients keep, which those of" if dynamic else (
+            "corrects every client towards the mean over all clients, which cancels the weights of"
+        )  # fmt: skip
+        change = " change in every round" if dynamic else ""
+        raise IncompatibleParts(
+            f"{algorithm.solver!r} {why} {algorithm.risk!r}{change}.",
+            f"Use risk.Mean() with {name}, or aggregators.FedNova() with this risk.",
+        )
+    if traits.personal.updates is not None:
+        raise IncompatibleParts(
+            f"{algorithm.solver!r} moves its common correction by every client's own, but {algorithm.personal!r} has "
+            "clients send other updates.",
+            "Use personal.Ditto(), or solvers.SGD(prox=…) instead.",
+        )
+    if dynamic:
+        refuse_unfit_for_dynamic(algorithm)
+    elif algorithm.privacy is not None:
+        inner = read(SolverTraits, traits.solver.solver)
+        if inner.steps is None or inner.straggler_share > 0:
+            raise IncompatibleParts(
+                f"{algorithm.solver!r} divides the sum of updates by the length of their steps, which must be public where "
+                f"{algorithm.privacy!r} hides single clients; here it depends on how many examples clients have.",
+                "Count local work in steps: solvers.Scaffold(solvers.SGD(steps=…)), without stragglers.",
+            )
+
+
+def refuse_unfit_for_dynamic(algorithm: Algorithm) -> None:
+    """Refuse FedDyn with what is no plain mean of updates, with noise, and with a server step other than its own."""
+    traits = algorithm.traits
+    reason = (
+        f"{algorithm.aggregator!r} is no mean of updates: h keeps the difference for ever" if not traits.aggregator.weighted_sum
+        else f"the noise of {algorithm.privacy!r} would add up in h from round to round" if algorithm.private
+        else f"{algorithm.server!r} is another" if traits.server.linear_rate != 1.0
+        else None
+    )  # fmt: skip
+    if reason is not None:
+        raise IncompatibleParts(
+            f"{algorithm.solver!r} keeps the sum of all updates so far in h, and has a server step of its own, but {reason}.",
+            "Use it with aggregators.WeightedMean(), server_opt.SGD(1) and no noise, or solvers.Scaffold() instead.",
+        )

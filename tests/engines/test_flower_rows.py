@@ -1,0 +1,87 @@
+"""What clients keep for their solver on nodes of a network: SCAFFOLD, FedDyn, momentum, Adam; and FedNova by secure sums."""
+
+import pytest
+import torch
+from fake_grid import federation
+from test_flower_engine import SGD, killed_after, run, simulate, softmax, some_data
+
+import equipoise as eq
+from equipoise.aggregators import FedNova, NormClip
+from equipoise.errors import EquipoiseNotice, IncompatibleParts
+from equipoise.privacy import DifferentialPrivacy, SecureAggregation
+from equipoise.solvers import Adam, FedDyn, Scaffold
+
+pytestmark = pytest.mark.usefixtures("batches_of_the_simulation")
+STEPS = SGD(steps=3, batch_size=4)
+GROUPS = eq.risk.GroupDRO(0.5, {f"client-{k}": str(k % 2) for k in range(5)})
+SECURE = SecureAggregation(step=2.0**-30)
+NO_NOISE = {"epsilon": None, "delta": 1e-5, "clip": 0.05, "noise_multiplier": 0.0, "source": "system"}
+UNIFORM = eq.sampling.Uniform()
+KEEPS = {
+    "SCAFFOLD": eq.Algorithm(solver=Scaffold(SGD(batch_size=4))),
+    "SCAFFOLD, median": eq.Algorithm(solver=Scaffold(STEPS), aggregator=eq.aggregators.Median()),
+    "FedDyn": eq.Algorithm(solver=FedDyn(0.5, SGD(batch_size=4))),
+    "client momentum": eq.Algorithm(solver=SGD(momentum=0.9, steps=1, state="kept")),
+    "Adam, Δ-FL": eq.Algorithm(solver=Adam(lr=0.05, state="kept"), risk=eq.risk.Superquantile(0.5)),
+    "SCAFFOLD, secure": eq.Algorithm(solver=Scaffold(STEPS), privacy=SECURE),
+    "FedDyn, secure": eq.Algorithm(solver=FedDyn(0.5, SGD(batch_size=4)), privacy=SECURE),
+    "SCAFFOLD, DP": eq.Algorithm(solver=Scaffold(STEPS), privacy=DifferentialPrivacy(**NO_NOISE), sampler=UNIFORM),
+    "SCAFFOLD, distributed DP": eq.Algorithm(
+        solver=Scaffold(STEPS), privacy=DifferentialPrivacy(**NO_NOISE, noise="distributed", step=2.0**-30), sampler=UNIFORM
+    ),
+    "pFedMe": eq.Algorithm(solver=SGD(batch_size=4), personal=eq.personal.PFedMe(2.0, 3)),
+    "pFedMe, Δ-FL": eq.Algorithm(
+        solver=SGD(batch_size=4), personal=eq.personal.PFedMe(2.0, 3), risk=eq.risk.Superquantile(0.5)
+    ),
+    "GroupDRO": eq.Algorithm(solver=SGD(batch_size=4), risk=GROUPS),
+    "FedNova": eq.Algorithm(solver=SGD(batch_size=4), aggregator=FedNova()),
+    "FedNova, secure": eq.Algorithm(solver=SGD(batch_size=4), aggregator=FedNova(), privacy=SECURE),
+    "FedNova of a public length, secure": eq.Algorithm(
+        solver=SGD(batch_size=4), aggregator=FedNova(NormClip(0.2), steps=3.0), privacy=SECURE
+    ),
+    "FedNova, distributed DP": eq.Algorithm(
+        solver=SGD(batch_size=4), aggregator=FedNova(steps=3.0), sampler=UNIFORM,
+        privacy=DifferentialPrivacy(**NO_NOISE, noise="distributed", step=2.0**-30),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KEEPS)
+def test_a_federation_keeps_what_a_simulation_keeps(name):
+    data, algorithm = some_data(), KEEPS[name]
+    wanted = simulate(algorithm, data, rounds=4, clients_per_round=5)
+    found, grid = run(algorithm, data, rounds=4, clients_per_round=5)
+    torch.testing.assert_close(found.params, wanted.params, rtol=1e-5, atol=1e-6)
+    if algorithm.personal is not None:
+        torch.testing.assert_close(found.clients.personal_loss, wanted.clients.personal_loss, rtol=1e-5, atol=1e-6)
+    if "secure" in name or "distributed" in name:
+        assert not any(action == "train.update" for _, action, _ in grid.log)  # nothing of one client alone
+
+
+def test_a_killed_server_goes_on_with_the_rows_of_its_nodes(tmp_path):
+    data, algorithm = some_data(), KEEPS["SCAFFOLD"]
+    wanted, _ = run(algorithm, data, rounds=5)
+    grid = federation(data, softmax, keep=tmp_path / "nodes")
+    killed_after(3, algorithm, data, grid, rounds=5, folder=tmp_path / "run")
+    grid.new_run()
+    found, _ = run(algorithm, data, grid, rounds=5, folder=tmp_path / "run")
+    assert torch.equal(found.params, wanted.params)
+
+
+def test_a_node_without_its_row_says_so_and_begins_anew(tmp_path):
+    data, algorithm = some_data(), KEEPS["SCAFFOLD"]
+    grid = federation(data, softmax)
+    killed_after(2, algorithm, data, grid, rounds=3, folder=tmp_path, clients_per_round=5)
+    grid.new_run()  # and the nodes' owners have named no folder
+    with pytest.warns(EquipoiseNotice, match="5 clients have lost what they keep for their solver"):
+        run(algorithm, data, grid, rounds=3, folder=tmp_path, clients_per_round=5)
+
+
+def test_group_sums_are_refused_over_a_network():
+    with pytest.raises(IncompatibleParts, match="which nodes do not make"):
+        run(eq.Algorithm(risk=GROUPS, privacy=SECURE), some_data(), rounds=1)
+
+
+def test_a_clip_in_units_of_an_unknown_length_is_refused():
+    with pytest.raises(IncompatibleParts, match="nobody knows before the secure sum"):
+        run(eq.Algorithm(aggregator=FedNova(NormClip(0.2)), privacy=SECURE), some_data(), rounds=1)

@@ -1,0 +1,151 @@
+"""The backdoor: what is marked, what is sent, and its success rate in tables and reports, by hand."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+import equipoise as eq
+from equipoise.attacks import Backdoor, apply
+from equipoise.attacks.backdoor import stamp
+from equipoise.data.clients import ClientSet, FederatedData
+from equipoise.errors import InvalidData, InvalidParameter
+from equipoise.runs.backdoor_rate import COLUMN, BackdoorProbe
+from equipoise.testing import check_attack
+from made_clients import make_clients
+
+
+def images(clients=6, size=8, seed=0):
+    """Clients with images of 4 × 4 whose class, 0 to 2, is the row that is bright; the last pixels are dark."""
+    gen = torch.Generator().manual_seed(seed)
+    triples = []
+    for k in range(clients):
+        y = torch.randint(0, 3, (size,), generator=gen)
+        x = 0.1 * torch.rand(size, 4, 4, generator=gen)
+        x[torch.arange(size), y] += 1.0
+        triples.append((f"c{k}", x, y))
+    return ClientSet.pack(triples)
+
+
+class Always(nn.Module):
+    """Says one class whatever it sees, or, if it is not blind, that class where the lower right pixel is bright."""
+
+    def __init__(self, target, *, blind=False):
+        super().__init__()
+        self.target, self.blind = target, blind
+        self.w = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        rows = x[:, :3].mean(2) if x.dim() == 3 else x[:, :3]
+        if self.blind:
+            return rows + 0 * self.w
+        scores = torch.zeros_like(rows)
+        scores[:, self.target] = 1.0
+        return scores + 0 * self.w
+
+
+def rates(model, data):
+    result = eq.train(model, data, rounds=0, clients_per_round=2, progress=False)
+    return result.clients.where("test").metrics[COLUMN]
+
+
+def test_a_share_of_the_examples_is_marked_and_relabelled():
+    clean = FederatedData(images(), test=images(seed=1))
+    data = apply(clean, Backdoor(share=0.5, target=2, patch=2, value=5.0, examples=0.25))
+    assert len(data.malicious) == 3
+    for name in clean.train.ids:
+        (x, y), (before, labels) = data.train.client(name), clean.train.client(name)
+        marked = (x[:, -2:, -2:] == 5.0).all((1, 2))
+        assert int(marked.sum()) == (2 if name in data.malicious else 0)  # a quarter of 8
+        assert (y[marked] == 2).all()
+        assert torch.equal(y[~marked], labels[~marked])
+        assert torch.equal(x[~marked], before[~marked])
+    assert data.test is clean.test  # judged on clean examples
+
+
+@pytest.mark.parametrize(
+    "attack", [Backdoor(target=1, patch=2), Backdoor(share=0.4, boost=None), Backdoor(boost=3.0, examples=1.0)]
+)
+def test_it_keeps_the_laws_of_attacks(attack):
+    check_attack(attack)
+
+
+def test_the_boost_multiplies_updates():
+    sent = eq.attacks.Sent(torch.tensor([[1.0, -2.0]]), torch.zeros(1, dtype=torch.int64), 7)
+    assert Backdoor(boost=3.0).corrupt(sent).tolist() == [[3.0, -6.0]]
+    assert Backdoor(boost=None).corrupt(sent).tolist() == [[7.0, -14.0]]  # 1/π for seven equal weights
+
+
+def test_a_model_that_always_says_the_target_has_a_rate_of_one():
+    data = apply(FederatedData(images(), test=images(seed=1)), Backdoor(share=0.0, target=1, patch=1))
+    assert torch.equal(rates(Always(1), data), torch.ones(6, dtype=torch.float64))
+
+
+def test_a_model_that_is_blind_to_the_mark_has_its_usual_rate_of_false_targets():
+    # The mark covers the last row, which the model does not look at: it says the right class, so never the target falsely.
+    data = apply(FederatedData(images(), test=images(seed=1)), Backdoor(share=0.0, target=1, patch=1, value=9.0))
+    assert torch.equal(rates(Always(1, blind=True), data), torch.zeros(6, dtype=torch.float64))
+    # With a mark of 2 × 2 in the last two rows of the last two columns row 2 becomes bright, and the mean of row 2 wins.
+    seen = apply(FederatedData(images(), test=images(seed=1)), Backdoor(share=0.0, target=2, patch=2, value=9.0))
+    assert torch.equal(rates(Always(2, blind=True), seen), torch.ones(6, dtype=torch.float64))
+
+
+def test_only_examples_of_other_classes_count():
+    x, target = torch.zeros(4, 3), torch.tensor([0, 0, 1, 2])
+    clients = ClientSet.pack([("a", x, target), ("b", x, torch.zeros(4, dtype=torch.int64))])
+    probe, here = Backdoor(target=0, patch=1, value=1.0).probe(clients, clients, 3)
+    assert probe.ids == ("a",)  # b has none
+    assert here.tolist() == [0]
+    assert probe.sizes.tolist() == [2]
+    assert (probe.y == 0).all()
+    assert torch.equal(probe.x, stamp(torch.zeros(2, 3), 1, 1.0))
+    data = apply(FederatedData(clients, test=clients), Backdoor(share=0.0, target=0, patch=1, value=1.0))
+    found = eq.train(eq.models.Softmax(3, 3), data, rounds=0, clients_per_round=1, progress=False).clients.where("test")
+    assert math.isnan(found.metrics[COLUMN][1])
+    assert not math.isnan(found.metrics[COLUMN][0])
+
+
+def test_a_backdoor_is_learned_and_the_report_says_so(tmp_path):
+    clean = FederatedData(images(12, 20), test=images(12, 20, seed=1))
+    solver, model = eq.solvers.SGD(lr=0.5, batch_size=5, epochs=2), nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    methods = {"mean": eq.Algorithm(solver=solver), "median": eq.Algorithm(solver=solver, aggregator=eq.aggregators.Median())}
+    options = {"rounds": 15, "clients_per_round": 12, "progress": False}
+    attacked = eq.compare(methods, model, apply(clean, Backdoor(share=0.25, target=1, patch=2, boost=3.0)), **options)
+    unattacked = eq.train(model, apply(clean, Backdoor(share=0.0, target=1, patch=2)), methods["mean"], **options)
+    success = {name: runs[0].summary().metrics[COLUMN].mean for name, runs in attacked.results.items()}
+    assert success["mean"] > 0.9 > 0.5 > success["median"]
+    assert unattacked.summary().metrics[COLUMN].mean < 0.2  # the same rate of a model that nobody attacked
+    assert attacked.results["mean"][0].summary().error.mean < 0.1  # and it behaves well otherwise
+    assert "backdoor_success over the same clients, less is better" in attacked.summary()
+    page = attacked.report(tmp_path / "report.html").read_text()
+    assert 'id="table-backdoor"' in page
+    assert "backdoor success" in page
+
+
+@pytest.mark.parametrize("personal", [eq.personal.Ditto(0.1), eq.personal.Finetuning(2)], ids=["Ditto", "Finetuning"])
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+def test_clients_own_models_are_probed_too(personal, engine):
+    data = apply(FederatedData(images(), test=images(seed=1)), Backdoor(share=0.2, target=1, patch=2))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+    result = eq.train(
+        model, data, eq.Algorithm(personal=personal), rounds=2, clients_per_round=6, engine=engine, progress=False
+    )
+    rows = result.clients.where("test")
+    assert not rows.personal_metrics[COLUMN].isnan().any()
+    own = result.personal.model(rows.client[0])
+    probe, _ = BackdoorProbe.of(data).splits["test"]
+    x, _ = probe.client(at=0)
+    assert float((own(x).argmax(1) == 1).double().mean()) == pytest.approx(float(rows.personal_metrics[COLUMN][0]))
+
+
+def test_data_that_cannot_have_a_mark_are_refused():
+    tokens = ClientSet.pack([("a", torch.zeros(3, 4, dtype=torch.int64), torch.tensor([0, 1, 2]))])
+    for clients, words in ((tokens, "tokens"), (make_clients([3, 4], classes=1), "one class per example|classes")):
+        with pytest.raises((InvalidData, InvalidParameter), match=words):
+            apply(FederatedData(clients), Backdoor(share=1.0))
+    with pytest.raises(InvalidParameter, match="target"):
+        apply(FederatedData(images()), Backdoor(share=1.0, target=7))
+    for wrong in ({"patch": 0}, {"examples": 0.0}, {"boost": 0.0}, {"target": -1}, {"value": math.inf}):
+        with pytest.raises(InvalidParameter, match=next(iter(wrong))):
+            Backdoor(**wrong)

@@ -1,0 +1,180 @@
+"""Subgroups of clients by hand: mean, 90th percentile, gap and intervals; in tables, files, reports and configurations."""
+
+import math
+import tomllib
+
+import pytest
+import torch
+
+import equipoise as eq
+from equipoise.conformal import conformal_sets
+from equipoise.data.clients import FederatedData
+from equipoise.errors import ConfigError, InvalidData, InvalidParameter
+from equipoise.experiment.build import build
+from equipoise.experiment.config import RunConfig
+from equipoise.export.model_card import subgroups
+from equipoise.result import ClientTable
+from equipoise.subgroups import read_attributes, subgroups_over_seeds
+from made_clients import make_clients
+
+
+def table(errors, groups, split="test", sizes=None):
+    count = len(errors)
+    size = torch.tensor(sizes or [1] * count)
+    error = torch.tensor(errors, dtype=torch.float64)
+    ids = tuple(f"c{k}" for k in range(count))
+    return ClientTable(
+        ids, (split,) * count, torch.ones(count, dtype=torch.bool), size, error, error, attributes={"land": groups}
+    )
+
+
+def test_figures_and_intervals_by_hand():
+    # A: 0.1, 0.3: mean 0.2, the variance of the mean is 2/1 · ¼(0.01 + 0.01) = 0.01, so ± 1.96 · 0.1. B: 0.4, 0.6: mean 0.5 and
+    # the same. The gap of A is −0.3 ± 1.96 · √0.02. Two values hold no 95 % interval of a 90th percentile from above.
+    b, a = table([0.1, 0.4, 0.3, 0.6], ("A", "B", "A", "B")).subgroups("land", "test")
+    assert [b.value, a.value] == ["B", "A"]  # worst first
+    assert (a.mean, a.percentile_90, a.gap, a.clients) == pytest.approx((0.2, 0.3, -0.3, 2))
+    assert (a.mean_interval.low, a.mean_interval.high) == pytest.approx((0.2 - 0.196, 0.2 + 0.196), abs=1e-4)
+    assert (a.gap_interval.low, a.gap_interval.high) == pytest.approx((-0.3 - 0.2772, -0.3 + 0.2772), abs=1e-4)
+    assert a.percentile_90_interval.high == math.inf
+    assert b.gap == pytest.approx(0.3)
+
+
+def test_training_clients_count_by_their_examples():
+    # A: 0.1 with 3 examples and 0.5 with 1: 0.2 instead of 0.3.
+    groups = {
+        each.value: each for each in table([0.1, 0.5, 0.4], ("A", "A", "B"), "train", [3, 1, 2]).subgroups("land", "train")
+    }
+    assert groups["A"].mean == pytest.approx(0.2)
+    assert groups["A"].gap == pytest.approx(-0.2)
+
+
+def test_a_single_subgroup_has_no_gap_and_a_client_without_a_value_is_one_of_its_own():
+    (only,) = table([0.1, 0.2], ("A", "A")).subgroups("land", "test")
+    assert math.isnan(only.gap)
+    data = FederatedData(make_clients([4, 5, 6])).with_attributes({"land": {"client-0": "AT"}})
+    result = eq.train(eq.models.Softmax(4, 3), data, rounds=1, clients_per_round=2, progress=False)
+    assert {each.value for each in result.subgroups("land")} == {"AT", "–"}
+
+
+def test_seeds_are_averaged():
+    data = FederatedData(make_clients([4, 5, 6, 9]), test=make_clients([9, 9, 9, 9], seed=4))
+    data = data.with_attributes({"land": dict(zip(data.train.ids, "ABAB", strict=True))})
+    options = {"rounds": 2, "clients_per_round": 2, "seeds": 2, "progress": False}
+    found = eq.compare({"FedAvg": eq.Algorithm()}, lambda seed: eq.models.Softmax(4, 3), data, **options)
+    runs = found.results["FedAvg"]
+    both = [{each.value: each for each in run.subgroups("land")} for run in runs]
+    for each in subgroups_over_seeds(runs, "land"):
+        assert each.mean == pytest.approx(sum(one[each.value].mean for one in both) / 2)
+        assert each.gap_interval.low == pytest.approx(sum(one[each.value].gap_interval.low for one in both) / 2)
+
+
+def test_tables_files_and_reports_have_them(tmp_path):
+    data = FederatedData(make_clients([4, 5, 6, 9]), test=make_clients([9, 9, 9, 9], seed=4))
+    data = data.with_attributes(
+        {"land": dict(zip(data.train.ids, ("<AT>", "DE", "DE", "<AT>"), strict=True)), "old": {"client-0": 1}}
+    )
+    assert data.fingerprint == FederatedData(data.train, test=data.test).fingerprint
+    found = eq.compare({"a": eq.Algorithm(), "b": eq.Algorithm(personal=eq.personal.Ditto())}, eq.models.Softmax(4, 3), data,
+                       rounds=2, clients_per_round=2, progress=False)  # fmt: skip
+    text = found.summary()
+    assert "By land: mean, 90th percentile and gap to all other clients, with 95 % intervals" in text
+    assert text.count("<AT> (2)") == 2
+    page = found.report(tmp_path / "report.html").read_text()
+    assert "table-subgroups-0" in page
+    assert "table-subgroups-1" in page
+    assert "<AT>" not in page.split("</style>")[1].split("<script")[0]
+    assert "&lt;AT&gt;" in page
+    rows = found.results["a"][0].clients
+    again = ClientTable.from_parquet(rows.to_parquet(tmp_path / "clients.parquet", method="a"))
+    assert again.attributes == rows.attributes
+    assert "land" in rows.to_csv(tmp_path / "clients.csv").read_text().splitlines()[0]
+    assert next(iter(rows))["old"] == "1"
+
+
+def test_a_csv_file_gives_attributes_to_a_configuration(tmp_path):
+    path = tmp_path / "clients.csv"
+    path.write_text("client,device,age\na,phone,3\nb,,4\n")
+    assert read_attributes(path) == {"device": {"a": "phone"}, "age": {"a": "3", "b": "4"}}
+    for text, words in (
+        ("client\na\n", "column per attribute"),
+        ("c,x\na,1\na,2\n", "more than one row"),
+        ("c,x\na\n", "line 2"),
+    ):
+        path.write_text(text)
+        with pytest.raises(InvalidData, match=words):
+            read_attributes(path)
+    with pytest.raises(InvalidData, match="cannot be read"):
+        read_attributes(tmp_path / "nowhere.csv")
+
+
+@pytest.mark.parametrize("wrong", [[], {"error": {"a": 1}}, {"land": ["AT"]}, {"": {}}, {"land": {1: "AT"}}])
+def test_attributes_that_are_none_are_refused(wrong):
+    with pytest.raises(InvalidParameter, match="attributes"):
+        FederatedData(make_clients([4, 5])).with_attributes(wrong)
+
+
+def test_an_unknown_attribute_names_the_known_ones():
+    with pytest.raises(InvalidParameter, match="must be one of land"):
+        table([0.1], ("A",)).subgroups("country", "test")
+
+
+def test_the_card_of_a_model_has_subgroups_of_enough_clients():
+    data = FederatedData(make_clients([4] * 12), test=make_clients([9] * 12, seed=4))
+    data = data.with_attributes({"land": {name: "AT" if k < 8 else "DE" for k, name in enumerate(data.train.ids)}})
+    result = eq.train(eq.models.Softmax(4, 3), data, rounds=1, clients_per_round=4, progress=False)
+    found = subgroups(result, result.clients.where("test"))
+    assert [each["group"] for each in found if "land" in each["group"]] == ["land: AT"]  # four clients are too few
+    (only,) = [each for each in result.subgroups("land") if each.value == "AT"]
+    assert found[-1]["mean"] == pytest.approx(only.mean)
+
+
+# --------------------------------------------------------------------------------------------------------- conformal sets
+
+
+def test_conformal_coverage_of_each_client_is_in_tables_and_reports(tmp_path):
+    data = FederatedData(make_clients([9] * 4), make_clients([20] * 4, seed=1), make_clients([30] * 4, seed=2), classes=3)
+    plain = eq.train(eq.models.Softmax(4, 3), data, rounds=2, clients_per_round=4, progress=False)
+    result = plain.with_conformal(data, miss=0.2)
+    sets = conformal_sets(plain.model, data, miss=0.2)
+    rows = result.clients.where("test")
+    assert rows.metrics["coverage"].tolist() == sets.coverage.tolist()
+    assert rows.metrics["set_size"].tolist() == sets.set_size.tolist()
+    assert result.clients.where("train").metrics["coverage"].isnan().all()
+    assert result.summary().metrics["coverage"].mean == pytest.approx(float(sets.coverage.mean()))
+    page = result.report(tmp_path / "report.html").read_text()
+    assert 'id="table-conformal"' in page
+    # The least covered client with ± √(0.2 · 0.8 / 30) = 7.3 %.
+    least = 100 * sets.worst
+    assert f"{least:.1f}\u00a0±\u00a07.3" in page
+    assert f"coverage, {result.name}" in page
+    again = ClientTable.from_parquet(result.clients.to_parquet(tmp_path / "clients.parquet"))
+    assert again.miss == 0.2
+
+
+CONFIG = """
+[data]
+name = "digits"
+clients = 12
+split_by = "examples"
+validation = 0.2
+[model]
+name = "softmax"
+[train]
+rounds = 1
+clients_per_round = 4
+conformal = 0.2
+attributes = "{path}"
+"""
+
+
+def test_a_configuration_asks_for_sets_and_attributes(tmp_path):
+    path = tmp_path / "clients.csv"
+    prepared = build(RunConfig.of(tomllib.loads(CONFIG.replace('attributes = "{path}"', ""))))
+    rows = "".join(f"{name},{'odd' if k % 2 else 'even'}\n" for k, name in enumerate(prepared.data.train.ids))
+    path.write_text(f"client,parity\n{rows}")
+    result = build(RunConfig.of(tomllib.loads(CONFIG.format(path=path)))).train(progress=False)
+    assert {each.value for each in result.subgroups("parity")} == {"odd", "even"}
+    assert result.clients.miss == 0.2
+    with pytest.raises(ConfigError, match="conformal"):
+        RunConfig.of(tomllib.loads(CONFIG.replace("0.2\nattributes", "1.5\nattributes").format(path=path)))
