@@ -142,3 +142,78 @@ def test_families_and_several_runs(cluster, data):
     for method in both:
         for result, other in zip(several.results[method], wanted.results[method], strict=True):
             assert_close(result, other)
+
+
+def test_data_of_a_store_are_opened_by_the_workers(cluster, tmp_path):
+    clients = make_clients([3 + k % 9 for k in range(30)])
+    eq.data.write_store(clients, tmp_path / "store")
+    data = eq.data.open_store(tmp_path / "store")
+    from equipoise.engines.cluster.packing import pack
+
+    small = pack(data)
+    examples = clients.x.nbytes
+    assert not any(memoryview(each).nbytes == examples for each in small.buffers)  # the inputs stay in their file
+    algorithm = eq.Algorithm(solver=SGD)
+    assert_close(trained(data, Ray(), algorithm), trained(data, "simulator", algorithm))
+
+
+def test_one_measured_choice_holds_for_all_workers(cluster, monkeypatch, tmp_path):
+    """Work that is worth a measurement: the choice is kept in the checkpoint, and decides the bits, not the workers."""
+    monkeypatch.setitem(pieces.TRAINING, "cpu", PieceSize(4e7, 6))
+    data = FederatedData(make_clients([40 + k % 7 for k in range(32)], features=200, classes=20), classes=20, name="wide")
+    model, options = nn.Sequential(nn.Linear(200, 64), nn.ReLU(), nn.Linear(64, 20)), {"clients_per_round": 32, "rounds": 2}
+    algorithm = eq.Algorithm(solver=replace(SGD, epochs=8))
+    seen = {}
+
+    class Choices(eq.observers.Observer):
+        def on_start(self, run):
+            self.engine = run.setting.engine
+
+        def on_end(self):
+            seen["choice"] = self.engine.measured.read()
+
+    both = trained(data, Ray(), algorithm, model, observers=[Choices()], checkpoint=tmp_path / "run.ckpt", **options)
+    assert seen["choice"]["chunk_size"] is not None
+    longer = {**options, "rounds": 4}
+    resumed = trained(data, Ray(workers=1), algorithm, model, checkpoint=tmp_path / "run.ckpt", **longer)
+    assert len(resumed.history.rounds) == 4
+    assert_equal_bits(both, trained(data, Ray(workers=1), algorithm, model, **options))
+
+
+def test_without_ray_the_engine_says_how_to_get_it(data, monkeypatch):
+    import sys
+
+    from equipoise.errors import EquipoiseError
+
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(EquipoiseError, match=r'pip install "equipoise\[ray\]"'):
+        trained(data, "ray", eq.Algorithm())
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"workers": 0}, "workers must be an integer of at least 1"),
+        ({"per_worker": {"cpus": 1}}, "per_worker must map"),
+        ({"per_worker": {"num_cpus": 0}}, "per_worker must ask for a positive number"),
+        ({"device": "cuda", "per_worker": {"num_cpus": 1}}, "no worker asks for one"),
+        ({"patience": 0.0}, "patience"),
+        ({"address": ""}, "address must be text"),
+    ],
+)
+def test_what_cannot_be_is_refused(given, words):
+    from equipoise.errors import InvalidParameter
+
+    with pytest.raises(InvalidParameter, match=words):
+        Ray(**given)
+
+
+def test_pieces_have_similar_cost_and_lose_nobody():
+    """64 clients of cost 1 … 64 in 8 pieces: the mean is 2080 / 8 = 260, and no piece is further from it than one client."""
+    import numpy as np
+
+    job = pieces.cut_job(np.arange(1.0, 65.0), PieceSize(260.0, 6), reorder=True)
+    assert len(job) == 8
+    assert sorted(job.places(0, 8).tolist()) == list(range(64))
+    assert abs(job.costs - 260.0).max() <= 64.0
+    assert job.costs.sum() == 2080.0

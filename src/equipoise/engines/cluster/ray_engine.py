@@ -154,7 +154,7 @@ class RayEngine:
             return self._losses((params,), [cohort], together=False)[0][0]
         jobs = [self._cut(cohort, LocalRule.of(solver, solver.learning_rate(cohort.round)))]
         phase = self._phase("adapted_losses", (params,), [cohort], solver)
-        self._calibrate(phase, jobs, [cohort], solver)
+        phase = self._calibrate(phase, jobs, [cohort], solver)
         found = self._each(phase, jobs, lambda job, number, first, last: _stretch(job, number, first, last, cohort))
         return self._in_place(jobs[0], found[0])
 
