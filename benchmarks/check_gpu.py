@@ -18,6 +18,7 @@ import zoo
 import equipoise as eq
 from equipoise.aggregators import WeightedMean
 from equipoise.core.task import Task
+from equipoise.engines.simulator.calibration import Choice
 from equipoise.testing import check_engine
 from models import cohort_of, data_of
 
@@ -89,7 +90,7 @@ def in_double(device: str) -> None:
 
 
 def with_statistics(device: str) -> None:
-    """Running statistics: batched without padding, and one by one where a batch has one example, in float64."""
+    """Running statistics: batched without padding, and side by side where a batch has one example, in float64."""
     nn = torch.nn
     network = nn.Sequential(
         nn.Unflatten(1, (1, 28)), nn.Conv2d(1, 4, 5, 2), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
@@ -98,13 +99,44 @@ def with_statistics(device: str) -> None:
     data = images()
     task = Task.of(network).fitted(data)
     cohort = eq.sampling.Full()(0, torch.full((len(SIZES),), 0.1, dtype=torch.float64), clients_per_round=1, seed=5)
-    for path, batch_size in (("batched autograd", 13), ("one by one", 4)):  # of 5 examples, fours leave one over
+    for path, batch_size in (("batched autograd", 13), ("side by side", 4)):  # of 5 examples, fours leave one over
         solver = eq.solvers.SGD(lr=0.05, batch_size=batch_size, epochs=2)
         check_engine(eq.engines.Simulator(device=device), task=task, data=data, solver=solver, tolerance=1e-8)
         engine = eq.engines.Simulator(device=device).start(task, data)
-        engine.updates(task.read_model().to(device), cohort, solver)
+        engine.use(Choice(path=path))
+        work = engine.updates(task.read_model().to(device), cohort, solver)
         must_be_taken(engine, path, f"running statistics, {solver}")
-    print("float64: running statistics agree with the loop on the CPU, batched and one by one")
+        wanted = eq.engines.Loop().start(task, data).updates(task.read_model(), cohort, solver)
+        torch.testing.assert_close(work.update.cpu(), wanted.update, rtol=1e-8, atol=1e-10)
+    print("float64: running statistics agree with the loop on the CPU, batched and side by side")
+
+
+def round_after_round(device: str) -> None:
+    """Several rounds of a network with dropout by every captured path: from the third on, a chunk is one graph."""
+    nn = torch.nn
+    for sizes, name in (
+        ([30] * 10, "step graphs"),
+        (SIZES, "step graphs"),
+        ([30] * 10, "side by side"),
+        (SIZES, "side by side"),
+    ):
+        data = images(sizes)
+        task = Task.of(nn.Sequential(nn.Flatten(), nn.Linear(784, 9), nn.Dropout(0.3), nn.Linear(9, 62)).double()).fitted(data)
+        engine, loop = eq.engines.Simulator(device=device).start(task, data), eq.engines.Loop().start(task, data)
+        engine.use(Choice(path=name))
+        solver, mean, params = eq.solvers.SGD(lr=0.1, batch_size=8, epochs=2), WeightedMean(), task.read_model()
+        for index in range(7):
+            alpha = torch.full((10,), 0.1, dtype=torch.float64)
+            cohort = eq.sampling.Uniform()(index, alpha, clients_per_round=6, seed=3)
+            works = [e.summed_update(params.to(e.device), cohort, solver, cohort.weights, mean) for e in (engine, loop)]
+            for part in ("update", "sq_norms", "losses"):
+                found, wanted = (getattr(work, part).cpu() for work in works)
+                torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-10)
+            must_be_taken(engine, name, f"round {index}")
+            params = params + works[1].update
+        if name == "step graphs" and len(set(sizes)) == 1 and not engine.step_graphs.buffers.whole:
+            raise SystemExit("no chunk was made one graph")
+    print("float64: seven rounds of one network by captured paths agree with the loop on the CPU")
 
 
 def in_single(device: str) -> None:
@@ -214,6 +246,7 @@ if __name__ == "__main__":
     print(torch.cuda.get_device_name(0), "torch", torch.__version__)
     in_double("cuda")
     with_statistics("cuda")
+    round_after_round("cuda")
     in_single("cuda")
     models_of_users("cuda")
     a_whole_run("cuda")

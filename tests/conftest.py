@@ -19,6 +19,7 @@ torch.set_num_threads(1)
 for name in ("EQUIPOISE_CONFIG", "EQUIPOISE_CACHE"):  # trusted code and choices measured in tests are no one else's
     os.environ[name] = tempfile.mkdtemp(prefix="equipoise-tests-")
     atexit.register(shutil.rmtree, os.environ[name], ignore_errors=True)
+os.environ["EQUIPOISE_ONNX"] = "0"  # tracing a model takes seconds; tests of exports ask for it (fixture `onnx`)
 settings.register_profile("default", deadline=None, derandomize=True, print_blob=False)
 settings.load_profile("default")
 
@@ -29,6 +30,12 @@ def ragged():
     return FederatedData(
         make_clients([1, 2, 3, 7, 10, 11, 20, 25]), test=make_clients([5, 9, 14], seed=1, prefix="unseen"), name="ragged"
     )
+
+
+@pytest.fixture
+def onnx(monkeypatch):
+    """Runs and families leave ONNX files, as they do for users."""
+    monkeypatch.delenv("EQUIPOISE_ONNX")
 
 
 @pytest.fixture

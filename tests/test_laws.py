@@ -137,7 +137,9 @@ SAMPLERS = [
     sampling.Uniform(share=0.5),
     sampling.Proportional(),
     sampling.Poisson(),
+    sampling.NodePoisson(),
     sampling.Full(),
+    sampling.FedBuff(buffer=2),
     sampling.Availability(),
     sampling.Availability(day=10, share=0.3, aligned=0.0, schedule=3),
     sampling.Availability(share=0.2, aligned=1.0),  # at night nobody is there

@@ -13,7 +13,7 @@ from torch import Tensor
 from equipoise import aggregators, averaging, risk, sampling, server_opt, solvers
 from equipoise.core.abilities import AlgorithmTraits, algorithm_traits, is_part, read
 from equipoise.data.clients import ClientSet
-from equipoise.drift_rules import refuse_unfit_for_correction, refuse_unfit_for_normalising
+from equipoise.drift_rules import refuse_unfit_for_buffer, refuse_unfit_for_correction, refuse_unfit_for_normalising
 from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter, require
 from equipoise.types import (
     Aggregator,
@@ -84,6 +84,11 @@ class Algorithm:
                 "sampling.Proportional() draws clients by their base weights, which weights='uniform' makes equal.",
                 "Use sampling.Uniform() with weights='uniform', or weights='examples'.",
             )
+        if traits.sampler.by_nodes and not (self.private and traits.privacy.sums_alone):
+            raise IncompatibleParts(
+                f"{self.sampler!r} has nodes keep to themselves who takes part, and they need noise of their own to hide it.",
+                'Use privacy=privacy.DifferentialPrivacy(…, noise="distributed"), or sampling.Poisson().',
+            )
         if traits.risk.full_participation and not traits.sampler.everyone:
             raise IncompatibleParts(
                 f"{self.risk!r} keeps a mixture over all clients and moves it by everyone's loss in every round, but "
@@ -112,6 +117,7 @@ class Algorithm:
             warnings.warn(EquipoiseNotice(liars_text(self)), stacklevel=3)
         refuse_unfit_for_normalising(self)
         refuse_unfit_for_correction(self)
+        refuse_unfit_for_buffer(self)
         if traits.personal.check is not None:
             traits.personal.check(self)
         if self.privacy is not None:

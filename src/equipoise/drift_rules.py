@@ -1,4 +1,4 @@
-"""What does not go with parts that correct the drift of clients: FedNova, SCAFFOLD, FedDyn."""
+"""What does not go with parts that correct the drift of clients (FedNova, SCAFFOLD, FedDyn), and with FedBuff."""
 
 from __future__ import annotations
 
@@ -89,3 +89,27 @@ def refuse_unfit_for_dynamic(algorithm: Algorithm) -> None:
             f"{algorithm.solver!r} keeps the sum of all updates so far in h, and has a server step of its own, but {reason}.",
             "Use it with aggregators.WeightedMean(), server_opt.SGD(1) and no noise, or solvers.Scaffold() instead.",
         )
+
+
+def refuse_unfit_for_buffer(algorithm: Algorithm) -> None:
+    """Refuse FedBuff with parts that compare clients of one round, or remember clients or rounds."""
+    traits = algorithm.traits
+    if traits.sampler.buffered is None:
+        return
+    solver, aggregator = traits.solver, traits.aggregator
+    reason = (
+        f"{algorithm.risk!r} compares losses, and those of different versions of the model cannot be ranked"
+        if traits.risk.needs_losses or aggregator.needs_losses
+        else f"{algorithm.privacy!r} counts clients by rounds, and arrivals are no sampling" if algorithm.privacy is not None
+        else f"{algorithm.personal!r} trains clients' own models in rounds" if algorithm.personal is not None
+        else f"{algorithm.solver!r} prepares rounds or keeps a state of each client between them"
+        if solver.prepare is not None or solver.keeps is not None or solver.after_rows is not None
+        else f"{algorithm.solver!r} has stragglers, and slow clients are what the clock is for"
+        if solver.straggler_share > 0
+        else f"{algorithm.aggregator!r} clips around the total of the round before, or divides by the length of steps"
+        if aggregator.keeps_total or aggregator.normalises is not None
+        else None
+    )  # fmt: skip
+    if reason is not None:
+        fix = "Use risk.Mean(), solvers.SGD(…) and aggregators.WeightedMean() or a median with it, or another sampler."
+        raise IncompatibleParts(f"With {algorithm.sampler!r} clients come and go at any time, but {reason}.", fix)

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from equipoise.experiment.recorded import RecordedAlgorithm
     from equipoise.privacy.accounting import Spent
     from equipoise.privacy.observer_table import PrivacyTable
+    from equipoise.risk.groups import Groups
     from equipoise.runs.setup import Setting
 
 COLUMNS = ("client", "split", "seen", "size", "loss", "error")
@@ -444,16 +445,17 @@ class Result(RunRecord):
     signature: Signature | None = None  # what the model takes, where the data are on this machine
     task: Task | None = field(default=None, repr=False)  # loss and error per example
 
-    def export(self, path: str | Path) -> Path:
+    def export(self, path: str | Path, *, groups: Groups | None = None) -> Path:
         """Write the model for other programs, by the suffix of `path`: .onnx, .pt2 (torch.export) or .safetensors.
 
         Beside it go <name>.card.md and <name>.card.json: what the model was trained on and how, how groups of clients fare
-        with it, whom it leaves behind, and what privacy it has. ONNX needs `equipoise[serve]`. A model that a format cannot
-        hold is refused with the reason.
+        with it, whom it leaves behind, and what privacy it has. `groups` names the group of each client, such as its region,
+        and the card has a row for each. ONNX needs `equipoise[serve]`. A model that a format cannot hold is refused with the
+        reason.
         """
         from equipoise.export.model_files import export_result
 
-        return export_result(self, path)
+        return export_result(self, path, groups=groups)
 
     def with_conformal(self, data: FederatedData, *, miss: float = 0.1, per_client: bool = False) -> Result:
         """The result with conformal sets of the shared model: columns `coverage` and `set_size` of clients with test examples.
@@ -469,7 +471,8 @@ class Result(RunRecord):
     def save(self, folder: str | Path) -> Path:
         """Write the folder of a run: config.toml, rounds.jsonl, clients.parquet, model.safetensors and report.html.
 
-        With a table as data there is schema.json, too.
+        With a table as data there is schema.json, too. Beside the model go model.json, its card and, with `equipoise[serve]`,
+        model.onnx and score.onnx.
 
         `equipoise report` reads it like any other. The folder must be new or empty, and appears whole or not at all. Parts of
         your own are recorded by their class and repr; a folder that was saved is read, but not run again.

@@ -1,7 +1,12 @@
-"""Who takes part in a round. A cohort is a pure function of the seed and the round, the same in every engine."""
+"""Who takes part in a round. A cohort is a pure function of the seed and the round, the same in every engine.
+
+`FedBuff` has no rounds of its own: clients come and go on a simulated clock (`runs/buffered_rounds.py`).
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
@@ -10,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.core.rng import generator
+from equipoise.core.rng import first_uniforms, generator, name_keys
 from equipoise.errors import InvalidParameter, is_integer, require, require_integer, require_number
 from equipoise.types import Cohort
 
@@ -107,6 +112,30 @@ class Poisson:
 
 
 @dataclass(frozen=True)
+class NodePoisson:
+    """Every node decides by a coin of its own, with probability m/n, whether its client is in the round; nobody else knows.
+
+    For differential privacy with distributed noise alone. In a federation every connected node answers every round with the
+    same messages, does the full local work and adds its share of noise, whatever its coin says; tails add nothing else. The
+    server then does not know who is in a cohort, so that amplification by sampling counts against the server and the other
+    nodes, too. The price is that all n nodes work in each round, where `Poisson` asks m of them. A node has one coin per
+    round for all purposes, and keeps it when the round is tried again. In a simulation cohorts are those of `Poisson`, and
+    all clients add their shares of noise.
+
+    Source: the sampling of `Poisson`, with coins that clients keep to themselves (cf. random check-ins, Balle et al. 2020).
+    """
+
+    pure: ClassVar[bool] = True
+    accounted: ClassVar[bool] = True
+    independent: ClassVar[bool] = True
+    by_nodes: ClassVar[bool] = True
+
+    def __call__(self, round_index: int, alpha: Tensor, *, clients_per_round: int, seed: int) -> Cohort:
+        """The clients whose coin of probability `clients_per_round` / n shows heads; perhaps nobody."""
+        return Poisson()(round_index, alpha, clients_per_round=clients_per_round, seed=seed)
+
+
+@dataclass(frozen=True)
 class Full:
     """Every client, every round; `clients_per_round` is not used.
 
@@ -167,3 +196,91 @@ class Availability:
             clients = clients[torch.from_numpy(np.sort(chosen))]
         inclusion = torch.full((len(clients),), min(1.0, clients_per_round / max(present, 1)), dtype=torch.float64)
         return _cohort(round_index, seed, clients, alpha[clients], inclusion)
+
+
+TICKS = 1_000_000  # of the simulated clock in one unit of its time: whole numbers, so that equal instants are equal
+
+
+@dataclass(frozen=True)
+class FedBuff:
+    """Clients work at their own speed, and the server steps whenever `buffer` of them have come back.
+
+    `clients_per_round` clients are at work at any time. A job of client k takes a_k + b_k τ_k units of simulated time for τ_k
+    local steps: `fixed` and `per_step`, times e^(`spread` · N(0, 1)), drawn once per client with the seed `schedule`, which
+    belongs to the population. `durations` gives the time of a job by client instead. A client works from the model that was
+    there when it began. When it comes back s versions later, its update counts (1 + s)^(−½), and the step is
+    Σ α_k (1 + s_k)^(−½) u_k / Σ α_k over the buffer: not divided by these factors, or equal staleness would have no effect.
+    With `damped=False` the factors are 1. A "round" of such a run is one step of the server, a version.
+
+    Everything is a function of the seed: jobs come back in the order of finishing time, client id and job; all that finish at
+    one instant are taken before anyone begins; batches are those of (seed, version at the start, client). A client begins at
+    most once per version. With equal durations and `buffer` = `clients_per_round` it is FedAvg on Uniform's cohorts, bit for
+    bit. Fast clients take part more often: `report.arrivals` and the report show participation against speed.
+
+    Risks that compare losses, privacy, personal models and parts with a memory of clients or rounds are refused.
+
+    Source: Nguyen et al. 2022 (FedBuff, arXiv 2106.06639). Some published code scales the factor to 1 at staleness 1.
+    """
+
+    buffer: int = 10
+    fixed: float = 1.0
+    per_step: float = 0.0
+    spread: float = 1.0
+    schedule: int = 0
+    damped: bool = True
+    durations: Mapping[str, float] | None = None
+
+    pure: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        require_integer("buffer", self.buffer, 1)
+        for name in ("fixed", "per_step", "spread"):
+            require_number(name, getattr(self, name), "[0, ∞)")
+        good = self.fixed + self.per_step > 0 or self.durations is not None
+        require(good, "fixed", "and per_step must not both be 0: work takes time", self.fixed)
+        require_integer("schedule", self.schedule, 0)
+        require(isinstance(self.damped, bool), "damped", "must be True or False", self.damped)
+        if self.durations is not None:
+            require(isinstance(self.durations, Mapping), "durations", "must map client ids to times", self.durations)
+            for client, time in self.durations.items():
+                require_number(f"durations[{client!r}]", time, "(0, ∞)")
+            object.__setattr__(self, "durations", dict(self.durations))
+
+    @property
+    def buffered(self) -> FedBuff:
+        """The rule by which clients come and go."""
+        return self
+
+    def __call__(self, round_index: int, alpha: Tensor, *, clients_per_round: int, seed: int) -> Cohort:
+        """The clients that begin at a version if nobody is at work: Uniform's cohort."""
+        rule = f"must not exceed the number of training clients, {len(alpha)}: each begins at most once per version"
+        require(self.buffer <= len(alpha), "buffer", rule, self.buffer)
+        return Uniform()(round_index, alpha, clients_per_round=clients_per_round, seed=seed)
+
+    def ticks(self, ids: Sequence[str], steps: Sequence[int]) -> list[int]:
+        """How long a job of each client takes, in ticks of the clock, for clients with these numbers of local steps."""
+        if self.durations is not None:
+            if missing := [client for client in ids if client not in self.durations]:
+                rule = "must name a time for every training client"
+                raise InvalidParameter("durations", rule, f"without {len(missing)}, e.g. {missing[0]!r}")
+            times = [float(self.durations[client]) for client in ids]
+        else:
+            # Box-Muller: a standard normal number of each client, whatever the others are.
+            first, second = (first_uniforms(self.schedule, f"speed {part}", name_keys(ids)) for part in (1, 2))
+            normal = np.sqrt(-2 * np.log1p(-first)) * np.cos(2 * np.pi * second)
+            base = self.fixed + self.per_step * np.asarray(steps, dtype=np.float64)
+            with np.errstate(over="ignore"):
+                times = (base * np.exp(self.spread * normal)).tolist()
+        if not all(math.isfinite(time) for time in times):
+            raise InvalidParameter("spread", "must leave durations finite", self.spread, "Lower it.")
+        return [max(1, round(time * TICKS)) for time in times]
+
+    def order(self, version: int, clients: int, at_work: int, seed: int) -> list[int]:
+        """All clients in the order in which they are asked to begin at a version; Uniform's cohort comes first."""
+        first = generator(seed, "cohort", version).choice(clients, size=at_work, replace=False)
+        rest = np.setdiff1d(np.arange(clients), first)
+        return [*first.tolist(), *generator(seed, "cohort, further clients", version).permutation(rest).tolist()]
+
+    def factor(self, staleness: int) -> float:
+        """What an update counts that is so many versions old: (1 + s)^(−½)."""
+        return (1 + staleness) ** -0.5 if self.damped else 1.0

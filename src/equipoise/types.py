@@ -126,6 +126,7 @@ class ServerState:
     privacy: Any = None
     carried: Tensor | None = None
     kept: Any = None  # (n,) where the rows are that clients keep for the solver
+    flights: Any = None  # the jobs of clients that are still at work, where these come and go
 
     @property
     def model(self) -> Tensor:
@@ -165,9 +166,12 @@ class RoundReport:
     bytes_received: int = 0
     bytes_by_client: dict[str, tuple[int, int]] = field(default_factory=dict)  # sent to and received from each
     run: str = ""  # the run's name
+    clock: float | None = None  # simulated time at the end, where clients come and go (FedBuff)
+    arrivals: tuple[tuple[str, float, int], ...] = ()  # there: who came back, how long its work took, and its staleness
 
     def __post_init__(self) -> None:
-        if type(self.rejected) is not tuple or self.bytes_by_client:  # lists where they were read from a file
+        if type(self.rejected) is not tuple or self.bytes_by_client or self.arrivals:  # lists where they were read from a file
+            object.__setattr__(self, "arrivals", tuple((c, float(took), int(age)) for c, took, age in self.arrivals))
             object.__setattr__(self, "rejected", tuple(self.rejected))
             object.__setattr__(self, "bytes_by_client", {c: tuple(pair) for c, pair in self.bytes_by_client.items()})
 
@@ -368,6 +372,7 @@ class AggregatorTraits:
     normalises: Aggregator | None = None  # gets updates that the round has divided by the length of their steps (FedNova)
     around: Aggregator | None = None  # linear, applied to updates minus the last total, which is public and then added again
     steps: float | None = None  # a public number in the place of the cohort's mean length of steps
+    keeps_total: bool = False  # whether its state is the total of the round before (centred clipping)
 
 
 class ServerOptimizer(Protocol):
@@ -413,10 +418,12 @@ class SamplerTraits:
 
     everyone: bool = False  # whether all clients take part in every round
     independent: bool = False  # whether each client takes part by a coin of its own (Poisson)
+    by_nodes: bool = False  # whether that coin is the node's secret, and all nodes answer alike (NodePoisson)
     by_weight: bool = False  # whether clients are drawn by their base weights
     accounted: bool = field(default=False, metadata=OWN)  # whether the privacy accountant knows these cohorts
     share: float = 1.0  # of clients_per_round that is drawn
     pure: bool = field(default=False, metadata=OWN)  # calls may come early or twice
+    buffered: Any = None  # the rule by which clients come and go on a simulated clock (FedBuff), where there are no cohorts
 
 
 # ------------------------------------------------------------------------------------------------------------- personalisation

@@ -135,7 +135,7 @@ def test_the_exact_update_by_inventing_the_partners():
         requests = server.start()
         other = MaskingClient(requests["invented"], "invented")
         parts = {"solver": "sgd", "risk": "mean", "aggregator": "weighted_mean"}
-        values = {"seed": 3, "model": 3, "classes": 3, "run": "run", "first": True, "effort": None}
+        values = {"seed": 3, "model": 3, "classes": 3, "run": "run", "first": True, "effort": None, "alias": "client-0"}
         values |= {kind: {"kind": kind, "table": {"name": name}} for kind, name in parts.items()}
         values["sum"] = {"kind": "update", "step": 2.0**-24, "public": 0.0, "kept": 0, "base": 1.0}
         replies = {"invented": other.keys()}

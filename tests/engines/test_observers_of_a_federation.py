@@ -12,14 +12,18 @@ from fake_grid import federation, run_app
 from killed_federation import DELTA, Campaign, Killed, private_tail, try_kill
 
 import equipoise as eq
+from equipoise.core.task import Task
 from equipoise.data.clients import FederatedData
+from equipoise.engines import Loop
 from equipoise.engines.flower import server_app
 from equipoise.engines.flower.apps.node_ledger import AlreadyReleased, BudgetSpent, NodeLedger
 from equipoise.engines.flower.apps.node_policy import NodePolicy
 from equipoise.engines.flower.secure.masked_sums import RoundSums
+from equipoise.engines.flower.secure.sum_terms import SumTerms
 from equipoise.errors import EquipoiseNotice
 from equipoise.privacy.accounting import gaussian_epsilon
 from equipoise.privacy.ledger import server_epsilon
+from equipoise.types import Cohort
 from made_clients import make_clients
 
 logging.getLogger("flwr").setLevel("CRITICAL")
@@ -99,6 +103,24 @@ def test_one_node_has_the_data_of_another_by_their_hash(tmp_path):
     run(eq.Algorithm(), grid, data=some_data(3), m=3)
     sent = [json.loads(reply.content["call"]["values"]) for _, action, reply in grid.replies if action == "query.hello"]
     assert all(len(values["fingerprint"]) == 64 for values in sent)
+
+
+@pytest.mark.parametrize("algorithm", [private_tail(), SECURE], ids=["distributed", "secure sums"])
+def test_who_else_takes_part_from_invitations_to_secure_sums(algorithm):
+    """A node sees how many clients are in a sum. No message names another client, and names of one round tell no other's."""
+    _, grid = run(algorithm)
+    names, aliases = set(some_data().train.ids), {}
+    for client, message in grid.sent:
+        texts = [message.content["call"]["values"].encode(), *(array.data for array in message.content["tensors"].values())]
+        assert not [other for other in names - {client} if any(other.encode() in text for text in texts)]
+        if message.metadata.message_type == "train.keys":
+            for array in (a for n, a in message.content["tensors"].items() if n.startswith("sum.")):
+                terms = SumTerms.of_invitation(array.data)
+                assert json.loads(message.content["call"]["values"])["alias"] in terms.clients
+                aliases.setdefault((terms.round, terms.purpose), set()).update(terms.clients)
+    assert {len(found) for (_, purpose), found in aliases.items() if purpose == "update"} == {5}
+    first, second = (aliases[index, "update"] for index in (0, 1))
+    assert not first & second
 
 
 # ------------------------------------------------------------------------------------- from releases that are made twice
@@ -232,3 +254,68 @@ def test_what_the_table_of_a_federation_says():
         silent, _ = run(private_tail(), federation(some_data(), softmax, policy=NodePolicy(evaluate=False)))
     assert silent.privacy["server"].epsilon == pytest.approx(silent.epsilon.epsilon_server)
     assert silent.privacy["server"].adjacency == "one client's contribution zeroed"
+
+
+# ------------------------------------------------------------------------------------- coins that nodes keep to themselves
+
+
+def hidden_coins(multiplier=1.0, **more):
+    options = {"noise": "distributed", "noise_multiplier": multiplier, "source": "system", "method": "rdp", **more}
+    return eq.Algorithm(
+        risk=eq.risk.Superquantile(0.5, quantile=P.PrivateQuantile(bound=2.0, bins=2)), sampler=eq.sampling.NodePoisson(),
+        privacy=P.DifferentialPrivacy(None, DELTA, 1.0, **options),
+    )  # fmt: skip
+
+
+def test_who_takes_part_where_nodes_flip_the_coins():
+    """Every node gets and sends the same messages in every round, of the same sizes, whatever its coin says."""
+    policy = NodePolicy(evaluate=False)
+    with pytest.warns(EquipoiseNotice, match="not evaluated"):
+        found, grid = run(hidden_coins(), federation(some_data(), softmax, policy=policy), rounds=3, m=3)
+    sizes = {}
+    for client, action, reply in grid.replies:
+        if action != "query.hello":
+            lengths = [(name, len(array.data)) for name, array in reply.content["tensors"].items()]
+            sizes.setdefault(client, []).append((action, lengths, len(reply.content["call"]["values"])))
+    assert len(sizes) == 8
+    assert all(sent == sizes["client-0"] for sent in sizes.values())
+    assert [len(sent) for sent in sizes.values()] == [3 * 6] * 8
+    table = found.privacy  # of 8 nodes 5 must answer, and 8 did: the server's ε is amplified, as is the public's
+    assert table.known.rate == 3 / 8
+    assert table["server"].epsilon == pytest.approx(table["public"].epsilon, rel=1e-6)
+    assert table["server"].epsilon < gaussian_epsilon(1.0 / 3**0.5, DELTA) / 1.3
+    assert "coins" in table["server"].assumes
+
+
+def test_coins_of_nodes_decide_alone_and_once(tmp_path):
+    """The sum has the updates of the nodes whose coins show heads; a coin is the same for all sums and tries of a round."""
+    canary = FederatedData(make_clients([8] * 6, features=4, classes=3), name="six")
+    algorithm = eq.Algorithm(
+        sampler=eq.sampling.NodePoisson(), privacy=P.DifferentialPrivacy(
+            None, DELTA, 1e-3, noise_multiplier=1e-4, noise="distributed", source="system", method="rdp"))  # fmt: skip
+    grid = federation(canary, softmax, keep=tmp_path)
+    found, _ = run(algorithm, grid, data=canary, rounds=6, m=3)
+    name = requests(grid)[-1][2]["run"]
+    ledgers = [NodeLedger(tmp_path, client) for client in canary.train.ids]
+    heads = torch.tensor([[ledger.coin(name, t) < 0.5 for ledger in ledgers] for t in range(6)])
+    assert heads.any()
+    assert not heads.all()
+    assert len({ledger.coin(name, 0) for ledger in ledgers}) == 6
+    assert [report.cohort for report in found.history.rounds] == [6] * 6  # all are asked
+    assert torch.allclose(found.params, train_by_heads(algorithm, grid, canary, heads), atol=2e-5)
+
+
+def train_by_heads(algorithm, grid, data, heads):
+    """The model of plain arithmetic: each round adds the clipped updates of those with heads, over the expected number."""
+    seeds = {client: values["seed"] for client, action, values in requests(grid) if action == "train.masked"}
+    task = Task.of(softmax(), None, None).fitted(data)
+    engine, params = Loop().start(task, data), task.read_model()
+    for t, here in enumerate(heads):
+        total = torch.zeros_like(params)
+        for k in here.nonzero().flatten().tolist():
+            one = torch.ones(1, dtype=torch.float64)
+            cohort = Cohort(t, seeds[data.train.ids[k]], torch.tensor([k]), one, one)
+            update = engine.updates(params, cohort, algorithm.solver).update[0]
+            total += update * (1e-3 / float(update.norm()))
+        params = params + total / 3
+    return params

@@ -12,6 +12,8 @@ import torch
 
 import equipoise as eq
 from equipoise.aggregators import WeightedMean
+from equipoise.core import dropout
+from equipoise.core.rng import name_key, signed
 from equipoise.core.task import Task
 from equipoise.engines import Loop
 from equipoise.engines.simulator.batched_steps import stacked_gradients
@@ -321,13 +323,15 @@ def test_tables_of_batches(sizes, solver, dtype):
     place = Workplace(task.to(DEVICE), data, data.train.to(DEVICE))
     queue = ClientQueue.of([job(data, 1, len(sizes))], rule_of(solver), place.clients)
     cursor = cursor_of(solver, queue.keys, queue.sizes, queue.steps)
-    first = place.clients.offsets[queue.clients.to(DEVICE)].unsqueeze(1)
+    first = place.clients.offsets[queue.clients.to(DEVICE)]
     shape = StepShape(len(sizes) + 2, len(cursor.active) + 3, cursor.width, True, SgdRule(0.0, 0.0, 0.0))
-    plain, by_kernels = (StepBuffers(place, shape, stacked_gradients) for _ in range(2))
-    plain._tables(cursor, first, 0.3)
+    plain, by_kernels = (StepBuffers(place, shape, stacked_gradients, drops=False) for _ in range(2))
+    for buffers in (plain, by_kernels):
+        buffers.load(queue.starts(), cursor.steps, cursor.sizes, cursor.keys, first, 0.3, None)
+    plain._tables(cursor)
     for table in (by_kernels.rows, by_kernels.shares, by_kernels.rates):
         table.fill_(1)  # of an earlier round
-    by_kernels._tables_by_kernels(cursor, first, 0.3)
+    by_kernels._tables_by_kernels(by_kernels.plan(cursor, whole_batches=solver.batch_size is None))
     count = len(cursor.active)
     torch.testing.assert_close(by_kernels.shares[:count], plain.shares[:count], rtol=1e-7, atol=0)
     assert torch.equal(by_kernels.rates[:count], plain.rates[:count])
@@ -335,6 +339,17 @@ def test_tables_of_batches(sizes, solver, dtype):
     assert torch.equal(by_kernels.rows[:count][used], plain.rows[:count][used])
     assert int(by_kernels.rows[:count].min()) >= 0
     assert int(by_kernels.rows[:count].max()) < sum(sizes)
+
+
+@on_a_device
+@pytest.mark.parametrize("shape", [(5,), (3, 10), (2, 3, 13), (2, 4, 5, 6)])
+def test_masks_of_dropout_by_a_kernel(shape):
+    from equipoise.engines.simulator.cuda.kernels.dropout_masks import draw_masks
+
+    keys = torch.tensor([3, -(2**61) - 7, 2**62 + 5])
+    factors, call = [dropout.factor(place) for place in range(4)], signed(name_key("call 3"))
+    masks = draw_masks(keys.to(DEVICE), call, shape, factors, 40_000 - 32_768).cpu()
+    assert torch.equal(masks, torch.stack([dropout.kept(key, 3, shape, 40_000) for key in keys]))
 
 
 @on_a_device

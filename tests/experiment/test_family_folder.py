@@ -16,7 +16,6 @@ from equipoise.experiment.build import build
 from equipoise.experiment.config import RunConfig
 from equipoise.experiment.family_files import FamilyManifest, read_manifest
 from equipoise.experiment.run_files import RunFolder
-from equipoise.export import onnx_files
 from equipoise.types import Observer
 
 CONFIG = """
@@ -36,12 +35,6 @@ clients_per_round = 4
 evaluate_every = 2
 checkpoint_every = 2
 """
-
-
-@pytest.fixture
-def without_onnx(monkeypatch):
-    """Tracing takes a second, and these tests are about folders."""
-    monkeypatch.setattr(onnx_files, "why_no_onnx", lambda: "not in this test")
 
 
 @pytest.fixture
@@ -69,7 +62,6 @@ def run(config, place, *observers):
     return folder.run(experiment, RunFolder(place), observers=observers, progress=False)
 
 
-@pytest.mark.usefixtures("without_onnx")
 def test_a_family_from_a_configuration_is_resumed_to_the_same_bits(config, tmp_path):
     whole = run(config, tmp_path / "whole")
     (tmp_path / "cut").mkdir()
@@ -95,7 +87,6 @@ def test_a_family_from_a_configuration_is_resumed_to_the_same_bits(config, tmp_p
     assert len(spread) == 6
 
 
-@pytest.mark.usefixtures("without_onnx")
 def test_a_saved_family_is_read_again_and_reported(tmp_path):
     made = family()
     place = made.save(tmp_path / "family")
@@ -115,7 +106,6 @@ def test_a_saved_family_is_read_again_and_reported(tmp_path):
     assert not list(tmp_path.glob(".*.part"))
 
 
-@pytest.mark.usefixtures("without_onnx")
 def test_versions_stay_and_equal_models_are_one_version(tmp_path):
     place = family().publish(tmp_path / "family")
     before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
@@ -157,7 +147,6 @@ def test_a_study_of_families_is_refused(config, tmp_path):
     assert "[family] is for equipoise run" in done.output
 
 
-@pytest.mark.usefixtures("without_onnx")
 def test_a_damaged_manifest_is_refused_in_words(tmp_path):
     place = family().save(tmp_path / "family")
     good = (place / "family.json").read_bytes()
@@ -169,6 +158,7 @@ def test_a_damaged_manifest_is_refused_in_words(tmp_path):
         json.dumps(table | {"members": [member, member]}).encode(),
         json.dumps(table | {"members": [member | {"folder": "../../etc"}]}).encode(),
         json.dumps(table | {"members": [member | {"files": {"../x": {"bytes": 1, "sha256": ""}}}]}).encode(),
+        json.dumps(table | {"members": [member | {"files": {"x\r\nset-cookie: a": {"bytes": 1, "sha256": ""}}}]}).encode(),
         json.dumps(table | {"members": [member | {"value": float("nan")}]}).encode(),
         json.dumps(table | {"signature": {"form": "tensor"}}).encode(),
     ]  # fmt: skip

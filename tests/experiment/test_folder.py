@@ -24,8 +24,8 @@ def experiment(*overrides):
 def test_a_run_leaves_all_its_files_and_nothing_else(tmp_path):
     place = folder.claim(tmp_path / "a" / "run")
     result = folder.run(experiment("train.evaluate_every=1"), place, progress=False)
-    names = sorted(p.name for p in place.path.iterdir())
-    assert names == ["checkpoint", "clients.parquet", "config.toml", "model.safetensors", "report.html", "rounds.jsonl"]
+    names = {"checkpoint", "clients.parquet", "config.toml", "model.safetensors", "report.html", "rounds.jsonl"}
+    assert {p.name for p in place.path.iterdir()} == names | {"model.json", "model.card.md", "model.card.json"}
     assert [p.name for p in (place.path / "checkpoint").iterdir()] == ["state.safetensors"]
     events = [json.loads(line)["event"] for line in place.rounds.read_text().splitlines()]
     assert events == ["start", *["round", "evaluation"] * 3, "end"]

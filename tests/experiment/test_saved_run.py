@@ -36,8 +36,9 @@ def test_a_saved_result_is_read_like_any_run(tmp_path):
     ours = result(eq.Algorithm(risk=eq.risk.Superquantile(tail=0.5)), name="tail", evaluate_every=1)
     place = ours.save(tmp_path / "deep" / "run")
     assert place == tmp_path / "deep" / "run"
-    names = ["clients.parquet", "config.toml", "model.safetensors", "report.html", "rounds.jsonl"]
-    assert sorted(path.name for path in place.iterdir()) == names
+    names = {"clients.parquet", "config.toml", "model.safetensors", "report.html", "rounds.jsonl"}
+    about = {"model.json", "model.card.md", "model.card.json"}
+    assert {path.name for path in place.iterdir()} == names | about
     assert [path.name for path in place.parent.iterdir()] == ["run"]
     record = folder.read_record(place)
     assert (record.name, record.seed, record.rounds, record.clients_per_round, record.data) == ("tail", 0, 3, 3, ours.data)

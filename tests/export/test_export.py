@@ -2,6 +2,7 @@
 
 import io
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,10 +10,11 @@ import torch
 from torch import nn
 
 import equipoise as eq
+from equipoise.client_metrics import macro_f1
 from equipoise.core.signature import Signature, TensorSpec
 from equipoise.core.task import Task
 from equipoise.errors import ConfigError, InvalidData, InvalidParameter
-from equipoise.export import onnx_files, torch_program
+from equipoise.export import model_card, onnx_files, torch_program
 from equipoise.export.not_exported import NotExported
 from equipoise.export.onnx_runs import OnnxModel
 
@@ -90,7 +92,7 @@ def test_a_model_of_the_library_as_onnx_and_its_scores(name):
         np.testing.assert_allclose(error, wanted_error.detach().numpy(), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["Softmax", "ConvNet", "CharGRU", "Tabular"])
+@pytest.mark.parametrize("name", library())
 def test_a_model_as_a_torch_program(name):
     model, x, y = library()[name]
     model, signature = randomised(model), signature_of(x, y)
@@ -163,10 +165,6 @@ def test_a_result_is_exported_with_its_card(result, tmp_path):
 
 
 def test_a_card_names_no_client_of_a_private_run_and_no_html(result, tmp_path):
-    from dataclasses import replace
-
-    from equipoise.export import model_card
-
     named = replace(result.clients, client=tuple(f"<b>*x*</b> {k}" for k in range(len(result.clients))))
     text = model_card.card_markdown(model_card.card(replace(result, clients=named))).decode()
     assert "<b>" not in text
@@ -178,20 +176,54 @@ def test_a_card_names_no_client_of_a_private_run_and_no_html(result, tmp_path):
     assert "not named" in model_card.card_markdown(card).decode()
 
 
-def test_subgroups_by_size_have_the_figures_of_their_clients():
-    sizes = torch.tensor([3] * 7 + [9] * 7 + [30] * 7)
-    rows = eq.result.ClientTable(
-        tuple(f"c{k}" for k in range(21)), ("test",) * 21, torch.zeros(21, dtype=torch.bool), sizes, torch.ones(21).double(),
-        torch.linspace(0, 1, 21).double(),
+def rows_of(errors, sizes):
+    count = len(errors)
+    return eq.result.ClientTable(
+        tuple(f"c{k}" for k in range(count)), ("test",) * count, torch.zeros(count, dtype=torch.bool), torch.tensor(sizes),
+        torch.ones(count).double(), torch.tensor(errors).double(),
     )  # fmt: skip
-    from types import SimpleNamespace
 
-    from equipoise.export.model_card import subgroups
 
-    found = subgroups(SimpleNamespace(algorithm=eq.Algorithm()), rows)
-    wanted = [float(part.mean()) for part in rows.error.split(7)]
-    assert [row["mean"] for row in found] == pytest.approx(wanted)
-    assert "(3 to 3)" in found[0]["group"]
+def test_subgroups_by_size_have_the_figures_of_their_clients(result):
+    """Seven clients each of 3, 9 and 30 examples with errors 0, 0.05, …, 1: means 0.15, 0.5 and 0.85."""
+    rows = rows_of([k / 20 for k in range(21)], [3] * 7 + [9] * 7 + [30] * 7)
+    found = model_card.card(replace(result, clients=rows))
+    assert [row["mean"] for row in found["subgroups"]] == pytest.approx([0.15, 0.5, 0.85])
+    assert found["subgroups"][0]["group"] == "clients with the fewest examples (3 to 3)"
+    assert found["small_groups"] == 0
+
+
+def test_groups_of_ones_own_and_of_the_risk_are_on_the_card(result, tmp_path):
+    """Errors 0.1 in the north (6 clients), 0.4 in the south (5), 0.9 on an island of 4 clients, too few to be shown."""
+    rows = rows_of([0.1] * 6 + [0.4] * 5 + [0.9] * 4, [10] * 15)
+    where = {f"c{k}": "north" if k < 6 else "<b>south|" if k < 11 else "island" for k in range(15)}
+    made = replace(result, clients=rows)
+    made.export(tmp_path / "model.safetensors", groups=where)
+    card = json.loads((tmp_path / "model.card.json").read_text())
+    found = {row["group"]: (row["clients"], row["mean"]) for row in card["subgroups"]}
+    assert found == {"group north": (6, pytest.approx(0.1)), "group <b>south|": (5, pytest.approx(0.4))}
+    assert card["small_groups"] == 1
+    text = (tmp_path / "model.card.md").read_text()
+    assert "| group &lt;b&gt;south\\| | 5 | 40.0 % |" in text
+    assert "fewer than 5 clients are not shown: there are 1" in text
+    by_function = model_card.card(made, groups=where.get)
+    assert by_function["subgroups"] == card["subgroups"]
+    for groups in (where, where.__getitem__):
+        tilted = eq.risk.HierarchicalTilt(groups=groups, tilt=1.0, inner_tilt=1.0)
+        for risk in (eq.risk.GroupDRO(step=0.1, groups=groups), tilted):
+            of_risk = model_card.card(replace(made, algorithm=eq.Algorithm(risk=risk)))
+            assert of_risk["subgroups"] == card["subgroups"]
+    with pytest.raises(InvalidParameter, match="groups"):
+        made.export(tmp_path / "other.safetensors", groups={"c0": 3})
+    assert not (tmp_path / "other.safetensors").exists()
+
+
+def test_metrics_of_ones_own_are_on_the_card():
+    data = eq.data.label_shift(train_clients=12, validation_clients=0, test_clients=8, examples=10)
+    model = eq.models.Softmax(data.features, data.classes)
+    made = eq.train(model, data, rounds=1, clients_per_round=4, metrics={"macro_f1": macro_f1}, progress=False)
+    found = model_card.card(made)["metrics"]["test"]
+    assert found["mean_macro_f1"] == pytest.approx(made.summary().metrics["macro_f1"].mean)
 
 
 def test_onnx_without_its_libraries_says_what_to_install(result, tmp_path, monkeypatch):

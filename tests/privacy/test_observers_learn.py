@@ -285,3 +285,49 @@ def test_the_command_shows_a_ledger_and_observers(model, data, tmp_path):
     assert "nominal ε in all" in words
     shown = CliRunner().invoke(app, ["observers", str(tmp_path / "run")]).output
     assert str(result.privacy) in shown
+
+
+# ---------------------------------------------------------------------------------------- coins that nodes keep to themselves
+
+
+def hidden_coins(multiplier=2.0, **options):
+    return eq.Algorithm(sampler=eq.sampling.NodePoisson(), privacy=noisy(multiplier, noise="distributed", **options))
+
+
+def test_amplification_counts_against_a_server_that_cannot_know_the_coins(model, data):
+    """40 clients, rate 1/4, 3 rounds: all nodes add noise, so that the server's ε is that of Poisson sampling as well."""
+    hidden, seen = (trained(model, data, a) for a in (hidden_coins(), eq.Algorithm(privacy=noisy(2.0, noise="distributed"))))
+    event = CohortEvent((Release("update", 2.0),), PoissonSampling(0.25))
+    assert hidden.epsilon.epsilon_server == pytest.approx(epsilon_of([(event, 3)], 1e-2, method="rdp"))
+    assert seen.epsilon.epsilon_server > 1.5 * hidden.epsilon.epsilon_server
+    table = hidden.privacy
+    assert table["server"].epsilon is None  # clients that train were evaluated exactly
+    known = table.known
+    assert (known.rate, known.participations, known.shares, known.calibrated) == (0.25, 3, 40, 21)
+    for colluding, left in ((1, 21), (30, 10)):  # of 40 shares, 21 are counted on
+        weaker = CohortEvent((Release("update", 2.0 * math.sqrt(left / 21)),), PoissonSampling(0.25))
+        assert table.node(colluding=colluding).epsilon == pytest.approx(epsilon_of([(weaker, 3)], 1e-2, method="rdp"))
+    assert "coins" in table["node"].assumes
+
+
+def test_coins_of_nodes_need_noise_of_nodes(model, data):
+    for privacy in (None, P.SecureAggregation(), noisy()):
+        with pytest.raises(eq.errors.IncompatibleParts, match="distributed"):
+            eq.Algorithm(sampler=eq.sampling.NodePoisson(), privacy=privacy)
+    hidden, plain = hidden_coins(1e-4, fewest=40), eq.Algorithm(privacy=noisy(1e-4, noise="distributed", fewest=10))
+    one, other = (trained(model, data, a, seed=4).params for a in (hidden, plain))
+    assert float((one - other).abs().max()) < 1e-3  # the same cohorts and denominators, but for the rounding
+
+
+def test_few_responders_are_written_down_for_the_server():
+    """A round in which 10 of the 21 nodes that the noise counts on have answered has less of it, and costs the server more."""
+
+    def entry(kind, t, **more):
+        return LedgerEntry(kind, "d", "r", t, purpose="update", token=f"{t}", **more)
+
+    def release(t):
+        return entry("release", t, multiplier=2.0, zeroed=2.0, sampling=("node poisson", 0.25), delta=1e-2, shares=21)
+
+    pages = [release(0), entry("outcome", 0, contributors=40), release(1), entry("outcome", 1, contributors=10)]
+    events = [CohortEvent((Release("update", z),), PoissonSampling(0.25)) for z in (2.0, 2.0 * math.sqrt(10 / 21))]
+    assert server_epsilon(pages, 1e-2) == pytest.approx(epsilon_of([(event, 1) for event in events], 1e-2))

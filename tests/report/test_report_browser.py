@@ -1,13 +1,18 @@
 """The page in a browser: Debian's Chromium, driven by Playwright."""
 
+import csv
 import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from report_cases import EVIL, METHODS, numbers, private, regressed, rejecting
+import torch
+from axe_playwright_python.sync_playwright import Axe
+from report_cases import EVIL, METHODS, federated, numbers, private, regressed, rejecting, softmax
 
+import equipoise as eq
+from equipoise.metrics import summarise
 from equipoise.report import write_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -200,3 +205,61 @@ def test_hostile_and_long_names(run, tmp_path, opened):
     readable(page, 390)
     assert page.locator("#figure-percentiles .legendtext").nth(1).text_content() == "_$x$ %s"
     assert page.locator("main b").count() == 0
+
+
+@pytest.fixture(scope="module")
+def family():
+    return eq.train_family(softmax(), federated(), tails=[1.0, 0.6, 0.3], rounds=6, clients_per_round=6, progress=False)
+
+
+def figures_at(family, value):
+    """Mean, 90th percentile and worst tenth with the model `family.at(value)`, client by client in plain torch."""
+    model, clients = family.at(value), federated().test
+    with torch.no_grad():
+        errors = [(model(x).argmax(1) != y).double().mean() for x, y in (clients.client(at=k) for k in range(len(clients)))]
+    found = summarise(torch.stack(errors), clients.sizes)
+    return found.mean, found.percentiles[90], found.worst_10
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_the_knob_of_a_family_in_its_report(family, tmp_path, opened, width, scheme):
+    """The file alone, without a server: keyboard and mouse turn the knob, and its numbers are those of the models."""
+    page = opened(family.report(tmp_path / "r.html"), width, color_scheme=scheme)
+
+    def shown():
+        return tuple(float(page.get_attribute(f"#knob-{key}", "data-value")) for key in ("mean", "percentile_90", "worst_10"))
+
+    assert shown() == pytest.approx(figures_at(family, 1.0))
+    page.focus("#knob-slider")
+    for key, value in (("ArrowRight", 0.6), ("End", 0.3), ("ArrowLeft", 0.6), ("Home", 1.0)):
+        page.keyboard.press(key)
+        assert shown() == pytest.approx(figures_at(family, value))
+        assert page.inner_text("#knob-value") == f"tail {value:g}"
+        assert page.inner_text("#knob-table tr.here th") == f"{value:g}"
+    box = page.locator("#knob-slider").bounding_box()
+    page.mouse.click(box["x"] + box["width"] - 6, box["y"] + box["height"] / 2)
+    assert shown() == pytest.approx(figures_at(family, 0.3))
+    assert page.locator("#knob-histogram rect.bar").count() > 0
+    assert page.locator("#knob-tradeoff .dot.here").count() == 1
+    readable(page, width)
+    found = Axe().run(page).response["violations"]
+    assert [each["id"] for each in found if each["impact"] in ("serious", "critical")] == []
+
+
+def test_the_table_of_all_clients_in_a_report(run, tmp_path, opened):
+    page = opened(run.report(tmp_path / "r.html"), 390)
+    names = page.locator("#clients-table thead th").all_inner_texts()
+    column = next(k for k, name in enumerate(names) if name.startswith("error"))
+    page.click(f"#clients-table th >> nth={column} >> button")
+    errors = run.clients.served_error.tolist()  # of all splits
+    assert (
+        page.inner_text(f"#clients-table tbody tr:first-child >> :nth-child({column + 1})") == f"{100 * max(errors):.1f}\u00a0%"
+    )
+    page.fill("#clients-search", run.clients.client[0])
+    wanted = [name for name in run.clients.client if run.clients.client[0] in name]
+    assert page.locator("#clients-table tbody tr").count() == len(wanted)
+    with page.expect_download() as download:
+        page.click("#clients-save")
+    with Path(download.value.path()).open(encoding="utf-8-sig", newline="") as file:
+        saved = list(csv.DictReader(file))
+    assert sorted(row["client"] for row in saved) == sorted(wanted)

@@ -27,9 +27,11 @@ def root(family, tmp_path_factory):
     """A folder with a family and, in a study, two finished runs."""
     pytest.importorskip("onnxruntime")
     place = tmp_path_factory.mktemp("served") / "runs"
-    family.save(place / "knob")
-    for value in (1.0, 0.6):
-        family.results[value].save(place / "study" / f"tail-{value}-0")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("EQUIPOISE_ONNX")
+        family.save(place / "knob")
+        family.results[0.6].save(place / "study" / "tail-0.6-0")
+    family.results[1.0].save(place / "study" / "tail-1.0-0")  # without ONNX
     (place / "study" / "order.txt").write_text("tail-1.0-0\ntail-0.6-0\n")
     return place
 

@@ -13,7 +13,7 @@ class Running:
 
         from equipoise.serve.app import make_app
         from equipoise.serve.guard import Access
-        from equipoise.serve.run_server import listen
+        from equipoise.serve.run_server import ServerOptions, listen, server_config
 
         hosts = frozenset({"127.0.0.1", "localhost"})
         self.socket = listen("127.0.0.1", 0)
@@ -37,8 +37,7 @@ class Running:
 
             await app(scope, listening, send)
 
-        config = uvicorn.Config(recorded, log_level="error", lifespan="off", ws="none", timeout_graceful_shutdown=1)
-        self.server = uvicorn.Server(config)
+        self.server = uvicorn.Server(server_config(recorded, ServerOptions()))
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.socket]}, daemon=True)
 
     def __enter__(self):

@@ -151,6 +151,7 @@ def test_pixels_and_tables_become_what_models_see(tmp_path):
     assert y.tolist() == [0, 1, 1, 0]
 
 
+@pytest.mark.usefixtures("onnx")
 def test_a_family_without_onnx_says_why(family, tmp_path, monkeypatch, data):
     from equipoise.export import onnx_files
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from served import Running
 from test_choose import own_file
+from test_serve_models import CASES, Sentences, clients, sentences, trained
 
 import equipoise as eq
 from equipoise.metrics import summarise
@@ -163,6 +164,7 @@ def test_choosing_with_own_data_sends_none_of_it(server, family, data, opened, t
         assert (theirs["low"], theirs["high"]) == pytest.approx((mine.low, mine.high), rel=1e-6)
 
 
+@pytest.mark.usefixtures("onnx")
 def test_a_table_becomes_the_same_inputs_in_the_browser(opened, tmp_path):
     rng = np.random.default_rng(0)
     count = 120
@@ -193,6 +195,58 @@ def test_a_table_becomes_the_same_inputs_in_the_browser(opened, tmp_path):
         assert serious(page) == []
         assert no_scrolling_sideways(page)
         page.close()
+
+
+@pytest.mark.usefixtures("onnx")
+@pytest.mark.parametrize("kind", ["several inputs", "sequences"])
+def test_models_of_several_inputs_and_of_sequences_are_tried_in_the_browser(opened, tmp_path, kind):
+    if kind == "sequences":
+        model, data = Sentences, sentences()
+    else:
+        model, make, _ = CASES["a dict"]
+        data = eq.FederatedData(eq.ClientSet.pack(clients(make)), test=eq.ClientSet.pack(clients(make, count=5)))
+    family = trained(model, data)
+    family.save(tmp_path / "runs" / "own")
+    x, y = data.test.client(at=0)
+    arrays = data.test.inputs(slice(0, len(y)), torch.float32)
+    np.savez_compressed(tmp_path / "mine.npz", **{name: values.numpy() for name, values in arrays.items()}, y=y.numpy())
+    np.savez(tmp_path / "bad.npz", y=y.numpy())
+    with Running(tmp_path / "runs") as server:
+        page = opened(f"{server.url}/run/own", "choose")
+        page.set_input_files("#choose-file", tmp_path / "bad.npz")
+        page.click("#choose-form button")
+        page.wait_for_selector("#choose-problem:not(:empty)")
+        assert "The npz file has no array" in page.inner_text("#choose-problem")
+        page.set_input_files("#choose-file", tmp_path / "mine.npz")
+        page.click("#choose-form button")
+        page.wait_for_selector("#choose-answer:not([hidden])", timeout=60_000)
+        losses = [float(cell.get_attribute("data-loss")) for cell in page.locator("#choose-rows [data-loss]").all()]
+        assert losses == pytest.approx(list(family.losses((x, y)).values()), abs=1e-4)
+        assert {method for method, _, _ in page.requests} == {"GET"}
+        page.close()
+
+
+def test_a_finished_run_a_study_and_a_stop_without_a_way_on(server, root, family, opened):
+    page = opened(f"{server.url}/run/study~tail-0.6-0", "live")
+    error = family.results[0.6].summary().error
+    tiles = page.locator(".tile output").all_inner_texts()
+    assert tiles == [f"{100 * value:.1f}\u00a0%" for value in (error.mean, error.percentiles[90], error.worst_10)]
+    page = opened(f"{server.url}/study/study", None, width=390)
+    page.wait_for_selector("#study-rows tr >> nth=1")
+    assert page.locator("#study-rows tr").nth(1).locator("td").nth(1).inner_text() == tiles[0]
+    box = page.locator("#study-rows tr").nth(1).locator("td").nth(2).bounding_box()
+    assert box["x"] + box["width"] <= 390  # figures are seen without scrolling
+    place = Path(shutil.copytree(root / "study" / "tail-1.0-0", root / "cut"))
+    try:
+        lines = (place / "rounds.jsonl").read_text().splitlines(keepends=True)
+        stop = json.dumps({"event": "stopped", "why": "The disk is full."})
+        (place / "rounds.jsonl").write_text("".join([*lines[:6], f"{stop}\n"]))
+        time.sleep(2.1)  # folders are looked for every two seconds
+        page = opened(f"{server.url}/run/cut", "live")
+        assert page.inner_text("#why") == "The disk is full."
+        assert not page.locator("#resume").is_visible()  # saved by Python: no command goes on with it
+    finally:
+        shutil.rmtree(place)
 
 
 def test_live_curves_grow_during_a_real_run_and_a_stop_is_explained(opened, tmp_path):
@@ -239,6 +293,22 @@ def test_all_pages_are_readable_in_dark_and_light_and_on_a_telephone(server, ope
         assert no_scrolling_sideways(page), path
         ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert ground == ("rgb(20, 24, 31)" if scheme == "dark" else "rgb(246, 247, 249)")
+
+
+def test_the_list_shows_runs_as_they_come_and_go_on(opened, tmp_path):
+    place = tmp_path / "runs" / "first"
+    place.mkdir(parents=True)
+    (place / "config.toml").write_text("[train]\nrounds = 9\n")
+    line = {"event": "round", "loss": 1.0, "cohort": 5, "trained": 5, "seconds": 0.5}
+    with Running(tmp_path / "runs") as server:
+        page = opened(f"{server.url}/?all", "list", width=390)
+        (place / "rounds.jsonl").write_text("".join(json.dumps(line | {"round": k}) + "\n" for k in range(3)))
+        page.wait_for_selector("td.rounds:text-is('3 of 9')", timeout=20_000)
+        assert page.inner_text(".badge") == "running"
+        (tmp_path / "runs" / "second").mkdir()
+        (tmp_path / "runs" / "second" / "config.toml").write_text("[train]\nrounds = 2\n")
+        page.wait_for_selector("tr[data-run] >> nth=1", timeout=20_000)
+        page.close()
 
 
 def test_all_clients_are_sorted_searched_and_saved(server, family, opened):

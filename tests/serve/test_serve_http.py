@@ -5,7 +5,9 @@ import json
 import os
 import shutil
 import socket
+import threading
 import time
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,9 +21,11 @@ from typer.testing import CliRunner
 import equipoise as eq
 from equipoise.cli.commands import app as command_line
 from equipoise.errors import ConfigError
-from equipoise.serve import guard, live
+from equipoise.export.onnx_runs import OnnxModel
+from equipoise.serve import connections, guard, live, predictions, questions
 from equipoise.serve.library import Library
 from equipoise.serve.run_server import ServerOptions, listen, serve
+from equipoise.serve.terminal import frame
 
 TOKEN = "open-sesame-123"  # noqa: S105 — of this test
 EVIL = '<img src=x onerror=alert(1)></script><script>alert("x")</script>'
@@ -85,6 +89,28 @@ def test_a_prediction_is_the_models(ask, family, data):
     np.testing.assert_allclose(answer["outputs"], family.at(0.2)(x[:3]).detach().numpy(), rtol=1e-4, atol=1e-5)
 
 
+def test_a_run_that_is_no_family_is_asked_and_downloaded_like_one(ask, family, data):
+    x, y = data.test.client(at=0)
+    run = "study~tail-0.6-0"
+    answer = ask.post("/predict", json={"run": run, "inputs": x[:3].tolist()}).json()
+    np.testing.assert_allclose(answer["outputs"], family.at(0.6)(x[:3]).detach().numpy(), rtol=1e-4, atol=1e-5)
+    about = ask.get(f"/api/runs/{run}/models").json()
+    assert (about["knob"], about["latest"]) == (None, answer["version"])
+    files = about["versions"][0]["models"][0]["files"]
+    assert set(files) == {"model.safetensors", "model.onnx", "score.onnx", "model.card.md", "model.card.json"}
+    for file in files.values():
+        assert hashlib.sha256(ask.get(file["url"]).content).hexdigest() == file["sha256"]
+    score = OnnxModel(ask.get(files["score.onnx"]["url"]).content, source="score.onnx")
+    loss, _ = score([x.numpy(), y.numpy()])
+    assert float(loss.mean()) == pytest.approx(family.losses((x, y))[0.6], abs=1e-4)
+    assert "model.onnx" in ask.get(f"/run/{run}").text
+    wrong = ask.post("/predict", json={"run": run, "model": "0.6", "inputs": x[:3].tolist()})
+    assert (wrong.status_code, "The models are model." in wrong.json()["error"]) == (404, True)  # never another model
+    without = ask.post("/predict", json={"run": "study~tail-1.0-0", "inputs": x[:3].tolist()})
+    assert (without.status_code, "EQUIPOISE_ONNX=0" in without.json()["error"]) == (404, True)
+    assert "There is no ONNX: the run was told to leave none" in ask.get("/run/study~tail-1.0-0").text
+
+
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
@@ -111,6 +137,53 @@ def test_a_bad_question_is_answered_in_words(ask, body, status, words):
     answer = ask.post("/predict", json=body)
     assert answer.status_code == status, answer.text
     assert words in answer.json()["error"]
+
+
+def endless_model():
+    """An ONNX model that counts to 10¹² before it gives its inputs back."""
+    from onnx import TensorProto, helper
+
+    value = helper.make_tensor_value_info
+    many = helper.make_tensor("many", TensorProto.INT64, [], [10**12])
+    yes = helper.make_tensor("yes", TensorProto.BOOL, [], [True])
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["go"], ["on"]), helper.make_node("Identity", ["carried"], ["next"])], "body",
+        [value("k", TensorProto.INT64, []), value("go", TensorProto.BOOL, []), value("carried", TensorProto.FLOAT, None)],
+        [value("on", TensorProto.BOOL, []), value("next", TensorProto.FLOAT, None)],
+    )  # fmt: skip
+    graph = helper.make_graph(
+        [helper.make_node("Loop", ["many", "yes", "x"], ["output"], body=body)], "endless",
+        [value("x", TensorProto.FLOAT, ["batch", 20])], [value("output", TensorProto.FLOAT, None)], [many, yes],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9).SerializeToString()
+
+
+def test_a_model_that_takes_too_long_is_stopped_and_others_are_answered(root, tmp_path, monkeypatch):
+    own = Path(shutil.copytree(root, tmp_path / "runs"))
+    place, content = own / "study" / "tail-0.6-0", endless_model()
+    (place / "model.onnx").write_bytes(content)
+    table = json.loads((place / "model.json").read_text())
+    about = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    table["members"][0]["files"]["model.onnx"] = about
+    (place / "model.json").write_text(json.dumps(table))
+    monkeypatch.setattr(predictions, "SECONDS", 0.5)
+    monkeypatch.setattr(questions, "WAIT_SECONDS", 0.1)
+    ask = Client(own)
+    question = {"run": "study~tail-0.6-0", "inputs": [[0.0] * 20]}
+    answer = ask.post("/predict", json=question)
+    assert (answer.status_code, "took longer than 0.5 seconds" in answer.json()["error"]) == (503, True)
+    monkeypatch.setattr(predictions, "SECONDS", 3.0)
+    threads = [threading.Thread(target=ask.post, args=("/predict",), kwargs={"json": question}) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    time.sleep(0.5)
+    busy = ask.post("/predict", json={"run": "knob", "model": "0.2", "inputs": [[0.0] * 20]})
+    assert (busy.status_code, "Too many predictions" in busy.json()["error"]) == (503, True)
+    assert busy.headers["retry-after"] == "5"
+    assert ask.get("/api/runs").status_code == 200
+    for thread in threads:
+        thread.join()
+    assert ask.post("/predict", json={"run": "knob", "model": "0.2", "inputs": [[0.0] * 20]}).status_code == 200
 
 
 def test_no_json_and_huge_uploads(ask, server):
@@ -263,6 +336,7 @@ def test_links_out_of_the_folder_are_not_followed(own, tmp_path):
     copy = tmp_path / "copy.onnx"
     shutil.move(model, copy)
     model.symlink_to(copy)
+    (own / "study" / "tail-0.6-0" / "model.onnx").unlink()
     os.mkfifo(own / "study" / "tail-0.6-0" / "model.onnx")
     ask = Client(own)
     assert "linked" not in [run["id"] for run in ask.get("/api/runs").json()["runs"]]
@@ -276,14 +350,6 @@ def test_links_out_of_the_folder_are_not_followed(own, tmp_path):
         assert "root:" not in answer.text
 
 
-@pytest.fixture
-def without_onnx(monkeypatch):
-    """Tracing a model takes a second, and these tests are not about it."""
-    from equipoise.export import onnx_files
-
-    monkeypatch.setattr(onnx_files, "why_no_onnx", lambda: "not in this test")
-
-
 def test_a_version_that_was_changed_is_not_served(own):
     ask = Client(own)
     address = "/api/runs/knob/models/0.2/latest/model.safetensors"
@@ -293,7 +359,7 @@ def test_a_version_that_was_changed_is_not_served(own):
     assert (answer.status_code, "versions do not change" in answer.json()["error"]) == (409, True)
 
 
-def test_latest_moves_and_versions_stay(own, data, without_onnx):
+def test_latest_moves_and_versions_stay(own, data):
     ask = Client(own)
     before = ask.get("/api/runs/knob/models").json()["latest"]
     address = "/api/runs/knob/models/0.6/{}/model.safetensors"
@@ -338,7 +404,7 @@ def test_a_folder_that_is_deleted_or_damaged_meanwhile(own):
     assert ask.get("/?all").status_code == 200
 
 
-def test_html_in_names_stays_text(family, tmp_path, without_onnx):
+def test_html_in_names_stays_text(family, tmp_path):
     table = family.results[1.0].clients
     named = tuple(f"{EVIL}{k}" for k in range(len(table)))
     shown = {v: replace(r, clients=replace(r.clients, client=named), data=EVIL) for v, r in family.results.items()}
@@ -466,18 +532,90 @@ def test_events_grow_with_the_run(server, root):
         shutil.rmtree(log)
 
 
-def test_a_slow_reader_is_let_go_and_holds_up_nobody(server, root, monkeypatch):
-    """A reader who asks for the 3.7 MB runtime and takes nothing: others are answered, and its connection ends."""
+# ------------------------------------------------------------------------------------------------- slow and silent askers
+
+
+@pytest.fixture
+def connect(server):
+    """Makes connections with a small buffer, on which lines are sent."""
+    with ExitStack() as opened:
+
+        def connection(*lines, buffer=4096):
+            made = opened.enter_context(socket.socket())
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+            made.connect(("127.0.0.1", server.port))
+            made.settimeout(20)
+            made.sendall("".join(f"{line}\r\n" for line in lines).encode())
+            return made
+
+        yield connection
+
+
+def take_all(connection):
+    """What comes on a connection until it ends, in bytes."""
+    total = 0
+    try:
+        while part := connection.recv(2**20):
+            total += len(part)
+    except ConnectionResetError:
+        pass
+    return total
+
+
+def ended(server, before):
+    """Whether the server has let go of all connections but those before, within a few seconds."""
+    deadline = time.monotonic() + 15
+    while len(server.server.server_state.connections) > before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return len(server.server.server_state.connections) <= before
+
+
+@pytest.mark.parametrize("kind", ["file", "static"])
+def test_a_slow_reader_is_let_go_and_holds_up_nobody(server, connect, monkeypatch, kind):
+    """Readers who ask and take nothing: others are answered, and their connections end with a part of the answer."""
     from equipoise.serve.static_files import static_files
 
-    monkeypatch.setattr(guard, "SEND_SECONDS", 0.4)
-    slow = socket.create_connection(("127.0.0.1", server.port))
-    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    address = static_files()["ort-wasm-simd-threaded.wasm"].address
-    for _ in range(3):
-        slow.sendall(f"GET {address} HTTP/1.1\r\nHost: 127.0.0.1\r\nAccept-Encoding: gzip\r\n\r\n".encode())
+    monkeypatch.setattr(connections, "SEND_SECONDS", 0.5)
+    path = "/run/knob/report" if kind == "file" else static_files()["ort-wasm-simd-threaded.wasm"].address
+    held = len(server.server.server_state.connections)
+    slow = [connect(f"GET {path} HTTP/1.1", "Host: 127.0.0.1", "") for _ in range(5)]
+    began = time.monotonic()
     assert httpx.get(f"{server.url}/api/runs").status_code == 200
-    slow.close()
+    assert time.monotonic() - began < 5
+    assert ended(server, held)
+    whole = len(httpx.get(server.url + path, headers={"accept-encoding": "identity"}).content)
+    assert all(take_all(each) < whole for each in slow)
+
+
+def test_a_reader_who_takes_its_time_gets_the_whole_file(server, connect, monkeypatch):
+    """The limit is for a piece, not for the answer: who takes a little all the time is not cut off."""
+    monkeypatch.setattr(connections, "SEND_SECONDS", 0.6)
+    whole = len(httpx.get(f"{server.url}/run/knob/report").content)
+    patient = connect("GET /run/knob/report HTTP/1.1", "Host: 127.0.0.1", "Connection: close", "", buffer=100_000)
+    total, began = 0, time.monotonic()
+    while part := patient.recv(100_000):
+        total += len(part)
+        time.sleep(0.03)
+    assert total > whole
+    assert time.monotonic() - began > 0.6  # longer than the limit, in all
+
+
+def test_a_request_that_never_comes_or_never_ends_is_let_go(server, connect, monkeypatch):
+    monkeypatch.setattr(connections, "REQUEST_SECONDS", 0.4)
+    held = len(server.server.server_state.connections)
+    silent = connect()
+    half = connect("GET /api/runs HTTP/1.1", "Host: 127.0.0.1", "X-Slow: 1")
+    second = connect("GET /openapi.json HTTP/1.1", "Host: 127.0.0.1", "")
+    assert b" 200 " in second.recv(4096)
+    second.sendall(b"GET /api/runs HTTP/1.1")  # on a connection that has been served
+    assert ended(server, held)
+    assert (take_all(silent), take_all(half)) == (0, 0)
+    monkeypatch.setattr(guard, "BODY_SECONDS", 0.4)
+    head = ["POST /predict HTTP/1.1", "Host: 127.0.0.1", "Content-Type: application/json", "Content-Length: 50", "", '{"run"']
+    answer = connect(*head)
+    assert b" 408 " in answer.recv(4096)
+    endless = connect("GET /api/runs HTTP/1.1", "Host: 127.0.0.1", *(f"X-{k}: {'a' * 900}" for k in range(90)))
+    assert b" 400 " in endless.recv(4096)
 
 
 def test_watch_in_a_terminal(root, own):
@@ -491,8 +629,14 @@ def test_watch_in_a_terminal(root, own):
     done = CliRunner().invoke(command_line, ["watch", str(own), "--once"], env={"COLUMNS": "200"})
     assert "stopped" in done.output
     assert CliRunner().invoke(command_line, ["watch", str(own / "nowhere")]).exit_code == 2
+    library = Library(own)
+    assert library.ids()
+    shutil.rmtree(own)  # after it was listed
+    shown, going = frame(library)
+    assert (going, "no run" in str(shown)) == (True, True)
 
 
+@pytest.mark.usefixtures("onnx")
 def test_predictions_of_a_table_take_rows(tmp_path):
     frame = {
         "who": [f"c{k % 6}" for k in range(48)],

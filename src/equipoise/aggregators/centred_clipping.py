@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -27,6 +27,8 @@ class CentredClipping:
 
     radius: float | None = None
     iterations: int = 3
+
+    keeps_total: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         require_number("radius", self.radius, "(0, ∞)", none="the median distance")

@@ -47,6 +47,11 @@ class _Wrapper:
         """Whether the aggregator inside goes by the losses."""
         return read(AggregatorTraits, self.aggregator).needs_losses
 
+    @property
+    def keeps_total(self) -> bool:
+        """Whether the aggregator inside remembers the total of the round before."""
+        return read(AggregatorTraits, self.aggregator).keeps_total
+
     def _inner(
         self, updates: Tensor, weights: Tensor, losses: Tensor | None, state: Any, keys: Tensor | None
     ) -> tuple[Tensor, Any]:

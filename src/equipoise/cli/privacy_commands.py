@@ -149,21 +149,27 @@ def audit(
     noise: Annotated[float | None, Option(help="Without RUN: the noise multiplier that a sum really has.")] = None,
     delta: Annotated[float | None, Option(help="Without RUN: δ that ε is stated for.")] = None,
     epsilon: Annotated[float | None, Option(help="The ε that is claimed. Default: the accountant's.")] = None,
-    rounds: Annotated[int | None, Option(help="How many rounds are attacked. Default: 1; of a run 5, at most all.")] = None,
+    rounds: Annotated[
+        int | None, Option(help="How many rounds are attacked. Default: 1; of a run as many as it takes.")
+    ] = None,
     sampling_rate: Annotated[float, Option(help="Without RUN: the chance of the canary to take part in a round.")] = 1.0,
-    runs: Annotated[int | None, Option(help="How often with the canary, and without. Default: 100,000; of a run 500.")] = None,
+    runs: Annotated[int | None, Option(help="How often with the canary, and without. Default: 100,000; of a run 2000.")] = None,
     noise_factor: Annotated[float, Option(help="Of a run: what if it had so much of the noise that it claims?")] = 1.0,
     confidence: Annotated[float, Option(help="How sure the lower bound is.")] = 0.95,
     seed: Annotated[int, Option(help="Seed of the runs.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Attack a run's own configuration, or a clipped noisy sum, with a canary; exit code 1 if it leaks more than is claimed."""
+    """Attack a run's own configuration, or a clipped noisy sum, with canaries; exit code 1 if it leaks more than is claimed.
+
+    Of a run each attack is repeated with half of the noise; exit code 3 if that is not found out, so that nothing was shown.
+    """
     from equipoise.errors import require
 
     require(epsilon is None or epsilon >= 0, "epsilon", "must be at least 0", epsilon)
     if folder is not None:
-        options = {"audited": rounds or 5, "runs": runs or 500, "noise_factor": noise_factor}
-        found = _audit_folder(folder, epsilon, seed=seed, confidence=confidence, **options)
+        require(epsilon is None, "epsilon", "is the run's own, which its accountant says", epsilon, "Leave --epsilon out.")
+        options = {"audited": rounds, "trials": runs or 2000, "noise_factor": noise_factor}
+        found = _audit_folder(folder, seed=seed, confidence=confidence, **options)
     else:
         require(noise is not None and delta is not None, "noise", "and delta must be given, or the folder of a run", None)
         found = _audit_sum(noise or 0.0, delta or 0.0, epsilon, rounds or 1, sampling_rate, runs or 100_000, confidence, seed)
@@ -172,11 +178,13 @@ def audit(
     _print(found[0][0] if len(found) == 1 else {"refuted": refuted, "observers": [v for v, _ in found]}, words, as_json)
     if refuted:
         raise typer.Exit(1)
+    if not all(values.get("conclusive", True) for values, _ in found):
+        raise typer.Exit(3)
 
 
-def _audit_folder(folder: Path, epsilon: float | None, **options: Any) -> list[tuple[dict[str, Any], str]]:
+def _audit_folder(folder: Path, **options: Any) -> list[tuple[dict[str, Any], str]]:
     """The audits of a run's configuration, by observer: as values, and in words."""
-    from dataclasses import asdict, replace
+    from dataclasses import asdict
 
     from equipoise.algorithm import Algorithm
     from equipoise.errors import ConfigError
@@ -190,10 +198,8 @@ def _audit_folder(folder: Path, epsilon: float | None, **options: Any) -> list[t
         record.algorithm, clients=count_training_clients(folder, record), clients_per_round=record.clients_per_round,
         rounds=record.rounds, **options,
     )  # fmt: skip
-    if epsilon is not None:
-        audits = [replace(each, claimed=epsilon) for each in audits]
     return [
-        ({**asdict(each.result), "observer": each.observer, "claimed": each.claimed, "refuted": each.refuted}, str(each))
+        ({**asdict(each.result), "observer": each.observer, "rounds": each.rounds, "conclusive": each.conclusive}, str(each))
         for each in audits
     ]
 

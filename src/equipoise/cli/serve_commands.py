@@ -1,4 +1,4 @@
-"""`equipoise serve`, `choose` and `watch`: runs and families in people's hands."""
+"""`equipoise serve`, `choose`, `watch` and `export`: runs and families in people's hands."""
 
 from __future__ import annotations
 
@@ -70,7 +70,18 @@ def watch(
     watch_runs(folder, console=Console(), once=once)
 
 
+def export(
+    folder: Annotated[Path, Argument(metavar="DIR", help="The folder of a finished run.")],
+    trust: Annotated[bool, Option("--trust", help="Trust the code of your own that the run names, from now on.")] = False,
+) -> None:
+    """Write the model of a finished run as ONNX, with its card, into its folder, if it left none: runs of studies do not."""
+    from equipoise.experiment.exported_run import export_run
+
+    for path in export_run(folder, trust=trust):
+        Console().print(Text(str(path)), soft_wrap=True)
+
+
 def add_to(app: typer.Typer) -> None:
     """Add the commands to the command line."""
-    for command in (serve, choose, watch):
+    for command in (serve, choose, watch, export):
         app.command()(command)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -47,11 +48,24 @@ def kept(key: Tensor, call: int, shape: Sequence[int], level: int) -> Tensor:
     `key` is one int64 number, or a tensor of them (k,): then there is a mask for each, (k, *shape).
     """
     shape = tuple(shape) or (1,)
+    if key.device.type == "cuda" and key.dim() == 1 and (kernels := _kernels()) is not None and len(shape) <= 4:
+        factors = [factor(place) for place in range(4)]
+        masks: Tensor = kernels.draw_masks(key, signed(name_key(f"call {call}")), shape, factors, level - _LEVELS // 2)
+        return masks
     words = (*shape[:-1], -(-shape[-1] // _LANES))
     # A tensor that is made while a CUDA graph is captured has no values yet: none is kept there.
     indices = (_known_indices if key.device.type == "cpu" else _indices)(words, key.device)
     bits = mix_((key + signed(name_key(f"call {call}"))).view(*key.shape, *(1,) * len(words)) + indices)
     return bits.view(torch.int16)[..., : shape[-1]] < level - _LEVELS // 2
+
+
+@lru_cache(maxsize=1)
+def _kernels() -> Any:
+    """The simulator's Triton kernel for masks; None where it cannot be used."""
+    try:
+        return import_module("equipoise.engines.simulator.cuda.kernels.dropout_masks")
+    except Exception:  # Triton is absent, or another version than the kernel is written for
+        return None
 
 
 class _KeptByClient(torch.autograd.Function):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -43,6 +43,24 @@ class TensorSpec:
     def torch_dtype(self) -> torch.dtype:
         """The type as torch names it."""
         return DTYPES[self.dtype]
+
+    @property
+    def batch_shape(self) -> str:
+        """The shape of a batch in words.
+
+        >>> TensorSpec("x", "float32", (3, -1)).batch_shape
+        '(examples, 3, any)'
+        """
+        return f"({', '.join(['examples', *('any' if size < 0 else str(size) for size in self.shape)])})"
+
+    def takes(self, shape: Sequence[int]) -> bool:
+        """Whether an array of this shape is a batch of such tensors.
+
+        >>> TensorSpec("x", "float32", (3, -1)).takes((5, 3, 7)), TensorSpec("x", "float32", (3, -1)).takes((5, 3))
+        (True, False)
+        """
+        pairs = zip(self.shape, shape[1:], strict=False)
+        return len(shape) == 1 + len(self.shape) and all(size in (-1, found) for size, found in pairs)
 
     def example(self, rows: int, length: int = 8) -> Tensor:
         """A batch of zeros; `length` stands for lengths that differ."""

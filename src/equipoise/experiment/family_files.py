@@ -1,11 +1,12 @@
-"""The files of a family in its run folder: family.json, and for each member its clients, its models and its card.
+"""The files of models in run folders: a manifest, and for each model its parameters, ONNX files and card.
 
     family.json                     the knob, the members, what models take, and every file's size and SHA-256
     members/tail-0.5/clients.parquet
     members/tail-0.5/model.safetensors, model.onnx, score.onnx, model.card.md, model.card.json
 
-model.onnx gives a model's outputs, score.onnx its loss and error per example. Where a model cannot be ONNX, or the libraries
-for it are absent, the manifest says why.
+A run that is no family has model.json, a manifest with one member, and that member's files in its own folder. model.onnx gives
+a model's outputs, score.onnx its loss and error per example. Where a model cannot be ONNX, the libraries for it are absent, or
+the environment says EQUIPOISE_ONNX=0, the manifest says why.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 FORMAT = "equipoise family 1"
 MANIFEST, MEMBERS = "family.json", "members"
+SINGLE_MANIFEST, SINGLE = "model.json", "model"  # of a run that is no family; the name of its model, and of its knob
 CLIENTS, SAFETENSORS = "clients.parquet", "model.safetensors"
 SERVED = (SAFETENSORS, onnx_files.MODEL, onnx_files.SCORE, "model.card.md", "model.card.json")
 Content = bytes
@@ -63,7 +66,7 @@ class StoredMember:
 
 @dataclass(frozen=True)
 class FamilyManifest:
-    """What family.json holds."""
+    """What family.json holds; or model.json, with one member and the knob "model"."""
 
     knob: str
     data: str
@@ -113,6 +116,8 @@ class FamilyManifest:
             named = [member.folder, *member.files]
             if any("/" in name or "\\" in name or name in ("", ".", "..") or "\0" in name for name in named):
                 raise InvalidData(f"{source} is damaged: it names a file outside its folder.")
+            if not all(name.isascii() and name.isprintable() and '"' not in name for name in named):
+                raise InvalidData(f"{source} is damaged: the name of a file must be of plain letters.")
             if not math.isfinite(member.value):
                 raise InvalidData(f"{source} is damaged: a value of the knob is not finite.")
         if not read.members or len({member.value for member in read.members}) < len(read.members):
@@ -136,11 +141,7 @@ def write_family(family: Family, folder: RunFolder, *, report: bool = True) -> N
             write_atomically(place / file, content)
         stored = {file: StoredFile.of(content) for file, content in files.items()}
         members.append(StoredMember(float(value), member.name, name, stored, why))
-    target = None if first.schema is None else first.schema.target
-    manifest = FamilyManifest(
-        family.knob, first.data, first.judged_on, first.error_is_loss, tuple(members), first.signature,
-        () if target is None else target.classes, () if first.schema is None else first.schema.feature_names,
-    )  # fmt: skip
+    manifest = manifest_of(family.knob, first, members)
     if report:
         family.report(folder.report)
     write_atomically(folder.path / MANIFEST, manifest.to_bytes())
@@ -155,11 +156,33 @@ def write_family(family: Family, folder: RunFolder, *, report: bool = True) -> N
         log.write(json.dumps(end) + "\n")
 
 
-def member_files(member: Result, *, like: Mapping[str, bytes]) -> tuple[dict[str, bytes], str | None]:
-    """The files of a member by name, and why ONNX is missing among them, if it is; `like` are those of another member."""
-    files, why = {SAFETENSORS: model_bytes(member)}, onnx_files.why_no_onnx()
-    if member.signature is None or member.task is None:
-        why = why or "the data of this run are not on this machine"
+def manifest_of(knob: str, first: Result, members: Sequence[StoredMember]) -> FamilyManifest:
+    """The manifest of models that were trained on the same data; `first` is any one of them."""
+    target = None if first.schema is None else first.schema.target
+    return FamilyManifest(
+        knob, first.data, first.judged_on, first.error_is_loss, tuple(members), first.signature,
+        () if target is None else target.classes, () if first.schema is None else first.schema.feature_names,
+    )  # fmt: skip
+
+
+def write_single(result: Result, folder: RunFolder, *, no_onnx: str | None = None) -> None:
+    """Write the model of a run that is no family for other programs: parameters, ONNX, card, and at last model.json.
+
+    `no_onnx` is a reason to leave ONNX out.
+    """
+    files, why = member_files(result, like={}, no_onnx=no_onnx)
+    for file, content in files.items():
+        write_atomically(folder.path / file, content)
+    stored = {file: StoredFile.of(content) for file, content in files.items()}
+    manifest = manifest_of(SINGLE, result, [StoredMember(0.0, result.name, SINGLE, stored, why)])
+    write_atomically(folder.path / SINGLE_MANIFEST, manifest.to_bytes())
+
+
+def member_files(
+    member: Result, *, like: Mapping[str, bytes], no_onnx: str | None = None
+) -> tuple[dict[str, bytes], str | None]:
+    """The files of a model by name, and why ONNX is missing among them, if it is; `like` are those of a model of its class."""
+    files, why = {SAFETENSORS: model_bytes(member)}, no_onnx or _why_no_onnx(member)
     if why is None and member.signature is not None and member.task is not None:
         try:
             model = member.model.cpu().eval()
@@ -174,9 +197,18 @@ def member_files(member: Result, *, like: Mapping[str, bytes]) -> tuple[dict[str
     return files, why
 
 
-def read_manifest(folder: Path) -> FamilyManifest:
-    """The manifest of a family's folder."""
-    path = folder / MANIFEST
+def _why_no_onnx(member: Result) -> str | None:
+    """Why a run leaves no ONNX files, before it is tried; None if it should."""
+    if os.environ.get("EQUIPOISE_ONNX") == "0":
+        return "the run was told to leave none, by EQUIPOISE_ONNX=0"
+    if member.signature is None or member.task is None:
+        return "the data of this run are not on this machine"
+    return onnx_files.why_no_onnx()
+
+
+def read_manifest(folder: Path, name: str = MANIFEST) -> FamilyManifest:
+    """The manifest of a folder: family.json, or model.json of a run that is no family."""
+    path = folder / name
     try:
         if path.stat().st_size > LARGEST:
             raise InvalidData(f"{path} is too large to be a manifest.")

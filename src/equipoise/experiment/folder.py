@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from equipoise.core.files import locked, write_atomically
 from equipoise.errors import ConfigError, EquipoiseError
-from equipoise.experiment.family_files import MANIFEST, write_family
+from equipoise.experiment.family_files import MANIFEST, write_family, write_single
 from equipoise.experiment.run_files import RunFolder, refuse_damaged_files, write_outcome
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from equipoise.types import Observer
 
 
+IN_STUDY = "runs of a study leave none, because writing them takes seconds. For one run: equipoise export DIR"
 ORDER = "order.txt"  # in the folder of a study: the names of its runs in order, one per line
 
 
@@ -111,7 +112,7 @@ def run(
 ) -> Result | Family:
     """Train, from the checkpoint if the folder has one, and write the files of the run. A failure says where the log is.
 
-    `observers` watch besides the log of rounds; without `report` no page is written, as for a run of a study.
+    `observers` watch besides the log of rounds; without `report`, as for a run of a study, neither a page nor ONNX is written.
     """
     from equipoise.observers import JsonLines
 
@@ -139,6 +140,7 @@ def _run(
             name=name, observers=observers, progress=progress, checkpoint=folder.checkpoint, ledger=folder.ledger
         )
         if isinstance(result, Result):
+            write_single(result, folder, no_onnx=None if report else IN_STUDY)
             write_outcome(result, folder, report=report)
         else:
             write_family(result, folder, report=report)

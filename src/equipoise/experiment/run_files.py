@@ -37,6 +37,7 @@ class RunFolder:
     checkpoint = _File("checkpoint/state.safetensors")
     clients = _File("clients.parquet")
     model = _File("model.safetensors")
+    onnx = _File("model.onnx")
     personal = _File("personal.npy")
     report = _File("report.html")
     schema = _File("schema.json")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from equipoise.core.files import move, write_atomically
 from equipoise.errors import InvalidParameter, NotWritten
 from equipoise.experiment.config import PYTHON, TrainRecord
+from equipoise.experiment.family_files import write_single
 from equipoise.experiment.recorded import RecordedConfig
 from equipoise.experiment.run_files import RunFolder, write_outcome
 from equipoise.observers import history_lines
@@ -48,4 +49,5 @@ def write_files(result: Result, folder: RunFolder) -> None:
     write_atomically(folder.rounds, "".join(history_lines(result.history)).encode())
     if result.schema is not None:
         result.schema.save(folder.schema)
+    write_single(result, folder)
     write_outcome(result, folder)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from equipoise.core.version import VERSION
-from equipoise.metrics import summarise
+from equipoise.metrics import summarise, summarise_metric
+from equipoise.risk.groups import Groups, checked_groups, group_name
 
 if TYPE_CHECKING:
     from equipoise.result import ClientTable, RunRecord
@@ -20,13 +21,15 @@ FEWEST = 5  # clients in a group whose figures are given: fewer would be nearly 
 KEYS = {"mean": "mean", "percentile_90": "90th percentile", "worst_10": "worst 10 %", "standard_deviation": "std. deviation"}
 
 
-def card(run: RunRecord, *, about: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def card(run: RunRecord, *, about: Mapping[str, Any] | None = None, groups: Groups | None = None) -> dict[str, Any]:
     """The card as JSON. `about` adds what only the caller knows: the model's class, its parameters, its inputs.
 
-    Under secure sums or differential privacy no single client is named.
+    `groups` are groups of clients whose figures are wanted beside those that the run itself knows. Under secure sums or
+    differential privacy no single client is named.
     """
     private = is_private(run)
     rows = run.clients.where(run.judged_on)
+    parts = client_groups(run, rows.benign, groups)
     splits = {split: figures(run.clients.where(split)) for split in dict.fromkeys(run.clients.split)}
     return {
         "format": FORMAT,
@@ -39,7 +42,8 @@ def card(run: RunRecord, *, about: Mapping[str, Any] | None = None) -> dict[str,
         "judged_on": run.judged_on,
         "error_is": "loss" if run.error_is_loss else "error",
         "metrics": splits,
-        "subgroups": subgroups(run, rows),
+        "subgroups": subgroups(run, rows, groups),
+        "small_groups": sum(len(place) < FEWEST for place in parts.values()),
         "left_behind": left_behind(rows, private=private),
         "privacy": privacy_words(run),
         "made_with": {"equipoise": VERSION, "torch": str(torch.__version__)},
@@ -60,32 +64,49 @@ def figures(rows: ClientTable) -> dict[str, Any]:
         "mean": error.mean, "percentile_90": error.percentiles[90], "worst_10": error.worst_10,
         "standard_deviation": error.standard_deviation, "mean_loss": loss.mean,
     }  # fmt: skip
+    for name, values in rows.served_metrics.items():
+        found[f"mean_{name}"] = summarise_metric(values, rows.size, weights).mean
     return {"clients": len(rows)} | {name: value if math.isfinite(value) else None for name, value in found.items()}
 
 
-def subgroups(run: RunRecord, rows: ClientTable) -> list[dict[str, Any]]:
-    """Figures by the clients' number of examples, by whether they trained, by the groups of the risk, and by attributes."""
+def subgroups(run: RunRecord, rows: ClientTable, groups: Groups | None = None) -> list[dict[str, Any]]:
+    """Figures of every group of `client_groups` that has enough clients."""
     rows = rows.benign
+    parts = client_groups(run, rows, groups)
+    return [{"group": name, **figures(rows.take(place))} for name, place in parts.items() if len(place) >= FEWEST]
+
+
+def client_groups(run: RunRecord, rows: ClientTable, groups: Groups | None = None) -> dict[str, torch.Tensor]:
+    """Groups of clients by name, each with its rows: by number of examples, by training, by known groups, by attributes.
+
+    Known are those that the caller gives and those of the risk (HierarchicalTilt, GroupDRO). A client may be in several.
+    """
     parts: dict[str, torch.Tensor] = {}
     if len(set(rows.size.tolist())) > 1 and len(rows) >= 3 * FEWEST:
         order = torch.argsort(rows.size, stable=True)
-        for name, place in zip(("fewest", "a middling number of", "most"), order.tensor_split(3), strict=True):
+        for name, place in zip(("the fewest", "a middling number of", "the most"), order.tensor_split(3), strict=True):
             low, high = int(rows.size[place].min()), int(rows.size[place].max())
-            parts[f"clients with the {name} examples ({low} to {high})".replace("the a", "a")] = place
+            parts[f"clients with {name} examples ({low} to {high})"] = place
     if 0 < int(rows.seen.sum()) < len(rows):
         parts["clients of training"], parts["unseen clients"] = (w.nonzero().flatten() for w in (rows.seen, ~rows.seen))
-    risk: Any = vars(run.algorithm).get("risk")  # an evaluation of a given model has none
-    groups = vars(risk).get("groups") if risk is not None else None
-    if isinstance(groups, Mapping):
+    for known in [*([] if groups is None else [checked_groups(groups)]), *_groups_of_risk(run)]:
         named: dict[str, list[int]] = {}
         for row, client in enumerate(rows.client):
-            if client in groups:
-                named.setdefault(str(groups[client]), []).append(row)
+            if not isinstance(known, Mapping) or client in known:  # a risk's groups may be of training clients alone
+                named.setdefault(group_name(known, client), []).append(row)
         parts |= {f"group {name}": torch.tensor(places) for name, places in sorted(named.items())}
     for attribute, values in rows.attributes.items():
         for value in sorted(set(values)):
             parts[f"{attribute}: {value}"] = torch.tensor([row for row, own in enumerate(values) if own == value])
-    return [{"group": name, **figures(rows.take(place))} for name, place in parts.items() if len(place) >= FEWEST]
+    return parts
+
+
+def _groups_of_risk(run: RunRecord) -> list[Groups]:
+    """The groups that the risk of a run works with, also as a term of a mixture."""
+    risk: Any = vars(run.algorithm).get("risk")  # an evaluation of a given model has none
+    risks = [] if risk is None else [risk, *(inner for _, inner in vars(risk).get("terms", ()))]
+    found = [vars(each).get("groups") for each in risks]
+    return [each for each in found if isinstance(each, Mapping) or callable(each)]
 
 
 def left_behind(rows: ClientTable, *, private: bool) -> dict[str, Any]:
@@ -177,6 +198,9 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
         yield f"### By group of {content['judged_on']} clients"
         yield ""
         yield from table({row["group"]: row for row in content["subgroups"]})
+        yield ""
+    if content["small_groups"]:
+        yield f"Groups of fewer than {FEWEST} clients are not shown: there are {content['small_groups']}."
         yield ""
     yield "## Who is left behind"
     yield ""

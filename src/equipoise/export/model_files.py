@@ -11,6 +11,7 @@ from equipoise.errors import ConfigError, InvalidParameter
 from equipoise.experiment.run_files import model_bytes
 from equipoise.export import model_card, onnx_files, torch_program
 from equipoise.export.not_exported import NotExported
+from equipoise.risk.groups import Groups
 
 if TYPE_CHECKING:
     from equipoise.result import Result
@@ -19,17 +20,17 @@ if TYPE_CHECKING:
 SUFFIXES = (".onnx", ".pt2", ".safetensors")
 
 
-def export_result(result: Result, path: str | Path) -> Path:
+def export_result(result: Result, path: str | Path, *, groups: Groups | None = None) -> Path:
     """Write the trained model by the suffix of `path`, and its card beside it as .card.md and .card.json.
 
-    Each file appears whole or not at all; cards come after the model.
+    Each file appears whole or not at all; cards come after the model. The card has a row for each of `groups`.
     """
     target = Path(path)
     if target.suffix not in SUFFIXES:
         raise InvalidParameter("path", f"must end in one of {', '.join(SUFFIXES)}", str(path), 'E.g. "model.onnx".')
-    content = exported_bytes(result, target.suffix)
-    written = write_atomically(target, content)
-    write_card(target.with_suffix(""), model_card.card(result, about=about_model(result)))
+    about = model_card.card(result, about=about_model(result), groups=groups)
+    written = write_atomically(target, exported_bytes(result, target.suffix))
+    write_card(target.with_suffix(""), about)
     return written
 
 
@@ -74,7 +75,7 @@ def write_card(stem: Path, content: dict[str, Any]) -> None:
     write_atomically(stem.with_name(f"{stem.name}.card.json"), model_card.card_json(content))
 
 
-def export_family(family: Family, folder: str | Path) -> Path:
+def export_family(family: Family, folder: str | Path, *, groups: Groups | None = None) -> Path:
     """Write every member of a family into one new folder: <knob>-<value>.safetensors, .onnx where it can be, and cards.
 
     A member that cannot be ONNX has no such file, and its card says why.
@@ -90,7 +91,7 @@ def export_family(family: Family, folder: str | Path) -> Path:
             write_atomically(stem.with_name(f"{stem.name}.onnx"), exported_bytes(member, ".onnx"))
         except (NotExported, ConfigError, InvalidParameter) as failure:
             about["no_onnx"] = str(failure)
-        write_card(stem, model_card.card(member, about=about))
+        write_card(stem, model_card.card(member, about=about, groups=groups))
     return target
 
 

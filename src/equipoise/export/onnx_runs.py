@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.errors import ConfigError, InvalidData
+
+
+class TookTooLong(InvalidData):
+    """A model that was stopped."""
 
 
 class OnnxModel:
@@ -38,7 +43,7 @@ class OnnxModel:
         """The outputs, in order; a model that takes longer than `seconds` is stopped."""
         from onnxruntime import RunOptions
 
-        options = RunOptions()
+        options, began = RunOptions(), time.monotonic()
         watch = threading.Timer(seconds or 0.0, setattr, (options, "terminate", True))
         if seconds is not None:
             watch.start()
@@ -46,6 +51,8 @@ class OnnxModel:
             given = dict(zip(self.names, arrays, strict=True))
             found: list[Any] = self._session.run(None, given, options)
         except Exception as failure:  # onnxruntime's errors have no common class
+            if seconds is not None and time.monotonic() - began >= seconds:
+                raise TookTooLong(f"{self._source} took longer than {seconds:g} seconds, and was stopped.") from failure
             raise InvalidData(f"{self._source} does not take these inputs: {_short(failure)}.") from failure
         finally:
             watch.cancel()

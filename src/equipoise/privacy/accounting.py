@@ -86,7 +86,8 @@ def _is_no_note_on_orders(record: logging.LogRecord) -> bool:
 
 
 @contextmanager
-def _dp_accounting() -> Iterator[Any]:
+def quiet_dp_accounting() -> Iterator[Any]:
+    """The package dp_accounting, without its notes on orders and on overflow."""
     import dp_accounting  # type: ignore[import-untyped]
 
     logger = logging.getLogger("absl")
@@ -101,7 +102,7 @@ def _dp_accounting() -> Iterator[Any]:
 @lru_cache(maxsize=256)
 def _rdp(z: float, sampling: Sampling) -> tuple[Any, Any]:
     """The orders, and the Rényi divergence of one event at each."""
-    with _dp_accounting() as dp:
+    with quiet_dp_accounting() as dp:
         event, relation = dp.GaussianDpEvent(z), dp.NeighboringRelation.ADD_OR_REMOVE_ONE
         if isinstance(sampling, PoissonSampling):
             event = dp.PoissonSampledDpEvent(sampling.rate, event)
@@ -115,7 +116,7 @@ def _rdp(z: float, sampling: Sampling) -> tuple[Any, Any]:
 def _epsilon_rdp(tally: _Tally, delta: float) -> float:
     orders = _rdp(*tally[0][:2])[0]
     total = sum(count * _rdp(z, sampling)[1] for z, sampling, count in tally)
-    with _dp_accounting() as dp:
+    with quiet_dp_accounting() as dp:
         return float(dp.rdp.compute_epsilon(orders, total, delta)[0])
 
 
@@ -123,13 +124,13 @@ def gaussian_epsilon(multiplier: float, delta: float) -> float:
     """ε of one Gaussian release at δ = Φ(1/(2z) − εz) − e^ε Φ(−1/(2z) − εz), exactly (Balle and Wang 2018, Theorem 8)."""
     require_number("multiplier", multiplier, "[0, ∞]")
     check_delta(delta)
-    with _dp_accounting() as dp:
+    with quiet_dp_accounting() as dp:
         return float(dp.get_epsilon_gaussian(multiplier, delta))
 
 
 @lru_cache(maxsize=4)  # each may hold a million numbers
 def _loss_distribution(z: float, rate: float, interval: float) -> Any:
-    with _dp_accounting() as dp:
+    with quiet_dp_accounting() as dp:
         make = dp.pld.privacy_loss_distribution.from_gaussian_mechanism
         return make(z, value_discretization_interval=interval, sampling_prob=rate)
 
@@ -154,7 +155,7 @@ def _epsilon_pld(tally: _Tally, delta: float, rough: bool) -> float:
         return gaussian_epsilon(fold(*(z / math.sqrt(count) for z, _, count in tally)), delta)
     interval = _interval(tally, delta, rough)
     parts = []
-    with _dp_accounting():
+    with quiet_dp_accounting():
         for z, sampling, count in tally:
             if isinstance(sampling, PoissonSampling):
                 parts.append(_loss_distribution(z, sampling.rate, interval).self_compose(count))

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from equipoise.core.files import GrowingFile
 from equipoise.errors import EquipoiseError, NotWritten
-from equipoise.privacy.accounting import epsilon_of, gaussian_epsilon
+from equipoise.privacy.accounting import Method, epsilon_of, gaussian_epsilon
 from equipoise.privacy.releases import CohortEvent, FixedSampling, NoSampling, PoissonSampling, Release, Sampling
 
 FILE = "ledger.jsonl"
@@ -171,7 +171,7 @@ Tally = list[tuple[CohortEvent, int]]
 def pack_sampling(sampling: Sampling) -> tuple[str | float, ...]:
     """A sampling as plain values."""
     if isinstance(sampling, PoissonSampling):
-        return "poisson", sampling.rate
+        return "node poisson" if sampling.by_nodes else "poisson", sampling.rate
     if isinstance(sampling, FixedSampling):
         return "fixed", sampling.cohort, sampling.population
     return ("everyone",)
@@ -180,8 +180,8 @@ def pack_sampling(sampling: Sampling) -> tuple[str | float, ...]:
 def unpack_sampling(values: Sequence[str | float]) -> Sampling:
     """The sampling that `pack_sampling` made plain; LedgerError for anything else."""
     kind, *numbers = values or ("",)
-    if kind == "poisson" and len(numbers) == 1:
-        return PoissonSampling(float(numbers[0]))
+    if kind in ("poisson", "node poisson") and len(numbers) == 1:
+        return PoissonSampling(float(numbers[0]), kind == "node poisson")
     if kind == "fixed" and len(numbers) == 2:
         return FixedSampling(int(numbers[0]), int(numbers[1]))
     if kind == "everyone" and not numbers:
@@ -225,29 +225,41 @@ def merge_tallies(tallies: Iterable[Tally]) -> Tally:
     return list(counts.items())
 
 
-def server_epsilon(entries: Iterable[LedgerEntry], delta: float) -> float | None:
+def server_epsilon(entries: Iterable[LedgerEntry], delta: float, *, method: Method | None = None) -> float | None:
     """ε for one who knows the cohorts and the shares of noise that the server added, about the client who fares worst.
 
     The adjacency is "the client's contribution zeroed". A release of c contributors, calibrated to f shares, has a noise
     multiplier of z √(min(c, f)/f); where the outcome is not known, c is the fewest that may have been. None where the ledger
-    does not say who took part, or the server itself added the noise.
+    does not say who took part, or the server itself added the noise. Where nodes keep their coins to themselves, the rounds
+    are sampled for this observer, too.
     """
     entries = list(entries)
     cohorts = {(e.data, e.run, e.round): e.cohort for e in entries if e.kind == "cohort" and e.cohort is not None}
     there = {(*e.key, e.token): e.contributors for e in entries if e.kind == "outcome" and e.contributors is not None}
     cost: Counter[str] = Counter()
+    hidden: dict[tuple[str, str, int], list[tuple[Release, Sampling]]] = {}
     for entry in entries:
         if entry.kind != "release":
             continue
         cohort = cohorts.get((entry.data, entry.run, entry.round))
-        if cohort is None or entry.shares is None:
+        if entry.shares is None:
             return None
         contributors = there.get((*entry.key, entry.token), entry.contributors)
         seen = with_fewer_shares(entry.zeroed, entry.shares if contributors is None else contributors, entry.shares)
+        sampling = unpack_sampling(entry.sampling)
+        if isinstance(sampling, PoissonSampling) and sampling.by_nodes:
+            hidden.setdefault(entry.key[:3], []).append((Release(entry.purpose, seen), sampling))
+            continue
+        if cohort is None:
+            return None
         for client in cohort:
             cost[client] += math.inf if seen == 0 else seen**-2  # type: ignore[assignment]
     worst = max(cost.values(), default=0)
-    return gaussian_epsilon(worst**-0.5 if worst > 0 else math.inf, delta)
+    known = worst**-0.5 if worst > 0 else math.inf
+    if not hidden:
+        return gaussian_epsilon(known, delta)
+    events = [(CohortEvent(tuple(r for r, _ in noisy), noisy[0][1]), 1) for noisy in hidden.values()]
+    return epsilon_of([*events, (CohortEvent((Release("known", known),), NoSampling()), 1)], delta, method=method)
 
 
 def with_fewer_shares(multiplier: float, shares: int, calibrated: int) -> float:

@@ -23,6 +23,7 @@ from equipoise.core.fingerprints import without_addresses
 from equipoise.errors import require
 from equipoise.privacy import accounting, releases
 from equipoise.privacy.discrete_gaussian import concentrated_epsilon
+from equipoise.privacy.ledger import server_epsilon
 from equipoise.privacy.observer_table import KnownCohorts, PrivacyTable, ReleasedNoise
 from equipoise.privacy.private_quantile import ENOUGH_NOISE, Adjacency, PrivateQuantile
 from equipoise.privacy.random_source import RandomSource, Seeded, SystemSource, system_gaussian
@@ -77,17 +78,18 @@ class NoisePlan:
         self.privacy, self.algorithm = privacy, algorithm
         self.clients, self.expected, self.rounds = size.clients, size.clients_per_round, size.rounds
         self.dimension, self.seed = size.dimension, size.seed
-        self.poisson = algorithm.traits.sampler.independent
+        self.poisson, self.by_nodes = algorithm.traits.sampler.independent, algorithm.traits.sampler.by_nodes
         fixed = not (self.poisson or algorithm.traits.sampler.everyone)
         if algorithm.traits.sampler.everyone:
             self.sampling: releases.Sampling = releases.NoSampling()
         elif fixed:
             self.sampling = releases.FixedSampling(self.expected, self.clients)
         else:
-            self.sampling = releases.PoissonSampling(self.expected / self.clients)
+            self.sampling = releases.PoissonSampling(self.expected / self.clients, self.by_nodes)
         self.change = 2.0 if fixed else 1.0  # replacing a client moves a sum twice as far as adding or removing one
         self.fewest = self._fewest()
-        self.shares = max(self.expected, self.fewest)  # of noise in a sum, whoever is there: their number must tell nothing
+        # Of noise in a sum, whoever is there: their number must tell nothing.
+        self.shares = self.clients if self.by_nodes else max(self.expected, self.fewest)
         self.calibration = self._calibrate()
         self.quantile = self._calibrated_quantile()
         self.book = ReleaseBook(repeatable=privacy.source == "seeded")
@@ -98,6 +100,8 @@ class NoisePlan:
     def _fewest(self) -> int:
         """How many shares of noise must suffice; all of them where the server adds what is missing and is trusted to."""
         given = self.privacy.fewest
+        if given is None and self.by_nodes:  # all nodes answer, and more than half of them must
+            return self.clients // 2 + 1
         if given is None:
             return max(1, self.expected // 2) if self.poisson and self.privacy.noise == "distributed" else self.expected
         require(given <= self.most, "fewest", f"must not exceed the {self.most} clients that a round may have", given)
@@ -282,22 +286,29 @@ class NoisePlan:
 
     def _known_cohorts(self, participations: float) -> KnownCohorts:
         zeroed = releases.fold(*(z for _, z in self.planned.values()))
+        if isinstance(self.sampling, releases.PoissonSampling) and self.by_nodes:
+            rounds = sum(count for _, count in self.book.events())
+            return KnownCohorts(zeroed, rounds, self.shares, self.fewest, self.sampling.rate, self.privacy.method)
         return KnownCohorts(zeroed, participations, self.shares, self.fewest)
 
     def spent(self, state: PrivateState, rounds: int) -> accounting.Spent:
         """What the run has spent: ε of all that the ledger says was begun."""
         most = int(state.participations.max())
         spent = self.accountant.spent(0)
-        server = self._server(state).epsilon(self.privacy.delta)
+        server = self._server(state)
         discrete = self.distributed or self.quantile is not None
         return replace(
             spent, epsilon=self._events_epsilon(), epsilon_server=math.inf if server is None else server, rounds=rounds,
             participations=most, seeded=self.privacy.source == "seeded", discrete=discrete,
         )  # fmt: skip
 
-    def _server(self, state: PrivateState) -> KnownCohorts:
+    def _server(self, state: PrivateState) -> float | None:
+        """ε for a server that sees noisy sums, with the noise of those who contributed in fact; None: nothing holds it."""
+        if self.by_nodes:
+            epsilon = server_epsilon(self.book.pages(), self.privacy.delta, method=self.privacy.method)
+            return epsilon if epsilon is not None and epsilon < math.inf else None
         exposure = state.participations if state.exposure is None else state.exposure
-        return self._known_cohorts(float(exposure.max()))
+        return self._known_cohorts(float(exposure.max())).epsilon(self.privacy.delta)
 
     def table(self, state: PrivateState, evaluated: tuple[str, ...]) -> PrivacyTable:
         """ε by observer; `evaluated` says what of clients that train was evaluated exactly."""

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from equipoise.errors import InvalidParameter, require_integer
-from equipoise.privacy.accounting import epsilon_of, gaussian_epsilon
+from equipoise.privacy.accounting import Method, epsilon_of, gaussian_epsilon
 from equipoise.privacy.ledger import Tally, compose, pack_sampling, unpack_sampling, with_fewer_shares
-from equipoise.privacy.releases import CohortEvent, FixedSampling, Release
+from equipoise.privacy.releases import CohortEvent, FixedSampling, PoissonSampling, Release
 
 ZEROED = "one client's contribution zeroed"
 PUBLIC = "sees every round's model and nothing else, and cannot know who took part"
@@ -40,17 +40,23 @@ class ObserverPrivacy:
 class KnownCohorts:
     """What decides ε for one who knows the cohorts: the multiplier for a zeroed contribution, and in how many rounds.
 
-    `shares` of noise are in each sum, and `calibrated` of them give `multiplier`.
+    `shares` of noise are in each sum, and `calibrated` of them give `multiplier`. With a `rate` clients keep to themselves
+    whether they take part, each by a coin of that chance; `participations` are then all rounds.
     """
 
     multiplier: float
     participations: float
     shares: int
     calibrated: int
+    rate: float | None = None
+    method: Method | None = None
 
     def epsilon(self, delta: float, *, without: int = 0) -> float | None:
         """ε if `without` shares of the noise are known to the observer; None if nothing is left."""
         z = with_fewer_shares(self.multiplier, self.shares - without, self.calibrated)
+        if self.rate is not None:
+            event = CohortEvent((Release("all", z),), PoissonSampling(self.rate, True))
+            return _bounded(epsilon_of([(event, round(self.participations))], delta, method=self.method))
         return _bounded(gaussian_epsilon(z / math.sqrt(self.participations), delta) if self.participations else 0.0)
 
 
@@ -79,7 +85,8 @@ class PrivacyTable:
         if self.known is None or self.delta is None or row.epsilon is None:
             return row
         whose = "its own share" if colluding == 1 else f"the {colluding} shares of those who collude"
-        return replace(row, epsilon=self.known.epsilon(self.delta, without=colluding), assumes=_node_assumes(whose))
+        found, hidden = self.known.epsilon(self.delta, without=colluding), self.known.rate is not None
+        return replace(row, epsilon=found, assumes=_node_assumes(whose, hidden=hidden))
 
     @property
     def tally(self) -> Tally:
@@ -120,8 +127,9 @@ def _bounded(epsilon: float) -> float | None:
     return epsilon if epsilon < math.inf else None
 
 
-def _node_assumes(whose: str) -> str:
-    return f"learns who takes part, knows {whose} of the noise, and does not collude with the server"
+def _node_assumes(whose: str, *, hidden: bool) -> str:
+    knows = "does not know the others' coins" if hidden else "counts as one who knows who takes part"
+    return f"{knows}; knows {whose} of the noise, and does not collude with the server"
 
 
 def unprotected_table(*, secure: bool = False) -> PrivacyTable:
@@ -140,7 +148,7 @@ class ReleasedNoise:
     events: Tally
     delta: float
     known: KnownCohorts  # for a node of a run with distributed noise
-    server: KnownCohorts  # with the shares that clients have added in fact
+    server: float | None  # ε of the noisy sums for the server, with the shares that clients have added in fact
     distributed: bool
     nominal: bool
     clients: int
@@ -165,8 +173,8 @@ class ReleasedNoise:
 
     def _node(self, neighbours: str, public: float) -> ObserverPrivacy:
         if self.distributed:
-            epsilon = self.known.epsilon(self.delta, without=1)
-            return ObserverPrivacy("node", epsilon, ZEROED, _node_assumes("its own share"))
+            epsilon, hidden = self.known.epsilon(self.delta, without=1), self.known.rate is not None
+            return ObserverPrivacy("node", epsilon, ZEROED, _node_assumes("its own share", hidden=hidden))
         # It knows whether it takes part itself: of the others, a fixed cohort is then drawn from one client fewer.
         fewer = [(_among_others(event, self.clients), count) for event, count in self.events]
         epsilon = max(public, epsilon_of(fewer, self.delta, method=self.method))
@@ -175,14 +183,13 @@ class ReleasedNoise:
     def _server(self) -> ObserverPrivacy:
         if not self.distributed:
             return ObserverPrivacy("server", None, "—", "it sees each update and adds the noise itself: it is trusted")
-        epsilon = self.server.epsilon(self.delta)
+        epsilon = self.server
         if self.evaluated:
             sums = "nothing" if epsilon is None else f"the noisy sums alone would be ε = {epsilon:.4g}"
             what = " and ".join(self.evaluated)
             return ObserverPrivacy("server", None, ZEROED, f"clients that train are evaluated exactly ({what}); {sums}")
-        return ObserverPrivacy(
-            "server", epsilon, ZEROED, "picks the cohorts, and sees noisy sums; noise that it adds is not counted"
-        )
+        knows = "does not know the nodes' coins" if self.known.rate is not None else "picks the cohorts"
+        return ObserverPrivacy("server", epsilon, ZEROED, f"{knows}, and sees noisy sums; noise that it adds is not counted")
 
 
 def _among_others(event: CohortEvent, clients: int) -> CohortEvent:

@@ -296,6 +296,12 @@ class PrivateRelease:
             rule, fix = "must be equal within a cohort under a private quantile", "Use uniform weights: a client counts once."
             raise InvalidParameter("base_weights", rule, (float(base_weights.min()), float(base_weights.max())), fix)
         require_number("tail", tail, "(0, 1]", "0.5 asks for the median.")
+        settings = self.settings
+        bound, bins, scale = settings.bound, settings.bins, settings.noise()[1]
+        return quantile_of_sum(self.noisy_histogram(losses), tail, bound=bound, bins=bins, scale=scale, clients=self.clients)
+
+    def noisy_histogram(self, losses: Tensor) -> Tensor:
+        """What is released: the centred sum of the clients' hierarchical histograms, with noise, (2b − 2,) int64."""
         (sigma, scale), shares, source = self.settings.noise(), self.shares, self.source
         bound, bins = self.settings.bound, self.settings.bins
         modulus = self.settings.modulus or safe_modulus(scale, sigma, bins, max(1, len(losses), shares))
@@ -307,5 +313,4 @@ class PrivateRelease:
         if (missing := shares - len(losses)) > 0:
             extra = sample_discrete_gaussian(Fraction(sigma) ** 2, (missing, 2 * bins - 2), source=source)
             rows.append(extra.to(losses.device))
-        total = SimulatedSecureSum(modulus).sum(torch.cat(rows))
-        return quantile_of_sum(total, tail, bound=bound, bins=bins, scale=scale, clients=self.clients)
+        return SimulatedSecureSum(modulus).sum(torch.cat(rows))

@@ -41,7 +41,7 @@ class PrivateSums:
         if traits.client_form == "filter":
             return self._by_quantile(traits, cohort, losses, ones), self.noise.workers
         weights = client_weights(traits, losses, ones, float(self.noise.privacy.loss_bound or 0))
-        total = self._first(cohort.round, lambda: self._noisy_sum(weights, cohort.round))
+        total = self._first(cohort.round, lambda: self.noisy_sum(weights, cohort.round))
         if math.isnan(total):  # the round is over: nobody works
             return RiskValue(nothing, torch.zeros_like(ones), state), self.noise.workers
         return RiskValue(mean_loss(losses, weights), weights, state), max(total, 1.0)
@@ -58,7 +58,7 @@ class PrivateSums:
         self.noise.book.end(round_index, purpose, value)
         return value
 
-    def _noisy_sum(self, weights: Tensor, round_index: int) -> float:
+    def noisy_sum(self, weights: Tensor, round_index: int) -> float:
         """The sum of weights in [0, 1] with noise. A client moves it by 1, also one that is replaced."""
         z = float(self.noise.calibration.first or 0)
         if z == 0 or self.noise.privacy.noise == "central":

@@ -23,9 +23,13 @@ class NoSampling:
 
 @dataclass(frozen=True)
 class PoissonSampling:
-    """Every client independently with probability `rate`; neighbours differ by one client more or less."""
+    """Every client independently with probability `rate`; neighbours differ by one client more or less.
+
+    `by_nodes`: each node keeps its coin to itself, so that not even the server knows who takes part.
+    """
 
     rate: float
+    by_nodes: bool = False
 
     def __post_init__(self) -> None:
         require_number("sampling_rate", self.rate, "(0, 1]")

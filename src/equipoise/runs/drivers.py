@@ -1,4 +1,4 @@
-"""How the rounds of some runs follow each other: one after another, the next begun early, or tried again over a network.
+"""How the rounds of some runs follow each other: in turn, the next begun early, tried again over a network, or on a clock.
 
 `choose_driver` decides once, when the runs are set up. A driver is called with the runs' states and gives the next outcomes.
 """
@@ -15,6 +15,7 @@ import torch
 from equipoise.core.equality import same_part
 from equipoise.errors import Diverged
 from equipoise.round import Outcome, Planned, Rounds, draw_cohort, grouped, next_state, plan_rounds, report_of, run_round
+from equipoise.runs.buffered_rounds import BufferedRounds
 from equipoise.runs.secret_cohorts import secret_cohort
 from equipoise.runs.setup import Setting
 from equipoise.types import Cohort, Job, LookAheadEngine, Network, RoundReport, RoundUnderWay, ServerState
@@ -26,6 +27,8 @@ def choose_driver(settings: Sequence[Setting]) -> Driver:
     """How to drive the rounds of runs that share an engine."""
     rounds = Rounds(settings, grouped(range(len(settings)), lambda i, j: draw_alike(settings[i], settings[j])))
     traits = settings[0].engine_traits
+    if any(setting.algorithm.traits.sampler.buffered is not None for setting in settings):
+        return BufferedRounds(settings)
     if traits.network is not None:
         return partial(attempt_rounds, traits.network, rounds)
     rates = {setting.algorithm.traits.server.linear_rate for setting in settings}

@@ -32,6 +32,7 @@ from equipoise.report import write_report
 from equipoise.report.data.knob import MemberClients, knob_data
 from equipoise.result import ClientTable, Result
 from equipoise.risk import QFair, Superquantile, Tilted
+from equipoise.risk.groups import Groups
 from equipoise.runs.checkpoint import Checkpoints
 from equipoise.runs.health import divergence, rejected_updates
 from equipoise.runs.setup import DataOrMaker, EngineChoice, ModelOrMaker, Setting, set_up
@@ -179,11 +180,14 @@ class Family:
 
         return publish_family(self, folder)
 
-    def export(self, folder: str | Path) -> Path:
-        """Write all models into one new folder: as safetensors, as ONNX where a model can be, each with its card."""
+    def export(self, folder: str | Path, *, groups: Groups | None = None) -> Path:
+        """Write all models into one new folder: as safetensors, as ONNX where a model can be, each with its card.
+
+        `groups` names the group of each client, and cards have a row for each group.
+        """
         from equipoise.export.model_files import export_family
 
-        return export_family(self, folder)
+        return export_family(self, folder, groups=groups)
 
     def _one_client(self, client_data: ClientSet | tuple[Any, Any]) -> ClientSet:
         if isinstance(client_data, ClientSet):

@@ -84,6 +84,8 @@ class SeededRun:
         algorithm = self.algorithm
         if algorithm.personal is not None:
             return "clients have models of their own"
+        if algorithm.traits.sampler.buffered is not None:
+            return "clients come and go on a clock of the run's own"
         if algorithm.privacy is not None:
             return "sums are protected"
         if algorithm.traits.solver.prepare is not None:

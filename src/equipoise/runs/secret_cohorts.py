@@ -44,6 +44,8 @@ def draw_by_system(setting: Setting, round_index: int) -> Cohort:
     A sampler that the privacy accountant does not know is called with a seed of 63 such bits, drawn for this round alone.
     """
     traits, count, m = setting.algorithm.traits.sampler, len(setting.alpha), setting.clients_per_round
+    if traits.by_nodes:  # everybody is asked, and each decides by itself whether it takes part
+        return Cohort(round_index, setting.seed, torch.arange(count), setting.alpha, _inclusion(setting, count))
     if traits.everyone or not traits.accounted or traits.share != 1:
         drawn = setting.sampler(round_index, setting.alpha, clients_per_round=m, seed=secrets.randbits(63))
         return replace(drawn, seed=setting.seed)  # clients' batches are the same when the round is tried again

@@ -49,7 +49,10 @@ class FamilyClient:
     def get(self, path: str, most: int = LARGEST_ANSWER) -> bytes:
         """The content at a path of the server."""
         headers = {"Accept": "application/json"} | ({"Authorization": f"Bearer {self.token}"} if self.token else {})
-        context = ssl.create_default_context(cafile=None if self.authority is None else str(self.authority))
+        try:
+            context = ssl.create_default_context(cafile=None if self.authority is None else str(self.authority))
+        except (OSError, ValueError) as failure:
+            raise ConfigError(f"{self.authority} is no certificate of an authority, as PEM: {failure}.") from failure
         opener = build_opener(NoRedirects, HTTPSHandler(context=context), *([ProxyHandler({})] if _is_local(self.base) else []))
         try:
             with opener.open(Request(self.base + path, headers=headers), timeout=SECONDS) as answer:  # noqa: S310 — http(s), checked

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from http.cookies import CookieError, SimpleCookie
@@ -21,8 +22,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 COOKIE = "equipoise"
 LARGEST_BODY = 2**20  # bytes of a request
 TOO_LARGE = f"The request is larger than {LARGEST_BODY // 2**20} MB. Send less at once."
-BODY_SECONDS = 15.0  # in which the body of a request must arrive
-SEND_SECONDS = 60.0  # in which a reader must take the next piece of an answer
+BODY_SECONDS = 30.0  # in which the body of a request must arrive, whole
+TOO_SLOW = f"The request did not arrive within {BODY_SECONDS:.0f} seconds."
 
 POLICY = (
     "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -107,6 +108,13 @@ class TooLarge(HTTPException):
         super().__init__(413, TOO_LARGE)
 
 
+class TooSlow(HTTPException):
+    """The body of a request comes too slowly; an error that applications hand on as it is."""
+
+    def __init__(self) -> None:
+        super().__init__(408, TOO_SLOW)
+
+
 class Guard:
     """An ASGI application before another. `refuse` makes the answer to a refused request from its status and words."""
 
@@ -124,10 +132,7 @@ class Guard:
         if refusal is not None:
             await refusal(scope, receive, guarded)
             return
-        try:
-            await self.app(scope, _limited(receive), guarded)
-        except TimeoutError:
-            return  # a reader too slow to be served: the connection is closed
+        await self.app(scope, _limited(receive), guarded)
 
     def _refusal(self, scope: Scope) -> Any:
         headers = dict(scope["headers"])
@@ -169,21 +174,24 @@ class Guard:
                     *message["headers"],
                     *((n.encode(), v.encode()) for n, v in HEADERS.items() if n.encode() not in there),
                 ]
-            await asyncio.wait_for(send(message), SEND_SECONDS)
+            await send(message)
 
         return guarded
 
 
 def _limited(receive: Receive) -> Receive:
     """A body that is not too large and does not come too slowly; waiting for the end of a connection is not limited."""
-    seen = 0
-    whole = False
+    seen, whole, until = 0, False, 0.0
 
     async def limited() -> MutableMapping[str, Any]:
-        nonlocal seen, whole
+        nonlocal seen, whole, until
         if whole:
             return await receive()
-        message = await asyncio.wait_for(receive(), BODY_SECONDS)
+        until = until or time.monotonic() + BODY_SECONDS
+        try:
+            message = await asyncio.wait_for(receive(), max(0.0, until - time.monotonic()))
+        except TimeoutError as failure:
+            raise TooSlow from failure
         if message["type"] == "http.request":
             seen += len(message.get("body", b""))
             whole = not message.get("more_body", False)

@@ -11,7 +11,8 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from equipoise.serve.library import Gone, Library
+from equipoise.serve.library import Library
+from equipoise.serve.refusals import Gone
 from equipoise.serve.run_states import WatchedRun
 
 EVERY, QUIET = 1.0, 5.0  # seconds between looks at a run that is running, and at one that is not

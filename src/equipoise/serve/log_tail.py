@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from equipoise.serve.pages_text import counted, finite, readable
 from equipoise.serve.safe_files import open_below
 
 POINTS = 2000  # of a curve that are kept; beyond it every second one goes, again and again
 CHUNK = 4 * 2**20  # bytes that are read at once
+MOST_CURVES = 200  # members of a family that are followed
 LONGEST = 16 * 2**20  # of a line; a longer one is no log
 
 
@@ -27,10 +28,10 @@ class Curve:
 
     def add(self, event: dict[str, Any]) -> None:
         """Take in the report of a round: round, loss, tail loss, clients trained, ε."""
-        number = int(event["round"]) + 1
-        loss, tail, epsilon = (_number(event.get(name)) for name in ("loss", "tail_loss", "epsilon"))
-        self.last = (number, loss, tail, int(event.get("trained", 0)), epsilon)
-        self.cohort = int(event.get("cohort", 0))
+        number = counted(event["round"]) + 1
+        loss, tail, epsilon = (finite(event.get(name)) for name in ("loss", "tail_loss", "epsilon"))
+        self.last = (number, loss, tail, counted(event.get("trained")), epsilon)
+        self.cohort = counted(event.get("cohort"))
         if (number - 1) % self.stride == 0:
             self.rows.append(self.last)
         if len(self.rows) > POINTS:
@@ -100,25 +101,26 @@ class LogTail:
         try:
             event = json.loads(line)
             kind = event.get("event")
-            name = str(event.get("run", ""))[:200]
+            name = readable(event.get("run", ""))[:200]
             if kind == "start":
-                self.total_rounds, self.stopped, self.end = int(event["rounds"]), None, None
+                self.total_rounds, self.stopped, self.end = counted(event["rounds"]), None, None
             elif kind == "round":
-                curve = self.curves.setdefault(name, Curve())
-                curve.add(event)
-                self.recent = [*self.recent[-63:], (int(event["round"]), float(event.get("seconds") or 0.0))]
+                if name not in self.curves and len(self.curves) >= MOST_CURVES:
+                    raise ValueError("no family has so many members")
+                self.curves.setdefault(name, Curve()).add(event)
+                self.recent = [*self.recent[-63:], (counted(event["round"]), finite(event.get("seconds")) or 0.0)]
                 self.stopped = self.end = None
             elif kind == "evaluation":
-                about = {"run": name, "round": int(event["round"]), "splits": _plain(event["splits"])}
+                about = {"run": name, "round": counted(event["round"]), "splits": _plain(event["splits"])}
                 self.evaluations.append(about | {"histogram": _counts(event.get("histogram"))})
                 if len(self.evaluations) > 2 * POINTS:
                     self.evaluations = self.evaluations[::2]
             elif kind == "stopped":
-                self.stopped = str(event.get("why", ""))[:2000]
+                self.stopped = readable(event.get("why", ""))[:2000]
             elif kind == "end":
                 self.end = event
             self.changes += 1
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             self._skipped += 1
 
     @property
@@ -135,20 +137,20 @@ class LogTail:
         return runs * sum(seconds for _, seconds in self.recent) / len(self.recent)
 
 
-def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) else None
-
-
 def _counts(given: Any) -> dict[str, Any] | None:
     """The histogram of an evaluation; None if there is none, or it is none."""
     if not isinstance(given, dict) or not isinstance(given.get("counts"), list) or len(given["counts"]) > 1000:
         return None
-    low, high = _number(given.get("low")), _number(given.get("high"))
-    counts = [int(count) for count in given["counts"]]
+    low, high = finite(given.get("low")), finite(given.get("high"))
+    counts = [max(0, counted(count)) for count in given["counts"]]
     return (
-        None if low is None or high is None else {"low": low, "high": high, "counts": counts, "split": str(given.get("split"))}
+        None
+        if low is None or high is None
+        else {"low": low, "high": high, "counts": counts, "split": str(given.get("split"))[:40]}
     )
 
 
 def _plain(splits: Any) -> dict[str, dict[str, float | None]]:
-    return {str(name): {str(key): _number(value) for key, value in of.items()} for name, of in splits.items()}
+    return {
+        str(name)[:40]: {str(key)[:80]: finite(value) for key, value in of.items()} for name, of in list(splits.items())[:8]
+    }

@@ -21,6 +21,8 @@ MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None", "#N/A", "n/a",
 
 def read_examples(path: Path, signature: Signature, classes: Sequence[str], schema: Schema | None) -> list[NDArray[Any]]:
     """Inputs, and then targets, in the order of the signature. What does not fit is refused with file, column and row."""
+    if len(signature.targets) != 1:
+        raise InvalidData("The examples of these models have several targets, which no file of examples can hold.")
     if not path.is_file():
         raise InvalidData(f"{path} does not exist. Name a CSV or npz file with labelled examples of your own.")
     if path.suffix.lower() == ".npz":
@@ -107,26 +109,25 @@ def _checked(path: Path, signature: Signature, x: list[NDArray[Any]], y: NDArray
     """Arrays in the types and shapes of the signature."""
     ready = []
     for spec, array in zip(signature.inputs, x, strict=True):
-        fits = array.ndim == 1 + len(spec.shape) and all(
-            size in (-1, found) for size, found in zip(spec.shape, array.shape[1:], strict=True)
-        )
-        if not fits:
-            shape = ", ".join("any" if size < 0 else str(size) for size in spec.shape)
-            raise InvalidData(f"{path}: {spec.name} must be of shape (examples, {shape}), but is {array.shape}.")
+        if not spec.takes(array.shape):
+            raise InvalidData(f"{path}: {spec.name} must be of shape {spec.batch_shape}, but is {array.shape}.")
         if not np.isfinite(array).all():
             raise InvalidData(f"{path}: {spec.name} holds NaN or infinity. Repair or drop that example.")
+        if spec.dtype == "int64" and bool((array != np.round(array)).any()):
+            raise InvalidData(f"{path}: {spec.name} must hold whole numbers.")
         ready.append(np.ascontiguousarray(array.astype({"bfloat16": "float32"}.get(spec.dtype, spec.dtype))))
     rows = len(ready[0])
     if y.shape[:1] != (rows,) or any(len(array) != rows for array in ready) or not rows:
         raise InvalidData(f"{path}: there must be a target for each of {rows} examples; y is of shape {y.shape}.")
     (target,) = signature.targets
-    if y.shape[1:] != target.shape or y.dtype.kind not in "iufb" or not np.isfinite(y).all():
-        raise InvalidData(f"{path}: targets must be numbers of shape (examples,), but are {y.dtype} of shape {y.shape}.")
+    if not target.takes(y.shape) or y.dtype.kind not in "iufb" or not np.isfinite(y).all():
+        words = f"{path}: targets must be numbers of shape {target.batch_shape}, but are {y.dtype} of shape {y.shape}."
+        raise InvalidData(words)
     if target.dtype == "int64":
-        odd = (y != np.round(y)) | ((y < 0) | (y >= signature.classes) if signature.classes else False)
+        odd = (y != np.round(y)) | ((y < 0) | (y >= signature.classes) if signature.classes and not target.shape else False)
         if odd.any():
             row = int(np.argmax(odd.reshape(rows, -1).any(1)))
-            raise InvalidData(
-                f"{path}: the target in row {row} is {y[row]:g}, but must be a class from 0 to {signature.classes - 1}."
-            )
+            found = float(y.reshape(rows, -1)[row][odd.reshape(rows, -1)[row]][0])
+            allowed = f"a class from 0 to {signature.classes - 1}" if signature.classes else "a whole number"
+            raise InvalidData(f"{path}: the target in row {row} is {found:g}, but must be {allowed}.")
     return [*ready, np.ascontiguousarray(y.astype(target.dtype))]

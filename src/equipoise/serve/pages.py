@@ -7,10 +7,12 @@ from html import escape
 from typing import Any
 from urllib.parse import quote
 
+from equipoise.core.signature import Signature
 from equipoise.core.version import VERSION
+from equipoise.export.onnx_files import MODEL, SCORE
 from equipoise.report.interactive.assets import embedded
 from equipoise.report.interactive.knob_section import clients_section, knob_section
-from equipoise.serve.library import ModelVersion
+from equipoise.serve.model_store import ModelVersion, file_address, models_address
 from equipoise.serve.pages_text import duration, size_words
 from equipoise.serve.static_files import address, static_files
 
@@ -63,19 +65,23 @@ def index_page(name: str, runs: Sequence[Mapping[str, Any]], studies: Mapping[st
                 yield f'<li><a href="/study/{quote(study, safe="")}">{escape(study)}</a>, {len(inside)} runs</li>'
             yield "</ul></section>"
 
-    return document(name, body(), refresh=True)
+    return document(name, body(), scripts=("list.js",), refresh=True)
 
 
 def runs_table(runs: Iterable[Mapping[str, Any]]) -> Iterator[str]:
     """Runs with their state."""
     yield '<div class="card scroll" tabindex="0" role="region" aria-label="Runs"><table class="list"><thead><tr>'
-    yield from (f'<th scope="col">{title}</th>' for title in ("run", "state", "rounds", "time left", "data", "seed"))
+    titles = {"run": "", "state": "", "rounds": "", "time left": "", "data": ' class="text"', "seed": ""}
+    yield from (f'<th scope="col"{kind}>{title}</th>' for title, kind in titles.items())
     yield "</tr></thead><tbody>"
     for run in runs:
-        knob = f" ({escape(run['knob'])}: {', '.join(f'{v:g}' for v in run['values'])})" if run["knob"] else ""
+        knob = ""
+        if run["knob"]:
+            knob = f" <small>{escape(run['knob'])} {', '.join(f'{v:g}' for v in run['values'][:8])}</small>"
         left = duration(run["seconds_left"]) if run["status"] == "running" else "–"
-        yield f'<tr><th scope="row"><a href="{run_address(run["id"])}">{escape(run["name"])}</a>{knob}</th>'
-        yield f"<td>{badge(run['status'])}</td><td>{run['rounds_done']} of {run['rounds']}</td><td>{left}</td>"
+        yield f'<tr data-run="{escape(run["id"])}"><th scope="row"><a href="{run_address(run["id"])}">{escape(run["name"])}</a>'
+        yield f'{knob}</th><td>{badge(run["status"])}</td><td class="rounds">{run["rounds_done"]} of {run["rounds"]}</td>'
+        yield f'<td class="left">{left}</td>'
         yield f'<td class="text">{escape(run["data"])}</td><td>{run["seed"]}</td></tr>'
     yield "</tbody></table></div>"
 
@@ -102,15 +108,24 @@ def state_section(run: Mapping[str, Any]) -> Iterator[str]:
     hidden = " hidden" if run["status"] == "finished" else ""
     yield f'<section id="state" aria-label="State"{hidden}><p><label for="progress" id="rounds">{done} of'
     yield f" {run['rounds']} rounds</label>"
-    left = (
-        f"about {duration(run['seconds_left'])} left" if run["status"] == "running" and run["seconds_left"] is not None else ""
-    )
+    left = ""
+    if run["status"] == "running" and run["seconds_left"] is not None:
+        left = f"· about {duration(run['seconds_left'])} left"
     yield f' <span id="left">{left}</span></p><progress id="progress" max="{total}" value="{min(done, total)}"></progress>'
-    stopped = run["status"] in ("stopped", "waiting") and run["resume"]
+    stopped = run["status"] in ("stopped", "waiting")
     why = run["why"] or ("It has not begun." if run["status"] == "waiting" else "")
     yield f'<div id="stopped" class="stopped-note"{"" if stopped else " hidden"}><span id="why">{escape(why)}</span>'
-    yield f" To {'go on with' if run['status'] != 'waiting' else 'start'} it:<pre"
-    yield f' id="resume">{escape(run["resume"])}</pre></div></section>'
+    hidden, verb = "" if run["resume"] else " hidden", "start" if run["status"] == "waiting" else "go on with"
+    yield f'<span id="how"{hidden}> To {verb} it:</span>'
+    yield f'<pre id="resume"{hidden}>{escape(run["resume"])}</pre></div></section>'
+
+
+def figures_section(figures: Mapping[str, str]) -> Iterator[str]:
+    """The figures of a finished run, by name, as they are written."""
+    yield '<section aria-labelledby="figures"><h2 id="figures">How clients fare</h2><div class="tiles">'
+    for name, value in figures.items():
+        yield f'<div class="tile"><span>{escape(name)}</span><output>{escape(value)}</output></div>'
+    yield "</div></section>"
 
 
 def live_section(update: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator[str]:
@@ -154,21 +169,24 @@ def live_section(update: Mapping[str, Any], run: Mapping[str, Any]) -> Iterator[
 
 def choose_section(run: str, version: ModelVersion, schema: Mapping[str, Any] | None, url: str) -> Iterator[str]:
     """Where a client tries its own examples, which stay in the browser."""
-    manifest, here = version.manifest, f"/api/runs/{quote(run, safe='')}/models"
+    manifest = version.manifest
     yield '<section class="choose" aria-labelledby="choose"><h2 id="choose">Which model serves you best?</h2>'
     missing = next(
-        (member.no_onnx or "it was saved without it" for member in manifest.members if "score.onnx" not in member.files), None
+        (member.no_onnx or "it was saved without it" for member in manifest.members if SCORE not in member.files), None
     )
     command = f'<pre class="command">equipoise choose {escape(url)} my-data.csv</pre>'
-    if missing is not None or manifest.signature is None or not (manifest.signature.plain or schema is not None):
-        why = missing or "its inputs are not rows of a table"
+    if missing is not None or manifest.signature is None or len(manifest.signature.targets) != 1:
+        why = missing or "its examples have several targets, or none that is known"
         yield f'<p class="plain">Own examples cannot be tried with this family: {escape(why)}.</p></section>'
         return
     yield '<p class="plain">Give some labelled examples of your own. They are tried here, in your browser; '
     yield "nothing of them is sent anywhere.</p>"
     yield f'<noscript><p class="plain">This needs JavaScript. Without it, on your own machine:</p>{command}</noscript>'
-    yield '<div class="card" id="choose-live" hidden><form id="choose-form"><label for="choose-file">A CSV or npz file</label>'
-    yield '<input type="file" id="choose-file" accept=".csv,.npz,text/csv" required> <button type="submit">Try all'
+    by_rows = manifest.signature.plain or schema is not None
+    kinds, accepted = ("A CSV or npz file", ".csv,.npz,text/csv") if by_rows else ("An npz file", ".npz")
+    kinds, accepted = ("A CSV file", ".csv,text/csv") if schema is not None else (kinds, accepted)
+    yield f'<div class="card" id="choose-live" hidden><form id="choose-form"><label for="choose-file">{kinds}</label>'
+    yield f'<input type="file" id="choose-file" accept="{accepted}" required> <button type="submit">Try all'
     yield " models</button></form>"
     yield '<p id="choose-status" role="status"></p><p id="choose-problem" role="alert"></p><div id="choose-answer" hidden>'
     yield '<p id="choose-verdict"></p><div class="scroll" tabindex="0" role="region" aria-label="Your losses"><table>'
@@ -176,21 +194,14 @@ def choose_section(run: str, version: ModelVersion, schema: Mapping[str, Any] | 
     titles = (manifest.knob, "your loss", "95 % interval", "more than the best", "wrong", "")
     yield from (f'<th scope="col">{escape(title)}</th>' if title else '<th scope="col">download</th>' for title in titles)
     yield '</tr></thead><tbody id="choose-rows"></tbody></table></div><p class="note" id="choose-note"></p></div>'
-    spec = manifest.signature.inputs[0]
-    if schema is not None:
-        names = [rule["name"] for rule in schema["columns"] if rule["becomes"] != "left out"]
-        form = f"columns {', '.join(names[:12])}{' …' if len(names) > 12 else ''}, and the target {schema['target']['name']}"
-    else:
-        form = f"{spec.features} numbers for each example, and the target in the column y, target or label, or else the last"
-    yield f"<details><summary>What the file must hold</summary><p>CSV: a row for each example: {escape(form)}. "
-    yield "npz: arrays x and y.</p></details>"
+    yield f"<details><summary>What the file must hold</summary><p>{escape(file_form(manifest.signature, schema))}</p></details>"
     yield f"<details><summary>On the command line</summary>{command}</details></div>"
     files = static_files()
     content = {
         "knob": manifest.knob, "signature": manifest.signature.to_table(), "classes": list(manifest.classes), "schema": schema,
         "members": [
-            {"value": m.value, "name": m.name, "score": f"{here}/{quote(m.folder)}/{version.name}/score.onnx",
-             "model": f"{here}/{quote(m.folder)}/{version.name}/model.onnx", "sha256": m.files["score.onnx"].sha256}
+            {"value": m.value, "name": m.name, "score": file_address(run, version, m, SCORE),
+             "model": file_address(run, version, m, MODEL), "sha256": m.files[SCORE].sha256}
             for m in manifest.members
         ],
         "runtime": {
@@ -201,33 +212,48 @@ def choose_section(run: str, version: ModelVersion, schema: Mapping[str, Any] | 
     yield f'<script type="application/json" id="choose-data">{embedded(content)}</script></section>'
 
 
+def file_form(signature: Signature, schema: Mapping[str, Any] | None) -> str:
+    """What a file of own examples must hold, in words."""
+    if schema is not None:
+        names = [rule["name"] for rule in schema["columns"] if rule["becomes"] != "left out"]
+        columns = f"{', '.join(names[:12])}{' …' if len(names) > 12 else ''}"
+        return f"CSV: a row for each example, with the columns {columns}, and the target {schema['target']['name']}."
+    shapes = ", ".join(f"{spec.name} {spec.batch_shape}" for spec in (*signature.inputs, *signature.targets))
+    arrays = f"npz: the arrays {shapes}."
+    if not signature.plain:
+        return arrays
+    count = signature.inputs[0].features
+    row = f"CSV: a row for each example: {count} numbers, and the target in the column y, target or label, or else the last. "
+    return row + arrays
+
+
 def models_section(run: str, versions: Sequence[ModelVersion]) -> Iterator[str]:
     """The files of every model, of the latest version first."""
     if not versions:
         return
-    here = f"/api/runs/{quote(run, safe='')}/models"
     yield '<section aria-labelledby="models"><h2 id="models">Models to download</h2>'
     for place, version in enumerate(reversed(versions)):
         yield f"<p>Version <code>{version.name}</code>{' (latest)' if place == 0 else ''}</p>"
         yield '<div class="card scroll" tabindex="0" role="region" aria-label="Files"><table class="list"><thead><tr>'
-        yield '<th scope="col">model</th><th scope="col">files</th></tr></thead><tbody>'
+        yield '<th scope="col">model</th><th scope="col" class="text">files</th></tr></thead><tbody>'
         for member in version.manifest.members:
-            folder = member.folder or "model"
             links = [
-                f'<a href="{here}/{quote(folder)}/{version.name}/{quote(name)}" title="SHA-256 {file.sha256}">'
-                f"{escape(name)}</a>"
+                f'<a href="{file_address(run, version, member, name)}" title="SHA-256 {file.sha256}">{escape(name)}</a>'
                 f" <small>{size_words(file.bytes)}</small>"
                 for name, file in member.files.items()
             ]
             yield f'<tr><th scope="row">{escape(member.name)}</th><td class="text files">{" · ".join(links)}</td></tr>'
         yield "</tbody></table></div>"
-    yield f'<p class="note">Sizes and SHA-256 of all files: <a href="{here}">{escape(here)}</a>.</p></section>'
+        if why := next((member.no_onnx for member in version.manifest.members if member.no_onnx), None):
+            yield f'<p class="note">There is no ONNX: {escape(why.rstrip("."))}.</p>'
+    where = models_address(run)
+    yield f'<p class="note">Sizes and SHA-256 of all files: <a href="{where}">{escape(where)}</a>.</p></section>'
 
 
 def run_page(
     run: Mapping[str, Any], update: Mapping[str, Any], *, root: str, url: str, studies: Sequence[str] = (),
     versions: Sequence[ModelVersion] = (), knob: Mapping[str, Any] | None = None, schema: Mapping[str, Any] | None = None,
-    links: Mapping[str, str] | None = None, problem: str = "",
+    links: Mapping[str, str] | None = None, problem: str = "", figures: Mapping[str, str] | None = None,
 ) -> str:  # fmt: skip
     """The page of a run, or of a family with its knob."""
     scripts: list[str] = [*SCRIPTS["live"]]
@@ -240,6 +266,8 @@ def run_page(
         if knob is not None:
             yield from knob_section(knob)
             yield from choose_section(run["id"], versions[-1], schema, url)
+        if figures is not None:
+            yield from figures_section(figures)
         if links:
             yield "<p>" + " · ".join(f'<a href="{escape(where)}">{escape(name)}</a>' for name, where in links.items()) + "</p>"
         yield from live_section(update, run)
@@ -269,14 +297,14 @@ def study_page(study: Mapping[str, Any], *, root: str) -> str:
         yield f'<p class="eyebrow">Study</p><h1>{escape(study["id"])}</h1><p id="study-status"'
         yield f' role="status">{study_words(study)}</p>'
         yield '<div class="card scroll" tabindex="0" role="region" aria-label="Runs"><table class="list"><thead><tr>'
-        titles = ("method", "seed", "state", "rounds", f"mean {study['noun']}", "90th percentile", "worst tenth")
+        titles = ("method", "seed", f"mean {study['noun']}", "90th percentile", "worst tenth", "state", "rounds")
         yield from (f'<th scope="col">{escape(title)}</th>' for title in titles)
         yield '</tr></thead><tbody id="study-rows">'
         for row in study["runs"]:
             numbers = [row["shown"].get(key, "–") for key in ("mean", "percentile_90", "worst_10")]
             yield f'<tr><th scope="row"><a href="{run_address(row["id"])}">{escape(row["name"])}</a></th><td>{row["seed"]}</td>'
-            yield f"<td>{badge(row['status'])}</td><td>{row['rounds_done']} of {row['rounds']}</td>"
-            yield "".join(f"<td>{escape(number)}</td>" for number in numbers) + "</tr>"
+            yield "".join(f"<td>{escape(number)}</td>" for number in numbers)
+            yield f"<td>{badge(row['status'])}</td><td>{row['rounds_done']} of {row['rounds']}</td></tr>"
         address_of = f"/api/studies/{quote(study['id'], safe='')}"
         yield '</tbody></table></div><script type="application/json"'
         yield f' id="study-data">{embedded({"address": address_of})}</script>'

@@ -2,9 +2,49 @@
 
 from __future__ import annotations
 
+import math
+import unicodedata
 from collections.abc import Sequence
 
+HIDDEN = ("Cc", "Cf", "Cs")  # control characters, marks that turn the direction of writing, halves of a letter
+MOST_COUNTED = 2**53
 BARS = "▁▂▃▄▅▆▇█"
+
+
+def readable(text: object) -> str:
+    r"""Text from elsewhere that pages and terminals can show: what is no letter, such as an escape sequence, becomes �.
+
+    >>> readable("caf\udce9"), readable("red\x1b[31m\nline"), readable("Δ-FL 0.5")
+    ('caf�', 'red�[31m line', 'Δ-FL 0.5')
+    """
+    plain = str(text).replace("\n", " ").replace("\t", " ")
+    return "".join("�" if unicodedata.category(letter) in HIDDEN else letter for letter in plain)
+
+
+def counted(value: object) -> int:
+    """A whole number from elsewhere; 0 for what is none, and no more than a browser can count.
+
+    >>> counted(3), counted("3"), counted(10**400) == 2**53, counted(float("nan")), counted(True)
+    (3, 0, True, 0, 0)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        return 0
+    return int(max(-MOST_COUNTED, min(MOST_COUNTED, value)))
+
+
+def finite(value: object) -> float | None:
+    """A number from elsewhere; None for what is none or not finite.
+
+    >>> finite(3), finite("3"), finite(10**400), finite(float("inf"))
+    (3.0, None, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
 
 
 def duration(seconds: float | None) -> str:

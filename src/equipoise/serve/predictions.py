@@ -39,11 +39,10 @@ def _array(spec: TensorSpec, values: Any) -> NDArray[Any]:
             raise ValueError("not numbers")
     except ValueError:
         raise InvalidData(f"inputs ({spec.name}) must be numbers, each example of shape ({shape}).") from None
-    fits = array.ndim == 1 + len(spec.shape) and all(
-        size in (-1, found) for size, found in zip(spec.shape, array.shape[1:], strict=True)
-    )
-    if not fits:
-        raise InvalidData(f"inputs ({spec.name}) must be of shape (examples, {shape}), but are {array.shape}.")
+    if not spec.takes(array.shape):
+        raise InvalidData(f"inputs ({spec.name}) must be of shape {spec.batch_shape}, but are {array.shape}.")
+    if spec.scale is not None and array.dtype.kind in "iu":  # raw values, such as pixels
+        array = array * spec.scale + spec.shift
     floating = spec.torch_dtype.is_floating_point
     if not floating and spec.dtype != "bool" and array.dtype.kind == "f":
         raise InvalidData(f"inputs ({spec.name}) must be integers.")

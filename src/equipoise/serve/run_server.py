@@ -10,6 +10,7 @@ import webbrowser
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from equipoise.errors import ConfigError, require
 
@@ -64,19 +65,11 @@ def serve(folder: Path, options: ServerOptions, *, say: Callable[[str], None], o
     shown = "127.0.0.1" if options.host in ("0.0.0.0", "localhost") else options.host  # noqa: S104
     url = f"{scheme}://{f'[{shown}]' if ':' in shown else shown}:{port}/"
     page = url if token is None else f"{url}?token={token}"
-    config = uvicorn.Config(
-        make_app(folder, access), log_level="warning", lifespan="off", ws="none",
-        server_header=False, date_header=True, access_log=False,
-        limit_concurrency=MOST_CONNECTIONS, timeout_keep_alive=20, timeout_graceful_shutdown=2,
-        h11_max_incomplete_event_size=65536,
-        ssl_certfile=None if options.certificate is None else str(options.certificate),
-        ssl_keyfile=None if options.key is None else str(options.key),
-    )  # fmt: skip
     try:
-        config.load()
-    except (OSError, ValueError) as failure:
+        config = server_config(make_app(folder, access), options)
+    except ConfigError:
         listening.close()
-        raise ConfigError(f"The certificate or its key cannot be used: {failure}.") from failure
+        raise
     say(f"{folder} is at {page}")
     if not local:
         say("Others reach this server, too: whoever has the token reads what is in the folder.")
@@ -86,6 +79,28 @@ def serve(folder: Path, options: ServerOptions, *, say: Callable[[str], None], o
     if open_browser:
         threading.Timer(0.7, webbrowser.open, (page,)).start()
     uvicorn.Server(config).run(sockets=[listening])
+
+
+def server_config(app: Any, options: ServerOptions) -> Any:
+    """How uvicorn serves an application: one process, h11, bounded connections that end if nobody goes on with them."""
+    import uvicorn
+
+    from equipoise.serve.connections import ImpatientConnection
+
+    config = uvicorn.Config(
+        app, log_level="warning", lifespan="off", ws="none", http=ImpatientConnection, loop="asyncio",
+        server_header=False, date_header=True, access_log=False,
+        limit_concurrency=MOST_CONNECTIONS, timeout_keep_alive=20, timeout_graceful_shutdown=2,
+        h11_max_incomplete_event_size=65536,
+        ssl_certfile=None if options.certificate is None else str(options.certificate),
+        ssl_keyfile=None if options.key is None else str(options.key),
+    )  # fmt: skip
+    try:
+        config.load()
+    except (OSError, ValueError) as failure:
+        reason = str(failure) or type(failure).__name__
+        raise ConfigError(f"The certificate {options.certificate} or its key cannot be used: {reason}.") from failure
+    return config
 
 
 def listen(host: str, port: int) -> socket.socket:

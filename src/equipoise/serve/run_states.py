@@ -7,17 +7,19 @@ import shlex
 import time
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from equipoise.experiment.run_files import RunFolder
 from equipoise.serve.log_tail import LogTail
+from equipoise.serve.pages_text import counted, finite, readable
 from equipoise.serve.safe_files import open_below
 
 Status = Literal["waiting", "running", "finished", "stopped"]
 FRESH = 15.0  # seconds after its last line in which a run without a lock is taken for running
 LARGEST_CONFIG = 2**20
+LONGEST_NAME = 200
 NONE = "none"
 
 
@@ -44,14 +46,16 @@ class RunAbout:
         train, algorithm = (_table(table, name) for name in ("train", "algorithm"))
         family, python = _table(table, "family"), _table(table, "python")
         knob, values = next(((key[:-1], given) for key, given in family.items() if key in ("tails", "qs", "tilts")), (None, []))
-        numbers = tuple(float(v) for v in values if isinstance(v, int | float)) if isinstance(values, list) else ()
+        numbers = tuple(v for v in map(finite, values) if v is not None) if isinstance(values, list) else ()
         privacy = algorithm.get("privacy", NONE)
         name = train.get("name", NONE)
         return cls(
-            folder if name in (NONE, None) else str(name), "family" if knob else "run", knob, numbers,
-            _whole(train.get("rounds")), _whole(train.get("seed")), _name(table.get("data")) or str(python.get("data", "")),
-            _name(table.get("model")) or str(python.get("model", "")), privacy != NONE,
-            "" if privacy == NONE else _name(privacy), _name(algorithm.get("risk")), bool(python),
+            readable(folder if name in (NONE, None) else name)[:LONGEST_NAME], "family" if knob else "run", knob, numbers,
+            counted(train.get("rounds")), counted(train.get("seed")),
+            readable(_name(table.get("data")) or python.get("data", ""))[:LONGEST_NAME],
+            readable(_name(table.get("model")) or python.get("model", ""))[:LONGEST_NAME], privacy != NONE,
+            "" if privacy == NONE else readable(_name(privacy))[:LONGEST_NAME],
+            readable(_name(algorithm.get("risk")))[:LONGEST_NAME], bool(python),
         )  # fmt: skip
 
 
@@ -65,10 +69,6 @@ def _name(part: Any) -> str:
     if isinstance(part, Mapping):
         return str(part.get("name") or part.get("shown") or "")
     return str(part) if isinstance(part, str) else ""
-
-
-def _whole(value: Any) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else 0
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,12 @@ class WatchedRun:
     """A run folder that is looked at again and again: its configuration is read when it changes, its log as it grows."""
 
     path: Path
-    about: RunAbout = field(default_factory=lambda: RunAbout("", "run"))
     _config: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
+        # What a configuration that cannot be read says of privacy is not known: no single client is shown then.
+        name = readable(self.path.resolve().name)[:LONGEST_NAME]
+        self.about = RunAbout(name, "run", private=True, privacy="its config.toml cannot be read")
         self.log = LogTail(self.path, "rounds.jsonl")
 
     def refresh(self) -> bool:
@@ -126,12 +128,12 @@ class WatchedRun:
                 done,
                 done or total,
                 epsilon=epsilon,
-                seconds=float(seconds) if isinstance(seconds, int | float) else None,
+                seconds=finite(seconds),
             )
-        command = "" if self.about.saved else f"equipoise run --resume {shlex.quote(str(self.path))}"
+        command = "" if self.about.saved else f"equipoise run --resume {shlex.quote(readable(self.path))}"
         if log.stopped is None and (is_locked(self.path / ".lock") or time.time() - log.modified < fresh):
             each = log.seconds_per_round
-            left = None if each is None else each * max(0, total - done)
+            left = None if each is None else finite(each * max(0, total - done))
             return RunState("running", done, total, left, epsilon=epsilon)
         if not log.curves and log.stopped is None and not RunFolder(self.path).checkpoint.exists():
             return RunState("waiting", 0, total, resume=command)

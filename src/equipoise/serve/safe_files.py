@@ -41,3 +41,12 @@ def open_below(root: Path, parts: Sequence[str]) -> BufferedReader:
         os.close(file)
         raise Outside(f"{parts[-1]!r} is no plain file")
     return os.fdopen(file, "rb")
+
+
+def mark_of(path: Path, steps: list[str]) -> tuple[int, int, int]:
+    """What changes when a file or folder changes."""
+    try:
+        about = path.joinpath(*steps).lstat()
+        return about.st_ino, about.st_mtime_ns, about.st_size
+    except OSError:
+        return 0, 0, 0

@@ -13,7 +13,7 @@ from equipoise.report.interactive.knob_section import PAGE_SCRIPTS
 from equipoise.report.palette import COLOURS, DARK_COLOURS
 
 FOLDER = Path(__file__).with_name("static")
-OWN = ("watch.js", "choose.js", "own_data.js", "study.js")
+OWN = ("list.js", "watch.js", "choose.js", "own_data.js", "study.js")
 RUNTIME = {  # onnxruntime-web 1.30.0, single-threaded
     "ort.wasm.min.mjs": "text/javascript",
     "ort-wasm-simd-threaded.mjs": "text/javascript",

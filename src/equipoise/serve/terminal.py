@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from equipoise.errors import ConfigError
 from equipoise.serve.library import Library
 from equipoise.serve.log_tail import Curve
 from equipoise.serve.pages_text import duration, sparkline
+from equipoise.serve.refusals import Gone
 from equipoise.serve.run_states import WatchedRun
 
 STYLES = {"running": "cyan", "finished": "green", "stopped": "red", "waiting": "dim"}
@@ -40,7 +42,10 @@ def watch(folder: Path, *, console: Console, once: bool = False, every: float = 
 
 def frame(library: Library) -> tuple[Any, bool]:
     """What is shown now, and whether any run is still going (or none is there yet)."""
-    runs = [library.watched(run) for run in library.ids()[:MOST_SHOWN]]
+    runs: list[WatchedRun] = []
+    for name in library.ids()[:MOST_SHOWN]:
+        with suppress(Gone):  # deleted since it was listed
+            runs.append(library.watched(name))
     if not runs:
         return Text(f"There is no run in {library.root} yet."), True
     table = Table(title_justify="left", expand=False)

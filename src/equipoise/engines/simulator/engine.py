@@ -36,6 +36,7 @@ from equipoise.engines.simulator.cpu.compiled_softmax import CompiledSoftmax, Co
 from equipoise.engines.simulator.cuda.client_capacity import ClientCapacity
 from equipoise.engines.simulator.cuda.device_choice import measured_on_device
 from equipoise.engines.simulator.cuda.linear_rounds import LinearRounds, LinearRoundUnderWay
+from equipoise.engines.simulator.cuda.step_graphs import StepGraphs
 from equipoise.engines.simulator.explanation import measured_lines, path_answers, table
 from equipoise.engines.simulator.local_rule import LocalRule, PullKind, kind_of
 from equipoise.engines.simulator.local_work import Worker, Workplace, squared_norms
@@ -145,6 +146,7 @@ class SimulatorEngine:
         self.capacity = ClientCapacity(worker.place)
         (self.linear_rounds,) = (path for path in worker.paths if isinstance(path, LinearRounds))
         self.has_capacity = self.linear_rounds.has_capacity
+        (self.step_graphs,) = (path for path in worker.paths if isinstance(path, StepGraphs))
         (self.compiled,) = (path.code for path in worker.paths if isinstance(path, CompiledSoftmaxPath))
         self._compiled: dict[str, CompiledSoftmax] = {}  # by split
 
@@ -280,6 +282,8 @@ class SimulatorEngine:
         if plain and (graphed := self.linear_rounds.sums(jobs, rule)) is not None:
             self._note_graph()
             return graphed
+        if plain and len(jobs) == 1 and (again := self.step_graphs.sum_again(jobs[0], rule)) is not None:
+            return [again]
         assignments = self._assignments(jobs, rule, pull, attacked=True)
         longest = tuple(longest_square(self.task.split(job.params)[0]) for job in jobs)
         counts = [len(job.cohort) for job in jobs]

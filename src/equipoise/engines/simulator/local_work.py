@@ -80,6 +80,9 @@ class LocalPath(ABC):
         """Do the work. The updates are valid until the next chunk; None if it turns out that another path must do it."""
         raise NotImplementedError(f"{self.name} does no chunks")
 
+    def decline(self, reason: str) -> None:  # noqa: B027  only those that are measured may have to
+        """Do no work from now on."""
+
     def release(self) -> None:  # noqa: B027  most keep nothing
         """Free what it keeps for the next chunk: another path does the work."""
 

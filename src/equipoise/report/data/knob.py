@@ -80,12 +80,16 @@ def _moves(table: ClientTable, before: Tensor, after: Tensor) -> dict[str, Any]:
     def row(place: int) -> dict[str, Any]:
         return {
             "client": table.client[place], "examples": int(table.size[place]),
-            "before": float(before[place]), "after": float(after[place]),
+            "before": _finite(before[place]), "after": _finite(after[place]),
         }  # fmt: skip
 
     gain = [row(place) for place in order[:NAMED] if change[place] < -1e-12]
     lose = [row(place) for place in order[::-1][:NAMED] if change[place] > 1e-12]
     return {"gains": int((change < -1e-12).sum()), "loses": int((change > 1e-12).sum()), "gain": gain, "lose": lose}
+
+
+def _finite(value: Tensor) -> float | None:
+    return float(value) if bool(value.isfinite()) else None
 
 
 def in_words(knob: str, value: float) -> str:

@@ -107,9 +107,9 @@ const EquipoiseCharts = (() => {
         path += `${pen ? "L" : "M"}${at.atX(x).toFixed(1)} ${at.atY(y).toFixed(1)}`;
         pen = true;
       }
-      svg.append(node("path", { class: `curve method-${each.colour % 7}${each.dashed ? " dashed" : ""}`, d: path }));
+      svg.append(node("path", { class: `curve method-${each.colour % 7}${each.dashed ? " dashed" : ""}${each.faint ? " faint" : ""}`, d: path }));
       const last = each.points.filter((p) => p[1] !== null && p[1] !== undefined).at(-1);
-      if (last) svg.append(node("circle", { class: `end method-${each.colour % 7}`, cx: at.atX(last[0]), cy: at.atY(last[1]), r: 3.5 }));
+      if (last && !each.faint) svg.append(node("circle", { class: `end method-${each.colour % 7}`, cx: at.atX(last[0]), cy: at.atY(last[1]), r: 3.5 }));
     }
   }
 

@@ -5,7 +5,7 @@
   if (!holder) return;
   const { write } = EquipoiseCharts;
   const { columns, percent } = JSON.parse(holder.textContent);
-  const names = Object.keys(columns), count = columns[names[0]].length, PART = 50;
+  const names = Object.keys(columns), count = columns[names[0]].length, PART = 20;
   const body = document.querySelector("#clients-table tbody"), search = document.getElementById("clients-search");
   const more = document.getElementById("clients-more"), status = document.getElementById("clients-status");
   const headers = [...document.querySelectorAll("#clients-table thead th")];
@@ -69,7 +69,7 @@
 
   headers.forEach((header, k) => header.querySelector("button").addEventListener("click", () => sort(names[k])));
   search.addEventListener("input", () => { shown = PART; show(); });
-  more.addEventListener("click", () => { shown += 10 * PART; show(); });
+  more.addEventListener("click", () => { shown += 25 * PART; show(); });
   document.getElementById("clients-save").addEventListener("click", save);
   document.getElementById("clients-tools").hidden = false;
   show();

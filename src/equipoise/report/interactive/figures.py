@@ -301,5 +301,6 @@ FIGURE_MAKERS: dict[str, Callable[[Study], Json | None]] = {
     "curves": curves,
     "sizes": sizes,
     "selected": selected,
+    "participation": special.participation,
     "privacy": special.privacy,
 }

@@ -9,7 +9,7 @@ from typing import Any
 from equipoise.report.interactive.assets import embedded
 
 TILES = {"mean": "mean {noun}", "percentile_90": "90th percentile", "worst_10": "worst tenth"}
-FIRST_ROWS = 50  # of the table of clients, in the page itself
+FIRST_ROWS = 20  # of the table of clients, in the page itself
 PAGE_SCRIPTS = ("charts.js", "knob.js", "clients.js")
 
 

@@ -1,4 +1,4 @@
-"""Figures that only some runs have: clients' own models beside the shared one, and privacy spent over the rounds."""
+"""Figures that only some runs have: clients' own models, privacy spent, participation on a clock."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from equipoise.report.data import series
+from equipoise.report.data.participation import participation as arrivals_of
 from equipoise.report.data.results_by_method import Numbers, Study
 from equipoise.report.interactive import theme
 from equipoise.report.interactive.theme import FULL, HALF, Json, as_json, figure, label, log_axis, method_traces
@@ -93,3 +94,29 @@ def privacy(study: Study) -> Json | None:
         "yaxis": {"title": {"text": "ε spent"}, "rangemode": "tozero"}, **theme.UNIFIED_HOVER,
     }  # fmt: skip
     return figure(data, layout, plot=200, width=FULL)
+
+
+def participation(study: Study) -> Json | None:
+    """How often each client came back over the time of its work; None where clients work in rounds."""
+    data: list[Json] = []
+    for index, method in enumerate(study.methods):
+        seen = arrivals_of(method)
+        if not seen.clients:
+            continue
+        words = [
+            f"client {label(client, 24)}<br>{took:.4g} per job, {plural('job', jobs)}<br>mean staleness {age:.2g}"
+            for client, took, jobs, age in zip(*seen, strict=True)
+        ]
+        data.append({
+            "type": "scatter", "mode": "markers", "x": as_json(seen.took), "y": as_json(seen.jobs), "name": label(method.name),
+            "marker": {"color": colour(index), "opacity": 0.6, "size": 7}, "hoverinfo": "text", "hovertext": words,
+            "legendgroup": str(index),
+        })  # fmt: skip
+    if not data:
+        return None
+    took = [value for trace in data for value in trace["x"]]
+    layout = {
+        "xaxis": {"title": {"text": "simulated time of a job"}, "showgrid": True, **log_axis(min(took), max(took))},
+        "yaxis": {"title": {"text": "jobs that came back"}, "rangemode": "tozero"},
+    }
+    return figure(data, layout, plot=270, width=HALF)

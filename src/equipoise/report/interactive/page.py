@@ -27,6 +27,7 @@ from equipoise.report.text.tables import nonbreaking, numbers_table, swatch, wor
 if TYPE_CHECKING:
     from equipoise.result import ClientTable
 
+MOST_CLIENTS = 50_000  # rows of the table of all clients: a page of some megabytes
 KNOB_NOTE = "Here each client is judged on all of its examples; below, some are kept for choosing."
 
 
@@ -105,27 +106,37 @@ def _figures(study: Study, names: list[str]) -> Iterator[str]:
 
 
 def _all_clients(study: Study) -> Iterator[str]:
-    """All clients with their error under each method, for the first seed; nothing where a run protects single clients."""
+    """All benign clients with their error under each method, for the first seed; none where a run protects single clients."""
     if any(run.algorithm.privacy is not None for run in study.runs):
         return
-    rows, seed = study.methods[0].rows[0], study.methods[0].runs[0].seed
-    columns: dict[str, Sequence[Any]] = {"client": rows.client, "examples": rows.size.tolist()}
+    table, seed = study.methods[0].runs[0].clients.benign, study.methods[0].runs[0].seed
+    judged = study.methods[0].runs[0].judged_on
+    order = sorted(range(len(table)), key=lambda row: table.split[row] != judged)[:MOST_CLIENTS]  # those judged first
+    keys = [(table.split[row], table.client[row]) for row in order]
+    columns: dict[str, Sequence[Any]] = {"client": [client for _, client in keys]}
+    if len(set(table.split)) > 1:
+        columns["split"] = [split for split, _ in keys]
+    columns["examples"] = table.size[order].tolist()
     for method in study.methods:
-        errors = method.errors_by_client(seed)
-        if errors is not None:
+        run = next((each for each in method.runs if each.seed == seed), None)
+        if run is not None:
             name = study.scale.noun if len(study.methods) == 1 else f"{study.scale.noun}, {method.name}"
-            found = [errors.get(key, math.nan) for key in zip(rows.client, rows.size.tolist(), strict=True)]
+            rows = zip(run.clients.split, run.clients.client, run.clients.served_error.tolist(), strict=True)
+            errors = {(split, client): error for split, client, error in rows}
+            found = [errors.get(key, math.nan) for key in keys]
             columns[name] = [float(f"{value:.6g}") if math.isfinite(value) else None for value in found]
-    columns |= {f"{COVERAGE}, {method.name}": _shown(method.runs[0].clients, rows.client) for method in study.methods
+    columns |= {f"{COVERAGE}, {method.name}": _shown(method.runs[0].clients, keys) for method in study.methods
                 if method.runs[0].clients.miss is not None}  # fmt: skip
     title = f"All clients, seed {seed}" if study.seeds > 1 else "All clients"
+    if len(table) > MOST_CLIENTS:
+        title = f"The first {MOST_CLIENTS:,} of {len(table):,} clients; all are in clients.parquet"
     yield from clients_section(columns, percent=study.scale.percent, title=title)
 
 
-def _shown(table: ClientTable, clients: Sequence[str]) -> list[float | None]:
-    """The coverage of clients by name, for a table of the page."""
-    known = {row["client"]: row[COVERAGE] for row in table.where("test")}
-    values = [known.get(client) for client in clients]
+def _shown(table: ClientTable, keys: Sequence[tuple[str, str]]) -> list[float | None]:
+    """The coverage of clients by split and name, for a table of the page; only test clients have one."""
+    known = {("test", row["client"]): row[COVERAGE] for row in table.where("test")}
+    values = [known.get(key) for key in keys]
     return [float(f"{value:.6g}") if isinstance(value, float) and math.isfinite(value) else None for value in values]
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from equipoise.report.data import series
+from equipoise.report.data.participation import participation as arrivals_of
 from equipoise.report.data.results_by_method import MethodResults, Study
 from equipoise.report.palette import FAINT, INK, colour
 from equipoise.report.static import drawing
@@ -16,7 +17,10 @@ from equipoise.report.static.drawing import draw_line, label, legend_height, log
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["FIGURE_MAKERS", "curves", "histogram", "own", "percentiles", "privacy", "render", "selected", "sizes", "tradeoff"]
+__all__ = [
+    "FIGURE_MAKERS", "curves", "histogram", "own", "participation", "percentiles", "privacy", "render", "selected", "sizes",
+    "tradeoff",
+]  # fmt: skip
 
 WIDTH, HEIGHT = 4.5, 2.9  # inches: about a column of a paper, in the size of its text
 
@@ -208,6 +212,22 @@ def privacy(study: Study) -> Figure | None:
     return _by_round(study, [series.over_rounds(method, "epsilon", smoothed=False) for method in study.methods], "ε spent")
 
 
+@style()
+def participation(study: Study) -> Figure | None:
+    """How often each client came back over the time of its work; None where clients work in rounds."""
+    seen = [arrivals_of(method) for method in study.methods]
+    if not any(each.clients for each in seen):
+        return None
+    figure, axes = _axes(study)
+    for index, (method, each) in enumerate(zip(study.methods, seen, strict=True)):
+        if each.clients:
+            axes.scatter(each.took, each.jobs, color=colour(index), alpha=0.6, s=14, label=label(method.name))
+    log_axis(axes, "x")
+    axes.set_ylim(bottom=0)
+    _finish(axes, study, "simulated time of a job", "jobs that came back")
+    return figure
+
+
 def _by_round(study: Study, lines: list[series.Line], y: str, top: float | None = None) -> Figure | None:
     """A curve per method over the rounds, from 0 to `top`. None if no curve has a point."""
     if not any(len(line) for line in lines):
@@ -230,5 +250,6 @@ FIGURE_MAKERS: dict[str, Callable[[Study], Figure | None]] = {
     "curves": curves,
     "sizes": sizes,
     "selected": selected,
+    "participation": participation,
     "privacy": privacy,
 }

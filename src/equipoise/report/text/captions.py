@@ -51,6 +51,11 @@ def captions(study: Study) -> dict[str, Caption]:
             f"{_dropped_work(study)}"
             or "How many of the clients drawn were trained.",
         ),
+        "participation": (
+            "Participation against speed: fast clients take part more often",
+            f"A point per client that came back{', first seed' * (study.seeds > 1)}: how often, over the simulated time of its "
+            "work. The axis of time is logarithmic.",
+        ),
         "privacy": (
             "ε after each round: what the models released so far give away at most",
             f"Before the last round the figures may be upper bounds.{band}",

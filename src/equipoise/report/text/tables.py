@@ -153,7 +153,7 @@ def worst_clients(study: Study) -> Iterator[str]:
         noun = study.scale.noun
         yield f'<p class="note">The same clients under each method; small numbers are the change against {escape(first.name)}. '
         yield f"Clients picked for a large {noun} under one method tend to fare less badly under any other, by chance alone: "
-        yield "read both tables, and judge by the table of all clients above.</p>"
+        yield "read both tables, and judge by the figures over all clients above.</p>"
         yield f'<div class="{"pair" if len(study.methods) <= 3 else "stack"}">'
         yield from _before_and_after(study, first, "left-behind")
         yield from _before_and_after(study, best, "still-behind")

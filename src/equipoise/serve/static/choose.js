@@ -30,9 +30,9 @@
     return made;
   }
 
-  function tensor(spec, values, first, count) {
-    const each = spec.shape.reduce((all, size) => all * size, 1), part = values.slice(first * each, (first + count) * each);
-    const shape = [count, ...spec.shape];
+  function tensor(spec, sizes, values, first, count) {
+    const each = sizes.reduce((all, size) => all * size, 1), part = values.slice(first * each, (first + count) * each);
+    const shape = [count, ...sizes];
     if (spec.dtype === "int64") return new runtime.Tensor("int64", BigInt64Array.from(part, (value) => BigInt(value)), shape);
     if (spec.dtype === "bool") return new runtime.Tensor("bool", Uint8Array.from(part), shape);
     return spec.dtype === "float64" ? new runtime.Tensor("float64", Float64Array.from(part), shape) : new runtime.Tensor("float32", Float32Array.from(part), shape);
@@ -42,7 +42,7 @@
     const losses = [], errors = [], specs = [...signature.inputs, ...signature.targets];
     for (let first = 0; first < data.count; first += ROWS) {
       const count = Math.min(ROWS, data.count - first);
-      const feeds = Object.fromEntries(specs.map((spec) => [spec.name, tensor(spec, spec.name === signature.targets[0].name ? data.y : data.inputs[spec.name], first, count)]));
+      const feeds = Object.fromEntries(specs.map((spec) => [spec.name, tensor(spec, data.shapes?.[spec.name] ?? spec.shape, spec.name === signature.targets[0].name ? data.y : data.inputs[spec.name], first, count)]));
       const found = await session.run(feeds);
       losses.push(...found.loss.data);
       errors.push(...found.error.data);

@@ -137,7 +137,7 @@ const EquipoiseOwnData = (() => {
     return new Uint8Array(await new Blob(parts).arrayBuffer());
   }
 
-  async function parseNpz(buffer) {
+  async function parseNpz(buffer, wanted) {
     const view = new DataView(buffer), end = buffer.byteLength - 22;
     let at = end;
     while (at >= 0 && at > end - 65536 && view.getUint32(at, true) !== 0x06054b50) at -= 1;
@@ -152,14 +152,14 @@ const EquipoiseOwnData = (() => {
       const local = view.getUint32(entry + 42, true);
       const name = new TextDecoder().decode(new Uint8Array(buffer, entry + 46, nameLength)).replace(/\.npy$/, "");
       entry += 46 + nameLength + extra + note;
-      if (name !== "x" && name !== "y") continue;
+      if (!wanted.includes(name)) continue;
       if (flags & 1 || size === 0xffffffff || packed === 0xffffffff) throw new Problem("The npz file is encrypted, or too large.");
       const start = local + 30 + view.getUint16(local + 26, true) + view.getUint16(local + 28, true);
       if (start + packed > buffer.byteLength || size > LARGEST * 4) throw new Problem("The npz file is damaged, or too large.");
       const content = new Uint8Array(buffer, start, packed);
       arrays[name] = parseNpy(method === 0 ? content : await inflate(content, size + 1), name);
     }
-    for (const name of ["x", "y"]) if (!arrays[name]) throw new Problem(`The npz file has no array ${name}.`);
+    for (const name of wanted) if (!arrays[name]) throw new Problem(`The npz file has no array ${name}. It must have ${wanted.join(", ")}.`);
     return arrays;
   }
 
@@ -180,13 +180,22 @@ const EquipoiseOwnData = (() => {
     return { values, shape: sizes, floating: kind[2] === "f" };
   }
 
-  function fromArrays(signature, { x, y }) {
-    const spec = signature.inputs[0];
-    const fits = x.shape.length === 1 + spec.shape.length && x.shape.slice(1).every((size, k) => size === spec.shape[k]);
-    if (!fits) throw new Problem(`x must be of shape (examples, ${spec.shape.join(", ")}), but is (${x.shape.join(", ")}).`);
-    if (y.shape.length !== 1 || y.shape[0] !== x.shape[0]) throw new Problem(`y must hold a target for each of the ${x.shape[0]} examples, but is (${y.shape.join(", ")}).`);
-    return { count: x.shape[0], y: y.values, inputs: { [spec.name]: scaled(x.values, spec, !x.floating) } };
+  function fromArrays(signature, arrays) {
+    const [target] = signature.targets, count = arrays[signature.inputs[0].name].shape[0], inputs = {}, shapes = {};
+    for (const spec of [...signature.inputs, target]) {
+      const { shape, values, floating } = arrays[spec.name];
+      const fits = shape.length === 1 + spec.shape.length && shape.slice(1).every((size, k) => spec.shape[k] < 0 || size === spec.shape[k]);
+      const wanted = ["examples", ...spec.shape.map((size) => size < 0 ? "any" : size)].join(", ");
+      if (!fits) throw new Problem(`${spec.name} must be of shape (${wanted}), but is (${shape.join(", ")}).`);
+      if (shape[0] !== count) throw new Problem(`${spec.name} must hold an entry for each of the ${count} examples, but has ${shape[0]}.`);
+      shapes[spec.name] = shape.slice(1);
+      if (spec !== target) inputs[spec.name] = scaled(values, spec, !floating);
+    }
+    return { count, y: arrays[target.name].values, inputs, shapes };
   }
+
+  // Whether an example is one row of numbers with one target: what a CSV file can hold.
+  const isPlain = ({ inputs, targets }) => inputs.length === 1 && targets.length === 1 && targets[0].shape.length === 0 && inputs[0].shape.every((size) => size > 0);
 
   // ---------------------------------------------------------------------------------------------------------------- the file
   async function read(file, { signature, classes, schema }) {
@@ -194,8 +203,9 @@ const EquipoiseOwnData = (() => {
     let found;
     if (/\.npz$/i.test(file.name)) {
       if (schema) throw new Problem("These models take the columns of a table: give a CSV file.");
-      found = fromArrays(signature, await parseNpz(await file.arrayBuffer()));
+      found = fromArrays(signature, await parseNpz(await file.arrayBuffer(), [...signature.inputs, ...signature.targets].map((spec) => spec.name)));
     } else {
+      if (!schema && !isPlain(signature)) throw new Problem("The inputs of these models are not rows of numbers: give an npz file.");
       const text = new TextDecoder("utf-8", { fatal: true });
       let content;
       try { content = text.decode(await file.arrayBuffer()); } catch (failure) { throw new Problem("The file is no CSV: it is not text in UTF-8."); }
@@ -210,6 +220,8 @@ const EquipoiseOwnData = (() => {
     }
     const bad = [...signature.inputs.map((spec) => found.inputs[spec.name]), found.y].find((values) => values.some((value) => !Number.isFinite(value)));
     if (bad) throw new Problem("The file holds NaN or infinity. Repair or drop that example.");
+    const odd = signature.inputs.find((spec) => spec.dtype === "int64" && !found.inputs[spec.name].every(Number.isInteger));
+    if (odd) throw new Problem(`${odd.name} must hold whole numbers.`);
     return found;
   }
 

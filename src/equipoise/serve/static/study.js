@@ -21,8 +21,9 @@
       const badge = cell(row.status, "span"), held = document.createElement("td");
       badge.className = `badge ${row.status}`;
       held.append(badge);
-      line.append(head, cell(row.seed), held, cell(`${row.rounds_done} of ${row.rounds}`));
+      line.append(head, cell(row.seed));
       for (const key of ["mean", "percentile_90", "worst_10"]) line.append(cell(row.shown[key] || "–"));
+      line.append(held, cell(`${row.rounds_done} of ${row.rounds}`));
       return line;
     }));
     return study.ended < study.runs.length;

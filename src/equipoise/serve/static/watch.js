@@ -69,8 +69,9 @@
   function draw() {
     if (!find("live-figures")) return;
     find("live-figures").hidden = !series.size;
-    const loss = column(1), tail = column(2).map((line) => ({ ...line, dashed: true }));
-    const several = loss.length > 1, owners = several ? loss.map((line) => [label(line.name), line.colour]) : [];
+    const several = series.size > 1, faint = series.size > 2;  // many members: their tails step back
+    const loss = column(1), tail = column(2).map((line) => ({ ...line, dashed: true, faint }));
+    const owners = several ? loss.map((line) => [label(line.name), line.colour]) : [];
     const styles = (second) => [...owners, ["mean", several ? "none" : 0], [second, several ? "none" : 0, true]];
     figure("loss", [...loss, ...tail], { yName: "loss" }, styles("worst tenth"));
     figure("trained", column(3), { yName: "clients", from: 0 },
@@ -78,7 +79,7 @@
     figure("epsilon", column(4), { yName: "ε", from: 0 }, loss.map((line) => [label(line.name), line.colour]));
     const split = ["test", "validation", "train"].find((name) => evaluations.some((each) => each.splits[name]));
     const names = [...series.keys()];
-    const of = (key) => names.map((name, k) => ({ name, colour: k, dashed: key === "error_90",
+    const of = (key) => names.map((name, k) => ({ name, colour: k, dashed: key === "error_90", faint: faint && key === "error_90",
       points: evaluations.filter((each) => (each.run || names[0]) === name && each.splits[split]).map((each) => [each.round, each.splits[split][key]]) }));
     if (split) {
       const mean = of("error"), ninety = of("error_90");
@@ -116,12 +117,14 @@
     if (badge.textContent !== state.status) { badge.textContent = state.status; badge.className = `badge ${state.status}`; }
     find("state").hidden = state.status === "finished";
     find("rounds").textContent = `${state.rounds_done} of ${state.rounds} rounds`;
-    find("left").textContent = state.status === "running" && state.seconds_left !== null ? `about ${minutes(state.seconds_left)} left` : "";
+    find("left").textContent = state.status === "running" && state.seconds_left !== null ? `· about ${minutes(state.seconds_left)} left` : "";
     find("progress").max = Math.max(1, state.rounds);
     find("progress").value = state.rounds_done;
-    find("stopped").hidden = !(["stopped", "waiting"].includes(state.status) && state.resume);
-    find("why").textContent = state.why;
+    find("stopped").hidden = !["stopped", "waiting"].includes(state.status);
+    find("why").textContent = state.why || (state.status === "waiting" ? "It has not begun." : "");
     find("resume").textContent = state.resume;
+    find("resume").hidden = find("how").hidden = !state.resume;
+    find("how").textContent = state.status === "waiting" ? " To start it:" : " To go on with it:";
   }
 
   function show() { draw(); table(); standing(); }
@@ -134,17 +137,17 @@
     const source = new EventSource(given.events);
     source.addEventListener("update", (event) => {
       take(JSON.parse(event.data));
-      show();
+      if (!document.hidden) show();  // a page that nobody sees is not drawn
       if (state.status === "finished") {  // models and the knob are there now
         source.close();
         setTimeout(() => location.reload(), 1500);
       }
     });
+    document.addEventListener("visibilitychange", () => { if (!document.hidden) show(); });
     source.addEventListener("gone", (event) => {
       source.close();
       state = { ...state, status: "stopped", why: JSON.parse(event.data).why, resume: "" };
       standing();
-      find("stopped").hidden = false;
     });
   }
   document.documentElement.dataset.live = "ready";

@@ -82,6 +82,11 @@ class NodeLedger:
             raise NotWritten(f"{file} could not be written: {failure.strerror}.") from failure
         return drawn
 
+    def coin(self, run: str, round_index: int) -> float:
+        """A number in [0, 1) for a round, uniform to all who do not have this node's secret; the same at every try of it."""
+        mark = hmac.new(self.secret, f"participation {round_index} {run}".encode(), hashlib.sha256).digest()
+        return (int.from_bytes(mark[:8], "little") >> 11) * 2.0**-53
+
     def fingerprint(self, data: str) -> str:
         """A keyed hash of the data's fingerprint: it changes with the data, and tells nobody else who has the same."""
         return hmac.new(self.secret, data.encode(), hashlib.sha256).hexdigest()

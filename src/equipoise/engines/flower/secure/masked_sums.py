@@ -6,6 +6,7 @@ unmasks their sum.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from equipoise.engines.flower.flower_engine import FlowerEngine
 
 OWN_VALUE = "seed"  # of a request: the seed of a client's batches, which nobody else needs
+ALIAS = "alias"  # of an invitation: what the client is called in the sums of a round
 SCORES, OF_OWN = "scores ", " of own models"  # how the purposes of evaluations begin and end, around the name of the split
 Begin = Callable[[str, int], None]  # notes that a sum of so many clients, at least, is about to be released
 RequestMaker = Callable[[str], ClientRequest]  # what a client's request holds besides its part of the sums
@@ -49,11 +51,19 @@ class PlannedSum(NamedTuple):
 
 
 class MaskedSums:
-    """Sums of integers over some clients in one round: `prepare` them together, then ask for the `total` of each."""
+    """Sums of integers over some clients in one round: `prepare` them together, then ask for the `total` of each.
+
+    Clients are called by random names that are drawn for these sums, so that a node does not learn who else takes part, but
+    only how many. In signed sums they have their own names, as nodes know each other's keys by them.
+    """
 
     def __init__(self, engine: FlowerEngine, round_index: int, clients: Sequence[str], *, fewest: int = 2) -> None:
         self.engine, self.round, self.fewest = engine, round_index, fewest
         self.clients = tuple(clients)
+        signed = engine.federation.signed
+        everyone = engine.federation.members
+        self._alias = {client: client if signed else secrets.token_hex(8) for client in {*everyone, *clients}}
+        self._client = {alias: client for client, alias in self._alias.items()}
         self._ready: dict[str, tuple[MaskingServer, dict[str, bytes]]] = {}
         self._first = True
 
@@ -64,9 +74,14 @@ class MaskedSums:
         """The exchange of keys and shares for these sums; the first of a round brings all clients what is in `base`."""
         known = self.engine.identities
         servers = {planned.purpose: MaskingServer(self._terms(planned), known) for planned in sums}
-        first = ClientRequest({**base.values, "first": self._first}, base.tensors)
+        opening = {**base.values, "first": self._first}
+
+        def first(client: str) -> ClientRequest:
+            own = {} if self.engine.federation.signed else {ALIAS: self._alias[client]}
+            return ClientRequest({**opening, **own}, base.tensors)
+
         requests = {purpose: server.start() for purpose, server in servers.items()}
-        requests = self._exchange("train.keys", servers, requests, lambda _: first)
+        requests = self._exchange("train.keys", servers, requests, first)
         requests = self._exchange("train.shares", servers, requests, lambda _: ClientRequest(base.values))
         self._first = False
         for purpose, server in servers.items():
@@ -97,7 +112,11 @@ class MaskedSums:
             if begin is not None:
                 begin(purpose, server.terms.fewest)
         self._exchange("train.reveal", servers, requests, lambda _: plain)
-        return {p: (torch.from_numpy(server.total.copy()), server.survivors) for p, server in servers.items()}
+        return {p: (torch.from_numpy(server.total.copy()), self._names(server.survivors)) for p, server in servers.items()}
+
+    def _names(self, aliases: Sequence[str]) -> tuple[str, ...]:
+        """The clients behind aliases, in rising order."""
+        return tuple(sorted(self._client[alias] for alias in aliases))
 
     def _terms(self, planned: PlannedSum) -> SumTerms:
         faults, federation = self.engine.messenger.faults, self.engine.federation
@@ -108,7 +127,7 @@ class MaskedSums:
         if len(here) < fewest:
             raise self._too_few(f"{len(here)} clients are there for a secure sum, and it needs {fewest}.")
         purpose, length, modulus, _ = planned
-        clients = tuple(sorted(here))
+        clients = tuple(sorted(self._alias[client] for client in here))
         return SumTerms(federation.run, self.round, purpose, clients, length, modulus, threshold, fewest, colluders=colluders)
 
     def _exchange(
@@ -118,8 +137,8 @@ class MaskedSums:
         messenger = self.engine.messenger
         by_client: dict[str, dict[str, Tensor]] = {}
         for purpose, sent in requests.items():
-            for client, message in sent.items():
-                if client not in messenger.faults:
+            for alias, message in sent.items():
+                if (client := self._client[alias]) not in messenger.faults:
                     by_client.setdefault(client, {})[f"sum.{purpose}"] = bytes_to_tensor(message)
         plain = {client: base(client) for client in by_client}
         if self.engine.federation.signed:
@@ -136,15 +155,21 @@ class MaskedSums:
         for purpose, server in servers.items():
             failure = None
             try:
-                taken = {client: answers[purpose] for client, answers in replies.items() if purpose in answers}
+                taken = {self._alias[c]: answers[purpose] for c, answers in replies.items() if purpose in answers}
                 following[purpose] = server.advance(taken)
             except MaskingError as error:
                 failure = error
-            for client, why in server.faults.items():
-                messenger.faults.setdefault(client, shorten(why))
+            for alias, why in server.faults.items():
+                messenger.faults.setdefault(self._client[alias], shorten(self._in_names(str(why))))
             if failure is not None:
-                raise self._too_few(str(failure)) from failure
+                raise self._too_few(self._in_names(str(failure))) from failure
         return following
+
+    def _in_names(self, text: str) -> str:
+        """A text about aliases as one about clients, for the server's own log."""
+        for alias, client in self._client.items():
+            text = text.replace(alias, client)
+        return text
 
     def _too_few(self, why: str) -> TooFewClients:
         return TooFewClients(f"Round {self.round}: {why} {show_faults(self.engine.messenger.faults)}".strip())

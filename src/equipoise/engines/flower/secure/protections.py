@@ -172,22 +172,24 @@ class NetworkSecureSums:
 def find_fewest_survivors(engine: FlowerEngine, noise: NoisePlan) -> int:
     """How many clients of a cohort a secure sum needs at least; cohorts of random size are refused.
 
-    A sum that is refused because a Poisson cohort was small would tell more than the noise hides.
+    A sum that is refused because a Poisson cohort was small would tell more than the noise hides. Where nodes flip the coins
+    themselves, all of them are in every sum.
     """
-    if noise.poisson:
+    if noise.poisson and not noise.by_nodes:
         raise IncompatibleParts(
             "Poisson cohorts may have fewer clients than a secure sum needs, and refusing such a sum tells who was drawn.",
-            "Use sampler=sampling.Uniform(), cohorts of fixed size, or sampling.Full().",
+            "Use sampler=sampling.NodePoisson(), sampling.Uniform() for cohorts of fixed size, or sampling.Full().",
         )
     crowd = max((member.minimum_crowd for member in engine.federation.members.values()), default=2)
-    return max(engine.patience.minimum, engine.federation.choose_threshold(noise.expected)[1], crowd)
+    asked = noise.clients if noise.by_nodes else noise.expected
+    return max(engine.patience.minimum, engine.federation.choose_threshold(asked)[1], crowd)
 
 
 def recalibrate_noise(noise: NoisePlan, survivors: int) -> NoisePlan:
     """The noise of a run whose shares suffice for these survivors, unless its privacy says what they must suffice for."""
     if noise.privacy.fewest is not None:
         return noise
-    privacy = replace(noise.privacy, fewest=min(survivors, noise.expected))
+    privacy = replace(noise.privacy, fewest=min(survivors, noise.clients if noise.by_nodes else noise.expected))
     size = RunSize(noise.clients, noise.expected, noise.rounds, noise.dimension, noise.seed)
     return NoisePlan(privacy, noise.algorithm, size)
 
@@ -207,7 +209,8 @@ class NetworkPrivateSums:
         self._contributors = noise.shares  # the fewest whose noise is in a sum of this round
 
     def _ask(self, kind: str, **more: Any) -> dict[str, Any]:
-        return {"kind": kind, "source": self.noise.privacy.source, **more}
+        coin = {"rate": self.noise.expected / self.noise.clients} if self.noise.by_nodes else {}
+        return {"kind": kind, "source": self.noise.privacy.source, **coin, **more}
 
     def weigh(self, cohort: Cohort, losses: Tensor | None, state: Any) -> tuple[RiskValue, float]:
         """One for each client, as nobody but a client knows its weight; and the number that the sum is divided by."""
@@ -249,7 +252,8 @@ class NetworkPrivateSums:
         ask = self._ask("histogram", bound=bound, bins=bins, sigma=sigma, scale=scale)
         total, survivors = self.round.total("quantile", lambda _: ask)
         total = self._top_up(total, survivors, Fraction(sigma) ** 2, modulus, "quantile", cohort.round)
-        eta = quantile_of_sum(total, self.risk.tail, bound=bound, bins=bins, scale=scale, clients=len(survivors))
+        known = None if self.noise.by_nodes else len(survivors)  # nobody knows how many coins showed heads
+        eta = quantile_of_sum(total, self.risk.tail, bound=bound, bins=bins, scale=scale, clients=known)
         self._end(cohort.round, "quantile", float(eta), survivors)
         return eta
 

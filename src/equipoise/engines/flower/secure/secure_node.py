@@ -25,11 +25,12 @@ from equipoise.engines.flower.apps.node_policy import EXACT_SUMS, noise_multipli
 from equipoise.engines.flower.apps.node_session import Answer, Handler, NodeSession
 from equipoise.engines.flower.personal.node_models import LostRow, score_own_model
 from equipoise.engines.flower.personal.solver_memory import NodeWork
-from equipoise.engines.flower.secure.masked_sums import OWN_VALUE, SCORES, split_of
+from equipoise.engines.flower.secure.masked_sums import ALIAS, OWN_VALUE, SCORES, split_of
 from equipoise.engines.flower.secure.masking_client import MaskingClient
 from equipoise.engines.flower.secure.sum_messages import MessageKind
 from equipoise.engines.flower.secure.sum_terms import SumTerms
 from equipoise.engines.flower.transport.messages import BadMessage, MessageContent, bytes_to_tensor
+from equipoise.errors import is_number
 from equipoise.privacy.discrete_gaussian import sample_discrete_gaussian
 from equipoise.privacy.private_quantile import client_contributions
 from equipoise.privacy.private_sums import client_weights
@@ -58,8 +59,9 @@ def answer_invitations(session: NodeSession) -> Answer:
             about = hash_request(session.given)  # in a signed sum all clients answer for the model that the loss is of
             session.context.state[ROUND] = ConfigRecord({"round": session.request.round, "loss": loss, "about": about})
     answers = {}
+    called = session.client if session.identity is not None else session.request.value(ALIAS, str)
     for name in _names(session):
-        client = MaskingClient(session.request.raw_bytes(name, LARGEST), session.client, session.identity)
+        client = MaskingClient(session.request.raw_bytes(name, LARGEST), called, session.identity)
         if client.terms.run != session.request.value("run", str) or client.terms.round != session.request.round:
             raise BadMessage("an invitation is of another run or round")
         session.policy.check_terms(client.terms)
@@ -255,6 +257,17 @@ def make_update_row(session: NodeSession, asked: dict[str, Any], modulus: int, c
 # ----------------------------------------------------------------------------------------------- with differential privacy
 
 
+def takes_part(session: NodeSession, asked: dict[str, Any]) -> bool:
+    """Whether this client is in the round: by a coin of the node, where the server asks for coins, else always.
+
+    The coin is one for all sums of a round, and for all tries of it. The work and the noise do not depend on it.
+    """
+    rate = asked.get("rate", 1.0)
+    if not is_number(rate) or not 0 < rate <= 1:
+        raise BadMessage("its rate is no chance to take part")
+    return session.ledger.coin(session.request.value("run", str), session.request.round) < float(rate)
+
+
 def _noisy(whole: Tensor, asked: dict[str, Any], source: RandomSource) -> Tensor:
     variance = Fraction(int(asked["variance"][0]), int(asked["variance"][1]))
     return whole + sample_discrete_gaussian(variance, len(whole), source=source) if variance > 0 else whole
@@ -270,7 +283,7 @@ def make_histogram_row(session: NodeSession, asked: dict[str, Any], modulus: int
     bound = float(asked["bound"])
     return client_contributions(
         _bounded_loss(session, bound), bound=bound, bins=int(asked["bins"]), sigma=float(asked["sigma"]),
-        scale=int(asked["scale"]), source=SystemSource(),
+        scale=int(asked["scale"]) * takes_part(session, asked), source=SystemSource(),
     )[0]  # fmt: skip
 
 
@@ -289,13 +302,14 @@ def _private_weight(session: NodeSession, asked: dict[str, Any]) -> Tensor:
 def make_weight_row(session: NodeSession, asked: dict[str, Any], modulus: int, clients: int) -> Tensor:
     """The client's weight, rounded, with its share of noise."""
     scale, source = int(asked["scale"]), SystemSource()
-    whole = quantise(_private_weight(session, asked).unsqueeze(0), step=1 / scale, source=source, norm_bound=scale)[0]
+    weight = _private_weight(session, asked) * takes_part(session, asked)
+    whole = quantise(weight.unsqueeze(0), step=1 / scale, source=source, norm_bound=scale)[0]
     return _noisy(whole, asked, source)
 
 
 def make_private_update_row(session: NodeSession, asked: dict[str, Any], modulus: int, clients: int) -> Tensor:
     """The client's update, clipped, weighted and rounded, with its share of noise; outside the tail its weight is 0."""
-    done, weight = NodeWork(session), float(_private_weight(session, asked))
+    done, weight = NodeWork(session), float(_private_weight(session, asked)) * takes_part(session, asked)
     work, update = done.work, done.work.update[0].double().cpu()
     if (normalised := _length(session, done.solver)) is not None:
         update = update * (float(normalised[1].steps or 0.0) / normalised[0])

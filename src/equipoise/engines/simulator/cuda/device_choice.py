@@ -22,7 +22,7 @@ from equipoise.engines.simulator.local_work import LocalPath, Worker
 _TURNS = 2  # after one that captures graphs
 _CLEARLY = 0.95  # of the time of the path that comes first: another one must be faster than this to be taken instead
 _FEW = 16  # clients that paths are tried with which do not batch them
-_DIFFERENCE = 1e-2  # of the update, by which two paths may differ: rounding alone may reach a thousandth
+_DIFFERENCE, _ROUGH = 1e-2, 0.5  # of the update, by which two paths may differ by rounding, also in reduced precision
 
 
 def measured_on_device(
@@ -47,8 +47,11 @@ def measured_on_device(
             continue
         if expected is None:
             expected = updates[:_FEW].clone()
-        elif not _agree(updates[: len(expected)], expected[: len(updates)]):
-            continue
+        else:
+            differing = _difference(updates, expected[: len(updates)])
+            if differing > (_ROUGH if worker.place.precision.reduced else _DIFFERENCE):
+                path.decline(f"its updates differ from those of {first.name} by {differing:.1e} of their length")
+                continue
         seconds[Choice(path=path.name)] = taken / len(few)
     if not seconds:
         return None
@@ -79,6 +82,8 @@ def _timed(worker: Worker, work: Assignment, path: LocalPath) -> tuple[Tensor, f
     return updates, best
 
 
-def _agree(updates: Tensor, expected: Tensor) -> bool:
-    difference = (updates[: len(expected)] - expected).norm()
-    return bool(difference <= _DIFFERENCE * expected.norm()) or not bool(torch.isfinite(expected).all())
+def _difference(updates: Tensor, expected: Tensor) -> float:
+    """By how much the first updates differ from those expected, as a share of their length; 0 where they are not finite."""
+    if not bool(torch.isfinite(expected).all()):
+        return 0.0
+    return float((updates[: len(expected)] - expected).norm() / expected.norm().clamp(min=1e-30))

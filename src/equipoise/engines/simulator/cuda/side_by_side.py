@@ -116,6 +116,10 @@ class SideBySide(LocalPath):
             moments[steps <= 0] = torch.nan
         return ChunkResult(chunk, update, seen.cpu() / steps, carried=moments)
 
+    def decline(self, reason: str) -> None:
+        """Do no work from now on."""
+        self.obstacle = reason
+
     def release(self) -> None:
         """Free memory and graphs."""
         self.slots = None

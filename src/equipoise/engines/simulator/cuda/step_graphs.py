@@ -7,6 +7,7 @@ rounds have the same shape again and again, one graph does all of a round's work
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -19,8 +20,9 @@ import torch
 from torch import Tensor
 
 from equipoise.core import rng
+from equipoise.core.update_checks import ABSURD
 from equipoise.engines.simulator.batched_steps import Gradients, stacked_gradients
-from equipoise.engines.simulator.client_queue import StartModels
+from equipoise.engines.simulator.client_queue import StartModels, batch_keys
 from equipoise.engines.simulator.convnet_path import fastest_gradients
 from equipoise.engines.simulator.cuda.graph_capacity import captured, power_of_two, rounded_batch, rounded_up
 from equipoise.engines.simulator.example_batches import ExampleBatch
@@ -29,7 +31,7 @@ from equipoise.engines.simulator.local_work import ChunkResult, ChunkWork, Local
 from equipoise.engines.simulator.precision import first_line, why_no_kernels
 from equipoise.errors import EquipoiseNotice
 from equipoise.solvers.batches import BatchCursor
-from equipoise.types import SgdRule
+from equipoise.types import Job, LocalSolver, LocalWork, SgdRule
 
 _GRAPHS = 512  # at most; then all are captured anew
 _SMALL = 2**20  # parameters of all clients of a chunk: neither memory nor padding matters, but every graph does
@@ -71,6 +73,7 @@ class StepGraphs(LocalPath):
         self.buffers: StepBuffers | None = None
         self.obstacle = _obstacle(place)
         self._last: tuple[ChunkPlan, BatchCursor] | None = None
+        self._solver: LocalSolver | None = None  # of the last chunk
 
     @property
     def computed(self) -> int:
@@ -111,7 +114,8 @@ class StepGraphs(LocalPath):
         plan = buffers.plan(cursor, whole_batches=work.rule.solver.batch_size is None)
         weights = work.weights if work.starts.shared else None
         try:
-            buffers.load(work.starts, cursor, work.first_rows, work.rule.lr, weights)
+            first = work.first_rows.squeeze(1)
+            buffers.load(work.starts, cursor.steps, cursor.sizes, cursor.keys, first, work.rule.lr, weights)
             result = buffers.whole_chunk(plan)
             if result is None:
                 buffers.begin(plan, cursor)
@@ -125,11 +129,43 @@ class StepGraphs(LocalPath):
             warnings.warn(EquipoiseNotice(f"Rounds of this model are slower: {self.obstacle}."), stacklevel=2)
             torch.cuda.synchronize()
             return None
-        self._last = plan, cursor
+        self._last, self._solver = (plan, cursor), work.rule.solver
         sq_norms, seen = result.answer()
         if weights is not None and bool((torch.isfinite(sq_norms) & (sq_norms > 0)).all()):
             return work.result(WeightedSums(result.total.clone().unsqueeze(0), sq_norms), seen)
         return work.result(work.new_updates().copy_(result.updates[:count]), seen)
+
+    @cached_property
+    def alike(self) -> bool:
+        """Whether all clients have as many examples, so that cohorts of one size are the same work."""
+        sizes = self.place.clients.host_sizes
+        return bool((sizes == sizes[0]).all()) and not self.place.data.malicious
+
+    def sum_again(self, job: Job, rule: LocalRule) -> LocalWork | None:
+        """The weighted sum of a cohort's updates by the graph of the last chunk, if that was the same work but for its
+        numbers; else None. Nothing is sorted, cut into chunks or looked up again, which small models would feel.
+        """
+        buffers, last, cohort = self.buffers, self._last, job.cohort
+        if buffers is None or last is None or not self.alike or rule.solver is not self._solver or job.params.dim() != 1:
+            return None
+        plan, cursor = last
+        known = plan in buffers.whole and plan.clients == len(cohort) and buffers.shape.one_model
+        if not known or rule.own_models or rule.pull != "none" or cohort.effort is not None or cohort.rows is not None:
+            return None
+        clients = self.place.clients
+        keys = batch_keys(cohort, clients).to(self.place.device, non_blocking=True)
+        first = clients.starts[cohort.clients.to(self.place.device, non_blocking=True)]
+        buffers.load(StartModels(job.params.unsqueeze(0), cohort.clients), cursor.steps, cursor.sizes, keys, first, rule.lr,
+                     job.weights)  # fmt: skip
+        result = buffers.whole_chunk(plan)
+        if result is None:
+            return None
+        sq_norms, seen = result.answer()
+        numbers, losses = sq_norms.numpy(), seen.numpy() / cursor.steps.numpy()
+        # NaN compares as False. To be left out, or a square that float32 does not hold: rare, and done in the ordinary way.
+        if not (numbers.min() > 0 and numbers.max() <= ABSURD**2 and math.isfinite(losses.sum())):
+            return None
+        return LocalWork(result.total.clone(), sq_norms, torch.from_numpy(losses))
 
     def release(self) -> None:
         """Free memory and graphs."""
@@ -227,16 +263,18 @@ class StepBuffers:
         )
         return ChunkPlan(len(cursor.sizes), cursor.drawn, int(cursor.sizes.max()), cursor.width, steps)
 
-    def load(self, starts: StartModels, cursor: BatchCursor, first: Tensor, lr: float, weights: Tensor | None) -> None:
+    def load(
+        self, starts: StartModels, steps: Tensor, sizes: Tensor, keys: Tensor, first: Tensor, lr: float, weights: Tensor | None
+    ) -> None:
         """Tell the device what a chunk is about."""
-        count = len(cursor.sizes)
+        count = len(sizes)
         if not self.weights:
             self.start[:] = starts.rows()[0]
             self._make_weights()
-        self.keys[:count] = cursor.keys
-        self.first[:count] = first.squeeze(1)
+        self.keys[:count] = keys
+        self.first[:count] = first
         told = self.host.numpy()  # the device has read the last chunk's: its answer was waited for
-        told[0, :count], told[1, :count] = cursor.sizes.numpy(), cursor.steps.numpy()
+        told[0, :count], told[1, :count] = sizes.numpy(), steps.numpy()
         told[2].view(np.float64)[:count] = 0.0 if weights is None else weights.numpy()
         self.asked[2:].copy_(self.host, non_blocking=True)
         self.lr.fill_(lr)
@@ -263,8 +301,8 @@ class StepBuffers:
 
         def body() -> None:  # begins by setting all that it changes, so that a trial leaves nothing behind
             self.begin(plan)
-            for clients, batch in plan.steps:
-                self._body(clients, batch)
+            for number, (clients, batch) in enumerate(plan.steps):
+                self._body(clients, batch, number)
             answers.append(self.end(plan))
 
         graph = captured(body, body, 1, self.pool)
@@ -326,13 +364,13 @@ class StepBuffers:
         return self.gradients_of is stacked_gradients and self.shape.sgd.is_plain
 
     def _gradients(
-        self, weights: dict[str, Tensor], clients: int, batch: int, factors: Tensor | None = None
+        self, weights: dict[str, Tensor], clients: int, batch: int, factors: Tensor | None = None, number: int | None = None
     ) -> tuple[dict[str, Tensor], Tensor]:
-        rows = self.rows.index_select(0, self.number)[0, :clients, :batch]
-        shares = self.shares.index_select(0, self.number)[0, :clients, :batch]
+        rows = self._at(self.rows, number)[:clients, :batch]
+        shares = self._at(self.shares, number)[:clients, :batch]
         x, y = self.place.clients.inputs(rows, self.dtype), self.place.clients.targets(rows, self.dtype)
         with self.place.precision.forward(self.device):
-            keys = self.mask_keys.index_select(0, self.number)[0, :clients] if self.drops else None
+            keys = self._at(self.mask_keys, number)[:clients] if self.drops else None
             return self.gradients_of(self.place.task, weights, ExampleBatch(x, y, shares, False, keys=keys, factors=factors))
 
     def step(self, clients: int, batch: int) -> None:
@@ -360,12 +398,16 @@ class StepBuffers:
             self.velocity[name].copy_(value)
         return graph.replay
 
-    def _body(self, clients: int, batch: int) -> None:
+    def _at(self, table: Tensor, number: int | None) -> Tensor:
+        """What a table holds of a step: that of a number, or the one that the device counts to."""
+        return table[number] if number is not None else table.index_select(0, self.number)[0]
+
+    def _body(self, clients: int, batch: int, number: int | None = None) -> None:
         """W ← w − rate · (g + λ w + μ (w − w^t)), or with momentum; a client that has finished has the rate 0."""
         sgd = self.shape.sgd
         weights = {name: value[:clients] for name, value in self.weights.items()}
-        rates = self.rates.index_select(0, self.number)[0, :clients]
-        gradients, losses = self._gradients(weights, clients, batch, rates if self.scaled else None)
+        rates = self._at(self.rates, number)[:clients]
+        gradients, losses = self._gradients(weights, clients, batch, rates if self.scaled else None, number)
         starts = self.place.task.layout.unflatten(self.start)
         with torch.no_grad():
             if self.scaled:
@@ -379,6 +421,9 @@ class StepBuffers:
                 if sgd.momentum:
                     gradient = self.velocity[name][:clients].mul_(sgd.momentum).add_(gradient)
                 value.addcmul_(rate, gradient, value=-1)
+            if number is not None:
+                self.losses[number, :clients] = losses
+                return
             self.losses[:, :clients].index_copy_(0, self.number, losses.unsqueeze(0))
             self.number += 1
 

@@ -1,0 +1,185 @@
+"""FedBuff: clients come and go on a simulated clock, and the server steps whenever its buffer is full.
+
+The driver of runs whose sampler is `sampling.FedBuff`. A round of such a run is one step of the server, from one version of the
+model to the next. Times are computed, never measured, so that a run is a function of its seed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from equipoise.core import rng
+from equipoise.errors import IncompatibleParts
+from equipoise.round import Outcome, Plan, next_state, or_diverged, report_of, scaled, server_step, stop_unless_finite
+from equipoise.runs.setup import Setting
+from equipoise.sampling import TICKS
+from equipoise.types import Cohort, Job, LocalWork, RiskValue, RoundReport, ServerState
+
+
+class Flight(NamedTuple):
+    """A job of a client that is at work: when it ends, who does it, from which version, and the how-manieth of the client."""
+
+    end: int  # ticks
+    client: int  # position in data.train
+    version: int
+    number: int
+
+
+@dataclass(frozen=True, eq=False)
+class FlightState:
+    """The clock and all jobs under way, between two steps of the server."""
+
+    now: int
+    flights: Tensor  # (M, 4) int64: end, client, version, number
+    begun: Tensor  # (n,) int64: how many jobs each client has begun
+    models: dict[int, Tensor]  # the model of each version that somebody works from
+
+    @classmethod
+    def first(cls, clients: int) -> FlightState:
+        """Before anything has begun."""
+        empty = torch.zeros(0, 4, dtype=torch.int64)
+        return cls(0, empty, torch.zeros(clients, dtype=torch.int64), {})
+
+
+class BufferedRounds:
+    """Steps of the server of runs whose clients come and go: called with the runs' states, it gives the next outcomes."""
+
+    def __init__(self, settings: Sequence[Setting]) -> None:
+        self.clocks = [RunOnClock(setting) for setting in settings]
+
+    def __call__(self, states: Sequence[ServerState]) -> list[Outcome]:
+        """Of each run the state after one more step and what it did, or the error that stops it."""
+        return [or_diverged(clock.step, state) for clock, state in zip(self.clocks, states, strict=True)]
+
+
+class RunOnClock:
+    """One run on its simulated clock."""
+
+    def __init__(self, setting: Setting) -> None:
+        if setting.engine_traits.network is not None:
+            raise IncompatibleParts(
+                f"{setting.algorithm.sampler!r} simulates a clock, and the nodes of a network have a real one.",
+                "Run it in a simulation, or use another sampler.",
+            )
+        if setting.task.carried.names:
+            raise IncompatibleParts(
+                f"The model carries running statistics, and {setting.algorithm.sampler!r} does not average those of different "
+                "versions.",
+                "Use models.with_group_norm(model).",
+            )
+        self.setting, self.rule = setting, setting.algorithm.traits.sampler.buffered
+        clients, solver = setting.data.train, setting.algorithm.solver
+        steps = [solver.local_steps(size) for size in clients.host_sizes.tolist()]
+        self.ids = clients.ids_at(torch.arange(len(clients)))
+        self.ticks = self.rule.ticks(self.ids, steps)
+
+    def step(self, state: ServerState) -> tuple[ServerState, RoundReport]:
+        """Let time pass until the buffer is full, then move the model."""
+        began, setting = time.perf_counter(), self.setting
+        for store in {clients.store for clients in setting.data.splits.values() if clients.store is not None}:
+            store.refuse_changed()
+        before = FlightState.first(len(self.ids)) if state.flights is None else state.flights
+        buffer, after = self.fill(before, state)
+        with setting.engine_traits.round_context():
+            plan, work, total, aggregated = self.combine(buffer, state, after.models)
+        params, server = server_step(state, setting.algorithm, total)
+        needed = {int(version) for version in after.flights[:, 2].tolist()}
+        after = replace(after, models={version: model for version, model in after.models.items() if version in needed})
+        moved = next_state(setting, state, params=params, server=server, aggregator=aggregated, flights=after)
+        rejected = tuple(self.ids[i] for i in plan.workers.clients[torch.from_numpy(~work.arrived)].tolist())
+        report = replace(
+            report_of(setting, plan, began, work), rejected=rejected, clock=after.now / TICKS,
+            arrivals=tuple((self.ids[f.client], self.ticks[f.client] / TICKS, state.round - f.version) for f in buffer),
+        )  # fmt: skip
+        return moved, report
+
+    def fill(self, before: FlightState, state: ServerState) -> tuple[list[Flight], FlightState]:
+        """The jobs of the next buffer in the order in which they come back, and what is under way then.
+
+        All jobs that end at one instant are taken before anyone begins; those beyond the buffer wait for the next version.
+        """
+        version, now = state.round, before.now
+        flights = [Flight(*row) for row in before.flights.tolist()]
+        begun, models = before.begun.clone(), {**before.models}
+        here: set[int] = set()  # who has begun at this version
+        buffer: list[Flight] = []
+        order: list[int] | None = None
+        while True:
+            back = sorted((f for f in flights if f.end <= now), key=lambda f: (f.end, self.ids[f.client], f.number))
+            taken = back[: self.rule.buffer - len(buffer)]
+            buffer += taken
+            flights = [f for f in flights if f not in taken]
+            if len(buffer) == self.rule.buffer:
+                break
+            if len(flights) < self.setting.clients_per_round:
+                if order is None:
+                    order = self.rule.order(version, len(self.ids), self.setting.clients_per_round, self.setting.seed)
+                busy = {f.client for f in flights}
+                idle = [client for client in order if client not in busy and client not in here]
+                for client in idle[: self.setting.clients_per_round - len(flights)]:
+                    flights.append(Flight(now + self.ticks[client], client, version, int(begun[client])))
+                    begun[client] += 1
+                    here.add(client)
+                    models.setdefault(version, state.model)
+            now = min(f.end for f in flights)
+        rows = torch.tensor([list(f) for f in flights], dtype=torch.int64).reshape(len(flights), 4)
+        return buffer, FlightState(now, rows, begun, models)
+
+    def combine(
+        self, buffer: Sequence[Flight], state: ServerState, models: dict[int, Tensor]
+    ) -> tuple[Plan, LocalWork, Tensor, object]:
+        """The local work of the buffer and its total Σ α_k f_k u_k / Σ α_k, f_k the factor of its staleness.
+
+        Jobs from one version are one call of the engine, with the learning rate of that version.
+        """
+        setting, algorithm, engine = self.setting, self.setting.algorithm, self.setting.engine
+        flights = sorted(buffer, key=lambda f: (f.version, f.client))
+        clients = torch.tensor([f.client for f in flights])
+        base = setting.alpha[clients] / setting.alpha[clients].sum()
+        share = base / base.sum()
+        factors = torch.tensor([self.rule.factor(state.round - f.version) for f in flights], dtype=torch.float64)
+        everyone = Cohort(state.round, setting.seed, clients, base, torch.ones_like(base))
+        plan = Plan(everyone, None, RiskValue(torch.tensor(float("nan")), base), everyone, share, None, 0)
+        jobs = []
+        for version in dict.fromkeys(f.version for f in flights):
+            places = torch.tensor([i for i, f in enumerate(flights) if f.version == version])
+            cohort = replace(everyone.take(places), round=version)
+            jobs.append(Job(models[version], cohort, (share * factors)[places]))
+        linear = algorithm.aggregator.linear
+        works = [
+            engine.summed_update(job.params, job.cohort, algorithm.solver, job.weights, algorithm.aggregator)
+            if linear
+            else engine.updates(job.params, job.cohort, algorithm.solver)
+            for job in jobs
+        ]
+        updates = sum_of([work.update for work in works]) if linear else torch.cat([work.update for work in works])
+        norms, losses = torch.cat([work.sq_norms.cpu() for work in works]), torch.cat([work.losses.cpu() for work in works])
+        work = LocalWork(updates, norms, losses)
+        arrived = torch.from_numpy(work.arrived)
+        if not bool(arrived.any()):
+            stop_unless_finite(work.sq_norms, everyone, setting.data.train, "update")
+        if linear:
+            known = 1.0 if bool(arrived.all()) else 1.0 / float(share[arrived].sum())
+            return plan, work, scaled(updates, known), state.aggregator
+        updates = torch.where(arrived.to(updates.device).unsqueeze(1), updates, float("nan"))
+        updates = updates * factors.to(updates).unsqueeze(1)
+        streams = {}
+        if algorithm.traits.aggregator.needs_keys:
+            stream = rng.stream_key(setting.seed, "aggregation", state.round)
+            streams = {"keys": rng.client_keys(stream, setting.data.train.keys[clients].cpu())}
+        total, aggregated = algorithm.aggregator(updates, share, losses=None, state=state.aggregator, **streams)
+        return plan, work, total, aggregated
+
+
+def sum_of(totals: Sequence[Tensor]) -> Tensor:
+    """The sum (D,) of the totals of some jobs, in their order; of one it is that total itself."""
+    total = totals[0]
+    for each in totals[1:]:
+        total = total + each
+    return total

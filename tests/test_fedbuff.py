@@ -1,0 +1,261 @@
+"""FedBuff on its simulated clock: known answers, determinism, checkpoints with jobs in flight, refusals."""
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+
+import equipoise as eq
+from equipoise.data import ClientSet, FederatedData
+from equipoise.errors import IncompatibleParts, InvalidParameter
+from equipoise.report.data.participation import participation
+from equipoise.report.data.results_by_method import Study
+from equipoise.report.interactive import figures as interactive
+from equipoise.report.static import figures as static
+from equipoise.sampling import TICKS, FedBuff, Uniform
+
+
+def points(**clients):
+    """One-dimensional clients with F_k(w) = (w − x_k)²: at rate ¼ a step is ½ (x_k − w)."""
+    packed = ClientSet.pack([(name, torch.tensor([[x]]), torch.tensor([[x]])) for name, x in clients.items()])
+    return FederatedData(packed, name="points")
+
+
+def mean_run(data, sampler, rounds, at_work, **options):
+    model = eq.models.MeanEstimator(1)
+    parts = {"solver": eq.solvers.SGD(lr=0.25, batch_size=None, epochs=1), "weights": "uniform"} | options.pop("parts", {})
+    algorithm = eq.Algorithm(sampler=sampler, **parts)
+    return eq.train(model, data, algorithm, rounds=rounds, clients_per_round=at_work, progress=False, **options)
+
+
+def arrivals(result):
+    return [(report.clock, report.arrivals) for report in result.history.rounds]
+
+
+AB = FedBuff(buffer=1, durations={"A": 1, "B": 3})
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+def test_the_slow_client_comes_back_three_versions_old(engine):
+    """A takes 1, B takes 3, two at work, a buffer of 1: A at 1, 2, 3 with s = 0, then B at 3 with s = 3 and factor ½.
+
+    With steps ½(x − w), x_A = 8, x_B = 4 and w = 0: A moves w by ½(8 − w): 4, 6, 7. B worked from w = 0: its update is
+    ½ · 4 = 2, and counts ½: 7 + 1 = 8.
+    """
+    result = mean_run(points(A=8.0, B=4.0), AB, 4, 2, engine=engine)
+    assert arrivals(result) == [
+        (1.0, (("A", 1.0, 0),)), (2.0, (("A", 1.0, 0),)), (3.0, (("A", 1.0, 0),)), (3.0, (("B", 3.0, 3),)),
+    ]  # fmt: skip
+    assert float(result.params) == pytest.approx(8.0)
+    # Without damping B counts in full: 7 + 2 = 9.
+    undamped = mean_run(points(A=8.0, B=4.0), replace(AB, damped=False), 4, 2, engine=engine)
+    assert float(undamped.params) == pytest.approx(9.0)
+
+
+def test_a_buffer_of_two_divides_by_base_weights_alone():
+    """A takes 1, B takes 2, C takes 2, all at work, a buffer of 2, steps ½(x − w), w = 0, x = (8, 4, 0).
+
+    At 1 A is back (s = 0) and, having begun at this version, waits. At 2 B is back, then C waits for the next version: step
+    (4 + 2)/2 = 3. Still at 2, C is taken with s = 1 before anyone begins: its update from w = 0 is 0 and counts 2^(−½). A and B
+    begin at version 1 (w = 3); A is back at 3 with ½ · (8 − 3) = 2.5 and s = 0: step (0 · 2^(−½) + 2.5)/2 = 1.25.
+    """
+    sampler = FedBuff(buffer=2, durations={"A": 1, "B": 2, "C": 2})
+    result = mean_run(points(A=8.0, B=4.0, C=0.0), sampler, 2, 3, engine="loop")
+    assert arrivals(result) == [(2.0, (("A", 1.0, 0), ("B", 2.0, 0))), (3.0, (("C", 2.0, 1), ("A", 1.0, 0)))]
+    assert float(result.params) == pytest.approx(4.25)
+
+
+def softmax_run(sampler, *, at_work=6, rounds=8, engine="simulator", **options):
+    data = eq.data.label_shift(train_clients=20, validation_clients=0, test_clients=3, examples=12)
+    model = eq.models.Softmax(data.features, data.classes)
+    parts = {"solver": eq.solvers.SGD(lr=0.1, batch_size=5, lr_decay=0.9)} | options.pop("parts", {})
+    algorithm = eq.Algorithm(sampler=sampler, **parts)
+    return eq.train(
+        model, data, algorithm, rounds=rounds, clients_per_round=at_work, progress=False, engine=engine, seed=3, **options
+    )
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+@pytest.mark.parametrize("aggregator", [eq.aggregators.WeightedMean(), eq.aggregators.Median()], ids=repr)
+def test_equal_durations_are_synchronous_bit_for_bit(engine, aggregator):
+    parts = {"aggregator": aggregator}
+    clock = softmax_run(FedBuff(buffer=6, spread=0.0), engine=engine, parts=parts)
+    rounds = softmax_run(Uniform(), engine=engine, parts=parts)
+    assert torch.equal(clock.params, rounds.params)
+    assert [r.loss for r in clock.history.rounds] == [r.loss for r in rounds.history.rounds]
+    assert [r.clock for r in clock.history.rounds] == [float(t) for t in range(1, 9)]
+
+
+MIXED = FedBuff(buffer=3, per_step=0.1, spread=0.8)
+
+
+def test_engines_chunks_and_the_order_of_clients_do_not_matter():
+    runs = [softmax_run(MIXED, engine=engine) for engine in ("loop", eq.engines.Simulator(chunk_size=2), "simulator")]
+    assert arrivals(runs[0]) == arrivals(runs[1]) == arrivals(runs[2])
+    for other in runs[1:]:
+        assert torch.allclose(runs[0].params, other.params, atol=1e-6)
+    assert any(age > 0 for report in runs[0].history.rounds for _, _, age in report.arrivals)
+
+
+def test_updates_are_those_of_the_version_at_the_start():
+    """Replays the server's steps by hand: α_k (1 + s)^(−½) u_k / Σ α_k, u_k from the version it began with."""
+    result = softmax_run(MIXED, engine="loop", rounds=6)
+    data = eq.data.label_shift(train_clients=20, validation_clients=0, test_clients=3, examples=12)
+    versions = [torch.zeros_like(result.params)]
+    for report in result.history.rounds:
+        step, alpha_sum = torch.zeros_like(versions[0]), 0.0
+        for client, _, age in report.arrivals:
+            model = eq.models.Softmax(data.features, data.classes)
+            torch.nn.utils.vector_to_parameters(versions[report.round - age].clone(), model.parameters())
+            position, size = data.train.ids.index(client), 12
+            cohort = eq.types.Cohort(
+                report.round - age, 3, torch.tensor([position]), torch.ones(1).double(), torch.ones(1).double()
+            )
+            task = eq.core.task.Task.of(model).fitted(data)
+            engine = eq.engines.Loop().start(task, data)
+            solver = eq.solvers.SGD(lr=0.1, batch_size=5, lr_decay=0.9)
+            step += size * (1 + age) ** -0.5 * engine.updates(versions[report.round - age], cohort, solver).update[0]
+            alpha_sum += size
+        versions.append(versions[-1] + step / alpha_sum)
+    assert torch.allclose(versions[-1], result.params, atol=1e-6)
+
+
+@pytest.mark.parametrize("stop", [1, 4])
+def test_a_run_with_jobs_in_flight_goes_on_bit_for_bit(tmp_path, stop):
+    whole = softmax_run(MIXED)
+    softmax_run(MIXED, rounds=stop, checkpoint=tmp_path / "run.ckpt")
+    with pytest.warns(eq.errors.EquipoiseNotice, match="Going on"):
+        resumed = softmax_run(MIXED, checkpoint=tmp_path / "run.ckpt")
+    assert torch.equal(whole.params, resumed.params)
+    assert arrivals(whole) == arrivals(resumed)
+
+
+def test_fast_clients_take_part_more_often():
+    result = softmax_run(FedBuff(buffer=2, spread=1.0), rounds=60)
+    took = {client: time for report in result.history.rounds for client, time, _ in report.arrivals}
+    count = dict.fromkeys(took, 0)
+    for report in result.history.rounds:
+        for client, _, _ in report.arrivals:
+            count[client] += 1
+    fast, slow = (sorted(took, key=took.get)[i] for i in (0, -1))
+    assert count[fast] > count[slow]
+
+
+def test_at_most_so_many_are_at_work_and_each_begins_once_per_version():
+    result = softmax_run(MIXED, rounds=40)
+    begun = [(client, report.round - age) for report in result.history.rounds for client, _, age in report.arrivals]
+    assert len(set(begun)) == len(begun)
+
+
+def test_durations():
+    # a + b τ with spread 0: 2 + 0.5 · 4 = 4 units; fractions are whole ticks.
+    assert FedBuff(fixed=2.0, per_step=0.5, spread=0.0).ticks(["x"], [4]) == [4 * TICKS]
+    assert FedBuff(durations={"x": 0.1, "y": 0.3}).ticks(["y", "x"], [1, 1]) == [300_000, 100_000]
+    rule = FedBuff(spread=1.0)
+    ids = [f"client-{k}" for k in range(4000)]
+    logs = torch.tensor(rule.ticks(ids, [1] * 4000)).double().div(TICKS).log()
+    assert abs(float(logs.mean())) < 0.06  # lognormal with median 1; standard error 1/√4000 = 0.016
+    assert float(logs.std()) == pytest.approx(1.0, abs=0.05)
+    assert rule.ticks(ids[:3], [1] * 3) == rule.ticks(ids, [1] * 4000)[:3]  # whoever else there is
+    assert rule.factor(3) == 0.5
+    assert rule.order(0, 10, 4, 1)[:4] == eq.core.rng.generator(1, "cohort", 0).choice(10, size=4, replace=False).tolist()
+    assert sorted(rule.order(5, 10, 4, 1)) == list(range(10))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        ({"buffer": 0}, "buffer"), ({"spread": -1}, "spread"), ({"fixed": 0.0}, "work takes time"), ({"damped": 1}, "damped"),
+        ({"durations": {"a": 0}}, "durations"), ({"durations": [1]}, "durations"), ({"schedule": -1}, "schedule"),
+        ({"per_step": float("inf")}, "per_step"),
+    ],
+)  # fmt: skip
+def test_wrong_parameters_are_refused(wrong, words):
+    with pytest.raises(InvalidParameter, match=words):
+        FedBuff(**wrong)
+
+
+def test_a_buffer_that_never_fills_is_refused():
+    with pytest.raises(InvalidParameter, match="buffer must not exceed the number of training clients, 2"):
+        mean_run(points(A=1.0, B=2.0), FedBuff(buffer=3), 1, 2)
+    with pytest.raises(InvalidParameter, match="must name a time for every training client"):
+        mean_run(points(A=1.0, C=2.0), AB, 1, 2)
+    with pytest.raises(InvalidParameter, match="spread"):
+        softmax_run(FedBuff(buffer=2, spread=1e6))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {"risk": eq.risk.Superquantile(0.5)},
+        {"risk": eq.risk.QFair(1.0)},
+        {"aggregator": eq.aggregators.CentredClipping()},
+        {"aggregator": eq.aggregators.Bucketing(eq.aggregators.CentredClipping())},
+        {"aggregator": eq.aggregators.FedNova()},
+        {"aggregator": eq.aggregators.KLoss(1)},
+        {"solver": eq.solvers.Scaffold()},
+        {"solver": eq.solvers.FedDyn()},
+        {"solver": eq.solvers.SGD(epochs=2, straggler_share=0.5)},
+        {"solver": eq.solvers.Adam(state="kept")},
+        {"personal": eq.personal.Ditto()},
+        {"privacy": eq.privacy.DifferentialPrivacy(epsilon=5.0, delta=1e-4, clip=1.0)},
+        {"privacy": eq.privacy.SecureAggregation()},
+    ],
+    ids=repr,
+)
+def test_what_does_not_go_with_it_is_refused(parts):
+    with pytest.raises(IncompatibleParts):
+        eq.Algorithm(sampler=FedBuff(), **parts)
+
+
+def test_running_statistics_are_refused():
+    data = eq.data.label_shift(train_clients=4, validation_clients=0, test_clients=2, examples=12)
+    model = torch.nn.Sequential(torch.nn.Linear(data.features, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, data.classes))
+    with pytest.raises(IncompatibleParts, match="with_group_norm"):
+        eq.train(model, data, eq.Algorithm(sampler=FedBuff(buffer=2)), rounds=1, clients_per_round=2, progress=False)
+
+
+@dataclass(frozen=True)
+class SendsNaN:
+    """Malicious clients send NaN."""
+
+    share: float = 0.5
+    seed: int = 0
+
+    def corrupt(self, sent):
+        return torch.full_like(sent.updates, float("nan"))
+
+
+@pytest.mark.parametrize("aggregator", [eq.aggregators.WeightedMean(), eq.aggregators.Median()], ids=repr)
+def test_an_update_that_cannot_be_used_leaves_its_weight_to_the_others(aggregator):
+    """Two clients at once, a buffer of 2: one update is lost, so that the other, ½ x, counts in full."""
+    where = {"A": 8.0, "B": 4.0}
+    data = eq.attacks.apply(points(**where), SendsNaN())
+    (bad,) = data.malicious
+    with pytest.warns(eq.errors.EquipoiseNotice, match="were left out"):
+        result = mean_run(data, FedBuff(buffer=2, spread=0.0), 1, 2, parts={"aggregator": aggregator})
+    assert result.history.rounds[0].rejected == (bad,)
+    assert float(result.params) == pytest.approx(sum(x / 2 for name, x in where.items() if name != bad))
+
+
+def test_several_seeds_are_made_one_by_one():
+    data = eq.data.label_shift(train_clients=8, validation_clients=0, test_clients=2, examples=10)
+    model = eq.models.Softmax(data.features, data.classes)
+    algorithm = eq.Algorithm(sampler=FedBuff(buffer=2))
+    with pytest.warns(eq.errors.EquipoiseNotice, match="a clock of the run's own"):
+        both = eq.train_many(model, data, algorithm, seeds=2, rounds=3, clients_per_round=4, progress=False)
+    alone = eq.train(model, data, algorithm, rounds=3, clients_per_round=4, seed=1, progress=False)
+    assert torch.allclose(both.results["run"][1].params, alone.params, atol=1e-7)
+
+
+def test_the_report_shows_participation_against_speed(tmp_path):
+    study = Study.of([softmax_run(MIXED, rounds=12), softmax_run(Uniform(), name="rounds")])
+    seen = participation(study.methods[0])
+    assert sum(seen.jobs) == 12 * 3
+    trace = interactive.FIGURE_MAKERS["participation"](study)["data"]
+    assert len(trace) == 1  # the other method has rounds
+    assert list(trace[0]["y"]) == list(seen.jobs)
+    assert interactive.FIGURE_MAKERS["participation"](Study.of([softmax_run(Uniform())])) is None
+    softmax_run(MIXED).report(tmp_path / "report.html")
+    assert "Participation against speed" in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert static.FIGURE_MAKERS["participation"](study) is not None
