@@ -14,7 +14,7 @@ from equipoise.core.files import locked
 STORE_BYTES = 80 * 2**20  # of each node; Ray wants at least 75 MiB
 SHARED_MEMORY = 3 * STORE_BYTES  # of the cluster of three nodes
 MEMORY = Path("/dev/shm")  # noqa: S108 (where Ray's object stores are)
-FAST = {"health_check_period_ms": 500, "health_check_timeout_ms": 500, "health_check_failure_threshold": 3}
+FAST = {"health_check_period_ms": 1000, "health_check_timeout_ms": 2000, "health_check_failure_threshold": 3}
 
 
 def skip_without_ray() -> None:
