@@ -9,8 +9,10 @@ Every case has a seed of its own, so that a finding can be run again. Findings a
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import sys
+from functools import cache
 from pathlib import Path
 
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # children are forked, and a kill must not wait for threads
@@ -18,6 +20,7 @@ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # children are forked, and 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch  # noqa: E402 — after the threads are set
+from campaign_drivers import scenes  # noqa: E402
 from campaign_drivers.attackers import try_attack  # noqa: E402
 from campaign_drivers.combinations import try_combination  # noqa: E402
 from campaign_drivers.findings import Tally, drive  # noqa: E402
@@ -32,8 +35,16 @@ for name in eq.__all__:  # all is imported before the first child is forked
 DRIVERS = {"kills": try_kills, "inputs": try_inputs, "combinations": try_combination, "attackers": try_attack}
 
 
+@cache
+def prepare_once() -> None:
+    """Make what all cases share before the first child is forked."""
+    scenes.prepare()
+    gc.freeze()  # children do not copy what they only look at
+
+
 def run(driver: str, *, seconds: float, seed: int, folder: Path, only: int | None = None) -> Tally:
     """One driver for some time."""
+    prepare_once()
     return drive(driver, DRIVERS[driver], seconds=seconds, seed=seed, folder=folder, only=only)
 
 

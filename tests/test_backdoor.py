@@ -123,6 +123,22 @@ def test_a_backdoor_is_learned_and_the_report_says_so(tmp_path):
     assert "backdoor success" in page
 
 
+def test_a_report_of_seeds_whose_attackers_differ(tmp_path):
+    # A study gives the attack the seed of each run, so that the data of seeds differ in their malicious clients.
+    clean, runs = FederatedData(images(), test=images(seed=1)), []
+    for seed in (0, 1):
+        data = apply(clean, Backdoor(share=0.3, seed=seed, target=1, patch=2))
+        model = nn.Sequential(nn.Flatten(), nn.Linear(16, 3))
+        runs.append(eq.train(model, data, rounds=1, clients_per_round=3, seed=seed, progress=False))
+    assert runs[0].data != runs[1].data
+    assert "table-backdoor" in eq.report.write_report(runs, tmp_path / "report.html").read_text()
+    other = eq.train(
+        model, apply(clean, Backdoor(share=0.5, target=1, patch=2)), rounds=1, clients_per_round=3, seed=2, progress=False
+    )
+    with pytest.raises(InvalidParameter, match=r"must have the same data|one data set"):
+        eq.report.write_report([*runs, other], tmp_path / "report.html")
+
+
 @pytest.mark.parametrize("personal", [eq.personal.Ditto(0.1), eq.personal.Finetuning(2)], ids=["Ditto", "Finetuning"])
 @pytest.mark.parametrize("engine", ["loop", "simulator"])
 def test_clients_own_models_are_probed_too(personal, engine):

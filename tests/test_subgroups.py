@@ -108,7 +108,9 @@ def test_a_csv_file_gives_attributes_to_a_configuration(tmp_path):
         read_attributes(tmp_path / "nowhere.csv")
 
 
-@pytest.mark.parametrize("wrong", [[], {"error": {"a": 1}}, {"land": ["AT"]}, {"": {}}, {"land": {1: "AT"}}])
+@pytest.mark.parametrize(
+    "wrong", [[], {"error": {"a": 1}}, {"coverage": {"a": 1}}, {"land": ["AT"]}, {"": {}}, {"land": {1: "AT"}}]
+)
 def test_attributes_that_are_none_are_refused(wrong):
     with pytest.raises(InvalidParameter, match="attributes"):
         FederatedData(make_clients([4, 5])).with_attributes(wrong)

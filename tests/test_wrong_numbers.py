@@ -13,9 +13,12 @@ from rich.console import Console
 import equipoise as eq
 from equipoise import aggregators, attacks, metrics, personal, risk, sampling, solvers
 from equipoise.cli.listing import comparison_table, print_whole
+from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet, FederatedData
-from equipoise.errors import ConfigError, EquipoiseNotice, IncompatibleParts, InvalidParameter, NotWritten
+from equipoise.engines import Loop, Simulator
+from equipoise.errors import ConfigError, EquipoiseError, EquipoiseNotice, IncompatibleParts, InvalidParameter, NotWritten
 from equipoise.tilted import hierarchical_stochastic_descent, tilted_loss
+from equipoise.types import Cohort
 
 FULL = sampling.Full()
 STEPS = solvers.SGD(lr=0.05, batch_size=None, steps=3)
@@ -195,6 +198,20 @@ def test_dissimilarity_on_attacked_data_is_that_of_benign_clients():
         assert found.ratio == pytest.approx(benign.ratio)
 
 
+@pytest.mark.parametrize("engine", [Loop(), Simulator(workers=1)], ids=["loop", "simulator"])
+@pytest.mark.parametrize("attack", [attacks.ModelReplacement(0.4, update="honest"), attacks.RandomUpdates(0.4)])
+def test_inexactness_is_that_of_the_work_and_not_of_the_attack(attack, engine):
+    """What malicious clients send is no local solution: a replaced model would be 'solved' tens of times worse than at w^t."""
+    data, model = regression(), eq.models.LinearRegression(3).double()
+    cohort = Cohort(0, 0, torch.arange(len(data.train)), torch.ones(len(data.train)), torch.ones(len(data.train)))
+    slow, found = solvers.SGD(lr=0.01, batch_size=None, steps=2, prox=0.1), []
+    for each in (data, attacks.apply(data, attack)):
+        task = Task.of(model)
+        found.append(eq.heterogeneity.inexactness(engine.start(task, each), task.read_model(), cohort, slow))
+    assert torch.allclose(found[0], found[1], rtol=1e-12)
+    assert bool((found[0] < 1).all())
+
+
 @pytest.mark.parametrize(
     ("clients", "fraction"), [(10, 0.1), (10, 0.2), (10, 0.3), (20, 0.1), (30, 0.1), (100, 0.2), (7, 1 / 7)]
 )
@@ -277,9 +294,12 @@ def test_the_table_of_a_comparison_has_names_at_80_columns(ragged, capsys):
             assert line.count("±") == 4
 
 
-def test_help_does_not_wait_for_torch():
-    code = "import sys, equipoise.cli.commands; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+@pytest.mark.parametrize("asked", [["--help"], ["run", "--help"], ["serve", "--help"], ["flower", "--help"], ["--version"]])
+def test_help_does_not_wait_for_torch(asked):
+    code = "import sys; from equipoise.cli.commands import app; app(sys.argv[1:], standalone_mode=False)\n"
+    code += "if 'torch' in sys.modules: sys.exit('torch was imported')"
+    found = subprocess.run([sys.executable, "-c", code, *asked], check=False, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
 
 
 def test_train_and_compare_are_functions_whatever_was_imported_first():
@@ -288,6 +308,65 @@ def test_train_and_compare_are_functions_whatever_was_imported_first():
     )
     code += "assert callable(eq.compare) and eq.train is train and eq.Algorithm().risk is not None"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# ------------------------------------------------------------------------------------------------------------ data of strangers
+
+
+class Pixels(torch.nn.Module):
+    """Three scores for every pixel."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Conv2d(1, 3, 1)
+
+    def forward(self, x):
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("engine", ["loop", "simulator"])
+def test_a_label_out_of_range_in_segmentation_is_refused(engine):
+    masks = torch.zeros(4, 5, 5, dtype=torch.int64)
+    masks[2, 1, 3] = 3  # three classes: 0, 1 and 2
+    clients = [(f"c{k}", torch.zeros(4, 1, 5, 5), masks) for k in range(2)]
+    data = FederatedData(ClientSet.pack(clients))
+    with pytest.raises(EquipoiseError, match="3"):
+        eq.train(Pixels(), data, rounds=1, clients_per_round=2, engine=engine, progress=False)
+
+
+@pytest.mark.parametrize("ids", [[1, 1.0, 2], np.array([1, 1.0, 2], dtype=object), ["1", 1, 2]])
+def test_ids_that_are_one_in_words_are_one_client(ids):
+    """1 and 1.0 are the same number, and "1" is its name."""
+    data = eq.data.from_arrays(np.zeros((3, 2)), np.array([0, 1, 0]), ids, test=0.0)
+    assert data.train.ids == ("1", "2")
+    assert data.train.sizes.tolist() == [2, 1]
+
+
+class Unequal(torch.utils.data.Dataset):
+    """Images of two sizes."""
+
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, place):
+        return torch.zeros(2 + place % 2, 3), place % 2
+
+
+def test_a_dataset_of_unequal_shapes_is_refused_with_the_example():
+    with pytest.raises(EquipoiseError, match=r"a\b.*shape"):
+        eq.data.from_datasets({"a": Unequal(), "b": Unequal()}, test=0.0)
+
+
+@pytest.mark.parametrize("name", ["test", "validation"])
+@pytest.mark.parametrize("value", [None, "half", math.nan, True])
+def test_a_share_that_is_no_number_is_refused(name, value):
+    frame = {"who": ["a", "a", "b", "b"], "age": [1.0, 2.0, 3.0, 4.0], "y": ["n", "y", "n", "y"]}
+    for make in (
+        lambda **given: eq.data.from_frame(frame, client="who", target="y", **given),
+        lambda **given: eq.data.from_arrays(np.zeros((4, 2)), np.array([0, 1, 0, 1]), frame["who"], **given),
+    ):
+        with pytest.raises(InvalidParameter, match=rf"{name} must lie in \[0, 1\)"):
+            make(**{name: value})
 
 
 # --------------------------------------------------------------------------------------------------------- files of others

@@ -17,6 +17,7 @@ from torch import Tensor
 
 import equipoise as eq
 from campaign_drivers import random_parts as parts
+from campaign_drivers import scenes
 from campaign_drivers.findings import Finding
 from equipoise import aggregators, attacks
 from equipoise.attacks import Sent
@@ -55,21 +56,29 @@ def adversarial(chance: random.Random, honest: Tensor, count: int) -> tuple[str,
     return name, together
 
 
-def bounded(chance: random.Random, clients: int, bad: int) -> list[tuple[object, str]]:
-    """Aggregators that must withstand `bad` of the clients, and the kind of their bound."""
-    share = bad / clients
+def bounded(chance: random.Random, weights: Tensor, bad: int) -> list[tuple[object, str]]:
+    """Aggregators that must withstand the last `bad` of the clients, and the kind of their bound."""
+    clients, share = len(weights), float(weights[len(weights) - bad :].sum()) if bad else 0.0
+    equal = bool((weights == weights[0]).all())
     found: list[tuple[object, str]] = [(aggregators.NormClip(chance.uniform(0.01, 10)), "clip")]
-    found.append((aggregators.NormClip(None), "norm"))
-    if bad:
+    found.append((aggregators.CentredClipping(10 ** chance.uniform(-2, 1), chance.randint(1, 4)), "centred"))
+    if share < 0.5 - 1e-6:
+        found += [(aggregators.Median(), "range"), (aggregators.GeometricMedian(), "centre")]
+        found += [(aggregators.NormClip(None), "norm"), (aggregators.CentredClipping(None, 2), "doubling")]
+        for fraction in (share, max(share, chance.uniform(0, 0.499))):
+            found += [(aggregators.TrimmedMean(fraction), "range"), (aggregators.MeaMed(fraction), "width")]
+            found.append((aggregators.NNM(aggregators.Median(), fraction), "mixed"))
+    size = chance.randint(1, 3)
+    if equal and 2 * bad * size < clients:
+        found.append((aggregators.Bucketing(aggregators.Median(), size), "range"))
+    if equal and bad:
         found.append((aggregators.KNorm(bad), "norm"))
-    if 2 * bad < clients:
-        found.append((aggregators.Median(), "range"))
-        found.append((aggregators.GeometricMedian(), "centre"))
-        if share < 0.5 - 1e-6:
-            found.append((aggregators.TrimmedMean(share), "range"))
-            found.append((aggregators.TrimmedMean(chance.uniform(share, 0.499)), "range"))
-    if clients >= 2 * bad + 3:
+    if equal and clients >= 2 * bad + 3:
         found += [(aggregators.Krum(bad), "krum"), (aggregators.MultiKrum(bad), "krum")]
+    if clients >= 4 * bad + 3:
+        found.append((aggregators.Bulyan(bad), "width"))
+    if clients > bad:
+        found.append((aggregators.DnC(max(bad, 1)), "finite"))
     return found
 
 
@@ -89,30 +98,37 @@ def _attack_aggregator(chance: random.Random, counts: Counter[str]) -> None:
     scale, shift = 10.0 ** chance.uniform(-4, 4), chance.uniform(-3, 3)
     honest = (torch.randn(clients - bad, width, generator=generator, dtype=torch.float64) + shift).mul(scale).to(dtype)
     name, sent = adversarial(chance, honest, bad)
-    rule, kind = chance.choice(bounded(chance, clients, bad))
+    weights = torch.full((clients,), 1 / clients, dtype=torch.float64)
+    if chance.random() < 0.4:
+        weights = torch.rand(clients, generator=generator, dtype=torch.float64) + 0.05
+        weights = weights / weights.sum()
+    rule, kind = chance.choice(bounded(chance, weights, bad))
     rows = torch.cat([honest, sent])
     order = torch.randperm(clients, generator=generator)
-    weights = torch.full((clients,), 1 / clients, dtype=torch.float64)
     if kind == "clip":  # a linear rule: the round leaves out what is not finite before it
         rows = torch.where(torch.isfinite(rows.double().square().sum(1, keepdim=True)), rows, 0.0)
-    total, _ = rule(rows[order], weights, losses=torch.ones(clients, dtype=torch.float64))  # type: ignore[operator]
-    problem = broken(kind, rule, total.double(), honest.double(), clients, bad)
+    total, _ = rule(rows[order], weights[order], losses=torch.ones(clients, dtype=torch.float64))  # type: ignore[operator]
+    problem = broken(kind, rule, total.double(), honest.double(), weights, bad)
     counts["attacks"] += 1
     if problem:
         case = {"clients": clients, "bad": bad, "width": width, "dtype": dtype, "attack": name, "rule": rule}
         raise Finding(problem, **case, honest=honest.tolist(), sent=sent.tolist(), total=total.tolist())
 
 
-def broken(kind: str, rule: object, total: Tensor, honest: Tensor, clients: int, bad: int) -> str | None:
+def broken(kind: str, rule: object, total: Tensor, honest: Tensor, weights: Tensor, bad: int) -> str | None:
     """Which bound a total breaks; None if it keeps all."""
-    slack = ROUNDING * max(float(honest.abs().max()), 1e-30)
+    slack, clients = ROUNDING * max(float(honest.abs().max()), 1e-30), len(weights)
     if not bool(torch.isfinite(total).all()):
         return "the total is not finite"
     norms = honest.norm(dim=1)
     diameter = float(torch.cdist(honest, honest).max())
-    if kind == "range":
-        low, high = honest.min(0).values - slack, honest.max(0).values + slack
-        return None if bool(((total >= low) & (total <= high)).all()) else "a coordinate is outside the honest range"
+    if kind == "finite":
+        return None
+    if kind in ("range", "width", "mixed"):
+        low, high = honest.min(0).values, honest.max(0).values
+        room = slack + {"range": 0.0, "width": high - low, "mixed": diameter}[kind]
+        low, high = low - room, high + room
+        return None if bool(((total >= low) & (total <= high)).all()) else f"a coordinate is outside the honest range ({kind})"
     if kind == "clip":
         return None if float(total.norm()) <= rule.bound * (1 + ROUNDING) else "longer than the bound"  # type: ignore[attr-defined]
     if kind == "norm":
@@ -120,8 +136,19 @@ def broken(kind: str, rule: object, total: Tensor, honest: Tensor, clients: int,
     if kind == "krum":
         reach = (math.sqrt(clients - bad - 2) + 1) * diameter + slack
         return None if float((total - honest.mean(0)).norm()) <= reach else "farther than Krum's bound"
-    share = bad / clients
-    centre = honest.mean(0)
+    if kind == "doubling":  # a step is no longer than the farthest honest update, which is then at most twice as far
+        return None if float(total.norm()) <= (2**rule.iterations - 1) * float(norms.max()) * 1.001 + slack else "a long step"  # type: ignore[attr-defined]
+    share = float(weights[clients - bad :].sum()) if bad else 0.0
+    if kind == "centred":
+        without = torch.zeros_like(total)
+        for _ in range(rule.iterations):  # type: ignore[attr-defined]
+            away = honest - without
+            shrink = (rule.radius / away.norm(dim=1).clamp(min=1e-300)).clamp(max=1.0)  # type: ignore[attr-defined]
+            without = without + (weights[: clients - bad] * shrink) @ away
+        reach = rule.iterations * share * rule.radius  # type: ignore[attr-defined]
+        return None if float((total - without).norm()) <= reach * 1.001 + slack else "moved farther than its bound"
+    own = weights[: clients - bad] / weights[: clients - bad].sum()
+    centre = own @ honest
     radius = float((honest - centre).norm(dim=1).max())
     reach = 2 * (1 - share) / (1 - 2 * share) * radius
     return None if float((total - centre).norm()) <= 1.01 * reach + slack else "farther than the geometric median's bound"
@@ -143,15 +170,15 @@ class Absurd:
 def _attack_run(chance: random.Random, counts: Counter[str]) -> None:
     """A linear aggregator rejects what is absurd, names who sent it, and goes on as if they had not been there."""
     value = chance.choice([math.nan, math.inf, -math.inf, 1e30, -1e200, 1e308])
-    attacked = attacks.apply(parts.clients(), Absurd(chance.choice([0.1, 0.3, 0.5]), chance.randrange(1000), value))
+    attacked = attacks.apply(scenes.plain(), Absurd(chance.choice([0.1, 0.3, 0.5]), chance.randrange(1000), value))
     engine = chance.choice(["loop", "simulator"])
     algorithm = eq.Algorithm(sampler=eq.sampling.Full(), solver=parts.SGD)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EquipoiseNotice)
-        found = eq.train(parts.model(), attacked, algorithm, rounds=1, engine=engine, progress=False)
+        found = eq.train(scenes.softmax(), attacked, algorithm, rounds=1, engine=engine, progress=False)
         keep = [k for k, name in enumerate(attacked.train.ids) if name not in attacked.malicious]
-        alone = eq.FederatedData(parts.clients().train.take(keep), name="campaign", classes=3)
-        clean = eq.train(parts.model(), alone, algorithm, rounds=1, engine="loop", progress=False)
+        alone = eq.FederatedData(scenes.plain().train.take(keep), name="campaign", classes=3)
+        clean = eq.train(scenes.softmax(), alone, algorithm, rounds=1, engine="loop", progress=False)
     counts["attacks on a run"] += 1
     if set(found.history.rounds[0].rejected) != attacked.malicious:
         raise Finding("absurd updates are not named", value=value, engine=engine, rejected=found.history.rounds[0].rejected)

@@ -6,6 +6,7 @@ import random
 import warnings
 from collections import Counter
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 import equipoise as eq
 from campaign_drivers import random_parts as parts
 from campaign_drivers.findings import Finding
+from campaign_drivers.scenes import STRAIGHT, Order, Scene, draw_scene
 from equipoise.engines import Simulator
 from equipoise.errors import Diverged, EquipoiseError, EquipoiseNotice
 from equipoise.runs.checkpoint import Checkpoints
@@ -43,114 +45,148 @@ class Stop(Observer):
             raise RuntimeError("stop")
 
 
-def train(chosen: parts.Chosen, data: eq.FederatedData | None = None, **more: Any) -> eq.Result:
-    """A short run; notices are not what this looks for."""
-    given = {"rounds": ROUNDS, "engine": "loop"} | parts.options(chosen) | more
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", EquipoiseNotice)
-        return eq.train(parts.model(), data or parts.clients(), chosen.algorithm(), **given)
+@dataclass(frozen=True)
+class Case:
+    """An algorithm on a scene."""
+
+    chosen: parts.Chosen
+    scene: Scene
+
+    def train(self, order: Order = STRAIGHT, **more: Any) -> eq.Result:
+        """A short run; notices are not what this looks for."""
+        given = {"rounds": ROUNDS, "engine": "loop"} | self.scene.options() | more
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EquipoiseNotice)
+            return eq.train(self.scene.model(), self.scene.data(order), self.chosen.algorithm(), **given)
+
+    def words(self) -> dict[str, Any]:
+        """The case for a report."""
+        return {"parts": self.chosen.words(), "scene": self.scene.words()}
 
 
 def numbers(result: eq.Result) -> list[Tensor]:
-    """All that a run gives: parameters, own models and the scores of clients."""
-    found = [result.params, result.clients.loss, result.clients.error]
+    """All that a run gives: parameters and buffers, scores of clients, own models, and the reports of its rounds."""
+    rows = result.clients
+    found = [result.params.double(), rows.error, rows.loss, *rows.metrics.values(), *rows.personal_metrics.values()]
+    found += [value.double() for value in result.model.state_dict().values() if value.is_floating_point()]
     if result.personal is not None:
-        found.append(result.personal.params(sorted(result.personal.ids)))
-    if result.clients.personal_loss is not None:
-        found.append(result.clients.personal_loss.nan_to_num())
-    return found
+        found.append(result.personal.params(sorted(result.personal.ids)).double())
+    if rows.personal_loss is not None:
+        found.append(rows.personal_loss)
+    reports = [[r.loss, r.tail_loss, r.risk or 0.0, r.cohort, r.trained, r.dropped] for r in result.history.rounds]
+    return [*found, torch.tensor(reports, dtype=torch.float64)]
 
 
 def near(first: list[Tensor], second: list[Tensor]) -> bool:
     """Whether all numbers agree up to rounding; errors are counts, and may differ by an example at a tie."""
+    if [a.shape for a in first] != [b.shape for b in second]:
+        return False
     for number, (a, b) in enumerate(zip(first, second, strict=True)):
-        scale = max(float(a.abs().max()), 1.0)
-        if number != 2 and not torch.allclose(a, b, rtol=0, atol=TOLERANCE * scale, equal_nan=True):
+        scale = max(float(a.nan_to_num().abs().max()), 1.0) if a.numel() else 1.0
+        if number != 1 and not torch.allclose(a, b, rtol=0, atol=TOLERANCE * scale, equal_nan=True):
             return False
     return True
 
 
 def identical(first: list[Tensor], second: list[Tensor]) -> bool:
     """Whether all numbers are the same, bit for bit."""
-    return all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(first, second, strict=True))
+    pairs = zip(first, second, strict=False)
+    return len(first) == len(second) and all(torch.equal(a.nan_to_num(nan=-1e9), b.nan_to_num(nan=-1e9)) for a, b in pairs)
 
 
 def try_combination(chance: random.Random, folder: Path, counts: Counter[str]) -> None:
-    """One random algorithm."""
-    chosen = parts.draw(chance)
+    """One random algorithm on one random scene."""
+    case = Case(parts.draw(chance), draw_scene(chance))
     try:
-        algorithm = chosen.algorithm()
+        algorithm = case.chosen.algorithm()
     except EquipoiseError as refusal:
         if not str(refusal).strip():
-            raise Finding("a refusal without a reason", parts=chosen.words()) from refusal
+            raise Finding("a refusal without a reason", **case.words()) from refusal
         counts["refused at construction"] += 1
         return
+    simulator = Simulator(workers=1, chunk_size=chance.choice([None, None, 1, 4]), compiled=chance.random() < 0.8)
     try:
-        loop = train(chosen)
-    except Diverged:
-        counts["diverged"] += 1
-        return
-    except EquipoiseError:  # e.g. a privacy budget, or Krum with too few clients in a Poisson cohort
-        counts["refused in the run"] += 1
+        loop = case.train()
+    except EquipoiseError as refusal:  # e.g. a privacy budget, or Krum with too few clients in a Poisson cohort
+        _refused_alike(case, simulator, refusal)
+        counts["diverged" if isinstance(refusal, Diverged) else "refused in the run"] += 1
         return
     found = numbers(loop)
-    fast = numbers(train(chosen, engine=Simulator(workers=1)))
+    fast = numbers(case.train(engine=simulator))
     if not near(found, fast):
-        worst = max(float((a - b).abs().max()) for a, b in zip(found, fast, strict=True))
-        raise Finding("loop and simulator differ", parts=chosen.words(), difference=worst)
+        apart = [
+            float((a - b).nan_to_num().abs().max()) if a.shape == b.shape else -1 for a, b in zip(found, fast, strict=False)
+        ]
+        raise Finding("loop and simulator differ", **case.words(), engine=repr(simulator), differences=apart)
     counts["engines agree"] += 1
-    _resume(chance, chosen, folder, found)
+    counts[f"on {case.scene.kind}"] += 1
+    _resume(chance, case, folder, found)
     counts["resumed exactly"] += 1
     if chance.random() < 0.3:
-        _many(chosen, found)
+        _many(case, found)
         counts["train_many agrees"] += 1
-    if algorithm.traits.sampler.everyone and chance.random() < 0.5:
-        _permuted(chance, chosen, loop)
+    drawn_by_position = "noise='distributed'" in repr(algorithm.privacy)  # the noise of each client
+    if algorithm.traits.sampler.everyone and not drawn_by_position and case.scene.permutable and chance.random() < 0.5:
+        _permuted(chance, case, loop)
         counts["permuted clients agree"] += 1
-    _matters(chance, chosen, found, counts)
+    _matters(chance, case, found, counts)
 
 
-def _resume(chance: random.Random, chosen: parts.Chosen, folder: Path, whole: list[Tensor]) -> None:
+def _refused_alike(case: Case, simulator: Simulator, refusal: EquipoiseError) -> None:
+    """What one engine refuses, or finds to diverge, the other does, too, with the same words; distances may be rounded."""
+    if not str(refusal).strip():
+        raise Finding("a refusal without a reason", **case.words()) from refusal
+    try:
+        case.train(engine=simulator)
+    except EquipoiseError as other:
+        if type(other) is not type(refusal):
+            raise Finding("engines refuse differently", **case.words(), loop=repr(refusal), simulator=repr(other)) from other
+        return
+    raise Finding("the loop refuses, the simulator trains", **case.words(), loop=repr(refusal))
+
+
+def _resume(chance: random.Random, case: Case, folder: Path, whole: list[Tensor]) -> None:
     file = folder / "run.safetensors"
     with suppress(EquipoiseError):
-        train(chosen, checkpoint=Checkpoints(file, every=1), observers=[Stop(chance.randint(1, ROUNDS))])
-    resumed = numbers(train(chosen, checkpoint=Checkpoints(file, every=1)))
+        case.train(checkpoint=Checkpoints(file, every=1), observers=[Stop(chance.randint(1, ROUNDS))])
+    resumed = numbers(case.train(checkpoint=Checkpoints(file, every=1)))
     if not identical(resumed, whole):
-        raise Finding("a resumed run ends elsewhere", parts=chosen.words())
+        raise Finding("a resumed run ends elsewhere", **case.words())
 
 
-def _many(chosen: parts.Chosen, alone: list[Tensor]) -> None:
-    given = parts.options(chosen)
+def _many(case: Case, alone: list[Tensor]) -> None:
+    given = case.scene.options()
     seed = given.pop("seed")
+    model, data, algorithm = case.scene.model(), case.scene.data(), case.chosen.algorithm()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", EquipoiseNotice)
-        several = eq.train_many(
-            parts.model(), parts.clients(), {"run": chosen.algorithm()}, seeds=[seed, seed + 1], rounds=ROUNDS, engine="loop",
-            **given,
-        )  # fmt: skip
-    if not near(alone[:1], [several.results["run"][0].params]):
-        raise Finding("train_many and train differ", parts=chosen.words())
+        several = eq.train_many(model, data, {"run": algorithm}, seeds=[seed, seed + 1], rounds=ROUNDS, engine="loop", **given)
+    if not near(alone[:1], [several.results["run"][0].params.double()]):
+        raise Finding("train_many and train differ", **case.words())
 
 
-def _permuted(chance: random.Random, chosen: parts.Chosen, whole: eq.Result) -> None:
-    order = list(range(9))
+def _permuted(chance: random.Random, case: Case, whole: eq.Result) -> None:
+    order = list(STRAIGHT)
     chance.shuffle(order)
-    other = train(chosen, parts.clients(tuple(order)))
+    other = case.train(tuple(order))
     if not near([whole.params], [other.params]):
         difference = float((whole.params - other.params).abs().max())
-        raise Finding("the order of clients changes the model", parts=chosen.words(), order=order, difference=difference)
+        raise Finding("the order of clients changes the model", **case.words(), order=order, difference=difference)
 
 
-def _matters(chance: random.Random, chosen: parts.Chosen, found: list[Tensor], counts: Counter[str]) -> None:
+def _matters(chance: random.Random, case: Case, found: list[Tensor], counts: Counter[str]) -> None:
     """Leave one part out: something must change, or the combination should have been refused."""
-    if not chosen.parts:
+    if not case.chosen.parts:
         return
-    kind = chance.choice(sorted(chosen.parts))
+    kind = chance.choice(sorted(case.chosen.parts))
     try:
-        without = numbers(train(chosen.without(kind)))
+        without = numbers(Case(case.chosen.without(kind), case.scene).train())
     except EquipoiseError:
         return
-    same = len(without) == len(found) and identical(found, without)
+    same = identical(found, without)
+    if same and kind == "aggregator" and case.scene.kind == "table" and "FedNova" in repr(case.chosen.parts[kind]):
+        counts["neutral"] += 1  # there every client takes one step, and FedNova is FedAvg
+        return
     if same and kind not in NEUTRAL:
-        raise Finding(f"the {kind} is without effect", parts=chosen.words(), kind=kind)
+        raise Finding(f"the {kind} is without effect", **case.words(), kind=kind)
     counts["neutral" if same else "a part matters"] += 1

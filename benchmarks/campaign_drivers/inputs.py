@@ -6,183 +6,34 @@ inputs are read by one forked child; the child says which one it reads before it
 
 from __future__ import annotations
 
-import gzip
-import io
-import json
 import os
 import random
 import resource
-import shutil
 import signal
 import traceback
 import warnings
-import zipfile
 from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import torch
 
 import equipoise as eq
-from campaign_drivers import random_parts as parts
+from campaign_drivers import scenes
 from campaign_drivers.findings import Finding, in_child
+from campaign_drivers.input_samples import bomb, mutated, samples
 from equipoise.data.file_access import load_json
 from equipoise.errors import EquipoiseError
+from equipoise.experiment.folder import read_records
+from equipoise.experiment.search import read_search
+from equipoise.experiment.study import read_study
+from equipoise.privacy.ledger_report import entries_below, summarise_ledgers
 from equipoise.runs.checkpoint import Checkpoints
 
 TOGETHER = 12  # inputs per child
 MEMORY = 3 * 2**30  # bytes that a child may take beyond what it begins with
 SECONDS = 60  # for one child
-CONFIG = """
-[data]
-name = "label_shift"
-train_clients = 5
-validation_clients = 2
-test_clients = 2
-examples = 6
-[model]
-name = "softmax"
-[algorithm.risk]
-name = "superquantile"
-tail = 0.5
-[algorithm.solver]
-name = "sgd"
-lr = 0.1
-batch_size = 5
-[train]
-rounds = 2
-clients_per_round = 3
-seed = 0
-"""
-NUMBERS = [
-    "0",
-    "-1",
-    "1e308",
-    "nan",
-    "inf",
-    "-inf",
-    "99999999999999999999",
-    "0.1",
-    "1e-300",
-    "9223372036854775807",
-    "true",
-    "[]",
-    "{}",
-]
-
-
-# ----------------------------------------------------------------------------------------------------------------- valid inputs
-
-
-@cache
-def samples() -> dict[str, dict[str, bytes]]:
-    """Valid inputs, by kind: the files of each, by name."""
-    import tempfile
-
-    place = Path(tempfile.mkdtemp(prefix="campaign-samples-"))
-    data = parts.clients()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        saving = Checkpoints(place / "run.safetensors", every=1)
-        algorithm = eq.Algorithm(personal=eq.personal.Ditto(1.0), server=eq.server_opt.Adam(lr=0.1))
-        result = eq.train(parts.model(), data, algorithm, rounds=2, clients_per_round=4, checkpoint=saving, progress=False)
-        result.save(place / "folder")
-        eq.data.write_store(data, place / "store")
-    arrays = io.BytesIO()
-    x, y, who = (np.arange(24.0).reshape(8, 3), np.arange(8) % 2, np.array([f"c{k // 2}" for k in range(8)]))
-    np.savez_compressed(arrays, x=x, y=y, client=who)
-    leaf = {"users": ["a", "b"], "num_samples": [2, 1], "user_data": {
-        "a": {"x": [[0.5, 1.0], [2.0, 3.0]], "y": [0, 1]}, "b": {"x": [[1.0, 1.0]], "y": [1]}}}  # fmt: skip
-    table = "client,age,city,y\n" + "".join(f"c{k % 3},{20 + k},{'xyz'[k % 3]},{k % 2}\n" for k in range(12))
-    found = {
-        "configuration": {"run.toml": CONFIG.encode()},
-        "checkpoint": _files(place, ["run.safetensors", "run.clients.npy"]),
-        "run folder": _tree(place / "folder"),
-        "store": _tree(place / "store"),
-        "arrays": {"data.npz": arrays.getvalue()},
-        "leaf": {f"{split}/data.json": json.dumps(leaf).encode() for split in ("train", "test")},
-        "packed JSON": {"data.json.gz": gzip.compress(json.dumps(leaf).encode())},
-        "table": {"data.csv": table.encode()},
-        "message": {"message.json": json.dumps({"values": {"round": 1, "seed": 2, "since": 0}}).encode()},
-    }
-    shutil.rmtree(place, ignore_errors=True)
-    return found
-
-
-def _files(place: Path, names: list[str]) -> dict[str, bytes]:
-    return {name: (place / name).read_bytes() for name in names}
-
-
-def _tree(place: Path) -> dict[str, bytes]:
-    return {str(p.relative_to(place)): p.read_bytes() for p in sorted(place.rglob("*")) if p.is_file()}
-
-
-# -------------------------------------------------------------------------------------------------------------------- mutations
-
-
-def mutated(chance: random.Random, content: bytes) -> bytes:
-    """Bytes with a few changes: flipped, cut, doubled, filled, or numbers that became others."""
-    found = bytearray(content)
-    for _ in range(chance.choice([1, 1, 1, 2, 4])):
-        if not found:
-            return bytes(found)
-        at, length = chance.randrange(len(found)), min(chance.choice([1, 1, 2, 8, 64, 4096]), len(found))
-        how = chance.randrange(8)
-        if how == 0:
-            found[at] ^= 1 << chance.randrange(8)
-        elif how == 1:
-            del found[at : at + length]
-        elif how == 2:
-            found[at:at] = found[at : at + length]
-        elif how == 3:
-            found[at : at + length] = bytes(chance.randrange(256) for _ in range(min(length, len(found) - at)))
-        elif how == 4:
-            found = found[:at]
-        elif how == 5:
-            found[at : at + length] = chance.choice([b"\x00", b"\xff"]) * min(length, len(found) - at)
-        elif how == 6:
-            found = _other_number(chance, found)
-        else:
-            found[at:at] = chance.choice([b"\n", b'"', b"../../", b"{", b"[", b"\x00", b"\xc3\x28", "Δ".encode()])
-    return bytes(found)
-
-
-def _other_number(chance: random.Random, content: bytearray) -> bytearray:
-    import re
-
-    spans = [match.span() for match in re.finditer(rb"-?\d+(\.\d+)?", bytes(content[:200_000]))]
-    if not spans:
-        return content
-    start, end = chance.choice(spans)
-    content[start:end] = chance.choice(NUMBERS).encode()
-    return content
-
-
-@cache
-def bomb(kind: str) -> dict[str, bytes] | None:
-    """A small file that unpacks to gigabytes, for the kinds that are packed."""
-    if kind == "arrays":
-        packed = io.BytesIO()
-        with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-            header = io.BytesIO()
-            shape = {"descr": "<f8", "fortran_order": False, "shape": (2**29, 1)}
-            np.lib.format.write_array_header_1_0(header, shape)
-            with archive.open("x.npy", "w", force_zip64=True) as entry:
-                entry.write(header.getvalue())
-                for _ in range(256):
-                    entry.write(bytes(2**24))
-            for name in ("y", "client"):
-                with archive.open(f"{name}.npy", "w") as entry:
-                    np.lib.format.write_array(entry, np.zeros(4, np.int64))
-        return {"data.npz": packed.getvalue()}
-    if kind == "packed JSON":
-        return {"data.json.gz": gzip.compress(b'{"users": [' + b" " * 2**26, 1) + gzip.compress(b" " * 2**26, 1) * 63}
-    return None
-
-
-# ---------------------------------------------------------------------------------------------------------------------- readers
 
 
 def read_configuration(place: Path) -> None:
@@ -203,7 +54,7 @@ def read_checkpointed(place: Path) -> None:
     algorithm = eq.Algorithm(personal=eq.personal.Ditto(1.0), server=eq.server_opt.Adam(lr=0.1))
     saving = Checkpoints(place / "run.safetensors", every=1)
     given = {"rounds": 3, "clients_per_round": 4, "progress": False}
-    found = eq.train(parts.model(), parts.clients(), algorithm, checkpoint=saving, **given)
+    found = eq.train(scenes.softmax(), scenes.plain(), algorithm, checkpoint=saving, **given)
     whole = _whole_run()
     if not torch.equal(found.params, whole):
         raise Finding("a damaged checkpoint ended in another model")
@@ -213,7 +64,7 @@ def read_checkpointed(place: Path) -> None:
 def _whole_run() -> torch.Tensor:
     algorithm = eq.Algorithm(personal=eq.personal.Ditto(1.0), server=eq.server_opt.Adam(lr=0.1))
     given = {"rounds": 3, "clients_per_round": 4, "progress": False}
-    return eq.train(parts.model(), parts.clients(), algorithm, **given).params
+    return eq.train(scenes.softmax(), scenes.plain(), algorithm, **given).params
 
 
 def read_run_folder(place: Path) -> None:
@@ -254,24 +105,62 @@ def read_table(place: Path) -> None:
 
 
 def read_message(place: Path) -> None:
-    """Read the values of a node's message."""
-    from equipoise.engines.flower.transport.messages import BadMessage, MessageContent
+    """Read a message as a node does; what is no message of Flower never reaches it."""
+    from flwr.common.serde import recorddict_from_proto
+    from flwr.proto.recorddict_pb2 import RecordDict
+
+    from equipoise.engines.flower.transport import messages, part_messages
 
     try:
-        values = json.loads((place / "message.json").read_bytes())["values"]
-        content = MessageContent(values, {})
-    except (ValueError, KeyError, TypeError):  # no JSON, so no message: the network never hands it on
+        records = recorddict_from_proto(RecordDict.FromString((place / "message").read_bytes()))
+    except Exception:
         return
-    for name, kind in (("round", int), ("seed", int), ("since", int), ("client", str)):
-        try:
-            content.value(name, kind)
-        except BadMessage:
-            continue
+    content = messages.read_message(records)
+    for name, kind in (("seed", int), ("since", int), ("client", str)):
+        content.value(name, kind)
+    content.tensor("params", torch.float64, (6,))
+    made = part_messages.unpack_part(content.value("solver", (str, dict, list)), {})
+    made.local_steps(10)
+
+
+def read_family(place: Path) -> None:
+    """Read the records of a family's members."""
+    for record in read_records(place):
+        record.summary()
+
+
+def read_ledger(place: Path) -> None:
+    """Add up what a ledger says."""
+    for found in summarise_ledgers(entries_below(place)):
+        str(found)
+
+
+def read_schema(place: Path) -> None:
+    """Read a schema and use it."""
+    schema = eq.data.Schema.load(place / "schema.json")
+    schema.transform({"who": ["a", "b"], "age": [1.0, None], "town": ["a", "zz"], "y": ["x", "y"]})
+
+
+def read_parquet(place: Path) -> None:
+    """Read a table of Parquet."""
+    eq.data.parquet(place / "data.parquet", client="client", target="y")
+
+
+def read_study_file(place: Path) -> None:
+    """Check a study."""
+    read_study(place / "study.toml", out=place / "out")
+
+
+def read_search_file(place: Path) -> None:
+    """Check a search."""
+    read_search(place / "search.toml")
 
 
 READERS: dict[str, Callable[[Path], None]] = {
     "configuration": read_configuration, "checkpoint": read_checkpointed, "run folder": read_run_folder, "store": read_store,
     "arrays": read_arrays, "leaf": read_leaf, "packed JSON": read_packed_json, "table": read_table, "message": read_message,
+    "tree store": read_store, "private folder": read_run_folder, "family": read_family, "ledger": read_ledger,
+    "schema": read_schema, "parquet": read_parquet, "study": read_study_file, "search": read_search_file,
 }  # fmt: skip
 
 

@@ -1,13 +1,10 @@
-"""Random algorithms out of the catalogue, and small data on which every part can act."""
+"""Random algorithms out of the catalogue."""
 
 from __future__ import annotations
 
 import random
 from dataclasses import dataclass, fields
-from functools import cache
 from typing import Any
-
-import torch
 
 import equipoise as eq
 from equipoise import aggregators, averaging, personal, privacy, risk, sampling, server_opt, solvers
@@ -23,7 +20,10 @@ def group(client: str) -> str:
 RISKS = (
     risk.Mean(), risk.Superquantile(0.5), risk.Superquantile(0.3, rule="threshold"), risk.Superquantile(0.5, eta_every=2),
     risk.Superquantile(0.5, smoothing="kl", nu=0.5), risk.Superquantile(0.5, smoothing="huber", nu=0.3),
-    risk.Superquantile(0.5, quantile=privacy.SecureSums()), risk.Tilted(2.0), risk.Tilted(-2.0),
+    risk.Superquantile(0.5, quantile=privacy.SecureSums()),
+    risk.Superquantile(0.5, quantile=privacy.SecureHistogram(3.0)),
+    risk.Superquantile(0.5, quantile=privacy.PrivateQuantile(3.0)),
+    risk.Tilted(2.0), risk.Tilted(-2.0),
     risk.Tilted(1.0, tracked=True), risk.QFair(1.0), risk.QFair(0.3), risk.WorstCase(0.3),
     risk.HierarchicalTilt(group, 1.0, inner_tilt=-1.0), risk.GroupDRO(step=0.3, groups=group),
     risk.Mixture((0.3, risk.Mean()), (0.7, risk.Superquantile(0.2))),
@@ -33,28 +33,47 @@ SOLVERS = (
     SGD, solvers.SGD(lr=0.05, batch_size=None, steps=2, momentum=0.5, weight_decay=0.01),
     solvers.SGD(lr=0.1, batch_size=3, epochs=2, prox=0.5), solvers.SGD(lr=0.1, epochs=3, straggler_share=0.5),
     solvers.SGD(lr=0.1, epochs=3, straggler_share=0.4, stragglers="drop"), solvers.SGD(lr=0.2, lr_decay=0.5, lr_decay_every=2),
+    solvers.SGD(lr=0.1, batch_size=4, momentum=0.5, nesterov=True, clip_norm=0.2),
+    solvers.SGD(lr=0.2, batch_size=4, schedule=solvers.Cosine(6, warmup=1), local_schedule=solvers.LinearDecay(4)),
+    solvers.SGD(lr=0.2, batch_size=4, schedule=solvers.Step(2, 0.5), momentum=0.8, state="kept"),
+    solvers.SGD(lr=0.2, batch_size=4, rates={"*bias*": 0.1}),
     solvers.AdaptiveProx(solvers.SGD(lr=0.3, batch_size=4), patience=1), solvers.FedDane(SGD), solvers.MAML(lr=0.1),
     solvers.PerFedAvg(lr=0.1), solvers.Adam(lr=0.02, batch_size=4), solvers.AdamW(lr=0.02, batch_size=4),
+    solvers.Adam(lr=0.02, batch_size=4, state="kept"), solvers.AdamW(lr=0.02, batch_size=4, state="kept", clip_norm=0.5),
+    solvers.Adam(lr=0.02, batch_size=4, schedule=solvers.Constant(warmup=2), prox=0.3, straggler_share=0.4, epochs=2),
+    solvers.FedDyn(0.3, SGD), solvers.SGD(lr=0.1, batch_size=4, momentum=0.5, dampening=0.5),
+    solvers.Scaffold(SGD), solvers.Scaffold(solvers.SGD(lr=0.1, epochs=3, momentum=0.4, straggler_share=0.5)),
 )  # fmt: skip
 AGGREGATORS = (
     aggregators.WeightedMean(), aggregators.Median(), aggregators.TrimmedMean(0.2), aggregators.GeometricMedian(),
     aggregators.Krum(1), aggregators.MultiKrum(1), aggregators.NormClip(0.01), aggregators.NormClip(None), aggregators.KNorm(1),
-    aggregators.KLoss(1), aggregators.FedMGDA(0.1), aggregators.MeaMed(0.2), aggregators.CentredClipping(0.5),
+    aggregators.KLoss(1), aggregators.FedMGDA(0.1), aggregators.MeaMed(0.2), aggregators.CentredClipping(0.05),
+    aggregators.CentredClipping(), aggregators.NNM(aggregators.Median(), 0.2), aggregators.NNM(aggregators.Krum(1), 0.15),
+    aggregators.Bucketing(aggregators.Median(), 2), aggregators.Bucketing(aggregators.CentredClipping(0.05), 3),
+    aggregators.Bulyan(1), aggregators.DnC(1), aggregators.DnC(1, repeats=3, coordinates=5), aggregators.FedNova(),
+    aggregators.FedNova(aggregators.Median()), aggregators.FedNova(steps=3.0),
 )  # fmt: skip
 SERVERS = (
     server_opt.SGD(), server_opt.SGD(lr=0.5), server_opt.Momentum(), server_opt.Adam(lr=0.1), server_opt.Yogi(lr=0.1),
     server_opt.Adagrad(lr=0.1),
 )  # fmt: skip
-SAMPLERS = (None, sampling.Full(), sampling.Poisson(), sampling.Uniform(0.5), sampling.Proportional())
+SAMPLERS = (
+    None, sampling.Full(), sampling.Poisson(), sampling.Uniform(0.5), sampling.Proportional(), sampling.Availability(day=4),
+)  # fmt: skip
 AVERAGINGS = (None, averaging.Uniform(), averaging.Geometric(0.2))
+HEAD = ("*bias*", "head", "3.*")  # names of parameters of at least one scene each; the others refuse them
 PERSONAL = (
-    None, personal.Ditto(1.0), personal.Ditto(0.5, when="finetuning"), personal.Local(), personal.L2SGD(1.0),
-    personal.Finetuning(2), personal.EWC(1.0, epochs=2), personal.SymmetrisedKL(0.5, epochs=2), personal.APFL(),
-    personal.Mapper(), personal.Split(kept="bias"), personal.Mocha(0.1, solver=solvers.SGD(lr=0.05)),
+    None, personal.Ditto(1.0), personal.Ditto(0.5, when="finetuning"), personal.Ditto(choices=(0.1, 1.0)), personal.Local(),
+    personal.L2SGD(1.0), personal.Finetuning(2), personal.EWC(1.0, epochs=2), personal.SymmetrisedKL(0.5, epochs=2),
+    personal.APFL(), personal.APFL(0.7, mix_lr=0.1), personal.Mapper(), personal.Split(kept="*bias*"), personal.FedBN(),
+    personal.FedPer(HEAD[2]), personal.FedRep(HEAD[0], kept_epochs=2), personal.FedBABU(HEAD[1], finetuning=2),
+    personal.LGFedAvg(HEAD[0]), personal.PFedMe(2.0, steps=2), personal.Mocha(0.1, solver=solvers.SGD(lr=0.05)),
 )  # fmt: skip
 PRIVACY = (
     None, privacy.SecureAggregation(), privacy.GaussianMechanism(0.5, 0.3),
+    privacy.GaussianMechanism(0.5, 0.3, clip_rule=privacy.AdaptiveClip()),
     privacy.DifferentialPrivacy(None, 1e-2, 0.5, noise_multiplier=0.8, method="rdp"),
+    privacy.DifferentialPrivacy(None, 1e-2, 0.5, noise_multiplier=0.8, method="rdp", noise="distributed"),
 )  # fmt: skip
 POOLS: dict[str, tuple[Any, ...]] = {
     "risk": RISKS, "solver": SOLVERS, "aggregator": AGGREGATORS, "server": SERVERS, "sampler": SAMPLERS,
@@ -94,32 +113,3 @@ def _is_default(kind: str, part: Any) -> bool:
     default = {f.name: f for f in fields(eq.Algorithm)}[kind]
     made = default.default_factory() if callable(default.default_factory) else default.default
     return bool(part == made)
-
-
-@cache
-def clients(order: tuple[int, ...] | None = None) -> eq.FederatedData:
-    """Nine ragged clients with three features and three classes, and test examples of each; in another order if given."""
-    generator, triples, tests = torch.Generator().manual_seed(1), [], []
-    for k, size in enumerate((4, 9, 6, 13, 5, 10, 8, 11, 7)):
-        for target, count in ((triples, size), (tests, 4)):
-            x = torch.randn(count, 3, generator=generator, dtype=torch.float64) + 0.3 * k
-            y = torch.randint(0, 3, (count,), generator=generator)
-            target.append((f"client-{k}", x, y))
-    if order is not None:
-        triples, tests = ([each[k] for k in order] for each in (triples, tests))
-    train, test = eq.ClientSet.pack(triples), eq.ClientSet.pack(tests)
-    return eq.FederatedData(train, validation=test, test=test, name="campaign", classes=3)
-
-
-def model() -> torch.nn.Module:
-    """Softmax regression in float64, so that engines agree to many digits."""
-    net = eq.models.Softmax(3, 3).double()
-    with torch.no_grad():
-        for number, parameter in enumerate(net.parameters()):
-            parameter.copy_(torch.linspace(-0.2, 0.3, parameter.numel()).view_as(parameter) * (number + 1))
-    return net
-
-
-def options(chosen: Chosen) -> dict[str, Any]:
-    """What `train` needs besides the algorithm."""
-    return {"clients_per_round": 9, "seed": 3, "progress": False}

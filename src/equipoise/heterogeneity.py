@@ -18,7 +18,7 @@ from equipoise.errors import require
 from equipoise.observers import Evaluation, Run
 from equipoise.runs.setup import EngineChoice, set_up
 from equipoise.solvers.prepared import GRADIENT
-from equipoise.types import Cohort, Engine, Job, LocalSolver, Observer
+from equipoise.types import Cohort, Engine, LocalSolver, Observer
 
 
 @dataclass(frozen=True)
@@ -73,16 +73,21 @@ def inexactness(engine: Engine, params: Tensor, cohort: Cohort, solver: LocalSol
     """γ_k = ‖∇h_k(w_k)‖ / ‖∇h_k(w^t)‖ of each client of a cohort, (K,): 0 is an exact local solution, 1 no progress.
 
     h_k(w) = F_k(w) + (μ/2)‖w − w^t‖² with the solver's proximal μ, w_k the client's model after its local work from `params`.
+    It is about what clients compute, malicious ones included, and not about what these send.
     Source: Li 2023 (thesis), Definition 6.
     """
     rule, fix = "must be one whose work does not change from round to round", "Give the solver that it wraps."
     require(is_part(solver, "local_steps"), "solver", rule, solver, fix)
-    moved = engine.updates(params, cohort, solver).update  # (K, D)
-    before = engine.updates(params, cohort, GRADIENT).sq_norms.sqrt()
-    one = torch.ones(1, dtype=torch.float64)
-    jobs = [Job(move_model(params, moved[k]), cohort.take(torch.tensor([k])), one) for k in range(len(cohort))]
-    gradients = torch.stack([-work.update for work in engine.summed_updates(jobs, GRADIENT, WeightedMean())])
-    after = (gradients + solver_traits(solver).prox * moved).double().norm(dim=1).cpu()
+    dimension = engine.updates(params, cohort.take(torch.tensor([0])), GRADIENT).update.shape[-1]  # carried values come behind
+    start = params.expand(len(cohort), -1)
+
+    def steps(models: Tensor, taken: LocalSolver) -> Tensor:
+        """What clients move by, (K, D). No attack changes it, since nothing is sent."""
+        return (engine.own_steps(models, cohort, taken) - models)[:, :dimension]
+
+    moved, before = steps(start, solver), steps(start, GRADIENT).double().norm(dim=1).cpu()
+    reached = torch.stack([move_model(params, each) for each in moved])
+    after = (solver_traits(solver).prox * moved - steps(reached, GRADIENT)).double().norm(dim=1).cpu()
     return torch.where(before > 0, after / before, torch.where(after > 0, math.inf, 0.0))
 
 

@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from equipoise.result import ClientTable, RunRecord
 
 NO_VALUE = "–"  # stands for the attribute of a client that has none
-_TAKEN = ("client", "split", "seen", "size", "loss", "error", "malicious", "method", "seed")
+_TAKEN = (
+    "client", "split", "seen", "size", "loss", "error", "malicious", "method", "seed", "personal_loss", "personal_error",
+    "backdoor_success", "coverage", "set_size",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -208,7 +209,16 @@ def train_runs(
     A run that diverges or is stopped early ends there, and the others go on; with `stop_at_failure` an error is raised. The
     progress bar is called `title`.
     """
-    saving, every = watch.saving, watch.evaluate_every
+    saving = watch.saving
+    with saving.held() if saving is not None else nullcontext():
+        return _train_alone(settings, watch, title, saving, stop_at_failure)
+
+
+def _train_alone(
+    settings: Sequence[Setting], watch: Watching, title: str, saving: Checkpoints | None, stop_at_failure: bool
+) -> list[Result | Diverged]:
+    """All rounds of runs and their evaluation, while no other process works with their checkpoint."""
+    every = watch.evaluate_every
     if every is None and settings[0].stop is not None:
         every = 1
     watch.open_ledgers(settings)

@@ -166,6 +166,7 @@ class RoundReport:
     bytes_received: int = 0
     bytes_by_client: dict[str, tuple[int, int]] = field(default_factory=dict)  # sent to and received from each
     run: str = ""  # the run's name
+    failed_tries: tuple[str, ...] = ()  # over a network: why the round was tried again, each time
     clock: float | None = None  # simulated time at the end, where clients come and go (FedBuff)
     arrivals: tuple[tuple[str, float, int], ...] = ()  # there: who came back, how long its work took, and its staleness
 
@@ -173,6 +174,7 @@ class RoundReport:
         if type(self.rejected) is not tuple or self.bytes_by_client or self.arrivals:  # lists where they were read from a file
             object.__setattr__(self, "arrivals", tuple((c, float(took), int(age)) for c, took, age in self.arrivals))
             object.__setattr__(self, "rejected", tuple(self.rejected))
+            object.__setattr__(self, "failed_tries", tuple(self.failed_tries))
             object.__setattr__(self, "bytes_by_client", {c: tuple(pair) for c, pair in self.bytes_by_client.items()})
 
 

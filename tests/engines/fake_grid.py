@@ -23,7 +23,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from equipoise.data.clients import FederatedData
 from equipoise.engines.flower import client_app, flower_engine
-from equipoise.engines.flower.apps import federated_run
+from equipoise.engines.flower.apps import introductions, run_control, welcome
 from equipoise.engines.flower.transport import messenger
 
 Fault = Callable[["Delivery"], Any]
@@ -34,10 +34,14 @@ class Clock:
 
     def __init__(self) -> None:
         self.now, self.working = 0.0, 0
+        self._late: list[float] = []  # the moments that late nodes wait for
         self._changed = threading.Condition()
 
     def monotonic(self) -> float:
         return self.now
+
+    def time(self) -> float:
+        return 1.7e9 + self.now
 
     def sleep(self, seconds: float) -> None:
         with self._changed:
@@ -46,6 +50,7 @@ class Clock:
             else:
                 self.now += max(seconds, 1e-3)
                 self._changed.notify_all()
+                self._changed.wait_for(lambda: all(moment > self.now for moment in self._late), timeout=10)
 
     def works(self, more: int) -> None:
         with self._changed:
@@ -56,9 +61,12 @@ class Clock:
         """For a node that is late: it does nothing until then."""
         with self._changed:
             self.working -= 1
+            self._late.append(moment)
             self._changed.notify_all()
             assert self._changed.wait_for(lambda: self.now >= moment, timeout=300)  # real seconds, of a busy machine
+            self._late.remove(moment)
             self.working += 1
+            self._changed.notify_all()
 
 
 class Delivery:
@@ -241,6 +249,6 @@ def federation(data: FederatedData, model: Any, **options: Any) -> FakeGrid:
 def run_app(app: Any, grid: FakeGrid, **config: Any) -> None:
     """Run a server app on a grid, as Flower would."""
     with ExitStack() as stack:
-        for module in (messenger, flower_engine, federated_run):
+        for module in (messenger, flower_engine, introductions, welcome, run_control):
             stack.enter_context(mock.patch.object(module, "time", grid.clock))
         app(grid=grid, context=Context(7, 1, {}, RecordDict(), config))

@@ -408,6 +408,9 @@ PERSONAL = {
     "finetuning": eq.Algorithm(personal=eq.personal.Finetuning(epochs=2)),
     "Mapper, which sends other updates": eq.Algorithm(personal=eq.personal.Mapper()),
     "APFL": eq.Algorithm(personal=eq.personal.APFL()),
+    "APFL, stragglers": eq.Algorithm(
+        solver=SGD(lr=0.1, batch_size=4, epochs=4, straggler_share=0.7), personal=eq.personal.APFL(0.7, mix_lr=0.1)
+    ),
 }
 
 
@@ -589,7 +592,7 @@ def test_a_run_goes_on_without_a_node_but_not_with_other_data(tmp_path):
     assert found.history.rounds[-1].missing == {"client-4": "is not connected"}
     killed_after(2, eq.Algorithm(), data, federation(data, softmax), folder=tmp_path / "b")
     changed = replace(data, train=replace(data.train, x=data.train.x + 1))
-    with pytest.raises(InvalidData, match="other data than when the run began"):
+    with pytest.raises(TooFewClients, match=r"0 nodes came .* other data than when the run began"):
         run(eq.Algorithm(), changed, folder=tmp_path / "b")
 
 
@@ -626,7 +629,7 @@ def test_nodes_with_another_model_are_named():
 def test_two_nodes_with_one_name_are_refused():
     data = some_data()
     apps = {n: client_app(model=softmax, load_data=lambda _: one_client(data, "client-0")) for n in ("a", "b")}
-    with pytest.raises(InvalidData, match="Two nodes have the client name 'client-0'"):
+    with pytest.raises(TooFewClients, match=r"1 nodes came .* has the client name 'client-0', which node 100 has already"):
         run(eq.Algorithm(), data, FakeGrid(apps), clients=2, clients_per_round=2)
 
 
@@ -655,6 +658,7 @@ def test_network_variants_are_composed_not_overridden():
         "NamedTuple",
         "IntEnum",
         "SubprocessExecutor",
+        "BaseHTTPRequestHandler",
         "ClientApp",
         "EquipoiseError",
         "RuntimeError",

@@ -179,6 +179,8 @@ def test_a_late_answer_is_not_taken_for_one_of_the_next_round():
         answer = delivery.answer()
         if delivery.client == BAD and delivery.action == "train.update" and delivery.round == 0:
             grid.clock.wait_until(grid.clock.now + 45.0)
+        if delivery.client == "client-0" and delivery.action == "train.update":
+            grid.clock.wait_until(grid.clock.now + 20.0)  # rounds take their time
         return answer
 
     grid.fault = late
@@ -239,11 +241,11 @@ def test_errors_of_flower_and_of_the_node_are_reported():
 
 def test_errors_that_flower_makes_itself_are_shown_in_bounds():
     grid = federation(some_data(), softmax)
-    reason = "Message Unavailable\n" + "x" * 1000
+    reason = "Node Unavailable\n" + "x" * 1000
     wrong = lambda d: d.action == "train.update" and d.client == BAD  # noqa: E731
-    grid.fault = lambda d: Message(Error(3, reason), reply_to=d.message) if wrong(d) else d.answer()
+    grid.fault = lambda d: Message(Error(5, reason), reply_to=d.message) if wrong(d) else d.answer()
     missing = run(grid, rounds=1).history.rounds[0].missing
-    assert missing[BAD].startswith("failed: Message Unavailable xxx")
+    assert missing[BAD].startswith("failed: Node Unavailable xxx")
     assert len(missing[BAD]) <= messages.LARGEST_REASON
 
 
@@ -456,6 +458,8 @@ def test_a_late_introduction_crashes_no_run():
         if delivery.client == BAD and delivery.action == "train.update" and delivery.round == 0:
             grid.restart(BAD)
             return None
+        if delivery.client == "client-0" and delivery.action == "train.update":
+            grid.clock.wait_until(grid.clock.now + 20.0)  # rounds take their time
         return delivery.answer()
 
     grid.fault = restarted

@@ -146,14 +146,14 @@ def test_init_refuses_what_would_not_work(tmp_path):
 
 
 def test_node_passes_on_all_but_what_it_decides_itself():
-    host, port, others = warm_node._address(
-        ["--superlink", "a:1", "--port", "9999", "--node-config", "client-id='a'", "--insecure"]
-    )
-    assert (host, port) == ("127.0.0.1", 9999)
-    assert others == ["--superlink", "a:1", "--node-config", "client-id='a'", "--insecure"]
-    assert warm_node._address(["--insecure"])[1] > 1023
+    read = warm_node.NodeAddress.read
+    found = read(["--superlink", "a:1", "--port", "9999", "--node-config", "client-id='a' beds=12", "--insecure"])
+    assert (found.host, found.port) == ("127.0.0.1", 9999)
+    assert found.others == ["--superlink", "a:1", "--insecure", "--node-config", "client-id='a' beds=12"]
+    assert found.node_config == {"client-id": "a", "beds": 12}
+    assert read(["--insecure"]).port > 1023
     with pytest.raises(InvalidParameter, match="flower-supernode"):
-        warm_node._address(["--isolation", "subprocess"])
+        read(["--isolation", "subprocess"])
     with pytest.raises(ConfigError, match="no_such_module"):
         warm_node._load("no_such_module")
 

@@ -192,7 +192,7 @@ def handed_over(choice, bundle, pushed):
         Error=run_clientapp.Error, install_from_fab=lambda content, **_: unpacked.append(content), get_project_dir=mock.Mock(),
         get_load_client_app_fn=lambda **_: lambda *_: evil,
     ):  # fmt: skip
-        choice.replace_loading(run_clientapp)
+        choice.replace_loading(vars(run_clientapp))
         run_clientapp.run_clientapp("127.0.0.1:1", "token", True, runtime_dependency_install=False)
     return unpacked
 

@@ -97,7 +97,7 @@ def processes_of(name):
 def test_a_run_that_is_lost_goes_on_from_its_checkpoint(cluster, tmp_path):
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
-    here, there = planned(tmp_path / "here", 300), planned(tmp_path / "there", 300)
+    here, there = planned(tmp_path / "here", 80), planned(tmp_path / "there", 80)
     killed = []
 
     def kill():

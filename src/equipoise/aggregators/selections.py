@@ -15,6 +15,7 @@ from equipoise.aggregators.weighted_mean import weighted_mean
 from equipoise.core.rng import random_bits
 from equipoise.errors import require_integer, require_number
 
+_SQUARABLE = 1e100  # products and sums of larger numbers may be infinite
 _TIE = 1e-9  # scores that differ by less, relatively, are equal
 
 
@@ -136,11 +137,14 @@ class DnC(AgainstAttackers):
             if self.coordinates is not None and self.coordinates < rows.shape[1]:
                 drawn = random_bits(shared, repeat * rows.shape[1], rows.shape[1])[0].argsort()[: self.coordinates]
                 part = rows[:, drawn.to(rows.device)]
-            gram = gram_matrix(part, weighted_mean(part.double(), given.weights))
-            values, vectors = torch.linalg.eigh(gram.cpu())
-            scores = vectors[:, -1].square() * values[-1]
+            part = part.double()
+            if (largest := float(part.abs().max())) > _SQUARABLE:
+                part = part / largest  # the direction stays, and squares are finite
+            gram = gram_matrix(part, weighted_mean(part, given.weights))
+            vectors = torch.linalg.eigh(gram.cpu()).eigenvectors
+            scores = vectors[:, -1].square().div(_TIE).round()  # equal updates have equal scores up to rounding
             order = given.keys.argsort(stable=True)  # ties go by key
-            largest = order[scores[order].argsort(descending=True, stable=True)[:malicious]]
-            dropped[largest] += 1
+            farthest = order[scores[order].argsort(descending=True, stable=True)[:malicious]]
+            dropped[farthest] += 1
         kept = given.weights * (dropped == dropped.min()).to(given.weights)
         return weighted_mean(rows, kept / kept.sum())

@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from equipoise.errors import ConfigError, NotWritten
 
@@ -62,7 +62,11 @@ class DurableFile:
             _note("truncate", path, 0)
         self._file = path.open("w+b" if length is None or not path.exists() else "r+b", buffering=0)
         if length is not None:
-            self.truncate(length)
+            try:
+                self.truncate(length)
+            except BaseException:
+                self.close()
+                raise
 
     @classmethod
     def at_end(cls, path: Path) -> DurableFile:
@@ -196,14 +200,47 @@ def write_atomically(path: Path, content: bytes) -> Path:
     return path
 
 
+def remove_unfinished(folder: Path, name: str, *, below: bool = False) -> None:
+    """Remove what writers of files of this name, a pattern, left beside them when they were killed, also `below` the folder.
+
+    It is for one who holds the lock of these files. What a process that still lives is writing stays.
+    """
+    pattern = f".{name}.*.tmp"
+    for beside in folder.rglob(pattern) if below else folder.glob(pattern):
+        if is_unfinished(beside) and not _is_alive(int(beside.name.split(".")[-2])):
+            remove(beside)
+
+
+def is_unfinished(path: Path) -> bool:
+    """Whether a file is what `write_atomically` writes before it gives it its name; a killed process leaves such files."""
+    parts = path.name.rsplit(".", 2)
+    return path.name.startswith(".") and len(parts) == 3 and parts[1].isdecimal() and parts[2] == "tmp"
+
+
+def _is_alive(process: int) -> bool:
+    """Whether a process of this machine lives; where the system cannot say, yes."""
+    if os.name != "posix":  # there, signal 0 is one that acts
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
+
+
 def is_full(failure: BaseException) -> bool:
     """Whether the disk, or the user's part of it, has no room left."""
     return isinstance(failure, OSError) and failure.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 @contextmanager
-def locked(file: Path, *, wait: bool) -> Iterator[None]:
-    """Hold the lock of a file, where the system has locks. If another process holds it, `wait` for it, or refuse to work."""
+def locked(file: Path, *, wait: bool, work: Path | None = None) -> Iterator[None]:
+    """Hold the lock of a file, where the system has locks. If another process holds it, `wait` for it, or refuse to work.
+
+    The refusal names `work`, the file that is worked with, or else the folder of the lock.
+    """
     try:
         import fcntl
     except ImportError:  # Windows has no such lock
@@ -214,16 +251,32 @@ def locked(file: Path, *, wait: bool) -> Iterator[None]:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError as failure:
-                raise ConfigError(
-                    f"Another process works in {file.parent}. Wait until it has ended, or stop it first."
-                ) from failure
+                whose = f"with {work}" if work is not None else f"in {file.parent}"
+                raise ConfigError(f"Another process works {whose}. Wait until it has ended, or stop it first.") from failure
             except OSError:  # some network disks have no locks
                 pass
             else:
                 if not _is_same_file(file, handle.fileno()):  # whoever held the lock has removed the file meanwhile
                     continue
-            yield
+            _held_locks.append(handle)
+            try:
+                yield
+            finally:
+                _held_locks.remove(handle)
             return
+
+
+_held_locks: list[BinaryIO] = []
+
+
+def _leave_locks_to_parent() -> None:
+    """In a forked process: close its copies of held locks, or they would outlive the process that works under them."""
+    for handle in _held_locks:
+        handle.close()
+
+
+if os.name == "posix":
+    os.register_at_fork(after_in_child=_leave_locks_to_parent)
 
 
 def _is_same_file(path: Path, handle: int) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 from equipoise.core.numbers import Numbers
 from equipoise.core.rng import first_uniforms, generator
 from equipoise.data.clients import IGNORE, ClientSet, FederatedData
-from equipoise.errors import InvalidParameter, require
+from equipoise.errors import InvalidParameter, require, require_number
 
 How = Literal["clients", "examples"]
 
@@ -27,7 +27,7 @@ def _share(total: int, fraction: float) -> int:
 
 def _check(validation: float, test: float) -> None:
     for name, value in (("validation", validation), ("test", test)):
-        require(0.0 <= value < 1.0, name, "must lie in [0, 1)", value)
+        require_number(name, value, "[0, 1)", "Write 0 for no such clients or examples.")
     require(validation + test < 1.0, "validation + test", "must be below 1, to leave data for training", validation + test)
 
 

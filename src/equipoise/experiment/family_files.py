@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 from equipoise.core.files import write_atomically
 from equipoise.core.signature import Signature
 from equipoise.errors import ConfigError, EquipoiseError, InvalidData
-from equipoise.experiment.run_files import RunFolder, model_bytes
+from equipoise.experiment.run_files import RunFolder, file_checksum, log_end, model_bytes
 from equipoise.export import model_card, onnx_files
 from equipoise.export.model_files import about_model, member_name
 
@@ -129,12 +129,13 @@ def write_family(family: Family, folder: RunFolder, *, report: bool = True) -> N
     """Write the members, the manifest and the report of a finished family; the last event of the log comes last."""
     results = list(family.results.values())
     first = results[0]
-    members = []
+    members, checksums = [], {}
     before: dict[str, bytes] = {}  # the files of the member before
     for value, member in family.results.items():
         name = member_name(family.knob, value)
         place = folder.path / MEMBERS / name
-        member.clients.to_parquet(place / CLIENTS, method=member.name, seed=member.seed)
+        clients = member.clients.to_parquet(place / CLIENTS, method=member.name, seed=member.seed)
+        checksums[f"{MEMBERS}/{name}/{CLIENTS}"] = file_checksum(clients)
         files, why = member_files(member, like=before)
         before = files
         for file, content in files.items():
@@ -147,13 +148,13 @@ def write_family(family: Family, folder: RunFolder, *, report: bool = True) -> N
     write_atomically(folder.path / MANIFEST, manifest.to_bytes())
     end: dict[str, Any] = {
         "event": "end", "seconds": sum(r.seconds for r in results), "data": first.data, "error_is_loss": first.error_is_loss,
+        "sha256": checksums,
     }  # fmt: skip
     if first.sampled is not None:
         end["sampled"] = first.sampled
     if stops := {r.name: asdict(r.history.stopped) for r in results if r.history.stopped is not None}:
         end["stopped_members"] = stops
-    with folder.rounds.open("a", encoding="utf-8") as log:
-        log.write(json.dumps(end) + "\n")
+    log_end(folder, end)
 
 
 def manifest_of(knob: str, first: Result, members: Sequence[StoredMember]) -> FamilyManifest:

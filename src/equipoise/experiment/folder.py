@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipoise.core.files import locked, write_atomically
+from equipoise.core.files import is_unfinished, locked, remove_unfinished, write_atomically
 from equipoise.errors import ConfigError, EquipoiseError
 from equipoise.experiment.family_files import MANIFEST, write_family, write_single
 from equipoise.experiment.run_files import RunFolder, refuse_damaged_files, write_outcome
@@ -40,7 +40,7 @@ ORDER = "order.txt"  # in the folder of a study: the names of its runs in order,
 def refuse_taken(path: Path) -> None:
     """Refuse a folder that is not empty, so that no run overwrites another."""
     try:
-        taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
+        taken = path.exists() and (not path.is_dir() or any(not is_unfinished(file) for file in path.iterdir()))
     except OSError as failure:
         raise ConfigError(f"{path} cannot be used for a run: {failure.strerror}. Name another folder: --out DIR.") from failure
     if taken and RunFolder(path).config.exists() and not RunFolder(path).finished:
@@ -123,6 +123,7 @@ def run(
         experiment.data.schema.save(folder.schema)
     lock = folder.path / ".lock"
     with locked(lock, wait=False):  # two processes would spoil the log
+        remove_unfinished(folder.path, "*", below=True)
         result = _run(experiment, folder, [JsonLines(folder.rounds), *observers], progress, report)
         lock.unlink(missing_ok=True)
     return result
@@ -169,7 +170,16 @@ def read_record(path: str | Path) -> RunRecord:
 
 
 def read_records(path: str | Path) -> list[RunRecord]:
-    """The record of a finished run, read from its folder; of a family, one for each member."""
+    """The record of a finished run, read from its folder; of a family, one for each member. A damaged folder is refused."""
+    try:
+        return _read_records(path)
+    except ConfigError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as failure:  # pyarrow's errors are of these kinds
+        raise ConfigError(f"{path} is damaged: {failure}. Run it anew in another folder.") from failure
+
+
+def _read_records(path: str | Path) -> list[RunRecord]:
     from equipoise.experiment.recorded import read_config
     from equipoise.observers import History
     from equipoise.privacy.accounting import Spent
@@ -187,21 +197,16 @@ def read_records(path: str | Path) -> list[RunRecord]:
     config = read_config(folder.config)
     name, histories = config.train.name or folder.path.resolve().name, {"": History()}
     is_family = (folder.path / MANIFEST).exists()
-    try:
-        for line in folder.rounds.read_text(encoding="utf-8").splitlines():
-            event = json.loads(line)
-            kind = event.pop("event")
-            history = histories.setdefault(event.get("run", ""), History())
-            if kind == "round":
-                history.rounds.append(RoundReport(**{"run": name, **_numbers(event)}))
-            elif kind == "evaluation":
-                history.points.append(evaluation_point(event))
-        refuse_damaged_files(folder, end.get("sha256", {}))
-        clients = ClientTable((), (), *no_rows()) if is_family else ClientTable.from_parquet(folder.clients)
-    except ConfigError:
-        raise
-    except (OSError, ValueError, KeyError, TypeError) as failure:  # pyarrow's errors are of these kinds
-        raise ConfigError(f"{path} is damaged: {failure}. Run it anew in another folder.") from failure
+    for line in folder.rounds.read_text(encoding="utf-8").splitlines():
+        event = json.loads(line)
+        kind = event.pop("event")
+        history = histories.setdefault(event.get("run", ""), History())
+        if kind == "round":
+            history.rounds.append(RoundReport(**{"run": name, **_numbers(event)}))
+        elif kind == "evaluation":
+            history.points.append(evaluation_point(event))
+    refuse_damaged_files(folder, end.get("sha256", {}))
+    clients = ClientTable((), (), *no_rows()) if is_family else ClientTable.from_parquet(folder.clients)
     costs: dict[str, Any] = {name: float("inf") if value is None else value for name, value in end.get("privacy", {}).items()}
     spent = Spent(**costs) if costs else None
     if "stopped" in end:

@@ -55,10 +55,11 @@ class RunFolder:
             return {}
         for line in reversed(lines):
             try:
-                event: dict[str, Any] = json.loads(line)
-                return event
+                event = json.loads(line.decode("utf-8"))
             except ValueError:  # cut off, or being written
                 continue
+            if isinstance(event, dict):
+                return event
         return {}
 
     @property
@@ -89,8 +90,17 @@ def write_outcome(result: Result, folder: RunFolder, *, report: bool = True) -> 
         end["sampled"] = result.sampled
     if result.history.stopped is not None:
         end["stopped"] = asdict(result.history.stopped)
+    log_end(folder, end)
+
+
+def log_end(folder: RunFolder, end: Mapping[str, Any]) -> None:
+    """Write the last event of the log, after all other files: the run has ended.
+
+    The rounds before it are synced first: a power cut must not leave a log that ends well and lacks rounds.
+    """
     log = DurableFile.at_end(folder.rounds)
     try:
+        log.sync()
         log.write((json.dumps(end) + "\n").encode())
         log.sync()
     finally:
@@ -113,6 +123,8 @@ def file_checksum(path: Path) -> str:
 def refuse_damaged_files(folder: RunFolder, checksums: Mapping[str, str]) -> None:
     """Refuse a run's folder in which a file is not what the run has left; files that were removed are no damage."""
     for name, expected in checksums.items():
-        file = folder.path / Path(name).name
+        file = folder.path / name
+        if Path(name).is_absolute() or ".." in Path(name).parts:
+            raise ConfigError(f"{folder.rounds} is damaged: it names a file outside its folder.")
         if file.exists() and file_checksum(file) != expected:
             raise ConfigError(f"{file} is damaged: it is not what the run has left (its checksum differs). Run it anew.")

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from equipoise.core.files import write_atomically
+from equipoise.core.files import remove_unfinished, write_atomically
 from equipoise.errors import ConfigError
 from equipoise.experiment.config import SECTIONS as RUN_SECTIONS
 from equipoise.experiment.config import RunConfig, override, read_toml, refuse_unknown, section, with_value
@@ -29,6 +29,7 @@ from equipoise.experiment.origin import Origin
 from equipoise.experiment.run_files import RunFolder
 from equipoise.experiment.values import NONE, check_value, toml_text, value_text
 
+MOST_SEEDS = 10_000
 SECTIONS = ("study", *RUN_SECTIONS, "methods", "sweep", "code")
 
 
@@ -83,7 +84,10 @@ def _seeds(given: Any) -> list[int]:
     if isinstance(given, list):
         seeds = [check_value(seed, int, "study.seeds") for seed in given]
     else:
-        seeds = list(range(check_value(given, int, "study.seeds")))
+        count = check_value(given, int, "study.seeds")
+        if count > MOST_SEEDS:
+            raise ConfigError(f"study.seeds must be at most {MOST_SEEDS} seeds, but is {toml_text(given)}.")
+        seeds = list(range(count))
     if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
         rule = "must be a number of seeds, or a list of different seeds ≥ 0"
         raise ConfigError(f"study.seeds {rule}, but is {toml_text(given)}.")
@@ -160,6 +164,7 @@ def prepare(runs: Sequence[PlannedRun]) -> None:
             write_atomically(run.folder.config, run.config.text().encode())
     for parent in {run.folder.path.parent for run in runs}:
         names = [run.folder.path.name for run in runs if run.folder.path.parent == parent]
+        remove_unfinished(parent, ORDER)
         write_atomically(parent / ORDER, "".join(f"{name}\n" for name in names).encode())
 
 

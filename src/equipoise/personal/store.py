@@ -55,7 +55,7 @@ class ClientRows:
                 self._written = self._new_file(kind, shape)
             found, self._begin = _described(self.path)
         except (OSError, *DAMAGED_ARRAY) as failure:
-            raise NotWritten(f"The models of clients cannot be kept in {self.path}: {failure}.") from failure
+            raise NotWritten(f"The rows of clients cannot be kept in {self.path}: {failure}.") from failure
         if found != (shape, False, kind):
             raise EquipoiseError(f"{self.path} holds rows of shape {found[0]}, and this run needs {shape}. Start anew.")
         self._row_bytes, length = kind.itemsize * len(first), self.path.stat().st_size
@@ -134,13 +134,19 @@ class ClientRows:
                 self._written.write_at(self._begin + self._row_bytes * ((place - 1) * len(self.saved) + k), content)
                 self._write_checksum(place, k, zlib.crc32(content))
             except OSError as failure:
-                raise NotWritten(f"The models of clients cannot be kept in {self.path}: {failure.strerror}.") from failure
+                raise self._not_written(failure) from failure
             after[k] = place
         return after
 
     def flush(self) -> None:
         """Bring to the disk what was written; called before a checkpoint that refers to it is."""
-        self._written.sync()
+        try:
+            self._written.sync()
+        except OSError as failure:
+            raise self._not_written(failure) from failure
+
+    def _not_written(self, failure: OSError) -> NotWritten:
+        return NotWritten(f"The rows of clients cannot be kept in {self.path}: {failure.strerror}.")
 
     def on_saved(self, places: Tensor) -> None:
         """A checkpoint with these places is on the disk: they are not written to until the next one is."""

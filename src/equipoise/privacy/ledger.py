@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from equipoise.core.files import GrowingFile
-from equipoise.errors import EquipoiseError, NotWritten
+from equipoise.errors import EquipoiseError, NotWritten, is_number
 from equipoise.privacy.accounting import Method, epsilon_of, gaussian_epsilon
 from equipoise.privacy.releases import CohortEvent, FixedSampling, NoSampling, PoissonSampling, Release, Sampling
 
@@ -180,6 +180,8 @@ def pack_sampling(sampling: Sampling) -> tuple[str | float, ...]:
 def unpack_sampling(values: Sequence[str | float]) -> Sampling:
     """The sampling that `pack_sampling` made plain; LedgerError for anything else."""
     kind, *numbers = values or ("",)
+    if not all(map(is_number, numbers)):
+        raise LedgerError(f"A ledger names a sampling {values!r} that nobody knows.")
     if kind in ("poisson", "node poisson") and len(numbers) == 1:
         return PoissonSampling(float(numbers[0]), kind == "node poisson")
     if kind == "fixed" and len(numbers) == 2:

@@ -276,8 +276,13 @@ class NoisePlan:
         return self.fewest / min(max(contributors, 1), self.fewest) if self.distributed else 1.0
 
     def epsilon_after(self, rounds: int) -> float:
-        """ε after `rounds` rounds, for whoever receives the models; of what the ledger says, if that is more."""
-        if self.book.releases > rounds * len(self.planned):
+        """ε after `rounds` rounds, for whoever receives the models; of what the ledger says, if that is more.
+
+        A run that was killed some rounds after its checkpoint finds these rounds in the ledger. Where it releases the same bits
+        again, they count with their rounds, as in a run that was never killed.
+        """
+        repeats = self.book.repeatable and not self.book.once
+        if not repeats and self.book.releases > rounds * len(self.planned):
             return self._events_epsilon()
         return self.accountant.epsilon_after(rounds)
 

@@ -110,14 +110,19 @@ class ReleaseBook:
     # ------------------------------------------------------------------------------------------------------------- what it cost
 
     def fill(self, rounds: int, planned: Mapping[str, tuple[float, float]], sampling: Sampling, delta: float) -> None:
-        """Count rounds that ended before there was a ledger: those of a checkpoint of an earlier version.
+        """Count releases of rounds that have ended and that the ledger lacks.
 
-        `planned` has the multiplier, and that of a zeroed contribution, of each release of a round.
+        They are those of a checkpoint of an earlier version, and of lines that a power cut took from the ledger of a
+        simulation. (That of a federation is durable: there a round may have ended after its first release.) `planned` has the
+        multiplier, and that of a zeroed contribution, of each release of a round.
         """
         for round_index in range(rounds):
-            if not any((round_index, purpose) in self._begun for purpose in planned):
-                for purpose, (multiplier, zeroed) in planned.items():
-                    self.begin(round_index, Release(purpose, multiplier), zeroed=zeroed, sampling=sampling, delta=delta)
+            lacking = [purpose for purpose in planned if (round_index, purpose) not in self._begun]
+            if self.once and len(lacking) < len(planned):
+                continue
+            for purpose in lacking:
+                multiplier, zeroed = planned[purpose]
+                self.begin(round_index, Release(purpose, multiplier), zeroed=zeroed, sampling=sampling, delta=delta)
 
     def events(self) -> Tally:
         """The events of this run's releases."""

@@ -8,11 +8,13 @@ is pickled, and reading a file imports nothing.
 from __future__ import annotations
 
 import dataclasses
+import glob
 import json
 import sys
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from equipoise.core.files import write_atomically
+from equipoise.core.files import locked, make_folder, remove_unfinished, write_atomically
 from equipoise.core.tensor_files import read_tensor_file, tensor_file_bytes
 from equipoise.errors import CheckpointError, Diverged, EquipoiseNotice, NotWritten, require
 from equipoise.observers import EvaluationPoint, History
@@ -133,6 +135,25 @@ class Checkpoints(Observer):
     def solver_rows(self) -> Path:
         """The file of what clients keep between rounds for their solver."""
         return self.path.with_suffix(".solver.npy")
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keep other processes from going on with the same runs meanwhile: they would write over each other's rows."""
+        lock = self.path.with_name(f".{self.path.name}.lock")
+        try:
+            make_folder(lock.parent)
+            with lock.open("ab"):
+                pass
+        except (OSError, ValueError) as failure:
+            reason = failure.strerror if isinstance(failure, OSError) else failure  # ValueError: a NUL in the name
+            fix = "Choose a file in a folder you may write to."
+            raise NotWritten(f"{self.path} could not be written: {reason}. {fix}") from failure
+        with locked(lock, wait=False, work=self.path):
+            try:
+                remove_unfinished(lock.parent, glob.escape(self.path.name))
+                yield
+            finally:
+                lock.unlink(missing_ok=True)
 
     def open(self, settings: Sequence[Setting]) -> Checkpoint | None:
         """Begin to save these runs; the checkpoint that they go on from, or None if there is no file yet."""

@@ -6,6 +6,7 @@ asked, are left out of the round and named; if too few are left, the round is tr
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 import warnings
@@ -24,7 +25,9 @@ from equipoise.core.carried import mean_carried
 from equipoise.core.task import Task
 from equipoise.core.update_checks import checked_norms, longest_square, with_carried
 from equipoise.data.clients import ClientSet, FederatedData
-from equipoise.engines.flower.apps.members import MOST_EXAMPLES, Member, ask_introductions
+from equipoise.engines.flower.apps.members import Member
+from equipoise.engines.flower.apps.run_control import RunControl
+from equipoise.engines.flower.apps.welcome import Welcome
 from equipoise.engines.flower.personal.remote_work import UNKNOWN_SCORES, RemotePersonalWork
 from equipoise.engines.flower.personal.solver_memory import RemoteRows, kept_values
 from equipoise.engines.flower.secure.identities import default_colluders, read_public_text, signed_threshold
@@ -62,7 +65,8 @@ if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
 
 T = TypeVar("T")
-HELLOS = 2  # how often a node is asked who it is before it is left alone
+log = logging.getLogger("flwr")  # Flower shows it to whoever watches the run
+HELLO = 5.0  # seconds that a round waits for nodes to say who they are
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,8 @@ class Federation:
     seed: int  # that nodes make their model by
     signed: bool = False  # secure sums are signed by the nodes
     colluders: int | None = None  # nodes that may help the server in a signed sum; None: just below a third
-    most_examples: int = MOST_EXAMPLES  # of a split of one client
+    welcome: Welcome | None = None  # who is let in while the run goes on
+    control: RunControl = field(default_factory=RunControl)  # what the operator says meanwhile
 
     def choose_threshold(self, clients: int) -> tuple[int | None, int]:
         """The colluders of a sum over so many clients, None where sums are not signed; and the shares that give a secret."""
@@ -125,7 +130,7 @@ class FlowerEngine(Engine):
         self.names_nobody = False  # under differential privacy a loss that is not finite counts as the bound
         self.round = RoundAtHand()
         self.evaluated: dict[str, list[str]] = {}  # who answered the last evaluation, by split
-        self._hellos: Counter[int] = Counter()
+        self.tries: list[str] = []  # why the round was tried again, each time
 
     @property
     def network(self) -> FlowerEngine:
@@ -158,28 +163,34 @@ class FlowerEngine(Engine):
         state, report = self.try_again(run_once)
         absent = set(self.round.drawn) - self.round.counted
         missing = {client: why for client, why in self.messenger.faults.items() if client in absent}
+        trained = report.trained - len(report.rejected)  # of those at work, without those whose update was left out
         rejected = tuple(client for client in report.rejected if client not in missing)
-        report = replace(report, **self.round.reported, rejected=rejected, missing=missing)
+        report = replace(report, **{"trained": trained, **self.round.reported}, rejected=rejected, missing=missing)
         by_client = {client: (sent[client], received[client]) for client in sorted({*sent, *received})}
-        return state, replace(report, bytes_sent=sent.total(), bytes_received=received.total(), bytes_by_client=by_client)
+        report = replace(report, bytes_sent=sent.total(), bytes_received=received.total(), bytes_by_client=by_client)
+        return state, replace(report, failed_tries=tuple(self.tries))
 
     def _tries(self) -> Iterator[int]:
         """The numbers of the tries at something, with a pause between two; each begins without faults."""
         for number in range(self.patience.retries + 1):
             if number:
                 time.sleep(self.patience.pause)
+            self.federation.control.obey()
             self.messenger.begin()
             self.meet_newcomers()
             yield number
 
     def try_again(self, work: Callable[[int], T]) -> T:
         """Work that is tried again, with the number of the try, while too few clients do their part."""
+        self.tries = []
         for number in self._tries():
             try:
                 return work(number)
             except TooFewClients as failure:
+                self.tries.append(str(failure))
                 if number == self.patience.retries:
                     raise TooFewClients(f"{failure} It was tried {number + 1} times.") from failure
+                log.warning("%s It is tried again in %g s.", failure, self.patience.pause)
         raise AssertionError  # the last try returns or raises
 
     def gone(self, cohort: Cohort) -> Tensor:
@@ -191,16 +202,9 @@ class FlowerEngine(Engine):
         return tuple(self.data.train.ids[k] for k in cohort.clients.tolist())
 
     def meet_newcomers(self) -> None:
-        """Ask nodes that have connected since, such as one that was started again, which client they are."""
-        known = set(self.messenger.nodes.values())
-        new = [node for node in self.messenger.connected() if node not in known and self._hellos[node] < HELLOS]
-        self._hellos.update(new)
-        federation = self.federation
-        introduced = ask_introductions(self.messenger, new, self.task, federation.seed, federation.most_examples)
-        for node, member in introduced.items():
-            known_as = self.federation.members.get(member.client)
-            if known_as is not None and known_as.has_same_data(member):
-                self.messenger.nodes[member.client] = node
+        """Ask nodes that have connected since, such as one that was started again, and those that were silent, who they are."""
+        if self.federation.welcome is not None:
+            self.federation.welcome.meet(HELLO)
 
     @property
     def identities(self) -> dict[str, bytes]:
@@ -392,13 +396,17 @@ class FlowerEngine(Engine):
         """Loss, error and metrics by client and split; silent clients are asked again, as often as a round is tried."""
         scores: dict[str, dict[str, Tensor]] = {}
         reading = partial(self._read_scores, 2 + len(metrics or ()))
-        for _ in self._tries():
+        reasons: dict[str, str] = {}
+        for number in self._tries():
+            if number and all(client in self.messenger.resting for client in left):
+                break  # they have not even said who they are
             scores |= self.messenger.ask(action, left, round_index, reading)
             left = {client: request for client, request in left.items() if client not in scores}
+            reasons = {client: self.messenger.faults.get(client, "") for client in left}
             if not left:
                 break
         if left:
-            shown = show_faults({client: self.messenger.faults.get(client, "") for client in left})
+            shown = show_faults(reasons)
             warnings.warn(EquipoiseNotice(f"{len(left)} clients could not be evaluated: {shown}."), stacklevel=2)
         if len(scores) < min(self.patience.minimum, len(scores) + len(left)):
             raise TooFewClients(f"{len(scores)} clients answered the evaluation, and {self.patience.minimum} are needed.")

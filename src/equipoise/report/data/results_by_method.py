@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -258,9 +259,18 @@ def _number(value: float | None) -> float:
     return math.nan if value is None else float(value)
 
 
+def _without_seed(text: str) -> str:
+    """A name of data without the seed of an attack: each seed of a study draws its own malicious clients.
+
+    >>> _without_seed("digits under ALIE(share=0.2, seed=1, factor=1.5)")
+    'digits under ALIE(share=0.2, factor=1.5)'
+    """
+    return re.sub(r"(, )?\bseed=\d+", "", text)
+
+
 def _require_equal(runs: Sequence[RunRecord], attribute: str, rule: str, fix: str, name: str | None = None) -> None:
     """Refuse runs (of one name) that differ in an attribute."""
-    values = sorted({str(getattr(run, attribute)) for run in runs})
+    values = sorted({_without_seed(str(getattr(run, attribute))) for run in runs})
     if len(values) > 1:
         raise InvalidParameter("results", rule, values if name is None else (name, values), fix)
 

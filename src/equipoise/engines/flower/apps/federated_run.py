@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
@@ -16,16 +15,21 @@ from flwr.serverapp import Grid
 from torch import nn
 
 from equipoise.algorithm import Algorithm
-from equipoise.core.files import write_atomically
+from equipoise.core.files import locked, write_atomically
 from equipoise.core.task import Task
 from equipoise.data.clients import FederatedData
-from equipoise.engines.flower.apps.members import Member, ask_introductions, make_stand_in, natural_order
+from equipoise.engines.flower.apps.introductions import Introductions
+from equipoise.engines.flower.apps.members import Member, make_stand_in, natural_order
 from equipoise.engines.flower.apps.model_source import make_model
+from equipoise.engines.flower.apps.node_keys import KNOWN_NODES, KnownNodes
+from equipoise.engines.flower.apps.run_control import RunControl, give_order, read_order
 from equipoise.engines.flower.apps.run_secret import batch_seed, open_secret, public_seed
+from equipoise.engines.flower.apps.run_status import RunStatus, moment
+from equipoise.engines.flower.apps.welcome import MoreClients, Welcome, gather
 from equipoise.engines.flower.flower_engine import Federation, Patience
-from equipoise.engines.flower.transport.messages import BadMessage
-from equipoise.engines.flower.transport.messenger import Messenger, TooFewClients
-from equipoise.errors import ConfigError, IncompatibleParts, InvalidData
+from equipoise.engines.flower.transport.messages import MessageContent
+from equipoise.engines.flower.transport.messenger import ClientRequest, Messenger
+from equipoise.errors import ConfigError, IncompatibleParts
 from equipoise.experiment.config import TrainRecord
 from equipoise.experiment.folder import claim
 from equipoise.experiment.folder import run as run_in_folder
@@ -33,7 +37,7 @@ from equipoise.experiment.recorded import FEDERATION, RecordedConfig
 from equipoise.experiment.run_files import RunFolder
 from equipoise.models.adapters import WHY_NOT_BOTH, trains_lora_a
 from equipoise.result import Result
-from equipoise.runs.checkpoint import Checkpoints
+from equipoise.runs.checkpoint import Checkpoints, read_checkpoint
 from equipoise.train import train
 from equipoise.types import Observer, RoundReport
 
@@ -42,91 +46,128 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("flwr")  # Flower shows it to whoever watches the run
 ROSTER = "federation.json"
+LOCK = ".server.lock"  # held by the server from beginning to end
 
 
 def run_plan(plan: ServerPlan, grid: Grid) -> Result:
-    """The whole run: nodes, rounds, files."""
-    place, known, run = None, None, secrets.token_hex(8)
-    if plan.folder is not None:
-        place = RunFolder(Path(plan.folder))
+    """The whole run: nodes, rounds, files. A second server in the same folder is refused before it touches anything."""
+    if plan.folder is None:
+        return serve(plan, grid, None, None)
+    place = RunFolder(Path(plan.folder))
+    if not place.config.exists() and not (place.path / LOCK).exists():
+        place = claim(place.path)
+    with locked(place.path / LOCK, wait=False):
+        order = read_order(place.path)
+        plan = plan if order.rounds is None or order.rounds <= plan.rounds else replace(plan, rounds=order.rounds)
+        if order.state == "stop":
+            give_order(place.path, state="run")  # whoever begins the run again wants it to go on
+        known = None
         if place.config.exists():
-            if place.finished:
-                raise ConfigError(f"The run in {place.path} has ended. Name another folder.")
-            known, run = read_roster(place.path / ROSTER)
-        else:
-            place = claim(place.path)
+            if place.finished and read_checkpoint(place.checkpoint).runs[0].state.round >= plan.rounds:
+                cure = f"Name another folder, or more than {plan.rounds} rounds to go on with it."
+                raise ConfigError(f"The run in {place.path} has ended. {cure}")
+            known = read_roster(place.path / ROSTER)
+        return serve(plan, grid, place, known)
+
+
+def serve(plan: ServerPlan, grid: Grid, place: RunFolder | None, known: tuple[dict[str, Member], str] | None) -> Result:
+    """Wait for the nodes and train; where clients join between rounds, go on with them from the checkpoint."""
     private = plan.algorithm.privacy is not None
-    model_seed = public_seed(plan.seed) if private else plan.seed
-    model = make_model(plan.model, model_seed)
-    refuse_both_trained(model, plan.algorithm)
-    task = Task.of(model, plan.loss, plan.error)
-    messenger = Messenger(grid, timeout=float(plan.timeout))
-    if private:
-        messenger.own_seed = partial(batch_seed, open_secret(place.path if place is not None else None))
-    members = gather_members(messenger, task, plan, known, model_seed)
-    refuse_silent(members, plan.algorithm, signed=plan.signed)
-    refuse_unmeasured(members, plan.metrics)
-    patience = Patience(float(plan.timeout), plan.minimum, plan.retries, float(plan.pause))
-    federation = Federation(messenger, members, patience, run, model_seed, plan.signed, plan.colluders, plan.most_examples)
-    federated = FederatedRun(plan, model, make_stand_in(members.values(), plan.data), federation)
-    if place is None:
-        result = federated.train()
-    else:
-        if known is None:
-            write_atomically(place.path / ROSTER, write_roster(members, run).encode())
-        result = cast(Result, run_in_folder(cast(Any, federated), place, progress=False))
+    folder = place.path if place is not None else None
+    members, run = known if known is not None else (None, secrets.token_hex(8))
+    status = RunStatus(folder, plan.name or (folder.name if folder is not None else run), plan.rounds, open_scores=not private)
+    with status.watch():
+        model_seed = public_seed(plan.seed) if private else plan.seed
+        model = make_model(plan.model, model_seed)
+        refuse_both_trained(model, plan.algorithm)
+        task = Task.of(model, plan.loss, plan.error)
+        messenger = Messenger(grid, timeout=float(plan.timeout))
+        if private:
+            messenger.own_seed = partial(batch_seed, open_secret(folder))
+        welcome = open_door(plan, messenger, task, model_seed, folder)
+        if members is not None:
+            welcome.settle(members)
+            gather(welcome, len(members), patience=plan.patience, enough=plan.minimum, soon=min(plan.timeout, plan.patience))
+        else:
+            enough = plan.begin_with or plan.awaited
+            gather(welcome, plan.awaited, patience=plan.patience, enough=enough)
+            members = dict(welcome.members)
+        control = RunControl(folder, status.say)
+        patience = Patience(float(plan.timeout), plan.minimum, plan.retries, float(plan.pause), float(plan.longest))
+        begun = known is not None
+        while True:
+            refuse_silent(members, plan.algorithm, signed=plan.signed)
+            refuse_unmeasured(members, plan.metrics)
+            data = make_stand_in(members.values(), plan.data)
+            welcome.settle(members)
+            welcome.admits = place is not None and admits_latecomers(plan.algorithm)
+            federation = Federation(
+                messenger, members, patience, run, model_seed, plan.signed, plan.colluders, welcome, control
+            )
+            federated = FederatedRun(plan, model, data, federation, status)
+            status.settle(members, messenger)
+            if place is not None and not begun:
+                write_atomically(place.path / ROSTER, write_roster(members, run).encode())
+            begun = True
+            try:
+                result = federated.train() if place is None else run_federated(federated, place)
+            except MoreClients as more:
+                members = admit(cast(RunFolder, place), plan, members, more.members, run)
+                continue
+            if place is None or (rounds := read_order(place.path).rounds) is None or rounds <= plan.rounds:
+                break
+            plan = replace(plan, rounds=rounds)  # the operator has extended the run meanwhile
+            status.about["rounds"] = rounds
     if plan.on_result is not None:
         plan.on_result(result)
     return result
 
 
-def gather_members(
-    messenger: Messenger, task: Task, plan: ServerPlan, known: Mapping[str, Member] | None, model_seed: int
+def open_door(plan: ServerPlan, messenger: Messenger, task: Task, model_seed: int, folder: Path | None) -> Welcome:
+    """What lets nodes in: their introductions, and the nodes that names belong to."""
+
+    def reading(content: MessageContent) -> Member:
+        return Member.read(content, task, plan.most_examples)
+
+    introductions = Introductions(messenger, ClientRequest({"seed": model_seed, "model": model_seed}), reading)
+    names = KnownNodes(folder.resolve().parent / KNOWN_NODES if folder is not None else None, plan.nodes)
+    return Welcome(messenger, introductions, names)
+
+
+def run_federated(federated: FederatedRun, place: RunFolder) -> Result:
+    """The run in its folder. One that has ended and gets more rounds says so in its configuration."""
+    if place.finished:
+        write_atomically(place.config, federated.config.text().encode())
+    return cast(Result, run_in_folder(cast(Any, federated), place, progress=False))
+
+
+def admits_latecomers(algorithm: Algorithm) -> bool:
+    """Whether clients may join between rounds: not where noise, weights or models were set for those that began the run."""
+    parts = algorithm.traits
+    return algorithm.privacy is None and algorithm.personal is None and parts.solver.after_rows is None
+
+
+def admit(
+    place: RunFolder, plan: ServerPlan, members: Mapping[str, Member], more: Mapping[str, Member], run: str
 ) -> dict[str, Member]:
-    """Wait for the nodes and ask who they are: the clients by name. A run that goes on waits for those it began with."""
-    wanted = len(known) if known is not None else plan.awaited
-    log.info("Waiting for %d nodes.", wanted)
-    members: dict[str, Member] = {}
-    asked: set[int] = set()
-    end, pause = time.monotonic() + plan.patience, 0.05
-    while len(members) < wanted:
-        new = [node for node in messenger.connected() if node not in asked]
-        asked |= set(new)
-        for node, member in ask_introductions(messenger, new, task, model_seed, plan.most_examples).items():
-            welcome(messenger, members, known, node, member)
-        if len(members) >= wanted or time.monotonic() >= end:
-            break
-        time.sleep(pause)
-        pause = min(1.5 * pause, 3.0)
-    strangers = {node: why for node, why in messenger.faults.items() if node.startswith("node ")}
-    for stranger, why in strangers.items():
-        log.warning("%s takes no part: it %s.", stranger, why)
-    enough = plan.minimum if known is not None else wanted
-    if len(members) < enough:
-        shown = "".join(f" {stranger} {why}." for stranger, why in list(strangers.items())[:5])
-        raise TooFewClients(f"{len(members)} nodes came within {plan.patience:g} s, and {enough} are needed.{shown}")
-    log.info("%d clients: %s.", len(members), ", ".join(sorted(members, key=natural_order)))
-    return dict(known) if known is not None else members
-
-
-def welcome(
-    messenger: Messenger, members: dict[str, Member], known: Mapping[str, Member] | None, node: int, member: Member
-) -> None:
-    """Note which node a client is at; refuse a second node with its name, and one with other data than before."""
-    if known is not None:
-        if member.client not in known:
-            log.warning("Node %d is client %s, who was not there when the run began, and takes no part.", node, member.client)
-            return
-        try:
-            known[member.client].refuse_change(member)
-        except BadMessage as failure:
-            raise InvalidData(f"{failure}: the run cannot go on. Give the node its data back, or begin a new run.") from failure
-    if member.client in members:
-        raise InvalidData(
-            f"Two nodes have the client name {member.client!r}. Give each its own: --node-config 'client-id=\"…\"'."
+    """The clients with those that have joined: roster and checkpoint are written for all of them."""
+    everyone = {**members, **more}
+    saved = read_checkpoint(place.checkpoint)
+    (one,) = saved.runs
+    kept = {"risk": one.state.risk, "solver": one.state.solver, "kept": one.state.kept, "personal": one.state.personal}
+    if held := [name for name, value in kept.items() if value is not None]:
+        raise IncompatibleParts(
+            f"{', '.join(more)} cannot join a run whose {held[0]} keeps numbers for each client.", "Begin a new run with all."
         )
-    members[member.client] = member
-    messenger.nodes[member.client] = node
+    before, after = (make_stand_in(each.values(), plan.data) for each in (members, everyone))
+    identity = dict(one.identity)
+    identity["data"] = f"{after.name}, {len(after.train)} clients, {after.fingerprint}"
+    if identity.get("clients_per_round") == str(len(before.train)) and plan.clients_per_round is None:
+        identity["clients_per_round"] = str(len(after.train))
+    write_atomically(place.path / ROSTER, write_roster(everyone, run).encode())
+    write_atomically(place.checkpoint, replace(saved, runs=[replace(one, identity=identity)]).bytes())
+    log.info("%s join the run before round %d.", ", ".join(more), one.state.round)
+    return everyone
 
 
 def refuse_silent(members: Mapping[str, Member], algorithm: Algorithm, *, signed: bool) -> None:
@@ -179,6 +220,7 @@ class FederatedRun:
     model: nn.Module
     data: FederatedData
     federation: Federation
+    status: RunStatus
 
     @property
     def algorithm(self) -> Algorithm:
@@ -216,7 +258,8 @@ class FederatedRun:
         result = train(
             self.model, self.data, plan.algorithm, rounds=plan.rounds, clients_per_round=plan.clients_per_round, seed=plan.seed,
             loss=plan.loss, error=plan.error, engine=self.federation, evaluate_every=plan.evaluate_every, metrics=plan.metrics,
-            stop=plan.stop, progress=progress, name=plan.name or name, observers=[*observers, *plan.observers, LogRounds()],
+            stop=plan.stop, progress=progress, name=plan.name or name,
+            observers=[*observers, *plan.observers, LogRounds(), self.status],
             checkpoint=Checkpoints(checkpoint, every=1) if checkpoint is not None else None,
             ledger=ledger,
         )  # fmt: skip
@@ -230,7 +273,11 @@ class LogRounds(Observer):
         """Log the round, and a warning for each client that it went on without."""
         text = f"Round {report.round}: loss {report.loss:.4f}, worst 10 % {report.tail_loss:.4f}, {report.trained} trained"
         text += f", {report.bytes_sent / 1e3:.1f} kB out, {report.bytes_received / 1e3:.1f} kB in"
-        log.info(text)
+        log.info("%s %s", moment(), text)
+        for why in report.failed_tries:
+            log.warning("Round %d was tried again: %s", report.round, why)
+        for client in report.rejected:
+            log.warning("Round %d goes on without the update of %s, which is of no use.", report.round, client)
         for client, why in report.missing.items():
             log.warning("Round %d goes on without %s, who %s.", report.round, client, why)
 

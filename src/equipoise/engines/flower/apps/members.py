@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -19,10 +19,10 @@ from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet, FederatedData, offsets_of
 from equipoise.engines.flower.apps.example_kinds import read_kind, read_units, zeros_like_kind
 from equipoise.engines.flower.apps.model_source import digest_frozen, digest_layout
+from equipoise.engines.flower.apps.node_keys import read_proof
 from equipoise.engines.flower.secure.identities import read_public_text
 from equipoise.engines.flower.secure.sum_terms import MOST_CLIENTS
 from equipoise.engines.flower.transport.messages import BadMessage, MessageContent, shorten
-from equipoise.engines.flower.transport.messenger import ClientRequest, Messenger
 from equipoise.errors import ConfigError, InvalidData, is_integer
 
 SPLITS = ("train", "validation", "test")
@@ -30,6 +30,7 @@ LONGEST_NAME = 200  # bytes
 MOST_METRICS = 100
 MOST_EXAMPLES = 1_000_000  # of a split, by default: they set a client's weight, and nobody can check them
 MOST_CLASSES = 1_000_000
+LONGEST_VERSION = 40  # characters
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,9 @@ class Member:
     evaluates: bool = True  # whether it takes part in evaluations
     identity: str = ""  # the public key by which other nodes know it, where it has one
     metrics: tuple[str, ...] = ()  # those that the node computes
+    key: str = ""  # the public key that the node has proved to have, where it has one
+    mark: str = ""  # that only this node knows: the same in all its introductions
+    versions: dict[str, str] = field(default_factory=dict)  # of Equipoise, torch and Python on the node
 
     @classmethod
     def read(cls, content: MessageContent, task: Task, most_examples: int) -> Member:
@@ -82,12 +86,17 @@ class Member:
                 raise BadMessage(str(failure)) from failure
         named = content.values.get("metrics")
         metrics = tuple(str(each)[:LONGEST_NAME] for each in named[:MOST_METRICS]) if isinstance(named, list) else ()
-        return cls(name, splits, x, y, classes, mark, scale, shift, alone, crowd, evaluates, identity, metrics)
+        key, own = read_proof(content, name), str(content.values.get("mark", ""))[:64]
+        versions = read_versions(content.values.get("versions"))
+        return cls(
+            name, splits, x, y, classes, mark, scale, shift, alone, crowd, evaluates, identity, metrics, key, own, versions
+        )
 
     @property
     def marks(self) -> dict[str, Any]:
-        """What a run must find again to go on; which metrics a node computes is not part of it."""
-        return {key: value for key, value in asdict(self).items() if key != "metrics"}
+        """What a run must find again to go on; metrics, keys and versions may change meanwhile."""
+        changing = ("metrics", "key", "mark", "versions")
+        return {key: value for key, value in asdict(self).items() if key not in changing}
 
     def has_same_data(self, now: Member) -> bool:
         """Whether the data are those of another introduction. Version 0.1 had an unkeyed hash, which is not compared."""
@@ -98,6 +107,13 @@ class Member:
         """A client that comes back must have the data it had."""
         if not self.has_same_data(now):
             raise BadMessage(f"{now.client} has other data than when the run began")
+
+
+def read_versions(given: Any) -> dict[str, str]:
+    """What a node says of its versions, a few short texts."""
+    if not isinstance(given, dict):
+        return {}
+    return {name: shorten(given[name])[:LONGEST_VERSION] for name in ("equipoise", "torch", "python") if name in given}
 
 
 def natural_order(name: str) -> list[Any]:
@@ -135,11 +151,3 @@ def _zeros(sizes: list[tuple[str, int]], like: Member) -> ClientSet:
     total, ids = int(counts.sum()), tuple(name for name, _ in sizes)
     x, y = zeros_like_kind(like.x, total), zeros_like_kind(like.y, total)
     return ClientSet.trusted(x=x, y=y, offsets=offsets_of(counts), ids=ids, scale=like.scale, shift=like.shift)
-
-
-def ask_introductions(
-    messenger: Messenger, nodes: Iterable[int], task: Task, seed: int, most_examples: int = MOST_EXAMPLES
-) -> dict[int, Member]:
-    """Ask nodes, by Flower's ids, which client they are; those that answer as they should."""
-    requests = {node: ClientRequest({"seed": seed, "model": seed}) for node in nodes}
-    return messenger.ask_nodes("query.hello", requests, 0, lambda answer: Member.read(answer, task, most_examples), {})

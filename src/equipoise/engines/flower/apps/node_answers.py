@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import platform
+
 import torch
 
+from equipoise.core.version import VERSION
 from equipoise.engines.flower.apps.example_kinds import kind_of_examples
 from equipoise.engines.flower.apps.model_source import digest_frozen, digest_layout
+from equipoise.engines.flower.apps.node_keys import prove_name
 from equipoise.engines.flower.apps.node_session import Answer, Handler, NodeSession
 from equipoise.engines.flower.personal.solver_memory import NodeWork
 from equipoise.engines.flower.secure.identities import public_text
@@ -31,6 +35,9 @@ def introduce(session: NodeSession) -> Answer:
         "evaluates": session.policy.evaluate,
         "identity": public_text(session.identity.public) if session.identity is not None else "",
         "metrics": list(session.setup.metrics.functions),
+        "mark": session.ledger.mark,
+        "versions": {"equipoise": VERSION, "torch": torch.__version__, "python": platform.python_version()},
+        **prove_name(session.given.token, session.client),
     }
     return values, {}
 

@@ -55,14 +55,16 @@ def answer_by(handler: Handler, setup: NodeSetup, *, at_once: bool = False) -> C
         began, request, action = time.monotonic(), MessageContent(-1, ""), message.metadata.message_type
         try:
             request = read_message(message.content)
-            values, tensors = handler(NodeSession(setup, context, request))
+            session = NodeSession(setup, context, request)
+            values, tensors = handler(session)
+            mark = session.data_mark
         except Exception as failure:
             unforeseen = failure if not isinstance(failure, EquipoiseError) else None
             log.warning(
                 "Refused %s of round %d: %s: %s", action, request.round, type(failure).__name__, failure, exc_info=unforeseen
             )
-            values, tensors = {"refused": type(failure).__name__}, {}
-        reply = Message(write_message(request.round, request.token, values, tensors), reply_to=message)
+            values, tensors, mark = {"refused": type(failure).__name__}, {}, ""
+        reply = Message(write_message(request.round, request.token, values, tensors, mark), reply_to=message)
         if setup.policy.answer_after > 0 and not at_once:
             time.sleep(time_to_wait(time.monotonic() - began, setup.policy.answer_after))
         return reply

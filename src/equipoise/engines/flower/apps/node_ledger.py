@@ -82,6 +82,11 @@ class NodeLedger:
             raise NotWritten(f"{file} could not be written: {failure.strerror}.") from failure
         return drawn
 
+    @property
+    def mark(self) -> str:
+        """What tells this node from all others, the same in every introduction. Only the server sees it."""
+        return hmac.new(self.secret, b"the mark of this node", hashlib.sha256).hexdigest()
+
     def coin(self, run: str, round_index: int) -> float:
         """A number in [0, 1) for a round, uniform to all who do not have this node's secret; the same at every try of it."""
         mark = hmac.new(self.secret, f"participation {round_index} {run}".encode(), hashlib.sha256).digest()

@@ -29,6 +29,7 @@ from equipoise.personal.context import PersonalContext
 from equipoise.runs.setup import EngineChoice
 from equipoise.types import Cohort, Engine, LocalSolver
 
+MARK = 12  # hexadecimal digits of the data's keyed hash in an answer
 Answer = tuple[dict[str, Any], dict[str, Tensor]]  # plain values and tensors
 
 
@@ -57,6 +58,11 @@ class NodeSetup:
                 context = Context(context.run_id, context.node_id, context.node_config, context.state, {})
             self.loaded[context.node_id] = read_node_data(self.load_data(context), context)
         return self.loaded[context.node_id]
+
+    def forget(self) -> None:
+        """Load the data anew when they are needed."""
+        self.loaded.clear()
+        self.started.clear()
 
     def start(self, context: Context, seed: int, classes: int) -> PersonalContext:
         """The engine of a run, its task and its data; these have as many classes as all nodes' together."""
@@ -94,6 +100,11 @@ class NodeSession:
         if self.client not in ledgers:
             ledgers[self.client] = NodeLedger(self.setup.folder, self.client)
         return ledgers[self.client]
+
+    @property
+    def data_mark(self) -> str:
+        """The beginning of the keyed hash of the data, which every answer names: the server sees when they change."""
+        return self.ledger.fingerprint(self.node.data.fingerprint)[:MARK]
 
     @property
     def policy(self) -> NodePolicy:

@@ -12,12 +12,12 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from flwr.app import Error
+from flwr.app import Context, Error, RecordDict
 from flwr.clientapp import ClientApp
 
+from equipoise.engines.flower.apps.kept_data import KeptData
 from equipoise.engines.flower.apps.node_app import NodeApp
 from equipoise.engines.flower.apps.node_policy import NodePolicy, read_policy
 from equipoise.engines.flower.transport.messenger import name_type
@@ -65,12 +65,21 @@ class OwnedApp:
             raise ConfigError("A policy can hold only an app of equipoise.engines.flower.client_app, and this is another.")
         return app
 
-    def replace_loading(self, runtime: ModuleType) -> None:
-        """Have Flower's runtime of an app load the owner's, and send no text of an error.
+    def keep_data(self, node: int, node_config: dict[str, Any]) -> KeptData | None:
+        """What loads the data of the installed app once for all messages; None for an app that comes with each run."""
+        app = self.installed
+        if not isinstance(app, NodeApp):
+            return None
+        context = Context(0, node, node_config, RecordDict(), {})
 
-        The names are those of flwr 1.41's module run_clientapp.
-        """
-        names, install, find = vars(runtime), vars(runtime)["install_from_fab"], vars(runtime)["get_load_client_app_fn"]
+        def load() -> None:
+            _ = app.setup.data(context).data.fingerprint  # which introductions and answers name
+
+        return KeptData(load, app.setup.forget)
+
+    def replace_loading(self, names: dict[str, Any]) -> None:
+        """Have Flower's runtime of an app, the module with these names, load the owner's, and send no text of an error."""
+        install, find = names["install_from_fab"], names["get_load_client_app_fn"]
         names["Error"], names["push_task_output"] = type_alone, without_details(names["push_task_output"])
         if self.installed is not None:
             names["install_from_fab"] = lambda *_, **__: None

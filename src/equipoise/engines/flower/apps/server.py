@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from equipoise.algorithm import Algorithm
 from equipoise.client_metrics import ClientMetrics
@@ -45,6 +45,9 @@ def server_app(
     signed: bool = False,
     colluders: int | None = None,
     most_examples: int = 1_000_000,
+    longest: float = 100.0,
+    begin_with: int | None = None,
+    nodes: str | Path | None = None,
     data: str = "federation",
     name: str | None = None,
     observers: Sequence[Observer] = (),
@@ -71,14 +74,22 @@ def server_app(
     `observers` are as for `equipoise.train`. So are `metrics`, which the nodes compute: each must have them in its client_app.
 
     What nodes claim is bounded. A split of more than `most_examples` examples is refused, as their number sets a client's
-    weight. An update that is over 100 times as long as the median of its round is left out, and its client named.
+    weight. An update that is over `longest` times as long as the median of its round is left out, and its client named.
+
+    A client that does not answer rests until it has said again who it is, so that it costs one timeout and not one in every
+    round. `begin_with` lets the run begin after `patience` seconds with so many nodes; others that come later join between two
+    rounds (not under privacy or with personal models, where they take part from the next run on). `nodes` names the file of
+    the nodes' public keys, by name; without it a name belongs to the first node that comes with it (known-nodes.json beside
+    the run folders). While it goes on the run writes status.json and events.jsonl, and obeys `equipoise flower pause`,
+    `resume`, `stop` and `extend`. A run that has ended goes on if `rounds` is larger than before.
 
     `signed` has nodes sign their secure sums, against a server that does not follow the protocol: all of them need keys that
     their owners have exchanged (docs/federation.md). `colluders` nodes may help such a server (None: just below a third).
 
     What a number or a text in Flower's run configuration names ("rounds", "clients-per-round", "clients", "seed", "folder",
-    "evaluate-every", "timeout", "minimum", "retries", "pause", "patience", "signed", "colluders", "most-examples", "data",
-    "name") is taken from there: `flwr run . --run-config 'rounds=5 folder="runs/a"'`.
+    "evaluate-every", "timeout", "minimum", "retries", "pause", "patience", "signed", "colluders", "most-examples", "longest",
+    "begin-with", "nodes", "data", "name") is taken from there: `flwr run . --run-config 'rounds=5 folder="runs/a"'`. 0 stands
+    for None.
     """
     require_flower()
     from flwr.serverapp import ServerApp
@@ -88,7 +99,7 @@ def server_app(
     plan = ServerPlan(
         algorithm, model, rounds, clients_per_round, clients, seed, str(folder) if folder is not None else None, loss, error,
         evaluate_every, timeout, minimum, retries, pause, patience, signed, colluders, most_examples, data, name,
-        tuple(observers), on_result, metrics, stop,
+        tuple(observers), on_result, metrics, stop, longest, begin_with, str(nodes) if nodes is not None else None,
     )  # fmt: skip
     app = ServerApp()
 
@@ -127,6 +138,9 @@ class ServerPlan:
     on_result: Callable[[Result], None] | None
     metrics: Mapping[str, Callable[[Any, Any], Any]] | None = None
     stop: EarlyStopping | None = None
+    longest: float = 100.0
+    begin_with: int | None = None
+    nodes: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.algorithm, Algorithm):
@@ -135,9 +149,10 @@ class ServerPlan:
         for key, least in (("rounds", 0), ("seed", 0), ("minimum", 1), ("retries", 0), ("most_examples", 1)):
             value = getattr(self, key)
             require(is_integer(value) and value >= least, key, f"must be a whole number ≥ {least}", value)
-        for key in ("clients_per_round", "clients", "evaluate_every"):
+        for key in ("clients_per_round", "clients", "evaluate_every", "begin_with"):
             value = getattr(self, key)
             require(value is None or (is_integer(value) and value >= 1), key, "must be a whole number ≥ 1, or None", value)
+        require(is_number(self.longest) and self.longest > 1, "longest", "must be a number > 1", self.longest)
         for key in ("timeout", "patience"):
             require(is_number(getattr(self, key)) and getattr(self, key) > 0, key, "must be seconds > 0", getattr(self, key))
         require(isinstance(self.signed, bool), "signed", "must be True or False", self.signed)
@@ -154,7 +169,9 @@ class ServerPlan:
         changed: dict[str, Any] = {}
         for key, kind in get_type_hints(ServerPlan).items():
             name = key.replace("_", "-")
-            if in_toml(kind) is not None and config.get(name, "") != "":
+            optional = type(None) in get_args(kind) and key != "colluders"  # nobody, there, is a number like others
+            unsaid = config.get(name, "") == "" or (optional and config[name] == 0)
+            if in_toml(kind) is not None and not unsaid:
                 changed[key] = check_value(config[name], kind, f"{name} of the run configuration")
         return replace(self, **changed)
 

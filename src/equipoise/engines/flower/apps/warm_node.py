@@ -1,13 +1,13 @@
-"""A Flower SuperNode that answers quickly: `equipoise flower node`, in place of `flower-supernode`.
+"""A Flower SuperNode that answers quickly and goes on by itself: `equipoise flower node`, in place of `flower-supernode`.
 
-Flower starts a new Python process for every message that a node receives, and each of them imports PyTorch anew: seconds of
-work, several times per round. Here one process imports once and forks for every message. A fork is a process of its own, as
-Flower's is: what a message leaves in memory never reaches the next one, only the context does. Flower also looks for messages
-every three seconds; here it looks sooner after a message, as another is likely then, and as seldom when nothing comes.
+Flower starts a new Python process for every message that a node receives, and each of them imports PyTorch and loads the
+data anew: seconds of work, several times per round. Here one process does so once and forks for every message. A fork is a
+process of its own, as Flower's is: what a message leaves in memory never reaches the next one, only the context does. Flower
+also looks for messages every three seconds; here it looks sooner after a message, as another is likely then.
 
-Four kinds of processes: this one, which waits and forks and never has threads of its own; its two children, Flower's SuperNode
-and Flower's SuperExec, both unchanged except for pauses and for how an app is launched; and one fork per message. If one of the
-first three ends, so do the others. Needs `fork`, so not for Windows.
+Five kinds of processes: this one, which starts the others and starts them again; Flower's SuperNode and SuperExec; the process
+that forks (app_forks.py); and one fork per message. A SuperNode that cannot reach the SuperLink, is refused by it or loses it
+is started again, with growing pauses: a SuperLink may be away for days. Needs `fork`, so not for Windows.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ import argparse
 import importlib
 import json
 import os
+import select
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from equipoise.errors import ConfigError, InvalidParameter, require
 
@@ -34,9 +33,11 @@ if TYPE_CHECKING:
 PRELOADED = (
     "equipoise.engines.flower.apps.node_app",
     "equipoise.engines.flower.apps.owned_app",
-    "flwr.supernode.cli.flower_supernode",
-    "flwr.supernode.runtime.run_clientapp",
+    "equipoise.engines.flower.flower_internals",
 )
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before a SuperNode is started again
+STEADY = 60.0  # seconds after which the next pause is the first one again
+FAREWELL = 15.0  # seconds that the processes have to end
 
 
 def run(
@@ -46,92 +47,194 @@ def run(
     app: str | None = None,
     pinned: str | None = None,
     policy: Path | None = None,
+    keep_data: bool = True,
 ) -> int:
-    """Run a SuperNode with these arguments, those of `flower-supernode`, until it ends or is told to; its exit code.
+    """Run a SuperNode with these arguments, those of `flower-supernode`, until it is told to end; its exit code.
 
     `preload` names modules to load once that the app would import for each message. `app` is the installed app that the node
     runs, or `pinned` the SHA-256 of the one bundle that it takes from the server, and `policy` the file of its owner's policy.
+    With an installed app the data are loaded once, unless `keep_data` is False.
     """
     require("fork" in vars(os), "system", "must have fork", sys.platform, "Use flower-supernode instead.")
-    host, port, passed_on = _address(arguments)
+    address = NodeAddress.read(arguments)
     for module in (*PRELOADED, *preload):
         _load(module)
     from equipoise.engines.flower.apps.owned_app import OwnedApp
+    from equipoise.engines.flower.flower_internals import PRELOADED as INTERNALS
 
-    answer_messages = partial(_client_app, OwnedApp.choose(app, pinned, policy))
-    children = Children()
-    signal.signal(signal.SIGCHLD, lambda *_: children.take_leave())
-    reading, writing = os.pipe()
-    node_arguments = [*passed_on, "--host", host, "--port", str(port), "--isolation", "process"]
-    exec_arguments = ["--insecure", "--runtime-api-address", f"{host}:{port}"]
-    for work, its_arguments in ((_supernode, node_arguments), (_superexec, exec_arguments)):
-        children.lasting.append(_fork(work, its_arguments, reading, writing))
-    os.close(writing)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: children.end())
-    children.take_leave()  # of one that ended before both were noted
-    last = 0
-    with os.fdopen(reading, "rb") as requests:
-        for line in requests:  # no more of them when SuperExec has ended
-            if last:  # it has answered, but must also have handed in the context that the next one reads
-                children.wait_for(last)
-                del children.codes[last]  # its id may be another's some day
-            last = _fork(answer_messages, json.loads(line), reading)
-    return children.wait_for(children.lasting[0])
+    for module in INTERNALS:
+        _load(module)
+    from equipoise.engines.flower.apps.node_keys import NODE_KEY
+
+    if address.key is not None:
+        os.environ[NODE_KEY] = str(Path(address.key).expanduser().resolve())
+    return WarmNode(address, OwnedApp.choose(app, pinned, policy), keep=keep_data).run()
 
 
-class Children:
-    """The processes that this one has forked: exit codes of those that have ended, and the two that last."""
+class WarmNode:
+    """The process that starts the others, and starts them again."""
 
-    def __init__(self) -> None:
-        self.codes: dict[int, int] = {}
-        self.lasting: list[int] = []
-        self.told: set[int] = set()
+    def __init__(self, address: NodeAddress, owner: OwnedApp, *, keep: bool) -> None:
+        self.address, self.owner, self.keep = address, owner, keep
+        self.reading, self.writing = os.pipe()
+        self.children: dict[str, int] = {}  # process ids by name
+        self.codes: dict[str, int] = {}  # exit codes of those that have ended
+        self.told = 0  # how often this process was told to end
+        self._waking, self._wake = os.pipe()
+        self._parent = os.getpid()
 
-    def take_leave(self) -> None:
-        """Note children that have ended, so that none stays as a zombie; the end of a lasting one is the end of the other."""
+    def run(self) -> int:
+        """Until told to end, or until something fails that no further try mends; the exit code."""
+        from equipoise.engines.flower.flower_internals import TRY_AGAIN
+
+        for end in (self._waking, self._wake):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._be_told)
+        pause = FIRST_PAUSE
         while True:
-            try:
-                child, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                break
-            if child == 0:
-                break
-            self.codes[child] = os.waitstatus_to_exitcode(status)
-        if any(child in self.codes for child in self.lasting):
-            self.end()
+            began = time.monotonic()
+            code = self._run_once()
+            if self.told:
+                return 0
+            if code != TRY_AGAIN:
+                return code or 1
+            pause = FIRST_PAUSE if time.monotonic() - began > STEADY else pause
+            print(f"{time.strftime('%H:%M:%S')} The SuperNode has ended. It starts again in {pause:g} s.", flush=True)
+            self._wait(lambda: self.told > 0, pause)
+            if self.told:
+                self._end()
+                return 0
+            pause = min(2 * pause, LONGEST_PAUSE)
 
-    def end(self) -> None:
-        """Ask the lasting ones to end; each once, as a second signal would cut its farewell short."""
-        for child in self.lasting:
-            if child not in self.codes and child not in self.told:
-                self.told.add(child)
+    def _run_once(self) -> int:
+        """SuperNode and SuperExec until one of them ends; the SuperNode's exit code."""
+        self._start_forks()
+        self.codes.clear()
+        for name, work in (("supernode", self._supernode), ("superexec", self._superexec)):
+            self._start(name, work)
+        while True:
+            self._wait(lambda: self.told > 0 or len(self.codes) > 0, None)
+            if "forks" in self.codes and not self.told and "supernode" not in self.codes:
+                self._start_forks()  # its data have threads, or its own code has crashed
+                continue
+            break
+        self._end(but=() if self.told else ("forks",))
+        return self.codes.pop("supernode")
+
+    def _start_forks(self) -> None:
+        from equipoise.engines.flower.apps.app_forks import NOT_KEPT
+
+        if self.codes.pop("forks", None) == NOT_KEPT:
+            self.keep = False
+        if "forks" not in self.children:
+            self._start("forks", self._forks)
+
+    def _start(self, name: str, work: object) -> None:
+        from equipoise.engines.flower.apps.app_forks import fork
+
+        self.codes.pop(name, None)
+        self.children[name] = fork(work, closed=(self._waking, self._wake))  # type: ignore[arg-type]
+
+    def _be_told(self, *_: object) -> None:
+        self.told += 1
+        if self.told > 2:  # by somebody who cannot wait
+            for child in self.children.values():
+                os.kill(child, signal.SIGKILL)
+
+    def _wait(self, until: object, longest: float | None) -> None:
+        """Sleep until a signal or the end of a child makes a condition true."""
+        end = None if longest is None else time.monotonic() + longest
+        while True:
+            self._note_ended()
+            if until() or (end is not None and time.monotonic() >= end):  # type: ignore[operator]
+                return
+            ready, _, _ = select.select([self._waking], [], [], None if end is None else max(0.0, end - time.monotonic()))
+            if ready:
+                os.read(self._waking, 512)
+
+    def _note_ended(self) -> None:
+        for name, child in list(self.children.items()):
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended:
+                del self.children[name]
+                self.codes[name] = os.waitstatus_to_exitcode(status)
+
+    def _end(self, but: Sequence[str] = ()) -> None:
+        """Ask the processes to end, each once, as a second signal would cut a farewell short; then they are killed."""
+        for name, child in self.children.items():
+            if name not in but:
                 os.kill(child, signal.SIGTERM)
+        self._wait(lambda: not set(self.children) - set(but), FAREWELL)
+        for name, child in self.children.items():
+            if name not in but:
+                os.kill(child, signal.SIGKILL)
+        self._wait(lambda: not set(self.children) - set(but), FAREWELL)
 
-    def wait_for(self, child: int) -> int:
-        """The exit code of a child, once it has ended."""
-        while child not in self.codes:
-            time.sleep(0.002 if child not in self.lasting else 0.05)
-        return self.codes[child]
+    # ---------------------------------------------------------------------------------------------------------- in the children
+
+    def _tell(self, what: object) -> None:
+        os.write(self.writing, json.dumps(what).encode() + b"\n")
+
+    def _supernode(self) -> None:
+        from equipoise.engines.flower.flower_internals import run_supernode
+
+        os.close(self.reading)
+        address = [*self.address.others, "--host", self.address.host, "--port", str(self.address.port)]
+        pauses = Pauses(0.2, 3.0)  # each look costs the SuperLink some milliseconds
+        run_supernode([*address, "--isolation", "process"], self._parent, pauses, lambda node: self._tell({"node": node}))
+
+    def _superexec(self) -> None:
+        from equipoise.engines.flower.flower_internals import run_superexec
+
+        os.close(self.reading)
+        arguments = ["--insecure", "--runtime-api-address", f"{self.address.host}:{self.address.port}"]
+        run_superexec(arguments, self._parent, Pauses(0.05, 1.0), self._tell)
+
+    def _forks(self) -> None:
+        from equipoise.engines.flower.apps.app_forks import AppForks
+
+        os.close(self.writing)
+        AppForks(self.reading, self.owner, self.address.node_config, keep=self.keep).serve()
 
 
-def _address(arguments: Sequence[str]) -> tuple[str, int, list[str]]:
-    """Where SuperNode and SuperExec meet on this machine, a free port if none is named; and the arguments without it."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--isolation")
-    parser.add_argument("--ssl-certfile")
-    known, others = parser.parse_known_args(list(arguments))
-    for name, value in (("--isolation", known.isolation), ("--ssl-certfile", known.ssl_certfile)):
-        if value is not None:
-            rule = "cannot be given: the app runs on this machine"
-            raise InvalidParameter(name, rule, value, "Use flower-supernode instead.")
-    if known.port:
-        return known.host, known.port, others
+class NodeAddress:
+    """The arguments of `flower-supernode`, as far as they concern this process, and the others, which are passed on."""
+
+    def __init__(self, known: argparse.Namespace, others: list[str]) -> None:
+        from equipoise.engines.flower.flower_internals import read_node_config
+
+        self.host: str = known.host
+        self.port: int = known.port or free_port(known.host)
+        self.key: str | None = known.auth_supernode_private_key
+        self.node_config = read_node_config(known.node_config)
+        self.others = others
+        for name, value in (("--auth-supernode-private-key", self.key), ("--node-config", known.node_config)):
+            self.others += [name, value] if value is not None else []
+
+    @classmethod
+    def read(cls, arguments: Sequence[str]) -> NodeAddress:
+        """Where SuperNode and SuperExec meet on this machine, a free port if none is named."""
+        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        parser.add_argument("--host", default="127.0.0.1")
+        parser.add_argument("--port", type=int, default=0)
+        for name in ("--isolation", "--ssl-certfile", "--node-config", "--auth-supernode-private-key"):
+            parser.add_argument(name)
+        known, others = parser.parse_known_args(list(arguments))
+        for name, value in (("--isolation", known.isolation), ("--ssl-certfile", known.ssl_certfile)):
+            if value is not None:
+                rule = "cannot be given: the app runs on this machine"
+                raise InvalidParameter(name, rule, value, "Use flower-supernode instead.")
+        return cls(known, others)
+
+
+def free_port(host: str) -> int:
+    """A port of this machine on which nobody listens."""
     with socket.socket() as probe:
-        probe.bind((known.host, 0))
-        return known.host, int(probe.getsockname()[1]), others
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
 
 
 def _load(module: str) -> None:
@@ -139,32 +242,6 @@ def _load(module: str) -> None:
         importlib.import_module(module)
     except ImportError as failure:
         raise ConfigError(f"A node needs the module {module}, which cannot be loaded: {failure}.") from failure
-
-
-def _fork(work: Callable[..., None], argument: Any, *pipe: int) -> int:
-    """Do the work in a fork, which ends here whatever happens: it must not run on as its parent. Returns the child's id."""
-    parent = os.getpid()
-    child = os.fork()
-    if child:
-        return child
-    code = 1
-    try:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.close(pipe[0])
-        work(argument, parent, *pipe[1:])
-        code = 0
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:  # a fork has no caller to tell
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
 
 
 class Pauses:
@@ -189,50 +266,3 @@ class Pauses:
             return
         time.sleep(self.next)
         self.next = min(1.5 * self.next, self.longest)
-
-
-def _supernode(arguments: list[str], parent: int, writing: int) -> None:
-    """Flower's own command, with pauses that begin short after a message."""
-    from flwr.supercore.app_utils import start_parent_process_monitor
-    from flwr.supernode import start_client_internal
-    from flwr.supernode.cli.flower_supernode import flower_supernode
-
-    os.close(writing)
-    start_parent_process_monitor(parent)
-    vars(start_client_internal)["time"] = Pauses(0.2, 3.0)  # each look costs the SuperLink some milliseconds
-    sys.argv = ["flower-supernode", *arguments]
-    flower_supernode()
-
-
-def _superexec(arguments: list[str], parent: int, writing: int) -> None:
-    """Flower's own command, with pauses that begin short after a launch, and with launches sent to the process that forks."""
-    from flwr.supercore.cli.flower_superexec import flower_superexec
-    from flwr.supercore.constant import TaskType
-    from flwr.supercore.superexec import run_superexec
-    from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
-    from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
-
-    pauses = Pauses(0.05, 1.0)
-
-    class Forks(SubprocessExecutor):
-        def launch(self, spec: ExecutionSpec) -> LaunchResult:
-            if spec.task_type != TaskType.CLIENT_APP:
-                return LaunchResult.failed(f"This node runs ClientApps, not {spec.task_type}.")
-            os.write(writing, json.dumps(asdict(spec)).encode() + b"\n")
-            pauses.worked()
-            return LaunchResult.accepted()
-
-    vars(run_superexec).update(get_executor=lambda *_, **__: Forks(), time=pauses)
-    sys.argv = ["flower-superexec", "--parent-pid", str(parent), *arguments]
-    flower_superexec()
-
-
-def _client_app(owner: OwnedApp, spec: dict[str, Any], parent: int) -> None:
-    """What the command `flwr-clientapp` does, without the imports, and with the app that the node's owner has chosen."""
-    from flwr.supernode.runtime import run_clientapp
-
-    owner.replace_loading(run_clientapp)
-    passed_on = {name: spec[name] for name in ("runtime_api_address", "token", "insecure", "runtime_dependency_install")}
-    if owner.installed is not None:
-        passed_on["runtime_dependency_install"] = False  # nothing of the server's is installed
-    run_clientapp.run_clientapp(parent_pid=parent, **passed_on)

@@ -43,6 +43,7 @@ class MessageContent:
     token: str
     values: dict[str, Any] = field(default_factory=dict)
     arrays: dict[str, Array] = field(default_factory=dict)  # not yet looked into
+    data: str = ""  # the mark of the data that an answer was made with; nodes of version 0.1 say none
 
     def tensor(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
         """A tensor that must have this type and shape."""
@@ -90,10 +91,14 @@ def array_to_tensor(array: Array, name: str, dtype: torch.dtype, shape: tuple[in
     return torch.from_numpy(numbers.astype(numbers.dtype.newbyteorder("="), copy=True)).view(dtype).reshape(shape)
 
 
-def write_message(round_index: int, token: str, values: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> RecordDict:
-    """The content of a message as Flower's records."""
+def write_message(
+    round_index: int, token: str, values: Mapping[str, Any], tensors: Mapping[str, Tensor], data: str = ""
+) -> RecordDict:
+    """The content of a message as Flower's records; `data` marks the data that an answer was made with."""
     text = json.dumps(dict(values), allow_nan=False, separators=(",", ":"))
     call = ConfigRecord({"protocol": PROTOCOL, "round": round_index, "token": token, "values": text})
+    if data:
+        call["data"] = data
     arrays = ArrayRecord({name: tensor_to_array(tensor) for name, tensor in tensors.items()})
     return RecordDict({"call": call, "tensors": arrays})
 
@@ -116,7 +121,8 @@ def read_message(records: RecordDict) -> MessageContent:
         raise BadMessage("its values are not JSON") from failure
     if not isinstance(values, dict):
         raise BadMessage("its values are not a table")
-    return MessageContent(round_index, token, values, dict(arrays.items()))
+    mark = call.get("data", "")
+    return MessageContent(round_index, token, values, dict(arrays.items()), mark if isinstance(mark, str) else "?")
 
 
 def count_bytes(records: RecordDict) -> int:

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 from flwr.app import Error, Message
-from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from torch import Tensor
 
+from equipoise.engines.flower.flower_internals import DEADLINE, OF_THE_APP, TOO_LATE
 from equipoise.engines.flower.transport import messages
 from equipoise.engines.flower.transport.messages import BadMessage, MessageContent, shorten
 from equipoise.errors import EquipoiseError
@@ -24,12 +24,7 @@ T = TypeVar("T")
 Reading: TypeAlias = Callable[[MessageContent], T]  # raises BadMessage for an answer that is not what was asked for
 _POLL = (0.02, 1.0)  # seconds between looks for replies: at first, and at last
 _LOOK_AROUND = 3.0  # seconds between looks at who is connected
-_OF_THE_APP = (
-    ErrorCode.UNKNOWN,
-    ErrorCode.LOAD_CLIENT_APP_EXCEPTION,
-    ErrorCode.CLIENT_APP_RAISED_EXCEPTION,
-    ErrorCode.CLIENT_APP_CRASHED,
-)
+LONGEST_REST = 64  # timeouts that a silent client rests at most
 LONGEST_TYPE = 80  # characters of the name of an error's type
 
 
@@ -57,7 +52,9 @@ def name_error(error: Error) -> str:
 
     Flower sends "<class 'ValueError'>:<'the text'>", and the text may tell of a node's data.
     """
-    if error.code not in _OF_THE_APP:
+    if error.code in TOO_LATE:
+        return "its answer came too late, when the message had expired"
+    if error.code not in OF_THE_APP:
         return shorten(error.reason or f"error {error.code}")
     return name_type(error.reason) or f"error {error.code} of its app"
 
@@ -68,6 +65,11 @@ def name_type(reason: str | None) -> str:
     return read_type(found[1]) if found else ""
 
 
+def called(node: int, names: Mapping[int, str]) -> str:
+    """What a node is called in faults: its client, or its number."""
+    return names.get(node, f"node {node}")
+
+
 @dataclass(frozen=True, eq=False)
 class ClientRequest:
     """What one client is asked: plain values, and tensors."""
@@ -76,12 +78,38 @@ class ClientRequest:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class SentMessage:
+    """A request on its way: the node that it goes to, its token, and the round that it is about."""
+
+    node: int
+    token: str
+    round: int
+
+
+@dataclass
+class Rest:
+    """A client that was silent: it is asked nothing but who it is until it has answered that, and not before `until`."""
+
+    strikes: int  # how often it was silent since its last good answer
+    until: float  # on the monotonic clock
+
+
 class Messenger:
-    """Asks nodes and reads their answers. Whoever does not answer in time, or not as asked, is named in `faults`."""
+    """Asks nodes and reads their answers. Whoever does not answer in time, or not as asked, is named in `faults`.
+
+    A client that was silent rests: nobody waits for it again before it has said who it is. From the second time on it also
+    rests for the time that an answer may take, twice that, and so on.
+    """
 
     def __init__(self, grid: Grid, *, timeout: float) -> None:
         self.grid, self.timeout = grid, timeout
         self.nodes: dict[str, int] = {}  # Flower's id of the node of each client
+        self.marks: dict[str, str] = {}  # of each client's data, which every answer names
+        self.resting: dict[str, Rest] = {}
+        self.strikes: Counter[str] = Counter()
+        self.seconds: dict[str, float] = {}  # that the last answer of each client took
+        self.heard: dict[str, float] = {}  # when each client last answered, in seconds since 1970
         self.own_seed: Callable[[str, int], int] | None = None  # of a client's batches, where the run's seed is secret
         self.begin()
 
@@ -95,11 +123,31 @@ class Messenger:
         """Flower's ids of the nodes that are there now."""
         return set(self.grid.get_node_ids())
 
+    # -------------------------------------------------------------------------------------------------------- who is silent
+
+    def rest(self, client: str) -> None:
+        """Let a client rest that was silent."""
+        self.strikes[client] += 1
+        extra = self.timeout * min(2 ** (self.strikes[client] - 2), LONGEST_REST) if self.strikes[client] > 1 else 0.0
+        self.resting[client] = Rest(self.strikes[client], time.monotonic() + extra)
+
+    def wake(self, client: str) -> bool:
+        """A resting client has said who it is: it is asked again, if it has rested long enough."""
+        rest = self.resting.get(client)
+        if rest is not None and time.monotonic() < rest.until:
+            return False
+        self.resting.pop(client, None)
+        return True
+
+    # ------------------------------------------------------------------------------------------------------------- asking
+
     def ask(self, action: str, requests: Mapping[str, ClientRequest], round_index: int, reading: Reading[T]) -> dict[str, T]:
         """Ask clients, all at once; what `reading` makes of each good answer. The others are in `faults`, with the reason."""
         there = self.connected()
-        asked = {self.nodes[client]: client for client in requests if self.nodes.get(client) in there}
-        self.faults |= {client: "is not connected" for client in requests if self.nodes.get(client) not in there}
+        away = {client: "is not connected" for client in requests if self.nodes.get(client) not in there}
+        resting = {client: "rests, as it did not answer before" for client in requests if client in self.resting}
+        self.faults |= {**resting, **away}
+        asked = {self.nodes[client]: client for client in requests if client not in resting and client not in away}
         by_node = {node: self._own_request(client, requests[client]) for node, client in asked.items()}
         answers = self.ask_nodes(action, by_node, round_index, reading, asked)
         return {asked[node]: answer for node, answer in answers.items()}
@@ -110,6 +158,54 @@ class Messenger:
             return request
         return ClientRequest({**request.values, "seed": self.own_seed(client, request.values["seed"])}, request.tensors)
 
+    def push(
+        self, action: str, asked: Mapping[int, ClientRequest], round_index: int, names: Mapping[int, str], ttl: float
+    ) -> dict[str, SentMessage]:
+        """Send requests to nodes, by Flower's ids: the messages on their way by their ids. What cannot be sent is a fault."""
+        sent, pushed = [], []
+        for node, request in asked.items():
+            token = secrets.token_hex(8)
+            records = messages.write_message(round_index, token, request.values, request.tensors)
+            if node in names:
+                self.sent[names[node]] += messages.count_bytes(records)
+            sent.append(SentMessage(node, token, round_index))
+            pushed.append(Message(records, node, action, ttl=ttl, group_id=str(round_index)))
+        ids = [*self.grid.push_messages(pushed), *[""] * len(pushed)]  # "", or none, for a message that was not sent
+        for each, message_id in zip(sent, ids, strict=False):
+            if not message_id:
+                self.faults[called(each.node, names)] = "could not be sent its message"
+        return {message_id: each for each, message_id in zip(sent, ids, strict=False) if message_id}
+
+    def read(self, sent: SentMessage, reply: Message, reading: Reading[T], names: Mapping[int, str]) -> tuple[T] | None:
+        """What `reading` makes of a reply, alone in a tuple; None, and a fault, if it is not what was asked for."""
+        client = names.get(sent.node)
+        try:
+            content = self._open(sent.node, reply, sent.round, sent.token)
+            if client is not None:
+                self.received[client] += messages.count_bytes(reply.content)
+                self._refuse_other_data(client, content)
+            found = reading(content)
+        except EquipoiseError as failure:
+            self.faults[called(sent.node, names)] = shorten(failure)
+        except Exception as failure:  # whatever an answer brings about is its node's fault, and stops nobody else
+            self.faults[called(sent.node, names)] = f"sent an answer that brings about {type(failure).__name__}"
+        else:
+            return (found,)
+        if (
+            client is not None
+            and reply.has_error()
+            and (reply.error.code in TOO_LATE or DEADLINE in (reply.error.reason or ""))
+        ):
+            self.faults[client] = f"did not answer within {self.timeout:g} s"
+            self.rest(client)
+        return None
+
+    def _refuse_other_data(self, client: str, content: MessageContent) -> None:
+        """Every answer names the data that it was made with; nodes of earlier versions say nothing."""
+        known = self.marks.get(client)
+        if content.data and known and content.data != known[: len(content.data)]:
+            raise BadMessage("has other data than when the run began")
+
     def ask_nodes(
         self, action: str, asked: Mapping[int, ClientRequest], round_index: int, reading: Reading[T], names: Mapping[int, str]
     ) -> dict[int, T]:
@@ -119,48 +215,42 @@ class Messenger:
         """
         if not asked:
             return {}
-        called = {node: names.get(node, f"node {node}") for node in asked}
-        tokens = {node: secrets.token_hex(8) for node in asked}
-        pushed = []
-        for node, request in asked.items():
-            records = messages.write_message(round_index, tokens[node], request.values, request.tensors)
-            if node in names:
-                self.sent[names[node]] += messages.count_bytes(records)
-            pushed.append(Message(records, node, action, ttl=self.timeout, group_id=str(round_index)))
-        ids = [*self.grid.push_messages(pushed), *[""] * len(pushed)]  # "", or none, for a message that was not sent
-        sent = dict(zip(asked, ids, strict=False))
-        self.faults |= {called[node]: "could not be sent its message" for node, message_id in sent.items() if not message_id}
-        waiting = {message_id: node for node, message_id in sent.items() if message_id}
+        began = time.monotonic()
+        sent = self.push(action, asked, round_index, names, self.timeout)
+        waiting = dict(sent)
         answers: dict[int, T] = {}
-        for node, reply in self._replies(waiting):
-            try:
-                content = self._open(node, reply, round_index, tokens[node])
-                if node in names:
-                    self.received[names[node]] += messages.count_bytes(reply.content)
-                answers[node] = reading(content)
-            except EquipoiseError as failure:
-                self.faults[called[node]] = shorten(failure)
-            except Exception as failure:  # whatever an answer brings about is its node's fault, and stops nobody else
-                self.faults[called[node]] = f"sent an answer that brings about {type(failure).__name__}"
-        for node in waiting.values():
-            gone = node not in self.connected()
-            self.faults[called[node]] = "lost its connection" if gone else f"did not answer within {self.timeout:g} s"
+        for message, reply in self._replies(waiting):
+            found = self.read(message, reply, reading, names)
+            if found is not None:
+                answers[message.node] = found[0]
+                client = names.get(message.node, "")
+                self.strikes.pop(client, None)
+                self.seconds[client], self.heard[client] = time.monotonic() - began, time.time()
+        for message in waiting.values():
+            gone = message.node not in self.connected()
+            name = called(message.node, names)
+            self.faults[name] = "lost its connection" if gone else f"did not answer within {self.timeout:g} s"
+            if message.node in names and not gone:
+                self.rest(names[message.node])
         return answers
 
-    def _replies(self, waiting: dict[str, int]) -> Iterator[tuple[int, Message]]:
-        """Nodes and their replies as they come, until all are there or the time is over; who did not reply stays waiting."""
+    def pull(self, waiting: dict[str, SentMessage]) -> list[tuple[SentMessage, Message]]:
+        """The replies that are there now, with the requests that they answer, which no longer wait."""
+        replies = self.grid.pull_messages(list(waiting)) if waiting else ()
+        found = [(waiting.pop(reply.metadata.reply_to_message_id, None), reply) for reply in replies]
+        return [(sent, reply) for sent, reply in found if sent is not None]
+
+    def _replies(self, waiting: dict[str, SentMessage]) -> Iterator[tuple[SentMessage, Message]]:
+        """Requests and their replies as they come, until all are there or the time is over; the others stay waiting."""
         end, pause, looked = time.monotonic() + self.timeout, _POLL[0], time.monotonic()
         while waiting:
-            for reply in self.grid.pull_messages(list(waiting)):
-                node = waiting.pop(reply.metadata.reply_to_message_id, None)
-                if node is not None:
-                    yield node, reply
+            yield from self.pull(waiting)
             now = time.monotonic()
             if not waiting or now >= end:
                 return
             if now - looked > _LOOK_AROUND:  # nobody waits for a node that has gone
                 there, looked = self.connected(), now
-                if there.isdisjoint(waiting.values()):
+                if there.isdisjoint(sent.node for sent in waiting.values()):
                     return
             time.sleep(min(pause, max(0.0, end - now)))
             pause = min(1.5 * pause, _POLL[1])

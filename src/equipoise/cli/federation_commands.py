@@ -1,0 +1,275 @@
+"""The commands of those who operate a federation: `equipoise flower authority`, `site`, `superlink`, `check`, `status`, …"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer import Argument, Option
+
+if TYPE_CHECKING:
+    from equipoise.engines.flower.operate.kits import Kit
+
+app = typer.Typer()
+
+Folder = Annotated[Path, Option("--folder", metavar="DIR", help="The folder of the app. Default: this one.")]
+RunArgument = Annotated[Path, Argument(metavar="RUN", help="The folder of a federated run, e.g. runs/federation.")]
+KitOption = Annotated[Path, Option("--kit", metavar="DIR", help="The site's kit: the folder with node.toml.")]
+
+
+def _require_flower() -> None:
+    from equipoise.engines.flower.apps.flower_extra import require_flower
+
+    require_flower()
+
+
+@app.command()
+def authority(
+    host: Annotated[
+        list[str] | None, Option(metavar="NAME", help="Where nodes reach the SuperLink; may be given several times.")
+    ] = None,
+    port: Annotated[int, Option(min=1, max=65535, help="The SuperLink's port.")] = 47090,
+    renew: Annotated[bool, Option("--renew", help="Renew the SuperLink's certificate now.")] = False,
+    folder: Folder = Path(),
+) -> None:
+    """Make the federation's certificates, or renew what ends soon. The authority itself is made once and never replaced."""
+    _require_flower()
+    from equipoise.engines.flower.operate.kits import OperatorFolder
+
+    for line in OperatorFolder(folder).set_up(host or (), port, renew=renew):
+        typer.echo(line)
+
+
+@app.command()
+def site(
+    names: Annotated[list[str], Argument(metavar="NAME…", help="The sites' names, e.g. hospital-a.")],
+    renew: Annotated[bool, Option("--renew", help="Make a new key; the old one is kept beside it.")] = False,
+    retire: Annotated[bool, Option("--retire", help="Take the sites off the list: they take part no longer.")] = False,
+    folder: Folder = Path(),
+) -> None:
+    """Make one kit per site, with all that its node needs, in sites/NAME; other sites are not touched."""
+    _require_flower()
+    from equipoise.engines.flower.operate.kits import OperatorFolder
+
+    place = OperatorFolder(folder)
+    for name in names:
+        if retire:
+            place.retire(name)
+            typer.echo(
+                f"{name} is off the list. Also: flwr supernode list federation, and flwr supernode unregister ID federation"
+            )
+            continue
+        kit = place.make_kit(name, renew=renew)
+        typer.echo(f"{kit}  (let it in: flwr supernode register {kit / 'node.pub'} federation)")
+
+
+@app.command()
+def superlink(
+    host: Annotated[str, Option(help="Where to listen; 0.0.0.0 is everywhere.")] = "127.0.0.1",
+    folder: Folder = Path(),
+) -> None:
+    """Run the SuperLink of this folder: TLS, known nodes alone, and a database that only its owner can read."""
+    _require_flower()
+    from equipoise.engines.flower.operate.kits import OperatorFolder
+
+    place = OperatorFolder(folder)
+    certificates = place.authority
+    for line in certificates.prepare([*place.settings["hosts"], "localhost", "127.0.0.1"]):
+        typer.echo(line)
+    os.umask(0o077)
+    database = folder / "superlink.db"
+    database.touch(mode=0o600)
+    database.chmod(0o600)
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    os.environ.setdefault("FLWR_HOME", str((folder / ".flwr").resolve()))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder.resolve()), os.environ.get("PYTHONPATH")]))
+    command = [
+        str(Path(sys.executable).with_name("flower-superlink")), "--host", host, "--port", str(place.settings["port"]),
+        "--enable-supernode-auth", "--disable-runtime-dependency-installation", "--database", str(database),
+        "--ssl-ca-certfile", str(certificates.certificate), "--ssl-certfile", str(certificates.server),
+        "--ssl-keyfile", str(certificates.server_key),
+    ]  # fmt: skip
+    sys.stdout.flush()
+    os.execv(command[0], command)  # noqa: S606 - its own program, by its path
+
+
+@app.command()
+def run(
+    run_config: Annotated[str, Option("--run-config", metavar="TEXT", help="As for flwr run, e.g. 'rounds=100'.")] = "",
+    folder: Folder = Path(),
+) -> None:
+    """Begin the run, or go on with it, and show its log. The exit code is 0 only if the run has completed."""
+    _require_flower()
+    from equipoise.engines.flower.flower_internals import read_runs
+
+    environment = {"FLWR_HOME": str((folder / ".flwr").resolve()), "FLWR_TELEMETRY_ENABLED": "0", **os.environ}
+    flower = str(Path(sys.executable).with_name("flwr"))
+
+    def listed() -> dict[str, str]:
+        asked = [flower, "list", "federation", "--format", "json"]
+        done = subprocess.run(asked, env=environment, cwd=folder, capture_output=True, text=True, check=False)
+        try:
+            return {str(each["run-id"]): str(each["status"]) for each in read_runs(done.stdout)}
+        except (ValueError, KeyError, TypeError):
+            typer.echo(f"The SuperLink does not say which runs there are: {done.stdout[-500:]}{done.stderr[-500:]}", err=True)
+            raise typer.Exit(2) from None
+
+    before = listed()
+    command = [flower, "run", ".", "federation", "--stream", *(["--run-config", run_config] if run_config else [])]
+    code = subprocess.run(command, env=environment, cwd=folder, check=False).returncode
+    new = {name: state for name, state in listed().items() if name not in before}
+    good = code == 0 and bool(new) and all(state == "finished:completed" for state in new.values())
+    if not good:
+        typer.echo(f"The run has not completed: {', '.join(new.values()) or 'it was not begun'}.", err=True)
+    raise typer.Exit(0 if good else code or 1)
+
+
+@app.command()
+def check(
+    kit: KitOption = Path(),
+    as_json: Annotated[bool, Option("--json", help="Print findings as JSON.")] = False,
+) -> None:
+    """Look at everything that a node needs before it joins, and try one step of training. Sends nothing."""
+    _require_flower()
+    from equipoise.engines.flower.operate.node_check import all_findings, plain, verdict_of
+
+    findings = all_findings(use_kit(kit))
+    code, verdict = verdict_of(findings)
+    if as_json:
+        typer.echo(json.dumps({"ready": code == 0, "findings": plain(findings)}, indent=1))
+    else:
+        for finding in findings:
+            mark = {"good": "ok     ", "warning": "WARNING", "fault": "FAULT  "}[finding.verdict]
+            typer.echo(f"{mark}  {finding.what}: {finding.text}")
+        typer.echo(verdict)
+    raise typer.Exit(code)
+
+
+@app.command()
+def status(
+    folder: RunArgument,
+    as_json: Annotated[bool, Option("--json", help="Print the status as JSON.")] = False,
+    serve: Annotated[int | None, Option("--serve", metavar="PORT", help="Serve it as a page, and /metrics.")] = None,
+    host: Annotated[str, Option(help="Where to serve it.")] = "127.0.0.1",
+) -> None:
+    """Show nodes, rounds, faults and alerts of a run.
+
+    Exit codes: 0 good, 1 failed, 2 the server is gone, 3 stopped, 4 alerts.
+    """
+    _require_flower()
+    from equipoise.engines.flower.operate.run_view import RunView, serve_status
+
+    view = RunView(folder)
+    if serve is not None:
+        server = serve_status(view, host, serve)
+        typer.echo(f"http://{host}:{server.server_port}/ and /metrics")
+        server.serve_forever()
+        return
+    about = view.read()
+    typer.echo(json.dumps(about, indent=1) if as_json else "\n".join(view.lines()))
+    raise typer.Exit(int(about["exit_code"]))
+
+
+def _order(folder: Path, said: str, *, state: str | None = None, rounds: int | None = None) -> None:
+    _require_flower()
+    from equipoise.engines.flower.apps.run_control import give_order
+    from equipoise.engines.flower.operate.run_view import RunView
+
+    RunView(folder).read()  # refuses a folder that is no run
+    give_order(folder, state=state, rounds=rounds)
+    typer.echo(said)
+
+
+@app.command()
+def pause(folder: RunArgument) -> None:
+    """Have a run wait after the round at hand."""
+    _order(folder, "The run waits after the round at hand.", state="pause")
+
+
+@app.command()
+def resume(folder: RunArgument) -> None:
+    """Have a paused run go on. A run whose server has ended goes on with `equipoise flower run`."""
+    _order(folder, "The run goes on.", state="run")
+
+
+@app.command()
+def stop(folder: RunArgument) -> None:
+    """Have a run end after the round at hand; its folder can be gone on with."""
+    _order(folder, "The run ends after the round at hand.", state="stop")
+
+
+@app.command()
+def extend(
+    folder: RunArgument, rounds: Annotated[int, Option("--rounds", min=1, help="How many rounds it has in all.")]
+) -> None:
+    """Give a run more rounds, while it goes on or after its end (then `equipoise flower run` goes on with it)."""
+    _order(folder, f"The run has {rounds} rounds in all.", rounds=rounds)
+
+
+@app.command()
+def backup(
+    folder: Annotated[Path, Argument(metavar="DIR", help="The folder of the app, or of a site's kit.")],
+    archive: Annotated[Path, Argument(metavar="FILE", help="A new archive, e.g. backup.tar.gz.")],
+) -> None:
+    """Write a folder into one archive with checksums. It holds private keys: only its owner can read it."""
+    from equipoise.engines.flower.operate.backups import back_up
+
+    typer.echo(f"{back_up(folder, archive)} files in {archive}.")
+
+
+@app.command()
+def restore(
+    archive: Annotated[Path, Argument(metavar="FILE", help="An archive of `equipoise flower backup`.")],
+    folder: Annotated[Path, Argument(metavar="DIR", help="A new or empty folder.")],
+) -> None:
+    """Unpack a backup into a new folder, after its checksums were compared."""
+    from equipoise.engines.flower.operate.backups import restore as unpack
+
+    typer.echo(f"{unpack(archive, folder)} files in {folder}.")
+
+
+@app.command()
+def fetch(
+    source: Annotated[
+        str, Argument(metavar="SOURCE", help="What `equipoise flower publish` wrote: its folder, or its address.")
+    ],
+    kit: KitOption = Path(),
+    out: Annotated[Path, Option("--out", metavar="DIR", help="A new folder for the model.")] = Path("model"),
+    token: Annotated[str | None, Option(envvar="EQUIPOISE_TOKEN", metavar="TOKEN", help="Of the server.")] = None,
+    ca: Annotated[Path | None, Option("--ca", metavar="FILE", help="TLS: the server's authority. Default: the kit's.")] = None,
+) -> None:
+    """Get the finished model or family, compare its checksums, try it on this node's data, and keep what serves them best."""
+    _require_flower()
+    from equipoise.engines.flower.operate.fetching import fetch as fetch_model
+
+    for line in fetch_model(source, use_kit(kit), out, token=token, authority=ca):
+        typer.echo(line)
+
+
+@app.command()
+def publish(
+    runs: Annotated[list[Path], Argument(metavar="RUN…", help="Finished runs, e.g. of several tails.")],
+    out: Annotated[Path, Option("--out", metavar="DIR", help="Where the models go.")] = Path("published"),
+) -> None:
+    """Write the models of finished runs with their checksums into a folder that nodes fetch them from."""
+    _require_flower()
+    from equipoise.engines.flower.operate.fetching import publish as write_models
+
+    typer.echo(
+        f"{', '.join(write_models(runs, out))}: in {out}. Copy the folder to the sites, or serve it with any web server."
+    )
+
+
+def use_kit(path: Path) -> Kit:
+    """A site's kit; this process finds its app and its state."""
+    from equipoise.engines.flower.operate.kits import Kit
+
+    kit = Kit.read(path)
+    sys.path.insert(0, str((kit.path / "app").resolve()))
+    os.environ.setdefault("EQUIPOISE_CONFIG", str((kit.path / "state").resolve()))
+    return kit

@@ -1,0 +1,183 @@
+"""What an operator sees of a federated run: status.json and events.jsonl in its folder, written while it goes on.
+
+Both outlive the server: a run that is resumed goes on with them. They say who took part and when, which under differential
+privacy is for the operator alone: only the owner of the folder can read them. Losses and errors of single clients are in them
+only where nothing protects them.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from equipoise.core.files import GrowingFile, write_atomically
+from equipoise.engines.flower.apps.members import Member
+from equipoise.engines.flower.transport.messenger import Messenger
+from equipoise.observers import Evaluation
+from equipoise.types import Observer, RoundReport
+
+STATUS, EVENTS = "status.json", "events.jsonl"
+KEEPS_FAILING = 3  # rounds in a row after which a node is an alert
+DRIFT = (4.0, 0.05)  # an error is an alert if it is so many deviations, and so much, above the median of all clients
+log = logging.getLogger("flwr")  # Flower shows it to whoever watches the run
+
+
+def moment(seconds: float | None = None) -> str:
+    """A moment as text in UTC, e.g. 2026-03-01T12:00:00Z."""
+    return datetime.fromtimestamp(time.time() if seconds is None else seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+class RunStatus(Observer):
+    """Writes status and events of a run. Without a folder it writes nothing, and logs all the same."""
+
+    def __init__(self, folder: Path | None, run: str, rounds: int, *, open_scores: bool) -> None:
+        self.folder, self.run, self.open_scores = folder, run, open_scores
+        self.messenger: Messenger | None = None
+        self._events = GrowingFile(folder / EVENTS, durable=False) if folder is not None else None
+        self.about: dict[str, Any] = {"run": run, "state": "waiting", "round": 0, "rounds": rounds, "alerts": [], "clients": {}}
+        if folder is not None and (folder / STATUS).exists():
+            try:
+                before = json.loads((folder / STATUS).read_text(encoding="utf-8"))
+                kept = {key: before[key] for key in ("round", "alerts", "clients")}
+                self.about |= kept
+            except (OSError, ValueError, KeyError, TypeError):
+                self.event("warning", text=f"{STATUS} could not be read, and begins anew.")
+        self.about |= {"pid": os.getpid(), "began": moment()}
+        self.write()
+
+    # ------------------------------------------------------------------------------------------------------------- writing
+
+    def event(self, event: str, **more: Any) -> None:
+        """One line of the log of events, with the time, the run and the round."""
+        if self._events is not None:
+            line = {"time": moment(), "run": self.run, "round": self.about["round"], "event": event, **more}
+            self._events.add(json.dumps(line, allow_nan=False).encode() + b"\n")
+
+    def write(self) -> None:
+        """Bring the status to the disk; only the owner may read it."""
+        if self.folder is not None:
+            self.about["updated"] = moment()
+            write_atomically(self.folder / STATUS, (json.dumps(self.about, indent=1) + "\n").encode()).chmod(0o600)
+
+    def say(self, state: str, text: str = "") -> None:
+        """The state of the run has changed."""
+        self.about |= {"state": state, "text": text}
+        self.event(state, **({"text": text} if text else {}))
+        self.write()
+
+    def alert(self, client: str, text: str) -> None:
+        """Something that the operator should look at; each is told once until it is over."""
+        if not any(known["client"] == client and known["text"] == text for known in self.about["alerts"]):
+            self.about["alerts"].append({"time": moment(), "client": client, "text": text})
+            self.event("alert", client=client, text=text)
+            log.warning("Alert: %s %s.", client, text)
+
+    def clear(self, client: str, start: str) -> None:
+        """An alert is over."""
+        kept = [each for each in self.about["alerts"] if each["client"] != client or not each["text"].startswith(start)]
+        self.about["alerts"] = kept
+
+    # ------------------------------------------------------------------------------------------------------------ what happens
+
+    def settle(self, members: Mapping[str, Member], messenger: Messenger) -> None:
+        """The clients of the run are known."""
+        self.messenger = messenger
+        for client, member in members.items():
+            entry = self._entry(client)
+            entry["versions"] = dict(member.versions)
+        self.say("running", f"{len(members)} clients")
+
+    def _entry(self, client: str) -> dict[str, Any]:
+        fresh = {
+            "rounds": 0,
+            "failed": 0,
+            "in_a_row": 0,
+            "fault": "",
+            "seconds": None,
+            "sent": 0,
+            "received": 0,
+            "versions": {},
+        }
+        entry: dict[str, Any] = self.about["clients"].setdefault(client, fresh)
+        return entry
+
+    def on_round(self, report: RoundReport) -> None:
+        """Count who took part; tell who did not, and why."""
+        self.about["round"] = report.round + 1
+        messenger, missing = self.messenger, {**report.missing, **dict.fromkeys(report.rejected, "sent an update of no use")}
+        for client in self.about["clients"]:
+            entry = self._entry(client)
+            asked = client in report.bytes_by_client or client in missing
+            if client in missing:
+                entry["failed"], entry["in_a_row"], entry["fault"] = entry["failed"] + 1, entry["in_a_row"] + 1, missing[client]
+            elif asked:
+                entry["rounds"], entry["in_a_row"], entry["fault"] = entry["rounds"] + 1, 0, ""
+                self.clear(client, "has failed")
+            sent, received = report.bytes_by_client.get(client, (0, 0))
+            entry["sent"], entry["received"] = entry["sent"] + sent, entry["received"] + received
+            if messenger is not None:
+                took, heard = messenger.seconds.get(client), messenger.heard.get(client)
+                entry["seconds"] = None if took is None else round(took, 3)
+                entry["seen"] = None if heard is None else moment(heard)
+                entry["state"] = "resting" if client in messenger.resting else "failed" if client in missing else "good"
+            if entry["in_a_row"] >= KEEPS_FAILING:
+                self.clear(client, "has failed")
+                self.alert(client, f"has failed in {entry['in_a_row']} rounds in a row: it {entry['fault']}")
+        numbers = {"seconds": report.seconds, "trained": report.trained, "cohort": report.cohort}
+        if self.open_scores and report.loss == report.loss and abs(report.loss) != float("inf"):
+            numbers["loss"] = report.loss
+        tries = {"failed_tries": list(report.failed_tries)} if report.failed_tries else {}
+        self.event("round", **numbers, missing=missing, sent=report.bytes_sent, received=report.bytes_received, **tries)
+        self.write()
+
+    def on_evaluation(self, evaluation: Evaluation) -> None:
+        """Where single errors may be known, a site whose error is far above the others' is an alert."""
+        if not self.open_scores:
+            return
+        table = evaluation.clients
+        split = "test" if "test" in table.split else "train"
+        errors = {
+            client: float(error)
+            for client, where, error in zip(table.client, table.split, table.error.tolist(), strict=True)
+            if where == split and error == error
+        }
+        for client, error in errors.items():
+            self._entry(client)["error"] = round(error, 6)
+        for client, text in drifted(errors):
+            self.clear(client, "has a")
+            self.alert(client, text)
+        self.write()
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Tell how the run ended, whatever happens."""
+        try:
+            yield
+        except BaseException as failure:
+            stopped = type(failure).__name__ in ("StoppedByOperator", "KeyboardInterrupt", "SystemExit")
+            self.say("stopped" if stopped else "failed", str(failure) or type(failure).__name__)
+            raise
+        self.say("finished")
+
+
+def drifted(errors: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+    """The clients whose error is far above the median of all, by the median absolute deviation; with four clients or more.
+
+    >>> list(drifted({"a": 0.10, "b": 0.11, "c": 0.09, "d": 0.12, "e": 0.60}))
+    [('e', 'has a test error of 0.6, and the median of the clients is 0.11')]
+    """
+    if len(errors) < 4:
+        return
+    ordered = sorted(errors.values())
+    median = ordered[len(ordered) // 2]
+    spread = 1.4826 * sorted(abs(error - median) for error in ordered)[len(ordered) // 2]
+    for client, error in errors.items():
+        if error - median > max(DRIFT[0] * spread, DRIFT[1]):
+            yield client, f"has a test error of {error:.3g}, and the median of the clients is {median:.3g}"

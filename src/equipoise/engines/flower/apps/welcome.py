@@ -1,0 +1,121 @@
+"""Who takes part in a run: nodes are asked who they are, and let in under their names, before the run and while it goes on."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from equipoise.engines.flower.apps.introductions import Introductions
+from equipoise.engines.flower.apps.members import Member, natural_order
+from equipoise.engines.flower.apps.node_keys import KnownNodes
+from equipoise.engines.flower.transport.messages import BadMessage
+from equipoise.engines.flower.transport.messenger import Messenger, TooFewClients
+from equipoise.errors import EquipoiseError
+
+log = logging.getLogger("flwr")  # Flower shows it to whoever watches the run
+HELLO = 3.0  # seconds that one look for nodes waits for their answers
+
+
+class MoreClients(EquipoiseError):
+    """Clients have come that were not there when the run began; `members` are theirs."""
+
+    def __init__(self, members: Mapping[str, Member]) -> None:
+        super().__init__(", ".join(members))
+        self.members = dict(members)
+
+
+@dataclass(eq=False)
+class Welcome:
+    """Lets nodes in. `members` are the clients of the run, those of its roster once it has begun."""
+
+    messenger: Messenger
+    introductions: Introductions
+    names: KnownNodes
+    members: dict[str, Member] = field(default_factory=dict)
+    begun: bool = False  # whether the clients of the run are settled
+    admits: bool = False  # whether clients may still join between rounds
+    late: dict[str, Member] = field(default_factory=dict)  # clients that wait for the next round
+    said: set[str] = field(default_factory=set)  # whom the log has named as late
+
+    @property
+    def there(self) -> list[str]:
+        """The clients whose nodes have introduced themselves."""
+        return [client for client in self.members if client in self.messenger.nodes]
+
+    def look(self, wait: float) -> None:
+        """Ask nodes that are not known, or were silent, who they are, and let them in."""
+        messenger = self.messenger
+        there, known = messenger.connected(), set(messenger.nodes.values())
+        now = time.monotonic()
+        silent = [messenger.nodes[c] for c, rest in messenger.resting.items() if c in messenger.nodes and now >= rest.until]
+        self.introductions.ask([*(node for node in there if node not in known), *(node for node in silent if node in there)])
+        for node, member in self.introductions.collect(min(wait, messenger.timeout)).items():
+            try:
+                self.let_in(node, member)
+            except BadMessage as failure:
+                self.introductions.refuse(node, str(failure))
+
+    def meet(self, wait: float) -> None:
+        """Look for nodes between rounds; raises MoreClients where new ones may join."""
+        self.look(wait)
+        if self.late and self.admits:
+            raise MoreClients(self.late)
+
+    def let_in(self, node: int, member: Member) -> None:
+        """Note which node a client is at. A node with another one's name, or other data than before, is refused."""
+        client, nodes = member.client, self.messenger.nodes
+        self.names.check(member)
+        before = self.members.get(client)
+        if before is None and self.begun:
+            self._note_late(node, member)
+            return
+        if before is not None:
+            before.refuse_change(member)
+            other = nodes.get(client)
+            if not self.begun and other not in (None, node) and other in self.messenger.connected():
+                raise BadMessage(f"has the client name {client!r}, which node {other} has already: give each its own client-id")
+        nodes[client], self.messenger.marks[client] = node, member.fingerprint
+        self.messenger.heard[client] = time.time()
+        self.messenger.wake(client)
+        self.members[client] = member if before is None or not self.begun else before
+        self.names.pin({client: member})
+
+    def _note_late(self, node: int, member: Member) -> None:
+        """A client that was not there when the run began."""
+        if member.client not in self.said:
+            self.said.add(member.client)
+            when = "joins before the next round" if self.admits else "takes part from the next run on"
+            log.warning("Client %s at node %d was not there when the run began, and %s.", member.client, node, when)
+        if self.admits:
+            self.late[member.client] = member
+            self.messenger.nodes[member.client] = node
+            self.messenger.marks[member.client] = member.fingerprint
+        self.introductions.refuse(node, "was not there when the run began")
+
+    def settle(self, members: Mapping[str, Member]) -> None:
+        """These are the clients of the run from now on."""
+        self.members, self.begun = dict(members), True
+        self.late.clear()
+
+
+def gather(welcome: Welcome, wanted: int, *, patience: float, enough: int, soon: float | None = None) -> None:
+    """Wait until so many clients are there. After `patience` seconds `enough` of them do, and after `soon` already."""
+    log.info("Waiting for %d nodes.", wanted)
+    began, pause = time.monotonic(), 0.05
+    while len(welcome.there) < wanted:
+        welcome.look(HELLO)
+        waited = time.monotonic() - began
+        if len(welcome.there) >= wanted or waited >= patience:
+            break
+        if soon is not None and waited >= soon and len(welcome.there) >= enough:
+            break
+        time.sleep(min(pause, max(0.0, patience - waited)))
+        pause = min(1.5 * pause, 3.0)
+    there = welcome.there
+    if len(there) < min(enough, wanted):
+        strangers = list(welcome.introductions.reasons.items())[:5]
+        shown = "".join(f" Node {node} {why}." for node, why in strangers)
+        raise TooFewClients(f"{len(there)} nodes came within {patience:g} s, and {enough} are needed.{shown}")
+    log.info("%d clients: %s.", len(there), ", ".join(sorted(there, key=natural_order)))

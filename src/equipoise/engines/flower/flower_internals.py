@@ -1,0 +1,175 @@
+"""All that this package uses of Flower's private modules, for flwr 1.41. A new Flower is a change of this file alone.
+
+`tests/engines/test_flower_contract.py` checks each name, signature and behaviour that is relied on here. What is public
+(flwr.app, flwr.clientapp, flwr.serverapp) is imported where it is used.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from flwr.app import Context, Error, Message
+from flwr.common.config import parse_config_args
+from flwr.common.constant import ErrorCode
+
+PRELOADED = ("flwr.supernode.cli.flower_supernode", "flwr.supernode.runtime.run_clientapp")
+OF_THE_APP = (
+    ErrorCode.UNKNOWN,
+    ErrorCode.LOAD_CLIENT_APP_EXCEPTION,
+    ErrorCode.CLIENT_APP_RAISED_EXCEPTION,
+    ErrorCode.CLIENT_APP_CRASHED,
+)
+TOO_LATE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)  # the SuperLink has dropped what had expired
+DEADLINE = "DeadlinePassed"  # what an app answers that took too long
+TRY_AGAIN = 75  # exit code of a SuperNode that could not connect, or has lost its connection: EX_TEMPFAIL
+LATEST_MARGIN = 2.0  # seconds before a message's end at which its app gives up, so that the answer still arrives
+
+
+def read_node_config(text: str | None) -> dict[str, Any]:
+    """The node's configuration as Flower reads it from its command line."""
+    return dict(parse_config_args([text] if text else None))
+
+
+def seconds_left(message: Message) -> float:
+    """Seconds until nobody waits for the answer to a message any more."""
+    return float(message.metadata.created_at + message.metadata.ttl - time.time())
+
+
+# ------------------------------------------------------------------------------------------------------------- three processes
+
+
+def run_supernode(arguments: Sequence[str], parent: int, pauses: Any, tell_node: Callable[[int], None]) -> None:
+    """Flower's SuperNode in this process, which looks for messages after `pauses`.
+
+    `tell_node` is told Flower's id of the node whenever it has connected. The exit code is TRY_AGAIN where the SuperLink could
+    not be reached, has refused the node, or is lost, and another one where the arguments are wrong.
+    """
+    from flwr.supercore.app_utils import start_parent_process_monitor
+    from flwr.supernode import fleet_http_connection, start_client_internal
+    from flwr.supernode.cli.flower_supernode import flower_supernode
+    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+
+    # Flower puts these back when the first signal has come: a second one must not cut its farewell to the SuperLink short.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    connected = threading.Event()
+    note_id, leave = InMemoryNodeState.set_node_id, vars(fleet_http_connection)["flwr_exit"]
+
+    def set_node_id(state: InMemoryNodeState, node_id: int | None) -> None:
+        note_id(state, node_id)
+        connected.set()
+        tell_node(int(node_id or 0))
+
+    def leave_for_another_try(code: int, message: str | None = None, **_: Any) -> None:
+        print(f"Exit code {code}: {message}", file=sys.stderr, flush=True)
+        os._exit(TRY_AGAIN)
+
+    def end_with_a_failed_thread(failure: threading.ExceptHookArgs) -> None:
+        threading.__excepthook__(failure)  # a heartbeat that the SuperLink does not recognise, say
+        os._exit(TRY_AGAIN)
+
+    InMemoryNodeState.set_node_id = set_node_id  # type: ignore[method-assign, assignment]
+    vars(fleet_http_connection)["flwr_exit"] = leave_for_another_try
+    threading.excepthook = end_with_a_failed_thread
+    vars(start_client_internal)["time"] = pauses
+    start_parent_process_monitor(parent)
+    sys.argv = ["flower-supernode", *arguments]
+    try:
+        flower_supernode()
+    except SystemExit as end:
+        if connected.is_set():
+            raise SystemExit(TRY_AGAIN) from end
+        raise
+    finally:
+        vars(fleet_http_connection)["flwr_exit"] = leave
+    raise SystemExit(TRY_AGAIN)
+
+
+def run_superexec(arguments: Sequence[str], parent: int, pauses: Any, launch: Callable[[dict[str, Any]], None]) -> None:
+    """Flower's SuperExec in this process; `launch` is called with what an app needs, instead of starting a process."""
+    from flwr.supercore.cli.flower_superexec import flower_superexec
+    from flwr.supercore.constant import TaskType
+    from flwr.supercore.superexec import run_superexec as superexec_loop
+    from flwr.supercore.superexec.executor import ExecutionSpec, LaunchResult
+    from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
+
+    class Launches(SubprocessExecutor):
+        def launch(self, spec: ExecutionSpec) -> LaunchResult:
+            if spec.task_type != TaskType.CLIENT_APP:
+                return LaunchResult.failed(f"This node runs ClientApps, not {spec.task_type}.")
+            launch(asdict(spec))
+            pauses.worked()
+            return LaunchResult.accepted()
+
+    vars(superexec_loop).update(get_executor=lambda *_, **__: Launches(), time=pauses)
+    sys.argv = ["flower-superexec", "--parent-pid", str(parent), *arguments]
+    flower_superexec()
+
+
+def run_client_app(
+    spec: dict[str, Any],
+    parent: int,
+    replace_loading: Callable[[dict[str, Any]], None],
+    begun: Callable[[float], None],
+    answered: Callable[[], None],
+) -> None:
+    """What the command `flwr-clientapp` does, in this process, and no longer than the server waits for the answer.
+
+    `replace_loading` may change names of Flower's module. `begun` is told the seconds that are left when the message has come;
+    `answered` is called when the answer has been handed over. An app that takes too long answers with an error and ends.
+    """
+    from flwr.supernode.runtime import run_clientapp
+
+    names = vars(run_clientapp)
+    replace_loading(names)
+    pull, push = names["pull_task_input"], names["push_message"]
+    over = threading.Lock()  # held by whoever answers: the app, or the watch
+
+    def pull_and_watch(client: Any) -> tuple[Any, ...]:
+        pulled: tuple[Any, ...] = pull(client)
+        message, context = pulled[:2]
+        left = seconds_left(message)
+        begun(left)
+        threading.Thread(target=end_in_time, args=(client, message, context, left), daemon=True).start()
+        return pulled
+
+    def end_in_time(client: Any, message: Message, context: Context, left: float) -> None:
+        time.sleep(max(0.0, left - min(LATEST_MARGIN, 0.1 * left)))
+        if not over.acquire(blocking=False):
+            return  # the answer is on its way
+        action, moment = message.metadata.message_type, time.strftime("%H:%M:%S")
+        print(f"{moment} {action} of round {message.metadata.group_id} took too long, and was ended.", file=sys.stderr)
+        try:
+            error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, DEADLINE)
+            push(client, Message(error, reply_to=message), context)
+        finally:
+            sys.stderr.flush()
+            os._exit(124)
+
+    def push_first(client: Any, message: Message, context: Context) -> None:
+        if not over.acquire(blocking=False):
+            time.sleep(60.0)  # the watch ends this process
+        push(client, message, context)
+        answered()
+
+    names["pull_task_input"], names["push_message"] = pull_and_watch, push_first
+    passed_on = {name: spec[name] for name in ("runtime_api_address", "token", "insecure", "runtime_dependency_install")}
+    run_clientapp.run_clientapp(parent_pid=parent, **passed_on)
+
+
+# ---------------------------------------------------------------------------------------------------------- what the CLI tells
+
+
+def read_runs(text: str) -> list[dict[str, Any]]:
+    """The runs in what `flwr list --format json` prints."""
+    import json
+
+    found = json.loads(text[text.index("{") :])
+    return list(found["runs"])

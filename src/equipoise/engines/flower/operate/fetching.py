@@ -1,0 +1,159 @@
+"""After a run: the operator publishes finished models, and each node gets them, tries them on its own data and keeps the best.
+
+A published folder holds one model file per run and manifest.json with their SHA-256. It may be copied, or be served by any web
+server. A node asks by GET without a body: nobody learns what it found, nor which model it keeps.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Context, RecordDict
+from safetensors.torch import load as load_tensors
+
+from equipoise.core.files import make_folder, write_atomically
+from equipoise.engines.flower.apps.model_source import make_model
+from equipoise.engines.flower.apps.node_app import NodeApp
+from equipoise.engines.flower.apps.owned_app import load_installed
+from equipoise.engines.flower.operate.kits import Kit
+from equipoise.errors import ConfigError, EquipoiseError
+from equipoise.experiment.run_files import RunFolder, file_checksum, refuse_damaged_files
+
+MANIFEST = "manifest.json"
+LARGEST_MANIFEST, LARGEST_MODEL = 2**20, 4 * 2**30
+SECONDS = 60.0  # for an answer of the web server
+
+
+def publish(runs: Sequence[Path], out: Path) -> list[str]:
+    """Write the models of finished runs into a folder, with their checksums; the names of the models."""
+    entries: list[dict[str, Any]] = []
+    make_folder(out)
+    for path in runs:
+        folder = RunFolder(path)
+        if not folder.finished:
+            raise ConfigError(f"{path} holds no finished run.")
+        refuse_damaged_files(folder, folder.last_event().get("sha256", {}))
+        name = path.resolve().name
+        if any(entry["name"] == name for entry in entries):
+            raise ConfigError(f"Two runs are called {name!r}. Give one of the folders another name.")
+        file = write_atomically(out / f"{name}.safetensors", folder.model.read_bytes())
+        entries.append({"name": name, "file": file.name, "bytes": file.stat().st_size, "sha256": file_checksum(file)})
+    write_atomically(out / MANIFEST, (json.dumps({"models": entries}, indent=1) + "\n").encode())
+    return [str(entry["name"]) for entry in entries]
+
+
+def reader(source: str, *, token: str | None = None, authority: Path | None = None) -> Callable[[str, int], bytes]:
+    """What reads a file of a published folder: from a folder of this machine, or from a web server."""
+    if not re.match(r"https?://", source):
+        folder = Path(source)
+
+        def read_local(name: str, largest: int) -> bytes:
+            try:
+                content = (folder / name).read_bytes()
+            except OSError as failure:
+                raise ConfigError(f"{folder / name} cannot be read: {failure.strerror}.") from failure
+            return refuse_larger(content, name, largest)
+
+        return read_local
+    import ssl
+
+    context = ssl.create_default_context(cafile=str(authority)) if source.startswith("https:") else None
+
+    def read_web(name: str, largest: int) -> bytes:
+        url = f"{source.rstrip('/')}/{name}"
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        try:
+            asked = urllib.request.Request(url, headers=headers)  # noqa: S310
+            with urllib.request.urlopen(asked, timeout=SECONDS, context=context) as answer:  # noqa: S310
+                return refuse_larger(answer.read(largest + 1), name, largest)
+        except (urllib.error.URLError, OSError, ValueError) as failure:
+            raise ConfigError(f"{url} cannot be got: {failure}.") from failure
+
+    return read_web
+
+
+def refuse_larger(content: bytes, name: str, largest: int) -> bytes:
+    """Refuse a file that is larger than it should be."""
+    if len(content) > largest:
+        raise ConfigError(f"{name} is larger than {largest} bytes.")
+    return content
+
+
+def read_entries(content: bytes) -> list[dict[str, Any]]:
+    """The models that a manifest names, checked."""
+    try:
+        entries = json.loads(content)["models"]
+        for entry in entries:
+            plain = re.fullmatch(r"[^/\\]{1,200}\.safetensors", entry["file"]) and entry["file"] == Path(entry["file"]).name
+            if not plain or not re.fullmatch("[0-9a-f]{64}", entry["sha256"]) or not 0 < entry["bytes"] <= LARGEST_MODEL:
+                raise ValueError(f"it describes {str(entry)[:200]}")
+        if not entries:
+            raise ValueError("it names no model")
+    except (ValueError, KeyError, TypeError) as failure:
+        raise ConfigError(f"{MANIFEST} is no list of published models: {failure}.") from failure
+    return list(entries)
+
+
+def fetch(source: str, kit: Kit, out: Path, *, token: str | None = None, authority: Path | None = None) -> list[str]:
+    """Get the models, try each on this node's data, and keep the best in a new folder; what was found, line by line.
+
+    Validation examples decide where there are any, else the examples to train on: those to test on are left for a fair figure.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out} is not empty, and nothing is overwritten. Name a new folder: --out DIR.")
+    read = reader(source, token=token, authority=authority or kit.authority)
+    files = {}
+    for entry in read_entries(read(MANIFEST, LARGEST_MANIFEST)):
+        content = read(entry["file"], int(entry["bytes"]))
+        if hashlib.sha256(content).hexdigest() != entry["sha256"]:
+            raise ConfigError(f"{entry['file']} arrived damaged: its SHA-256 is not that of the manifest. Try again.")
+        files[str(entry["name"])] = content
+    app = load_installed(kit.app)
+    if not isinstance(app, NodeApp):
+        raise ConfigError(f"{kit.app} is no app of Equipoise: the models cannot be tried on its data.")
+    scores = {name: score(app, kit, content, name) for name, content in files.items()}
+    judged = next(split for split in ("validation", "train", "test") if split in next(iter(scores.values())))
+    best = min(scores, key=lambda name: scores[name][judged][0])
+    make_folder(out)
+    write_atomically(out / "model.safetensors", files[best])
+    choice = {"model": best, "judged_by": judged, "sha256": hashlib.sha256(files[best]).hexdigest(), "source": source}
+    write_atomically(out / "choice.json", (json.dumps({**choice, "scores": scores}, indent=1) + "\n").encode())
+    lines = [
+        f"{name}: " + ", ".join(f"{split} loss {loss:.4f}, error {error:.4f}" for split, (loss, error) in found.items())
+        for name, found in scores.items()
+    ]
+    return [*lines, f"{best} serves this node's data best (by its {judged} loss), and is in {out}. Nothing was sent."]
+
+
+def score(app: NodeApp, kit: Kit, content: bytes, name: str) -> dict[str, tuple[float, float]]:
+    """Mean loss and error of a model on each split of this node's data."""
+    context = Context(0, 0, dict(kit.node_config), RecordDict(), {})
+    node = app.setup.data(context)
+    started = app.setup.start(context, 0, node.data.classes)
+    module = copy.deepcopy(make_model(app.setup.model, 0))
+    try:
+        module.load_state_dict(load_tensors(content))
+    except (RuntimeError, ValueError, KeyError) as failure:
+        raise ConfigError(f"{name} is not the model of this app: {str(failure).splitlines()[0]}") from failure
+    task, alone = started.task, torch.zeros(1, dtype=torch.int64)
+    params = (
+        torch.cat([task.layout.read(module), task.carried.read(module, task.layout.dtype)])
+        if task.carried.names
+        else task.layout.read(module)
+    )
+    found = {}
+    for split in node.sizes:
+        loss, error = started.engine.evaluate_own(params.unsqueeze(0), started.data.splits[split], alone)
+        if not bool(torch.isfinite(loss).all()):
+            raise EquipoiseError(f"{name} has a loss on this node's data that is not finite.")
+        found[split] = (float(loss[0]), float(error[0]))
+    return found

@@ -1,0 +1,202 @@
+"""Provisioning: the operator's folder of a federation, and one kit per site with all that its node needs.
+
+The operator's folder is that of the app (`equipoise flower init`). `set_up` makes certificates, Flower's settings and the files
+of the server; `make_kit` makes the kit of a site, renews its key, or retires it. Nothing that exists is replaced unasked.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from equipoise.core.files import write_atomically
+from equipoise.engines.flower.apps.node_keys import read_node_list
+from equipoise.engines.flower.operate.authority import Authority, new_node_key, write_file
+from equipoise.errors import ConfigError, require
+
+DEPLOY = Path(__file__).parents[1] / "deploy"
+NODE_LIST, SETTINGS, KIT = "nodes.toml", "superlink.toml", "node.toml"
+LOCAL = ("localhost", "127.0.0.1")
+PORT = 47090
+
+
+@dataclass(frozen=True)
+class OperatorFolder:
+    """The folder of an app whose federation somebody operates."""
+
+    path: Path
+
+    @property
+    def authority(self) -> Authority:
+        """Its certificates."""
+        return Authority(self.path / "certificates")
+
+    @property
+    def package(self) -> str:
+        """The app's Python package."""
+        file = self.path / "pyproject.toml"
+        try:
+            project = tomllib.loads(file.read_text(encoding="utf-8"))
+            reference = str(project["tool"]["flwr"]["app"]["components"]["clientapp"])
+        except (OSError, KeyError, tomllib.TOMLDecodeError) as failure:
+            raise ConfigError(
+                f"{self.path} is not the folder of an app: {file} says no clientapp. Write one: equipoise flower init DIR"
+            ) from failure
+        return reference.partition(".")[0]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Where the SuperLink is: "host", the first of its names, and "port"."""
+        try:
+            return tomllib.loads((self.path / SETTINGS).read_text(encoding="utf-8"))
+        except OSError as failure:
+            cure = "Say where the SuperLink is first: equipoise flower authority --host NAME"
+            raise ConfigError(f"{self.path / SETTINGS} is missing. {cure}") from failure
+
+    @property
+    def address(self) -> str:
+        """Where nodes reach the SuperLink."""
+        return f"{self.settings['host']}:{self.settings['port']}"
+
+    def set_up(self, hosts: Sequence[str], port: int, *, renew: bool = False) -> list[str]:
+        """Make or renew the certificates, Flower's settings and the files of the server; says what was done."""
+        package = self.package
+        if not hosts and (self.path / SETTINGS).exists():
+            hosts, port = self.settings["hosts"], self.settings["port"]
+        hosts = list(hosts) or ["127.0.0.1"]
+        for host in hosts:
+            good = re.fullmatch(r"[A-Za-z0-9.:-]+", host) is not None
+            require(good, "--host", "must be the name or address of the SuperLink's machine", host, "E.g. fed.example.org.")
+        done = self.authority.prepare([*hosts, *LOCAL], renew=renew)
+        settings = f'host = "{hosts[0]}"\nport = {port}\nhosts = {json.dumps(hosts)}\n'
+        write_atomically(self.path / SETTINGS, settings.encode())
+        flower = f'[superlink]\ndefault = "federation"\n\n[superlink.federation]\naddress = "127.0.0.1:{port}"\n'
+        flower += f"root-certificates = {json.dumps(str(self.authority.certificate.resolve()))}\n"
+        write_file(self.path / ".flwr" / "config.toml", flower.encode(), secret=False)
+        if not (self.path / NODE_LIST).exists():
+            write_file(
+                self.path / NODE_LIST,
+                b"# The public key of each node: no other node takes part under its name.\n",
+                secret=False,
+            )
+        values = {"package": package, "host": hosts[0], "port": str(port), "folder": str(self.path.resolve())}
+        done += [f"wrote {path}" for path in render(DEPLOY / "server", self.path / "deploy", values)]
+        return done
+
+    def make_kit(self, name: str, *, renew: bool = False) -> Path:
+        """The kit of a site. One that is there keeps its key, unless it is renewed; the old key is kept beside."""
+        require(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name) is not None, "NAME", "must be a short plain name", name)
+        kit, address = self.path / "sites" / name, self.address
+        known = read_node_list(self.path / NODE_LIST)
+        private, public = kit / "node.key", kit / "node.pub"
+        if renew and private.exists():
+            stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
+            for file in (private, public):
+                file.rename(file.with_name(f"{file.name}.until-{stamp}"))
+        if not private.exists():
+            if name in known and not renew:
+                raise ConfigError(
+                    f"{name} has a key in {self.path / NODE_LIST}, but {private} is not here. Restore the kit, or make a new "
+                    f"key: equipoise flower site {name} --renew"
+                )
+            new_node_key(private, public)
+        self.list_key(name, public.read_text(encoding="utf-8"))
+        write_file(kit / "ca.crt", self.authority.certificate.read_bytes(), secret=False)
+        values = {"package": self.package, "name": name, "address": address}
+        render(DEPLOY / "site", kit, values, keep=(KIT, "policy.toml"))
+        if not (kit / "policy.toml").exists():
+            shutil.copy(self.path / "policy.toml", kit / "policy.toml")
+        app = kit / "app" / self.package
+        if app.exists():
+            shutil.rmtree(app)
+        shutil.copytree(self.path / self.package, app, ignore=shutil.ignore_patterns("__pycache__"))
+        return kit
+
+    def list_key(self, name: str, public: str) -> None:
+        """Write a node's public key into the operator's list: no other node takes part under its name."""
+        known = read_node_list(self.path / NODE_LIST) | {name: " ".join(public.split()[:2])}
+        self._write_list(known)
+
+    def retire(self, name: str) -> None:
+        """Take a node off the list: it no longer takes part, whatever the SuperLink still knows."""
+        known = read_node_list(self.path / NODE_LIST)
+        if name not in known:
+            raise ConfigError(f"{name} is not in {self.path / NODE_LIST}, which has: {', '.join(known) or 'nobody'}.")
+        del known[name]
+        self._write_list(known)
+
+    def _write_list(self, known: Mapping[str, str]) -> None:
+        text = "# The public key of each node: no other node takes part under its name.\n"
+        text += "".join(f"{json.dumps(name)} = {json.dumps(key)}\n" for name, key in sorted(known.items()))
+        write_file(self.path / NODE_LIST, text.encode(), secret=False)
+
+
+def render(source: Path, target: Path, values: Mapping[str, str], keep: Sequence[str] = ()) -> list[Path]:
+    """Write the files of a folder of the package, with {{names}} filled in; those in `keep` only where they are missing."""
+    written = []
+    for file in sorted(source.glob("*.txt")):
+        path = target / file.name.removesuffix(".txt")
+        if path.name in keep and path.exists():
+            continue
+        text = re.sub(r"\{\{(\w+)\}\}", lambda match: values[match[1]], file.read_text(encoding="utf-8"))
+        written.append(write_file(path, text.encode(), secret=False))
+    return written
+
+
+# ----------------------------------------------------------------------------------------------------------- a kit on its site
+
+
+@dataclass(frozen=True)
+class Kit:
+    """A site's kit, as its node is started from it: node.toml and the files that it names."""
+
+    path: Path
+    superlink: str
+    client: str
+    app: str
+    key: Path
+    authority: Path
+    policy: Path | None
+    preload: tuple[str, ...]
+    node_config: dict[str, Any]
+
+    @classmethod
+    def read(cls, path: Path) -> Kit:
+        """The kit in a folder; what is missing in it is named."""
+        file = path / KIT
+        try:
+            given = tomllib.loads(file.read_text(encoding="utf-8"))
+        except OSError as failure:
+            raise ConfigError(f"{path} is no kit: {file} cannot be read: {failure.strerror}.") from failure
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as failure:
+            raise ConfigError(f"{file} is no TOML: {failure}.") from failure
+        texts = ("superlink", "client-id", "app", "key", "authority")
+        if missing := [name for name in texts if not isinstance(given.get(name), str) or not given[name]]:
+            raise ConfigError(f"{file} does not say {missing[0]!r}.")
+        known = {*texts, "policy", "preload", "node-config"}
+        if unknown := [name for name in given if name not in known]:
+            raise ConfigError(f"{file} says {unknown[0]!r}, which is none of: {', '.join(sorted(known))}.")
+        config, preload = given.get("node-config", {}), given.get("preload", [])
+        plain = isinstance(config, dict) and all(isinstance(value, str | int | float | bool) for value in config.values())
+        require(plain, "node-config", "must be a table of numbers, texts and truth values", config)
+        policy = path / given["policy"] if given.get("policy") else None
+        return cls(
+            path, given["superlink"], given["client-id"], given["app"], path / given["key"], path / given["authority"], policy,
+            tuple(preload), {"client-id": given["client-id"], **config},
+        )  # fmt: skip
+
+    @property
+    def arguments(self) -> list[str]:
+        """The arguments of `flower-supernode` that the kit stands for."""
+        config = " ".join(f"{name}={json.dumps(value)}" for name, value in self.node_config.items())
+        return [
+            "--superlink", self.superlink, "--root-certificates", str(self.authority), "--auth-supernode-private-key",
+            str(self.key), "--node-config", config,
+        ]  # fmt: skip

@@ -1,0 +1,153 @@
+"""What a run's status says, as text, page and metrics, with an exit code that tells the truth."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from datetime import datetime
+from html import escape
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from equipoise.engines.flower.apps.run_status import STATUS
+from equipoise.errors import ConfigError
+
+STALE = 3600.0  # seconds without a word after which a server that is not on this machine counts as gone
+GOING_ON, FINISHED, FAILED, GONE, STOPPED, ALERTS = 0, 0, 1, 2, 3, 4  # exit codes
+
+
+class RunView:
+    """The status of the run in a folder, read when it is asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def read(self) -> dict[str, Any]:
+        """status.json, with whether the server that wrote it still lives, and the exit code."""
+        file = self.folder / STATUS
+        try:
+            about: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        except OSError as failure:
+            cure = "Name the folder of a federated run."
+            raise ConfigError(f"{file} cannot be read: {failure.strerror}. {cure}") from failure
+        except ValueError as failure:
+            raise ConfigError(f"{file} is damaged: {failure}. The run writes it anew in its next round.") from failure
+        silent = time.time() - datetime.fromisoformat(about["updated"]).timestamp()
+        about["silent_seconds"] = round(max(silent, 0.0), 1)
+        if about["state"] in ("running", "waiting", "paused") and (not _lives(about.get("pid")) or silent > STALE):
+            about["state"] = "gone"
+            about["text"] = f"the server has ended without a word (its state was written {silent:.0f} s ago): start it again"
+        codes = {"failed": FAILED, "gone": GONE, "stopped": STOPPED}
+        about["exit_code"] = codes.get(about["state"], ALERTS if about["alerts"] else FINISHED)
+        return about
+
+    def lines(self) -> list[str]:
+        """The status as text."""
+        about = self.read()
+        text = f": {about['text']}" if about.get("text") else ""
+        lines = [
+            f"{about['run']}: {about['state']}, round {about['round']} of {about['rounds']}{text}",
+            f"updated {about['updated']}",
+        ]
+        head = ("client", "state", "last seen", "rounds", "failed", "s", "kB out", "kB in", "version", "fault")
+        rows = [head, *(_row(client, entry) for client, entry in sorted(about["clients"].items()))]
+        widths = [max(len(row[k]) for row in rows) for k in range(len(head))]
+        lines += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+        lines += [f"ALERT {each['time']} {each['client']} {each['text']}" for each in about["alerts"]]
+        return lines
+
+    def page(self) -> str:
+        """The status as a page that renews itself."""
+        about = self.read()
+        head = ("client", "state", "last seen", "rounds", "failed", "seconds", "kB out", "kB in", "version", "fault")
+        rows = "".join(
+            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in _row(client, entry)) + "</tr>"
+            for client, entry in sorted(about["clients"].items())
+        )
+        alerts = "".join(f"<li>{escape(a['time'])} {escape(a['client'])} {escape(a['text'])}</li>" for a in about["alerts"])
+        title = f"{escape(about['run'])}: {escape(about['state'])}"
+        return (
+            f"<!doctype html><html lang=en><meta charset=utf-8><meta http-equiv=refresh content=5><title>{title}</title>"
+            "<style>body{font:16px sans-serif;margin:2em}td,th{padding:.2em .8em;text-align:left}</style>"
+            f"<h1>{title}</h1><p>Round {about['round']} of {about['rounds']}. {escape(about.get('text') or '')}</p>"
+            f"<p>Updated {escape(about['updated'])}.</p>{'<h2>Alerts</h2><ul>' + alerts + '</ul>' if alerts else ''}"
+            f"<table><tr>{''.join(f'<th scope=col>{name}</th>' for name in head)}</tr>{rows}</table></html>"
+        )
+
+    def metrics(self) -> str:
+        """The status in Prometheus' text format."""
+        about = self.read()
+        lines = [
+            "# HELP equipoise_round Rounds that are done.", "# TYPE equipoise_round gauge", f"equipoise_round {about['round']}",
+            "# HELP equipoise_up 1 while the run goes on or has finished.", "# TYPE equipoise_up gauge",
+            f"equipoise_up {int(about['state'] in ('running', 'waiting', 'paused', 'finished'))}",
+            "# HELP equipoise_alerts Things to look at.", "# TYPE equipoise_alerts gauge",
+            f"equipoise_alerts {len(about['alerts'])}",
+        ]  # fmt: skip
+        series = {
+            "rounds_total": ("counter", "rounds", "Rounds that a client took part in."),
+            "failed_total": ("counter", "failed", "Rounds that went on without a client."),
+            "sent_bytes_total": ("counter", "sent", "Bytes sent to a client."),
+            "received_bytes_total": ("counter", "received", "Bytes received from a client."),
+            "answer_seconds": ("gauge", "seconds", "Seconds of a client's last answer."),
+        }
+        for name, (kind, key, text) in series.items():
+            lines += [f"# HELP equipoise_client_{name} {text}", f"# TYPE equipoise_client_{name} {kind}"]
+            for client, entry in sorted(about["clients"].items()):
+                if entry.get(key) is not None:
+                    label = client.replace("\\", "\\\\").replace('"', '\\"')
+                    lines.append(f'equipoise_client_{name}{{client="{label}"}} {entry[key]}')
+        return "\n".join(lines) + "\n"
+
+
+def _row(client: str, entry: dict[str, Any]) -> tuple[str, ...]:
+    took = entry.get("seconds")
+    return (
+        client, str(entry.get("state", "waiting")), str(entry.get("seen") or "never"), str(entry["rounds"]),
+        str(entry["failed"]),
+        "" if took is None else f"{took:.2f}", f"{entry['sent'] / 1e3:.1f}", f"{entry['received'] / 1e3:.1f}",
+        str(entry.get("versions", {}).get("equipoise", "unknown")), str(entry.get("fault") or ""),
+    )  # fmt: skip
+
+
+def _lives(pid: Any) -> bool:
+    """Whether a process of this machine lives; one of another machine or user counts as living."""
+    if not isinstance(pid, int):
+        return True
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def serve_status(view: RunView, host: str, port: int) -> ThreadingHTTPServer:
+    """A server of the page (/), the status (/status.json) and the metrics (/metrics); `serve_forever` is the caller's."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answers = {"/": ("text/html; charset=utf-8", view.page), "/metrics": ("text/plain; version=0.0.4", view.metrics)}
+            answers["/status.json"] = ("application/json", lambda: json.dumps(view.read()))
+            if self.path not in answers:
+                self.send_error(404)
+                return
+            kind, make = answers[self.path]
+            try:
+                body, code = make().encode(), 200
+            except ConfigError as failure:
+                body, code, kind = str(failure).encode(), 503, "text/plain; charset=utf-8"
+            self.send_response(code)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Cache-Control", "no-store")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            """Say nothing of each request."""
+
+    return ThreadingHTTPServer((host, port), Handler)

@@ -1,0 +1,113 @@
+"""What flower_internals.py relies on in Flower's private modules. A new version of Flower that changes it fails here first."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import time
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipoise[flower]'")
+
+import flwr
+from flwr.app import Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from equipoise.engines import flower
+from equipoise.engines.flower import flower_internals
+
+PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp")
+PACKAGE = Path(flower.__file__).parent
+
+
+def test_private_modules_of_flower_are_imported_in_one_file():
+    """Secure sums take two primitives of Flower's cryptography besides, which are listed here."""
+    allowed = {"flower_internals.py"}
+    found = set()
+    for file in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            private = [name for name in names if name.split(".")[0] == "flwr" and name not in PUBLIC]
+            found |= {(file.name, name) for name in private if file.name not in allowed}
+    assert found <= {
+        ("masks.py", "flwr.common.secure_aggregation.crypto.symmetric_encryption"),
+        ("masks.py", "flwr.supercore.primitives.asymmetric"),
+    }
+
+
+def test_the_version_is_one_that_this_was_checked_with():
+    from importlib.metadata import version
+
+    assert version("flwr").startswith("1.41."), "Run the tests of real processes, and change this line."
+    assert flwr is not None
+
+
+def test_names_that_are_replaced_are_there():
+    from flwr.supercore.superexec import run_superexec
+    from flwr.supernode import fleet_http_connection, start_client_internal
+    from flwr.supernode.runtime import run_clientapp
+
+    replaced = {
+        run_clientapp: {"pull_task_input", "push_message", "push_task_output", "install_from_fab", "get_load_client_app_fn"},
+        run_superexec: {"get_executor", "time"},
+        start_client_internal: {"time"},
+        fleet_http_connection: {"flwr_exit"},
+    }
+    for module, names in replaced.items():
+        assert names <= set(vars(module)), module
+        code = inspect.getsource(module)
+        for name in names - {"time"}:
+            assert f"{name}(" in code, (module, name)
+
+
+def test_signatures_that_are_called():
+    from flwr.supercore.superexec.executor import ExecutionSpec
+    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+    from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, run_clientapp
+
+    given = set(inspect.signature(run_clientapp).parameters)
+    assert {"runtime_api_address", "token", "insecure", "parent_pid", "runtime_dependency_install"} <= given
+    assert list(inspect.signature(pull_task_input).parameters) == ["client"]
+    assert list(inspect.signature(push_message).parameters) == ["client", "message", "context"]
+    assert list(inspect.signature(InMemoryNodeState.set_node_id).parameters) == ["self", "node_id"]
+    spec = {field.name for field in fields(ExecutionSpec)}
+    assert {"task_type", "runtime_api_address", "token", "insecure", "runtime_dependency_install"} <= spec
+
+
+def test_loops_of_flower_sleep_by_the_module_time():
+    """`Pauses` stands for it: the SuperNode's longest pause is 3 s, the SuperExec's 1 s."""
+    from flwr.supercore.superexec import run_superexec
+    from flwr.supernode import start_client_internal
+
+    assert "time.sleep(3)" in inspect.getsource(start_client_internal)
+    assert "time.sleep(task_poll_interval)" in inspect.getsource(run_superexec)
+    assert vars(run_superexec)["_DEFAULT_TASK_POLL_INTERVAL_SECONDS"] == 1.0
+
+
+def test_the_handlers_that_were_there_are_put_back_after_the_first_signal():
+    """Which is why a SuperNode ignores signals before Flower takes them: a second one must not cut its farewell short."""
+    from flwr.supercore.exit import signal_handler
+
+    assert "signal.signal(sig, default_handlers[sig])" in inspect.getsource(signal_handler)
+
+
+def test_a_message_says_when_its_time_is_over():
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 7, 1, 1
+    message = Message(RecordDict(), 1, "query.hello", ttl=60.0)
+    assert 58 < flower_internals.seconds_left(message) <= 60
+    message.metadata.__dict__["_created_at"] = time.time() - 100
+    assert flower_internals.seconds_left(message) < -39
+
+
+def test_node_configurations_are_read_as_flower_reads_them():
+    assert flower_internals.read_node_config("client-id='a' beds=12 ratio=0.5") == {"client-id": "a", "beds": 12, "ratio": 0.5}
+    assert flower_internals.read_node_config(None) == {}
+
+
+def test_lists_of_runs_are_read():
+    text = 'Loading…\n{"success": true, "runs": [{"run-id": "5", "status": "finished:completed"}]}'
+    assert flower_internals.read_runs(text) == [{"run-id": "5", "status": "finished:completed"}]

@@ -1,0 +1,129 @@
+"""What an operator and a site do with their folders: kits, units, checks, backups, models. No network is needed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipoise[flower]'")
+
+from equipoise.cli.flower_commands import app as flower_commands
+from equipoise.engines.flower.apps.node_keys import read_node_list
+from equipoise.engines.flower.apps.template import write_app
+from equipoise.engines.flower.operate.backups import back_up, restore
+from equipoise.engines.flower.operate.fetching import read_entries
+from equipoise.engines.flower.operate.kits import Kit, OperatorFolder
+from equipoise.errors import ConfigError
+
+
+@pytest.fixture
+def place(tmp_path):
+    write_app(tmp_path / "made-kits")
+    folder = OperatorFolder(tmp_path / "made-kits")
+    folder.set_up(["fed.example.org"], 47091)
+    folder.make_kit("client-0")
+    return folder
+
+
+def test_a_second_site_touches_nothing_of_the_first(place):
+    """A further client once replaced the authority and the server's key."""
+    kept = [*(place.path / "certificates").iterdir(), place.path / "sites" / "client-0" / "node.key"]
+    before = {file: file.read_bytes() for file in kept}
+    place.set_up([], 1)
+    place.make_kit("client-5")
+    place.make_kit("client-0")
+    assert {file: file.read_bytes() for file in kept} == before
+    assert set(read_node_list(place.path / "nodes.toml")) == {"client-0", "client-5"}
+    key = read_node_list(place.path / "nodes.toml")["client-0"]
+    place.make_kit("client-0", renew=True)
+    assert read_node_list(place.path / "nodes.toml")["client-0"] != key
+    assert len(list((place.path / "sites" / "client-0").glob("node.key.until-*"))) == 1
+    place.retire("client-5")
+    assert set(read_node_list(place.path / "nodes.toml")) == {"client-0"}
+    assert (place.path / "sites" / "client-0" / "node.key").stat().st_mode & 0o777 == 0o600
+    assert Kit.read(place.path / "sites" / "client-0").superlink == "fed.example.org:47091"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")
+def test_units_pass_systemd_analyze(place, tmp_path):
+    units = [*(place.path / "deploy").glob("*.service"), place.path / "sites" / "client-0" / "equipoise-node.service"]
+    assert len(units) == 3
+    for unit in units:
+        text = unit.read_text().replace("/usr/local/bin/equipoise", str(Path(sys.executable).with_name("equipoise")))
+        copy = tmp_path / unit.name
+        copy.write_text(text.replace("User=equipoise\nGroup=equipoise\n", ""))
+        done = subprocess.run(["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        assert unit.name not in done.stderr, done.stderr
+
+
+def test_the_compose_file_is_one_and_runs_commands_that_exist(place):
+    yaml = pytest.importorskip("yaml")
+    services = yaml.safe_load((place.path / "deploy" / "compose.yaml").read_text())["services"]
+    assert set(services) == {"superlink", "status", "proxy"}
+    for service in services.values():
+        assert service["restart"] == "unless-stopped"
+        if "command" in service:
+            assert service["command"][:2] == ["equipoise", "flower"]
+            done = CliRunner().invoke(flower_commands, [service["command"][2], "--help"])
+            assert done.exit_code == 0
+            assert service["cap_drop"] == ["ALL"]
+    proxy = (place.path / "deploy" / "nginx.conf").read_text()
+    assert "location /v1/fleet {" in proxy
+    assert "location / { return 404; }" in proxy
+
+
+def test_check_finds_faults_and_sends_nothing(place):
+    """Nobody listens at the SuperLink's address, and the key can be read by others."""
+    kit = place.path / "sites" / "client-0"
+    text = (kit / "node.toml").read_text().replace("fed.example.org:47091", "127.0.0.1:9")
+    (kit / "node.toml").write_text(text)
+    (kit / "node.key").chmod(0o644)
+    command = [sys.executable, "-c", "from equipoise.cli.flower_commands import app; app()", "check", "--kit", ".", "--json"]
+    done = subprocess.run(command, cwd=kit, capture_output=True, text=True, timeout=120, check=False)
+    found = {each["what"]: each for each in json.loads(done.stdout)["findings"]}
+    assert done.returncode == 1
+    assert found["key"]["verdict"] == "fault"
+    assert "chmod 600" in found["key"]["text"]
+    assert found["reachable"]["verdict"] == "fault"
+    assert {found[what]["verdict"] for what in ("data", "values", "training", "app", "policy", "certificate")} == {"good"}
+    assert "80 to train on" in found["data"]["text"]
+
+
+def test_a_backup_comes_back_whole_and_a_damaged_one_is_refused(place, tmp_path):
+    database = sqlite3.connect(place.path / "superlink.db")
+    database.execute("create table nodes (name text)")
+    database.execute("insert into nodes values ('client-0')")
+    database.commit()
+    archive = tmp_path / "backup.tar.gz"
+    count = back_up(place.path, archive)
+    database.close()
+    assert archive.stat().st_mode & 0o777 == 0o600
+    assert restore(archive, tmp_path / "again") == count
+    key = Path("certificates/ca.key")
+    assert (tmp_path / "again" / key).read_bytes() == (place.path / key).read_bytes()
+    assert (tmp_path / "again" / key).stat().st_mode & 0o777 == 0o600
+    found = sqlite3.connect(tmp_path / "again" / "superlink.db")
+    assert found.execute("select name from nodes").fetchall() == [("client-0",)]
+    found.close()
+    with pytest.raises(ConfigError, match="replaces none"):
+        back_up(place.path, archive)
+    archive.write_bytes(archive.read_bytes()[:-200])
+    with pytest.raises(ConfigError, match=r"no backup|damaged"):
+        restore(archive, tmp_path / "third")
+
+
+def test_manifests_cannot_name_files_elsewhere():
+    good = {"name": "a", "file": "a.safetensors", "bytes": 5, "sha256": hashlib.sha256(b"").hexdigest()}
+    assert read_entries(json.dumps({"models": [good]}).encode()) == [good]
+    for wrong in ({"file": "../a.safetensors"}, {"sha256": "0"}, {"bytes": -1}, {"file": "a.txt"}):
+        with pytest.raises(ConfigError, match="no list of published models"):
+            read_entries(json.dumps({"models": [{**good, **wrong}]}).encode())
