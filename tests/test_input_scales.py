@@ -72,3 +72,10 @@ def test_a_run_that_stands_still_is_told_so():
         eq.train(eq.models.Softmax(4, 3), data, slow, rounds=10, clients_per_round=4)
     table = eq.data.from_frame(frame, client="client", target="y", test=0.0, seed=0)
     assert far_inputs(table) is None  # a schema standardises
+
+
+def test_rows_of_many_million_examples_are_found():
+    count = 2**24 + 3  # float32 does not hold all these numbers, and would name a row beyond the last
+    x = torch.zeros(count, 1, dtype=torch.uint8)
+    clients = eq.ClientSet(x, torch.zeros(count, dtype=torch.uint8), torch.tensor([0, count]), ("a",), scale=1.0)
+    assert far_inputs(eq.FederatedData(clients, classes=2)) is None

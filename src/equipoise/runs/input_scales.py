@@ -34,7 +34,7 @@ def far_inputs(data: FederatedData) -> str | None:
     if clients.is_visited:
         return None
     rows = max(1, min(MOST_ROWS, clients.examples, MOST_NUMBERS // max(1, clients.features)))
-    chosen = torch.linspace(0, clients.examples - 1, rows).long().to(clients.device)
+    chosen = torch.linspace(0, clients.examples - 1, rows, dtype=torch.float64).long().to(clients.device)
     found = [each for name, leaf in named_leaves("x", clients.inputs(chosen)).items() for each in _far(name, leaf, data)]
     if not found:
         return None
