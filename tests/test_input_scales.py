@@ -75,7 +75,7 @@ def test_a_run_that_stands_still_is_told_so():
 
 
 def test_rows_of_many_million_examples_are_found():
-    count = 2**24 + 3  # float32 does not hold all these numbers, and would name a row beyond the last
+    count = 2**24 + 4  # float32 rounds the last row, 2²⁴ + 3, up to one that is not there
     x = torch.zeros(count, 1, dtype=torch.uint8)
     clients = eq.ClientSet(x, torch.zeros(count, dtype=torch.uint8), torch.tensor([0, count]), ("a",), scale=1.0)
     assert far_inputs(eq.FederatedData(clients, classes=2)) is None
