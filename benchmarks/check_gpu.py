@@ -144,7 +144,7 @@ def round_after_round(device: str) -> None:
 
 
 def own_models(device: str) -> None:
-    """Captured steps of clients' own models, pulled, with frozen parts, by shifted gradients and by turns, round after round."""
+    """Captured steps of clients' own models, pulled, with frozen parts, by shifted gradients and by turns, for three rounds."""
     data, rng = images(), torch.Generator().manual_seed(4)
     task = Task.of(PFLlibNet(classes=62).double()).fitted(data)
     wide, count = task.layout.dimension, len(SIZES)
@@ -183,7 +183,7 @@ def own_models(device: str) -> None:
         rows = replace(cohort, rows=0.01 * torch.randn(count, wide, generator=rng, dtype=torch.float64))
         turns = replace(cohort, rows=torch.zeros(count, wide + 1))
         for name, solver, given in (
-            ("SCAFFOLD", lambda where: AdjustedSolver(sgd, shift=shift.to(where)), rows),
+            ("SCAFFOLD", lambda where, shift=shift: AdjustedSolver(sgd, shift=shift.to(where)), rows),
             ("Per-FedAvg", lambda where: eq.solvers.PerFedAvg(lr=0.02, inner_lr=0.02, delta=0.01, batch_size=8), cohort),
             ("pFedMe", lambda where: EnvelopeSteps(sgd, strength=2.0, inner=3), turns),
         ):

@@ -22,6 +22,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import threading
 import time
 import traceback
@@ -44,6 +45,7 @@ CHEAP = ("FedPer", "Local", "Ditto", "Δ-FL 0.5 + Ditto", "FedRep", "FedBABU", "
 DEAR = ("APFL", "pFedMe", "Per-FedAvg")
 LONG = ("Ditto, 1,000 rounds", "FedPer, 1,000 rounds", "FedAvg, 1,000 rounds")
 CONVNET_FIRST = ("FedAvg", "Δ-FL 0.8", "Δ-FL 0.5", "Δ-FL 0.1")
+MEMORY = Path("/dev/shm")  # noqa: S108  checkpoints of many runs would keep a disk busy
 GRACE = 25.0  # seconds that workers have to end after the time is over
 
 
@@ -188,7 +190,8 @@ def start_mps() -> dict[str, str]:
     if program is None:
         print("MPS: there is no nvidia-cuda-mps-control", flush=True)
         return {}
-    found = {"CUDA_MPS_PIPE_DIRECTORY": "/tmp/equipoise_mps/pipe", "CUDA_MPS_LOG_DIRECTORY": "/tmp/equipoise_mps/log"}
+    here = Path(tempfile.gettempdir()) / "equipoise_mps"
+    found = {"CUDA_MPS_PIPE_DIRECTORY": str(here / "pipe"), "CUDA_MPS_LOG_DIRECTORY": str(here / "log")}
     for folder in found.values():
         Path(folder).mkdir(parents=True, exist_ok=True)
     env = {**os.environ, **found}
@@ -413,7 +416,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Make the tables of `reproduce` on one GPU, many runs side by side.")
     parser.add_argument("--data", type=Path, required=True, help="the folder of the data files")
     parser.add_argument("--out", type=Path, default=Path("tables"), help="where results go as one file")
-    parser.add_argument("--work", type=Path, default=Path("/dev/shm/equipoise_tables"), help="where runs are kept meanwhile")
+    parser.add_argument("--work", type=Path, default=MEMORY / "equipoise_tables", help="where runs are kept meanwhile")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--minutes", type=float, default=9.0)
     parser.add_argument("--scale", default="paper", choices=["small", "paper"])

@@ -349,8 +349,8 @@ def test_a_product_with_windows_is_the_convolution_also_batched_over_clients(cha
     torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
     given = (images, *layer.parameters())
     weights = torch.randn_like(wanted)
-    for one, other in zip(torch.autograd.grad((found * weights).sum(), given), torch.autograd.grad((wanted * weights).sum(), given),
-                          strict=True):  # fmt: skip
+    gradients = [torch.autograd.grad((made * weights).sum(), given) for made in (found, wanted)]
+    for one, other in zip(*gradients, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
     two = torch.stack([images.detach()[:3], images.detach()[3:]])
     batched = torch.func.vmap(lambda x: _by_windows(layer, x))(two)

@@ -39,7 +39,7 @@ def test_descriptions_are_complete(name):
     for method in entry.methods:
         entry.algorithm(method, paper)  # parts that do not fit are refused here
     stands_in = name.split("-")[0] in ("clothing", "stackoverflow")
-    assert (not entry.tables) == stands_in
+    assert (not entry.tables) == (stands_in or name == "emnist-tail")
     if stands_in:
         assert any("not Sent140" in text for text in entry.differences)
         twin = EXPERIMENTS[name.replace("clothing", "sent140").replace("stackoverflow", "sent140")]

@@ -68,16 +68,17 @@ class PerFedAvg:
         """Take one of the four gradients, and go where the next one is to be taken; `number` counts steps from 1 on."""
         turn = (number - 1) % GRADIENTS
         if not isinstance(turn, Tensor):  # clients at work together are at the same one
-            self._take(int(turn), weights, gradient, *memory, lr)
+            self._take(int(turn), gradient, lr, weights, *memory)
             return
         written, before = (weights, *memory), [value.clone() for value in (weights, *memory)]
         for one in range(GRADIENTS):
             after = [value.clone() for value in before]
-            self._take(one, after[0], gradient, *after[1:], lr)
+            self._take(one, gradient, lr, *after)
             for value, new in zip(written, after, strict=True):
                 value.copy_(torch.where(turn == one, new, value))
 
-    def _take(self, turn: int, weights: Tensor, gradient: Tensor, start: Tensor, direction: Tensor, lr: float) -> None:
+    def _take(self, turn: int, gradient: Tensor, lr: float, *written: Tensor) -> None:
+        weights, start, direction = written
         curvature = self.inner_lr / (2 * self.delta)
         match turn:
             case 0:  # ∇F(w)

@@ -40,7 +40,10 @@ class StepKind:
     @property
     def is_plain(self) -> bool:
         """Whether steps need nothing."""
-        return self == StepKind()
+        return self == PLAIN
+
+
+PLAIN = StepKind()
 
 
 class GradientAdjustments:
@@ -77,7 +80,8 @@ class GradientAdjustments:
         if self._shifts:
             gradient = gradient + self._shifts[name][:k]
         if self._anchors:
-            each = self.strength[:k].view(-1, *(1,) * (gradient.dim() - 1)) if not self._strengths else self._strengths[name][:k]
+            one_each = self.strength[:k].view(-1, *(1,) * (gradient.dim() - 1))
+            each = self._strengths[name][:k] if self._strengths else one_each
             gradient = torch.addcmul(gradient, each, value - self._anchors[name][:k])
         return gradient
 

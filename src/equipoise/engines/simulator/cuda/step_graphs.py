@@ -24,7 +24,7 @@ from equipoise.core.update_checks import ABSURD
 from equipoise.engines.simulator.batched_steps import Gradients, stacked_gradients
 from equipoise.engines.simulator.client_queue import StartModels, batch_keys
 from equipoise.engines.simulator.convnet_path import fastest_gradients
-from equipoise.engines.simulator.cuda.adjusted_steps import GradientAdjustments, StepKind, TurnMemory
+from equipoise.engines.simulator.cuda.adjusted_steps import PLAIN, GradientAdjustments, StepKind, TurnMemory
 from equipoise.engines.simulator.cuda.graph_capacity import captured, power_of_two, rounded_batch, rounded_up
 from equipoise.engines.simulator.example_batches import ExampleBatch
 from equipoise.engines.simulator.linear_blocks import why_not_linear
@@ -55,7 +55,7 @@ class StepShape:
     batch: int
     one_model: bool  # or several, of which every client has a copy to start from
     sgd: SgdRule
-    kind: StepKind = StepKind()
+    kind: StepKind = PLAIN
 
 
 class ChunkPlan(NamedTuple):
