@@ -144,6 +144,7 @@ class Full:
 
     pure: ClassVar[bool] = True
     accounted: ClassVar[bool] = True
+    separation: ClassVar[int] = 1
     everyone: ClassVar[bool] = True
 
     def __call__(self, round_index: int, alpha: Tensor, *, clients_per_round: int, seed: int) -> Cohort:
@@ -215,6 +216,11 @@ class MinSeparation:
 
     def __post_init__(self) -> None:
         require_integer("rounds", self.rounds, 1)
+
+    @property
+    def separation(self) -> int:
+        """Rounds of one client are at least so far apart: what correlated noise goes by."""
+        return self.rounds
 
     def participations(self, rounds: int) -> int:
         """How often a client takes part at most in a run of so many rounds."""

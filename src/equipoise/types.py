@@ -426,6 +426,7 @@ class SamplerTraits:
     by_weight: bool = False  # whether clients are drawn by their base weights
     accounted: bool = field(default=False, metadata=OWN)  # whether the privacy accountant knows these cohorts
     share: float = 1.0  # of clients_per_round that is drawn
+    separation: int | None = field(default=None, metadata=OWN)  # rounds of a client are at least so far apart; None: any
     pure: bool = field(default=False, metadata=OWN)  # calls may come early or twice
     buffered: Any = None  # the rule by which clients come and go on a simulated clock (FedBuff), where there are no cohorts
 
@@ -577,6 +578,7 @@ class PrivacyTraits:
     noise: Literal["central", "distributed"] = "central"
     only_sums: bool = False  # whether the server sees secure sums alone
     source: Literal["seeded", "system"] = "system"  # of the noise
+    correlated: bool = False  # whether the noise is correlated over rounds
 
     @property
     def sums_alone(self) -> bool:

@@ -10,10 +10,11 @@ from equipoise.types import AggregatorTraits
 
 if TYPE_CHECKING:
     from equipoise.algorithm import Algorithm
+    from equipoise.privacy.dp_ftrl import DPFTRL
     from equipoise.privacy.mechanism import DifferentialPrivacy, SecureAggregation
 
 
-def refuse_unprotected(algorithm: Algorithm, privacy: DifferentialPrivacy) -> None:
+def refuse_unprotected(algorithm: Algorithm, privacy: DifferentialPrivacy | DPFTRL) -> None:
     """Refuse, under differential privacy, whatever releases something that no noise protects."""
     if algorithm.weights == "examples":
         raise IncompatibleParts(
@@ -28,7 +29,21 @@ def refuse_unprotected(algorithm: Algorithm, privacy: DifferentialPrivacy) -> No
             f"{algorithm.aggregator!r} is no plain sum of updates, which is all that the noise protects.",
             "Use aggregators.WeightedMean(); clipping is part of the privacy mechanism.",
         )
-    drawn = algorithm.drawn_by
+    _refuse_risk(algorithm, privacy.loss_bound, "differential privacy")
+    _refuse_looking_around(algorithm, "differential privacy")
+    inner = traits.solver.solver or algorithm.solver  # of one that wraps another (AdaDPS)
+    slow = solver_traits(inner)
+    if slow.efforts is not None and slow.straggler_share > 0:
+        raise IncompatibleParts(
+            f"{inner!r} makes a share of each cohort slow: one client more or less then changes how much another gets done, "
+            "and moves the sum by more than the clip bound that the noise is made for.",
+            "Use straggler_share=0.",
+        )
+
+
+def refuse_unaccounted(algorithm: Algorithm) -> None:
+    """Refuse cohorts that the accountant does not know."""
+    drawn, traits = algorithm.drawn_by, algorithm.traits
     if not traits.sampler.accounted:
         raise IncompatibleParts(
             f"The accountant does not know cohorts drawn by {drawn!r}.",
@@ -39,15 +54,21 @@ def refuse_unprotected(algorithm: Algorithm, privacy: DifferentialPrivacy) -> No
             f"{drawn!r} draws fewer clients than clients_per_round says, which the accountant goes by.",
             "Use sampling.Uniform() with a smaller clients_per_round.",
         )
-    _refuse_risk(algorithm, privacy.loss_bound, "differential privacy")
-    _refuse_looking_around(algorithm, "differential privacy")
-    inner = traits.solver.solver or algorithm.solver  # of one that wraps another (AdaDPS)
-    slow = solver_traits(inner)
-    if slow.efforts is not None and slow.straggler_share > 0:
+
+
+def refuse_uncorrelated(algorithm: Algorithm) -> None:
+    """Refuse, under noise that is correlated over rounds, clients whose rounds may be any, and releases beside the sum."""
+    if algorithm.traits.sampler.separation is None:
         raise IncompatibleParts(
-            f"{inner!r} makes a share of each cohort slow: one client more or less then changes how much another gets done, "
-            "and moves the sum by more than the clip bound that the noise is made for.",
-            "Use straggler_share=0.",
+            "Noise that is correlated over rounds goes by how far apart the rounds of a client are, which "
+            f"{algorithm.drawn_by!r} does not promise.",
+            "Use sampling.MinSeparation(rounds=…), or sampling.Full().",
+        )
+    if algorithm.traits.risk.client_form != "base":
+        raise IncompatibleParts(
+            f"The weights of {algorithm.risk!r} need a second release in every round (a quantile, or a sum of weights), which "
+            "correlated noise does not cover.",
+            "Use risk.Mean(), or privacy.DifferentialPrivacy(…).",
         )
 
 

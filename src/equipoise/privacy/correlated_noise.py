@@ -141,6 +141,11 @@ class BLT:
         found: Numbers = np.concatenate([[1.0], rest])
         return found
 
+    def sensitivity(self, rounds: int, *, separation: int, participations: int) -> float:
+        """What one client can change at most in so many rounds."""
+        given = self.coefficients(rounds)
+        return toeplitz_sensitivity(given, separation=separation, participations=participations)
+
     def begin(self, independent: Tensor) -> Tensor:
         """The buffers M (pairs, D) before the first round, all 0, for noise like `independent` (D,)."""
         return independent.new_zeros(len(self.decays), *independent.shape)
@@ -152,6 +157,51 @@ class BLT:
         noise = independent - torch.tensordot(weights, buffers, dims=1) if len(self.decays) else independent
         shape = (-1, *[1] * independent.dim())
         return noise, decays.view(shape) * buffers + noise if len(self.decays) else buffers
+
+
+@dataclass(frozen=True)
+class Banded:
+    """A Toeplitz matrix C with few bands: `bands` are its coefficients c_0 > 0, c_1, …, all others are 0.
+
+    The noise of a round remembers that of as many rounds before as there are further bands. With at most `separation` bands,
+    the rounds of one client share no row of C.
+
+    Source: Choquette-Choo et al. 2023 (arXiv 2306.08153).
+    """
+
+    bands: tuple[float, ...] = (1.0,)
+
+    def __post_init__(self) -> None:
+        given: Any = self.bands
+        good = isinstance(given, tuple | list) and len(given) > 0
+        require(good, "bands", "must be a list of one or more numbers", given, "E.g. (1.0, 0.5, 0.375).")
+        for value in given:
+            require_number("bands", value, "[0, ∞)")
+        require(given[0] > 0, "bands", "must begin above 0", given)
+        object.__setattr__(self, "bands", tuple(float(value) for value in given))
+
+    def coefficients(self, rounds: int) -> Numbers:
+        """The first coefficients of C, (rounds,)."""
+        require_integer("rounds", rounds, 1)
+        found: Numbers = np.pad(np.array(self.bands[:rounds]), (0, max(0, rounds - len(self.bands))))
+        return found
+
+    def sensitivity(self, rounds: int, *, separation: int, participations: int) -> float:
+        """What one client can change at most in so many rounds: √k times the norm of a column."""
+        rule, fix = f"must be at least the number of bands, {len(self.bands)}", "Give fewer bands, or raise the separation."
+        require(len(self.bands) <= separation, "separation", rule, separation, fix)
+        most = min(participations, -(-rounds // separation))
+        return math.sqrt(most) * float(np.linalg.norm(self.bands[:rounds]))
+
+    def begin(self, independent: Tensor) -> Tensor:
+        """The noise of the rounds before the first one, (bands − 1, D), all 0; the latest is the first row."""
+        return independent.new_zeros(len(self.bands) - 1, *independent.shape)
+
+    def step(self, independent: Tensor, buffers: Tensor) -> tuple[Tensor, Tensor]:
+        """The noise (D,) of a round, (z − Σ_j c_j noise_{t−j})/c_0 for `independent` noise z, and the next buffers."""
+        rest = torch.tensor(self.bands[1:], dtype=independent.dtype, device=independent.device)
+        noise = (independent - torch.tensordot(rest, buffers, dims=1) if len(rest) else independent) / self.bands[0]
+        return noise, torch.cat([noise.unsqueeze(0), buffers[:-1]]) if len(rest) else buffers
 
 
 def loss_of(coefficients: Sequence[float] | Numbers, *, separation: int, participations: int) -> float:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from equipoise.core.abilities import is_part
 from equipoise.errors import IncompatibleParts, require, require_integer, require_number
-from equipoise.privacy.compatibility import refuse_unprotected, refuse_visible
+from equipoise.privacy.compatibility import refuse_unaccounted, refuse_unprotected, refuse_visible
 from equipoise.privacy.noise_plan import NoisePlan
 from equipoise.privacy.private_sums import PrivateSums
 from equipoise.privacy.protected import Protected
@@ -118,6 +118,7 @@ class DifferentialPrivacy:
     def check(self, algorithm: Algorithm) -> None:
         """Refuse what would release more than is accounted for."""
         refuse_unprotected(algorithm, self)
+        refuse_unaccounted(algorithm)
 
     def protect(self, algorithm: Algorithm, size: RunSize) -> Protected:
         """The protection of one run, its noise set for the run's size."""

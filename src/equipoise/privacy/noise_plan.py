@@ -44,13 +44,15 @@ class PrivateState:
     """What privacy carries from round to round: the clip bound, and in how many rounds each client took part (n,).
 
     `exposure` (n,) counts a round in which fewer clients added noise than it takes as so many more. `noise_key` is what the
-    seeded noise of the run is drawn by; "" in checkpoints of version 0.1.
+    seeded noise of the run is drawn by; "" in checkpoints of version 0.1. `buffers` (pairs, D) is what noise that is correlated
+    over rounds remembers.
     """
 
     clip: float
     participations: Tensor
     exposure: Tensor | None = None
     noise_key: str = ""
+    buffers: Tensor | None = None
 
     def after(self, clients: Tensor, *, clip: float, weight: float = 1.0) -> PrivateState:
         """The state after a round of these clients, which counts as `weight` rounds for one who knows the noise added."""
@@ -58,7 +60,7 @@ class PrivateState:
         participations[clients] += 1
         exposure = self.participations.double() if self.exposure is None else self.exposure.clone()
         exposure[clients] += weight
-        return PrivateState(clip, participations, exposure, self.noise_key)
+        return PrivateState(clip, participations, exposure, self.noise_key, self.buffers)
 
 
 @dataclass(frozen=True)
@@ -79,14 +81,9 @@ class NoisePlan:
         self.clients, self.expected, self.rounds = size.clients, size.clients_per_round, size.rounds
         self.dimension, self.seed = size.dimension, size.seed
         self.poisson, self.by_nodes = algorithm.traits.sampler.independent, algorithm.traits.sampler.by_nodes
-        fixed = not (self.poisson or algorithm.traits.sampler.everyone)
-        if algorithm.traits.sampler.everyone:
-            self.sampling: releases.Sampling = releases.NoSampling()
-        elif fixed:
-            self.sampling = releases.FixedSampling(self.expected, self.clients)
-        else:
-            self.sampling = releases.PoissonSampling(self.expected / self.clients, self.by_nodes)
-        self.change = 2.0 if fixed else 1.0  # replacing a client moves a sum twice as far as adding or removing one
+        self.sampling = self._sampling()
+        # Replacing a client moves a sum twice as far as adding or removing one.
+        self.change = 2.0 if isinstance(self.sampling, releases.FixedSampling) else 1.0
         self.fewest = self._fewest()
         # Of noise in a sum, whoever is there: their number must tell nothing.
         self.shares = self.clients if self.by_nodes else max(self.expected, self.fewest)
@@ -96,6 +93,14 @@ class NoisePlan:
         self.noise_key = digest_releases(algorithm)
 
     # -------------------------------------------------------------------------------------------------------- before the run
+
+    def _sampling(self) -> releases.Sampling:
+        """How cohorts are drawn, as the accountant sees it."""
+        if self.algorithm.traits.sampler.everyone:
+            return releases.NoSampling()
+        if self.poisson:
+            return releases.PoissonSampling(self.expected / self.clients, self.by_nodes)
+        return releases.FixedSampling(self.expected, self.clients)
 
     def _fewest(self) -> int:
         """How many shares of noise must suffice; all of them where the server adds what is missing and is trusted to."""
@@ -243,6 +248,10 @@ class NoisePlan:
             return system_gaussian(count)
         key = rng.stream_key(self.seed, f"private noise: {self._purpose(purpose)}", round_index)
         return torch.from_numpy(np.random.Generator(np.random.Philox(key=key)).standard_normal(count))
+
+    def update_noise(self, state: PrivateState, round_index: int, count: int) -> tuple[Tensor, PrivateState]:
+        """The noise (count,) float64 of a round's sum of updates in units of its sensitivity, and the state after it."""
+        return self.gaussian("update", round_index, count), state
 
     @property
     def workers(self) -> float:

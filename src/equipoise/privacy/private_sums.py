@@ -104,10 +104,11 @@ class PrivateSums:
                 noise.begin_release(index, purpose)
         if not distributed and noise.calibration.update > 0:
             scale = noise.calibration.update * noise.change * clip / plan.denominator
+            drawn, private = noise.update_noise(private, index, len(params))
             if noise.privacy.source == "system":  # float64 up to here: the sum is rounded once, with its noise
-                total = (total.double() + noise.gaussian("update", index, len(params)).to(params.device) * scale).to(params)
+                total = (total.double() + drawn.to(params.device) * scale).to(params)
             else:
-                total = total + noise.gaussian("update", index, len(params)).to(params) * scale
+                total = total + drawn.to(params) * scale
         after = private.after(plan.cohort.clients, clip=self._next_clip(clip, plan, work), weight=weight)
         return Combined(total, work, state.aggregator, after)
 

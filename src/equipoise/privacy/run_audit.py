@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from equipoise.core.rng import stream_key
-from equipoise.errors import InvalidParameter, require, require_integer, require_number
+from equipoise.errors import IncompatibleParts, InvalidParameter, require, require_integer, require_number
 from equipoise.privacy.audit import log_likelihood_ratio
 from equipoise.privacy.canaries import MOST_CANARIES, CanaryRounds
 from equipoise.privacy.claim_audit import ClaimAudit, audit_claim
@@ -127,6 +127,11 @@ class ObserverAttack:
 
 def _plan_of(algorithm: Algorithm, size: RunSize) -> NoisePlan:
     """The noise of the run; seeded, so that an audit repeats."""
+    if algorithm.traits.privacy.correlated:
+        raise IncompatibleParts(
+            f"{algorithm.privacy!r} adds noise that is correlated over rounds, and an audit looks at rounds one by one.",
+            "Audit privacy.DifferentialPrivacy(…) or privacy.GaussianMechanism(…).",
+        )
     protection = cast(Any, algorithm.privacy).protect(algorithm, size)
     privacy, noise = protection.noise.privacy, protection.noise
     seeded = replace(privacy, source="seeded", epsilon=None, noise_multiplier=noise.calibration.whole)

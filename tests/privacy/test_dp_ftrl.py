@@ -1,0 +1,211 @@
+"""DP-FTRL in training: the noise that rounds add, what the run costs, both engines, resume, and what is refused."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import equipoise as eq
+from equipoise import aggregators, privacy, risk, sampling
+from equipoise.data.clients import FederatedData
+from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter
+from equipoise.experiment import catalog
+from equipoise.privacy import correlated_noise as cn
+from equipoise.privacy.accounting import gaussian_epsilon
+from equipoise.runs.checkpoint import Checkpoints
+from equipoise.testing import check_protection
+from equipoise.types import RunSize
+from made_clients import make_clients
+
+DATA = FederatedData(make_clients([5] * 12, dtype=torch.float64), classes=3)
+MODEL = eq.models.Softmax(4, 3).double()
+BLT = {"decays": (0.5, 0.9), "scales": (0.2, 0.1)}
+BANDED = {"bands": (1.0, 0.5, 0.25)}
+
+
+def private(z=1.0, clip=0.5, **given):
+    return privacy.DPFTRL(given.pop("epsilon", None), 1e-4, clip, noise_multiplier=z, **given)
+
+
+def trained(part, rounds=6, apart=3, **given):
+    sampler = given.pop("sampler", sampling.MinSeparation(apart))
+    algorithm = eq.Algorithm(privacy=part, sampler=sampler, solver=eq.solvers.SGD(lr=0.3, batch_size=2))
+    return eq.train(MODEL, DATA, algorithm, rounds=rounds, clients_per_round=4, progress=False, **given)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.floats(0, 2), max_size=4), st.floats(0.1, 3), st.integers(1, 9))
+def test_banded_noise_round_by_round_is_that_of_the_dense_inverse(rest, first, rounds):
+    banded = cn.Banded((first, *rest))
+    matrix = cn.toeplitz_matrix(banded.coefficients(rounds))
+    z = torch.randn(rounds, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    buffers, streamed = banded.begin(z[0]), []
+    for independent in z:
+        noise, buffers = banded.step(independent, buffers)
+        streamed.append(noise)
+    wanted = torch.from_numpy(np.linalg.solve(matrix, z.numpy()))
+    assert torch.allclose(torch.stack(streamed), wanted, rtol=1e-6, atol=1e-9 * float(wanted.abs().max()))
+
+
+def test_sensitivity_of_bands_by_hand():
+    # (1, ½), rounds 2 apart, T = 4: two columns of norm² 1.25 that share no row, 2.5. In 3 rounds: ⌈3/2⌉ = 2. In one: 1.
+    banded = cn.Banded((1.0, 0.5))
+    for rounds, squared in ((4, 2.5), (3, 2.5), (2, 1.25), (1, 1.0)):
+        assert banded.sensitivity(rounds, separation=2, participations=9) ** 2 == pytest.approx(squared)
+    assert banded.sensitivity(4, separation=2, participations=9) == pytest.approx(
+        cn.banded_sensitivity(cn.toeplitz_matrix(banded.coefficients(4)), separation=2, participations=2)
+    )
+    with pytest.raises(InvalidParameter, match="number of bands, 2"):
+        banded.sensitivity(4, separation=1, participations=2)
+
+
+@pytest.mark.parametrize(("matrix", "sens"), [({}, 2**0.5), (BLT, None), (BANDED, (2 * (1 + 0.25 + 0.0625)) ** 0.5)])
+def test_rounds_add_the_noise_of_the_matrix(matrix, sens):
+    """Updates of at most 1e-9 in noise of 1: the model after T rounds is the sum of the noise over the clients per round."""
+    part, rounds = private(1e9, clip=1e-9, **matrix), 6
+    result = trained(part, rounds)
+    algorithm = result.algorithm
+    plan = part.protect(algorithm, RunSize(12, 4, rounds, 15, 0, tuple(DATA.train.ids))).noise
+    found = part.matrix.sensitivity(rounds, separation=3, participations=2)
+    assert plan.sensitivity == found
+    if sens is not None:
+        assert found == pytest.approx(sens)
+    z = torch.stack([plan.gaussian("update", t, 15) for t in range(rounds)]) * found
+    inverse = cn.inverse_coefficients(part.matrix.coefficients(rounds))
+    wanted = cn.correlated_noise(inverse, z).sum(0) / 4
+    assert torch.allclose(result.params, wanted, atol=1e-7)
+
+
+def test_without_correlation_it_is_the_server_view_of_independent_noise():
+    """C = I and everyone in T rounds: sens √T, so the multiplier z is that of T rounds of z√T each, known cohorts."""
+    rounds, z = 6, 2.0
+    everyone = sampling.Full()
+    ours = trained(private(z), rounds, sampler=everyone)
+    plain = trained(privacy.GaussianMechanism(0.5, z * math.sqrt(rounds), 1e-4), rounds, sampler=everyone)
+    assert ours.epsilon.epsilon == pytest.approx(gaussian_epsilon(z, 1e-4))
+    assert ours.epsilon.epsilon == pytest.approx(plain.epsilon.epsilon_server, rel=1e-3)
+
+
+def test_the_law_of_protections():
+    for matrix in ({}, BLT, BANDED):
+        check_protection(
+            private(2.0, **matrix), noiseless=private(0.0, math.inf, **matrix), sampler=sampling.MinSeparation(3)
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("matrix", [BLT, BANDED], ids=["BLT", "banded"])
+def test_engines_agree_and_runs_resume_bit_for_bit(matrix, tmp_path):
+    whole = trained(private(**matrix))
+    loop = trained(private(**matrix), engine="loop")
+    torch.testing.assert_close(loop.params, whole.params, rtol=1e-9, atol=1e-9)
+    trained_part = Checkpoints(tmp_path / "run.ckpt", every=1)
+
+    class Stop(eq.types.Observer):
+        def on_round(self, report):
+            if report.round == 3:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(private(**matrix), observers=[Stop()], checkpoint=trained_part)
+    again = trained(private(**matrix), checkpoint=Checkpoints(tmp_path / "run.ckpt", every=1))
+    assert torch.equal(again.params, whole.params)
+    assert again.epsilon == whole.epsilon
+    assert again.privacy.releases == 1
+
+
+def test_the_whole_run_is_one_release():
+    result = trained(privacy.DPFTRL(3.0, 1e-4, 0.5, **BLT))
+    assert 0.99 * 3.0 < result.epsilon.epsilon <= 3.0
+    assert [report.epsilon for report in result.history.rounds] == [result.epsilon.epsilon] * 6
+    assert result.privacy["public"].adjacency == "one client's contribution zeroed"
+    assert result.privacy["server"].epsilon is None
+    assert result.epsilon.participations == 2  # 6 rounds, 3 apart
+
+
+def test_system_noise_begins_anew_after_a_stop_and_pays_for_it(tmp_path):
+    """Two mechanisms of multiplier z are one of z/√2."""
+    trained(private(source="system", **BLT), rounds=6, checkpoint=tmp_path / "once.ckpt")
+
+    class Stop(eq.types.Observer):
+        def on_round(self, report):
+            if report.round == 3:
+                raise KeyboardInterrupt
+
+    path = tmp_path / "twice.ckpt"
+    with pytest.raises(KeyboardInterrupt):
+        trained(private(source="system", **BLT), observers=[Stop()], checkpoint=Checkpoints(path, every=1))
+    with pytest.warns(EquipoiseNotice, match="Going on from round"):
+        result = trained(private(source="system", **BLT), checkpoint=Checkpoints(path, every=1))
+    assert result.privacy.releases == 2
+    assert result.epsilon.epsilon == pytest.approx(gaussian_epsilon(1 / math.sqrt(2), 1e-4), rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"sampler": sampling.Uniform()}, "how far apart"),
+        ({"sampler": sampling.Poisson()}, "how far apart"),
+        ({}, "how far apart"),
+        ({"sampler": sampling.FedBuff(2)}, "how far apart|clock|comes and goes|FedBuff"),
+        ({"risk": risk.Superquantile(0.5)}, "second release"),
+        ({"risk": risk.Superquantile(0.5, quantile=privacy.PrivateQuantile(3.0, 4))}, "second release"),
+        ({"risk": risk.Tilted(1.0)}, "second release"),
+        ({"aggregator": aggregators.Median()}, "no plain sum"),
+        ({"weights": "examples"}, "many examples"),
+        ({"solver": eq.solvers.FedDyn(0.5)}, "add up in h"),
+        ({"solver": eq.solvers.AdaptiveProx()}, "looks at clients' losses"),
+    ],
+)  # fmt: skip
+def test_refused_with_the_reason(parts, words):
+    with pytest.raises(IncompatibleParts, match=words):
+        eq.Algorithm(**({"sampler": sampling.MinSeparation(3)} if parts and "sampler" not in parts else {}) | parts, privacy=private())
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"bands": (1.0,), "decays": (0.5,), "scales": (0.5,)}, "bands"),
+        ({"scales": (0.5,)}, "scales"),
+        ({"bands": (0.0, 1.0)}, "bands"),
+        ({"source": "dice"}, "source"),
+        ({"clip": math.inf}, "clip"),
+        ({"z": None}, "epsilon"),
+    ],
+)
+def test_wrong_values(given, words):
+    with pytest.raises(InvalidParameter, match=words):
+        private(**{"z": 1.0, **given})
+
+
+def test_too_little_noise_for_the_budget_and_too_many_bands_are_refused_before_the_run():
+    with pytest.raises(InvalidParameter, match="noise_multiplier"):
+        trained(private(0.5, epsilon=1.0))
+    with pytest.raises(InvalidParameter, match="number of bands"):
+        trained(private(bands=(1.0, 0.5, 0.4, 0.3)))
+
+
+def test_a_configuration_names_it():
+    made = catalog.part("privacy", "dp_ftrl").make({"epsilon": 2.0, "delta": 1e-4, "clip": 0.5, "bands": [1.0, 0.5]})
+    assert made == privacy.DPFTRL(2.0, 1e-4, 0.5, bands=(1.0, 0.5))
+    assert made.matrix == cn.Banded((1.0, 0.5))
+
+
+def test_drift_correction_and_split_models_go_with_it():
+    steps = eq.solvers.SGD(lr=0.1, batch_size=2, steps=2)
+    for parts in ({"solver": eq.solvers.Scaffold(steps)}, {"solver": steps, "personal": eq.personal.FedPer("bias")},
+                  {"solver": steps, "server": eq.server_opt.Adam(0.1)}):  # fmt: skip
+        algorithm = eq.Algorithm(sampler=sampling.MinSeparation(3), privacy=private(**BLT), **parts)
+        one, other = (
+            eq.train(MODEL, DATA, algorithm, rounds=4, clients_per_round=4, engine=engine, progress=False).params
+            for engine in ("loop", "simulator")
+        )
+        torch.testing.assert_close(one, other, rtol=1e-7, atol=1e-8)
+
+
+def test_an_audit_says_that_it_looks_at_rounds_one_by_one():
+    result = trained(private(**BLT))
+    with pytest.raises(IncompatibleParts, match="correlated over rounds"):
+        eq.privacy.run_audit.plan_audits(result.algorithm, RunSize(12, 4, 6, 15, 0, tuple(DATA.train.ids)))
