@@ -24,8 +24,10 @@ from equipoise.core.update_checks import ABSURD
 from equipoise.engines.simulator.batched_steps import Gradients, stacked_gradients
 from equipoise.engines.simulator.client_queue import StartModels, batch_keys
 from equipoise.engines.simulator.convnet_path import fastest_gradients
+from equipoise.engines.simulator.cuda.adjusted_steps import GradientAdjustments, StepKind, TurnMemory
 from equipoise.engines.simulator.cuda.graph_capacity import captured, power_of_two, rounded_batch, rounded_up
 from equipoise.engines.simulator.example_batches import ExampleBatch
+from equipoise.engines.simulator.linear_blocks import why_not_linear
 from equipoise.engines.simulator.local_rule import LocalRule
 from equipoise.engines.simulator.local_work import ChunkResult, ChunkWork, LocalPath, WeightedSums, Workplace
 from equipoise.engines.simulator.precision import first_line, why_no_kernels
@@ -40,6 +42,8 @@ _LARGEST_RANKED = 4096  # examples of a client: a kernel ranks them by comparing
 _WHOLE = 64  # steps of a round that may be one graph
 _BEFORE_CAPTURE = 2  # rounds of a shape, before they are made one graph
 _SHAPES = 8  # of rounds that are one graph
+_KINDS = 4  # of steps that have buffers at once, if models are not large
+_LARGE = 2**28  # parameters of all clients of a chunk: there one kind of steps has buffers at a time
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class StepShape:
     batch: int
     one_model: bool  # or several, of which every client has a copy to start from
     sgd: SgdRule
+    kind: StepKind = StepKind()
 
 
 class ChunkPlan(NamedTuple):
@@ -64,13 +69,17 @@ class ChunkPlan(NamedTuple):
 
 
 class StepGraphs(LocalPath):
-    """SGD of clients that start from one model or a few, on a GPU. Works, uncaptured, on a CPU as well: for tests."""
+    """SGD of clients that start from one model, a few, or each from its own, on a GPU. Works, uncaptured, on a CPU for tests.
+
+    Gradients may be pulled, shifted or scaled (Ditto, SCAFFOLD, frozen parts), and a solver may take its steps by turns.
+    """
 
     name = "step graphs"
 
     def __init__(self, place: Workplace) -> None:
         super().__init__(place)
-        self.buffers: StepBuffers | None = None
+        self.buffers: StepBuffers | None = None  # of the last chunk
+        self._held: dict[tuple[bool, SgdRule, StepKind], StepBuffers] = {}
         self.obstacle = _obstacle(place)
         self._last: tuple[ChunkPlan, BatchCursor] | None = None
         self._solver: LocalSolver | None = None  # of the last chunk
@@ -98,10 +107,17 @@ class StepGraphs(LocalPath):
         return fastest_gradients(self.place.task, self.place.device, self.place.precision)
 
     def supports_rule(self, rule: LocalRule) -> str | None:
-        """Steps of SGD from shared models, without a pull."""
-        if rule.own_models or rule.pull != "none":
-            return "clients have models of their own"
-        return self.obstacle or rule.why_not_sgd()
+        """Steps of SGD, also by adjusted gradients, and steps by turns; of linear models and large batches the plain ones."""
+        if self.obstacle is not None:
+            return self.obstacle
+        if rule.own_models or not StepKind.of(rule).is_plain:
+            if why_not_linear(self.place.task) is None:
+                return "linear models of clients have a path of their own"
+            if rule.whole_clients:
+                return "a step sees all examples of a client, and models are the clients' own"
+        if rule.traits.by_turns and self.drops:
+            return "steps by turns would need the masks of dropout of their first turn"
+        return None if rule.traits.by_turns or rule.traits.adjusted_sgd is not None else rule.why_not_sgd()
 
     def supports(self, work: ChunkWork) -> str | None:
         """All batches must fit into one table. A model that could not be captured is not tried again."""
@@ -112,20 +128,24 @@ class StepGraphs(LocalPath):
         cursor, count = work.batches, len(work.chunk)
         buffers = self._buffers(work.rule, cursor, count, alone=work.starts.shared)
         plan = buffers.plan(cursor, whole_batches=work.rule.solver.batch_size is None)
-        weights = work.weights if work.starts.shared else None
+        plain = buffers.shape.kind.is_plain
+        weights = work.weights if work.starts.shared and plain else None
         try:
             first = work.first_rows.squeeze(1)
             buffers.load(work.starts, cursor.steps, cursor.sizes, cursor.keys, first, work.rule.lr, weights)
-            result = buffers.whole_chunk(plan)
+            buffers.load_kind(work)
+            result = buffers.whole_chunk(plan) if buffers.turns is None else None
             if result is None:
                 buffers.begin(plan, cursor)
-                for clients, batch in plan.steps:
-                    buffers.step(clients, batch)
+                turns = work.rule.traits.repeats
+                for number, (clients, batch) in enumerate(plan.steps):
+                    buffers.step(clients, batch, number % turns)
                 result = buffers.end(plan)
         except RuntimeError as failure:  # a forward pass that asks the device, say
             if self.obstacle is not None or isinstance(failure, torch.cuda.OutOfMemoryError):
                 raise
-            self.obstacle, self.buffers = f"steps cannot be captured as a CUDA graph ({first_line(failure)})", None
+            self.obstacle = f"steps cannot be captured as a CUDA graph ({first_line(failure)})"
+            self.release()
             warnings.warn(EquipoiseNotice(f"Rounds of this model are slower: {self.obstacle}."), stacklevel=2)
             torch.cuda.synchronize()
             return None
@@ -133,7 +153,8 @@ class StepGraphs(LocalPath):
         sq_norms, seen = result.answer()
         if weights is not None and bool((torch.isfinite(sq_norms) & (sq_norms > 0)).all()):
             return work.result(WeightedSums(result.total.clone().unsqueeze(0), sq_norms), seen)
-        return work.result(work.new_updates().copy_(result.updates[:count]), seen)
+        updates = work.new_updates().copy_(result.updates[:count])
+        return work.result(updates, seen, work.rows_after(updates) if buffers.turns is None else buffers.turn_rows(work))
 
     @cached_property
     def alike(self) -> bool:
@@ -150,7 +171,8 @@ class StepGraphs(LocalPath):
             return None
         plan, cursor = last
         known = plan in buffers.whole and plan.clients == len(cohort) and buffers.shape.one_model
-        if not known or rule.own_models or rule.pull != "none" or cohort.effort is not None or cohort.rows is not None:
+        plain = not rule.own_models and StepKind.of(rule).is_plain and buffers.shape.kind.is_plain
+        if not known or not plain or cohort.effort is not None or cohort.rows is not None:
             return None
         clients = self.place.clients
         keys = batch_keys(cohort, clients).to(self.place.device, non_blocking=True)
@@ -170,6 +192,7 @@ class StepGraphs(LocalPath):
     def release(self) -> None:
         """Free memory and graphs."""
         self.buffers = None
+        self._held.clear()
 
     def _buffers(self, rule: LocalRule, cursor: BatchCursor, clients: int, *, alone: bool) -> StepBuffers:
         """Buffers that hold this work, and larger work that is to be expected: other buffers need other graphs."""
@@ -181,15 +204,21 @@ class StepGraphs(LocalPath):
         capacity = 2 * power_of_two(clients)
         if capacity * self.place.task.layout.dimension > _SMALL:
             capacity = rounded_up(clients)
-        shape = StepShape(capacity, power_of_two(steps), batch, alone, rule.sgd)
-        held = self.buffers
+        sgd, kind = rule.traits.sgd or rule.traits.adjusted_sgd or SgdRule(0.0, 0.0, 0.0), StepKind.of(rule)
+        shape = StepShape(capacity, power_of_two(steps), batch, alone, sgd, kind)
+        held = self._held.get((alone, sgd, kind))
         if held is not None:
             sizes = {name: max(getattr(shape, name), getattr(held.shape, name)) for name in ("clients", "steps", "batch")}
             shape = replace(shape, **sizes)
             if held.shape == shape and len(held.graphs) < _GRAPHS:
+                self.buffers = held
                 return held
-        self.buffers = None  # its memory goes first
-        self.buffers = StepBuffers(self.place, shape, self.gradients, drops=self.drops)
+        few = len(self._held) >= _KINDS or shape.clients * self.place.task.layout.dimension > _LARGE
+        self.buffers = held = None  # their memory goes first
+        if few:
+            self._held.clear()
+        self._held.pop((alone, sgd, kind), None)
+        self.buffers = self._held[alone, sgd, kind] = StepBuffers(self.place, shape, self.gradients, drops=self.drops)
         return self.buffers
 
 
@@ -244,7 +273,12 @@ class StepBuffers:
         self.finest = 8 if shape.clients * place.task.layout.dimension <= _SMALL else 16
         self.weights: dict[str, Tensor] = {}
         self.velocity: dict[str, Tensor] = {}
-        self.graphs: dict[tuple[int, int], Callable[[], None]] = {}
+        kind = shape.kind
+        self.adjustments: GradientAdjustments | None = None
+        if kind.pull != "none" or kind.scaled or kind.shifted:
+            self.adjustments = GradientAdjustments(place.task.layout, kind, shape.clients, self.start)
+        self.turns: TurnMemory | None = None  # of a solver that takes its steps by turns
+        self.graphs: dict[tuple[int, int, int], Callable[[], None]] = {}
         self.whole: dict[ChunkPlan, tuple[Callable[[], None], ChunkAnswer]] = {}
         self.seen_plans: Counter[ChunkPlan] = Counter()
         self.by_kernels = self.device.type == "cuda" and why_no_kernels("batch_tables") is None
@@ -257,10 +291,10 @@ class StepBuffers:
     def plan(self, cursor: BatchCursor, *, whole_batches: bool) -> ChunkPlan:
         """The plan of a chunk; `whole_batches` says that a batch is all examples of a client."""
         most, widest = self.shape.clients, self.shape.batch
-        steps = tuple(
-            (min(self.rounded(active), most), min(rounded_batch(width), widest) if whole_batches else widest)
-            for active, width in zip(cursor.active, cursor.widest, strict=True)
-        )
+        exact = self.shape.kind.turns is not None  # its steps have no rate that could be 0 for a client that has finished
+        working = cursor.active if exact else [min(self.rounded(active), most) for active in cursor.active]
+        widths = [min(rounded_batch(width), widest) if whole_batches else widest for width in cursor.widest]
+        steps = tuple(zip(working, widths, strict=True))
         return ChunkPlan(len(cursor.sizes), cursor.drawn, int(cursor.sizes.max()), cursor.width, steps)
 
     def load(
@@ -282,6 +316,19 @@ class StepBuffers:
         self.start[: len(models)] = models
         if not self.shape.one_model:
             self.start[len(models) :] = models[0]
+
+    def load_kind(self, work: ChunkWork) -> None:
+        """Tell the device what steps of this kind need."""
+        if self.adjustments is not None:
+            self.adjustments.load(work)
+        if self.shape.kind.turns is not None:
+            if self.turns is None:
+                self.turns = TurnMemory(self.shape.kind.turns, self.weights)
+            self.turns.load(work, self.place.task.layout)
+
+    def turn_rows(self, work: ChunkWork) -> Tensor | None:
+        """What clients keep of a solver's memory by turns."""
+        return None if self.turns is None else self.turns.rows(work, self.place.task.layout)
 
     def whole_chunk(self, plan: ChunkPlan) -> ChunkAnswer | None:
         """All work of a chunk by one graph; None if there is none for this plan, or not yet."""
@@ -310,7 +357,7 @@ class StepBuffers:
 
     def begin(self, plan: ChunkPlan, cursor: BatchCursor | None = None) -> None:
         """Make the tables of a chunk, by kernels that a graph may hold or from a cursor, and put its starts in place."""
-        if self.by_kernels and plan.largest <= _LARGEST_RANKED:
+        if self.by_kernels and plan.largest <= _LARGEST_RANKED and self.shape.kind.turns is None:
             self._tables_by_kernels(plan)
         elif cursor is not None:
             self._tables(cursor)
@@ -361,7 +408,7 @@ class StepBuffers:
     @property
     def scaled(self) -> bool:
         """Whether autograd multiplies gradients by the rates, so that a step is one subtraction of all parameters."""
-        return self.gradients_of is stacked_gradients and self.shape.sgd.is_plain
+        return self.gradients_of is stacked_gradients and self.shape.sgd.is_plain and self.shape.kind.is_plain
 
     def _gradients(
         self, weights: dict[str, Tensor], clients: int, batch: int, factors: Tensor | None = None, number: int | None = None
@@ -373,36 +420,37 @@ class StepBuffers:
             keys = self._at(self.mask_keys, number)[:clients] if self.drops else None
             return self.gradients_of(self.place.task, weights, ExampleBatch(x, y, shares, False, keys=keys, factors=factors))
 
-    def step(self, clients: int, batch: int) -> None:
-        """The next step of the first `clients`."""
-        if (clients, batch) not in self.graphs:
-            self.graphs[clients, batch] = self._captured(clients, batch)
-        self.graphs[clients, batch]()
+    def step(self, clients: int, batch: int, turn: int) -> None:
+        """The next step of the first `clients`, at a turn of the solver."""
+        if (clients, batch, turn) not in self.graphs:
+            self.graphs[clients, batch, turn] = self._captured(clients, batch, turn)
+        self.graphs[clients, batch, turn]()
 
-    def _captured(self, clients: int, batch: int) -> Callable[[], None]:
+    def _captured(self, clients: int, batch: int, turn: int) -> Callable[[], None]:
+        body = partial(self._body, clients, batch, None, turn)
         if self.device.type != "cuda":
-            return partial(self._body, clients, batch)
-        # Trial runs take no step (their rate is 0), but would count one.
-        number, rates = self.number.clone(), self.rates.clone()
-        velocity = {name: value.clone() for name, value in self.velocity.items()}
+            return body
+        # Trial runs take no step (their rate is 0), but would count one; steps by turns have no rate, and are undone.
+        changing = [self.number, self.rates, *self.velocity.values()]
+        if self.turns is not None:
+            changing += [*self.weights.values(), *(each for slots in self.turns.named.values() for each in slots)]
+        before = [value.clone() for value in changing]
         self.rates.zero_()
 
         def trial() -> None:
-            self.number.copy_(number)
-            self._body(clients, batch)
+            self.number.copy_(before[0])
+            body()
 
-        graph = captured(partial(self._body, clients, batch), trial, 1 if self.graphs else 2, self.pool)
-        self.number.copy_(number)
-        self.rates.copy_(rates)
-        for name, value in velocity.items():
-            self.velocity[name].copy_(value)
+        graph = captured(body, trial, 1 if self.graphs else 2, self.pool)
+        for value, old in zip(changing, before, strict=True):
+            value.copy_(old)
         return graph.replay
 
     def _at(self, table: Tensor, number: int | None) -> Tensor:
         """What a table holds of a step: that of a number, or the one that the device counts to."""
         return table[number] if number is not None else table.index_select(0, self.number)[0]
 
-    def _body(self, clients: int, batch: int, number: int | None = None) -> None:
+    def _body(self, clients: int, batch: int, number: int | None = None, turn: int = 0) -> None:
         """W ← w − rate · (g + λ w + μ (w − w^t)), or with momentum; a client that has finished has the rate 0."""
         sgd = self.shape.sgd
         weights = {name: value[:clients] for name, value in self.weights.items()}
@@ -410,10 +458,14 @@ class StepBuffers:
         gradients, losses = self._gradients(weights, clients, batch, rates if self.scaled else None, number)
         starts = self.place.task.layout.unflatten(self.start)
         with torch.no_grad():
-            if self.scaled:
+            if self.turns is not None:
+                self.turns.step(turn, self.shape.kind.lr or 0.0, weights, gradients, starts)
+            elif self.scaled:
                 torch._foreach_sub_(list(weights.values()), [gradients[name] for name in weights])
-            for name, gradient in gradients.items() if not self.scaled else ():
+            for name, gradient in gradients.items() if not self.scaled and self.turns is None else ():
                 value, rate = weights[name], rates.view(-1, *(1,) * (gradient.dim() - 1))
+                if self.adjustments is not None:
+                    gradient = self.adjustments.adjusted(name, gradient, value)
                 if sgd.weight_decay:
                     gradient = gradient.add(value, alpha=sgd.weight_decay)
                 if sgd.prox:
