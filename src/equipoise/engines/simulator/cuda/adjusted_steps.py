@@ -77,7 +77,9 @@ class GradientAdjustments:
         if self._shifts:
             gradient = gradient + self._shifts[name][:k]
         if self._anchors:
-            each = self.strength[:k].view(-1, *(1,) * (gradient.dim() - 1)) if not self._strengths else self._strengths[name][:k]
+            each = (
+                self.strength[:k].view(-1, *(1,) * (gradient.dim() - 1)) if not self._strengths else self._strengths[name][:k]
+            )
             gradient = torch.addcmul(gradient, each, value - self._anchors[name][:k])
         return gradient
 

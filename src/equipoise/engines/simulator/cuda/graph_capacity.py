@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-
 _CAPTURES = threading.Lock()  # torch has one stream for captures, whichever thread makes them
 
 
