@@ -37,7 +37,7 @@ import torch
 from equipoise.engines.simulator import engine as simulator_engine
 from equipoise.reproduce.experiments import EXPERIMENTS
 from equipoise.reproduce.runner import ExperimentRuns
-from equipoise.reproduce.together import OutOfTime, TimeLimit
+from equipoise.reproduce.batched_runs import OutOfTime, TimeLimit
 
 PFLLIB = ("pfllib-fashion-mnist-dirichlet", "pfllib-fashion-mnist-pathological")
 CHEAP = ("FedPer", "Local", "Ditto", "Δ-FL 0.5 + Ditto", "FedRep", "FedBABU", "SCAFFOLD")
