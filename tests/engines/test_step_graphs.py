@@ -15,12 +15,14 @@ from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop
 from equipoise.engines.simulator.calibration import Choice
 from equipoise.engines.simulator.client_queue import ClientQueue
+from equipoise.engines.simulator.cuda import step_graphs
 from equipoise.engines.simulator.cuda.graph_capacity import rounded_up
-from equipoise.engines.simulator.cuda.step_graphs import StepGraphs
+from equipoise.engines.simulator.cuda.step_graphs import StepBuffers, StepGraphs
 from equipoise.engines.simulator.engine import SimulatorEngine
 from equipoise.engines.simulator.local_rule import LocalRule, steps_one_by_one
 from equipoise.engines.simulator.local_work import ChunkWork
 from equipoise.personal.pfedme import EnvelopeSteps
+from equipoise.solvers.batches import BatchCursor
 from equipoise.solvers.prepared import AdjustedSolver
 from made_clients import make_clients
 
@@ -216,3 +218,63 @@ def test_replayed_steps_by_turns_agree_with_the_loop():
             torch.testing.assert_close(found.losses, wanted.losses, rtol=1e-8, atol=1e-9)
             if fresh is not None:
                 torch.testing.assert_close(found.rows.double(), wanted.rows.double(), rtol=1e-5, atol=1e-6)
+
+
+class Uncaptured:
+    """In place of a captured graph: does again what was captured."""
+
+    def __init__(self, body, trial, trials, pool=None):
+        for _ in range(trials):
+            trial()
+        self.replay = body
+        body()
+
+
+@pytest.fixture
+def whole_rounds(monkeypatch):
+    """Rounds of one shape as one graph, on a CPU: nothing is captured, and tables come from a cursor."""
+
+    def tables(buffers, plan):
+        told = (buffers.keys, buffers.sizes, buffers.steps)
+        keys, sizes, steps = (each[: plan.clients].clone() for each in told)
+        buffers._tables(BatchCursor(keys, sizes, plan.width, steps))
+
+    answers = []
+    monkeypatch.setattr(StepBuffers, "_tables_by_kernels", tables)
+    monkeypatch.setattr(step_graphs, "captured", Uncaptured)
+    original = StepBuffers.end
+    monkeypatch.setattr(StepBuffers, "end", lambda self, plan: answers.append(original(self, plan)) or answers[-1])
+    return answers
+
+
+@pytest.mark.parametrize("sizes", [[12] * 6, [13] * 6], ids=["full batches", "a smaller last batch"])
+def test_whole_rounds_agree_with_the_loop(whole_rounds, monkeypatch, sizes):
+    data, solver = FederatedData(make_clients(sizes)), eq.solvers.SGD(lr=0.5, batch_size=4, epochs=2)
+    task = Task.of(small_network())
+    params = torch.randn(task.layout.dimension, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    engine, graphs = replaying(task, data)
+    loop, mean = Loop().start(task, data), eq.aggregators.WeightedMean()
+    seen = []
+    for index in range(5):
+        if graphs.buffers is not None:
+            graphs.buffers.by_kernels = True
+            monkeypatch.setattr(graphs.buffers, "whole_chunk", _latest(graphs.buffers, whole_rounds, seen))
+        alpha = torch.full((6,), 1 / 6, dtype=torch.float64)
+        cohort = eq.sampling.Uniform()(index, alpha, clients_per_round=4, seed=4)
+        found, wanted = (e.summed_update(params, cohort, solver, cohort.weights, mean) for e in (engine, loop))
+        torch.testing.assert_close(found.update, wanted.update, rtol=1e-8, atol=1e-11)
+        torch.testing.assert_close(found.losses, wanted.losses, rtol=1e-9, atol=1e-11)
+        torch.testing.assert_close(found.sq_norms, wanted.sq_norms, rtol=1e-8, atol=1e-11)
+    assert len(seen) == 3  # all rounds but the first two were whole
+
+
+def _latest(buffers, answers, seen):
+    """As `whole_chunk`, but with the answer of this call: a graph writes to the same memory again, and a call does not."""
+
+    def whole_chunk(plan):
+        if StepBuffers.whole_chunk(buffers, plan) is None:
+            return None
+        seen.append(plan)
+        return answers[-1]
+
+    return whole_chunk

@@ -161,7 +161,9 @@ def test_system_noise_begins_anew_after_a_stop_and_pays_for_it(tmp_path):
 )  # fmt: skip
 def test_refused_with_the_reason(parts, words):
     with pytest.raises(IncompatibleParts, match=words):
-        eq.Algorithm(**({"sampler": sampling.MinSeparation(3)} if parts and "sampler" not in parts else {}) | parts, privacy=private())
+        eq.Algorithm(
+            **({"sampler": sampling.MinSeparation(3)} if parts and "sampler" not in parts else {}) | parts, privacy=private()
+        )
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,11 @@ from equipoise.data.clients import FederatedData
 from equipoise.engines import Simulator
 from equipoise.errors import ConfigError, Diverged, InvalidParameter, require, unknown_name
 from equipoise.metrics import mean
+from equipoise.reproduce.batched_runs import ENOUGH_SECONDS, OutOfTime, RunsTogether, TimeLimit
 from equipoise.reproduce.data_sets import at_most, data_folder, require_files
 from equipoise.reproduce.entry import Experiment, FinishedRun, Method, Scale
 from equipoise.reproduce.experiments import EXPERIMENTS, SEVERAL
 from equipoise.reproduce.result_tables import Reproduction, machine, slug, versions
-from equipoise.reproduce.together import ENOUGH_SECONDS, OutOfTime, RunsTogether, TimeLimit
 from equipoise.result import Result
 from equipoise.round import grouped
 from equipoise.runs.many import SeededRun
@@ -123,10 +123,11 @@ def reproduce_table(
 def chosen_methods(entry: Experiment, names: str | None, scale: str) -> tuple[Method, ...]:
     """The methods that a list separated by commas names, in the order of the experiment.
 
-    None: all, but methods that differ from others by their rounds at the scale "paper" only at that scale.
+    None: all, but methods that differ from others by more rounds at the scale "paper" only at that scale.
     """
     if names is None:
-        return tuple(method for method in entry.methods if scale == "paper" or method.rounds is None)
+        usual = entry.scales["paper"].rounds
+        return tuple(m for m in entry.methods if scale == "paper" or m.rounds is None or m.rounds < usual)
     wanted = {slug(one) for one in names.split(",") if one.strip()}
     known = {slug(method.name): method for method in entry.methods}
     if strangers := sorted(wanted - known.keys()):

@@ -18,7 +18,17 @@ from equipoise.round import Plan, RunInRound, draw_cohort, make_plan, prepare, r
 from equipoise.runs.setup import Setting
 from equipoise.testing.laws import agree, equal_values, hold, is_finite, unchanged, without_error
 from equipoise.testing.small_run import make_small_task, set_up_quietly
-from equipoise.types import ClientRisk, ClipRule, Cohort, Combined, Privacy, QuantileSource, QuantileTraits, Sampler, ServerState
+from equipoise.types import (
+    ClientRisk,
+    ClipRule,
+    Cohort,
+    Combined,
+    Privacy,
+    QuantileSource,
+    QuantileTraits,
+    Sampler,
+    ServerState,
+)
 
 ROUNDS = 3  # of the run that a protection is tried in
 TAILS = (1.0, 0.9, 0.5, 0.25, 0.01)
@@ -113,8 +123,8 @@ def check_protection(
     call writes to; an empty cohort is handled; ε never falls from one round to the next. One client moves a sum by at most the
     `clip` bound over the denominator, where noise repeats in a second call. Without noise the total is the sum of the plain
     run's client updates under the same weights and denominator, bit for bit or up to `tolerance`: `noiseless` is the part with
-    an infinite clip and zero noise, and must be given for a part that has a `clip`. `risk` is the run's risk (None: the mean), `sampler`
-    draws its cohorts (None: the default of the protection).
+    an infinite clip and zero noise, and must be given for a part that has a `clip`. `risk` is the run's risk (None: the mean),
+    `sampler` draws its cohorts (None: the default of the protection).
     """
     algorithm = Algorithm(risk=risk or Mean(), sampler=sampler, privacy=privacy)
     traits = algorithm.traits.privacy

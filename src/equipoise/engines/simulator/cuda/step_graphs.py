@@ -13,18 +13,19 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.core import rng
+from equipoise.core import rng, trees
 from equipoise.core.update_checks import ABSURD
 from equipoise.engines.simulator.batched_steps import Gradients, stacked_gradients
 from equipoise.engines.simulator.client_queue import StartModels, batch_keys
 from equipoise.engines.simulator.convnet_path import fastest_gradients
 from equipoise.engines.simulator.cuda.adjusted_steps import PLAIN, GradientAdjustments, StepKind, TurnMemory
+from equipoise.engines.simulator.cuda.deferred_products import DeferredProducts, ProductsSeen
 from equipoise.engines.simulator.cuda.graph_capacity import captured, power_of_two, rounded_batch, rounded_up
 from equipoise.engines.simulator.example_batches import ExampleBatch
 from equipoise.engines.simulator.linear_blocks import why_not_linear
@@ -39,6 +40,7 @@ _GRAPHS = 512  # at most; then all are captured anew
 _SMALL = 2**20  # parameters of all clients of a chunk: neither memory nor padding matters, but every graph does
 _TABLE = 2**23  # numbers in the tables of all steps, of steps that only the largest client takes
 _LARGEST_RANKED = 4096  # examples of a client: a kernel ranks them by comparing all pairs
+_AT_ONCE = 2**24  # numbers of the inputs of all steps that are gathered together
 _WHOLE = 64  # steps of a round that may be one graph
 _BEFORE_CAPTURE = 2  # rounds of a shape, before they are made one graph
 _SHAPES = 8  # of rounds that are one graph
@@ -174,20 +176,31 @@ class StepGraphs(LocalPath):
         plain = not rule.own_models and StepKind.of(rule).is_plain and buffers.shape.kind.is_plain
         if not known or not plain or cohort.effort is not None or cohort.rows is not None:
             return None
-        clients = self.place.clients
-        keys = batch_keys(cohort, clients).to(self.place.device, non_blocking=True)
-        first = clients.starts[cohort.clients.to(self.place.device, non_blocking=True)]
+        keys, first = batch_keys(cohort, self.place.clients), self._first_rows(cohort.clients)
         buffers.load(StartModels(job.params.unsqueeze(0), cohort.clients), cursor.steps, cursor.sizes, keys, first, rule.lr,
                      job.weights)  # fmt: skip
         result = buffers.whole_chunk(plan)
         if result is None:
             return None
+        total = result.total.clone()  # asked for while the device works
         sq_norms, seen = result.answer()
         numbers, losses = sq_norms.numpy(), seen.numpy() / cursor.steps.numpy()
         # NaN compares as False. To be left out, or a square that float32 does not hold: rare, and done in the ordinary way.
         if not (numbers.min() > 0 and numbers.max() <= ABSURD**2 and math.isfinite(losses.sum())):
             return None
-        return LocalWork(result.total.clone(), sq_norms, torch.from_numpy(losses))
+        return LocalWork(total, sq_norms, torch.from_numpy(losses))
+
+    @cached_property
+    def _host_starts(self) -> Tensor | None:
+        """The first row of every client, on the CPU; None if rows move, as those of cohorts that are read one at a time do."""
+        clients = self.place.clients
+        return clients.starts.cpu() if clients.in_turn else None
+
+    def _first_rows(self, clients: Tensor) -> Tensor:
+        """The row of the first example of each client at these positions, on the CPU where it is known there."""
+        if self._host_starts is not None:
+            return self._host_starts[clients]
+        return self.place.clients.starts[clients.to(self.place.device, non_blocking=True)]
 
     def release(self) -> None:
         """Free memory and graphs."""
@@ -262,12 +275,12 @@ class StepBuffers:
         self.losses = torch.zeros(table[:2], dtype=self.dtype, device=self.device)
         self.number = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.mask_keys = torch.zeros(table[:2] if drops else (0, 0), dtype=torch.int64, device=self.device)
-        # What a chunk is told: keys, first rows, sizes and steps of its clients, their weights in a sum, and the rate.
-        self.asked = torch.zeros(5, shape.clients, dtype=torch.int64, device=self.device)
-        self.host = torch.zeros(3, shape.clients, dtype=torch.int64, pin_memory=self.device.type == "cuda")
-        self.keys, self.first, self.sizes, self.steps, _ = self.asked
-        self.pi = self.asked[4].view(torch.float64)
-        self.lr = torch.zeros((), dtype=torch.float64, device=self.device)
+        # What a chunk is told, in one copy: keys, first rows, sizes and steps of its clients, their weights in a sum, the rate.
+        self.asked = torch.zeros(6, shape.clients, dtype=torch.int64, device=self.device)
+        self.host = torch.zeros(6, shape.clients, dtype=torch.int64, pin_memory=self.device.type == "cuda")
+        self.told, self.told_floats = self.host.numpy(), self.host[4:].numpy().view(np.float64)
+        self.keys, self.first, self.sizes, self.steps, *_ = self.asked
+        self.pi, self.lr = self.asked[4].view(torch.float64), self.asked[5].view(torch.float64)[0]
         rows = 1 if shape.one_model else shape.clients
         self.start = torch.zeros(rows, place.task.layout.dimension, dtype=self.dtype, device=self.device)
         self.finest = 8 if shape.clients * place.task.layout.dimension <= _SMALL else 16
@@ -279,6 +292,8 @@ class StepBuffers:
             self.adjustments = GradientAdjustments(place.task.layout, kind, shape.clients, self.start)
         self.turns: TurnMemory | None = None  # of a solver that takes its steps by turns
         self.graphs: dict[tuple[int, int, int], Callable[[], None]] = {}
+        self.products: dict[tuple[int, int], frozenset[int]] = {}  # of steps, by their shape: those that are gradients
+        self.examples: tuple[Any, Any] | None = None  # of all steps, while a chunk is captured
         self.whole: dict[ChunkPlan, tuple[Callable[[], None], ChunkAnswer]] = {}
         self.seen_plans: Counter[ChunkPlan] = Counter()
         self.by_kernels = self.device.type == "cuda" and why_no_kernels("batch_tables") is None
@@ -305,13 +320,16 @@ class StepBuffers:
         if not self.weights:
             self.start[:] = starts.rows()[0]
             self._make_weights()
-        self.keys[:count] = keys
-        self.first[:count] = first
-        told = self.host.numpy()  # the device has read the last chunk's: its answer was waited for
-        told[0, :count], told[1, :count] = sizes.numpy(), steps.numpy()
-        told[2].view(np.float64)[:count] = 0.0 if weights is None else weights.numpy()
-        self.asked[2:].copy_(self.host, non_blocking=True)
-        self.lr.fill_(lr)
+        values = (keys, first, sizes, steps)
+        for place, each in enumerate(values):
+            if each.device.type == "cpu":
+                self.told[place, :count] = each.numpy()  # the device has read the last chunk's: its answer was waited for
+        self.told_floats[0, :count] = 0.0 if weights is None else weights.numpy()
+        self.told_floats[1, 0] = lr
+        self.asked.copy_(self.host, non_blocking=True)
+        for place, each in enumerate(values):
+            if each.device.type != "cpu":
+                self.asked[place, :count] = each
         models = starts.rows()
         self.start[: len(models)] = models
         if not self.shape.one_model:
@@ -348,12 +366,24 @@ class StepBuffers:
 
         def body() -> None:  # begins by setting all that it changes, so that a trial leaves nothing behind
             self.begin(plan)
+            self.examples = self._all_examples(plan)
             for number, (clients, batch) in enumerate(plan.steps):
                 self._body(clients, batch, number)
+            self.examples = None
             answers.append(self.end(plan))
 
         graph = captured(body, body, 1, self.pool)
         return graph.replay, answers[-1]
+
+    def _all_examples(self, plan: ChunkPlan) -> tuple[Any, Any] | None:
+        """Inputs and targets of all steps, gathered at once; None if steps differ, or there are too many of them."""
+        if len(set(plan.steps)) > 1:
+            return None
+        clients, batch = plan.steps[0]
+        rows, held = self.rows[: len(plan.steps), :clients, :batch], self.place.clients
+        if rows.numel() * max(1, held.features) > _AT_ONCE:
+            return None
+        return held.inputs(rows, self.dtype), held.targets(rows, self.dtype)
 
     def begin(self, plan: ChunkPlan, cursor: BatchCursor | None = None) -> None:
         """Make the tables of a chunk, by kernels that a graph may hold or from a cursor, and put its starts in place."""
@@ -413,9 +443,12 @@ class StepBuffers:
     def _gradients(
         self, weights: dict[str, Tensor], clients: int, batch: int, factors: Tensor | None = None, number: int | None = None
     ) -> tuple[dict[str, Tensor], Tensor]:
-        rows = self._at(self.rows, number)[:clients, :batch]
         shares = self._at(self.shares, number)[:clients, :batch]
-        x, y = self.place.clients.inputs(rows, self.dtype), self.place.clients.targets(rows, self.dtype)
+        if self.examples is not None and number is not None:
+            x, y = (trees.map_tree(lambda leaf: leaf[number], tree) for tree in self.examples)
+        else:
+            rows = self._at(self.rows, number)[:clients, :batch]
+            x, y = self.place.clients.inputs(rows, self.dtype), self.place.clients.targets(rows, self.dtype)
         with self.place.precision.forward(self.device):
             keys = self._at(self.mask_keys, number)[:clients] if self.drops else None
             return self.gradients_of(self.place.task, weights, ExampleBatch(x, y, shares, False, keys=keys, factors=factors))
@@ -441,7 +474,7 @@ class StepBuffers:
             self.number.copy_(before[0])
             body()
 
-        graph = captured(body, trial, 1 if self.graphs else 2, self.pool)
+        graph = captured(body, trial, 2, self.pool)  # the first trial looks for products
         for value, old in zip(changing, before, strict=True):
             value.copy_(old)
         return graph.replay
@@ -455,13 +488,24 @@ class StepBuffers:
         sgd = self.shape.sgd
         weights = {name: value[:clients] for name, value in self.weights.items()}
         rates = self._at(self.rates, number)[:clients]
-        gradients, losses = self._gradients(weights, clients, batch, rates if self.scaled else None, number)
+        deferred = None
+        if not self.scaled:
+            gradients, losses = self._gradients(weights, clients, batch, None, number)
+        elif (clients, batch) not in self.products:  # the first such step shows which products are gradients
+            with ProductsSeen() as seen:
+                gradients, losses = self._gradients(weights, clients, batch, rates, number)
+            self.products[clients, batch] = seen.gradients(gradients)
+        else:
+            with DeferredProducts(self.products[clients, batch]) as deferred:
+                gradients, losses = self._gradients(weights, clients, batch, rates, number)
         starts = self.place.task.layout.unflatten(self.start)
         with torch.no_grad():
             if self.turns is not None:
                 self.turns.step(turn, self.shape.kind.lr or 0.0, weights, gradients, starts)
             elif self.scaled:
-                torch._foreach_sub_(list(weights.values()), [gradients[name] for name in weights])
+                names = list(weights) if deferred is None else deferred.subtract(weights, gradients)
+                if names:
+                    torch._foreach_sub_([weights[name] for name in names], [gradients[name] for name in names])
             for name, gradient in gradients.items() if not self.scaled and self.turns is None else ():
                 value, rate = weights[name], rates.view(-1, *(1,) * (gradient.dim() - 1))
                 if self.adjustments is not None:
