@@ -18,6 +18,7 @@ COLLUDING = [
     attacks.ALIE(share=0.4, seed=1, factor=1.5),
     attacks.IPM(share=0.4, seed=1),
     attacks.Mimic(share=0.4, seed=1),
+    attacks.Mimic(share=0.4, seed=1, hold=True),
     attacks.MinMax(share=0.4, seed=1),
     attacks.MinMax(share=0.4, seed=1, direction="mean"),
     attacks.MinMax(share=0.4, seed=1, direction="sign"),
@@ -65,6 +66,25 @@ def test_min_max_is_on_the_border_and_never_beyond():
         point = honest.mean(0) + longest_step(honest, honest.mean(0), along) * along
         reach, diameter = (point - honest).norm(dim=1).max(), torch.cdist(honest, honest).max()
         assert float(reach) == pytest.approx(float(diameter), rel=1e-9)
+
+
+def test_mimic_keeps_to_one_client_whoever_else_is_in_the_round():
+    """The target is the same in every round in which it is there, and does not depend on the order of clients."""
+    attack, names = attacks.Mimic(hold=True, seed=3), torch.tensor([11, 22, 33, 44, 55])
+    updates = torch.arange(10.0).view(5, 2)
+
+    def target(chosen):
+        sent = Sent(torch.zeros(2, 2), torch.arange(2), 2 + len(chosen), updates[chosen], names[chosen])
+        copied = attack.corrupt(sent)
+        assert torch.equal(copied[0], copied[1])
+        return (updates == copied[0]).all(1).nonzero().item()
+
+    held = target([0, 1, 2, 3, 4])
+    others = [k for k in range(5) if k != held]
+    assert target([4, 3, 2, 1, 0]) == held
+    assert target([held, others[2]]) == held
+    assert target(others) == target(others[::-1]) != held
+    assert {attacks.Mimic(hold=True, seed=s) == attack for s in (3, 4)} == {True, False}
 
 
 def test_mimic_copies_the_honest_update_that_stands_out():

@@ -100,7 +100,9 @@ def refuse_unfit_for_buffer(algorithm: Algorithm) -> None:
     reason = (
         f"{algorithm.risk!r} compares losses, and those of different versions of the model cannot be ranked"
         if traits.risk.needs_losses or aggregator.needs_losses
-        else f"{algorithm.privacy!r} counts clients by rounds, and arrivals are no sampling" if algorithm.privacy is not None
+        else f"{algorithm.privacy!r} masks updates before anybody knows how stale they will be" if traits.privacy.only_sums
+        else f"{algorithm.privacy!r} counts on random cohorts or on rounds of a client that are far apart, and arrivals are "
+        "neither" if algorithm.privacy is not None
         else f"{algorithm.personal!r} trains clients' own models in rounds" if algorithm.personal is not None
         else f"{algorithm.solver!r} prepares rounds or keeps a state of each client between them"
         if solver.prepare is not None or solver.keeps is not None or solver.after_rows is not None

@@ -15,6 +15,7 @@ from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParamete
 from equipoise.experiment import catalog
 from equipoise.privacy import correlated_noise as cn
 from equipoise.privacy.accounting import gaussian_epsilon
+from equipoise.privacy.run_audit import audit_algorithm
 from equipoise.runs.checkpoint import Checkpoints
 from equipoise.testing import check_protection
 from equipoise.types import RunSize
@@ -91,9 +92,11 @@ def test_without_correlation_it_is_the_server_view_of_independent_noise():
 
 def test_the_law_of_protections():
     for matrix in ({}, BLT, BANDED):
-        check_protection(
-            private(2.0, **matrix), noiseless=private(0.0, math.inf, **matrix), sampler=sampling.MinSeparation(3)
-        )  # fmt: skip
+        for sampler in (sampling.MinSeparation(2), sampling.Full()):
+            if matrix is not BANDED:
+                noiseless = private(0.0, math.inf, **matrix)
+                check_protection(private(2.0, **matrix), noiseless=noiseless, sampler=sampler)
+    check_protection(private(2.0, bands=(1.0, 0.5)), noiseless=private(0.0, math.inf), sampler=sampling.MinSeparation(2))
 
 
 @pytest.mark.parametrize("matrix", [BLT, BANDED], ids=["BLT", "banded"])
@@ -210,4 +213,4 @@ def test_drift_correction_and_split_models_go_with_it():
 def test_an_audit_says_that_it_looks_at_rounds_one_by_one():
     result = trained(private(**BLT))
     with pytest.raises(IncompatibleParts, match="correlated over rounds"):
-        eq.privacy.run_audit.plan_audits(result.algorithm, RunSize(12, 4, 6, 15, 0, tuple(DATA.train.ids)))
+        audit_algorithm(result.algorithm, clients=12, clients_per_round=4, rounds=6, trials=10)

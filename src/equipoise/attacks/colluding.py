@@ -10,6 +10,7 @@ from torch import Tensor
 
 from equipoise.aggregators.robust import gram_matrix, squared_distances
 from equipoise.attacks.malicious import Sent, check_attack_parameters
+from equipoise.core import rng
 from equipoise.errors import require, require_number
 
 
@@ -93,22 +94,31 @@ class Mimic:
     """Every attacker sends a copy of the honest update that stands out most along the main direction of the honest spread.
 
     That is the u_k with the largest |⟨z, u_k − μ⟩|, z the top singular vector of the round's centred honest updates. Where all
-    honest updates are equal it has no effect. (The authors keep one target after a warm-up; here each round has its own.)
+    honest updates are equal it has no effect. Each round has its own target.
+
+    `hold=True` keeps to one honest client instead, as the authors' code does after a warm-up, so that this client counts as
+    often as there are attackers, round after round. Attacks have no memory, so it is not the client that stood out in the
+    warm-up: honest clients come in an order drawn by `seed`, and the first of them that is in the round is the target.
 
     Source: Karimireddy, He, Jaggi 2022 (arXiv 2006.09365).
     """
 
     share: float = 0.2
     seed: int = 0
+    hold: bool = False
     omniscient: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_attack_parameters(self)
+        require(isinstance(self.hold, bool), "hold", "must be True or False", self.hold)
 
     def corrupt(self, sent: Sent) -> Tensor:
         """One honest update in place of each malicious one, (k, D)."""
         if sent.honest is None or len(sent.honest) == 0:
             return sent.updates
+        if self.hold and sent.honest_names is not None:
+            order = rng.client_keys(rng.stream_key(self.seed, "mimicked client"), sent.honest_names)
+            return sent.honest[int(order.argmin())].expand(sent.updates.shape)
         vectors = torch.linalg.eigh(gram_matrix(sent.honest, honest_mean(sent)).cpu()).eigenvectors
         return sent.honest[int(vectors[:, -1].abs().argmax())].expand(sent.updates.shape)
 

@@ -35,6 +35,7 @@ class Sent:
     keys: Tensor  # (k,) int64, a random stream for each of them in this round
     cohort: int  # how many clients send an update in this round
     honest: Tensor | None = None  # (h, D) of the other clients of the round, for attacks that see them (`omniscient`)
+    honest_names: Tensor | None = None  # (h,) int64, a number of each of these clients, the same in every round
 
 
 def malicious_clients(clients: ClientSet, share: float, seed: int) -> tuple[str, ...]:
@@ -96,8 +97,10 @@ def corrupted(
     bad = torch.tensor([data.train.ids[i] in data.malicious for i in clients.tolist()], device=updates.device)
     if not bool(bad.any()):
         return updates
-    honest = updates[~bad] if traits.omniscient else None
-    sent = corrupt(Sent(updates[bad], keys[bad.to(keys.device)], cohort, honest))
+    honest, names = (None, None)
+    if traits.omniscient:
+        honest, names = updates[~bad], data.train.keys[clients.to(data.train.keys.device)].cpu()[~bad.cpu()]
+    sent = corrupt(Sent(updates[bad], keys[bad.to(keys.device)], cohort, honest, names))
     good = isinstance(sent, Tensor) and sent.shape == updates[bad].shape
     changed = updates.clone()
     changed[bad] = sent.to(updates) if good else math.nan
