@@ -42,7 +42,7 @@ class PackedProduct:
 
 def packed_products(recording: Recording) -> dict[int, PackedProduct]:
     """The operations of a recording, by number, that are large products with a matrix that is never written to."""
-    if not torch.backends.mkldnn.is_available():
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return {}
     written = {memory for _, memory in recording.writes}
     views: dict[Value, tuple[Value, bool]] = {}  # of a matrix: itself or its transpose

@@ -179,7 +179,8 @@ class StepBuffers:
             if part.stop == len(plan.steps):
                 answers.append(self.end(plan))
 
-        whole, graphs = range(len(plan.steps)), []
+        whole = range(len(plan.steps))
+        graphs: list[torch.cuda.CUDAGraph] = []
         for part in growing_parts(len(plan.steps)):
             graphs.append(captured(partial(body, part), partial(body, whole), 1 if not graphs else 0, self.pool))
         self.examples = None
