@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from more_models import MORE
 from torch import Tensor, nn
 from torch.nn import functional
 from zoo import Entry, pixels, tokens
@@ -216,4 +217,5 @@ OTHERS: dict[str, Entry] = {
     "small ConvNet [1.0]": Entry(SmallConvNet, pixels(1, 28, 28, classes=10), 20, on_cpu=6),
     "residual 1-D CNN [1.0]": Entry(ResidualConv1d, pixels(3, 100, classes=5), 16, on_cpu=8),
     "interactions [1.3]": Entry(Interactions, clicks, 20, on_cpu=16),
+    **MORE,
 }

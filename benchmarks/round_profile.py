@@ -21,7 +21,7 @@ import torch
 import zoo
 
 import equipoise as eq
-from equipoise.engines.simulator.cuda import deferred_products, step_graphs
+from equipoise.engines.simulator.cuda import deferred_products, step_buffers
 from models import OurRounds, agreement, alternated, careful_rounds, interval, seconds
 
 QUICK = ("MLP", "MLP, dropout", "LSTM, 2 layers", "Transformer, dropout", "tabular", "LoRA decoder")
@@ -31,8 +31,8 @@ STAMPS: dict[str, list[float]] = {}
 @contextmanager
 def stamped() -> Iterator[None]:
     """Notes when a round's host is where, and how long its graph takes on the device."""
-    buffers = step_graphs.StepBuffers
-    load, whole, answer = buffers.load, buffers.whole_chunk, step_graphs.ChunkAnswer.answer
+    buffers = step_buffers.StepBuffers
+    load, whole, answer = buffers.load, buffers.whole_chunk, step_buffers.ChunkAnswer.answer
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def stamped_load(self: Any, *args: Any) -> None:
@@ -55,10 +55,10 @@ def stamped() -> Iterator[None]:
 
     try:
         buffers.load, buffers.whole_chunk = stamped_load, stamped_whole
-        step_graphs.ChunkAnswer.answer = stamped_answer
+        step_buffers.ChunkAnswer.answer = stamped_answer
         yield
     finally:
-        buffers.load, buffers.whole_chunk, step_graphs.ChunkAnswer.answer = load, whole, answer
+        buffers.load, buffers.whole_chunk, step_buffers.ChunkAnswer.answer = load, whole, answer
 
 
 def stages(ours: OurRounds, before: Callable[[], None] | None, rounds: int) -> str:
@@ -120,19 +120,19 @@ def warm(name: str, precision: str = "float32") -> OurRounds:
 
 def without(name: str) -> None:
     """Rounds in a row with techniques turned off, one after another and together."""
-    seen, at_once = deferred_products.ProductsSeen.gradients, step_graphs._AT_ONCE
+    seen, at_once = deferred_products.ProductsSeen.gradients, step_buffers._AT_ONCE
     for label, deferred, gathered in (("all", 1, 1), ("no deferral", 0, 1), ("no gathering", 1, 0), ("neither", 0, 0)):
         try:
             if not deferred:
                 deferred_products.ProductsSeen.gradients = lambda self, gradients: frozenset()
             if not gathered:
-                step_graphs._AT_ONCE = 0
+                step_buffers._AT_ONCE = 0
             ours = warm(name)
             found = min(in_a_row(ours) for _ in range(3))
             products = {key: len(value) for key, value in ours.engine.step_graphs.buffers.products.items()}
             print(f"  in a row, {label}: {found:.3f} ms, deferred products {products}", flush=True)
         finally:
-            deferred_products.ProductsSeen.gradients, step_graphs._AT_ONCE = seen, at_once
+            deferred_products.ProductsSeen.gradients, step_buffers._AT_ONCE = seen, at_once
 
 
 def by_turns(name: str, budget: float, precision: str = "float32") -> None:

@@ -247,3 +247,37 @@ def test_products_are_added_to_the_parameters_at_once():
     engine.updates(engine.task.read_model(), everyone(4), SOLVERS["plain"])
     (made,) = engine.workers.own.path(RecordedSteps.name)._programs.values()
     assert made._each[0].program.source.count("aten.addmm_(") == 1  # the head's
+
+
+class Frozen(nn.Module):
+    """Large frozen layers with and without a bias, and a frozen matrix that is used both ways, between small trained ones."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.up, self.down = nn.Linear(8, 512).requires_grad_(False), nn.Linear(512, 512, bias=False).requires_grad_(False)
+        self.both = nn.Parameter(torch.randn(512, 8) / 20, requires_grad=False)
+
+    def forward(self, x):
+        hidden = torch.tanh(self.down(torch.tanh(self.up(self.first(x)))))
+        return self.last(hidden @ self.both) + (hidden @ self.both @ self.both.T).mean(1, keepdim=True)
+
+
+def test_products_with_frozen_matrices_are_packed_and_follow_them(monkeypatch):
+    monkeypatch.setattr("equipoise.engines.simulator.cpu.packed_products._LEAST", 1000)
+    torch.manual_seed(0)
+    clients = [(str(k), torch.randn(16, 6), torch.randint(0, 3, (16,))) for k in range(3)]
+    data, solver, cohort = FederatedData(ClientSet.pack(clients)), eq.solvers.SGD(lr=0.3, batch_size=8, epochs=2), everyone(3)
+    task = Task.of(Frozen())
+    engine, loop = Simulator(workers=1).start(task, data), Loop().start(task, data)
+    engine.use(Choice(3, 1, 3, RecordedSteps.name))
+    for _ in range(2):
+        found, wanted = (each.updates(task.read_model(), cohort, solver).update for each in (engine, loop))
+        assert engine.paths_taken == ("recorded steps",)
+        assert (found - wanted).norm() <= 1e-4 * wanted.norm()
+        with torch.no_grad():  # whoever changes a frozen layer between rounds is heard
+            task.module.down.weight.mul_(-1.5)
+    (made,) = engine.workers.own.path(RecordedSteps.name)._programs.values()
+    (program,) = (each.program for each in made._each)
+    # Forward up, down, both, bothᵀ, and back again to the input of each.
+    assert program.source.count("mkldnn._linear_pointwise") == 8

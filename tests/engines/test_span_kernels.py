@@ -20,7 +20,7 @@ from equipoise.engines.simulator.batched_steps import stacked_gradients
 from equipoise.engines.simulator.client_queue import ClientQueue
 from equipoise.engines.simulator.cuda import linear_round_graph, linear_rounds
 from equipoise.engines.simulator.cuda.linear_rounds import LinearRounds
-from equipoise.engines.simulator.cuda.step_graphs import StepBuffers, StepShape
+from equipoise.engines.simulator.cuda.step_buffers import StepBuffers, StepShape
 from equipoise.engines.simulator.local_rule import LocalRule
 from equipoise.engines.simulator.local_work import Workplace
 from equipoise.runs.drivers import RoundsAhead, choose_driver

@@ -15,9 +15,10 @@ from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop
 from equipoise.engines.simulator.calibration import Choice
 from equipoise.engines.simulator.client_queue import ClientQueue
-from equipoise.engines.simulator.cuda import step_graphs
+from equipoise.engines.simulator.cuda import step_buffers
 from equipoise.engines.simulator.cuda.graph_capacity import rounded_up
-from equipoise.engines.simulator.cuda.step_graphs import StepBuffers, StepGraphs
+from equipoise.engines.simulator.cuda.step_buffers import StepBuffers
+from equipoise.engines.simulator.cuda.step_graphs import StepGraphs
 from equipoise.engines.simulator.engine import SimulatorEngine
 from equipoise.engines.simulator.local_rule import LocalRule, steps_one_by_one
 from equipoise.engines.simulator.local_work import ChunkWork
@@ -241,7 +242,7 @@ def whole_rounds(monkeypatch):
 
     answers = []
     monkeypatch.setattr(StepBuffers, "_tables_by_kernels", tables)
-    monkeypatch.setattr(step_graphs, "captured", Uncaptured)
+    monkeypatch.setattr(step_buffers, "captured", Uncaptured)
     original = StepBuffers.end
     monkeypatch.setattr(StepBuffers, "end", lambda self, plan: answers.append(original(self, plan)) or answers[-1])
     return answers

@@ -27,6 +27,9 @@ class ParameterLayout:
             fix = "Run one batch through its lazy layers first."
             raise InvalidParameter("model", "must have parameters of known shape", type(module).__name__, fix)
         require(len(trainable) > 0, "model", "must have trainable parameters", type(module).__name__)
+        if complexes := [name for name, p in trainable.items() if p.is_complex()]:
+            fix = "Keep pairs of real numbers, and call torch.view_as_complex on them in forward."
+            raise InvalidParameter("model", "must have real parameters", f"complex numbers in {complexes[0]!r}", fix)
         dtypes = {p.dtype for p in trainable.values()}
         good = len(dtypes) == 1 and next(iter(dtypes)).is_floating_point
         rule = "must keep its trainable parameters in one floating type"

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.jit._fuser import optimized_execution
 
+from equipoise.engines.simulator.cpu.packed_products import PackedProduct, packed_products
 from equipoise.engines.simulator.cpu.step_recorder import NotRecordable, Operation, Recording, Value
 from equipoise.types import SgdRule
 
@@ -34,7 +35,11 @@ class StepProgram:
 
     def __init__(self, recording: Recording, parameters: int, sgd: SgdRule) -> None:
         self.constants = list(recording.constants.values())
-        self.source = _source(recording, parameters, sgd)
+        products = packed_products(recording)
+        self.source = _source(recording, parameters, sgd, products)
+        self._matrices = [(each, recording.constants[each.matrix]) for each in products.values()]
+        self._packed: list[Tensor] = []
+        self._versions: list[int] = []  # of the matrices when they were packed
         self.operations = len(recording.operations)
         self.inference = True  # some kernels keep what their backward pass needs only outside of inference mode
         with warnings.catch_warnings():
@@ -51,8 +56,15 @@ class StepProgram:
         """Take a step with each of `inputs`, on the parameters in place: the losses before each step."""
         with torch.inference_mode() if self.inference else torch.enable_grad(), optimized_execution(False):
             given = (list(parameters), self.constants, [list(each) for each in inputs], list(starts), list(momentum), lr)
-            losses: list[Tensor] = self._unit.steps(*given)
+            losses: list[Tensor] = self._unit.steps(*given, self._packed_matrices())
         return losses
+
+    def _packed_matrices(self) -> list[Tensor]:
+        """The matrices of products that are packed, packed again if somebody has changed them."""
+        versions = [matrix._version for _, matrix in self._matrices]
+        if versions != self._versions:
+            self._packed, self._versions = [product.packed(matrix) for product, matrix in self._matrices], versions
+        return self._packed
 
 
 def first_words(failure: BaseException) -> str:
@@ -61,17 +73,20 @@ def first_words(failure: BaseException) -> str:
     return (lines or [type(failure).__name__])[0][:200]
 
 
-def _source(recording: Recording, parameters: int, sgd: SgdRule) -> str:
+def _source(recording: Recording, parameters: int, sgd: SgdRule, packed: dict[int, PackedProduct]) -> str:
     """The program's text."""
     fused = {} if sgd.momentum or sgd.prox else _products(recording, parameters)
     left_out = {value for operations in fused.values() for operation in operations for value in operation.results.values()}
-    lines = ["losses: List[Tensor] = []"]
+    lines = ["losses: List[Tensor] = []", "nothing: List[Optional[number]] = []"]
+    places = {number: place for place, number in enumerate(packed)}
     lines += [f"v{i} = p[{i}]" for i in range(parameters)]
     lines += [f"v{value.number} = c[{i}]" for i, value in enumerate(recording.constants)]
     lines += ["for given in x:"]
     body = [f"v{i} = given[{i - parameters}]" for i in range(parameters, recording.inputs)]
     for number, operation in enumerate(recording.operations):
-        if not (operation.results and set(operation.results.values()) <= left_out):
+        if number in packed:
+            body.append(f"v{operation.results[0].number} = {packed[number].call(places[number])}")
+        elif not (operation.results and set(operation.results.values()) <= left_out):
             body += _call(operation, f"r{number}")
     loss, *gradients = recording.outputs
     if loss is None:
@@ -80,8 +95,12 @@ def _source(recording: Recording, parameters: int, sgd: SgdRule) -> str:
     for i, gradient in enumerate(gradients):
         body += _update(i, gradient, fused.get(i), sgd)
     lines += [f"    {line}" for line in body]
-    header = "def steps(p: List[Tensor], c: List[Tensor], x: List[List[Tensor]], s: List[Tensor], m: List[Tensor], lr: float)"
-    return f"{header} -> List[Tensor]:\n" + "\n".join(f"    {line}" for line in [*lines, "return losses"]) + "\n"
+    lists = "p: List[Tensor], c: List[Tensor], x: List[List[Tensor]], s: List[Tensor], m: List[Tensor]"
+    return (
+        f"def steps({lists}, lr: float, k: List[Tensor]) -> List[Tensor]:\n"
+        + "\n".join(f"    {line}" for line in [*lines, "return losses"])
+        + "\n"
+    )
 
 
 def _update(i: int, gradient: Value | None, product: list[Operation] | None, sgd: SgdRule) -> list[str]:

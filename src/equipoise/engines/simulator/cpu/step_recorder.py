@@ -53,6 +53,7 @@ class Recording:
     constants: dict[Value, Tensor] = field(default_factory=dict)  # tensors that the step uses and does not make
     outputs: list[Value | None] = field(default_factory=list)
     storages: dict[Value, int] = field(default_factory=dict)  # values in one memory have one number
+    shapes: dict[Value, torch.Size] = field(default_factory=dict)
     writes: list[tuple[int, int]] = field(default_factory=list)  # (number of the operation, memory that it writes to)
 
     def uses(self) -> Counter[Value]:
@@ -139,6 +140,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             value = self._known[id(tensor)] = Value(len(self._held))
             self._held.append(tensor)
             self.recording.storages[value] = _memory(tensor)
+            self.recording.shapes[value] = tensor.shape
         return self._known[id(tensor)]
 
     def _named(self, given: Any) -> Any:
