@@ -19,7 +19,7 @@ import equipoise as eq
 from campaign_drivers import random_parts as parts
 from campaign_drivers import scenes
 from campaign_drivers.findings import Finding
-from equipoise import aggregators, attacks
+from equipoise import aggregators, attacks, sampling
 from equipoise.attacks import Sent
 from equipoise.errors import Diverged, EquipoiseError, EquipoiseNotice
 
@@ -202,6 +202,9 @@ def _attack_any_run(chance: random.Random, counts: Counter[str]) -> None:
             warnings.simplefilter("ignore", EquipoiseNotice)
             found = eq.train(scene.model(), data, algorithm, rounds=3, engine=engine, **scene.options())
     except Diverged as failure:
+        if chosen.parts.get("sampler", sampling.Full()) != sampling.Full():  # a cohort of malicious clients alone
+            counts["attacks on any run, alone"] += 1
+            return
         raise Finding(f"absurd updates end a run: {failure}", **case) from failure
     except EquipoiseError:
         counts["attacks on any run, refused"] += 1
