@@ -2,6 +2,8 @@
 
 import gzip
 import io
+import json
+import math
 import random
 import sys
 import warnings
@@ -119,6 +121,31 @@ def test_files_that_unpack_to_far_more_are_refused(tmp_path, monkeypatch):
     (tmp_path / "data.json.gz").write_bytes(gzip.compress(b'{"users": [' + b" " * 2**22))
     with pytest.raises(InvalidData, match=r"data\.json\.gz: .* unpack to"):
         file_access.load_json(tmp_path / "data.json.gz")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [("delta", {}), ("delta", math.nan), ("multiplier", -1.0), ("zeroed", "1"), ("round", 0.5), ("run", 3), ("kind", [])],
+)
+def test_a_field_of_a_ledger_that_no_entry_has_is_refused_by_its_name(change, tmp_path):
+    from equipoise.privacy.ledger import LedgerEntry, LedgerError
+    from equipoise.privacy.ledger_report import entries_below, summarise_ledgers
+
+    entry = LedgerEntry("release", "data", "run", 0, "update", 0.8, 0.8, ("poisson", 0.5), 0.01, nominal=True)
+    (tmp_path / "ledger.jsonl").write_text(json.dumps(json.loads(entry.line()) | dict([change])) + "\n" + entry.line())
+    with pytest.raises(LedgerError, match=rf"line 1, is no entry of a ledger: {change[0]} is"):
+        summarise_ledgers(entries_below(tmp_path))
+
+
+def test_the_name_of_a_column_that_is_no_text_is_refused(tmp_path):
+    import pyarrow
+    import pyarrow.parquet
+
+    file = tmp_path / "data.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"client": ["a"], "age": [1.0], "y": ["0"]}), file)
+    file.write_bytes(file.read_bytes().replace(b"age", b"\xffge"))
+    with pytest.raises(InvalidData, match="no complete Parquet file"):
+        eq.data.parquet(file, client="client", target="y")
 
 
 def test_a_ledger_with_zeros_that_a_power_cut_left_is_read(tmp_path):

@@ -57,6 +57,10 @@ def scaled(factor):
     return lambda outputs, targets: factor * squared(outputs, targets)
 
 
+def scored(factor):
+    return lambda outputs, targets: factor * float(outputs.mean())
+
+
 def wrong(outputs, targets):
     return (outputs.argmax(1) != targets).float()
 
@@ -89,6 +93,9 @@ OTHERS = {
     "another constant in a loss": ({"loss": scaled(3.0)}, "its loss's code is"),
     "another constant bound to a loss": ({"loss": functools.partial(scaled(2.0))}, "its loss is|its loss's code is"),
     "another error": ({"error": lambda outputs, targets: (outputs.argmax(1) == targets).float()}, "its error's code is"),
+    "another metric": ({"metrics": {"other": scored(1.0)}}, "its metrics are scored, here they are other"),
+    "no metric": ({"metrics": None}, "its metrics are scored, here they are none"),
+    "another constant in a metric": ({"metrics": {"scored": scored(2.0)}}, "its metrics' code is"),
     "another own part": ({"algorithm": eq.Algorithm(risk=OwnRisk())}, "its algorithm"),
 }  # fmt: skip
 
@@ -97,6 +104,7 @@ OTHERS = {
 def test_another_run_is_refused_by_the_name_of_what_differs(what, ragged, tmp_path):
     change, words = OTHERS[what]
     before = {"loss": scaled(2.0)} if "constant" in what else {}
+    before |= {"metrics": {"scored": scored(1.0)}} if "metric" in what else {}
     interrupted(ragged, tmp_path / "run", **before)
     with pytest.raises(CheckpointError, match=words):
         run(ragged, tmp_path / "run", **(before | change))

@@ -146,6 +146,13 @@ def test_a_risk_that_gives_liars_all_weight_warns_beside_a_robust_rule(unbounded
         eq.Algorithm(risk=unbounded, aggregator=rule)
 
 
+def test_the_warning_does_not_say_which_lie_pays():
+    # With a negative tilt the weight goes to small losses.
+    with pytest.warns(EquipoiseNotice, match="a client that lies about its loss nearly all") as said:
+        eq.Algorithm(risk=risk.Tilted(-2.0), aggregator=aggregators.Median())
+    assert "large loss" not in str(said[0].message)
+
+
 @pytest.mark.filterwarnings("error")
 def test_bounded_risks_and_plain_means_do_not_warn():
     eq.Algorithm(risk=TAIL, aggregator=aggregators.Median())

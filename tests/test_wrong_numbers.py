@@ -1,5 +1,6 @@
 """Cases that once ended in a wrong number, or an empty one, without a word."""
 
+import inspect
 import math
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.errors import ConfigError, EquipoiseError, EquipoiseNotice, IncompatibleParts, InvalidParameter, NotWritten
+from equipoise.experiment import catalog
 from equipoise.tilted import hierarchical_stochastic_descent, tilted_loss
 from equipoise.types import Cohort
 
@@ -269,6 +271,31 @@ def test_iid_data_of_table_4_10_have_unit_variance():
 
     x = synthetic_with_sizes_of_table_4_4(None, 0, clients=40, iid=True).train.x
     assert x.std(0).numpy() == pytest.approx(np.ones(60), abs=0.08)
+
+
+@pytest.mark.parametrize("name", ["label_poisoning", "random_updates", "model_replacement"])
+def test_attacks_are_cited_from_where_they_are_defined(name):
+    source = catalog.part("attack", name).source
+    assert "section 2.3, Definition 2" in source
+    assert "5.2" not in source
+
+
+def test_the_base_of_a_fair_component_is_a_mean_and_said_to_be():
+    from equipoise.tilted import FairPCA, pca
+
+    x = np.random.default_rng(0).normal(size=(12, 3))
+    groups = [0] * 5 + [1] * 7
+    losses = FairPCA(1, tilt=0.0, inner_tilt=4.0).fit(x, groups=groups)
+    rest = x - x.mean(0)
+    across = rest - rest @ losses.components_.T @ losses.components_
+    by_hand = []
+    for rows in (slice(0, 5), slice(5, 12)):
+        own = np.linalg.eigh(rest[rows].T @ rest[rows])[0][:2].sum()  # what the best direction of the group leaves
+        by_hand.append((np.square(across[rows]).sum() - own) / len(rest[rows]))
+    assert losses.group_losses_ == pytest.approx(by_hand)
+    said = inspect.getdoc(pca.best_errors)
+    assert "mean error" in said
+    assert "inner-tilted" not in said
 
 
 # ------------------------------------------------------------------------------------------------------------------ messages

@@ -19,9 +19,9 @@ import equipoise as eq
 from campaign_drivers import random_parts as parts
 from campaign_drivers import scenes
 from campaign_drivers.findings import Finding
-from equipoise import aggregators, attacks
+from equipoise import aggregators, attacks, sampling
 from equipoise.attacks import Sent
-from equipoise.errors import EquipoiseNotice
+from equipoise.errors import Diverged, EquipoiseError, EquipoiseNotice
 
 ROUNDING = 1e-5  # of the largest honest number, in float32
 TOGETHER = 40  # attacks per case
@@ -88,6 +88,8 @@ def try_attack(chance: random.Random, folder: Path, counts: Counter[str]) -> Non
         _attack_aggregator(chance, counts)
     if chance.random() < 0.5:
         _attack_run(chance, counts)
+    if chance.random() < 0.2:
+        _attack_any_run(chance, counts)
 
 
 def _attack_aggregator(chance: random.Random, counts: Counter[str]) -> None:
@@ -184,3 +186,33 @@ def _attack_run(chance: random.Random, counts: Counter[str]) -> None:
         raise Finding("absurd updates are not named", value=value, engine=engine, rejected=found.history.rounds[0].rejected)
     if not torch.allclose(found.params, clean.params, rtol=1e-6, atol=1e-9):
         raise Finding("absurd updates leave a trace", value=value, engine=engine)
+
+
+def _attack_any_run(chance: random.Random, counts: Counter[str]) -> None:
+    """Whatever the parts, absurd updates leave the model and the own models of benign clients finite, on both engines."""
+    chosen, value = parts.draw(chance, most=3), chance.choice([math.nan, math.inf, -math.inf, 1e30, -1e200, 1e308])
+    malicious = Absurd(chance.choice([0.1, 0.2, 0.3]), chance.randrange(1000), value)
+    scene = scenes.Scene(chance.choice(["softmax", "softmax", "BatchNorm", "dropout", "logistic"]), attack=malicious)
+    engine = chance.choice(["loop", "simulator"])
+    case = {"parts": chosen.words(), "scene": scene.words(), "engine": engine}
+    data = scene.data()
+    try:
+        algorithm = chosen.algorithm()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EquipoiseNotice)
+            found = eq.train(scene.model(), data, algorithm, rounds=3, engine=engine, **scene.options())
+    except Diverged as failure:
+        if chosen.parts.get("sampler", sampling.Full()) != sampling.Full():  # a cohort of malicious clients alone
+            counts["attacks on any run, alone"] += 1
+            return
+        raise Finding(f"absurd updates end a run: {failure}", **case) from failure
+    except EquipoiseError:
+        counts["attacks on any run, refused"] += 1
+        return
+    counts["attacks on any run"] += 1
+    if not bool(torch.isfinite(found.params).all()):
+        raise Finding("an absurd update made the model not finite", **case)
+    if found.personal is not None:
+        benign = [name for name in found.personal.ids if name not in data.malicious]
+        if not bool(torch.isfinite(found.personal.params(benign)).all()):
+            raise Finding("an absurd update made own models of benign clients not finite", **case)

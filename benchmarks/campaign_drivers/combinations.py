@@ -16,6 +16,7 @@ from torch import Tensor
 import equipoise as eq
 from campaign_drivers import random_parts as parts
 from campaign_drivers.findings import Finding
+from campaign_drivers.functions import try_function
 from campaign_drivers.scenes import STRAIGHT, Order, Scene, draw_scene
 from equipoise.engines import Simulator
 from equipoise.errors import Diverged, EquipoiseError, EquipoiseNotice
@@ -95,7 +96,14 @@ def identical(first: list[Tensor], second: list[Tensor]) -> bool:
 
 
 def try_combination(chance: random.Random, folder: Path, counts: Counter[str]) -> None:
-    """One random algorithm on one random scene."""
+    """One random algorithm on one random scene; now and then one with absurd numbers, or a function of the library."""
+    what = chance.random()
+    if what < 0.08:
+        try_function(chance, counts)
+        return
+    if what < 0.16:
+        _absurd(chance, counts)
+        return
     case = Case(parts.draw(chance), draw_scene(chance))
     try:
         algorithm = case.chosen.algorithm()
@@ -130,6 +138,27 @@ def try_combination(chance: random.Random, folder: Path, counts: Counter[str]) -
         _permuted(chance, case, loop)
         counts["permuted clients agree"] += 1
     _matters(chance, case, found, counts)
+
+
+def _absurd(chance: random.Random, counts: Counter[str]) -> None:
+    """A part with an absurd number is refused, or a short run ends in a result or in an error of our own, on both engines."""
+    chosen, scene = parts.draw(chance, most=2), draw_scene(chance)
+    kind = chance.choice(sorted(chosen.parts) or ["solver"])
+    about: dict[str, Any] = {"kind": kind, "before": chosen.words(), "scene": scene.words()}
+    try:
+        part = parts.wildly(chance, chosen.parts.get(kind, parts.SGD))
+        case = Case(parts.Chosen(chosen.parts | {kind: part}), scene)
+        about = case.words()
+        for engine in ("loop", Simulator(workers=1)):
+            case.train(engine=engine, rounds=2)
+    except EquipoiseError as refusal:
+        if not str(refusal).strip():
+            raise Finding("a refusal without a reason", **about) from refusal
+        counts["absurd numbers refused"] += 1
+        return
+    except Exception as failure:
+        raise Finding(f"an absurd number ended in {type(failure).__name__}: {str(failure)[:300]}", **about) from failure
+    counts["absurd numbers run"] += 1
 
 
 def _refused_alike(case: Case, simulator: Simulator, refusal: EquipoiseError) -> None:
@@ -187,6 +216,6 @@ def _matters(chance: random.Random, case: Case, found: list[Tensor], counts: Cou
     if same and kind == "aggregator" and case.scene.kind == "table" and "FedNova" in repr(case.chosen.parts[kind]):
         counts["neutral"] += 1  # there every client takes one step, and FedNova is FedAvg
         return
-    if same and kind not in NEUTRAL:
+    if same and kind not in NEUTRAL and not case.chosen.varied:
         raise Finding(f"the {kind} is without effect", **case.words(), kind=kind)
     counts["neutral" if same else "a part matters"] += 1

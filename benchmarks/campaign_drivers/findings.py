@@ -41,11 +41,13 @@ class Tally:
     counts: Counter[str] = field(default_factory=Counter)
     findings: list[Path] = field(default_factory=list)
     seconds: float = 0.0
+    processor: float = 0.0  # seconds of this process and of its children
 
     def line(self) -> str:
         """The tally as a line of JSON."""
         when = datetime.now(UTC).isoformat(timespec="seconds")
         about = {"when": when, "driver": self.driver, "seed": self.seed, "seconds": round(self.seconds, 1)}
+        about["processor"] = round(self.processor, 1)
         about |= {"machine": f"{platform.machine()}, {os.cpu_count()} processors", "counts": dict(self.counts)}
         return json.dumps(about | {"findings": [path.name for path in self.findings]})
 
@@ -58,6 +60,7 @@ def drive(
 ) -> Tally:
     """Try cases until the time is over; a case that fails is written to the folder with the command that repeats it."""
     tally, began, number = Tally(driver, seed), time.monotonic(), first if only is None else only
+    worked = sum(os.times()[:4])
     while only is not None or time.monotonic() - began < seconds:
         chance = random.Random(f"{driver} {seed} {number}")
         place = Path(tempfile.mkdtemp(prefix=f"campaign-{driver}-", dir=QUICK))
@@ -71,7 +74,7 @@ def drive(
         number += 1
         if only is not None:
             break
-    tally.seconds = time.monotonic() - began
+    tally.seconds, tally.processor = time.monotonic() - began, sum(os.times()[:4]) - worked
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "log.jsonl").open("a") as log:
         log.write(tally.line() + "\n")

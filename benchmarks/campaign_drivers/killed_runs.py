@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import tempfile
 import time
 import warnings
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import equipoise as eq
 from campaign_drivers import random_parts as parts
+from campaign_drivers.input_samples import samples
 from campaign_drivers.scenes import Scene, draw_scene
 from equipoise.core import files
 from equipoise.engines import Simulator
@@ -31,8 +34,33 @@ from equipoise.types import Observer
 ROUNDS = 8
 PAUSE = 0.004  # seconds after a round, so that kills come at all moments and not only in the first ones
 ENDED = "ended.json"
-DATA = {"name": "label_shift", "train_clients": 8, "validation_clients": 3, "test_clients": 3, "examples": 6}
+SHIFTED = {"name": "label_shift", "train_clients": 8, "validation_clients": 3, "test_clients": 3, "examples": 6}
+FRAME = {"client": "client", "target": "y", "split_by": "examples", "test": 0.5}
+LARGE = ("label_shift", "synthetic", "digits", "store")  # data of eight clients or more; the others have two or three
 METHODS = {"plain": {}, "tail": {"risk": {"name": "superquantile", "tail": 0.5}}}
+
+
+@cache
+def configured() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
+    """Tables [data] and [model] of run folders, by the name of the data; those of files are written now."""
+    place, softmax = Path(tempfile.mkdtemp(prefix="campaign-data-")), {"name": "softmax"}
+    valid = samples()
+    for kind in ("arrays", "table", "parquet", "leaf", "store"):
+        for name, content in valid[kind].items():
+            (place / kind / name).parent.mkdir(parents=True, exist_ok=True)
+            (place / kind / name).write_bytes(content)
+    tabular = {"name": "tabular", "hidden": [4]}
+    return {
+        "label_shift": (SHIFTED, softmax),
+        "synthetic": ({"name": "synthetic", "clients": 8, "features": 5, "classes": 3}, {"name": "mlp", "hidden": [4]}),
+        "gaussian_means": ({"name": "gaussian_means", "examples": 6}, {"name": "mean_estimator"}),
+        "digits": ({"name": "digits", "clients": 8}, softmax),
+        "npz": ({"name": "npz", "path": str(place / "arrays" / "data.npz")}, softmax),
+        "csv": ({"name": "csv", "path": str(place / "table" / "data.csv"), **FRAME}, tabular),
+        "parquet": ({"name": "parquet", "path": str(place / "parquet" / "data.parquet"), **FRAME}, tabular),
+        "store": ({"name": "store", "path": str(place / "store")}, softmax),
+        "leaf": ({"name": "leaf", "folder": str(place / "leaf")}, softmax),
+    }
 
 
 class Pause(Observer):
@@ -52,10 +80,11 @@ class KilledRun:
     scene: Scene
     workers: int  # 0: the loop engine
     every: int
+    data: str = "label_shift"  # of run folders
 
     def words(self) -> dict[str, Any]:
         """The run for a report."""
-        about = {"mode": self.mode, "workers": self.workers, "every": self.every}
+        about = {"mode": self.mode, "workers": self.workers, "every": self.every, "data": self.data}
         return about | {"parts": self.chosen.words(), "scene": self.scene.words()}
 
     def go_on(self, place: Path) -> None:
@@ -112,10 +141,16 @@ class KilledRun:
     def _table(self) -> dict[str, Any]:
         """A configuration."""
         engine = {"engine": "simulator", "workers": self.workers} if self.workers else {"engine": "loop"}
-        train = {"rounds": ROUNDS, "clients_per_round": 5, "seed": 3, "evaluate_every": 3, "checkpoint_every": self.every}
-        model = {"name": "softmax"}
+        train = {
+            "rounds": ROUNDS,
+            "clients_per_round": 5 if self.data in LARGE else 2,
+            "seed": 3,
+            "evaluate_every": 3,
+            "checkpoint_every": self.every,
+        }
+        data, model = configured()[self.data]
         algorithm = {k: v for k, v in algorithm_table(self.chosen.algorithm()).items() if k in self.chosen.parts}
-        return {"data": DATA, "model": model, "algorithm": algorithm, "train": train | engine}
+        return {"data": data, "model": model, "algorithm": algorithm, "train": train | engine}
 
     def ended(self, place: Path) -> bool:
         """Whether the run has come to its end."""
@@ -175,8 +210,9 @@ def draw_run(chance: random.Random) -> KilledRun:
             scene = Scene()
         if mode == "study":
             chosen = chosen.without("risk").without("sampler").without("privacy").without("solver").without("aggregator")
+        data = chance.choice(["label_shift", *configured()]) if mode in ("folder", "study") else "label_shift"
         try:
-            run = KilledRun(mode, chosen, scene, workers, every)
+            run = KilledRun(mode, chosen, scene, workers, every, data)
             chosen.algorithm()
             if scene == Scene() and mode not in ("train", "family", "many"):
                 RunConfig.of(run._table()).text()  # TypeError, ConfigError: parts that only Python can give

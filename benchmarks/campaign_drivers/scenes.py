@@ -21,6 +21,7 @@ from equipoise.data import Ragged
 SIZES = (4, 9, 6, 13, 5, 10, 8, 11, 7)
 Order = tuple[int, ...]
 STRAIGHT: Order = tuple(range(len(SIZES)))
+ITSELF = -1  # in the place of a number of classes: the target is the input
 
 
 # ----------------------------------------------------------------------------------------------------------------------- data
@@ -36,6 +37,14 @@ def _tree(count: int, k: int, generator: torch.Generator) -> dict[str, Any]:
     return {"words": Ragged.of(words, mask="mask"), "numbers": _numbers(count, k, generator)}
 
 
+def _characters(count: int, k: int, generator: torch.Generator) -> Tensor:
+    return torch.randint(0, 5, (count, 4), generator=generator)
+
+
+def _pixels(count: int, k: int, generator: torch.Generator) -> Tensor:
+    return torch.rand(count, 28, 28, generator=generator, dtype=torch.float64) + 0.1 * k
+
+
 def _packed(inputs: Callable[[int, int, torch.Generator], Any], order: Order, *, classes: int = 3) -> eq.FederatedData:
     """Nine clients of unequal sizes, and four test examples of each; in another order if given."""
     generator, triples, tests = torch.Generator().manual_seed(1), [], []
@@ -45,10 +54,12 @@ def _packed(inputs: Callable[[int, int, torch.Generator], Any], order: Order, *,
             y: Tensor = torch.randint(0, max(classes, 2), (count,), generator=generator)
             if not classes:
                 y = x.sum(1) + torch.randn(count, generator=generator, dtype=torch.float64)
+            if classes == ITSELF:
+                y = x
             target.append((f"client-{k}", x, y))
     triples, tests = ([each[k] for k in order] for each in (triples, tests))
     train, test = eq.ClientSet.pack(triples), eq.ClientSet.pack(tests)
-    return eq.FederatedData(train, validation=test, test=test, name="campaign", classes=classes)
+    return eq.FederatedData(train, validation=test, test=test, name="campaign", classes=max(classes, 0))
 
 
 @cache
@@ -61,6 +72,30 @@ def plain(order: Order = STRAIGHT) -> eq.FederatedData:
 def regression(order: Order = STRAIGHT) -> eq.FederatedData:
     """Three features and a number."""
     return _packed(_numbers, order, classes=0)
+
+
+@cache
+def two_classes(order: Order = STRAIGHT) -> eq.FederatedData:
+    """Three features and two classes."""
+    return _packed(_numbers, order, classes=2)
+
+
+@cache
+def points(order: Order = STRAIGHT) -> eq.FederatedData:
+    """Three features that are their own target, as for means."""
+    return _packed(_numbers, order, classes=ITSELF)
+
+
+@cache
+def characters(order: Order = STRAIGHT) -> eq.FederatedData:
+    """Four characters and the next one."""
+    return _packed(_characters, order, classes=5)
+
+
+@cache
+def images(order: Order = STRAIGHT) -> eq.FederatedData:
+    """Images of 28 × 28 pixels."""
+    return _packed(_pixels, order)
 
 
 @cache
@@ -147,6 +182,46 @@ def line() -> nn.Module:
     return _filled(eq.models.LinearRegression(3))
 
 
+def logistic() -> nn.Module:
+    """Logistic regression."""
+    return _filled(eq.models.Logistic(3))
+
+
+def machine() -> nn.Module:
+    """A linear support vector machine."""
+    return _filled(eq.models.LinearSVM(3))
+
+
+def means() -> nn.Module:
+    """The mean of points."""
+    return _filled(eq.models.MeanEstimator(3))
+
+
+def perceptron() -> nn.Module:
+    """One hidden layer."""
+    return _filled(eq.models.MLP(3, 3, hidden=(4,)))
+
+
+def gated() -> nn.Module:
+    """A recurrent network over characters."""
+    return _filled(eq.models.CharGRU(vocabulary=5, embedding=2, hidden=3))
+
+
+def memory() -> nn.Module:
+    """A recurrent network with memory, of two layers, over characters of which one is padding."""
+    return _filled(eq.models.CharLSTM(vocabulary=5, embedding=2, hidden=3, layers=2, padding=0))
+
+
+def embedded() -> nn.Module:
+    """A recurrent network over fixed vectors."""
+    return _filled(eq.models.EmbeddingLSTM(torch.linspace(-1, 1, 10).view(5, 2), classes=5, hidden=3))
+
+
+def convolutions() -> nn.Module:
+    """The convolutional network of EMNIST, whose parameters are drawn and not filled."""
+    return eq.models.ConvNet(classes=3).double()
+
+
 def tabular() -> nn.Module:
     """A network for the table, with dropout."""
     return _filled(eq.models.Tabular(table().schema, hidden=(4,), dropout=0.2))
@@ -167,6 +242,14 @@ KINDS: dict[str, tuple[Callable[..., eq.FederatedData], Callable[[], nn.Module],
     "trees": (trees, words, True),
     "regression": (regression, line, True),
     "store": (stored, softmax, True),
+    "logistic": (two_classes, logistic, True),
+    "SVM": (two_classes, machine, True),
+    "means": (points, means, True),
+    "MLP": (plain, perceptron, True),
+    "GRU": (characters, gated, True),
+    "LSTM": (characters, memory, True),
+    "word vectors": (characters, embedded, True),
+    "ConvNet": (images, convolutions, True),
     "table": (table, tabular, False),  # which examples are for testing depends on the order of rows
 }
 
@@ -219,14 +302,15 @@ def _likelihood(outputs: Tensor, targets: Tensor) -> float:
 
 
 def draw_scene(chance: random.Random) -> Scene:
-    """Half of the scenes are softmax regression; options are rarer."""
-    kind = chance.choice([*["softmax"] * (len(KINDS) - 1), *[name for name in KINDS if name != "softmax"]])
-    attack = chance.choice(ATTACKS) if chance.random() < 0.2 and kind not in ("regression", "store") else None
+    """A third of the scenes is softmax regression; large models and options are rarer."""
+    often = {"softmax": 14, "ConvNet": 0.3}
+    kind = chance.choices(list(KINDS), [often.get(name, 2) for name in KINDS])[0]
+    attack = chance.choice(ATTACKS) if chance.random() < 0.2 and kind not in ("regression", "store", "means") else None
     stop = None
     if chance.random() < 0.2:
         figure = chance.choice(["validation.loss", "validation.error_90", "test.loss_worst_10", "train.loss"])
         stop = eq.EarlyStopping(figure, patience=chance.choice([1, 2]), public=chance.random() < 0.5)
-    metrics = kind != "regression" and chance.random() < 0.2
+    metrics = kind not in ("regression", "means", "logistic", "SVM") and chance.random() < 0.2
     sample = 5 if chance.random() < 0.15 else None
     return Scene(kind, attack, metrics, stop, sample, chance.choice([9, 9, 9, 6]))
 

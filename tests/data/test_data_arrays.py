@@ -262,3 +262,34 @@ def test_clients_of_rows_by_any_way_are_the_distinct_ones(rows, text, grouped):
     order, sizes = rows_by_client(spread, 100_003)
     assert order.tolist() == sorted(range(len(rows)), key=lambda k: spread[k])
     assert int(sizes.sum()) == len(rows)
+
+
+# -------------------------------------------------------------------------------------------------- values that nobody expects
+
+
+def test_whole_labels_of_objects_are_classes():
+    found = eq.data.from_arrays(X, np.array([int(each) for each in Y], dtype=object), OWNERS)
+    assert found.fingerprint == eq.data.from_arrays(X, Y, OWNERS).fingerprint
+
+
+def test_long_doubles_are_numbers():
+    found = eq.data.from_arrays(np.asarray(X, dtype=np.longdouble), Y, OWNERS)
+    assert found.fingerprint == eq.data.from_arrays(X, Y, OWNERS).fingerprint
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"y": lambda y: np.ma.masked_array(y, np.arange(len(y)) == 1)}, "y, row 1 is masked"),
+        ({"x": lambda x: np.where(np.arange(len(x))[:, None] == 2, 1e300, x)}, r"x, row 2 holds 1e\+300, beyond .* float32"),
+        ({"y": lambda y: np.where(np.arange(len(y)) == 1, 2**64 - 100, y.astype(np.uint64))}, "y holds whole numbers of 2⁶³"),
+        ({"y": lambda y: np.array([2**70, *y[1:]], dtype=object)}, "beyond 64 bits"),
+        ({"client": lambda who: np.array(["\udc80", *map(str, who[1:])], dtype=object)}, "no Unicode text"),
+    ],
+    ids=["masked", "beyond float32", "unsigned", "huge label", "surrogate"],
+)
+def test_a_value_that_would_become_another_is_refused(change, words):
+    given = {"x": np.asarray(X, dtype=np.float64), "y": np.asarray(Y), "client": np.asarray(OWNERS)}
+    ((name, changed),) = change.items()
+    with pytest.raises(InvalidData, match=words):
+        eq.data.from_arrays(**(given | {name: changed(given[name])}))

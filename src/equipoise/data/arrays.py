@@ -14,7 +14,7 @@ from torch import Tensor
 from equipoise.core.trees import named_leaves
 from equipoise.data.ragged import Ragged
 from equipoise.data.visited import Visited
-from equipoise.errors import InvalidData, is_number
+from equipoise.errors import InvalidData, is_integer, is_number
 
 _ROWS_PER_CHECK = 65_536
 
@@ -72,11 +72,21 @@ def as_leaf(name: str, values: Any) -> Any:
     if tensor.is_complex():
         raise InvalidData(f"{name} holds complex numbers ({tensor.dtype}). Give real and imaginary parts as two features.")
     if tensor.dtype in (torch.uint16, torch.uint32, torch.uint64):  # torch has few operations for them
+        unsigned = tensor.dtype == torch.uint64
         tensor = tensor.to(torch.int64)
+        if unsigned and bool((tensor < 0).any()):
+            raise InvalidData(f"{name} holds whole numbers of 2⁶³ or more (uint64). Give smaller ones, or float32.")
     if tensor.dim() == 0:
         raise InvalidData(f"{name} must have one row per example, but is the single number {tensor.item()}.")
     _refuse_non_finite(name, tensor, _column_names(values))
-    return tensor.float() if tensor.dtype == torch.float64 else tensor
+    if tensor.dtype != torch.float64:
+        return tensor
+    single = tensor.float()
+    if not bool(torch.isfinite(single).all()):
+        row = int((~torch.isfinite(single)).nonzero()[0, 0])
+        largest = tensor[row].abs().max().item()
+        raise InvalidData(f"{name}, row {row} holds {largest:.3g}, beyond the largest float32, 3.4e38. Scale {name}.")
+    return single
 
 
 def _as_tensor(name: str, values: Any) -> Tensor:
@@ -85,6 +95,9 @@ def _as_tensor(name: str, values: Any) -> Tensor:
             return torch.stack([torch.as_tensor(row) for row in values])
         except (TypeError, ValueError, RuntimeError) as failure:
             raise InvalidData(f"{name} must be an array of numbers with equal shapes: {first_line(failure)}") from failure
+    if isinstance(values, np.ma.MaskedArray) and np.ma.is_masked(values):
+        row = int(np.argwhere(np.ma.getmaskarray(values))[0, 0])
+        raise InvalidData(f"{name}, row {row} is masked. Drop that example; data.from_frame takes tables with missing values.")
     try:
         array = np.asarray(values)
     except ValueError as failure:  # rows of different lengths
@@ -100,6 +113,8 @@ def _as_tensor(name: str, values: Any) -> Tensor:
         )
         hint = " Did you swap y and client?" if name == "y" and array.dtype.kind in "US" else ""
         raise InvalidData(f"{name} holds {what} ({array.dtype}), but must hold numbers.{hint} Tables: data.from_frame.")
+    if array.dtype.kind == "f" and array.dtype.itemsize > 8:  # long doubles, which torch does not know
+        array = array.astype(np.float64)
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     readable = array.flags.writeable and all(step >= 0 for step in array.strides)  # by torch
@@ -107,9 +122,16 @@ def _as_tensor(name: str, values: Any) -> Tensor:
 
 
 def _numbers_of_objects(name: str, array: NDArray[Any], columns: Any) -> NDArray[Any]:
-    """An array of Python objects as numbers; a column of text, or a missing value, is named."""
+    """An array of Python objects as numbers, whole labels as integers; a column of text, or a missing value, is named."""
+    try:
+        if name == "y" and array.size and all(is_integer(value) or isinstance(value, bool | np.bool_) for value in array.flat):
+            return array.astype(np.int64)
+    except OverflowError as failure:
+        raise InvalidData(f"{name} holds a whole number beyond 64 bits. Give smaller ones, or float32.") from failure
     try:
         return array.astype(np.float64)
+    except OverflowError as failure:
+        raise InvalidData(f"{name} holds a whole number beyond float64. Give smaller ones.") from failure
     except (TypeError, ValueError):
         for place, value in np.ndenumerate(array):
             try:
@@ -228,6 +250,8 @@ def client_name(value: Any) -> str | None:
     ('1', '01', None, None)
     """
     if isinstance(value, str):
+        if not value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise InvalidData(f"client holds {value!r}, which is no Unicode text: it was read with a wrong encoding.")
         return value or None
     if isinstance(value, complex | np.complexfloating):
         raise InvalidData("client holds complex numbers; ids must be text or integers.")

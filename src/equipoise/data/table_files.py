@@ -154,7 +154,7 @@ def _parquet_schema(path: PathLike, files: list[Path]) -> tuple[int, Any]:
         try:
             found = parquet.read_metadata(file)
             own = found.schema.to_arrow_schema().remove_metadata()
-        except (pa.ArrowException, OSError) as failure:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as failure:  # names of columns are text
             reason = first_line(failure)
             raise InvalidData(f"{file}: is no complete Parquet file: {reason}. Copy or write it again.") from failure
         packed = sum(found.row_group(k).total_byte_size for k in range(found.num_row_groups))

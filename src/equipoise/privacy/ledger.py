@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import json
 import math
+import reprlib
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from equipoise.core.files import GrowingFile
-from equipoise.errors import EquipoiseError, NotWritten, is_number
+from equipoise.errors import EquipoiseError, NotWritten, is_integer, is_number
 from equipoise.privacy.accounting import Method, epsilon_of, gaussian_epsilon
 from equipoise.privacy.releases import CohortEvent, FixedSampling, NoSampling, PoissonSampling, Release, Sampling
 
@@ -65,12 +66,15 @@ class LedgerEntry:
 
     @classmethod
     def of_line(cls, line: str) -> LedgerEntry:
-        """The entry that `line` wrote."""
+        """The entry that `line` wrote; ValueError for a field with a value that no entry has."""
         said = json.loads(line)
         for name in ("sampling", "cohort"):
             if said.get(name) is not None:
                 said[name] = tuple(said[name])
-        return cls(**said)
+        entry = cls(**said)
+        if wrong := next((name for name, fits in _FITS.items() if not fits(getattr(entry, name))), None):
+            raise ValueError(f"{wrong} is {reprlib.repr(getattr(entry, wrong))}")
+        return entry
 
     @property
     def key(self) -> tuple[str, str, int, str]:
@@ -80,6 +84,36 @@ class LedgerEntry:
 
 _KEYS = ("kind", "data", "run", "round")
 _USUAL = {each.name: each.default for each in fields(LedgerEntry)}
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_count(value: object) -> bool:
+    return value is None or (is_integer(value) and value >= 0)  # type: ignore[operator]
+
+
+def _is_noise(value: object) -> bool:
+    return is_number(value) and value >= 0  # type: ignore[operator] # not so for NaN
+
+
+# What the fields of an entry may hold: a sum over entries with anything else would be no bound on what was released.
+_FITS: dict[str, Callable[[Any], bool]] = {
+    "kind": lambda value: value in get_args(Kind),
+    "data": _is_text,
+    "run": _is_text,
+    "round": lambda value: is_integer(value) and value >= 0,
+    "purpose": _is_text,
+    "multiplier": _is_noise,
+    "zeroed": _is_noise,
+    "delta": lambda value: is_number(value) and 0 <= value < 1,
+    "shares": _is_count,
+    "token": _is_text,
+    "cohort": lambda value: value is None or all(map(_is_text, value)),
+    "contributors": _is_count,
+    "nominal": lambda value: isinstance(value, bool),
+}
 
 
 class Ledger:

@@ -29,8 +29,9 @@ START = "start weights"  # may differ: the checkpoint's hold
 DROPOUT = "dropout"  # how its masks are drawn, of a model that has any
 PYTHON = "version of Python"  # may differ: the code of functions is not compared then
 STOP, NO_STOP = "rule of early stopping", "none"
-_OF_CODE = ("model's code", "loss's code", "error's code", "algorithm's own code")
-_SEVERAL = ("model's frozen parameters", "model's buffers", "training modes of frozen parts")
+METRICS = "metrics", "metrics' code"
+_OF_CODE = ("model's code", "loss's code", "error's code", "algorithm's own code", METRICS[1])
+_SEVERAL = (METRICS[0], "model's frozen parameters", "model's buffers", "training modes of frozen parts")
 _LONG = 120  # characters of a text that is shown whole
 
 
@@ -65,6 +66,8 @@ def identity_of(setting: Setting) -> dict[str, str]:
             "loss's code": fingerprint(task.loss),
             "error's code": fingerprint(task.error),
             "algorithm's own code": own_code(setting.algorithm),
+            METRICS[0]: ", ".join(sorted(setting.metrics.functions)) or "none",
+            METRICS[1]: fingerprint(dict(sorted(setting.metrics.functions.items()))),
             START: tensors_fingerprint(trained),
         }
     )
@@ -78,7 +81,8 @@ def run_key(setting: Setting) -> str:
     network = setting.engine_traits.network
     if network is not None:
         return network.run
-    return hashlib.blake2b(json.dumps(identity_of(setting), sort_keys=True).encode(), digest_size=8).hexdigest()
+    known = {name: value for name, value in identity_of(setting).items() if name not in METRICS}  # these release nothing
+    return hashlib.blake2b(json.dumps(known, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
 def _name(function: object) -> str:
