@@ -78,8 +78,10 @@ def test_what_a_node_sends_beside_its_loss_and_its_update(kind):
         sent[action].update((name, len(array.data)) for name, array in reply.content["tensors"].items())
     parameters = 4 * 15
     allowed = {
-        "train.losses": {("loss", 8)}, "train.update": {("loss", 8), ("update", parameters)}, "evaluate.scores": {("train", 16)},
-    }  # fmt: skip
+        "train.losses": {("loss", 8)},
+        "train.update": {("loss", 8), ("update", parameters)},
+        "evaluate.scores": {("train", 16)},
+    }
     assert dict(sent) == {action: allowed[action] for action in sent}
     assert ("train.losses" in sent) == (kind == "tail")
 

@@ -88,7 +88,8 @@ def audit_algorithm(
 
     `audited` rounds are attacked (None: as many as it takes to tell, at most 60). With a `noise_factor` below 1 the run has
     so much less noise than it claims. `control` repeats each attack with half of the claimed noise; where that is not found
-    out, both are done again with twice as many trials, up to eight times `trials`. `only` names the attacks that are done: "public", "node", "server", and "quantile alone" or "weights alone".
+    out, both are done again with twice as many trials, up to eight times `trials`. `only` names the attacks
+    that are done: "public", "node", "server", and "quantile alone" or "weights alone".
     """
     for name, value in (("clients", clients), ("rounds", rounds), ("trials", trials)):
         require_integer(name, value, 1)
