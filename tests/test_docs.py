@@ -45,6 +45,33 @@ def test_lines_wrap_at_120_columns(page):
     assert not too_long, f"{page.name} has lines of more than 120 columns: {too_long}"
 
 
+TEST_LINK = re.compile(r"^\[(\w+)\]: (\.\./tests/\S+\.py)#(\w+)$", flags=re.M)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_to_tests_name_tests_that_are_there(page):
+    """A promise that links to a test has one; and every link that is used is defined, and the other way round."""
+    text = page.read_text(encoding="utf-8")
+    for label, file, name in TEST_LINK.findall(text):
+        source = (page.parent / file).read_text(encoding="utf-8")
+        assert re.search(rf"^def {name}\(", source, flags=re.M), f"{page.name}: {file} has no {name}"
+        assert f"][{label}]" in text, f"{page.name} does not use [{label}]"
+
+
+def test_each_cell_of_who_learns_what_links_to_a_test():
+    text = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
+    tests = {label for label, _, _ in TEST_LINK.findall(text)}
+    section = text.split("## Who learns what")[1].split("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")][2:]
+    assert len(rows) >= 8
+    for name, *cells in rows:
+        assert len(cells) == 3
+        for cell in cells:
+            used = set(re.findall(r"\]\[(\w+)\]", cell))
+            assert used & tests, f"{name.strip()}: {cell.strip()!r} links to no test"
+    assert "| the server |" not in (ROOT / "docs" / "federation.md").read_text(encoding="utf-8")  # the table is there once
+
+
 REFERENCE = re.compile(r"^\[`(\w+)`\]: (\S+\.py)#L(\d+)$", flags=re.M)
 
 

@@ -371,6 +371,7 @@ class AggregatorTraits:
     needs_losses: bool = False
     needs_keys: bool = False  # whether it is called with keys=(K,), a random stream of each client in this round
     weighted_sum: bool = field(default=False, metadata=OWN)  # the total is Σ weights · updates and nothing else
+    clips_to: float | None = field(default=None, metadata=OWN)  # the same of updates clipped to this norm
     picks_one: bool = field(default=False, metadata=OWN)  # the total is one client's update, whatever the positive weights are
     picks_large_loss: bool = field(default=False, metadata=OWN)  # … and that of a client with one of the largest losses
     normalises: Aggregator | None = None  # gets updates that the round has divided by the length of their steps (FedNova)

@@ -12,11 +12,12 @@ from taken import everyone, paths_of
 from torch import nn
 
 import equipoise as eq
-from equipoise.aggregators import WeightedMean
+from equipoise.aggregators import NormClip, WeightedMean
 from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.engines.simulator import calibration, client_queue
+from equipoise.engines.simulator.assignments import Assignment
 from equipoise.engines.simulator.calibration import Choice
 from equipoise.engines.simulator.cpu import c_library as compiling
 from equipoise.engines.simulator.cpu.compiled_softmax import CompiledSoftmax, CompiledSoftmaxPath, group_edges
@@ -111,6 +112,37 @@ def test_its_error_against_double_precision_is_that_of_single_precision():
     assert float((found.update - true.update).norm() / true.update.norm()) < 3e-6
     torch.testing.assert_close(found.losses, true.losses, rtol=1e-6, atol=0)
     torch.testing.assert_close(found.sq_norms, true.sq_norms, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("clip", [1e-4, 0.3, 0.5, 1e4])
+@pytest.mark.parametrize("clients", [1, 6])
+def test_clipped_updates_are_summed_without_being_kept(clip, clients, monkeypatch):
+    """0.3 and 0.5 lie among the norms: some updates are clipped, and others are not."""
+    data, solver, cohort = emnist_like(clients), SGD(lr=0.05, batch_size=10, epochs=2), everyone(clients)
+    task, exact = Task.of(eq.models.Softmax(784, 62)), Task.of(eq.models.Softmax(784, 62).double())
+    params = 0.05 * torch.randn(task.layout.dimension, generator=torch.Generator().manual_seed(1))
+    weights = torch.linspace(0.2, 1.0, clients, dtype=torch.float64)
+    true = Loop().start(exact, data).summed_update(params.double(), cohort, solver, weights, NormClip(clip))
+    monkeypatch.setattr(Assignment, "sent", None)  # which would make the updates of single clients
+    found = Compiled().start(task, data).summed_update(params, cohort, solver, weights, NormClip(clip))
+    assert float((found.update - true.update).norm() / true.update.norm()) < 3e-6
+    torch.testing.assert_close(found.sq_norms, true.sq_norms, rtol=1e-5, atol=0)
+    if clip == 1e-4:
+        assert float(found.update.norm()) <= clip * float(weights.sum())
+
+
+def test_one_client_whose_update_is_not_finite_is_left_out_of_a_clipped_sum():
+    data, solver, cohort = emnist_like(), SGD(lr=0.05, batch_size=10), everyone(6)
+    spoilt = replace(data, train=replace(data.train, x=data.train.x.float() / 255, scale=None))
+    spoilt.train.x[spoilt.train.offsets[2] : spoilt.train.offsets[3]] = 1e30
+    task = Task.of(eq.models.Softmax(784, 62))
+    params = task.layout.read(task.module)
+    found, true = (
+        engine.start(task, spoilt).summed_update(params, cohort, solver, cohort.weights, NormClip(0.3))
+        for engine in (Compiled(), Loop())
+    )
+    assert torch.isfinite(found.sq_norms).tolist() == [True, True, False, True, True, True]
+    torch.testing.assert_close(found.update, true.update, rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 9])

@@ -1,6 +1,7 @@
 """Audits of a run's own configuration: honest noise is not refuted, half of it is, and so is what else may go wrong."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -78,10 +79,29 @@ def test_central_noise_of_a_run():
 
 
 @pytest.mark.campaign
-def test_each_observer_of_distributed_noise():
-    found = {a.observer: a for a in audit_algorithm(tail(multiplier=1.0, noise="distributed"), **FEW, trials=400)}
+@pytest.mark.parametrize(
+    "sampler", [eq.sampling.Full(), eq.sampling.Poisson(), eq.sampling.Uniform(), eq.sampling.NodePoisson()],
+    ids=["everyone", "Poisson", "fixed", "coins of nodes"],
+)  # fmt: skip
+def test_each_observer_of_distributed_noise(sampler):
+    """An audit that cannot fail is none: half of the noise shows more than is claimed, to each observer."""
+    size = FEW if sampler == eq.sampling.Full() else {**SMALL, "rounds": 12}
+    algorithm = replace(tail(multiplier=1.0, noise="distributed"), sampler=sampler)
+    found = {a.observer: a for a in audit_algorithm(algorithm, **size, trials=400)}
     assert list(found) == ["public", "node", "server", "quantile alone"]
-    assert all(audit.conclusive and not audit.refuted for audit in found.values()), [str(a) for a in found.values()]
+    for audit in found.values():
+        assert audit.conclusive, str(audit)
+        assert not audit.refuted, str(audit)
+        assert audit.control.shown > audit.claimed
+
+
+def test_trials_are_doubled_until_half_of_the_noise_is_found_out():
+    """A tenth of what 400 trials show: 20 trials of each world do not tell half of the noise from all of it."""
+    options = {**SMALL, "seed": 1}
+    (weak,) = audit_algorithm(eq.Algorithm(privacy=noisy(1.0)), **options, trials=20)
+    assert min(weak.result.trials) > 40
+    assert weak.conclusive
+    assert not weak.refuted
 
 
 def test_updates_that_are_not_clipped_are_found_out(monkeypatch):
@@ -117,6 +137,8 @@ def test_the_command_audits_a_run(tmp_path):
     assert json.loads(honest.stdout)["observer"] == "public"
     halved = CliRunner().invoke(app, [*call, "--noise-factor", "0.5"])
     assert halved.exit_code == 1
-    weak = CliRunner().invoke(app, ["audit", str(tmp_path / "run"), "--runs", "20", "--rounds", "1"])
+    much = eq.Algorithm(privacy=noisy(30.0, method="rdp"))  # one round with so much noise tells nothing
+    eq.train(model, data, much, rounds=3, clients_per_round=16, progress=False).save(tmp_path / "much")
+    weak = CliRunner().invoke(app, ["audit", str(tmp_path / "much"), "--runs", "20", "--rounds", "1"])
     assert weak.exit_code == 3
     assert "NOT found out" in weak.output

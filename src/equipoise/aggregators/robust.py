@@ -293,6 +293,11 @@ class NormClip(RobustAggregator):
         """Whether the bound is fixed, so that totals over chunks add up."""
         return self.bound is not None
 
+    @property
+    def clips_to(self) -> float | None:
+        """The norm that each update is clipped to, if that is fixed."""
+        return self.bound
+
     def __call__(
         self, updates: Tensor, weights: Tensor, *, losses: Tensor | None = None, state: Any = None, keys: Tensor | None = None
     ) -> tuple[Tensor, Any]:

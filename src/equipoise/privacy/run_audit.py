@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 Trials = tuple[Array, Array]  # scores with the canary, and without
 HALF = 0.5  # of the noise, in the control
+_MOST_TRIALS = 8  # as many times the trials asked for, until half of the noise is found out
 _STRENGTH = 1.5  # standard deviations by which the attacked rounds should move a score: enough to tell, not too far out
 
 
@@ -86,7 +87,8 @@ def audit_algorithm(
     """Attack a private run for each observer with an ε, by `trials` canaries that are there and as many that are not.
 
     `audited` rounds are attacked (None: as many as it takes to tell, at most 60). With a `noise_factor` below 1 the run has
-    so much less noise than it claims. `control` repeats each attack with half of the claimed noise. `only` names the attacks
+    so much less noise than it claims. `control` repeats each attack with half of the claimed noise; where that is not found
+    out, both are done again with twice as many trials, up to eight times `trials`. `only` names the attacks
     that are done: "public", "node", "server", and "quantile alone" or "weights alone".
     """
     for name, value in (("clients", clients), ("rounds", rounds), ("trials", trials)):
@@ -104,9 +106,12 @@ def audit_algorithm(
     for attack in _attacks(algorithm, claimed, audited):
         if only is not None and attack.observer not in only:
             continue
-        result = attack.judge(noise_factor, trials, seed, confidence)
-        other = attack.judge(HALF, trials, seed + 1, confidence) if control else None
-        found.append(RunAudit(attack.observer, attack.rounds, result, other))
+        count, other = trials, attack.judge(HALF, trials, seed + 1, confidence) if control else None
+        while other is not None and not other.refuted and count < _MOST_TRIALS * trials:
+            # The control draws noise of its own, so that what it says does not favour either verdict on the run.
+            count *= 2
+            other = attack.judge(HALF, count, seed + 1, confidence)
+        found.append(RunAudit(attack.observer, attack.rounds, attack.judge(noise_factor, count, seed, confidence), other))
     return found
 
 

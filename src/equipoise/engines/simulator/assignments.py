@@ -13,7 +13,7 @@ from equipoise.attacks.malicious import corrupted
 from equipoise.core.update_checks import usable
 from equipoise.engines.simulator.client_queue import ClientQueue, chunks_of, owner_rows, owner_stretches
 from equipoise.engines.simulator.local_rule import LocalRule
-from equipoise.engines.simulator.local_work import ChunkResult, ChunkWork, WeightedSums, Worker, squared_norms
+from equipoise.engines.simulator.local_work import ChunkResult, ChunkWork, ClippedSum, WeightedSums, Worker, squared_norms
 from equipoise.types import Aggregator
 
 
@@ -28,18 +28,25 @@ class Assignment:
     chosen: str | None = None  # the path that a measurement or a user has named
     threads: int = 0  # of a path that has its own, if that is chosen
 
-    def trained(self, worker: Worker, weights: Tensor | None = None) -> Iterator[tuple[slice, ChunkResult]]:
-        """Every chunk, and which stretch of the queue it is; with `weights` (K,) perhaps as weighted sums alone."""
+    def trained(
+        self, worker: Worker, weights: Tensor | None = None, clip: float | None = None
+    ) -> Iterator[tuple[slice, ChunkResult]]:
+        """Every chunk, and which stretch of the queue it is; with `weights` (K,) perhaps as weighted sums alone.
+
+        With a `clip` these are sums of clipped updates.
+        """
         start, path = 0, worker.path(self.chosen) if self.threads else None
         size = path.most_clients(self.queue, self.chunk_size, sums=weights is not None) if path else self.chunk_size
         for chunk in chunks_of(self.queue, worker.clients, self.rule, size, at_once=path is not None):
             part = slice(start, start + len(chunk))
-            yield part, worker.train(self.work(worker, chunk, None if weights is None else weights[part]))
+            yield part, worker.train(self.work(worker, chunk, None if weights is None else weights[part], clip))
             start += len(chunk)
 
-    def work(self, worker: Worker, chunk: ClientQueue, weights: Tensor | None = None) -> ChunkWork:
-        """The work of a chunk; with `weights` (k,) weighted sums of updates are enough."""
-        return ChunkWork(worker, chunk, self.rule, worker.space, weights, self.chosen, self.threads)
+    def work(self, worker: Worker, chunk: ClientQueue, weights: Tensor | None = None, clip: float | None = None) -> ChunkWork:
+        """The work of a chunk; with `weights` (k,) weighted sums of updates are enough, with a `clip` of clipped ones."""
+        clipped = None if weights is None or clip is None else ClippedSum(weights, clip)
+        plain = weights if clip is None else None
+        return ChunkWork(worker, chunk, self.rule, worker.space, plain, self.chosen, self.threads, clipped)
 
     def sent(self, worker: Worker, result: ChunkResult) -> Tensor:
         """The updates of a chunk as they arrive, (k, D): those of malicious clients as an attack makes them."""
@@ -93,6 +100,7 @@ class Summation:
     plain: bool  # whether it is their weighted sum and nothing else
     weights: Tensor  # (K,) in the order of the queue
     longest: tuple[float, ...]  # squared length beyond which an update of a job is absurd
+    clip: float | None = None  # it is their weighted sum, each clipped to this norm
 
     def longest_of(self, owners: Tensor) -> Tensor | float:
         """That squared length for each client, (k,); one number if there is one job."""
@@ -118,8 +126,10 @@ def sum_updates(worker: Worker, asked: tuple[Assignment, Summation]) -> SummedUp
     kept = None if assignment.queue.rows is None else torch.empty_like(assignment.queue.rows)
     done = SummedUpdates(totals, torch.empty_like(rule.weights), losses, kept, _carried_of(worker, assignment))
     plain = rule.plain and not worker.data.malicious
-    for part, result in assignment.trained(worker, rule.weights if plain else None):
-        updates = result.updates if plain else assignment.sent(worker, result)
+    sums = plain or (rule.clip is not None and not worker.data.malicious)
+    for part, result in assignment.trained(worker, rule.weights if sums else None, rule.clip):
+        as_it_is = plain or isinstance(result.updates, WeightedSums)
+        updates = result.updates if as_it_is else assignment.sent(worker, result)
         sq_norms = squared_norms(updates) if isinstance(updates, Tensor) else result.squared_norms(worker.space)
         weights, done.losses[part] = rule.weights[part], result.losses
         if done.rows is not None and result.rows is not None:

@@ -130,7 +130,7 @@ class SimulatorEngine:
         self.threads = torch.get_num_threads()
         self._last: list[Assignment] | None = []  # None: a graph of the whole round
         self._rules: dict[tuple[bool, PullKind], LocalRule] = {}
-        self._aggregator: tuple[Aggregator | None, bool] = (None, False)  # and whether it is a weighted sum
+        self._aggregator: tuple[Aggregator | None, AggregatorTraits] = (None, AggregatorTraits())
         self.trial = BatchingTrial(None)
         self.unvectorised: str | None = None  # why clients are trained one by one, if they must be
         worker = Worker(Workplace(self.task, data, self.train, precision, compiled), local_paths.PATHS)
@@ -284,7 +284,7 @@ class SimulatorEngine:
         places = [first[assignment.queue.owners] + assignment.queue.places for assignment in assignments]
         weights = torch.cat([job.weights.double().cpu() for job in jobs])
         asked = [
-            (assignment, Summation(aggregator, plain, weights[here], longest))
+            (assignment, Summation(aggregator, plain, weights[here], longest, self._sums(aggregator).clips_to))
             for assignment, here in zip(assignments, places, strict=True)
         ]
         parts = self.workers.share(sum_updates, asked)
@@ -355,8 +355,12 @@ class SimulatorEngine:
 
     def _is_weighted_sum(self, aggregator: Aggregator) -> bool:
         """Whether an aggregator is the weighted mean, which paths may write out."""
+        return self._sums(aggregator).weighted_sum
+
+    def _sums(self, aggregator: Aggregator) -> AggregatorTraits:
+        """What an aggregator offers, read once as long as it stays the same."""
         if self._aggregator[0] is not aggregator:
-            self._aggregator = aggregator, read(AggregatorTraits, aggregator).weighted_sum
+            self._aggregator = aggregator, read(AggregatorTraits, aggregator)
         return self._aggregator[1]
 
     def _assignments(

@@ -145,17 +145,26 @@ class Worker:
         raise RuntimeError(f"No path supports the local work of {work.rule.solver!r}.")
 
 
+@dataclass(frozen=True, eq=False)
+class ClippedSum:
+    """A sum of updates that are clipped first: Σ_k π_k u_k · min(1, bound/‖u_k‖) with `weights` π (k,)."""
+
+    weights: Tensor
+    bound: float
+
+
 class ChunkWork:
     """Local work of the clients of a chunk."""
 
     def __init__(
         self, worker: Worker, chunk: ClientQueue, rule: LocalRule, space: Workspace, weights: Tensor | None = None,
-        chosen: str | None = None, threads: int = 0,
+        chosen: str | None = None, threads: int = 0, clipped: ClippedSum | None = None,
     ) -> None:  # fmt: skip
         self.worker, self.chunk, self.rule, self.space = worker, chunk, rule, space
         self.weights = weights  # (k,): weighted sums of updates are enough, where that is faster
         self.chosen = chosen  # the path that a measurement or a user has named
         self.threads = threads  # of a path that has its own
+        self.clipped = clipped  # this sum is enough, where a path finds it
         self.starts = chunk.starts()
         self.positions = chunk.clients.to(chunk.models.device)  # (k,) in the training set, on the engine's device
         solver, traits = rule.solver, rule.traits
@@ -228,7 +237,10 @@ class CompactUpdates(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class WeightedSums:
-    """Σ_k π_k u_k of the clients of each start, (M, D), and of every client ‖u_k‖² (k,): no client's update is kept."""
+    """Σ_k π_k u_k of the clients of each start, (M, D), or their `ClippedSum`, and of every client ‖u_k‖² (k,).
+
+    No client's update is kept.
+    """
 
     totals: Tensor
     sq_norms: Tensor

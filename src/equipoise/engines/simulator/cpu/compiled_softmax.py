@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -49,7 +50,7 @@ class _Work(ctypes.Structure):
         *_of(ctypes.c_void_p, "first sizes steps orders starts owners anchors towards pulls weights"),
         *_of(ctypes.c_void_p, "edges totals squares losses memory"),
         *_of(ctypes.c_int64, "memory_each"),
-        *_of(ctypes.c_float, "lr keep"),
+        *_of(ctypes.c_float, "lr keep clip"),
         *_of(ctypes.c_int64, "next"),
     )
 
@@ -99,7 +100,7 @@ class CompiledSoftmaxPath(LocalPath):
 
     def run(self, work: ChunkWork) -> ChunkResult:
         """All clients in one call of C."""
-        return work.result(*self.code.train(work, work.weights))
+        return work.result(*self.code.train(work, work.weights if work.clipped is None else work.clipped.weights))
 
     def most_clients(self, queue: ClientQueue, chunk_size: int | None, *, sums: bool) -> int | None:
         """It holds a model or two for each client, unless sums of a shared model are wanted."""
@@ -199,21 +200,21 @@ class CompiledSoftmax:
         getattr(self._code, name)(ctypes.byref(self._data), *map(ctypes.c_int64, numbers))
 
     def train(self, work: ChunkWork, weights: Tensor | None) -> tuple[WeightedSums | Tensor, Tensor]:
-        """Weighted sums of the updates, or the updates (k, D) themselves; and summed batch losses (k,).
+        """Weighted sums of the updates, clipped if that is asked for, or the updates (k, D); and summed batch losses (k,).
 
         Updates without `weights` (k,), or where one is beyond what squares of its numbers hold.
         """
         count, starts, steps = len(work.chunk), work.starts, work.batches.steps
         if weights is not None:
             edges = group_edges(steps.tolist(), starts.owners.tolist(), work.threads)
-            totals, squares, losses = self._run(work, weights, edges)
+            totals, squares, losses = self._run(work, weights, edges, math.inf if work.clipped is None else work.clipped.bound)
             if not bool((~torch.isfinite(squares) | ((squares == 0) & (steps > 0))).any()):
                 sums = self._unpacked(totals, starts.owners[edges[:-1]], len(starts.models))
                 return WeightedSums(sums, squares), losses
         totals, _, losses = self._run(work, torch.ones(count), torch.arange(count + 1))
         return self._unpacked(totals, torch.arange(count), count), losses
 
-    def _run(self, work: ChunkWork, weights: Tensor, edges: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _run(self, work: ChunkWork, weights: Tensor, edges: Tensor, clip: float = math.inf) -> tuple[Tensor, Tensor, Tensor]:
         """Totals of each group of clients (groups, numbers), and of every client its squared length and its losses (k,)."""
         packing, clients, cursor, count = self._packing, self.clients, work.batches, len(work.chunk)
         starts, sgd, lr = work.starts, work.rule.sgd, work.rule.lr
@@ -242,7 +243,7 @@ class CompiledSoftmax:
         }  # fmt: skip
         call = _Work(
             data=self._data, clients=count, batch_size=cursor.width, longest=permutations.shape[2],
-            epochs=permutations.shape[1], groups=len(edges) - 1, memory_each=memory_each, lr=lr, keep=keep,
+            epochs=permutations.shape[1], groups=len(edges) - 1, memory_each=memory_each, lr=lr, keep=keep, clip=clip,
             **_addresses(tensors),
         )  # fmt: skip
         self._code.run_work(ctypes.byref(call), work.threads)

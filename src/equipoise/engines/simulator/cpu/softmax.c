@@ -62,7 +62,7 @@ typedef struct { /* as in softmax.py */
   double *losses;        /* (K) summed batch losses */
   float *memory;         /* (threads, memory_each) */
   int64_t memory_each;
-  float lr, keep;
+  float lr, keep, clip; /* an update that is longer than `clip` counts with that length */
   int64_t next; /* group that nobody has taken yet */
 } Work;
 
@@ -272,6 +272,21 @@ static int64_t numbers_of(const Data *k) {
   return ((k->features + PANEL - 1) / PANEL * PANEL + 1) * ((k->classes + LANES - 1) / LANES * LANES);
 }
 
+/* The squared length of the difference of two packed models. */
+static double squared_length(const float *a, const float *b, int64_t numbers) {
+  double square = 0;
+  for (int64_t c = 0; c < numbers; c += 64 * LANES) { /* in float for so long that sums stay as good as their terms */
+    const int64_t end = c + 64 * LANES < numbers ? c + 64 * LANES : numbers;
+    vec sum = every(0);
+    for (int64_t i = c; i < end; i += LANES) {
+      vec d = load(a + i) - load(b + i);
+      sum += d * d;
+    }
+    for (int j = 0; j < LANES; j++) square += sum[j];
+  }
+  return square;
+}
+
 /* All steps of a client, and its part of the group's total. */
 static void train(Work *k, int64_t client, float *memory, float *total, int first_of_group) {
   const Data *data = &k->data;
@@ -303,7 +318,11 @@ static void train(Work *k, int64_t client, float *memory, float *total, int firs
     }
     from = own;
   }
-  const float weight = k->weights[client];
+  float weight = k->weights[client];
+  if (k->clip < INFINITY) {
+    const double length = sqrt(squared_length(from, start, numbers));
+    if (length > k->clip) weight *= k->clip / length;
+  }
   for (int64_t c = 0; c < numbers; c += lines * LANES) { /* numbers = lines x columns, and columns are whole vectors */
     vec sum = every(0);
     for (int64_t i = c; i < c + lines * LANES; i += LANES) {
