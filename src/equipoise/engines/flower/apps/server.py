@@ -170,9 +170,10 @@ class ServerPlan:
         for key, kind in get_type_hints(ServerPlan).items():
             name = key.replace("_", "-")
             optional = type(None) in get_args(kind) and key != "colluders"  # nobody, there, is a number like others
-            unsaid = config.get(name, "") == "" or (optional and config[name] == 0)
-            if in_toml(kind) is not None and not unsaid:
-                changed[key] = check_value(config[name], kind, f"{name} of the run configuration")
+            if in_toml(kind) is None or config.get(name, "") == "":
+                continue
+            nothing = optional and config[name] == 0
+            changed[key] = None if nothing else check_value(config[name], kind, f"{name} of the run configuration")
         return replace(self, **changed)
 
     @property

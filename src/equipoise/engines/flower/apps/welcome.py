@@ -77,7 +77,7 @@ class Welcome:
             if not self.begun and other not in (None, node) and other in self.messenger.connected():
                 raise BadMessage(f"has the client name {client!r}, which node {other} has already: give each its own client-id")
         nodes[client], self.messenger.marks[client] = node, member.fingerprint
-        self.messenger.heard[client] = time.time()
+        self.messenger.heard[client], self.messenger.versions[client] = time.time(), member.versions
         self.messenger.wake(client)
         self.members[client] = member if before is None or not self.begun else before
         self.names.pin({client: member})

@@ -110,6 +110,7 @@ class Messenger:
         self.strikes: Counter[str] = Counter()
         self.seconds: dict[str, float] = {}  # that the last answer of each client took
         self.heard: dict[str, float] = {}  # when each client last answered, in seconds since 1970
+        self.versions: dict[str, Mapping[str, str]] = {}  # of the software on each client's node, as it last said
         self.own_seed: Callable[[str, int], int] | None = None  # of a client's batches, where the run's seed is secret
         self.begin()
 
