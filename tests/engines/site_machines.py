@@ -184,7 +184,21 @@ class Machines:
             run("ip", "-n", net, "addr", "add", f"{self.server.address}/24", "dev", "br0")
             run("ip", "-n", net, "link", "set", "br0", "up")
             for site in self.sites.values():
-                run("ip", "-n", net, "link", "add", f"to{site.number}", "type", "veth", "peer", "name", "eth0", "netns", site.net)
+                run(
+                    "ip",
+                    "-n",
+                    net,
+                    "link",
+                    "add",
+                    f"to{site.number}",
+                    "type",
+                    "veth",
+                    "peer",
+                    "name",
+                    "eth0",
+                    "netns",
+                    site.net,
+                )
                 run("ip", "-n", net, "link", "set", f"to{site.number}", "master", "br0", "up")
                 run("ip", "-n", site.net, "addr", "add", f"{site.address}/24", "dev", "eth0")
                 run("ip", "-n", site.net, "link", "set", "eth0", "up")
@@ -222,7 +236,9 @@ def run(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
-def wait_until(condition: Callable[[], object], what: str, within: float, watched: Mapping[str, subprocess.Popen[bytes]]) -> float:
+def wait_until(
+    condition: Callable[[], object], what: str, within: float, watched: Mapping[str, subprocess.Popen[bytes]]
+) -> float:
     """Wait; the seconds that it took. A watched process that ends meanwhile is a failure."""
     began = time.monotonic()
     while not condition():

@@ -311,7 +311,9 @@ def sites_fetch_the_model(it: Operation) -> None:
     it.operate("equipoise flower publish runs/federation --out published")
     it.server.start("web", f"python -m http.server --bind {it.server.address} --directory {it.home}/published 8000")
     site = it.sites[SITES[0]]
-    wait_until(lambda: site.call(f"curl -s http://{it.server.address}:8000/manifest.json", expected=None), "the web server", 30, {})
+    wait_until(
+        lambda: site.call(f"curl -s http://{it.server.address}:8000/manifest.json", expected=None), "the web server", 30, {}
+    )
     said = site.call(f"equipoise flower fetch http://{it.server.address}:8000 --kit .")
     assert "federation serves this node's data best" in said
     kept, choice = (site.folder / "model" / name for name in ("model.safetensors", "choice.json"))
@@ -331,7 +333,10 @@ def all_is_saved_and_ends(it: Operation) -> None:
     for name in ("certificates/ca.key", "nodes.toml", "runs/federation/model.safetensors"):
         assert (restored / name).read_bytes() == (it.home / name).read_bytes()
     assert (it.home / "superlink.db").stat().st_mode & 0o077 == 0
-    for command in (unit_command(it.home / "deploy" / "equipoise-status.service"), *compose_commands(it.home / "deploy" / "compose.yaml")):
+    for command in (
+        unit_command(it.home / "deploy" / "equipoise-status.service"),
+        *compose_commands(it.home / "deploy" / "compose.yaml"),
+    ):
         if " status " in command:
             it.start("status", command)
             ask = "curl -s http://127.0.0.1:9464/metrics"

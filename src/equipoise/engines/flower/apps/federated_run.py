@@ -233,11 +233,16 @@ class FederatedRun:
         return sum(len(clients) for clients in self.data.splits.values())
 
     @property
+    def clients_per_round(self) -> int:
+        """How many clients a round has: all that take part, unless the plan says a number."""
+        return self.plan.clients_per_round or len(self.data.train)
+
+    @property
     def config(self) -> RecordedConfig:
         """What the folder's config.toml says."""
         plan = self.plan
         options = {f.name: getattr(plan, f.name) for f in fields(TrainRecord)}
-        options["clients_per_round"] = plan.clients_per_round or len(self.data.train)
+        options["clients_per_round"] = self.clients_per_round
         kind = type(self.model)
         network = {key: getattr(plan, key) for key in ("timeout", "minimum", "retries", "pause")}
         about = {"data": plan.data, "clients": len(self.federation.members), "model": f"{kind.__module__}:{kind.__qualname__}"}
@@ -256,7 +261,7 @@ class FederatedRun:
         """Train on the federation, from the checkpoint if there is one."""
         plan = self.plan
         result = train(
-            self.model, self.data, plan.algorithm, rounds=plan.rounds, clients_per_round=plan.clients_per_round, seed=plan.seed,
+            self.model, self.data, plan.algorithm, rounds=plan.rounds, clients_per_round=self.clients_per_round, seed=plan.seed,
             loss=plan.loss, error=plan.error, engine=self.federation, evaluate_every=plan.evaluate_every, metrics=plan.metrics,
             stop=plan.stop, progress=progress, name=plan.name or name,
             observers=[*observers, *plan.observers, LogRounds(), self.status],

@@ -60,9 +60,9 @@ def server_app(
     all three are the same on the nodes. Clients count in the natural order of their names ("2" before "10").
 
     The run begins when `clients` nodes have said who they are (None: as many as `clients_per_round`), and gives up after
-    `patience` seconds. Each round draws `clients_per_round` of them. An answer that does not come within `timeout` seconds,
-    or is not what was asked for (not finite, of a wrong shape, of another round, garbage), is left out: the others share its
-    weight, and the round's report names the client and the fault (`report.missing`). If fewer than `minimum` clients of a
+    `patience` seconds. Each round draws `clients_per_round` of them (None: all). An answer that does not come within `timeout`
+    seconds, or is not what was asked for (not finite, of a wrong shape, of another round, garbage), is left out: the others
+    share its weight, and the round's report names the client and the fault (`report.missing`). If fewer than `minimum` clients of a
     cohort have done their part, the round is tried again after `pause` seconds with a cohort drawn anew, up to `retries`
     times; then the run stops with TooFewClients, and its folder can be resumed.
 
