@@ -9,9 +9,11 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -24,7 +26,8 @@ from site_machines import Machine, Machines, wait_until, why_not
 pytestmark = [pytest.mark.long]
 SITES = ("client-0", "client-1", "client-2", "client-3")
 PORT = 47090
-TIMEOUT = 15.0  # seconds that a node has for an answer
+TIMEOUT = 20.0  # seconds that a node has for an answer
+METRICS = "curl -s http://127.0.0.1:9464/metrics"
 HANG = '    import pathlib, time\n    time.sleep(3600.0 * pathlib.Path("hang").exists())\n'
 
 
@@ -90,9 +93,8 @@ class Operation:
 
     def asks(self, host: str, port: int, path: str) -> int:
         """The status of an HTTPS answer on the server's machine; 0 without one."""
-        address = f"https://{host}:{port}{path}"
-        said = self.server.call(f"curl -s -o /dev/null -w '%{{http_code}}' --cacert certificates/ca.crt {address}", cwd=self.home,
-                                expected=None)  # fmt: skip
+        ask = f"curl -s -o /dev/null -w '%{{http_code}}' --cacert certificates/ca.crt https://{host}:{port}{path}"
+        said = self.server.call(ask, cwd=self.home, expected=None)
         return int(said[-3:])
 
     def online(self) -> dict[str, str]:
@@ -161,7 +163,7 @@ def unit_command(unit: Path) -> str:
 
 def compose_commands(file: Path) -> list[str]:
     services = yaml.safe_load(file.read_text())["services"]
-    return [" ".join(service["command"]) for service in services.values() if "command" in service]
+    return [shlex.join(service["command"]) for service in services.values() if "command" in service]
 
 
 def test_a_federation_is_operated():
@@ -229,9 +231,9 @@ def one_is_killed_and_one_hangs(it: Operation) -> None:
     first.end(SITES[0], signal.SIGKILL, group=True)
     (second.folder / "hang").touch()
     found = it.await_rounds(4, within=8 * TIMEOUT)
-    late = [SITES[1] in entry["missing"] and entry["seconds"] >= 0.9 * TIMEOUT for entry in found]
-    assert sum(late) >= 1, found
-    assert not any(one and two for one, two in zip(late, late[1:], strict=False)), found  # one timeout, not one after another
+    why = [str(entry["missing"].get(SITES[1])) for entry in found]  # type: ignore[attr-defined]
+    assert any(reason.startswith("did not answer within") for reason in why), why
+    assert not any(all(r.startswith("did not answer") for r in two) for two in pairwise(why)), why  # one timeout, then it rests
     assert all(SITES[0] in entry["missing"] for entry in found[1:]), found
     it.note(f"one killed, one hangs: rounds of {', '.join(format(entry['seconds'], '.1f') for entry in found)} s")
     it.node(SITES[0])
@@ -243,7 +245,8 @@ def one_is_killed_and_one_hangs(it: Operation) -> None:
 def one_is_upgraded_and_one_gets_a_new_key(it: Operation) -> None:
     """A node ends, is begun again with another version, and goes on; another one's key is replaced."""
     third, fourth = it.sites[SITES[2]], it.sites[SITES[3]]
-    assert third.end(SITES[2]) == 0
+    third.send(SITES[2], signal.SIGINT, group=True)  # Ctrl-C in a shell
+    assert third.running[SITES[2]].wait(timeout=40) == 0
     newer = third.folder / "newer"
     newer.mkdir()
     (newer / "sitecustomize.py").write_text("import equipoise.core.version\nequipoise.core.version.VERSION = '9.9.9'\n")
@@ -271,7 +274,7 @@ def the_server_is_killed(it: Operation) -> None:
     pid = int(it.status()["pid"])  # type: ignore[call-overload]
     assert pid in it.server.pids()
     os.kill(pid, signal.SIGKILL)
-    assert it.server.running["run"].wait(timeout=90) != 0
+    assert it.server.running["run"].wait(timeout=150) != 0
     assert it.operate("equipoise flower status runs/federation", expected=2)
     before = len(it.rounds())
     it.train()
@@ -285,12 +288,12 @@ def the_superlink_is_restarted(it: Operation, seconds: float) -> None:
     """SIGKILL in the middle of a round. The nodes come back by themselves; the run's command is given again."""
     it.await_rounds(1)
     it.server.end("superlink", signal.SIGKILL, group=True)
-    it.server.running["run"].wait(timeout=120)
     time.sleep(seconds)
     it.superlink()
+    assert it.server.running["run"].wait(timeout=150) != 0
     again = time.monotonic()
     it.train()
-    wait_until(lambda: it.server.log("run").count("Waiting for") >= 1, "the run waits", 60, {})
+    it.await_rounds(1, within=180)
     it.await_clients(*SITES, within=180)
     for site, name in ((it.sites[name], name) for name in SITES):
         assert site.running[name].poll() is None
@@ -333,15 +336,14 @@ def all_is_saved_and_ends(it: Operation) -> None:
     for name in ("certificates/ca.key", "nodes.toml", "runs/federation/model.safetensors"):
         assert (restored / name).read_bytes() == (it.home / name).read_bytes()
     assert (it.home / "superlink.db").stat().st_mode & 0o077 == 0
-    for command in (
+    shown = [
         unit_command(it.home / "deploy" / "equipoise-status.service"),
         *compose_commands(it.home / "deploy" / "compose.yaml"),
-    ):
-        if " status " in command:
-            it.start("status", command)
-            ask = "curl -s http://127.0.0.1:9464/metrics"
-            wait_until(lambda: "equipoise_" in it.server.call(ask, expected=None), "metrics", 30, {})
-            it.server.end("status")
+    ]
+    for command in (each for each in shown if " status " in each):
+        it.start("status", command)
+        wait_until(lambda: "equipoise_" in it.server.call(METRICS, expected=None), "metrics", 60, {})
+        it.server.end("status")
     for name, site in it.sites.items():
         site.send(name, signal.SIGTERM, group=False)
     for name, site in it.sites.items():
@@ -357,4 +359,5 @@ def every_generated_command_was_run(it: Operation) -> None:
     units = [*deploy.glob("*.service"), *(site.folder / "equipoise-node.service" for site in it.sites.values())]
     assert len(units) == 7
     generated = {unit_command(unit) for unit in units} | set(compose_commands(deploy / "compose.yaml"))
-    assert generated <= set(it.ran), generated - set(it.ran)
+    missing = {tuple(shlex.split(each)) for each in generated} - {tuple(shlex.split(each)) for each in it.ran}
+    assert not missing

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
@@ -135,9 +136,12 @@ def open_door(plan: ServerPlan, messenger: Messenger, task: Task, model_seed: in
 
 
 def run_federated(federated: FederatedRun, place: RunFolder) -> Result:
-    """The run in its folder. One that has ended and gets more rounds says so in its configuration."""
-    if place.finished:
-        write_atomically(place.config, federated.config.text().encode())
+    """The run in its folder. One that goes on may have other rounds or more clients than before: its configuration says so."""
+    if place.config.exists():
+        text = federated.config.text()
+        before, now = (tomllib.loads(each) for each in (place.config.read_text(encoding="utf-8"), text))
+        if before.get("algorithm") == now["algorithm"]:  # else the checkpoint refuses the run
+            write_atomically(place.config, text.encode())
     return cast(Result, run_in_folder(cast(Any, federated), place, progress=False))
 
 

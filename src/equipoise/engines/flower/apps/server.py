@@ -62,8 +62,8 @@ def server_app(
     The run begins when `clients` nodes have said who they are (None: as many as `clients_per_round`), and gives up after
     `patience` seconds. Each round draws `clients_per_round` of them (None: all). An answer that does not come within `timeout`
     seconds, or is not what was asked for (not finite, of a wrong shape, of another round, garbage), is left out: the others
-    share its weight, and the round's report names the client and the fault (`report.missing`). If fewer than `minimum` clients of a
-    cohort have done their part, the round is tried again after `pause` seconds with a cohort drawn anew, up to `retries`
+    share its weight, and the round's report names the client and the fault (`report.missing`). If fewer than `minimum` clients
+    of a cohort have done their part, the round is tried again after `pause` seconds with a cohort drawn anew, up to `retries`
     times; then the run stops with TooFewClients, and its folder can be resumed.
 
     `folder` is the run's folder (config.toml, rounds.jsonl, checkpoint/, clients.parquet, model.safetensors, report.html as in

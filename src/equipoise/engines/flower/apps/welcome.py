@@ -92,6 +92,8 @@ class Welcome:
             self.late[member.client] = member
             self.messenger.nodes[member.client] = node
             self.messenger.marks[member.client] = member.fingerprint
+            self.messenger.versions[member.client] = member.versions
+            return
         self.introductions.refuse(node, "was not there when the run began")
 
     def settle(self, members: Mapping[str, Member]) -> None:
