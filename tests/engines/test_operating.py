@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,12 @@ from fake_grid import FakeGrid, run_app
 
 from equipoise.cli.flower_commands import app as flower_commands
 from equipoise.engines.flower.apps.node_keys import read_node_list
+from equipoise.engines.flower.apps.run_status import moment
 from equipoise.engines.flower.apps.template import write_app
 from equipoise.engines.flower.operate.backups import back_up, restore
 from equipoise.engines.flower.operate.fetching import fetch, publish, read_entries
 from equipoise.engines.flower.operate.kits import Kit, OperatorFolder
+from equipoise.engines.flower.operate.run_view import RunView
 from equipoise.errors import ConfigError
 from equipoise.experiment.folder import read_record
 
@@ -171,3 +174,17 @@ def test_a_site_fetches_the_published_model_that_serves_it_best(tmp_path, monkey
     (tmp_path / "runs" / "begun").mkdir()
     with pytest.raises(ConfigError, match="no finished run"):
         publish([Path("runs/begun")], Path("again"))
+
+
+def test_a_killed_server_whose_parent_does_not_look_is_gone(tmp_path):
+    """Flower's SuperExec leaves the process of a killed run as a zombie, and the status once said that it was running."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    about = {"run": "a", "state": "running", "round": 1, "rounds": 2, "alerts": [], "clients": {}, "pid": child.pid}
+    (tmp_path / "status.json").write_text(json.dumps({**about, "updated": moment()}))
+    assert RunView(tmp_path).read()["exit_code"] == 0
+    child.kill()
+    while Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.01)
+    assert RunView(tmp_path).read()["exit_code"] == 2
+    child.wait()
+    assert RunView(tmp_path).read()["state"] == "gone"
