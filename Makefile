@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-long campaign lint bench bench-gpu clean
+.PHONY: setup demo test test-long test-federation campaign lint bench bench-gpu clean
 
 setup: $(READY)
 
@@ -23,7 +23,11 @@ test: $(READY)
 
 # Federations of real processes.
 test-long: $(READY)
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -m long tests
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and not federation" tests
+
+# A federation as it is operated: five machines in network namespaces. Needs Linux, root, nginx and curl, else it is skipped.
+test-federation: $(READY)
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -s -m federation tests
 
 # A slice of the campaign of docs/reliability.md, which looks for faults that nobody knows yet, and audits by fresh noise.
 campaign: $(READY)

@@ -26,6 +26,7 @@ from equipoise.engines.flower.operate.authority import Authority, new_node_key
 from equipoise.engines.flower.operate.run_view import RunView
 from equipoise.engines.flower.transport.messenger import Messenger, TooFewClients
 from equipoise.errors import ConfigError, EquipoiseNotice
+from equipoise.experiment.folder import read_record
 from equipoise.types import Observer
 from made_clients import make_clients
 
@@ -387,6 +388,25 @@ def test_a_run_is_stopped_and_goes_on_and_is_extended_meanwhile(tmp_path):
     about = RunView(folder).read()
     assert (about["state"], about["round"], about["exit_code"]) == ("finished", 5, 0)
     assert {name: entry["rounds"] for name, entry in about["clients"].items()} == {f"client-{k}": 5 for k in range(4)}
+
+
+@pytest.mark.parametrize("rounds", [3, 5])
+def test_a_stopped_run_ends_with_other_rounds_and_its_record_can_be_read(tmp_path, rounds):
+    """The folder's configuration once kept the first number of rounds, and its log seemed damaged."""
+    folder = tmp_path / "run"
+    with pytest.raises(StoppedByOperator):
+        run(federation(some_data(), softmax), rounds=4, folder=folder, observers=[Orders(folder, 1, state="stop")])
+    with pytest.warns(EquipoiseNotice, match="Going on"):
+        run(federation(some_data(), softmax), rounds=rounds, folder=folder)
+    assert read_record(folder).rounds == rounds
+
+
+def test_a_federation_without_a_number_of_clients_per_round_asks_all_of_them():
+    """0 in the run's configuration stands for None, also where the app says a number."""
+    found: list[eq.Result] = []
+    app = server_app(eq.Algorithm(), model=softmax, rounds=1, clients_per_round=2, seed=3, on_result=found.append)
+    run_app(app, federation(some_data(), softmax), **{"clients-per-round": 0, "clients": 4})
+    assert found[0].history.rounds[0].cohort == 4
 
 
 def test_a_paused_run_waits_and_goes_on(tmp_path):

@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,13 +16,18 @@ from typer.testing import CliRunner
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipoise[flower]'")
 
+from fake_grid import FakeGrid, run_app
+
 from equipoise.cli.flower_commands import app as flower_commands
 from equipoise.engines.flower.apps.node_keys import read_node_list
+from equipoise.engines.flower.apps.run_status import moment
 from equipoise.engines.flower.apps.template import write_app
 from equipoise.engines.flower.operate.backups import back_up, restore
-from equipoise.engines.flower.operate.fetching import read_entries
+from equipoise.engines.flower.operate.fetching import fetch, publish, read_entries
 from equipoise.engines.flower.operate.kits import Kit, OperatorFolder
+from equipoise.engines.flower.operate.run_view import RunView
 from equipoise.errors import ConfigError
+from equipoise.experiment.folder import read_record
 
 
 @pytest.fixture
@@ -55,9 +61,10 @@ def test_a_second_site_touches_nothing_of_the_first(place):
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")
 def test_units_pass_systemd_analyze(place, tmp_path):
     units = [*(place.path / "deploy").glob("*.service"), place.path / "sites" / "client-0" / "equipoise-node.service"]
-    assert len(units) == 3
+    assert len(units) == 4
     for unit in units:
-        text = unit.read_text().replace("/usr/local/bin/equipoise", str(Path(sys.executable).with_name("equipoise")))
+        here = str(Path(sys.executable).with_name("equipoise"))
+        text = unit.read_text().replace("/usr/local/bin/equipoise", here).replace("/usr/sbin/nginx", "/bin/true")
         copy = tmp_path / unit.name
         copy.write_text(text.replace("User=equipoise\nGroup=equipoise\n", ""))
         done = subprocess.run(["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, timeout=60, check=False)
@@ -71,11 +78,11 @@ def test_the_compose_file_is_one_and_runs_commands_that_exist(place):
     assert set(services) == {"superlink", "status", "proxy"}
     for service in services.values():
         assert service["restart"] == "unless-stopped"
-        if "command" in service:
+        assert service["cap_drop"] == ["ALL"]
+        if service["command"][0] != "nginx":
             assert service["command"][:2] == ["equipoise", "flower"]
             done = CliRunner().invoke(flower_commands, [service["command"][2], "--help"])
             assert done.exit_code == 0
-            assert service["cap_drop"] == ["ALL"]
     proxy = (place.path / "deploy" / "nginx.conf").read_text()
     assert "location /v1/fleet {" in proxy
     assert "location / { return 404; }" in proxy
@@ -127,3 +134,57 @@ def test_manifests_cannot_name_files_elsewhere():
     for wrong in ({"file": "../a.safetensors"}, {"sha256": "0"}, {"bytes": -1}, {"file": "a.txt"}):
         with pytest.raises(ConfigError, match="no list of published models"):
             read_entries(json.dumps({"models": [{**good, **wrong}]}).encode())
+
+
+def test_a_site_fetches_the_published_model_that_serves_it_best(tmp_path, monkeypatch):
+    """Two finished runs, one after a single round: the site compares checksums, tries both on its data and keeps the better."""
+    folder = tmp_path / "fetch-federation"
+    write_app(folder)
+    place = OperatorFolder(folder)
+    place.set_up(["fed.example.org"], 47091)
+    kit = Kit.read(place.make_kit("client-1"))
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.chdir(tmp_path)
+    from fetch_federation import client_app, server_app
+
+    for name, rounds in (("short", 1), ("long", 8)):
+        grid = FakeGrid({f"client-{i}": client_app.app for i in range(4)})
+        run_app(server_app.app, grid, rounds=rounds, folder=f"runs/{name}")
+    assert publish([Path("runs/short"), Path("runs/long")], Path("published")) == ["short", "long"]
+
+    lines = fetch("published", kit, Path("model"))
+    assert "long serves this node's data best (by its train loss)" in lines[-1]
+    choice = json.loads(Path("model/choice.json").read_text())
+    assert choice["scores"]["long"]["train"][0] < choice["scores"]["short"]["train"][0]
+    assert Path("model/model.safetensors").read_bytes() == Path("runs/long/model.safetensors").read_bytes()
+    assert choice["sha256"] == hashlib.sha256(Path("model/model.safetensors").read_bytes()).hexdigest()
+    loss, error = choice["scores"]["long"]["test"]
+    table = read_record("runs/long").clients
+    row = next(i for i, who in enumerate(zip(table.client, table.split, strict=True)) if who == ("client-1", "test"))
+    assert (loss, error) == pytest.approx((float(table.loss[row]), float(table.error[row])), rel=1e-6)  # as in the run
+
+    with pytest.raises(ConfigError, match="not empty"):
+        fetch("published", kit, Path("model"))
+    damaged = bytearray(Path("published/long.safetensors").read_bytes())
+    damaged[-1] ^= 1
+    Path("published/long.safetensors").write_bytes(damaged)
+    with pytest.raises(ConfigError, match="damaged"):
+        fetch("published", kit, Path("other"))
+    assert not Path("other").exists()
+    (tmp_path / "runs" / "begun").mkdir()
+    with pytest.raises(ConfigError, match="no finished run"):
+        publish([Path("runs/begun")], Path("again"))
+
+
+def test_a_killed_server_whose_parent_does_not_look_is_gone(tmp_path):
+    """Flower's SuperExec leaves the process of a killed run as a zombie, and the status once said that it was running."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    about = {"run": "a", "state": "running", "round": 1, "rounds": 2, "alerts": [], "clients": {}, "pid": child.pid}
+    (tmp_path / "status.json").write_text(json.dumps({**about, "updated": moment()}))
+    assert RunView(tmp_path).read()["exit_code"] == 0
+    child.kill()
+    while Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.01)
+    assert RunView(tmp_path).read()["exit_code"] == 2
+    child.wait()
+    assert RunView(tmp_path).read()["state"] == "gone"

@@ -15,12 +15,13 @@ from .task import algorithm, net
 if __name__ == "__main__":
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text(encoding="utf-8"))
     config = project["tool"]["flwr"]["app"]["config"]
+    data = replace(simulated(), name=config["data"])
     result = eq.train(
         net(),
-        replace(simulated(), name=config["data"]),
+        data,
         algorithm,
         rounds=config["rounds"],
-        clients_per_round=config["clients-per-round"],
+        clients_per_round=config["clients-per-round"] or len(data.train),
         seed=config["seed"],
         engine="loop",
         name="simulation",

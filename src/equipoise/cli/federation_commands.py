@@ -70,7 +70,9 @@ def site(
 
 @app.command()
 def superlink(
-    host: Annotated[str, Option(help="Where to listen; 0.0.0.0 is everywhere.")] = "127.0.0.1",
+    host: Annotated[
+        str, Option(help="Where to listen. 127.0.0.1: only this machine and its proxy; 0.0.0.0: everywhere, without a proxy.")
+    ] = "127.0.0.1",
     folder: Folder = Path(),
 ) -> None:
     """Run the SuperLink of this folder: TLS, known nodes alone, and a database that only its owner can read."""
@@ -87,9 +89,10 @@ def superlink(
     database.chmod(0o600)
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("FLWR_HOME", str((folder / ".flwr").resolve()))
+    os.environ["PYTHONUNBUFFERED"] = "1"  # or a log file would lag behind
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder.resolve()), os.environ.get("PYTHONPATH")]))
     command = [
-        str(Path(sys.executable).with_name("flower-superlink")), "--host", host, "--port", str(place.settings["port"]),
+        str(Path(sys.executable).with_name("flower-superlink")), "--host", host, "--port", str(place.listen(host)),
         "--enable-supernode-auth", "--disable-runtime-dependency-installation", "--database", str(database),
         "--ssl-ca-certfile", str(certificates.certificate), "--ssl-certfile", str(certificates.server),
         "--ssl-keyfile", str(certificates.server_key),
@@ -108,6 +111,7 @@ def run(
     from equipoise.engines.flower.flower_internals import read_runs
 
     environment = {"FLWR_HOME": str((folder / ".flwr").resolve()), "FLWR_TELEMETRY_ENABLED": "0", **os.environ}
+    environment["PYTHONUNBUFFERED"] = "1"  # or a log file would show the run's log at its end
     flower = str(Path(sys.executable).with_name("flwr"))
 
     def listed() -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
@@ -135,9 +136,12 @@ def open_door(plan: ServerPlan, messenger: Messenger, task: Task, model_seed: in
 
 
 def run_federated(federated: FederatedRun, place: RunFolder) -> Result:
-    """The run in its folder. One that has ended and gets more rounds says so in its configuration."""
-    if place.finished:
-        write_atomically(place.config, federated.config.text().encode())
+    """The run in its folder. One that goes on may have other rounds or more clients than before: its configuration says so."""
+    if place.config.exists():
+        text = federated.config.text()
+        before, now = (tomllib.loads(each) for each in (place.config.read_text(encoding="utf-8"), text))
+        if before.get("algorithm") == now["algorithm"]:  # else the checkpoint refuses the run
+            write_atomically(place.config, text.encode())
     return cast(Result, run_in_folder(cast(Any, federated), place, progress=False))
 
 
@@ -233,11 +237,16 @@ class FederatedRun:
         return sum(len(clients) for clients in self.data.splits.values())
 
     @property
+    def clients_per_round(self) -> int:
+        """How many clients a round has: all that take part, unless the plan says a number."""
+        return self.plan.clients_per_round or len(self.data.train)
+
+    @property
     def config(self) -> RecordedConfig:
         """What the folder's config.toml says."""
         plan = self.plan
         options = {f.name: getattr(plan, f.name) for f in fields(TrainRecord)}
-        options["clients_per_round"] = plan.clients_per_round or len(self.data.train)
+        options["clients_per_round"] = self.clients_per_round
         kind = type(self.model)
         network = {key: getattr(plan, key) for key in ("timeout", "minimum", "retries", "pause")}
         about = {"data": plan.data, "clients": len(self.federation.members), "model": f"{kind.__module__}:{kind.__qualname__}"}
@@ -256,7 +265,7 @@ class FederatedRun:
         """Train on the federation, from the checkpoint if there is one."""
         plan = self.plan
         result = train(
-            self.model, self.data, plan.algorithm, rounds=plan.rounds, clients_per_round=plan.clients_per_round, seed=plan.seed,
+            self.model, self.data, plan.algorithm, rounds=plan.rounds, clients_per_round=self.clients_per_round, seed=plan.seed,
             loss=plan.loss, error=plan.error, engine=self.federation, evaluate_every=plan.evaluate_every, metrics=plan.metrics,
             stop=plan.stop, progress=progress, name=plan.name or name,
             observers=[*observers, *plan.observers, LogRounds(), self.status],

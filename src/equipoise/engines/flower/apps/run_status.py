@@ -91,7 +91,7 @@ class RunStatus(Observer):
         self.messenger = messenger
         for client, member in members.items():
             entry = self._entry(client)
-            entry["versions"] = dict(member.versions)
+            entry["versions"] = dict(messenger.versions.get(client, member.versions))
         self.say("running", f"{len(members)} clients")
 
     def _entry(self, client: str) -> dict[str, Any]:
@@ -123,6 +123,7 @@ class RunStatus(Observer):
             sent, received = report.bytes_by_client.get(client, (0, 0))
             entry["sent"], entry["received"] = entry["sent"] + sent, entry["received"] + received
             if messenger is not None:
+                entry["versions"] = dict(messenger.versions.get(client, entry["versions"]))  # it may have been upgraded
                 took, heard = messenger.seconds.get(client), messenger.heard.get(client)
                 entry["seconds"] = None if took is None else round(took, 3)
                 entry["seen"] = None if heard is None else moment(heard)

@@ -60,10 +60,10 @@ def server_app(
     all three are the same on the nodes. Clients count in the natural order of their names ("2" before "10").
 
     The run begins when `clients` nodes have said who they are (None: as many as `clients_per_round`), and gives up after
-    `patience` seconds. Each round draws `clients_per_round` of them. An answer that does not come within `timeout` seconds,
-    or is not what was asked for (not finite, of a wrong shape, of another round, garbage), is left out: the others share its
-    weight, and the round's report names the client and the fault (`report.missing`). If fewer than `minimum` clients of a
-    cohort have done their part, the round is tried again after `pause` seconds with a cohort drawn anew, up to `retries`
+    `patience` seconds. Each round draws `clients_per_round` of them (None: all). An answer that does not come within `timeout`
+    seconds, or is not what was asked for (not finite, of a wrong shape, of another round, garbage), is left out: the others
+    share its weight, and the round's report names the client and the fault (`report.missing`). If fewer than `minimum` clients
+    of a cohort have done their part, the round is tried again after `pause` seconds with a cohort drawn anew, up to `retries`
     times; then the run stops with TooFewClients, and its folder can be resumed.
 
     `folder` is the run's folder (config.toml, rounds.jsonl, checkpoint/, clients.parquet, model.safetensors, report.html as in
@@ -170,9 +170,10 @@ class ServerPlan:
         for key, kind in get_type_hints(ServerPlan).items():
             name = key.replace("_", "-")
             optional = type(None) in get_args(kind) and key != "colluders"  # nobody, there, is a number like others
-            unsaid = config.get(name, "") == "" or (optional and config[name] == 0)
-            if in_toml(kind) is not None and not unsaid:
-                changed[key] = check_value(config[name], kind, f"{name} of the run configuration")
+            if in_toml(kind) is None or config.get(name, "") == "":
+                continue
+            nothing = optional and config[name] == 0
+            changed[key] = None if nothing else check_value(config[name], kind, f"{name} of the run configuration")
         return replace(self, **changed)
 
     @property

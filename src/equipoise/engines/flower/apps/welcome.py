@@ -50,7 +50,9 @@ class Welcome:
         there, known = messenger.connected(), set(messenger.nodes.values())
         now = time.monotonic()
         silent = [messenger.nodes[c] for c, rest in messenger.resting.items() if c in messenger.nodes and now >= rest.until]
-        self.introductions.ask([*(node for node in there if node not in known), *(node for node in silent if node in there)])
+        back = [messenger.nodes[c] for c in messenger.away if c in messenger.nodes]  # perhaps with other data, or upgraded
+        asked = dict.fromkeys([*(node for node in there if node not in known), *silent, *back])
+        self.introductions.ask(node for node in asked if node in there)
         for node, member in self.introductions.collect(min(wait, messenger.timeout)).items():
             try:
                 self.let_in(node, member)
@@ -77,7 +79,8 @@ class Welcome:
             if not self.begun and other not in (None, node) and other in self.messenger.connected():
                 raise BadMessage(f"has the client name {client!r}, which node {other} has already: give each its own client-id")
         nodes[client], self.messenger.marks[client] = node, member.fingerprint
-        self.messenger.heard[client] = time.time()
+        self.messenger.heard[client], self.messenger.versions[client] = time.time(), member.versions
+        self.messenger.away.discard(client)
         self.messenger.wake(client)
         self.members[client] = member if before is None or not self.begun else before
         self.names.pin({client: member})
@@ -92,6 +95,8 @@ class Welcome:
             self.late[member.client] = member
             self.messenger.nodes[member.client] = node
             self.messenger.marks[member.client] = member.fingerprint
+            self.messenger.versions[member.client] = member.versions
+            return
         self.introductions.refuse(node, "was not there when the run began")
 
     def settle(self, members: Mapping[str, Member]) -> None:

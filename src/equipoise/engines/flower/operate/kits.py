@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -65,6 +66,18 @@ class OperatorFolder:
         """Where nodes reach the SuperLink."""
         return f"{self.settings['host']}:{self.settings['port']}"
 
+    def listen(self, host: str) -> int:
+        """The port for a SuperLink that listens at `host`; operators' commands find it there from now on.
+
+        One that only this machine reaches, while nodes are elsewhere, leaves the nodes' port to the proxy and takes the next.
+        """
+        settings = self.settings
+        port = int(settings["port"]) + (host in LOCAL and settings["host"] not in LOCAL)
+        flower = f'[superlink]\ndefault = "federation"\n\n[superlink.federation]\naddress = "127.0.0.1:{port}"\n'
+        flower += f"root-certificates = {json.dumps(str(self.authority.certificate.resolve()))}\n"
+        write_file(self.path / ".flwr" / "config.toml", flower.encode(), secret=False)
+        return port
+
     def set_up(self, hosts: Sequence[str], port: int, *, renew: bool = False) -> list[str]:
         """Make or renew the certificates, Flower's settings and the files of the server; says what was done."""
         package = self.package
@@ -77,16 +90,17 @@ class OperatorFolder:
         done = self.authority.prepare([*hosts, *LOCAL], renew=renew)
         settings = f'host = "{hosts[0]}"\nport = {port}\nhosts = {json.dumps(hosts)}\n'
         write_atomically(self.path / SETTINGS, settings.encode())
-        flower = f'[superlink]\ndefault = "federation"\n\n[superlink.federation]\naddress = "127.0.0.1:{port}"\n'
-        flower += f"root-certificates = {json.dumps(str(self.authority.certificate.resolve()))}\n"
-        write_file(self.path / ".flwr" / "config.toml", flower.encode(), secret=False)
+        inside = self.listen(LOCAL[1])
         if not (self.path / NODE_LIST).exists():
             write_file(
                 self.path / NODE_LIST,
                 b"# The public key of each node: no other node takes part under its name.\n",
                 secret=False,
             )
-        values = {"package": package, "host": hosts[0], "port": str(port), "folder": str(self.path.resolve())}
+        values = {
+            "package": package, "host": hosts[0], "port": str(port), "inside": str(inside), "folder": str(self.path.resolve()),
+            "equipoise": str(Path(sys.executable).with_name("equipoise")),
+        }  # fmt: skip
         done += [f"wrote {path}" for path in render(DEPLOY / "server", self.path / "deploy", values)]
         return done
 

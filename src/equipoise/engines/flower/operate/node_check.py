@@ -35,6 +35,7 @@ from equipoise.types import Cohort
 CLOCK = 10.0  # seconds by which the clocks of node and SuperLink may differ: signatures are refused beyond Flower's bound
 ENDS_SOON = 30  # days
 WAIT = 5.0  # seconds for the SuperLink
+ASKED = "/v1/fleet/health"  # below the one path that a proxy passes on; that nothing is there is an answer, too
 
 
 @dataclass(frozen=True)
@@ -181,13 +182,16 @@ class Checks:
                 socket.create_connection((host, int(port)), timeout=WAIT) as plain,
                 context.wrap_socket(plain, server_hostname=host) as link,
             ):
-                link.sendall(f"GET /health HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+                link.sendall(f"GET {ASKED} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
                 answer = link.recv(4096).decode(errors="replace")
         except ssl.SSLCertVerificationError as failure:
             return "fault", f"{self.kit.superlink} answers with a certificate that ca.crt does not vouch for: {failure.reason}"
         except (OSError, ValueError) as failure:
             cure = "is it running, and does a firewall let this machine through?"
             return "fault", f"{self.kit.superlink} cannot be reached ({failure}): {cure}"
+        status = answer.split()[1:2]
+        if status and status[0].startswith("5"):
+            return "fault", f"{self.kit.superlink} is reached, but the SuperLink behind it is not ({status[0]}): is it running?"
         dates = [line[5:].strip() for line in answer.splitlines() if line.lower().startswith("date:")]
         if not dates:
             return "warning", f"{self.kit.superlink} is reached, and does not tell its time"

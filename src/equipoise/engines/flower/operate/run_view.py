@@ -113,16 +113,17 @@ def _row(client: str, entry: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _lives(pid: Any) -> bool:
-    """Whether a process of this machine lives; one of another machine or user counts as living."""
+    """Whether a process of this machine is at work; one that was killed may be listed until its parent looks at it."""
     if not isinstance(pid, int):
         return True
     try:
         os.kill(pid, 0)
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except ProcessLookupError:
         return False
-    except OSError:
+    except OSError:  # of another user, or a system without /proc
         return True
-    return True
+    return state[:1] not in (["Z"], ["X"])
 
 
 def serve_status(view: RunView, host: str, port: int) -> ThreadingHTTPServer:

@@ -108,8 +108,12 @@ class Messenger:
         self.marks: dict[str, str] = {}  # of each client's data, which every answer names
         self.resting: dict[str, Rest] = {}
         self.strikes: Counter[str] = Counter()
+        self.away: set[str] = (
+            set()
+        )  # clients that were not connected when asked, and have not said who they are since
         self.seconds: dict[str, float] = {}  # that the last answer of each client took
         self.heard: dict[str, float] = {}  # when each client last answered, in seconds since 1970
+        self.versions: dict[str, Mapping[str, str]] = {}  # of the software on each client's node, as it last said
         self.own_seed: Callable[[str, int], int] | None = None  # of a client's batches, where the run's seed is secret
         self.begin()
 
@@ -147,6 +151,7 @@ class Messenger:
         away = {client: "is not connected" for client in requests if self.nodes.get(client) not in there}
         resting = {client: "rests, as it did not answer before" for client in requests if client in self.resting}
         self.faults |= {**resting, **away}
+        self.away |= set(away)
         asked = {self.nodes[client]: client for client in requests if client not in resting and client not in away}
         by_node = {node: self._own_request(client, requests[client]) for node, client in asked.items()}
         answers = self.ask_nodes(action, by_node, round_index, reading, asked)
@@ -230,8 +235,10 @@ class Messenger:
             gone = message.node not in self.connected()
             name = called(message.node, names)
             self.faults[name] = "lost its connection" if gone else f"did not answer within {self.timeout:g} s"
-            if message.node in names and not gone:
-                self.rest(names[message.node])
+            if message.node in names and gone:
+                self.away.add(name)
+            elif message.node in names:
+                self.rest(name)
         return answers
 
     def pull(self, waiting: dict[str, SentMessage]) -> list[tuple[SentMessage, Message]]:
