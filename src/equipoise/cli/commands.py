@@ -99,6 +99,10 @@ app.add_typer(flower_app, name="flower")
 Settings = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Change a value; may be given several times.")]
 Trust = Annotated[bool, Option("--trust", help="Trust the code of its own that a run's folder or configuration records.")]
 Workers = Annotated[int, Option(min=1, help="How many runs at once, one torch thread each.")]
+RayAddress = Annotated[
+    str | None,
+    Option(metavar="ADDRESS", help='A Ray cluster that makes the runs, one per CPU: HOST:PORT, "auto", or "local".'),
+]
 
 
 def _print_version(requested: bool) -> None:
@@ -191,6 +195,7 @@ def compare(
     settings: Settings = None,
     workers: Workers = 1,
     out: Annotated[Path | None, Option(help="The folder for all runs. Default: runs/<study>.")] = None,
+    ray: RayAddress = None,
     trust: Trust = False,
 ) -> None:
     """Run every method with every seed, as far as runs are missing; print the table and write the report."""
@@ -206,7 +211,7 @@ def compare(
     prepare(runs)
     console = Console()
     with _resumable():
-        jobs = run_all(runs, workers=workers, console=console)
+        jobs = run_all(runs, workers=workers, console=console, ray=ray)
     records = [read_record(job.folder.path) for job in jobs if job.folder.finished]
     if records:
         from equipoise.report import write_report
@@ -228,6 +233,7 @@ def tune(
     settings: Settings = None,
     workers: Workers = 1,
     out: Annotated[Path | None, Option(help="The folder for all trials. Default: runs/<search>.")] = None,
+    ray: RayAddress = None,
     trust: Trust = False,
 ) -> None:
     """Try values by training loss or validation clients, never test clients; write the best configuration."""
@@ -239,7 +245,7 @@ def tune(
     refuse_run_folder(folder)
     search = read_search(config, settings or (), trust=trust)
     with _resumable():
-        results = run_search(search, folder, workers=workers, console=Console())
+        results = run_search(search, folder, workers=workers, console=Console(), ray=ray)
     for result in results:
         if result.criterion is None:
             _print_error(f"Failed: {trial_name(result.values)}: {result.message}")
