@@ -57,7 +57,11 @@ def unpack(packed: Packed) -> Any:
 
 def message(value: object) -> list[Any]:
     """A value as arguments of a call: byte strings that travel with it, or one reference to Ray's object store."""
-    packed = pack(value)
+    return arguments(pack(value))
+
+
+def arguments(packed: Packed) -> list[Any]:
+    """What is packed as arguments of a call."""
     if packed.size > INLINE_BYTES:
         return [require_ray().put(in_store(packed))]
     return cut(joined(packed), -(-packed.size // PART_BYTES))

@@ -7,10 +7,11 @@ way changes a bit.
 
 from __future__ import annotations
 
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -123,6 +124,20 @@ class Ray:
         return RayEngine(task, data, _pools[key], self)
 
 
+class PhaseRecord(NamedTuple):
+    """A phase that was shared out: its kind and size, and the seconds that it took here and in each worker."""
+
+    kind: str
+    cost: float
+    clients: int
+    pieces: int
+    model_bytes: int
+    sum_bytes: int
+    row_bytes: int
+    seconds: float
+    worker_seconds: list[float]
+
+
 class RayEngine:
     """The running Ray engine of one task on one data set: the driver's side."""
 
@@ -140,6 +155,7 @@ class RayEngine:
         self.sizes = data.train.host_sizes.numpy()
         self.dimension = self.task.layout.dimension
         self.item = self.task.layout.dtype.itemsize
+        self.phases: list[PhaseRecord] | None = None  # what was shared out and how long it took, for those who ask
 
     @property
     def measured(self) -> RunChoice:
@@ -354,10 +370,17 @@ class RayEngine:
             clients = sum(int(jobs[n].bounds[b] - jobs[n].bounds[a]) for n, a, b in parts)
             return _HEAD + clients * (_PER_CLIENT + row_bytes) + len(parts) * fixed_bytes
 
-        costs = np.concatenate([job.costs for job in jobs])
+        costs, began = np.concatenate([job.costs for job in jobs]), time.perf_counter()
         work = Work(phase.kind, costs, message(phase), own, answer_bytes)
         found: list[list[tuple[Tensor, Any]]] = [[] for _ in jobs]
-        for (first, last), answer in self.pool.share(self.session, work):
+        answers = self.pool.share(self.session, work)
+        if self.phases is not None:
+            self.phases.append(PhaseRecord(
+                phase.kind, float(costs.sum()), sum(int(job.bounds[-1]) for job in jobs), len(costs),
+                sum(model.nbytes for model in phase.models), fixed_bytes // 2, row_bytes,
+                time.perf_counter() - began, [answer.seconds for _, answer in answers],
+            ))  # fmt: skip
+        for (first, last), answer in answers:
             for (n, a, b), value in zip(split_by_job(first, last, counts), answer.values, strict=True):
                 found[n].append((jobs[n].places(a, b), value))
         return found
