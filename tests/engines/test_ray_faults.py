@@ -35,7 +35,7 @@ TAIL = eq.Algorithm(risk=risk.Superquantile(0.5), solver=solvers.SGD(lr=0.1, bat
 
 @pytest.fixture(scope="module")
 def cluster():
-    with ray_cluster(nodes=3) as running:
+    with ray_cluster(nodes=3, kills=True) as running:
         yield running
 
 

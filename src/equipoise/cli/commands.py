@@ -1,4 +1,4 @@
-"""The command line: `equipoise demo`, `run`, `compare`, `tune`, `report`, `reproduce`, `methods`, `data`, `privacy`, `flower`.
+"""The command line: `equipoise demo`, `run`, `compare`, `tune`, `report`, `reproduce`, `plan`, `methods`, `data`, …
 
 Whatever needs torch is imported inside the commands, so that help comes at once. What a user can get wrong ends in one message
 on stderr and exit code 2, never in a stack trace; Ctrl-C exits with 130.
@@ -297,6 +297,29 @@ def reproduce(
             name, data=data, scale=scale, seeds=seeds, out=out, device=device, methods=methods, tune=tune, show=show,
             minutes=minutes, say=typer.echo,
         )  # fmt: skip
+
+
+@app.command()
+def plan(
+    config: Annotated[Path, Argument(metavar="CONFIG.toml", help="The run to plan, e.g. examples/tail.toml.")],
+    settings: Settings = None,
+    nodes: Annotated[int, Option(min=1, help="Machines of the cluster.")] = 1,
+    cpus_per_node: Annotated[int, Option(min=1, help="CPUs of a machine, one worker each.")] = 1,
+    gpus_per_node: Annotated[int, Option(min=0, help="GPUs of a machine; if there are any, one worker each.")] = 0,
+    gbit: Annotated[float, Option(min=0.001, help="The network at the driver, in Gbit/s.")] = 10.0,
+    faster: Annotated[float, Option(min=0.001, help="How many times as fast a worker is as one here.")] = 1.0,
+    trust: Trust = False,
+) -> None:
+    """Estimate time, memory and traffic of a round on a Ray cluster from a short measurement here; say what limits it."""
+    from equipoise.experiment.build import build
+    from equipoise.experiment.config import RunConfig
+    from equipoise.experiment.plan import plan_run
+
+    experiment = build(RunConfig.read(config, settings or (), code="run", trust=trust))
+    found = plan_run(
+        experiment, nodes=nodes, cpus_per_node=cpus_per_node, gpus_per_node=gpus_per_node, gbit=gbit, faster=faster
+    )
+    Console().print(Text("\n".join(found.lines())), soft_wrap=True)
 
 
 @app.command()

@@ -35,6 +35,7 @@ class Phase:
     together: bool = False  # whether every model is that of the one job
     clients: Any = "train"  # the name of the set that is evaluated; where work is done, the set
     metrics: Any = None
+    same_models: bool = False  # the models are those of the phase before, which the worker has
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,13 +178,19 @@ def calibrate(engine: SimulatorEngine, phase: Phase, stretch: Stretch) -> dict[s
     return asdict(engine.choice)
 
 
+def exchange(engine: SimulatorEngine, phase: Phase, stretch: Stretch) -> Tensor:
+    """No work: what came goes back. It measures what an exchange takes."""
+    return phase.models[0]
+
+
 def explain(engine: SimulatorEngine, phase: Phase, stretch: Stretch) -> str:
     """How local work is done here, and why."""
     return engine.explain(phase.solver)
 
 
 KINDS: dict[str, Callable[[SimulatorEngine, Phase, Stretch], Any]] = {
-    kind.__name__: kind for kind in (losses, adapted_losses, updates, sums, own_steps, evaluate, measure, calibrate, explain)
+    kind.__name__: kind
+    for kind in (losses, adapted_losses, updates, sums, own_steps, evaluate, measure, calibrate, exchange, explain)
 }
 
 

@@ -31,7 +31,7 @@ class PieceSize:
     most: int = 1024  # pieces of a job
 
 
-TRAINING = {"cpu": PieceSize(4e7, 6), "cuda": PieceSize(4e9, 64)}  # by the kind of device
+TRAINING = {"cpu": PieceSize(1.2e8, 6), "cuda": PieceSize(4e9, 64)}  # by the kind of device
 SCORING = {"cpu": PieceSize(2e8, 8), "cuda": PieceSize(4e10, 64)}
 _HEAVY = 2e9  # examples × parameters of one client that is worth a piece of its own
 

@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -155,6 +156,8 @@ class RayEngine:
         self.sizes = data.train.host_sizes.numpy()
         self.dimension = self.task.layout.dimension
         self.item = self.task.layout.dtype.itemsize
+        self._models: list[tuple[Tensor, int]] = []  # of the last phase, with the number of times that each was written to
+        self._model_number = 0
         self.phases: list[PhaseRecord] | None = None  # what was shared out and how long it took, for those who ask
 
     @property
@@ -171,7 +174,7 @@ class RayEngine:
         jobs = [self._cut(cohort, LocalRule.of(solver, solver.learning_rate(cohort.round)))]
         phase = self._phase("adapted_losses", (params,), [cohort], solver)
         phase = self._calibrate(phase, jobs, [cohort], solver)
-        found = self._each(phase, jobs, lambda job, number, first, last: _stretch(job, number, first, last, cohort))
+        found = self.share_out(phase, jobs, lambda job, number, first, last: _stretch(job, number, first, last, cohort))
         return self._in_place(jobs[0], found[0])
 
     def losses_of(self, models: Sequence[Tensor], cohort: Cohort) -> Tensor:
@@ -188,7 +191,7 @@ class RayEngine:
         cost = float(self.dimension * (len(models) if together else 1))
         jobs = [self._cut_sizes(self.sizes[cohort.clients.numpy()], cost, reorder=True) for cohort in cohorts]
         phase = replace(self._phase("losses", models, cohorts), together=together)
-        found = self._each(phase, jobs, lambda job, n, first, last: _stretch(job, n, first, last, cohorts[n]))
+        found = self.share_out(phase, jobs, lambda job, n, first, last: _stretch(job, n, first, last, cohorts[n]))
         return [self._in_place(job, parts, dim=1) for job, parts in zip(jobs, found, strict=True)]
 
     # ------------------------------------------------------------------------------------------------------------- local work
@@ -198,7 +201,7 @@ class RayEngine:
         jobs = [self._cut(cohort, LocalRule.of(solver, solver.learning_rate(cohort.round)))]
         phase = self._phase("updates", (params,), [cohort], solver)
         phase = self._calibrate(phase, jobs, [cohort], solver)
-        (parts,) = self._each(
+        (parts,) = self.share_out(
             phase, jobs, lambda job, n, first, last: _stretch(job, n, first, last, cohort),
             row_bytes=self.item * (self.dimension + (0 if cohort.rows is None else cohort.rows.shape[1])),
         )  # fmt: skip
@@ -228,7 +231,7 @@ class RayEngine:
         phase = replace(self._phase("sums", tuple(job.params for job in jobs), cohorts, solver), aggregator=aggregator)
         phase = self._calibrate(phase, cuts, cohorts, solver)
         kept = jobs[0].cohort.rows
-        found = self._each(
+        found = self.share_out(
             phase, cuts, lambda job, n, first, last: _stretch(job, n, first, last, cohorts[n], weights=jobs[n].weights),
             row_bytes=0 if kept is None else kept.shape[1] * 8,
             fixed_bytes=2 * (self.dimension * self.item + 8 * self.task.carried.size),
@@ -257,7 +260,7 @@ class RayEngine:
             return replace(_stretch(job, number, first, last, cohort), own_models=models[places], pull=_pull_on(pull, places))
 
         phase = self._calibrate(phase, jobs, [cohort], solver, stretch_of)
-        found = self._each(phase, jobs, stretch_of, row_bytes=self.item * models.shape[1])
+        found = self.share_out(phase, jobs, stretch_of, row_bytes=self.item * models.shape[1])
         return self._in_place(jobs[0], found[0])
 
     # ------------------------------------------------------------------------------------------------------------- evaluation
@@ -293,7 +296,7 @@ class RayEngine:
 
         phase = Phase(kind, self.session, models, choice=asdict(self.choice), clients=self._name_of(clients), metrics=metrics)
         count = 2 if metrics is None else len(metrics)
-        (parts,) = self._each(phase, [job], stretch_of, row_bytes=8 * count)
+        (parts,) = self.share_out(phase, [job], stretch_of, row_bytes=8 * count)
         return self._in_place(job, parts, dim=1)
 
     def _name_of(self, clients: ClientSet) -> str:
@@ -309,7 +312,7 @@ class RayEngine:
     def explain(self, algorithm: Algorithm | None = None) -> str:
         """Where work is done, and for this model, these data and an algorithm how a worker does it, and why."""
         phase = replace(self._phase("explain", (), []), solver=algorithm)
-        (((_, text),),) = self._each(phase, [_ONE_PIECE], lambda job, n, first, last: _stretch(job, n, first, last, None))
+        (((_, text),),) = self.share_out(phase, [_ONE_PIECE], lambda job, n, first, last: _stretch(job, n, first, last, None))
         nodes = sorted({worker.name for worker in self.pool.workers})
         return f"{len(self.pool.workers)} workers of a Ray cluster on {len(nodes)} nodes: {', '.join(nodes)}\n{text}"
 
@@ -352,11 +355,11 @@ class RayEngine:
             return _stretch(job, number, piece, piece + 1, cohort, weights=cohort.weights)
 
         measuring = replace(phase, kind="calibrate")
-        ((_, found),) = self._each(measuring, [_ONE_PIECE], one_piece)[0]
+        ((_, found),) = self.share_out(measuring, [_ONE_PIECE], one_piece)[0]
         self.choice = replace(Choice.of(found), clients=clients)  # too little work to measure has no chunk size: remember that
         return replace(phase, choice=asdict(self.choice))
 
-    def _each(
+    def share_out(
         self, phase: Phase, jobs: Sequence[JobPieces], stretch_of: StretchOf, *, row_bytes: int = 0, fixed_bytes: int = 0
     ) -> list[list[tuple[Tensor, Any]]]:
         """The answers to a phase, by job: places in the cohort, and what a worker says of the clients there."""
@@ -371,7 +374,8 @@ class RayEngine:
             return _HEAD + clients * (_PER_CLIENT + row_bytes) + len(parts) * fixed_bytes
 
         costs, began = np.concatenate([job.costs for job in jobs]), time.perf_counter()
-        work = Work(phase.kind, costs, message(phase), own, answer_bytes)
+        short = message(replace(phase, models=(), same_models=True)) if self._models_again(phase.models) else None
+        work = Work(phase.kind, costs, cache(lambda: message(phase)), own, answer_bytes, self._model_number, short)
         found: list[list[tuple[Tensor, Any]]] = [[] for _ in jobs]
         answers = self.pool.share(self.session, work)
         if self.phases is not None:
@@ -384,6 +388,15 @@ class RayEngine:
             for (n, a, b), value in zip(split_by_job(first, last, counts), answer.values, strict=True):
                 found[n].append((jobs[n].places(a, b), value))
         return found
+
+    def _models_again(self, models: tuple[Tensor, ...]) -> bool:
+        """Whether these are the models of the phase before; they get a new number if not."""
+        now = [(model, model._version) for model in models]
+        same = len(now) == len(self._models) and bool(now)
+        same = same and all(a is b and v == u for (a, v), (b, u) in zip(now, self._models, strict=True))
+        if not same:
+            self._models, self._model_number = now, self._model_number + 1
+        return same
 
     @staticmethod
     def _in_place(job: JobPieces, parts: Sequence[tuple[Tensor, Tensor]], dim: int = 0) -> Tensor:

@@ -14,8 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from equipoise.core.equality import same_part
+from equipoise.core.memory import own_memory
 from equipoise.core.task import Task
 from equipoise.core.version import VERSION
 from equipoise.data.clients import ClientSet, FederatedData
@@ -51,6 +53,7 @@ class RayWorker:
         torch.set_num_threads(threads)
         self.sessions: dict[int, SimulatorEngine] = {}
         self.others: dict[tuple[int, str], ClientSet] = {}  # sets that are no splits of the data
+        self.models: dict[int, tuple[Tensor, ...]] = {}  # of the last phase, by session
         self.solver: Any = None  # of the last phase
         self.smaller: int | None = None
         self.notices: list[str] = []
@@ -58,6 +61,10 @@ class RayWorker:
     def hello(self) -> dict[str, str]:
         """Where this worker is, and the versions of what it runs."""
         return versions() | {"node": socket.gethostname(), "process": str(os.getpid())}
+
+    def memory(self) -> int:
+        """Bytes of memory that are this worker's own."""
+        return own_memory()
 
     def open(self, session: int, simulator: Simulator, data_parts: Any, *task_parts: Any) -> Answer:
         """Begin to work for a run."""
@@ -81,6 +88,7 @@ class RayWorker:
     def close(self, session: int) -> None:
         """The run is over."""
         self.sessions.pop(session, None)
+        self.models.pop(session, None)
         self.others = {key: clients for key, clients in self.others.items() if key[0] != session}
 
     def work(self, count: int, shared: int, *parts: Any) -> Any:
@@ -101,6 +109,9 @@ class RayWorker:
     def _phase(self, parts: tuple[Any, ...]) -> Phase:
         """What all workers are told, with the set of clients that is evaluated."""
         phase: Phase = opened(parts)
+        if phase.same_models:
+            phase = replace(phase, models=self.models[phase.session])
+        self.models[phase.session] = phase.models
         if self.solver is not None and phase.solver is not None and same_part(self.solver, phase.solver):
             phase = replace(phase, solver=self.solver)  # the same object: what the simulator has read of it stays known
         self.solver = phase.solver

@@ -7,7 +7,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,7 @@ class PooledWorker:
     opening: dict[int, Any] = field(default_factory=dict)  # answers to `open`, by session
     speeds: dict[str, float] = field(default_factory=dict)  # cost per second, by kind of phase
     calls: dict[int, Any] = field(default_factory=dict)  # its method `work`, by number of results
+    models: dict[int, int] = field(default_factory=dict)  # the number of the models that it has, by session
 
     def call(self, count: int) -> Any:
         """The method `work` with so many results."""
@@ -75,9 +76,11 @@ class Work:
 
     kind: str
     costs: Numbers
-    shared: list[Any]  # what all workers are told, as arguments
+    shared: Callable[[], list[Any]]  # what all workers are told, as arguments
     own: Callable[[int, int], object]  # what a worker is told of pieces first … last − 1
     answer_bytes: Callable[[int, int], int]
+    models: int = 0  # the number of the models in `shared`
+    without_models: list[Any] | None = None  # what workers are told that have these models from the phase before
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,6 +90,10 @@ class Session:
     opening: tuple[Any, ...]
     limit: int | None
     patience: float
+
+    def of(self, limit: int) -> Session:
+        """The session with another number of workers."""
+        return replace(self, limit=limit)
 
 
 class WorkerPool:
@@ -270,6 +277,7 @@ class WorkerPool:
         if self.ray.is_initialized():
             for worker in self.workers:
                 worker.opening.pop(session, None)
+                worker.models.pop(session, None)
                 worker.actor.close.remote(session)
 
     # ------------------------------------------------------------------------------------------------------------------- work
@@ -311,7 +319,10 @@ class WorkerPool:
                 parts = -(-size // (PART_BYTES - 2_000))
                 count = parts if parts <= _MOST_PARTS else 1
                 own = message(work.own(*pieces))
-                references = worker.call(count).remote(count, len(work.shared), *work.shared, *own)
+                short = work.without_models if worker.models.get(session) == work.models else None
+                shared = work.shared() if short is None else short
+                worker.models[session] = work.models
+                references = worker.call(count).remote(count, len(shared), *shared, *own)
                 until = time.monotonic() + worker.most_seconds(work.kind, cost, about.patience)
                 asked.append(Asked(worker, pieces, cost, references if count > 1 else [references], until))
         return asked
@@ -376,6 +387,11 @@ class WorkerPool:
     def nodes(self) -> list[str]:
         """Ray's name of each worker's node."""
         return [worker.node for worker in self.workers]
+
+    def worker_memory(self) -> int:
+        """Bytes of memory that a worker has of its own: the most of all."""
+        found: list[int] = self.ray.get([worker.actor.memory.remote() for worker in self.workers])
+        return max(found)
 
     def stop(self) -> None:
         """End all workers."""
