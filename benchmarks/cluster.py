@@ -1,26 +1,35 @@
 """What a Ray cluster costs on this machine: rounds by two workers of Ray and by the simulator on the same cores, in turn.
 
-    python benchmarks/cluster.py [--only linear|tail|convnet|exchange] [--turns 5]
+    python benchmarks/cluster.py [--only exchange|linear|tail|convnet|study …] [--turns 5]
 
 Both engines have two cores. After a round that is not counted, blocks of rounds alternate; of each engine the median block
-counts. Ray's start-up is stated apart. `exchange` is what Ray takes to send nothing, and a model of 195 kB, to two workers.
+counts. Ray's start-up is stated apart. `exchange` is what Ray takes to send nothing, and a model of 195 kB, to two workers and
+back, without work. `study` makes 12 short runs, two at a time, by processes and as tasks of Ray.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import tempfile
 import time
 import warnings
+from pathlib import Path
 
-import numpy as np
 import torch
+from rich.console import Console
 
 import equipoise as eq
 from equipoise.core.task import Task
 from equipoise.engines import Ray, Simulator
+from equipoise.engines.cluster import ray_engine
+from equipoise.engines.cluster.cost_measurement import measure_exchange
+from equipoise.experiment.scheduler import run_all
+from equipoise.experiment.study import prepare, read_study
 from equipoise.round import Rounds
 from equipoise.runs.setup import set_up
+
+PARTS = ("exchange", "linear", "tail", "convnet", "study")
 
 
 def clients(count: int, examples: int, shape: tuple[int, ...], classes: int) -> eq.FederatedData:
@@ -75,26 +84,54 @@ def compare(name: str, turns: int) -> None:
 
 
 def exchange() -> None:
-    """Milliseconds of an exchange with two workers, without work."""
-    from equipoise.engines.cluster.packing import message
-
+    """Milliseconds of an exchange with workers, without work; the figures that the formula of docs/scale.md takes."""
     data = clients(4, 2, (784,), 62)
     task = Task.of(eq.models.Softmax(784, 62)).fitted(data)
     engine = Ray(workers=2).start(task, data)
-    for label, models in (("nothing", ()), ("a model of 195 kB", (task.read_model(),))):
-        phase = engine._phase("explain", models, [])
-        times = []
-        for _ in range(200):
+    costs = measure_exchange(engine)
+    said = f"latency {1e3 * costs.latency:.2f} ms, a call {1e3 * costs.call:.2f} ms, a megabyte {1e9 * costs.byte:.2f} ms"
+    print(f"exchange: {said}; with two workers {1e3 * (costs.latency + 2 * costs.call):.2f} ms", flush=True)
+
+
+STUDY = """
+[study]
+seeds = 4
+[methods.FedAvg]
+[methods.tail]
+risk = {name = "superquantile", tail = 0.5}
+[methods.q-fair]
+risk = {name = "qfair", q = 1.0}
+[data]
+name = "label_shift"
+train_clients = 100
+[model]
+name = "softmax"
+[train]
+rounds = 300
+clients_per_round = 50
+"""
+
+
+def study() -> None:
+    """Seconds of 12 short runs, two at a time: by processes, and as tasks of Ray."""
+    ray_engine._pools.clear()  # their workers have the CPUs
+    times = {}
+    for label, address in (("processes", None), ("Ray", "auto")):
+        with tempfile.TemporaryDirectory() as place:
+            (Path(place) / "study.toml").write_text(STUDY)
+            runs = read_study(Path(place) / "study.toml", out=Path(place) / "runs")
+            prepare(runs)
             began = time.perf_counter()
-            refs = [worker.call(1).remote(1, 0, *message(phase)) for worker in engine.pool.workers[:2]]
-            engine.pool.ray.get(refs)
-            times.append(time.perf_counter() - began)
-        print(f"exchange of {label}: {1e3 * float(np.median(times)):.2f} ms", flush=True)
+            jobs = run_all(runs, workers=2, console=Console(quiet=True), ray=address)
+            times[label] = time.perf_counter() - began
+            assert [job.status for job in jobs] == ["done"] * 12, [job.message for job in jobs]
+    print(f"study of 12 runs: processes {times['processes']:.1f} s, Ray {times['Ray']:.1f} s: "
+          f"× {times['Ray'] / times['processes']:.3f}", flush=True)  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", choices=("linear", "tail", "convnet", "exchange"))
+    parser.add_argument("--only", nargs="+", choices=tuple(PARTS), default=list(PARTS))
     parser.add_argument("--turns", type=int, default=5)
     given = parser.parse_args()
     torch.set_num_threads(1)
@@ -104,9 +141,8 @@ def main() -> None:
     began = time.perf_counter()
     ray.init(num_cpus=2, object_store_memory=200 * 2**20, include_dashboard=False, log_to_driver=False)
     print(f"Ray's start-up: {time.perf_counter() - began:.1f} s", flush=True)
-    for name in ("exchange", "linear", "tail", "convnet"):
-        if given.only in (None, name):
-            exchange() if name == "exchange" else compare(name, given.turns)
+    for name in given.only:
+        {"exchange": exchange, "study": study}.get(name, lambda name=name: compare(name, given.turns))()
 
 
 if __name__ == "__main__":

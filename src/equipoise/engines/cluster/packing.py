@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import pickle
 import warnings
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,7 +47,7 @@ def pack(value: object) -> Packed:
     """A value as a pickle and buffers that share its tensors' memory. Functions and classes of `__main__` go by value."""
     buffers: list[Any] = []
     out = io.BytesIO()
-    _pickler(out, buffers).dump(value)
+    _pickler_class()(out, protocol=5, buffer_callback=lambda buffer: buffers.append(buffer.raw())).dump(value)
     return Packed(out.getvalue(), buffers)
 
 
@@ -118,7 +119,8 @@ def cut(whole: bytes, count: int) -> list[bytes]:
     return [whole[number * size : (number + 1) * size] for number in range(max(1, count))]
 
 
-def _pickler(out: io.BytesIO, buffers: list[Any]) -> Any:
+@cache
+def _pickler_class() -> Any:
     """A pickler of Ray's kind, which also knows functions of `__main__`, with our own treatment of tensors and clients."""
     from ray import cloudpickle
 
@@ -133,10 +135,7 @@ def _pickler(out: io.BytesIO, buffers: list[Any]) -> Any:
                 return _clients_from, (_fields_of(value),)
             return super().reducer_override(value)  # type: ignore[no-untyped-call]
 
-    def keep(buffer: pickle.PickleBuffer) -> None:
-        buffers.append(buffer.raw())
-
-    return Pickler(out, protocol=5, buffer_callback=keep)  # type: ignore[no-untyped-call]
+    return Pickler
 
 
 def _tensor_parts(value: Tensor) -> Any:

@@ -35,7 +35,15 @@ class Phase:
     together: bool = False  # whether every model is that of the one job
     clients: Any = "train"  # the name of the set that is evaluated; where work is done, the set
     metrics: Any = None
-    same_models: bool = False  # the models are those of the phase before, which the worker has
+
+    def says_the_same(self, other: Phase) -> bool:
+        """Whether all but the models is the same."""
+        parts = zip((self.solver, self.aggregator, self.metrics), (other.solver, other.aggregator, other.metrics), strict=True)
+        return all(one is two for one, two in parts) and self._values == other._values
+
+    @property
+    def _values(self) -> tuple[Any, ...]:
+        return self.kind, self.session, self.choice, self.cohort_sizes, self.together, self.clients
 
 
 @dataclass(frozen=True, eq=False)

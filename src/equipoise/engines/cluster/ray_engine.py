@@ -24,7 +24,7 @@ from equipoise.core.abilities import solver_traits
 from equipoise.core.task import Task
 from equipoise.core.update_checks import with_carried
 from equipoise.data.clients import ClientSet, FederatedData
-from equipoise.engines.cluster.packing import message
+from equipoise.engines.cluster.packing import joined, message, pack
 from equipoise.engines.cluster.piece_work import Phase, PieceSums, Stretch, add_sums
 from equipoise.engines.cluster.pieces import SCORING, TRAINING, JobPieces, add_nodes, cut_job, split_by_job
 from equipoise.engines.cluster.ray_extra import connect, connection
@@ -158,6 +158,7 @@ class RayEngine:
         self.item = self.task.layout.dtype.itemsize
         self._models: list[tuple[Tensor, int]] = []  # of the last phase, with the number of times that each was written to
         self._model_number = 0
+        self._heads: dict[str, tuple[Phase, bytes]] = {}  # by kind of phase
         self.phases: list[PhaseRecord] | None = None  # what was shared out and how long it took, for those who ask
 
     @property
@@ -374,8 +375,8 @@ class RayEngine:
             return _HEAD + clients * (_PER_CLIENT + row_bytes) + len(parts) * fixed_bytes
 
         costs, began = np.concatenate([job.costs for job in jobs]), time.perf_counter()
-        short = message(replace(phase, models=(), same_models=True)) if self._models_again(phase.models) else None
-        work = Work(phase.kind, costs, cache(lambda: message(phase)), own, answer_bytes, self._model_number, short)
+        number = self._number_of(phase.models)
+        work = Work(phase.kind, costs, self._head(phase), cache(lambda: message(phase.models)), number, own, answer_bytes)
         found: list[list[tuple[Tensor, Any]]] = [[] for _ in jobs]
         answers = self.pool.share(self.session, work)
         if self.phases is not None:
@@ -389,14 +390,20 @@ class RayEngine:
                 found[n].append((jobs[n].places(a, b), value))
         return found
 
-    def _models_again(self, models: tuple[Tensor, ...]) -> bool:
-        """Whether these are the models of the phase before; they get a new number if not."""
+    def _number_of(self, models: tuple[Tensor, ...]) -> int:
+        """The number of models: that of the phase before if they are the same ones."""
         now = [(model, model._version) for model in models]
-        same = len(now) == len(self._models) and bool(now)
-        same = same and all(a is b and v == u for (a, v), (b, u) in zip(now, self._models, strict=True))
-        if not same:
+        if len(now) != len(self._models) or any(a is not b or u != v for (a, u), (b, v) in zip(now, self._models, strict=True)):
             self._models, self._model_number = now, self._model_number + 1
-        return same
+        return self._model_number
+
+    def _head(self, phase: Phase) -> bytes:
+        """What all workers are told of a phase besides its models; packed once as long as it stays."""
+        head, (known, packed) = replace(phase, models=()), self._heads.get(phase.kind, (None, b""))
+        if known is None or not head.says_the_same(known):
+            packed = joined(pack(head))
+            self._heads[phase.kind] = head, packed
+        return packed
 
     @staticmethod
     def _in_place(job: JobPieces, parts: Sequence[tuple[Tensor, Tensor]], dim: int = 0) -> Tensor:

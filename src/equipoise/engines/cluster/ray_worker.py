@@ -27,6 +27,8 @@ from equipoise.engines.simulator.calibration import Choice
 from equipoise.engines.simulator.engine import Simulator, SimulatorEngine
 from equipoise.errors import EquipoiseError
 
+_KNOWN_HEADS = 16  # phases that a worker remembers: a round has a few, and they come again
+
 
 def versions() -> dict[str, str]:
     """What must be the same on every node."""
@@ -54,6 +56,7 @@ class RayWorker:
         self.sessions: dict[int, SimulatorEngine] = {}
         self.others: dict[tuple[int, str], ClientSet] = {}  # sets that are no splits of the data
         self.models: dict[int, tuple[Tensor, ...]] = {}  # of the last phase, by session
+        self.heads: dict[bytes, Phase] = {}  # phases without models, as they were packed
         self.solver: Any = None  # of the last phase
         self.smaller: int | None = None
         self.notices: list[str] = []
@@ -89,15 +92,16 @@ class RayWorker:
         """The run is over."""
         self.sessions.pop(session, None)
         self.models.pop(session, None)
+        self.heads = {head: phase for head, phase in self.heads.items() if phase.session != session}
         self.others = {key: clients for key, clients in self.others.items() if key[0] != session}
 
-    def work(self, count: int, shared: int, *parts: Any) -> Any:
-        """The answer to a phase, in `count` parts. The first `shared` arguments are what all workers are told."""
+    def work(self, count: int, head: bytes, models: int, *parts: Any) -> Any:
+        """The answer to a phase, in `count` parts. The first `models` parts are its models; none: those of the phase before."""
         began, answer = time.perf_counter(), Answer()
         with self._noted():
             try:
-                phase: Phase = self._phase(parts[:shared])
-                stretches: list[Stretch] = opened(parts[shared:])
+                phase: Phase = self._phase(head, parts[:models])
+                stretches: list[Stretch] = opened(parts[models:])
                 engine = self.sessions[phase.session]
                 answer = Answer([self._worked(engine, phase, stretch) for stretch in stretches])
             except Exception as failure:
@@ -106,17 +110,22 @@ class RayWorker:
         packed = answer_parts(done, count)
         return packed if count > 1 else packed[0]
 
-    def _phase(self, parts: tuple[Any, ...]) -> Phase:
-        """What all workers are told, with the set of clients that is evaluated."""
-        phase: Phase = opened(parts)
-        if phase.same_models:
-            phase = replace(phase, models=self.models[phase.session])
-        self.models[phase.session] = phase.models
-        if self.solver is not None and phase.solver is not None and same_part(self.solver, phase.solver):
-            phase = replace(phase, solver=self.solver)  # the same object: what the simulator has read of it stays known
-        self.solver = phase.solver
-        splits, key = self.sessions[phase.session].data.splits, (phase.session, phase.clients)
-        return replace(phase, clients=splits[phase.clients] if phase.clients in splits else self.others[key])
+    def _phase(self, head: bytes, models: tuple[Any, ...]) -> Phase:
+        """What all workers are told, with the models and the set of clients that is evaluated."""
+        if head not in self.heads:
+            phase: Phase = opened([head])
+            if self.solver is not None and phase.solver is not None and same_part(self.solver, phase.solver):
+                phase = replace(phase, solver=self.solver)  # the same object: what the simulator has read of it stays known
+            splits, key = self.sessions[phase.session].data.splits, (phase.session, phase.clients)
+            clients = splits[phase.clients] if phase.clients in splits else self.others[key]
+            if len(self.heads) >= _KNOWN_HEADS:
+                self.heads.clear()
+            self.heads[head] = replace(phase, clients=clients)
+        known = self.heads[head]
+        self.solver = known.solver
+        if models:
+            self.models[known.session] = opened(models)
+        return replace(known, models=self.models.get(known.session, ()))
 
     def _worked(self, engine: SimulatorEngine, phase: Phase, stretch: Stretch) -> Any:
         """The work of a stretch; where memory is short, in ever smaller chunks."""

@@ -76,11 +76,11 @@ class Work:
 
     kind: str
     costs: Numbers
-    shared: Callable[[], list[Any]]  # what all workers are told, as arguments
+    head: bytes  # what all workers are told, besides models
+    models: Callable[[], list[Any]]  # the models, as arguments
+    model_number: int  # a worker that has the models of this number from the phase before is not sent them again
     own: Callable[[int, int], object]  # what a worker is told of pieces first … last − 1
     answer_bytes: Callable[[int, int], int]
-    models: int = 0  # the number of the models in `shared`
-    without_models: list[Any] | None = None  # what workers are told that have these models from the phase before
 
 
 @dataclass(frozen=True, eq=False)
@@ -319,10 +319,9 @@ class WorkerPool:
                 parts = -(-size // (PART_BYTES - 2_000))
                 count = parts if parts <= _MOST_PARTS else 1
                 own = message(work.own(*pieces))
-                short = work.without_models if worker.models.get(session) == work.models else None
-                shared = work.shared() if short is None else short
-                worker.models[session] = work.models
-                references = worker.call(count).remote(count, len(shared), *shared, *own)
+                models = [] if worker.models.get(session) == work.model_number else work.models()
+                worker.models[session] = work.model_number
+                references = worker.call(count).remote(count, work.head, len(models), *models, *own)
                 until = time.monotonic() + worker.most_seconds(work.kind, cost, about.patience)
                 asked.append(Asked(worker, pieces, cost, references if count > 1 else [references], until))
         return asked
