@@ -141,6 +141,7 @@ def main() -> None:
     began = time.perf_counter()
     ray.init(num_cpus=2, object_store_memory=200 * 2**20, include_dashboard=False, log_to_driver=False)
     print(f"Ray's start-up: {time.perf_counter() - began:.1f} s", flush=True)
+    time.sleep(10)  # its own processes go on starting for a while
     for name in given.only:
         {"exchange": exchange, "study": study}.get(name, lambda name=name: compare(name, given.turns))()
 

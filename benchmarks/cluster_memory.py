@@ -95,7 +95,8 @@ def main() -> None:
     peak.ended.set()
     rounds = [1e3 * (after - start) for start, after in zip(times.at[1:], times.at[2:], strict=False)]
     print(
-        f"{len(data.train):,} clients, {given.per_round:,} a round: driver's own memory {before:.0f} MB after imports, "
+        f"{sum(map(len, data.splits.values())):,} clients, {given.per_round:,} a round: "
+        f"driver's own memory {before:.0f} MB after imports, "
         f"peak {peak.megabytes:.0f} MB; rounds after the first {', '.join(f'{each:.0f}' for each in rounds)} ms", flush=True
     )  # fmt: skip
 
