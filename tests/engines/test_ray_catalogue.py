@@ -89,6 +89,8 @@ KINDS = {
     "pFedMe, tail": ({"personal": personal.PFedMe(2.0, 2), "risk": risk.Superquantile(0.5)}, {}),
     "FedBuff, median": ({"sampler": sampling.FedBuff(buffer=3), "aggregator": aggregators.Median()}, {}),
     "Adam, kept, batch norm": ({"solver": solvers.Adam(lr=0.05, batch_size=4, state="kept")}, {"model": Normed}),
+    "q-MAML": ({"risk": risk.QFair(1.0), "solver": solvers.MAML(lr=0.2)}, {}),
+    "Ditto, median": ({"personal": personal.Ditto(0.5), "aggregator": aggregators.Median()}, {}),
     "Ditto, batch norm": ({"personal": personal.Ditto(0.5)}, {"model": Normed}),
 }
 

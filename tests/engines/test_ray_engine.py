@@ -80,23 +80,13 @@ def test_the_law_of_engines_with_whole_cohorts_as_one_piece(cluster, monkeypatch
 
 
 NORMED = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+# Every part of the catalogue is in test_ray_catalogue.py, which takes minutes.
 KINDS = {
     "FedAvg": (eq.Algorithm(solver=SGD), {}),
     "Δ-FL": (eq.Algorithm(risk=risk.Superquantile(0.5), solver=SGD), {}),
-    "q-FFL": (eq.Algorithm(risk=risk.QFair(1.0), solver=SGD), {}),
-    "tracked tilt": (eq.Algorithm(risk=risk.Tilted(1.0, tracked=True), solver=SGD), {}),
-    "AFL": (eq.Algorithm(risk=risk.WorstCase(0.2), sampler=eq.sampling.Full(), solver=SGD), {"clients_per_round": None}),
     "median": (eq.Algorithm(aggregator=aggregators.Median(), solver=SGD), {}),
-    "Krum": (eq.Algorithm(aggregator=aggregators.Krum(1), solver=SGD), {}),
-    "clipped": (eq.Algorithm(aggregator=aggregators.NormClip(0.1), solver=SGD), {}),
-    "stragglers": (eq.Algorithm(solver=replace(SGD, epochs=3, straggler_share=0.5)), {}),
-    "FedDane": (eq.Algorithm(solver=solvers.FedDane(replace(SGD, prox=0.5))), {}),
-    "q-MAML": (eq.Algorithm(risk=risk.QFair(1.0), solver=solvers.MAML(lr=0.2)), {}),
     "Adam, kept": (eq.Algorithm(solver=solvers.Adam(lr=0.05, batch_size=4, state="kept")), {}),
     "Ditto": (eq.Algorithm(personal=personal.Ditto(0.5), solver=SGD), {}),
-    "Ditto, median": (eq.Algorithm(personal=personal.Ditto(0.5), aggregator=aggregators.Median(), solver=SGD), {}),
-    "APFL": (eq.Algorithm(personal=personal.APFL(), solver=SGD), {}),
-    "fine-tuning": (eq.Algorithm(personal=personal.Finetuning(), solver=SGD), {}),
     "central noise": (
         eq.Algorithm(solver=SGD, privacy=privacy.DifferentialPrivacy(
             None, delta=1e-2, clip=0.5, noise_multiplier=0.7)), {},
