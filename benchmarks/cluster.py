@@ -139,7 +139,7 @@ def main() -> None:
     import ray
 
     began = time.perf_counter()
-    ray.init(num_cpus=2, object_store_memory=200 * 2**20, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=2, object_store_memory=200 * 2**20, include_dashboard=False, log_to_driver=False)
     print(f"Ray's start-up: {time.perf_counter() - began:.1f} s", flush=True)
     time.sleep(10)  # its own processes go on starting for a while
     for name in given.only:

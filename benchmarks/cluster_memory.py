@@ -84,7 +84,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     import ray
 
-    ray.init(num_cpus=2, object_store_memory=200 * 2**20, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=2, object_store_memory=200 * 2**20, include_dashboard=False, log_to_driver=False)
     before, peak, times = own_memory(), Peak(), Times()
     data = eq.data.open_store(folder)
     risk = eq.risk.Superquantile(0.5)
