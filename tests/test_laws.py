@@ -243,7 +243,7 @@ CHECKED = {
     "privacy": [part for part, *_ in PROTECTIONS],
     "clip_rule": [privacy.AdaptiveClip()],
     "attack": ATTACKS,
-    "engine": ENGINES,
+    "engine": [*ENGINES, engines.Ray()],  # checked on a real cluster in engines/test_ray_engine.py
 }
 NO_PARTS = {"model", "data"}  # kinds of the catalogue that have no contract
 CHECKS = {  # of each contract in equipoise.types

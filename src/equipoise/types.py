@@ -93,6 +93,7 @@ class LocalWork:
     losses: Tensor  # (K,) mean loss over the batches of the local work, seen for free
     carried: Tensor | None = None  # as carried values are averaged: (K, C), NaN where none count; or (C,), their mean
     rows: Tensor | None = None  # (K, width), what each client keeps for its solver until its next round; it is not sent
+    carried_mass: float = 0.0  # the sum of the weights that a mean of carried values (C,) is over
 
     @cached_property
     def arrived(self) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -121,7 +121,7 @@ def test_bad_terms_are_named(terms, words):
         ("algorithm.risk=[1]", "algorithm.risk must be a table with a name and parameters, but is [1]"),
         ("data.name=label_shfit", "data.name: Unknown data 'label_shfit'. Did you mean 'label_shift'?"),
         ("model.name=softmx", "model.name: Unknown model 'softmx'. Did you mean 'softmax'?"),
-        ("train.engine=gpu", "train.engine: Unknown engine 'gpu'. Allowed: loop, simulator."),
+        ("train.engine=gpu", "train.engine: Unknown engine 'gpu'. Allowed: loop, ray, simulator."),
         ("algorithm.risk.tail=0", "algorithm.risk.tail must lie in (0, 1], but is 0.0."),
         ("algorithm.risk.tail=1.01", "algorithm.risk.tail must lie in (0, 1], but is 1.01."),
         ("algorithm.risk.tail=abc", 'algorithm.risk.tail must be a number, but is "abc".'),

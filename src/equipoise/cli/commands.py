@@ -1,4 +1,4 @@
-"""The command line: `equipoise demo`, `run`, `compare`, `tune`, `report`, `reproduce`, `methods`, `data`, `privacy`, `flower`.
+"""The command line: `equipoise demo`, `run`, `compare`, `tune`, `report`, `reproduce`, `plan`, `methods`, `data`, …
 
 Whatever needs torch is imported inside the commands, so that help comes at once. What a user can get wrong ends in one message
 on stderr and exit code 2, never in a stack trace; Ctrl-C exits with 130.
@@ -99,6 +99,10 @@ app.add_typer(flower_app, name="flower")
 Settings = Annotated[list[str] | None, Option("--set", metavar="KEY=VALUE", help="Change a value; may be given several times.")]
 Trust = Annotated[bool, Option("--trust", help="Trust the code of its own that a run's folder or configuration records.")]
 Workers = Annotated[int, Option(min=1, help="How many runs at once, one torch thread each.")]
+RayAddress = Annotated[
+    str | None,
+    Option(metavar="ADDRESS", help='A Ray cluster that makes the runs, one per CPU: HOST:PORT, "auto", or "local".'),
+]
 
 
 def _print_version(requested: bool) -> None:
@@ -191,6 +195,7 @@ def compare(
     settings: Settings = None,
     workers: Workers = 1,
     out: Annotated[Path | None, Option(help="The folder for all runs. Default: runs/<study>.")] = None,
+    ray: RayAddress = None,
     trust: Trust = False,
 ) -> None:
     """Run every method with every seed, as far as runs are missing; print the table and write the report."""
@@ -206,7 +211,7 @@ def compare(
     prepare(runs)
     console = Console()
     with _resumable():
-        jobs = run_all(runs, workers=workers, console=console)
+        jobs = run_all(runs, workers=workers, console=console, ray=ray)
     records = [read_record(job.folder.path) for job in jobs if job.folder.finished]
     if records:
         from equipoise.report import write_report
@@ -228,6 +233,7 @@ def tune(
     settings: Settings = None,
     workers: Workers = 1,
     out: Annotated[Path | None, Option(help="The folder for all trials. Default: runs/<search>.")] = None,
+    ray: RayAddress = None,
     trust: Trust = False,
 ) -> None:
     """Try values by training loss or validation clients, never test clients; write the best configuration."""
@@ -239,7 +245,7 @@ def tune(
     refuse_run_folder(folder)
     search = read_search(config, settings or (), trust=trust)
     with _resumable():
-        results = run_search(search, folder, workers=workers, console=Console())
+        results = run_search(search, folder, workers=workers, console=Console(), ray=ray)
     for result in results:
         if result.criterion is None:
             _print_error(f"Failed: {trial_name(result.values)}: {result.message}")
@@ -291,6 +297,29 @@ def reproduce(
             name, data=data, scale=scale, seeds=seeds, out=out, device=device, methods=methods, tune=tune, show=show,
             minutes=minutes, say=typer.echo,
         )  # fmt: skip
+
+
+@app.command()
+def plan(
+    config: Annotated[Path, Argument(metavar="CONFIG.toml", help="The run to plan, e.g. examples/tail.toml.")],
+    settings: Settings = None,
+    nodes: Annotated[int, Option(min=1, help="Machines of the cluster.")] = 1,
+    cpus_per_node: Annotated[int, Option(min=1, help="CPUs of a machine, one worker each.")] = 1,
+    gpus_per_node: Annotated[int, Option(min=0, help="GPUs of a machine; if there are any, one worker each.")] = 0,
+    gbit: Annotated[float, Option(min=0.001, help="The network at the driver, in Gbit/s.")] = 10.0,
+    faster: Annotated[float, Option(min=0.001, help="How many times as fast a worker is as one here.")] = 1.0,
+    trust: Trust = False,
+) -> None:
+    """Estimate time, memory and traffic of a round on a Ray cluster from a short measurement here; say what limits it."""
+    from equipoise.experiment.build import build
+    from equipoise.experiment.config import RunConfig
+    from equipoise.experiment.plan import plan_run
+
+    experiment = build(RunConfig.read(config, settings or (), code="run", trust=trust))
+    found = plan_run(
+        experiment, nodes=nodes, cpus_per_node=cpus_per_node, gpus_per_node=gpus_per_node, gbit=gbit, faster=faster
+    )
+    Console().print(Text("\n".join(found.lines())), soft_wrap=True)
 
 
 @app.command()

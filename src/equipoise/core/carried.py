@@ -164,9 +164,14 @@ class CarriedMean:
         return None if self.total is None else self.total / self.mass
 
 
-def mean_carried(moments: Tensor | None, weights: Sequence[float]) -> Tensor | None:
-    """The mean (C,) of clients' moments (K, C) under weights; None if there are none, or none that count."""
+def count_carried(moments: Tensor | None, weights: Sequence[float]) -> CarriedMean:
+    """Clients' moments (K, C), counted under weights."""
     mean = CarriedMean()
     for row, weight in zip(() if moments is None else moments, weights, strict=moments is not None):
         mean.add(row, float(weight))
-    return mean.value()
+    return mean
+
+
+def mean_carried(moments: Tensor | None, weights: Sequence[float]) -> Tensor | None:
+    """The mean (C,) of clients' moments (K, C) under weights; None if there are none, or none that count."""
+    return count_carried(moments, weights).value()

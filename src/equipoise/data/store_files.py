@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +22,7 @@ from equipoise.core.numbers import Numbers
 from equipoise.core.trees import leaves
 from equipoise.data.clients import ClientSet, LabelRange
 from equipoise.data.leaves import tree_like
+from equipoise.data.mapped_files import map_file
 from equipoise.data.ragged import Ragged
 from equipoise.data.schema import Schema
 from equipoise.data.store_state import StoredIds, StoreState, file_stat
@@ -35,7 +34,6 @@ DIGEST_BYTES = 20
 MANIFEST, PROGRESS, SCHEMA, CHECKSUMS = "manifest.json", "progress.json", "schema.json", ".checksums"
 SETS = "clients", "train", "validation", "test"
 Content = dict[str, Any]
-_MAP_NORESERVE = 0x4000  # of Linux; the module mmap has no name for it in all versions of Python
 
 
 def block_digest(data: Any = b"") -> Any:
@@ -188,23 +186,11 @@ def read_schema(path: Path, manifest: Content) -> Schema | None:
     return found
 
 
-def mapped(file: Path, size: int) -> Tensor:
-    """The first bytes of a file, mapped into memory, (size,) uint8: read when used, and copied if written to."""
-    if not size:
-        return torch.empty(0, dtype=torch.uint8)
-    with file.open("rb") as opened:
-        if sys.platform == "linux":  # else Linux refuses private maps larger than memory
-            memory = mmap.mmap(opened.fileno(), size, flags=mmap.MAP_PRIVATE | _MAP_NORESERVE)
-        else:
-            memory = mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_COPY)
-    return torch.frombuffer(memory, dtype=torch.uint8)
-
-
 def mapped_clients(path: Path, header: Content, name: str, entry: Content, digest: str = "") -> ClientSet:
     """A set of clients of a store whose tensors lie on disk; nothing is read."""
     folder, sizes = path / name, {file: part["bytes"] for file, part in entry["files"].items()}
     integers = {
-        file: mapped(folder / file, size).view(torch.int64)
+        file: map_file(folder / file, size).view(torch.int64)
         for file, size in sizes.items()
         if file == "keys" or file.endswith("offsets")
     }
@@ -217,7 +203,7 @@ def mapped_clients(path: Path, header: Content, name: str, entry: Content, diges
         ]
         return tree_like(_skeleton(described), parts)
 
-    text = mapped(folder / "ids.text", sizes["ids.text"]).numpy()
+    text = map_file(folder / "ids.text", sizes["ids.text"]).numpy()
     watched = [MANIFEST, *(f"{name}/{file}" for file in sizes)]
     states = tuple((file, state) for file in watched if (state := file_stat(path / file)) is not None)
     labels = entry["labels"]
@@ -246,7 +232,7 @@ def _mapped_leaf(
     folder: Path, name: str, leaf: Content, sizes: dict[str, int], integers: dict[str, Tensor], entry: Content
 ) -> Any:
     kind, shape = getattr(torch, leaf["type"]), leaf["shape"]
-    values = mapped(folder / f"{name}.values", sizes[f"{name}.values"]).view(kind)
+    values = map_file(folder / f"{name}.values", sizes[f"{name}.values"]).view(kind)
     if leaf["ragged"] is None:
         return values.view(entry["examples"], *shape)
     steps = values.view(-1, *shape)

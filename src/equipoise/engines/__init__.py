@@ -3,10 +3,11 @@
 from importlib import import_module
 from typing import Any
 
+from equipoise.engines.cluster.ray_engine import Ray
 from equipoise.engines.loop import Loop
 from equipoise.engines.simulator.engine import Simulator
 
-__all__ = ["Loop", "Simulator", "flower"]
+__all__ = ["Loop", "Ray", "Simulator", "flower"]
 
 
 def __getattr__(name: str) -> Any:

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.live import Live
@@ -16,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from equipoise.experiment.ray_studies import MOST_STARTS, RayTasks
 from equipoise.experiment.run_files import RunFolder
 from equipoise.experiment.study import PlannedRun
 
@@ -35,6 +36,9 @@ class ScheduledRun:
     message: str = ""  # why the run failed
     log_start: int = 0  # the position in run.log at which this process began to write
     options: tuple[str, ...] = ()  # command-line options of the worker
+    remote: Any = None  # the reference to its task on a cluster
+    starts: int = 0  # on a cluster, also after its node was lost
+    node: str = ""  # where it ran on a cluster
 
     @property
     def folder(self) -> RunFolder:
@@ -56,34 +60,47 @@ class ScheduledRun:
         return (time.monotonic() - self.start_time) / done * (self.run.config.train.rounds - self.rounds_done())
 
 
-def run_all(runs: Sequence[PlannedRun], *, workers: int, console: Console, options: Sequence[str] = ()) -> list[ScheduledRun]:
-    """Make the runs that are not finished, `workers` at a time; returns all with their status. `options` are the worker's."""
+def run_all(
+    runs: Sequence[PlannedRun], *, workers: int, console: Console, options: Sequence[str] = (), ray: str | None = None
+) -> list[ScheduledRun]:
+    """Make the runs that are not finished, `workers` at a time; returns all with their status. `options` are the worker's.
+
+    With `ray`, the address of a Ray cluster, each run is a task there, and there are as many at a time as the cluster has CPUs.
+    """
     jobs = [ScheduledRun(run, "there already" if run.folder.finished else "waiting", options=tuple(options)) for run in runs]
+    tasks = None if ray is None or not runs else RayTasks(ray, runs[0].folder.path.parent)
+    workers = workers if tasks is None else tasks.room
     try:
         if console.is_terminal:
             with Live(console=console, refresh_per_second=4, get_renderable=lambda: live_table(jobs)):
-                _work_through(jobs, workers, None)
+                _work_through(jobs, workers, None, tasks)
         else:
-            _work_through(jobs, workers, console)
+            _work_through(jobs, workers, console, tasks)
     finally:
         for job in jobs:
             _stop(job)
+        if tasks is not None:
+            tasks.stop([job.remote for job in jobs if job.status == "running"])
     return jobs
 
 
-def _work_through(jobs: list[ScheduledRun], workers: int, console: Console | None) -> None:
+def _work_through(jobs: list[ScheduledRun], workers: int, console: Console | None, tasks: RayTasks | None = None) -> None:
     """Start runs as workers become free, until all have ended; print each end to the console, if there is one."""
     while True:
         for job in jobs:
-            if job.status == "running" and _ended(job) and console is not None:
+            if job.status == "running" and (_ended(job) if tasks is None else _ended_on(tasks, job)) and console is not None:
                 text = f"{job.status}: {job.run.method}, seed {job.run.seed} {job.message}".rstrip()
+                text += f" on {job.node}" if job.node else ""
                 console.print(Text(text), soft_wrap=True)
         waiting = [job for job in jobs if job.status == "waiting"]
         running = sum(job.status == "running" for job in jobs)
         if not waiting and not running:
             return
         for job in waiting[: workers - running]:
-            _start(job)
+            if tasks is None:
+                _start(job)
+            else:
+                _start_on(tasks, job)
         time.sleep(POLL_SECONDS)
 
 
@@ -113,6 +130,36 @@ def _ended(job: ScheduledRun) -> bool:
     return True
 
 
+def _start_on(tasks: RayTasks, job: ScheduledRun) -> None:
+    """Start a run as a task of a cluster."""
+    job.first_round, job.start_time, job.status = job.rounds_done(), time.monotonic(), "running"
+    job.log_start = job.folder.log.stat().st_size if job.folder.log.exists() else 0
+    job.starts += 1
+    job.remote = tasks.start(job.folder, job.options)
+
+
+def _ended_on(tasks: RayTasks, job: ScheduledRun) -> bool:
+    """Whether the task of a run has ended for good; one that was lost is started again, a bounded number of times."""
+    found = tasks.ended(job.remote, job.folder)
+    if found is None:
+        return False
+    code, where, lost = found
+    if lost and job.starts < MOST_STARTS:
+        _start_on(tasks, job)
+        return False
+    again = f" It was started {job.starts} times, because its worker or node was lost." if job.starts > 1 else ""
+    if lost:
+        job.status, job.message = "failed", f"its worker or node was lost: {where}.{again}"
+        return True
+    job.node, job.status = where, "done" if code == 0 and job.folder.finished else "failed"
+    job.message = again.strip()
+    if job.status == "failed":
+        lines = job.folder.log.read_bytes()[job.log_start :].decode("utf-8", errors="replace").strip().splitlines()
+        reason = next((line for line in reversed(lines) if line.startswith("Error:")), lines[-1] if lines else "")
+        job.message = f"{reason.removeprefix('Error: ')}{again}"
+    return True
+
+
 def _stop(job: ScheduledRun) -> None:
     """End the process of a run, if it still works."""
     if job.process is not None and job.process.poll() is None:
@@ -129,8 +176,8 @@ _COLOURS = {"waiting": "dim", "running": "cyan", "done": "green", "failed": "red
 
 def live_table(jobs: Sequence[ScheduledRun]) -> Table:
     """A table of all runs with status, progress and time left."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for title in ("method", "seed", "status", "", "rounds", "time left"):
+    table, remote = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0)), any(job.remote is not None for job in jobs)
+    for title in ("method", "seed", "status", "", "rounds", "time left", *(["node"] if remote else [])):
         table.add_column(title, no_wrap=True, justify="right" if title in ("seed", "rounds", "time left") else "left")
     for job in jobs:
         done, total, left = job.rounds_done(), job.run.config.train.rounds, job.seconds_left()
@@ -141,5 +188,6 @@ def live_table(jobs: Sequence[ScheduledRun]) -> Table:
             ProgressBar(total=max(total, 1), completed=done if total else 1, width=24),
             f"{done}/{total}",
             "" if left is None else f"{int(left) // 60}:{int(left) % 60:02d}",
+            *([job.node] if remote else []),
         )
     return table

@@ -85,6 +85,7 @@ class Trials:
     out: Path
     workers: int
     console: Console
+    ray: str | None = None
 
     def run(self, points: Sequence[Values]) -> list[TrialResult]:
         """Make the missing runs of trials; a trial that fails does not stop the others."""
@@ -97,7 +98,7 @@ class Trials:
             if not run.folder.config.exists():
                 write_atomically(run.folder.config, (NOTE + run.config.text()).encode())
         options = ("--without-test",)
-        jobs = scheduler.run_all(list(runs.values()), workers=self.workers, console=self.console, options=options)
+        jobs = scheduler.run_all(list(runs.values()), workers=self.workers, console=self.console, options=options, ray=self.ray)
         messages = {job.folder.path: job.message for job in jobs if job.status == "failed"}
         return [self.result(values, messages) for values in points]
 
@@ -119,12 +120,12 @@ class Trials:
         return TrialResult(values, criterion)
 
 
-def run_search(search: Search, out: Path, *, workers: int, console: Console) -> list[TrialResult]:
+def run_search(search: Search, out: Path, *, workers: int, console: Console, ray: str | None = None) -> list[TrialResult]:
     """Make the missing runs of a search; returns the results of all trials, best first."""
     optuna = imported_optuna() if search.strategy == "optuna" else None
     check_first_trial(search)
     write_atomically(out / "search.toml", toml.dumps(complete_file(search)).encode())
-    trials = Trials(search, out, workers, console)
+    trials = Trials(search, out, workers, console, ray)
     results = trials.run(grid(search)) if optuna is None else search_by_optuna(optuna, trials)
     return sorted(results, key=lambda result: result.value)
 
@@ -261,9 +262,9 @@ def write_best(search: Search, best: TrialResult, out: Path) -> Path:
     return write_atomically(out / "best.toml", (note + search.config(best.values).text()).encode())
 
 
-def tune(search: Search, out: Path, *, workers: int, console: Console) -> list[TrialResult]:
+def tune(search: Search, out: Path, *, workers: int, console: Console, ray: str | None = None) -> list[TrialResult]:
     """Run a search, print its table, write best.toml and print how to run it; returns the results of trials, best first."""
-    results = run_search(search, out, workers=workers, console=console)
+    results = run_search(search, out, workers=workers, console=console, ray=ray)
     over = f", mean ± standard deviation over {search.seeds} seeds" if search.seeds > 1 else ""
     console.print(Text(f"\n{search.criterion}: {CRITERIA[search.criterion]}{over}"), soft_wrap=True)
     console.print(search_table(search, results))

@@ -20,7 +20,7 @@ from equipoise.core.signature import Signature
 from equipoise.core.task import PerExample, Task
 from equipoise.core.trees import map_tree
 from equipoise.data.clients import FederatedData
-from equipoise.engines import Loop, Simulator
+from equipoise.engines import Loop, Ray, Simulator
 from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter, is_integer, require
 from equipoise.models.adapters import WHY_NOT_BOTH, freeze_lora_a, trains_lora_a
 from equipoise.observers import Evaluation, History
@@ -299,10 +299,10 @@ def refuse_missing_groups(risk: RiskTraits, clients: Sequence[str]) -> None:
 
 def choose_engine(engine: EngineChoice | str) -> EngineChoice:
     """The engine by name, or the object itself."""
-    named: dict[str, EngineChoice] = {"simulator": Simulator(), "loop": Loop()}
+    named: dict[str, EngineChoice] = {"simulator": Simulator(), "loop": Loop(), "ray": Ray()}
     chosen = named.get(engine) if isinstance(engine, str) else engine
     if chosen is None or not is_part(chosen, "start"):
-        raise InvalidParameter("engine", 'must be "simulator", "loop" or an engine object', engine)
+        raise InvalidParameter("engine", 'must be "simulator", "loop", "ray" or an engine object', engine)
     return chosen
 
 

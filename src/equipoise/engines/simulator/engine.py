@@ -22,7 +22,7 @@ from torch import Tensor
 from equipoise.attacks.malicious import corrupted_work, sees_all_updates, summed_rows
 from equipoise.client_metrics import ClientMetrics
 from equipoise.core.abilities import read, solver_traits
-from equipoise.core.carried import mean_carried
+from equipoise.core.carried import count_carried
 from equipoise.core.devices import usable_device
 from equipoise.core.task import Task, misclassified
 from equipoise.core.update_checks import checked_norms, longest_square, with_carried
@@ -99,11 +99,7 @@ class Simulator:
 
     def start(self, task: Task, data: FederatedData) -> SimulatorEngine:
         """The running engine for a task on a data set."""
-        if any(clients.is_visited for clients in data.splits.values()):
-            raise IncompatibleParts(
-                "These data read inputs from a Dataset at every visit (random augmentation); the simulator packs data once.",
-                'Train with engine="loop", or leave the augmentation out.',
-            )
+        refuse_visited(data)
         given = Choice(self.chunk_size, self.workers)
         device, precision = usable_device(self.device), Precision(self.precision)
         engine = SimulatorEngine(task, data, device, given, precision, self.compiled, self.resident)
@@ -113,6 +109,15 @@ class Simulator:
             text = f"{type(task.module).__name__} cannot be vectorised over clients ({reason}), so clients are trained"
             warnings.warn(EquipoiseNotice(f"{text} one at a time. Results are the same; rounds are slower."), stacklevel=3)
         return engine
+
+
+def refuse_visited(data: FederatedData) -> None:
+    """Refuse data that are read anew at every visit."""
+    if any(clients.is_visited for clients in data.splits.values()):
+        raise IncompatibleParts(
+            "These data read inputs from a Dataset at every visit (random augmentation); the simulator packs data once.",
+            'Train with engine="loop", or leave the augmentation out.',
+        )
 
 
 class SimulatorEngine:
@@ -127,6 +132,8 @@ class SimulatorEngine:
         self.omniscient_attack = sees_all_updates(data)
         self.given, self.choice = given, given  # what was asked for, and what is used
         self.measurement: SpeedMeasurement | None = None
+        self.measures = True  # whether it may measure; not where somebody else decides for several engines
+        self.cohort_sizes: tuple[int, ...] | None = None  # of each job, where this engine works on a part of the cohort
         self.threads = torch.get_num_threads()
         self._last: list[Assignment] | None = []  # None: a graph of the whole round
         self._rules: dict[tuple[bool, PullKind], LocalRule] = {}
@@ -301,8 +308,8 @@ class SimulatorEngine:
             return summed
         counted = torch.where(torch.isfinite(sq_norms), weights, 0.0)
         each = zip(torch.split(carried, counts), torch.split(counted, counts), strict=True)
-        means = [mean_carried(rows, shares.tolist()) for rows, shares in each]
-        return [replace(work, carried=mean) for work, mean in zip(summed, means, strict=True)]
+        means = [count_carried(rows, shares.tolist()) for rows, shares in each]
+        return [replace(work, carried=m.value(), carried_mass=m.mass) for work, m in zip(summed, means, strict=True)]
 
     @property
     def look_ahead(self) -> LookAheadEngine | None:
@@ -373,8 +380,8 @@ class SimulatorEngine:
         queue, worker = ClientQueue.of(jobs, rule, self.train, pull), self.workers.own
         if self.task.carried.names:
             queue = replace(queue, carried=split[0][1] if queue.own else torch.stack([carried for _, carried in split]))
-        cohorts = tuple(len(job.cohort) for job in jobs) if attacked else ()
-        if self.device.type == "cpu" and not self.choice.serves(len(queue)):
+        cohorts = (self.cohort_sizes or tuple(len(job.cohort) for job in jobs)) if attacked else ()
+        if self.measures and self.device.type == "cpu" and not self.choice.serves(len(queue)):
             self.measurement = calibrated(CalibrationTask(self.workers, self.given, self.threads, queue, rule))
             self.use(self.measurement.choice)
         if self.device.type == "cuda" and self.choice.path is None:

@@ -271,7 +271,7 @@ class LinearRoundUnderWay:
                     mine = results[part.job] = np.empty((2, self.counts[part.job]))
                 mine[:, part.places] = numbers
         return [
-            LocalWork(total if self.params else total.clone(), *map(torch.from_numpy, numbers))
+            LocalWork(total if self.params else total.clone(), torch.from_numpy(numbers[0]), torch.from_numpy(numbers[1]))
             for total, numbers in zip(self.totals, results, strict=True)
             if total is not None and numbers is not None
         ]

@@ -1,0 +1,55 @@
+"""A real Ray cluster of several nodes on this machine, small and bounded; one at a time over all test processes."""
+
+import os
+import shutil
+import tempfile
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from equipoise.core.files import locked
+
+STORE_BYTES = 80 * 2**20  # of each node; Ray wants at least 75 MiB
+SHARED_MEMORY = 3 * STORE_BYTES  # of the cluster of three nodes
+MEMORY = Path("/dev/shm")  # noqa: S108 (where Ray's object stores are)
+# Where nodes are killed, their loss is noticed sooner than Ray would; a busy machine must not look like a dead one elsewhere.
+SOON = {"health_check_period_ms": 1000, "health_check_timeout_ms": 5000, "health_check_failure_threshold": 4}
+
+
+def skip_without_ray() -> None:
+    pytest.importorskip("ray")
+    free = shutil.disk_usage(MEMORY).free if MEMORY.exists() else 0
+    if free < SHARED_MEMORY:
+        pytest.skip(f"{MEMORY} has {free >> 20} MB free, and the cluster's object stores take {SHARED_MEMORY >> 20} MB")
+
+
+@contextmanager
+def ray_cluster(nodes=2, cpus=1, *, connect=True, kills=False):
+    """A cluster of so many nodes with so many CPUs each; what it started is stopped at the end."""
+    skip_without_ray()
+    with warnings.catch_warnings(), locked(Path(tempfile.gettempdir()) / "equipoise-ray-tests", wait=True):
+        warnings.simplefilter("ignore")  # Ray's own
+        import ray
+        from ray.cluster_utils import Cluster
+
+        options = {"num_cpus": cpus, "object_store_memory": STORE_BYTES, "include_dashboard": False}
+        here, before = Path(__file__), os.environ.get("PYTHONPATH")
+        paths = [str(here.parents[2] / "src"), str(here.parent), str(here.parents[1]), *([before] if before else [])]
+        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+        cluster = Cluster(initialize_head=True, head_node_args=options | ({"_system_config": SOON} if kills else {}))
+        try:
+            for _ in range(nodes - 1):
+                cluster.add_node(**options)
+            cluster.options = options
+            if connect:
+                ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+            yield cluster
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+            if before is None:
+                del os.environ["PYTHONPATH"]
+            else:
+                os.environ["PYTHONPATH"] = before

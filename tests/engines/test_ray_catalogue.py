@@ -1,0 +1,155 @@
+"""Every part of the catalogue on a real Ray cluster: the simulator's results, and the same bits for one and two workers."""
+
+import pytest
+import torch
+from ray_cluster import ray_cluster
+from test_ray_engine import SGD, assert_close, assert_equal_bits, trained
+from torch import nn
+
+import equipoise as eq
+import test_laws as laws
+from equipoise import aggregators, attacks, models, personal, privacy, risk, sampling, solvers
+from equipoise.data.clients import FederatedData
+from equipoise.engines import Ray, Simulator
+from equipoise.engines.cluster import pieces
+from equipoise.engines.cluster.pieces import PieceSize
+from equipoise.experiment import catalog
+from made_clients import make_clients
+
+pytestmark = [
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.long,
+    pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice"),
+]
+HERE = Simulator(workers=1)
+SIZES = [1, 2, 3, 7, 10, 11, 20, 25, 4, 9, 6, 13]
+
+
+class Normed(nn.Sequential):
+    """A small net whose batch normalisation carries buffers from round to round."""
+
+    def __init__(self):
+        super().__init__(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+        self.double()
+
+
+EVERYONE = {"clients_per_round": 12}
+FULL = {"sampler": sampling.Full()}, {"clients_per_round": None}
+NEEDS = {  # what a part needs beside it
+    risk.WorstCase: FULL,
+    personal.Mocha: FULL,
+    aggregators.Bulyan: ({}, EVERYONE),
+    sampling.MinSeparation: ({}, {"clients_per_round": 6}),
+    sampling.NodePoisson: ({"privacy": laws.fixed_noise(0.7, clip=0.5, noise="distributed")}, {}),
+}
+
+
+def kinds_of(kind, *, first=False):
+    """An algorithm for each part of a kind that the laws know; with `first` for the first of each class."""
+    found = {}
+    for part in laws.CHECKED[kind]:
+        others, options = NEEDS.get(type(part), ({}, {}))
+        needs_examples = kind == "personal" and getattr(part, "choices", ())  # of validation, within clients
+        if part is not None and not needs_examples:
+            name = type(part).__name__ if first else repr(part)
+            found.setdefault(f"{kind} {name}", ({kind: part} | others, options))
+    return found
+
+
+NOISE = privacy.GaussianMechanism(clip=0.5, noise_multiplier=0.5)
+SECURE = privacy.SecureAggregation()
+SCAFFOLD = solvers.Scaffold(solvers.SGD(lr=0.1, batch_size=4, steps=3))
+KINDS = {
+    **kinds_of("risk", first=True),
+    "risk tracked tilt": ({"risk": risk.Tilted(1.0, tracked=True)}, {}),
+    **kinds_of("solver"),
+    **kinds_of("aggregator"),
+    **kinds_of("server"),
+    **kinds_of("sampler"),
+    **kinds_of("averaging"),
+    **kinds_of("personal"),
+    "personal FedBN": ({"personal": personal.FedBN()}, {"model": Normed}),
+    **{
+        f"privacy {part!r} {tail!r}": ({"privacy": part} | ({} if tail is None else {"risk": tail}), {})
+        for part, _, tail, _ in laws.PROTECTIONS
+        if part is not None and getattr(part, "source", "seeded") != "system"  # whose noise is fresh in every run
+    },
+    "FedNova, median": ({"aggregator": aggregators.FedNova(aggregators.Median())}, {}),
+    "FedNova, noise": ({"aggregator": aggregators.FedNova(steps=2.0), "privacy": NOISE}, {}),
+    "FedNova, secure": ({"aggregator": aggregators.FedNova(), "privacy": SECURE}, {}),
+    "SCAFFOLD, median": ({"solver": SCAFFOLD, "aggregator": aggregators.Median()}, {}),
+    "SCAFFOLD, noise": ({"solver": SCAFFOLD, "privacy": NOISE}, {}),
+    "SCAFFOLD, secure": ({"solver": SCAFFOLD, "privacy": SECURE}, {}),
+    "FedDyn, secure": ({"solver": solvers.FedDyn(0.5, SGD), "privacy": SECURE}, {}),
+    "split, tail, batch norm": (
+        {"personal": personal.Split(("3", "statistics")), "risk": risk.Superquantile(0.5)},
+        {"model": Normed},
+    ),
+    "split, median": ({"personal": personal.FedPer("bias"), "aggregator": aggregators.Median()}, {}),
+    "pFedMe, tail": ({"personal": personal.PFedMe(2.0, 2), "risk": risk.Superquantile(0.5)}, {}),
+    "FedBuff, median": ({"sampler": sampling.FedBuff(buffer=3), "aggregator": aggregators.Median()}, {}),
+    "Adam, kept, batch norm": ({"solver": solvers.Adam(lr=0.05, batch_size=4, state="kept")}, {"model": Normed}),
+    "q-MAML": ({"risk": risk.QFair(1.0), "solver": solvers.MAML(lr=0.2)}, {}),
+    "Ditto, median": ({"personal": personal.Ditto(0.5), "aggregator": aggregators.Median()}, {}),
+    "Ditto, batch norm": ({"personal": personal.Ditto(0.5)}, {"model": Normed}),
+}
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with ray_cluster(nodes=2) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    monkeypatch.setitem(pieces.TRAINING, "cpu", PieceSize(1.0, 2))
+    monkeypatch.setitem(pieces.SCORING, "cpu", PieceSize(1.0, 2))
+
+
+@pytest.fixture(scope="module")
+def data():
+    return made_data(torch.float32)
+
+
+@pytest.fixture(scope="module")
+def exact_data():
+    """In double precision: batch statistics of a client with one example blow up the last bits."""
+    return made_data(torch.float64)
+
+
+def made_data(dtype):
+    unseen = make_clients([5, 9, 14, 3], seed=1, prefix="unseen", dtype=dtype)
+    return FederatedData(make_clients(SIZES, dtype=dtype), test=unseen, classes=3, name="ragged")
+
+
+def run(data, engine, parts, options):
+    model = options.get("model", lambda: models.Softmax(4, 3))
+    algorithm = eq.Algorithm(**({"solver": SGD} | parts))
+    torch.manual_seed(0)
+    return trained(data, engine, algorithm, model(), rounds=2, **{k: v for k, v in options.items() if k != "model"})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_part_gives_the_simulators_results(cluster, data, exact_data, kind):
+    parts, options = KINDS[kind]
+    data = exact_data if "model" in options else data
+    on_two = run(data, Ray(), parts, options)
+    assert_equal_bits(on_two, run(data, Ray(workers=1), parts, options))
+    assert_close(on_two, run(data, HERE, parts, options))
+
+
+@pytest.mark.parametrize("attack", laws.ATTACKS, ids=repr)
+@pytest.mark.parametrize("aggregator", [aggregators.WeightedMean(), aggregators.Median()], ids=repr)
+def test_an_attack_gives_the_simulators_results(cluster, data, attack, aggregator):
+    attacked = attacks.apply(data, attack)
+    on_two = run(attacked, Ray(), {"aggregator": aggregator}, {})
+    assert_equal_bits(on_two, run(attacked, Ray(workers=1), {"aggregator": aggregator}, {}))
+    assert_close(on_two, run(attacked, HERE, {"aggregator": aggregator}, {}))
+
+
+def test_no_part_of_the_catalogue_is_left_out():
+    tried = {type(part) for parts, _ in KINDS.values() for part in parts.values()} | {type(each) for each in laws.ATTACKS}
+    for kind in ("risk", "solver", "aggregator", "server", "sampler", "averaging", "personal", "privacy", "attack"):
+        classes = {part.target for part in catalog.parts(kind) if isinstance(part.target, type)}
+        assert not classes - tried, f"{kind}: {classes - tried}"

@@ -1,0 +1,239 @@
+"""Faults on a real cluster of three nodes: workers and nodes that die, hang or come late, and a driver that is killed."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from ray_cluster import ray_cluster
+
+import equipoise as eq
+from equipoise import risk, solvers
+from equipoise.data.clients import FederatedData
+from equipoise.engines import Ray
+from equipoise.engines.cluster import pieces, ray_engine
+from equipoise.engines.cluster.pieces import PieceSize
+from equipoise.errors import EquipoiseNotice, IncompatibleParts
+from made_clients import make_clients
+
+pytestmark = [
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.long,
+    pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray leaves files of the nodes that it starts open
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+ROUNDS = 40
+TAIL = eq.Algorithm(risk=risk.Superquantile(0.5), solver=solvers.SGD(lr=0.1, batch_size=4))
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with ray_cluster(nodes=3, kills=True) as running:
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch):
+    monkeypatch.setitem(pieces.TRAINING, "cpu", PieceSize(1.0, 2))
+    monkeypatch.setitem(pieces.SCORING, "cpu", PieceSize(1.0, 2))
+
+
+@pytest.fixture(scope="module")
+def data():
+    return FederatedData(make_clients([5 + k % 17 for k in range(40)]), classes=3, name="forty")
+
+
+def trained(data, engine, **options):
+    options = {"rounds": ROUNDS, "clients_per_round": 24, "seed": 3, "progress": False} | options
+    return eq.train(eq.models.Softmax(4, 3), data, TAIL, engine=engine, **options)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data):
+    """The run by the simulator of one process; what Ray makes of it has the bits of `alone`."""
+    return trained(data, "simulator")
+
+
+@pytest.fixture
+def alone(cluster, data, small_pieces):
+    return trained(data, Ray(workers=1)).params
+
+
+def pool():
+    (held,) = ray_engine._pools.values()
+    return held
+
+
+class After(eq.observers.Observer):
+    """Does something once, between two rounds, or in a thread some time after a round has begun."""
+
+    def __init__(self, round_index, act, delay=None):
+        self.round_index, self.act, self.delay, self.thread = round_index, act, delay, None
+
+    def on_round(self, report):
+        if report.round == self.round_index and self.delay is None:
+            self.act()
+        elif report.round == self.round_index:
+            self.thread = threading.Timer(self.delay, self.act)
+            self.thread.start()
+
+    def on_end(self):
+        if self.thread is not None:
+            self.thread.join()
+
+
+def wait_until(true, seconds=60.0):
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("moment", range(10))
+def test_a_worker_that_is_killed_costs_its_pieces_only(cluster, data, alone, undisturbed, moment):
+    draw = random.Random(moment)
+
+    def kill():
+        os.kill(draw.choice(pool().workers).process, signal.SIGKILL)
+
+    result = trained(data, Ray(), observers=[After(draw.randrange(ROUNDS - 10), kill, draw.random() * 0.02)])
+    assert torch.equal(result.params, alone)
+    torch.testing.assert_close(result.params, undisturbed.params, rtol=1e-3, atol=1e-4)
+
+
+def test_a_node_that_dies_and_one_that_comes(cluster, data, alone):
+    before = {worker.node for worker in pool().workers}
+    victim = cluster.worker_nodes.copy().pop()
+    observers = [After(5, lambda: cluster.remove_node(victim, allow_graceful=False), 0.01)]
+    result = trained(data, Ray(), observers=observers)
+    assert torch.equal(result.params, alone)
+    assert victim.node_id not in {worker.node for worker in pool().workers}
+    came = []
+    observers = [After(2, lambda: came.append(cluster.add_node(**cluster.options)))]
+    result = trained(data, Ray(), observers=observers, rounds=60)
+    assert result.history.rounds
+    wait_until(lambda: (pool().look(now=True), came[0].node_id in {worker.node for worker in pool().workers})[1])
+    assert came[0].node_id not in before
+    again = trained(data, Ray())
+    assert torch.equal(again.params, alone)
+    assert pool().answers[came[0].node_id] > ROUNDS
+
+
+def test_a_worker_that_hangs_is_given_up(cluster, data, alone):
+    trained(data, Ray(patience=1.0), rounds=3)
+    hung = []
+
+    def stop():
+        hung.append(pool().workers[-1].process)
+        os.kill(hung[0], signal.SIGSTOP)
+
+    with pytest.warns(EquipoiseNotice, match="does not answer, and is given up"):
+        result = trained(data, Ray(patience=1.0), observers=[After(5, stop, 0.0)])
+    assert torch.equal(result.params, alone)
+    wait_until(lambda: not Path(f"/proc/{hung[0]}").exists())
+
+
+DRIVER = """
+import sys
+import equipoise as eq
+sys.path.insert(0, {tests!r})
+from test_ray_faults import FederatedData, PieceSize, Ray, make_clients, pieces, trained
+pieces.TRAINING["cpu"] = pieces.SCORING["cpu"] = PieceSize(1.0, 2)
+data = FederatedData(make_clients([5 + k % 17 for k in range(40)]), classes=3, name="forty")
+saving = eq.Checkpoints({file!r}, every=1)
+
+class Slow(eq.observers.Observer):
+    def on_round(self, report):
+        print(report.round, flush=True)
+        import time; time.sleep(0.02)
+
+trained(data, Ray(address={address!r}), checkpoint=saving, observers=[Slow()])
+"""
+
+
+@pytest.mark.parametrize("round_index", [4, 23])
+def test_a_driver_that_is_killed_is_resumed_with_another_number_of_workers(cluster, data, alone, tmp_path, round_index):
+    import ray
+
+    ray_engine._pools.clear()  # the other driver needs their CPUs
+    file, here = tmp_path / "run.ckpt", Path(__file__).parent
+    code = DRIVER.format(tests=str(here), file=str(file), address=cluster.address)
+    path = os.pathsep.join([str(here), str(here.parent), os.environ["PYTHONPATH"]])
+    driver = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path}
+    )
+    try:
+        for line in driver.stdout:
+            if line.strip() == str(round_index):
+                break
+    finally:
+        driver.kill()
+        driver.communicate()
+    wait_until(lambda: ray.available_resources().get("CPU", 0) == ray.cluster_resources()["CPU"])  # nothing is left running
+    result = trained(data, Ray(workers=2), checkpoint=file)
+    assert len(result.history.rounds) == ROUNDS
+    assert torch.equal(result.params, alone)
+
+
+def test_other_versions_are_refused_by_name(cluster, data, tmp_path):
+    """A node whose equipoise says another version: a copy of the package with another number."""
+    import shutil
+
+    ray_engine._pools.clear()
+    shutil.copytree(Path(eq.__file__).parent, tmp_path / "equipoise", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "equipoise" / "core" / "version.py").write_text('VERSION = "0.0.9"\n')
+    before = os.environ["PYTHONPATH"]
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(tmp_path), before])
+    try:
+        node = cluster.add_node(**cluster.options)
+    finally:
+        os.environ["PYTHONPATH"] = before
+    try:
+        with pytest.raises(IncompatibleParts, match=r"Node .* has equipoise 0\.0\.9, but the driver has equipoise 0\.1\.0"):
+            trained(data, Ray(), rounds=1)
+    finally:
+        cluster.remove_node(node)
+        ray_engine._pools.clear()
+
+
+class ShortOfMemory(solvers.SGD):
+    """SGD whose step needs more memory than there is for more than `most` clients at once."""
+
+    most = 1
+
+    def step(self, weights, gradient, memory, *, anchor, lr):
+        if weights.dim() > 1 and weights.shape[0] > self.most:
+            raise MemoryError
+        super().step(weights, gradient, memory, anchor=anchor, lr=lr)
+
+
+def test_chunks_get_smaller_where_memory_is_short(cluster, data):
+    algorithm = eq.Algorithm(solver=ShortOfMemory(lr=0.1, batch_size=4))
+    given = {"rounds": 2, "clients_per_round": 24, "progress": False}
+    with pytest.warns(EquipoiseNotice, match=r"ran out of memory, and works in chunks of 1 clients .* last bits"):
+        result = eq.train(eq.models.Softmax(4, 3), data, algorithm, engine=Ray(), **given)
+    plain = eq.Algorithm(solver=solvers.SGD(lr=0.1, batch_size=4))
+    expected = eq.train(eq.models.Softmax(4, 3), data, plain, **given)
+    torch.testing.assert_close(result.params, expected.params, rtol=1e-3, atol=1e-4)
+
+
+def failing_loss(outputs, targets):
+    raise ZeroDivisionError("this loss cannot be found")
+
+
+def test_errors_of_remote_work_name_the_node(cluster, data):
+    from equipoise.core.task import Task
+    from equipoise.testing.small_run import draw_everyone
+
+    task = Task.of(eq.models.Softmax(4, 3), failing_loss)
+    with pytest.raises(Exception, match="this loss cannot be found") as failure:
+        Ray().start(task, data).losses(task.read_model(), draw_everyone(data, 0))
+    assert "in a worker on" in "".join(failure.value.__notes__)
+    assert os.uname().nodename in "".join(failure.value.__notes__)

@@ -1,0 +1,91 @@
+"""The formula of a round over many workers against the clock, for one and two workers, and the command that uses it.
+
+Wall-clock times mean nothing on a busy machine: the comparison is skipped there with the reason, and gets three attempts.
+"""
+
+import os
+import statistics
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+from ray_cluster import ray_cluster
+
+import equipoise as eq
+from equipoise.engines import Ray
+from equipoise.engines.cluster.cost_measurement import measure_exchange, measure_round
+from equipoise.engines.cluster.round_costs import Cluster, estimate_round
+from equipoise.round import Rounds
+from equipoise.runs.setup import set_up
+
+pytestmark = [
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.long,
+    pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice"),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with ray_cluster(nodes=1, cpus=2) as running:
+        yield running
+
+
+def a_run():
+    """A hundred clients of a hundred examples, a linear model of 48,670 parameters, with one and with two workers."""
+    gen = torch.Generator().manual_seed(0)
+    parts = [(f"c{k}", torch.rand(100, 784, generator=gen), torch.randint(0, 62, (100,), generator=gen)) for k in range(100)]
+    data = eq.FederatedData(eq.ClientSet.pack(parts), classes=62, name="random")
+    setting = set_up(
+        eq.models.Softmax(784, 62), data, eq.Algorithm(), rounds=10**6, clients_per_round=100, seed=0, loss=None, error=None,
+        engine=Ray(workers=2),
+    )  # fmt: skip
+    rounds, state = Rounds([setting]), setting.begin()
+    return setting.engine, lambda: rounds([state])
+
+
+def seconds_of(make_round, count=40):
+    make_round()
+    times = []
+    for _ in range(count):
+        began = time.perf_counter()
+        make_round()
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def test_the_formula_is_within_a_quarter_of_the_clock(cluster):
+    if os.getloadavg()[0] > 0.75 * (os.cpu_count() or 1):
+        pytest.skip(f"the machine is busy (load {os.getloadavg()[0]:.1f}), and times would be those of other programs")
+    engine, make_round = a_run()
+    both, ratios = engine.pool.sessions[engine.session], {}
+    for _ in range(3):
+        engine.pool.sessions[engine.session] = both.of(1)
+        measured = measure_round(engine, make_round, seconds=1.5)
+        engine.pool.sessions[engine.session] = both
+        costs = replace(measure_exchange(engine), fixed=measured.driver)
+        for workers in (1, 2):
+            engine.pool.sessions[engine.session] = both.of(workers)
+            said = estimate_round(measured.phases, costs, Cluster(1, workers)).seconds
+            ratios[workers] = said / seconds_of(make_round)
+        if all(0.75 <= ratio <= 1.25 for ratio in ratios.values()):
+            return
+    pytest.fail(f"predicted / measured by number of workers: {ratios}")
+
+
+def test_a_plan_names_time_memory_traffic_and_what_limits(cluster, tmp_path):
+    from equipoise.experiment.build import build
+    from equipoise.experiment.config import RunConfig
+    from equipoise.experiment.plan import plan_run
+
+    file = tmp_path / "run.toml"
+    file.write_text('[data]\nname = "label_shift"\ntrain_clients = 12\n[model]\nname = "softmax"\n[train]\nrounds = 3\n')
+    found = plan_run(build(RunConfig.read(file)), nodes=8, cpus_per_node=4, gpus_per_node=4)
+    text = "\n".join(found.lines())
+    assert found.cluster.workers == 32
+    for words in ("Measured here, one worker", "8 nodes × 4 workers", "Traffic of the driver", "Memory", "What limits:"):
+        assert words in text
+    assert ("no GPU" in text) != torch.cuda.is_available()
+    assert "Several machines and several GPUs are estimated, not measured." in text
+    assert found.worker_bytes > 10_000_000
