@@ -1,0 +1,6 @@
+"""The catalogue of errors."""
+
+
+def page() -> str:
+    """The page."""
+    return "# Errors\n\nComing.\n"
