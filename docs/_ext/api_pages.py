@@ -27,7 +27,7 @@ def _page(module: str, names: list[str]) -> str:
     found = importlib.import_module(module)
     text = (inspect.getdoc(found) or "").strip()
     elsewhere = {"ClientSet", "FederatedData"} if module == "equipoise" else set()  # their entries are in equipoise.data
-    anchors = {n: f"equipoise.data.md#equipoise.data.{n}" if n in elsewhere else f"#{module}.{n}" for n in names}
+    anchors = {n: "equipoise.data.md" if n in elsewhere else f"#{module}.{n}" for n in names}
     rows = [f"| [`{n}`]({anchors[n]}) | {_summary(getattr(found, n))} |" for n in names]
     entries = "\n".join(_entry(module, name) for name in names if name not in elsewhere)
     return "\n".join([
