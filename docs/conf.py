@@ -12,11 +12,12 @@ os.environ.setdefault("EQUIPOISE_ONNX", "0")  # examples do not export models
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(DOCS.parent / "src"), os.environ.get("PYTHONPATH", "")]))
 
-import gallery_style  # noqa: E402  # of docs/_ext
-import source_state  # noqa: E402
-from equipoise.core.version import VERSION  # noqa: E402
+import gallery_style  # of docs/_ext
+import source_state
 
-project, author, copyright = "Equipoise", "The Equipoise authors", "The Equipoise authors"  # noqa: A001
+from equipoise.core.version import VERSION
+
+project, author, copyright = "Equipoise", "The Equipoise authors", "The Equipoise authors"
 version = release = VERSION
 
 extensions = [

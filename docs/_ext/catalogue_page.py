@@ -27,7 +27,9 @@ def page() -> str:
         part = catalog.CatalogPart("function", target, catalog.Entry(target))
         cells = ["function", _link(part.python_path), "–", html.escape(part.summary), "–", html.escape(part.source) or "–"]
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
-    heads = "".join(f'<th scope="col">{h}</th>' for h in ("kind", "in Python", "in a file", "what it does", "parameters", "source"))
+    heads = "".join(
+        f'<th scope="col">{h}</th>' for h in ("kind", "in Python", "in a file", "what it does", "parameters", "source")
+    )
     table = f'<div class="wide-table" tabindex="0" role="region" aria-label="Catalogue of methods"><table class="sortable" ' \
             f'data-filter="Filter methods"><thead><tr>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'  # fmt: skip
     return "\n".join([

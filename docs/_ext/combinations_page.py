@@ -98,7 +98,9 @@ def page() -> str:
                 cells.append(f'<td class="no" title="{label}">✗</td>')
             else:
                 cells.append('<td class="yes">✓</td>')
-        grid.append(f'<tr data-kind="{kind}"><th scope="row">{html.escape(name)} <small>{kind}</small></th>{"".join(cells)}</tr>')
+        grid.append(
+            f'<tr data-kind="{kind}"><th scope="row">{html.escape(name)} <small>{kind}</small></th>{"".join(cells)}</tr>'
+        )
     matrix = (
         '<div class="wide-table matrix-box" tabindex="0" role="region" aria-label="Matrix of combinations">'
         f'<table class="matrix" id="matrix"><thead><tr>{head}</tr></thead><tbody>{"".join(grid)}</tbody></table></div>'

@@ -35,7 +35,9 @@ def _rows(command) -> list[str]:
         if parameter.name == "help":
             continue
         option = parameter.param_type_name == "option"
-        name = ", ".join([*parameter.opts, *parameter.secondary_opts]) if option else (parameter.metavar or parameter.name).upper()
+        name = (
+            ", ".join([*parameter.opts, *parameter.secondary_opts]) if option else (parameter.metavar or parameter.name).upper()
+        )
         rows.append(f"| `{name}` | {_plain(getattr(parameter, 'help', ''))} | {_default(parameter)} |")
     return rows
 

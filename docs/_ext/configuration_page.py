@@ -31,13 +31,13 @@ def _fields(owner: type) -> list[str]:
 def _kind(kind: str) -> list[str]:
     lines = [f"### Kind: {kind}", "", _cell(catalog.KIND_HELP[kind])[0].upper() + _cell(catalog.KIND_HELP[kind])[1:] + ".", ""]
     for part in catalog.parts(kind):
-        lines += [f"**`name = \"{part.name}\"`**: {_cell(part.summary)}", ""]
+        lines += [f'**`name = "{part.name}"`**: {_cell(part.summary)}', ""]
         rows = []
         for parameter in part.parameters.values():
             name, _, rest = parameter.text.partition(":")
             type_, _, default = rest.partition(" = ")
             rows.append(f"| `{name}` | {_cell(type_.strip())} | {f'`{default}`' if default else 'required'} |")
-        lines += (["| key | value | default |", "|---|---|---|", *rows, ""] if rows else ["No parameters.", ""])
+        lines += ["| key | value | default |", "|---|---|---|", *rows, ""] if rows else ["No parameters.", ""]
     return lines
 
 

@@ -17,7 +17,9 @@ def names_of(module: ModuleType) -> list[str]:
     """The public classes and functions of a module: its `__all__`, or all that it defines."""
     listed = getattr(module, "__all__", None)
     if listed is None:
-        listed = [n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__ and not n.startswith("_")]
+        listed = [
+            n for n, v in vars(module).items() if getattr(v, "__module__", "") == module.__name__ and not n.startswith("_")
+        ]
     return [n for n in listed if inspect.isclass(getattr(module, n)) or inspect.isfunction(getattr(module, n))]
 
 

@@ -12,7 +12,9 @@ from pygments.lexers import TextLexer, get_lexer_for_filename
 from pygments.util import ClassNotFound
 
 FOLDER = "files"  # of the built site
-_LINK = re.compile(r"(\]\(|\]: )((?:\.\./)+)((?:src|tests|examples|benchmarks|deploy|\.ci)/[^)\s#]+|Makefile|pyproject\.toml)(#[^)\s]*)?")
+_LINK = re.compile(
+    r"(\]\(|\]: )((?:\.\./)+)((?:src|tests|examples|benchmarks|deploy|\.ci)/[^)\s#]+|Makefile|pyproject\.toml)(#[^)\s]*)?"
+)
 _PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 _PAGE = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><style>

@@ -22,7 +22,7 @@ def refresh(docs: Path) -> None:
     """
     cache = docs / "_cache"
     stamp, now = cache / "library.sha256", library_hash(docs)
-    if stamp.exists() and stamp.read_text() == now or os.environ.get("EQUIPOISE_DOCS_KEEP"):
+    if (stamp.exists() and stamp.read_text() == now) or os.environ.get("EQUIPOISE_DOCS_KEEP"):
         return
     for folder in (cache, docs / "gallery"):
         shutil.rmtree(folder, ignore_errors=True)

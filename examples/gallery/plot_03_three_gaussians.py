@@ -23,7 +23,8 @@ for axis, (title, means) in zip(axes, triangles.items(), strict=True):
     corners = torch.tensor([*means, means[0]])
     axis.plot(corners[:, 0], corners[:, 1], color="0.75")
     axis.plot(corners[:, 0], corners[:, 1], "k.", ms=8)
-    for name, risk, marker in (("mean", eq.risk.Mean(), "o"), ("superquantile, tail 2/3", eq.risk.Superquantile(tail=2 / 3), "D")):
+    tail = eq.risk.Superquantile(tail=2 / 3)
+    for name, risk, marker in (("mean", eq.risk.Mean(), "o"), ("superquantile, tail 2/3", tail, "D")):
         algorithm = eq.Algorithm(risk=risk, solver=solver, sampler=eq.sampling.Full())
         point = eq.train(eq.models.MeanEstimator(2), data, algorithm, rounds=300, seed=0).params
         axis.plot(*point.tolist(), marker, ms=10, label=f"{name}: ({point[0]:.2f}, {point[1]:.2f})")

@@ -14,11 +14,19 @@ import equipoise as eq
 
 data = eq.data.digits(clients=40, split_by="examples", test=0.25, seed=0)
 model = eq.models.Softmax(data.features, data.classes)
-attacks = {"none": None, "random\nlabels": eq.attacks.LabelPoisoning(share=0.2, seed=1),
-           "model\nreplacement": eq.attacks.ModelReplacement(share=0.2, seed=1), "sign flip": eq.attacks.SignFlip(share=0.2, seed=1),
-           "ALIE": eq.attacks.ALIE(share=0.2, seed=1)}  # fmt: skip
-defences = {"mean": eq.aggregators.WeightedMean(), "median": eq.aggregators.Median(), "multi-Krum": eq.aggregators.MultiKrum(malicious=5),
-            "centred clipping": eq.aggregators.CentredClipping()}  # fmt: skip
+attacks = {
+    "none": None,
+    "random\nlabels": eq.attacks.LabelPoisoning(share=0.2, seed=1),
+    "model\nreplacement": eq.attacks.ModelReplacement(share=0.2, seed=1),
+    "sign flip": eq.attacks.SignFlip(share=0.2, seed=1),
+    "ALIE": eq.attacks.ALIE(share=0.2, seed=1),
+}
+defences = {
+    "mean": eq.aggregators.WeightedMean(),
+    "median": eq.aggregators.Median(),
+    "multi-Krum": eq.aggregators.MultiKrum(malicious=5),
+    "centred clipping": eq.aggregators.CentredClipping(),
+}
 errors = np.zeros((len(defences), len(attacks)))
 for j, attack in enumerate(attacks.values()):
     attacked = data if attack is None else eq.attacks.apply(data, attack)

@@ -12,7 +12,8 @@ import equipoise as eq
 
 data = eq.data.synthetic(0.5, 0.5, clients=80, seed=3, test=0.3)
 model = eq.models.Softmax(data.features, data.classes)
-result = eq.train(model, data, eq.Algorithm(solver=eq.solvers.SGD(lr=0.05, batch_size=20, steps=20)), rounds=40, clients_per_round=20)
+algorithm = eq.Algorithm(solver=eq.solvers.SGD(lr=0.05, batch_size=20, steps=20))
+result = eq.train(model, data, algorithm, rounds=40, clients_per_round=20)
 size = np.asarray(result.clients.where("train").size)
 error = 100 * np.asarray(result.clients.where("test").error)
 order = np.argsort(size)

@@ -19,7 +19,7 @@ _SHORT.maxstring = _SHORT.maxother = _LONG
 
 
 class EquipoiseError(Exception):
-    """Base of all errors raised on purpose by this package. The message ends in a code, which the catalogue of errors explains."""
+    """Base of all errors raised on purpose by this package. Its message ends in a code of the catalogue of errors."""
 
     finished: Any = None  # what `compare`, or a run whose observer failed at its end, had finished before the error
     _module: str = ""  # of the library, that made the error
