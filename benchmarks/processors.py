@@ -47,6 +47,10 @@ SETTINGS = {
     "cc-unset": Setting({"CC": None}),
     "cc-broken": Setting({"CC": "/bin/false"}),
     "one-core": Setting(command=("taskset", "-c", "0"), processes=1),
+    # Settings of different libraries at once: a third of the time, and each setting is in force.
+    "old-processor": Setting({"ATEN_CPU_CAPABILITY": "default", "OPENBLAS_CORETYPE": "Haswell", "CC": "/bin/false"}),
+    "amd-processor": Setting({"ATEN_CPU_CAPABILITY": "avx2", "OPENBLAS_CORETYPE": "Zen", "MKL_CBWR": "COMPATIBLE"}),
+    "one-intel-core": Setting({"OPENBLAS_CORETYPE": "SkylakeX", "CC": None}, ("taskset", "-c", "0"), processes=1),
 }
 
 PROBE = """

@@ -341,7 +341,7 @@ def test_data_convert_a_leaf_folder(tmp_path):
 
 def test_data_convert_mistakes(tmp_path):
     (tmp_path / "table.xlsx").write_text("")
-    assert "table.xlsx must be a file of the kinds .npz" in refused("data", "convert", "table.xlsx", "s")
+    assert "table.xlsx must be a file that ends in .npz" in refused("data", "convert", "table.xlsx", "s")
     assert "nowhere.npz does not exist" in refused("data", "convert", "nowhere.npz", "s")
     assert "must name parameters of equipoise.data.npz" in refused("data", "convert", "nowhere.npz", "s", "--set", "clint=user")
     shown = refused("data", "check", str(tmp_path))

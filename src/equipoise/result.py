@@ -441,7 +441,7 @@ class Result(RunRecord):
     params: Tensor  # (D,)
     carried: Tensor | None = None  # (C,) carried values (core.carried), e.g. running statistics, if the model has any
     personal: PersonalModels | None = None  # the clients' own models, if the algorithm gives them any
-    schema: Schema | None = None  # what became of each column, if the data are a table
+    schema: Schema | None = None  # how each column was encoded, if the data are a table
     signature: Signature | None = None  # what the model takes, where the data are on this machine
     task: Task | None = field(default=None, repr=False)  # loss and error per example
 

@@ -217,7 +217,7 @@ class MinSeparation:
         require_integer("rounds", self.rounds, 1)
 
     def participations(self, rounds: int) -> int:
-        """How often a client takes part at most in a run of so many rounds."""
+        """The largest number of rounds in which one client takes part, in a run of `rounds` rounds."""
         return -(-rounds // self.rounds)
 
     def group(self, number: int, clients: int, seed: int) -> Tensor:
@@ -323,5 +323,5 @@ class FedBuff:
         return [*first.tolist(), *generator(seed, "cohort, further clients", version).permutation(rest).tolist()]
 
     def factor(self, staleness: int) -> float:
-        """What an update counts that is so many versions old: (1 + s)^(−½)."""
+        """The weight of an update that is s model versions old: (1 + s)^(−½)."""
         return (1 + staleness) ** -0.5 if self.damped else 1.0

@@ -314,14 +314,14 @@ class SolverTraits:
     step_factor: Callable[[int], float] | None = None  # the factor of the rate at local step 0, 1, … of a round
     rates: Mapping[str, float] | None = None  # the factor of the rate of parameters, by patterns of their names
     keeps: Callable[[int], int] | None = None  # (D): how many numbers a client keeps between rounds; None: nothing
-    # (steps (K,), rate): what so many steps add up to under a gradient of 1, in units of the rate, (K,) float64
+    # (steps (K,), rate): the sum of these steps under a gradient of 1, in units of the rate, (K,) float64
     normalisers: Callable[[Tensor, float], Tensor] | None = None
     repeats: int = 1  # for how many steps in a row a batch is used
     split: float | None = None  # the share of a client's examples that all steps but the last see
     adapts: bool = False  # whether risks see the loss after the steps before the last
     adaptation: LocalSolver | None = None  # by which a client adapts the trained model to itself before it uses it
     finish: Callable[..., None] | None = None  # taken instead of the last `step`
-    steps: int | None = None  # exactly so many steps, whatever the number of a client's examples; None: by epochs
+    steps: int | None = None  # the number of steps, whatever the number of a client's examples; None: by epochs
     # (state, alpha (K,), change (K, width)): the next state, when a round's clients have changed their rows so
     after_rows: Callable[[Any, Tensor, Tensor], Any] | None = None
     # (state, total (D,), share, scale): the next state by the total alone; its clients have Σ α_k = share, and scale is the
@@ -641,10 +641,10 @@ class Protection(Protocol):
         """Write all releases of the run into a ledger; with `once` none of them may be begun twice."""
 
     def resume(self, state: Any, rounds: int) -> None:
-        """Go on from a checkpoint that was written after so many rounds."""
+        """Resume from a checkpoint that was written after `rounds` rounds."""
 
     def begin_evaluation(self, round_index: int) -> None:
-        """Clients are about to be evaluated exactly, after so many rounds."""
+        """Clients are about to be evaluated exactly, after `round_index` rounds."""
 
 
 class ClipRule(Protocol):
@@ -805,7 +805,7 @@ class Network(Protocol):
     def client_table(
         self, params: Tensor, data: FederatedData, round_index: int, metrics: ClientMetrics | None = None
     ) -> ClientTable:
-        """Every client of every split that answers, at `params`, after so many rounds; `metrics` where a run has some."""
+        """Every client of every split that answers, at `params`, after `round_index` rounds; `metrics` if the run has some."""
 
     def personal_work(self, method: Personalisation, context: PersonalContext, solver: LocalSolver, seed: int) -> PersonalWork:
         """Personalisation whose models stay on the nodes."""

@@ -368,9 +368,7 @@ def test_an_interrupted_append_leaves_the_store_as_it_was(tmp_path, small_blocks
 def test_append_needs_the_kind_of_clients_that_are_there(tmp_path):
     write_store(some_clients(), tmp_path / "a", scale=0.5)
     images = [("new", np.ones((2, 4), np.float32), [0, 1])]
-    kinds = (
-        r"clients must be of the kind of those in the store .*: its x is float32 \(3,\), but is 'float32 \(4,\)'. Convert them"
-    )
+    kinds = r"clients must match those in the store .*: its x is float32 \(3,\), but is 'float32 \(4,\)'. Convert them"
     with pytest.raises(InvalidParameter, match=kinds) as caught:
         write_store(images, tmp_path / "a", append=True)
     assert "append=True" not in str(caught.value)

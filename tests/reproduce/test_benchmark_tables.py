@@ -20,12 +20,12 @@ from equipoise.data.idx_files import load_idx
 from equipoise.errors import ConfigError, InvalidData, InvalidParameter
 from equipoise.reproduce import EXPERIMENTS, Scale, image_splits, reproduce
 from equipoise.reproduce.__main__ import main
+from equipoise.reproduce.batched_runs import AccuracyCurves, TimeLimit
 from equipoise.reproduce.experiments import SEVERAL
 from equipoise.reproduce.networks import BucketingNet, PFLlibNet
 from equipoise.reproduce.published import table
 from equipoise.reproduce.runner import chosen_methods
 from equipoise.reproduce.scores import leaderboard, under_attack
-from equipoise.reproduce.together import AccuracyCurves, TimeLimit
 from equipoise.runs import checkpoint
 
 BENCHMARKS = sorted(part for parts in SEVERAL.values() for part in parts)

@@ -106,7 +106,7 @@ class Mimic:
         check_attack_parameters(self)
 
     def corrupt(self, sent: Sent) -> Tensor:
-        """The same honest update in place of each, (k, D)."""
+        """One honest update in place of each malicious one, (k, D)."""
         if sent.honest is None or len(sent.honest) == 0:
             return sent.updates
         vectors = torch.linalg.eigh(gram_matrix(sent.honest, honest_mean(sent)).cpu()).eigenvectors

@@ -278,7 +278,7 @@ def reproduce(
     methods: Annotated[str | None, Option(help="Only these rows, e.g. fedavg,delta-fl-0.5.")] = None,
     tune: Annotated[bool, Option("--tune", help="First choose the learning rate on FedAvg's training loss.")] = False,
     show: Annotated[bool, Option("--show", help="Run nothing: print what the folder holds.")] = False,
-    minutes: Annotated[float | None, Option(help="Stop after so many minutes; the same command goes on.")] = None,
+    minutes: Annotated[float | None, Option(help="Stop after this number of minutes; the same command resumes.")] = None,
 ) -> None:
     """Run a published experiment again, and print published and measured numbers side by side."""
     from equipoise import reproduce as published

@@ -156,7 +156,7 @@ def show_data(console: Console, data: FederatedData) -> None:
 
 
 def show_schema(console: Console, schema: Schema) -> None:
-    """Print what became of each column of a table."""
+    """Print how each column of a table was encoded."""
     console.print(Text(schema.describe()), soft_wrap=True)
 
 

@@ -135,7 +135,7 @@ def _read(source: Path, options: dict[str, Any]) -> Any:
 
     if not source.is_dir() and source.suffix != ".npz":
         raise ConfigError(
-            f"{source} must be a file of the kinds {KINDS}, a folder of these, or a LEAF folder with train/*.json."
+            f"{source} must be a file that ends in {KINDS}, a folder of these, or a LEAF folder with train/*.json."
         )
     reader = data.leaf if source.is_dir() else data.npz
     _refuse_unknown_options(reader, (source,), options)

@@ -57,7 +57,7 @@ def select(tree: Any, index: Any) -> Any:
 
 
 def split(tree: Any, counts: list[int]) -> list[Any]:
-    """The tree in trees of so many rows each.
+    """Split a tree by rows into trees of `counts` rows each.
 
     >>> [part["a"].tolist() for part in split({"a": torch.arange(5)}, [2, 3])]
     [[0, 1], [2, 3, 4]]

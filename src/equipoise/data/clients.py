@@ -264,7 +264,7 @@ class ClientSet:
     def inputs(self, rows: Tensor | slice, dtype: torch.dtype = torch.float32, *, wider: int | None = 0) -> Any:
         """The rows of `x` as a model sees them: scaled if raw, floating numbers in `dtype`, tokens as int64.
 
-        Sequences are padded and their masks added. `wider` adds so many places of padding; None pads to the longest only.
+        Sequences are padded and their masks added. `wider` adds that number of padding places; None pads to the longest only.
         """
         if isinstance(self.x, Tensor):
             return leaf_of.prepared(leaf_of.gather(self.x, rows, wider), rows, dtype, self.scale, self.shift)
@@ -415,7 +415,7 @@ class ClientSet:
 
 
 def _unlike_clients(triples: list[tuple[str, Any, Any]], origin: str) -> InvalidData:
-    """The refusal of the first client whose inputs and targets are not of the kind of the first client's."""
+    """The refusal of the first client whose inputs and targets differ in type or shape from the first client's."""
     trees = [(name, map_tree(leaf_of.as_leaf, x), map_tree(leaf_of.as_leaf, y)) for name, x, y in triples]
     first = trees[0]
     for name, x, y in trees:
@@ -494,7 +494,7 @@ class FederatedData:
     malicious: frozenset[str] = frozenset()  # ids of training clients under `attack` (equipoise.attacks.apply)
     attack: Attack | None = None
     ignore_index: int = IGNORE
-    schema: Any = None  # equipoise.data.Schema: what became of each column of a table; not part of the fingerprint
+    schema: Any = None  # equipoise.data.Schema: how each column of a table was encoded; not part of the fingerprint
     attributes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # of clients, by name; not in the fingerprint
 
     def __post_init__(self) -> None:

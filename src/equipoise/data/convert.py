@@ -160,13 +160,13 @@ def _refuse_odd_targets(y: Any, name: str, classes: int, ignore: int, place: Cal
     gap, row = int(found.diff(prepend=found.new_tensor([-1])).max()), int(values.argmax())
     if highest < _SPARSE and gap > highest / 2 and 10 * len(found) < highest + 1:
         text = f"{name}: {place(row)} is {highest}, so that there are {highest + 1} classes, of which {len(found)} occur."
-        cure = f"If that is an error, repair that example; if there are so many classes, give classes={highest + 1}."
+        cure = f"If that is an error, repair that example; if the data have that many classes, give classes={highest + 1}."
         warnings.warn(EquipoiseNotice(f"{text} {cure}"), stacklevel=4)
     elif highest >= _SPARSE and (highest >= 10 * len(values) or gap > highest / 2):
         raise InvalidData(
             f"{name}: {place(row)} is {highest}, but y has {len(found)} different integers in {len(values)} examples, and "
             f"integers are classes from 0 on. Repair that example; or number the classes by np.unique(y, return_inverse=True)"
-            f"[1], give y.astype(float) if they are quantities, or classes={highest + 1} if there are so many classes."
+            f"[1], give y.astype(float) if they are quantities, or classes={highest + 1} if the data have that many classes."
         )
 
 

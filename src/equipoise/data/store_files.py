@@ -4,7 +4,7 @@ A store is a folder with `manifest.json` and a folder for each set of clients: `
 `test`. A set has the files `ids.text` and `ids.offsets`, `keys` (of random streams), `offsets` (of clients into rows), and for
 each leaf of the inputs and targets `x.0.values`, with `x.0.offsets` if it holds sequences. Beside each file lie the checksums
 of its whole blocks; the checksum of the rest is in the manifest. Files only grow: what a manifest describes stays valid while
-clients are appended. `schema.json` says what became of the columns of a table.
+clients are appended. `schema.json` says how the columns of a table were encoded.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def array_bytes(values: Tensor) -> Numbers:
 
 
 def contents(clients: ClientSet, before: dict[str, int], examples: int) -> dict[str, Numbers]:
-    """The bytes that some clients add to each file, which held so many bytes `before`, and so many examples."""
+    """The bytes that some clients add to each file, which held `before` bytes, and the number of their examples."""
     ids = [name.encode() for name in clients.ids]
     lengths = torch.tensor([len(name) for name in ids])
     files: dict[str, Any] = {

@@ -35,7 +35,7 @@ def open_store(
 ) -> FederatedData:
     """Open a store of `write_store`. Nothing is read but ids' keys and sizes: values come from the disk when they are used.
 
-    Of the targets so many are read as show that training clients have each class, unless `write_store` was told `classes`.
+    Targets are read until each class was seen in a training client, unless `write_store` was told `classes`.
     A share `test` of the clients (0.2 if nothing is said) and a share `validation` are kept apart, the same clients as
     `split_clients` chooses in memory. A store that was written from a `FederatedData` or a table has its splits and takes
     neither; that of a table has its `schema`.

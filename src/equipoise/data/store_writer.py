@@ -255,7 +255,7 @@ class _StoreWriter:
                     fix = "Convert them, or write them to another folder."
                     if key == "schema":
                         mine, other, fix = f"in {SCHEMA}", "another one", f'Give schema="{self.folder / SCHEMA}".'
-                    rule = f"must be of the kind of those in the store {self.folder}: its {key} is {mine}"
+                    rule = f"must match those in the store {self.folder}: its {key} is {mine}"
                     raise InvalidParameter("clients", rule, other, fix)
                 raise self._other(f"its {key} is {mine}, that of these clients {other}")
 
@@ -371,7 +371,7 @@ def _with_bytes(entry: Content) -> Content:
 
 
 def _same_values(new: ClientSet, k: int, old: ClientSet, first: int, count: int) -> bool:
-    """Whether so many clients from the k-th on have the bytes of those of another set from the `first` on."""
+    """Whether `count` clients from the k-th on equal, byte for byte, those of another set from the `first` on."""
     pairs = zip(_values(new, k, count), _values(old, first, count), strict=True)
     return all(np.array_equal(array_bytes(a), array_bytes(b)) for a, b in pairs)
 

@@ -1,7 +1,7 @@
 """A run's folder: config.toml, rounds.jsonl, checkpoint/state.safetensors, clients.parquet, model.safetensors, report.html.
 
 Where clients have models of their own there is personal.npy, too: one row of parameters for each training client, in order.
-Where the data are a table there is schema.json: what became of each column. A private run has ledger.jsonl: every release,
+Where the data are a table there is schema.json: how each column was encoded. A private run has ledger.jsonl: every release,
 written down before it was made.
 
 The log of rounds grows line by line; every other file appears whole or not at all. The event "end" is written to the log after

@@ -113,7 +113,7 @@ class CanaryRounds:
         """What rounds release along each canary's direction, (rounds, canaries), and whether the canary was in the cohort.
 
         Of distributed noise `without` "own" takes a client's share off, "server" all shares that clients did not add;
-        "nothing" none. With `contributors` each cohort is cut down to so many, as if the others were lost.
+        "nothing" none. `contributors` is the size to which each cohort is cut down, as if the other clients were lost.
         """
         noise, first = self.noise, self.setting.begin()
         noise.seed, noise.book = seed, ReleaseBook()

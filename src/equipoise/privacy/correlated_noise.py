@@ -165,7 +165,7 @@ def loss_of(coefficients: Sequence[float] | Numbers, *, separation: int, partici
 
 
 def fit_blt(rounds: int, *, pairs: int = 2, separation: int = 1, participations: int = 1) -> BLT:
-    """The BLT with so many pairs and the smallest `loss_of` that a search from several starts finds; never worse than none.
+    """The BLT with `pairs` pairs whose `loss_of` is the smallest found from several starts; never worse than no pairs.
 
     Needs scipy. Source: McMahan et al. 2024 (arXiv 2408.08868), who minimise the same loss by gradients.
     """
@@ -174,13 +174,13 @@ def fit_blt(rounds: int, *, pairs: int = 2, separation: int = 1, participations:
     require_integer("rounds", rounds, 1)
     require_integer("pairs", pairs, 0)
 
-    def made(point: Numbers) -> BLT:
+    def blt_at(point: Numbers) -> BLT:
         decays = 1 / (1 + np.exp(-point[:pairs]))
         shares = np.exp(point[pairs:] - np.logaddexp.reduce(np.append(point[pairs:], 0.0)))  # with one more they sum to 1
         return BLT(tuple(np.clip(decays, 0.0, 1 - 1e-9)), tuple(shares))
 
     def loss(point: Numbers) -> float:
-        return loss_of(made(point).coefficients(rounds), separation=separation, participations=participations)
+        return loss_of(blt_at(point).coefficients(rounds), separation=separation, participations=participations)
 
     best, smallest = BLT(), loss_of(BLT().coefficients(rounds), separation=separation, participations=participations)
     for reach in (0.5, 1.0, 2.0) if pairs else ():
@@ -188,7 +188,7 @@ def fit_blt(rounds: int, *, pairs: int = 2, separation: int = 1, participations:
         start = np.concatenate([np.log(decays / (1 - decays)), np.zeros(pairs)])
         found = minimize(loss, start, method="Nelder-Mead", options={"maxiter": 400 * pairs, "xatol": 1e-6, "fatol": 1e-10})
         if found.fun < smallest:
-            best, smallest = made(found.x), float(found.fun)
+            best, smallest = blt_at(found.x), float(found.fun)
     return best
 
 

@@ -55,7 +55,7 @@ class DataInLedgers:
         return "\n".join(lines)
 
     def plain(self) -> dict[str, Any]:
-        """The same as plain values."""
+        """The report as plain values."""
         return {**vars(self), "runs": [vars(run) for run in self.runs]}
 
 

@@ -43,7 +43,7 @@ _FINE = 16.0  # grid steps per clip bound and √D, unless a step is given: roun
 class PrivateState:
     """What privacy carries from round to round: the clip bound, and in how many rounds each client took part (n,).
 
-    `exposure` (n,) counts a round in which fewer clients added noise than it takes as so many more. `noise_key` is what the
+    `exposure` (n,) is larger by more than 1 after a round in which too few clients added noise. `noise_key` is what the
     seeded noise of the run is drawn by; "" in checkpoints of version 0.1.
     """
 
@@ -226,7 +226,7 @@ class NoisePlan:
         return PrivateState(float(self.privacy.clip), nobody, nobody.double(), self.noise_key)
 
     def resume(self, state: PrivateState, rounds: int) -> None:
-        """Go on from a checkpoint after so many rounds: with the noise that the run began with, and none of them uncounted."""
+        """Resume from a checkpoint after `rounds` rounds, with the noise that the run began with; every round stays counted."""
         self.noise_key = state.noise_key
         self.book.fill(rounds, self.planned, self.sampling, self.privacy.delta)
 

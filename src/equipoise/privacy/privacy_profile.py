@@ -71,7 +71,7 @@ def _fixed_profile(events: Counted, epsilons: Array) -> Array:
 
 
 def with_noise(events: Counted, factor: float) -> list[tuple[CohortEvent, int]]:
-    """The same events with all noise multiplied by a factor."""
+    """The events with all noise multiplied by a factor."""
     return [
         (CohortEvent(tuple(Release(r.name, r.multiplier * factor) for r in event.releases), event.sampling), count)
         for event, count in events

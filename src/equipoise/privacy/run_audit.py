@@ -281,5 +281,5 @@ def _gather(scores: Callable[[int], Trials], count: int) -> Trials:
         absent.append(other)
         number += 1
         if number > 100 * count:
-            raise InvalidParameter("audited", "must be so many rounds that canaries take part", number)
+            raise InvalidParameter("audited", "must be enough rounds for canaries to take part", number)
     return np.concatenate(present), np.concatenate(absent)

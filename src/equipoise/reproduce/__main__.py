@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--methods", help="only these, e.g. fedavg,delta-fl-0.5")
     parser.add_argument("--tune", action="store_true", help="first choose the learning rate on FedAvg's training loss")
     parser.add_argument("--show", action="store_true", help="run nothing: print what the folder holds")
-    parser.add_argument("--minutes", type=float, help="stop after so many minutes; the same command goes on where it stopped")
+    parser.add_argument("--minutes", type=float, help="stop after this number of minutes; the same command resumes")
     given = parser.parse_args(arguments)
     if given.list or not given.names:
         print(listing())

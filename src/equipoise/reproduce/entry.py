@@ -89,7 +89,7 @@ class FinishedRun:
     data: FederatedData
     solver: LocalSolver
     device: str | None
-    curve: Mapping[int, float] = field(default_factory=dict)  # accuracy on all test examples, in %, after so many rounds
+    curve: Mapping[int, float] = field(default_factory=dict)  # accuracy on all test examples, in %, by number of rounds
 
 
 DataMaker = Callable[..., FederatedData]  # (folder, seed, **options)
@@ -121,7 +121,7 @@ class Experiment:
     unseen: bool = True  # whether test clients took no part in training
     rates: tuple[float, ...] = ()  # candidates of --tune
     evaluate_share: float | None = None  # evaluate whenever this share of the rounds is over
-    evaluate_every: int | None = None  # evaluate after so many rounds, in place of a share
+    evaluate_every: int | None = None  # rounds between evaluations, in place of a share
     same_data: bool = False  # whether the data are the same for all seeds
 
     def local_solver(self, method: Method, scale: Scale, lr: float | None = None) -> LocalSolver:

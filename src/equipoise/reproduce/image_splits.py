@@ -35,7 +35,7 @@ def pfllib_fashion(
 
     "pathological": clients 4j … 4j + 3 share classes 2j and 2j + 1, in the sizes that PFLlib's script draws with its seed 1.
     "dirichlet": the class counts of the Dirichlet(0.1) split that the authors publish, met exactly. Which images of a class a
-    client gets, and which of them test, is drawn once: the same for all seeds. `one_in` keeps one image of so many.
+    client gets, and which of them test, is drawn once: the same for all seeds. `one_in=n` keeps every n-th image.
     """
     path = data_file(folder, "fashion_mnist.npz", "arrays x_train, y_train, x_test, y_test")
     arrays = load_arrays(path, ("x_train", "y_train", "x_test", "y_test"))
@@ -125,7 +125,7 @@ def bucketing_mnist(folder: Path | None, seed: int, attack: str, sorted_by_label
     """MNIST by 20 honest clients of 3,000 images and 5 attackers; the usual test images are one test client.
 
     Honest clients have consecutive parts of the images sorted by label, or every 20th of them (a fair share of each class).
-    Attackers have 3,000 images at random. `one_in` keeps one test image of so many.
+    Attackers have 3,000 images at random. `one_in=n` keeps every n-th test image.
     """
     x, y, test_x, test_y = mnist_images(folder)
     order = y.argsort(stable=True)

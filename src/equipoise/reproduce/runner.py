@@ -24,11 +24,11 @@ from equipoise.data.clients import FederatedData
 from equipoise.engines import Simulator
 from equipoise.errors import ConfigError, Diverged, InvalidParameter, require, unknown_name
 from equipoise.metrics import mean
+from equipoise.reproduce.batched_runs import ENOUGH_SECONDS, OutOfTime, RunsTogether, TimeLimit
 from equipoise.reproduce.data_sets import at_most, data_folder, require_files
 from equipoise.reproduce.entry import Experiment, FinishedRun, Method, Scale
 from equipoise.reproduce.experiments import EXPERIMENTS, SEVERAL
 from equipoise.reproduce.result_tables import Reproduction, machine, slug, versions
-from equipoise.reproduce.together import ENOUGH_SECONDS, OutOfTime, RunsTogether, TimeLimit
 from equipoise.result import Result
 from equipoise.round import grouped
 from equipoise.runs.many import SeededRun

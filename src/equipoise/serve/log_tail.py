@@ -106,7 +106,7 @@ class LogTail:
                 self.total_rounds, self.stopped, self.end = counted(event["rounds"]), None, None
             elif kind == "round":
                 if name not in self.curves and len(self.curves) >= MOST_CURVES:
-                    raise ValueError("no family has so many members")
+                    raise ValueError("no family has that number of members")
                 self.curves.setdefault(name, Curve()).add(event)
                 self.recent = [*self.recent[-63:], (counted(event["round"]), finite(event.get("seconds")) or 0.0)]
                 self.stopped = self.end = None

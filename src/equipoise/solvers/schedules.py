@@ -23,7 +23,7 @@ def warm_up(index: int, warmup: int) -> float:
 
 @dataclass(frozen=True)
 class Constant:
-    """The same rate in every round, after a linear warm-up over `warmup` rounds.
+    """A constant rate in every round, after a linear warm-up over `warmup` rounds.
 
     Source: ours; warm-up as in Goyal et al. 2017.
     """

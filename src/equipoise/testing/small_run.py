@@ -53,7 +53,7 @@ def perturb_params(task: Task, gen: torch.Generator, models: tuple[int, ...] = (
     """The task's parameters (D,) plus Gaussian noise: a point at which no gradient is zero by symmetry.
 
     Carried values (C,) of a model that has any follow, a little larger than they are: no variance becomes negative. `models`
-    asks for so many such points.
+    is the number of such points.
     """
     params, carried = task.split(task.read_model().expand(*models, -1))
     moved = params + 0.1 * torch.randn(params.shape, generator=gen, dtype=params.dtype)

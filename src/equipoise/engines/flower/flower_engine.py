@@ -95,7 +95,7 @@ class Federation:
     control: RunControl = field(default_factory=RunControl)  # what the operator says meanwhile
 
     def choose_threshold(self, clients: int) -> tuple[int | None, int]:
-        """The colluders of a sum over so many clients, None where sums are not signed; and the shares that give a secret."""
+        """For a sum over `clients`: the colluders it tolerates (None if unsigned), and the shares that give a secret."""
         if not self.signed:
             return None, max(2, clients // 2 + 1)
         colluders = default_colluders(clients) if self.colluders is None else self.colluders

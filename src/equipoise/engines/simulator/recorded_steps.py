@@ -61,7 +61,7 @@ class RecordedSteps(LocalPath):
     def why_not_recorded(self, rule: LocalRule) -> str | None:
         """Why steps of a rule that is supported cannot be recorded: tried out the first time."""
         if (rule.sgd, rule.solver.batch_size or 0) not in self._programs:
-            self._made(rule)
+            self._record(rule)
         return self._failure(rule)
 
     def _failure(self, rule: LocalRule) -> str | None:
@@ -70,12 +70,12 @@ class RecordedSteps(LocalPath):
 
     def run(self, work: ChunkWork) -> ChunkResult:
         """Client by client."""
-        made = self._made(work.rule)
+        made = self._record(work.rule)
         if isinstance(made, str):
             raise TypeError(made)
         return self._plain.run(work, made)
 
-    def _made(self, rule: LocalRule) -> RecordedBatches | str:
+    def _record(self, rule: LocalRule) -> RecordedBatches | str:
         """The programs for a rule, or why there are none."""
         key = (rule.sgd, rule.solver.batch_size or 0)
         if key not in self._programs:

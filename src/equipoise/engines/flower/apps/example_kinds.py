@@ -72,7 +72,7 @@ def _zeros(kind: dict[str, Any], rows: int) -> Any:
 
 
 def read_units(given: Any, x: Any, client: str, *, optional: bool) -> Any:
-    """A scale or shift as a node sent it: a number for every leaf of inputs of the kind `x`; None only where it is optional."""
+    """A scale or shift as a node sent it: a number for every leaf of inputs like `x`; None only where it is optional."""
 
     def number(value: Any) -> float | None:
         if value is None and optional:

@@ -17,7 +17,7 @@ _POLL = (0.02, 0.5)
 
 
 @dataclass
-class _Asked:
+class _NextQuestion:
     """When a node is asked again, and how long the pause after that is."""
 
     due: float
@@ -30,7 +30,7 @@ class Introductions:
     def __init__(self, messenger: Messenger, request: ClientRequest, reading: Callable[[MessageContent], Member]) -> None:
         self.messenger, self.request, self.reading = messenger, request, reading
         self.reasons: dict[int, str] = {}
-        self._asked: dict[int, _Asked] = {}
+        self._asked: dict[int, _NextQuestion] = {}
         self._waiting: dict[str, SentMessage] = {}
         self._ends: dict[str, float] = {}  # when a message expires
         self._fresh: set[str] = set()  # the messages of the last call of `ask`
@@ -44,7 +44,7 @@ class Introductions:
             if sent is not None:
                 self.refuse(sent.node, "has not said who it is")
         busy = {sent.node for sent in self._waiting.values()}
-        due = [node for node in nodes if node not in busy and self._asked.setdefault(node, _Asked(now)).due <= now]
+        due = [node for node in nodes if node not in busy and self._asked.setdefault(node, _NextQuestion(now)).due <= now]
         asked = dict.fromkeys(due, self.request)
         pushed = self.messenger.push("query.hello", asked, 0, {}, self.messenger.timeout) if due else {}
         self._waiting |= pushed
@@ -79,4 +79,4 @@ class Introductions:
         if self.reasons.get(node) != why:
             log.warning("Node %d takes no part: it %s.", node, why)
         self.reasons[node] = why
-        self._asked.setdefault(node, _Asked(time.monotonic() + FIRST_PAUSE, 2 * FIRST_PAUSE))
+        self._asked.setdefault(node, _NextQuestion(time.monotonic() + FIRST_PAUSE, 2 * FIRST_PAUSE))

@@ -184,7 +184,7 @@ def noise_multiplier_of(kind: str, asked: Mapping[str, Any], contributors: int) 
             moves = float(asked["scale"]) if kind == "weight" else float(asked["norm_bound"])
         noise = math.sqrt(contributors * variance) / moves
     except (KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError) as failure:
-        raise PolicyRefusal(f"A sum of the kind {kind!r} does not say how much noise it has.") from failure
+        raise PolicyRefusal(f"The request for the sum {kind!r} does not say how much noise it adds.") from failure
     return noise if math.isfinite(noise) and moves > 0 else 0.0
 
 

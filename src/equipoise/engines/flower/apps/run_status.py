@@ -25,7 +25,7 @@ from equipoise.types import Observer, RoundReport
 
 STATUS, EVENTS = "status.json", "events.jsonl"
 KEEPS_FAILING = 3  # rounds in a row after which a node is an alert
-DRIFT = (4.0, 0.05)  # an error is an alert if it is so many deviations, and so much, above the median of all clients
+DRIFT = (4.0, 0.05)  # deviations, and amount, above the median of all clients from which an error is an alert
 log = logging.getLogger("flwr")  # Flower shows it to whoever watches the run
 
 

@@ -77,7 +77,7 @@ def server_app(
     weight. An update that is over `longest` times as long as the median of its round is left out, and its client named.
 
     A client that does not answer rests until it has said again who it is, so that it costs one timeout and not one in every
-    round. `begin_with` lets the run begin after `patience` seconds with so many nodes; others that come later join between two
+    round. With `begin_with=n` a run begins after `patience` seconds if n nodes are there; latecomers join between two
     rounds (not under privacy or with personal models, where they take part from the next run on). `nodes` names the file of
     the nodes' public keys, by name; without it a name belongs to the first node that comes with it (known-nodes.json beside
     the run folders). While it goes on the run writes status.json and events.jsonl, and obeys `equipoise flower pause`,

@@ -101,7 +101,7 @@ class Welcome:
 
 
 def gather(welcome: Welcome, wanted: int, *, patience: float, enough: int, soon: float | None = None) -> None:
-    """Wait until so many clients are there. After `patience` seconds `enough` of them do, and after `soon` already."""
+    """Wait until `wanted` clients are there; after `patience` seconds, or `soon`, `enough` of them suffice."""
     log.info("Waiting for %d nodes.", wanted)
     began, pause = time.monotonic(), 0.05
     while len(welcome.there) < wanted:

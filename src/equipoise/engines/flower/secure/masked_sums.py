@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 OWN_VALUE = "seed"  # of a request: the seed of a client's batches, which nobody else needs
 ALIAS = "alias"  # of an invitation: what the client is called in the sums of a round
 SCORES, OF_OWN = "scores ", " of own models"  # how the purposes of evaluations begin and end, around the name of the split
-Begin = Callable[[str, int], None]  # notes that a sum of so many clients, at least, is about to be released
+Begin = Callable[[str, int], None]  # notes that a sum over at least this number of clients is about to be released
 RequestMaker = Callable[[str], ClientRequest]  # what a client's request holds besides its part of the sums
 
 

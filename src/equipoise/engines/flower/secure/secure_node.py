@@ -175,9 +175,9 @@ def compute_contribution(session: NodeSession, terms: SumTerms) -> Tensor:
     }
     kind = asked.get("kind")
     if kind not in kinds:
-        raise BadMessage(f"there is no sum of the kind {kind!r}")
+        raise BadMessage(f"no kind of sum is called {kind!r}")
     if (kind == "scores") != is_evaluation(terms):
-        raise BadMessage(f"{terms} is asked for a sum of the kind {kind!r}")
+        raise BadMessage(f"{terms} is asked for a sum called {kind!r}")
     session.check_weights(asked, split_of(terms.purpose))
     session.policy.check_sum(kind, {**asked, "filtered": kind == "update" and _risk(session).client_form == "filter"}, terms)
     asked = {**asked, "split": split_of(terms.purpose)}

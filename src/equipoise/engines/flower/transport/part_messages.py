@@ -51,7 +51,7 @@ def unpack_part(packed_part: Any, tensors: Mapping[str, Tensor], allow: Iterable
     if "table" in packed_part:
         kind = packed_part.get("kind")
         if not isinstance(kind, str) or kind not in KINDS:
-            raise PartNotSent(f"Parts of the kind {kind!r} do not travel.")
+            raise PartNotSent(f"A {kind!r} is not a part that can be sent.")
         return _make_by_name(kind, json.dumps(packed_part["table"], sort_keys=True))
     return _unpack_value(packed_part, tensors, tuple(allow), _DEEPEST)
 

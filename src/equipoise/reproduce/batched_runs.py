@@ -35,7 +35,7 @@ class TimeLimit(Observer):
 
     @classmethod
     def minutes(cls, minutes: float | None) -> TimeLimit:
-        """A limit of so many minutes from now; None is no limit."""
+        """A limit of the given number of minutes from now; None is no limit."""
         return cls() if minutes is None else cls(time.monotonic() + 60 * minutes)
 
     @property
@@ -50,7 +50,7 @@ class TimeLimit(Observer):
 
 
 class AccuracyCurves(Observer):
-    """Accuracy on all test examples, in %, after so many rounds, by the name of the run; kept in a file for runs that go on."""
+    """Accuracy on all test examples, in %, by run and number of rounds; kept in a file for runs that are resumed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
