@@ -103,7 +103,7 @@ def page() -> str:
         )
     matrix = (
         '<div class="wide-table matrix-box" tabindex="0" role="region" aria-label="Matrix of combinations">'
-        f'<table class="matrix" id="matrix"><thead><tr>{head}</tr></thead><tbody>{"".join(grid)}</tbody></table></div>'
+        f'<table class="matrix" id="pairs"><thead><tr>{head}</tr></thead><tbody>{"".join(grid)}</tbody></table></div>'
     )
     heads = "".join(f'<th scope="col">{h}</th>' for h in ("part", "kind", "with", "kind", "why not", "what to do"))
     table = (

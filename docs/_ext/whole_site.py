@@ -26,6 +26,10 @@ def write(app, error) -> None:
     """Write the three files after the pages."""
     if error or app.builder.name != "html":
         return
+    for page in Path(app.outdir).rglob("*.html"):  # captions of the sidebar are headings, and a heading has a level
+        text = page.read_text(encoding="utf-8")
+        if (levelled := text.replace('role="heading">', 'role="heading" aria-level="2">')) != text:
+            page.write_text(levelled, encoding="utf-8")
     out, titles = Path(app.outdir), {name: node.astext() for name, node in app.env.titles.items()}
     articles, texts, index = [], [], []
     for name in order(app):
@@ -48,7 +52,7 @@ def write(app, error) -> None:
     (out / "llms.txt").write_text(head + full + "\n".join(index) + "\n", encoding="utf-8")
     (out / "llms-full.txt").write_text(head + "".join(texts), encoding="utf-8")
     frame = BeautifulSoup((out / f"{app.config.root_doc}.html").read_text(encoding="utf-8"), "html.parser")
-    frame.find("article").replace_with(BeautifulSoup(f"<article role='main'>{''.join(articles)}</article>", "html.parser"))
+    frame.find("article").replace_with(BeautifulSoup(f"<article role='main' id='furo-main-content'>{''.join(articles)}</article>", "html.parser"))
     for aside in frame.select(".toc-drawer, .related-pages"):
         aside.clear()
     frame.title.string = f"Equipoise {app.config.version} on one page"
@@ -83,7 +87,7 @@ def on_one_page(article, name: str) -> str:
             continue
         path, _, fragment = target.partition("#")
         page = normal(folder / path) if path else f"{name}.html"
-        if page.endswith(".html") and not page.startswith(("files/", "genindex", "reference/generated/api/")):
+        if page.endswith(".html") and not page.startswith(("files/", "one-page", "genindex", "reference/generated/api/")):
             node["href"] = f"#{page[:-5].replace('/', '-')}" + (f"--{fragment}" if fragment else "")
         else:
             node["href"] = page + (f"#{fragment}" if fragment else "")

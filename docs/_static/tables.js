@@ -76,7 +76,7 @@ function matrix(table, place) {
 
 document.addEventListener("DOMContentLoaded", () => {
   document.querySelectorAll("table.sortable").forEach(sortable);
-  const found = document.getElementById("matrix");
+  const found = document.getElementById("pairs");
   const place = document.getElementById("matrix-kinds");
   if (found && place) matrix(found, place);
   // Code that scrolls sideways must be reachable by keyboard.

@@ -31,5 +31,5 @@ for axis, (name, error), colour in zip(axes, errors.items(), ("C0", "C1"), stric
     axis.axvline(np.percentile(error, 90), color="black", ls="--", label=f"90th percentile {np.percentile(error, 90):.1f} %")
     axis.set(ylabel="clients", title=name)
     axis.legend()
-axes[-1].set(xlabel="error of a client in %")
+axes[-1].set(xlabel="error of a client in %", xlim=(0, 100))
 plt.show()
