@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-long test-federation campaign lint bench bench-gpu clean
+.PHONY: setup demo test test-long test-federation campaign lint docs docs-only bench bench-gpu clean
 
 setup: $(READY)
 
@@ -19,7 +19,7 @@ demo: $(READY)
 
 # One torch thread per process: two test processes on two cores, never more threads than cores.
 test: $(READY)
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not long and not campaign"
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not long and not campaign and not docs"
 
 # Federations of real processes.
 test-long: $(READY)
@@ -32,6 +32,14 @@ test-federation: $(READY)
 # A slice of the campaign of docs/reliability.md, which looks for faults that nobody knows yet, and audits by fresh noise.
 campaign: $(READY)
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -m campaign tests
+
+# The documentation site, into docs/_build/html: any static host serves that folder. Warnings are errors. Notebooks and examples
+# are executed again only if they or the library changed. The second command opens pages in a browser without a network.
+docs: docs-only
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -m docs tests/docs
+
+docs-only: $(READY)
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m sphinx -b html -a -W --keep-going -q docs docs/_build/html
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -46,4 +54,4 @@ bench-gpu:
 	PYTHONPATH=src $(PYTHON) benchmarks/speed.py --device cuda
 
 clean:
-	rm -rf $(VENV) demo bench .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) docs/_build docs/_cache docs/gallery docs/reference/generated demo bench .mypy_cache .ruff_cache .hypothesis

@@ -8,7 +8,9 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from functools import lru_cache
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Self
+
+from equipoise.core.error_codes import WRITTEN, code_of, raised_in
 
 _FEW, _LONG = 10, 600  # numbers of an array that is shown, characters of a message's value
 _SHORT = reprlib.Repr()
@@ -17,9 +19,27 @@ _SHORT.maxstring = _SHORT.maxother = _LONG
 
 
 class EquipoiseError(Exception):
-    """Base of all errors raised on purpose by this package."""
+    """Base of all errors raised on purpose by this package. Its message ends in a code of the catalogue of errors."""
 
     finished: Any = None  # what `compare`, or a run whose observer failed at its end, had finished before the error
+    _module: str = ""  # of the library, that made the error
+
+    def __new__(cls, *arguments: Any, **named: Any) -> Self:
+        """Remember where the error is made: the code follows from that and from the class."""
+        self = super().__new__(cls, *arguments, **named)
+        self._module = raised_in()
+        return self
+
+    @property
+    def code(self) -> str:
+        """The code of the family of rules that was broken, e.g. "EQ101"; that of the error that this one passes on, if any."""
+        passed_on = WRITTEN.findall(super().__str__())
+        names = tuple(base.__name__ for base in type(self).__mro__)
+        return passed_on[-1] if passed_on else code_of(names, self._module)
+
+    def __str__(self) -> str:
+        text, code = WRITTEN.sub("", super().__str__()), self.code
+        return f"{text} [{code}]" if code and text else text
 
 
 class InvalidParameter(EquipoiseError, ValueError):

@@ -108,9 +108,7 @@ class Messenger:
         self.marks: dict[str, str] = {}  # of each client's data, which every answer names
         self.resting: dict[str, Rest] = {}
         self.strikes: Counter[str] = Counter()
-        self.away: set[str] = (
-            set()
-        )  # clients that were not connected when asked, and have not said who they are since
+        self.away: set[str] = set()  # clients that were not connected when asked, and have not said who they are since
         self.seconds: dict[str, float] = {}  # that the last answer of each client took
         self.heard: dict[str, float] = {}  # when each client last answered, in seconds since 1970
         self.versions: dict[str, Mapping[str, str]] = {}  # of the software on each client's node, as it last said

@@ -1,0 +1,40 @@
+"""The catalogue of methods: one sortable table of every part, made from the catalogue and the docstrings."""
+
+import html
+
+from public_names import public_modules
+
+from equipoise.experiment import catalog
+
+
+def _link(path: str) -> str:
+    module, _, name = path.rpartition(".")
+    known = module in public_modules() and name in public_modules()[module]
+    short = path.removeprefix("equipoise.")
+    return f'<a href="api/{module}.html#{path}"><code>{short}</code></a>' if known else f"<code>{short}</code>"
+
+
+def page() -> str:
+    """The page."""
+    rows = []
+    for kind in catalog.kinds():
+        for part in catalog.parts(kind):
+            parameters = ", ".join(p.name for p in part.all_parameters) or "–"
+            cells = [kind, _link(part.python_path), f"<code>{part.name}</code>", html.escape(part.summary),
+                     f"<code>{html.escape(parameters)}</code>" if parameters != "–" else "–", html.escape(part.source) or "–"]  # fmt: skip
+            rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    for target in catalog.FUNCTIONS:
+        part = catalog.CatalogPart("function", target, catalog.Entry(target))
+        cells = ["function", _link(part.python_path), "–", html.escape(part.summary), "–", html.escape(part.source) or "–"]
+        rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    heads = "".join(
+        f'<th scope="col">{h}</th>' for h in ("kind", "in Python", "in a file", "what it does", "parameters", "source")
+    )
+    table = f'<div class="wide-table" tabindex="0" role="region" aria-label="Catalogue of methods"><table class="sortable" ' \
+            f'data-filter="Filter methods"><thead><tr>{heads}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'  # fmt: skip
+    return "\n".join([
+        "# Catalogue of methods", "",
+        f"For everybody who looks for a method. The table has all {len(rows)} parts and functions. Click a heading to sort; type",
+        "into the field to filter, e.g. `krum`, `2021` or `privacy`. [What goes with what](combinations.md) says which of them",
+        "combine.", "", "```{raw} html", table, "```", "",
+    ])  # fmt: skip

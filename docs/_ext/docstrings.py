@@ -1,0 +1,94 @@
+"""Docstrings are plain text with `code`; this makes them reStructuredText, so that no character of a formula is markup."""
+
+import re
+
+_CODE = re.compile(r"``.+?``|`[^`]+`")
+_BULLET = re.compile(r"^(\s*)([-*]|\d+\.) ")
+_SOURCE = re.compile(r"\bSources?: ")
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"([\\*|_])", r"\\\1", text)
+
+
+def converted(line: str) -> str:
+    """One line of prose: code in double backquotes, the rest without markup."""
+    bullet = _BULLET.match(line)
+    head = bullet.group(0) if bullet else ""
+    parts, end = [], 0
+    body = line[len(head) :]
+    for match in _CODE.finditer(body):
+        parts += [_plain(body[end : match.start()]), f"``{match.group().strip('`')}``\\ "]
+        end = match.end()
+    return head + "".join([*parts, _plain(body[end:])])
+
+
+def process(app, what, name, obj, options, lines) -> None:
+    """Rewrite the lines of a docstring in place."""
+    if name.startswith("equipoise") and what != "module":
+        lines[:] = reflowed(lines)
+
+
+def joined_spans(lines: list[str]) -> list[str]:
+    """Lines in which no code span is cut by the end of a line."""
+    whole: list[str] = []
+    for line in lines:
+        if whole and whole[-1].count("`") % 2 and line.strip():
+            whole[-1] += " " + line.strip()
+        else:
+            whole.append(line)
+    return whole
+
+
+def reflowed(lines: list[str]) -> list[str]:
+    """The whole docstring: doctests stay, lists get their blank line, indented blocks after a paragraph are formulas."""
+    out: list[str] = []
+    in_test = in_block = False
+    for line in joined_spans(lines):
+        text = line.strip()
+        if text.startswith(">>>") or (in_test and text):
+            if not in_test and out and out[-1].strip():
+                out.append("")
+            in_test = True
+            out.append(line)
+            continue
+        in_test = False
+        indented = line[:1] == " " and bool(text)
+        if indented and not in_block and not _in_list(out):
+            out += ["", "::", ""]
+            in_block = True
+        elif text and not indented and in_block:
+            out.append("")
+            in_block = False
+        if in_block:
+            out.append("   " + line if text else "")
+            continue
+        if _BULLET.match(line) and out and out[-1].strip() and not _BULLET.match(out[-1]) and not out[-1].startswith(" "):
+            out.append("")
+        source = _SOURCE.search(line)
+        if source and not _BULLET.match(line):  # a paragraph of its own
+            before = line[: source.start()].rstrip()
+            if before:
+                out.append(converted(before))
+            if out and out[-1].strip():
+                out.append("")
+            line = line[source.start() :]
+            out.append("**Source:** " + converted(line[len(source.group()) :]))
+            continue
+        out.append(converted(line))
+    return [*out, ""]
+
+
+def _in_list(out: list[str]) -> bool:
+    for line in reversed(out):
+        if _BULLET.match(line):
+            return True
+        if line.strip() and line[:1] != " ":
+            return False
+    return False
+
+
+def setup(app):
+    """Register the conversion."""
+    app.connect("autodoc-process-docstring", process)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,0 +1,27 @@
+"""The catalogue of errors, made from the registry of codes."""
+
+from equipoise.core.error_codes import families
+
+CHAPTERS = {
+    "1": "A parameter breaks its rule", "2": "Parts do not go together", "3": "Data cannot be used", "4": "A file or option is wrong",
+    "5": "A run stops", "6": "Federations", "7": "Privacy", "8": "Models to hand out", "9": "Laws",
+}  # fmt: skip
+
+
+def page() -> str:
+    """The page."""
+    lines = [
+        "# Errors", "",
+        f"For everybody who meets an error. Every message of the library ends in a code such as `[EQ101]`. The {len(families())}",
+        "codes below say what is usually wrong and what to do. The message itself names the parameter, the rule and the value.",
+        "Wording may change between versions; codes do not. `error.code` has the code in Python.", "",
+    ]  # fmt: skip
+    chapter = ""
+    for code, family in families().items():
+        if CHAPTERS[code[2]] != chapter:
+            chapter = CHAPTERS[code[2]]
+            lines += [f"## {chapter}", ""]
+        where = "" if family.modules == ("*",) else f" in {', '.join(f'`{m}`' for m in family.modules if m != '*')}"
+        lines += [f"({code.lower()})=", f"### {code}: {family.title}", "", f"*Raised as `{family.error}`{where}.*", "",
+                  f"**Cause.** {family.cause}", "", f"**Cure.** {family.cure}", ""]  # fmt: skip
+    return "\n".join(lines)
