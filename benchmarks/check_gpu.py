@@ -6,6 +6,7 @@ PYTHONPATH=src python benchmarks/check_gpu.py
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,9 @@ import equipoise as eq
 from equipoise.aggregators import WeightedMean
 from equipoise.core.task import Task
 from equipoise.engines.simulator.calibration import Choice
+from equipoise.personal.pfedme import EnvelopeSteps
+from equipoise.reproduce.networks import PFLlibNet
+from equipoise.solvers.prepared import AdjustedSolver
 from equipoise.testing import check_engine
 from models import cohort_of, data_of
 
@@ -139,6 +143,59 @@ def round_after_round(device: str) -> None:
     print("float64: seven rounds of one network by captured paths agree with the loop on the CPU")
 
 
+def own_models(device: str) -> None:
+    """Captured steps of clients' own models, pulled, with frozen parts, by shifted gradients and by turns, round after round."""
+    data, rng = images(), torch.Generator().manual_seed(4)
+    task = Task.of(PFLlibNet(classes=62).double()).fitted(data)
+    wide, count = task.layout.dimension, len(SIZES)
+    engine, loop = eq.engines.Simulator(device=device).start(task, data), eq.engines.Loop().start(task, data)
+    engine.use(Choice(path="step graphs"))
+    sgd = eq.solvers.SGD(lr=0.02, batch_size=8)
+    frozen = AdjustedSolver(sgd, preconditioner=torch.where(torch.arange(wide) % 3 == 0, 1.0, torch.inf).double())
+    params = task.read_model()
+    own = params + 0.01 * torch.randn(count, wide, generator=rng, dtype=torch.float64)
+    each, every = torch.rand(count, generator=rng).double(), torch.rand(count, wide, generator=rng).double()
+    cases: dict[str, Any] = {
+        "own models": (sgd, None),
+        "pulled": (sgd, eq.types.Pull(params, each)),
+        "pulled by parameter": (sgd, eq.types.Pull(own.flip(0), every)),
+        "frozen parts": (frozen, None),
+    }
+
+    def on(value: Any, device: Any) -> Any:
+        return None if value is None else eq.types.Pull(value.anchor.to(device), value.strength.to(device))
+
+    def moved(solver: Any, device: Any) -> Any:
+        return AdjustedSolver(solver.solver, preconditioner=solver.preconditioner.to(device)) if solver is frozen else solver
+
+    def close(found: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
+        off = float((found.cpu().double() - wanted.double()).norm() / wanted.double().norm().clamp(min=1e-30))
+        if not off < 1e-7:
+            raise SystemExit(f"{what}: off by {off:.1e}")
+
+    for index in range(3):
+        cohort = eq.sampling.Full()(index, torch.full((count,), 0.1, dtype=torch.float64), clients_per_round=1, seed=5)
+        for name, (solver, pull) in cases.items():
+            found = engine.own_steps(own.to(device), cohort, moved(solver, device), on(pull, device))
+            must_be_taken(engine, "step graphs", name)
+            close(found - own.to(device), loop.own_steps(own, cohort, solver, pull) - own, name)
+        shift = 0.01 * torch.randn(wide, generator=rng, dtype=torch.float64)
+        rows = replace(cohort, rows=0.01 * torch.randn(count, wide, generator=rng, dtype=torch.float64))
+        turns = replace(cohort, rows=torch.zeros(count, wide + 1))
+        for name, solver, given in (
+            ("SCAFFOLD", lambda where: AdjustedSolver(sgd, shift=shift.to(where)), rows),
+            ("Per-FedAvg", lambda where: eq.solvers.PerFedAvg(lr=0.02, inner_lr=0.02, delta=0.01, batch_size=8), cohort),
+            ("pFedMe", lambda where: EnvelopeSteps(sgd, strength=2.0, inner=3), turns),
+        ):
+            found = engine.updates(params.to(device), given, solver(device))
+            must_be_taken(engine, "step graphs", name)
+            wanted = loop.updates(params, given, solver("cpu"))
+            close(found.update, wanted.update, name)
+            if wanted.rows is not None:
+                close(found.rows, wanted.rows, f"rows of {name}")
+    print("float64: own models, pulls, frozen parts, SCAFFOLD, Per-FedAvg and pFedMe as captured steps agree with the loop")
+
+
 def in_single(device: str) -> None:
     """The paths written for float32: graphs of softmax regression, the ConvNet's kernels; at every precision, twice."""
     from equipoise.engines.simulator.precision import PRECISIONS
@@ -244,9 +301,13 @@ if __name__ == "__main__":
     if not torch.cuda.is_available():
         raise SystemExit("no CUDA device on this machine")
     print(torch.cuda.get_device_name(0), "torch", torch.__version__)
+    if "--own" in sys.argv:
+        own_models("cuda")
+        sys.exit()
     in_double("cuda")
     with_statistics("cuda")
     round_after_round("cuda")
+    own_models("cuda")
     in_single("cuda")
     models_of_users("cuda")
     a_whole_run("cuda")

@@ -317,6 +317,9 @@ class SolverTraits:
     # (steps (K,), rate): the sum of these steps under a gradient of 1, in units of the rate, (K,) float64
     normalisers: Callable[[Tensor, float], Tensor] | None = None
     repeats: int = 1  # for how many steps in a row a batch is used
+    # whether `step` is told its number, depends on it only by its remainder modulo `repeats`, and never asks a device
+    by_turns: bool = field(default=False, metadata=OWN)
+    adjusted_sgd: SgdRule | None = None  # if `step` is the step of SGD by a gradient that the engine has shifted or scaled
     split: float | None = None  # the share of a client's examples that all steps but the last see
     adapts: bool = False  # whether risks see the loss after the steps before the last
     adaptation: LocalSolver | None = None  # by which a client adapts the trained model to itself before it uses it

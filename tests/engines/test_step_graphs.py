@@ -22,7 +22,9 @@ from equipoise.engines.simulator.cuda.step_graphs import StepGraphs
 from equipoise.engines.simulator.engine import SimulatorEngine
 from equipoise.engines.simulator.local_rule import LocalRule, steps_one_by_one
 from equipoise.engines.simulator.local_work import ChunkWork
+from equipoise.personal.pfedme import EnvelopeSteps
 from equipoise.solvers.batches import BatchCursor
+from equipoise.solvers.prepared import AdjustedSolver
 from made_clients import make_clients
 
 SOLVERS = {
@@ -65,7 +67,8 @@ def test_replayed_steps_agree_with_the_loop(name):
     ("solver", "own", "reason"),
     [
         (eq.solvers.MAML(), False, "the steps of MAML are not those of SGD with or without plain momentum"),
-        (eq.solvers.SGD(), True, "clients have models of their own"),
+        (eq.solvers.SGD(), True, "linear models of clients have a path of their own"),
+        (eq.solvers.Scaffold().solver, False, None),
         (eq.solvers.SGD(), False, None),
     ],
 )
@@ -124,6 +127,100 @@ def test_several_models_in_one_replayed_chunk():
         torch.testing.assert_close(one.update, other.update, rtol=1e-8, atol=1e-11)
 
 
+def small_network():
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)).double()
+
+
+PULLS = {
+    "none": lambda params, own, rng: None,
+    "one number each": lambda params, own, rng: eq.types.Pull(params, torch.rand(len(own), generator=rng, dtype=own.dtype)),
+    "one number per parameter": lambda params, own, rng: eq.types.Pull(
+        torch.randn(own.shape, generator=rng, dtype=own.dtype), torch.rand(own.shape, generator=rng, dtype=own.dtype)
+    ),
+}
+
+
+@pytest.mark.parametrize("pull", PULLS)
+@pytest.mark.parametrize("name", ["plain", "momentum and all", "frozen"])
+def test_replayed_steps_of_clients_own_models_agree_with_the_loop(name, pull):
+    """Ditto, FedPer, FedRep: models of their own, pulled somewhere, or with parameters that stay as they are."""
+    data, rng = FederatedData(make_clients([7, 20, 13, 10, 9, 33])), torch.Generator().manual_seed(3)
+    task = Task.of(small_network())
+    dimension = task.layout.dimension
+    kept = torch.arange(dimension) % 3 == 0
+    frozen = AdjustedSolver(SOLVERS["plain"], preconditioner=torch.where(kept, 1.0, torch.inf).double())
+    solver = SOLVERS.get(name, frozen)
+    engine, graphs = replaying(task, data)
+    params = torch.randn(dimension, generator=rng, dtype=torch.float64)
+    for index, count in enumerate((5, 3, 6)):
+        cohort = eq.sampling.Uniform()(index, torch.full((6,), 1 / 6, dtype=torch.float64), clients_per_round=count, seed=4)
+        own = torch.randn(len(cohort), dimension, generator=rng, dtype=torch.float64)
+        pulled = PULLS[pull](params, own, rng)
+        found, wanted = (e.own_steps(own, cohort, solver, pulled) for e in (engine, Loop().start(task, data)))
+        torch.testing.assert_close(found, wanted, rtol=1e-8, atol=1e-11)
+        assert engine.paths_taken == ("step graphs",)
+        if name == "frozen" and pull == "none":
+            assert torch.equal(found[:, ~kept], own[:, ~kept])
+            assert not torch.equal(found[:, kept], own[:, kept])
+    assert graphs.computed >= graphs.useful > 0
+
+
+def test_buffers_of_two_kinds_of_steps_stay_when_they_take_turns():
+    data, rng = FederatedData(make_clients([7, 20, 13])), torch.Generator().manual_seed(3)
+    task = Task.of(small_network())
+    engine, graphs = replaying(task, data)
+    own = torch.randn(3, task.layout.dimension, generator=rng, dtype=torch.float64)
+    held = []
+    for _ in range(2):
+        engine.updates(own[0], everyone(3), SOLVERS["plain"])
+        held.append(graphs.buffers)
+        engine.own_steps(own, everyone(3), SOLVERS["plain"], eq.types.Pull(own[0], torch.ones(3, dtype=torch.float64)))
+        held.append(graphs.buffers)
+    assert [each is held[0] for each in held] == [True, False, True, False]
+    assert held[1] is held[3]
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["SCAFFOLD", "FedDyn"])
+def test_replayed_steps_by_shifted_gradients_agree_with_the_loop(dynamic):
+    data, rng = FederatedData(make_clients([7, 20, 13, 10])), torch.Generator().manual_seed(3)
+    task = Task.of(small_network())
+    shift, params = torch.randn(2, task.layout.dimension, generator=rng, dtype=torch.float64)
+    rows = torch.randn(4, task.layout.dimension, generator=rng, dtype=torch.float64)
+    solver = AdjustedSolver(eq.solvers.SGD(lr=0.2, batch_size=4, momentum=0.5), shift=shift, dynamic=dynamic)
+    prox = torch.tensor([0.5, 0.1, 0.2, 0.3], dtype=torch.float64) if dynamic else None
+    cohort = replace(everyone(4), rows=rows, prox=prox)
+    engine, _ = replaying(task, data)
+    found, wanted = (e.updates(params, cohort, solver) for e in (engine, Loop().start(task, data)))
+    assert engine.paths_taken == ("step graphs",)
+    torch.testing.assert_close(found.update, wanted.update, rtol=1e-8, atol=1e-11)
+    torch.testing.assert_close(found.rows.double(), wanted.rows.double(), rtol=1e-8, atol=1e-11)
+    summed = engine.summed_update(params, cohort, solver, cohort.weights, eq.aggregators.WeightedMean())
+    torch.testing.assert_close(summed.update, cohort.weights @ wanted.update, rtol=1e-8, atol=1e-11)
+    torch.testing.assert_close(summed.rows.double(), wanted.rows.double(), rtol=1e-8, atol=1e-11)
+
+
+def test_replayed_steps_by_turns_agree_with_the_loop():
+    """Per-FedAvg's four gradients of a batch, and pFedMe's inner steps with the memory that it sends."""
+    data, rng = FederatedData(make_clients([7, 20, 13, 10, 9])), torch.Generator().manual_seed(3)
+    task = Task.of(small_network())
+    params = torch.randn(task.layout.dimension, generator=rng, dtype=torch.float64)
+    engine, _ = replaying(task, data)
+    loop = Loop().start(task, data)
+    for solver in (
+        eq.solvers.PerFedAvg(lr=0.3, inner_lr=0.2, batch_size=4, epochs=2),
+        EnvelopeSteps(eq.solvers.SGD(lr=0.1, batch_size=4), strength=2.0, inner=3),
+    ):
+        fresh = torch.zeros(5, 1 + task.layout.dimension) if isinstance(solver, EnvelopeSteps) else None
+        for _ in range(2):
+            cohort = replace(everyone(5), rows=fresh)
+            found, wanted = (e.updates(params, cohort, solver) for e in (engine, loop))
+            assert engine.paths_taken == ("step graphs",)
+            torch.testing.assert_close(found.update, wanted.update, rtol=1e-7, atol=1e-9)
+            torch.testing.assert_close(found.losses, wanted.losses, rtol=1e-8, atol=1e-9)
+            if fresh is not None:
+                torch.testing.assert_close(found.rows.double(), wanted.rows.double(), rtol=1e-5, atol=1e-6)
+
+
 class Uncaptured:
     """In place of a captured graph: does again what was captured."""
 
@@ -151,14 +248,10 @@ def whole_rounds(monkeypatch):
     return answers
 
 
-def perceptron():
-    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)).double()
-
-
 @pytest.mark.parametrize("sizes", [[12] * 6, [13] * 6], ids=["full batches", "a smaller last batch"])
 def test_whole_rounds_agree_with_the_loop(whole_rounds, monkeypatch, sizes):
     data, solver = FederatedData(make_clients(sizes)), eq.solvers.SGD(lr=0.5, batch_size=4, epochs=2)
-    task = Task.of(perceptron())
+    task = Task.of(small_network())
     params = torch.randn(task.layout.dimension, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     engine, graphs = replaying(task, data)
     loop, mean = Loop().start(task, data), eq.aggregators.WeightedMean()

@@ -22,7 +22,7 @@ from equipoise.reproduce import EXPERIMENTS, Scale, image_splits, reproduce
 from equipoise.reproduce.__main__ import main
 from equipoise.reproduce.batched_runs import AccuracyCurves, TimeLimit
 from equipoise.reproduce.experiments import SEVERAL
-from equipoise.reproduce.networks import BucketingNet, PFLlibNet
+from equipoise.reproduce.networks import BucketingNet, PFLlibNet, _by_windows
 from equipoise.reproduce.published import table
 from equipoise.reproduce.runner import chosen_methods
 from equipoise.reproduce.scores import leaderboard, under_attack
@@ -337,3 +337,21 @@ def test_several_names_share_the_minutes(files, capsys):
     assert "pathological" not in capsys.readouterr().out
     assert main(["pfllib-fashion-mist", "--data", str(files)]) == 2
     assert "Did you mean 'pfllib-fashion-mnist'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("channels", "kernel", "bias"), [(1, 5, True), (3, 3, True), (2, (3, 5), False)])
+def test_a_product_with_windows_is_the_convolution_also_batched_over_clients(channels, kernel, bias):
+    """What a GPU computes in place of a convolution: values and gradients, of images and of weights."""
+    layer = torch.nn.Conv2d(channels, 4, kernel, bias=bias).double()
+    images = torch.randn(6, channels, 9, 10, dtype=torch.float64, requires_grad=True)
+    wanted = layer(images)
+    found = _by_windows(layer, images)
+    torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+    given = (images, *layer.parameters())
+    weights = torch.randn_like(wanted)
+    for one, other in zip(torch.autograd.grad((found * weights).sum(), given), torch.autograd.grad((wanted * weights).sum(), given),
+                          strict=True):  # fmt: skip
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+    two = torch.stack([images.detach()[:3], images.detach()[3:]])
+    batched = torch.func.vmap(lambda x: _by_windows(layer, x))(two)
+    torch.testing.assert_close(batched.flatten(0, 1), wanted, rtol=1e-10, atol=1e-12)

@@ -10,6 +10,7 @@ from equipoise.reproduce.experiments import SEVERAL
 from equipoise.reproduce.published import table
 
 NAMES = {
+    "emnist-tail",
     "emnist-linear", "emnist-convnet", "sent140-linear", "sent140-lstm", "shakespeare-gru", "delta-fl-finetuning",
     "fairness-synthetic", "fedprox-synthetic", "clothing-linear", "clothing-lstm", "stackoverflow-linear", "stackoverflow-lstm",
 }  # fmt: skip

@@ -33,6 +33,7 @@ class EnvelopeSteps:
     lr: float | None = None
 
     numbered: ClassVar[bool] = True
+    by_turns: ClassVar[bool] = True
 
     @property
     def batch_size(self) -> int | None:

@@ -130,7 +130,8 @@ class Experiment:
             return method.local
         every = 1 if self.decay_after is None else max(1, round(self.decay_after * scale.rounds))
         decay = 1.0 if self.decay_after is None else 0.5
-        return replace(self.solver, lr=lr or self.solver.lr, lr_decay=decay, lr_decay_every=every, **method.solver)
+        usual = {"lr": lr or self.solver.lr, "lr_decay": decay, "lr_decay_every": every}
+        return replace(self.solver, **{**usual, **method.solver})
 
     def algorithm(self, method: Method, scale: Scale, lr: float | None = None) -> Algorithm:
         """The algorithm of a method; `lr` replaces the learning rate of the experiment."""

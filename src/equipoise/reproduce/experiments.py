@@ -14,7 +14,7 @@ from typing import Any
 from equipoise.data.text import PADDING
 from equipoise.experiment import catalog
 from equipoise.models import CharGRU, ConvNet, EmbeddingLSTM, Logistic, Softmax
-from equipoise.reproduce import data_sets, image_splits
+from equipoise.reproduce import data_sets, image_splits, tail_data
 from equipoise.reproduce.entry import Claim, DataMaker, Experiment, Method, ModelMaker, Need, Scale
 from equipoise.reproduce.networks import BucketingNet, PFLlibNet
 from equipoise.reproduce.scores import MEASURES
@@ -34,6 +34,7 @@ MODELS: dict[str, ModelMaker] = {
 }
 DATA_MAKERS: dict[str, DataMaker] = {
     "emnist": data_sets.emnist,
+    "emnist_varied": tail_data.emnist_varied,
     "roles": data_sets.roles,
     "tweets": data_sets.tweets,
     "reviews": data_sets.reviews,

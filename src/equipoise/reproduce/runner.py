@@ -58,19 +58,21 @@ def reproduce(
     tune: bool = False,
     show: bool = False,
     minutes: float | None = None,
+    precision: str = "float32",
     say: PrintLine | None = None,
 ) -> Path:
     """Make the missing runs of an experiment, print published and measured figures side by side, and save them.
 
     Returns the folder OUT/NAME-SCALE, which holds result.md, result.json and a file per run; for an experiment of several
     tables that is the folder of the last. `methods` selects rows by name or by the name of their files, separated by commas;
-    `show` runs nothing and prints what the folder holds. `minutes` is when to stop; the same call then goes on.
+    `show` runs nothing and prints what the folder holds. `minutes` is when to stop; the same call then goes on. `precision` is
+    that of a GPU's products ("float32", "tf32" or "bf16").
     """
     limit = TimeLimit.minutes(minutes)
     require(minutes is None or minutes > 0, "minutes", "must be positive", minutes)
     given: dict[str, Any] = {
         "data": data, "scale": scale, "seeds": seeds, "out": out, "device": device, "methods": methods, "tune": tune,
-        "show": show,
+        "show": show, "precision": precision,
     }  # fmt: skip
     folders = [reproduce_table(part, limit=limit, say=say, **given) for part in SEVERAL.get(name, (name,))]
     return folders[-1]
@@ -87,6 +89,7 @@ def reproduce_table(
     methods: str | None,
     tune: bool,
     show: bool,
+    precision: str,
     limit: TimeLimit,
     say: PrintLine | None,
 ) -> Path:
@@ -110,6 +113,7 @@ def reproduce_table(
         Path(out) / f"{name}-{scale}",
         device,
         say or partial(print, flush=True),
+        precision,
     )
     if show:
         return runs.report(runs.tuned_rate(only_stored=True) if tune else None, 0.0)
@@ -142,6 +146,12 @@ class ExperimentRuns:
     out: Path
     device: str | None
     say: PrintLine
+    precision: str = "float32"
+
+    @property
+    def engine(self) -> Simulator:
+        """The engine that makes the runs."""
+        return Simulator(device=self.device, precision=self.precision)
 
     @property
     def seeds(self) -> range:
@@ -240,6 +250,7 @@ class ExperimentRuns:
             "clients_per_round": self.scale.clients_per_round,
             "clients": [self.scale.train_clients, self.scale.test_clients],
             "data": {**self.scale.options, **method.variant},
+            **({} if self.precision == "float32" else {"precision": self.precision}),
         }
 
     def stored(self, method: Method, seed: int, lr: float | None) -> dict[str, Any] | None:
@@ -256,7 +267,7 @@ class ExperimentRuns:
             rounds=rounds,
             clients_per_round=min(self.scale.clients_per_round, len(data.train)),
             seed=seed,
-            engine=Simulator(device=self.device),
+            engine=self.engine,
             progress=False,
             name=method.name,
         )
@@ -266,7 +277,7 @@ class ExperimentRuns:
         start, data = time.perf_counter(), together.runs[0].data
         settings = {"experiment": self.entry.name, **self.settings(together.methods[0], lr)}
         results, curves = together.train(
-            Simulator(device=self.device),
+            self.engine,
             min(self.scale.clients_per_round, len(data.train)),
             together.checkpoint(self.out / "checkpoints", settings),
             limit,

@@ -22,6 +22,15 @@ from equipoise.solvers import SGD
 from equipoise.types import Cohort
 
 ERRORS = {"mean": Figure("mean error"), "percentile_90": Figure("90th percentile")}
+TAIL = {
+    "mean": Figure("mean error"),
+    "percentile_90": Figure("90th percentile"),
+    "interpolated": Figure("… interpolated"),
+    "by_examples": Figure("… by examples"),
+    "worst_half": Figure("mean of the worst half"),
+    "spread": Figure("deviation over clients"),
+    "sampling": Figure("… from few images alone"),
+}
 FINETUNED = {
     "mean_before": Figure("mean before"),
     "mean_after": Figure("mean after"),
@@ -55,6 +64,27 @@ def errors(trained: FinishedRun) -> dict[str, float]:
     """Mean and 90th percentile of the error over test clients, each counting the same."""
     error = trained.result.clients.where("test").error
     return {"mean": 100 * metrics.mean(error), "percentile_90": 100 * metrics.percentile(error, 90)}
+
+
+def tail_errors(trained: FinishedRun) -> dict[str, float]:
+    """Errors of test clients with several rules for the 90th percentile, and how much of their spread chance would make.
+
+    "Interpolated" takes the average of neighbours (NumPy's rule), "by examples" weighs clients by their images. If all clients
+    had the mean error p, the error of one with n images would still deviate by √(p(1 − p)/n).
+    """
+    rows = trained.result.clients.where("test")
+    error, size = rows.error.double(), rows.size.double()
+    p = metrics.mean(error)
+    figures = {
+        "mean": p,
+        "percentile_90": metrics.percentile(error, 90),
+        "interpolated": float(torch.quantile(error, 0.9)),
+        "by_examples": metrics.percentile(error, 90, size),
+        "worst_half": metrics.worst(error, 0.5),
+        "spread": metrics.standard_deviation(error),
+        "sampling": float((p * (1 - p) / size).mean().sqrt()),
+    }
+    return {name: 100 * value for name, value in figures.items()}
 
 
 def accuracies(trained: FinishedRun) -> dict[str, float]:
@@ -154,6 +184,7 @@ def errors_of_finetuning(
 
 MEASURES: dict[str, tuple[dict[str, Figure], Measure]] = {  # with the figures that each gives
     "errors": (ERRORS, errors),
+    "tail_errors": (TAIL, tail_errors),
     "accuracies": (ACCURACIES, accuracies),
     "convergence": (CONVERGENCE, convergence),
     "finetuned": (FINETUNED, finetuned),

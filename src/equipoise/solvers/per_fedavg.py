@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -38,6 +38,8 @@ class PerFedAvg:
     steps: int | None = None
 
     repeats: ClassVar[int] = GRADIENTS  # every batch is used for that many steps of the engine
+    numbered: ClassVar[bool] = True  # a step is told its number, and so which gradient it is given
+    by_turns: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("lr", "inner_lr", "delta"):
@@ -57,14 +59,27 @@ class PerFedAvg:
         return self.lr
 
     def begin(self, weights: Tensor) -> tuple[Tensor, ...]:
-        """Which gradient comes next (one number, everywhere), the w of the meta-step, and what is known of its direction."""
-        return torch.zeros_like(weights), torch.zeros_like(weights), torch.zeros_like(weights)
+        """The w of the meta-step, and what is known of its direction."""
+        return torch.zeros_like(weights), torch.zeros_like(weights)
 
-    def step(self, weights: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], *, anchor: Tensor, lr: float) -> None:
-        """Take one of the four gradients, and go where the next one is to be taken."""
-        turn, start, direction = memory
+    def step(
+        self, weights: Tensor, gradient: Tensor, memory: tuple[Tensor, ...], *, anchor: Tensor, lr: float, number: Any = 1
+    ) -> None:
+        """Take one of the four gradients, and go where the next one is to be taken; `number` counts steps from 1 on."""
+        turn = (number - 1) % GRADIENTS
+        if not isinstance(turn, Tensor):  # clients at work together are at the same one
+            self._take(int(turn), weights, gradient, *memory, lr)
+            return
+        written, before = (weights, *memory), [value.clone() for value in (weights, *memory)]
+        for one in range(GRADIENTS):
+            after = [value.clone() for value in before]
+            self._take(one, after[0], gradient, *after[1:], lr)
+            for value, new in zip(written, after, strict=True):
+                value.copy_(torch.where(turn == one, new, value))
+
+    def _take(self, turn: int, weights: Tensor, gradient: Tensor, start: Tensor, direction: Tensor, lr: float) -> None:
         curvature = self.inner_lr / (2 * self.delta)
-        match int(turn.flatten()[0]):  # all clients at work are at the same one
+        match turn:
             case 0:  # ∇F(w)
                 start.copy_(weights)
                 weights.add_(gradient, alpha=-self.inner_lr)
@@ -77,5 +92,3 @@ class PerFedAvg:
             case _:  # ∇F(w − δg′)
                 direction.add_(gradient, alpha=curvature)
                 torch.sub(start, direction, alpha=lr, out=weights)
-                turn.fill_(-1)
-        turn.add_(1)

@@ -18,7 +18,7 @@ from equipoise.core.abilities import solver_traits
 from equipoise.core.params import ParameterLayout
 from equipoise.errors import InvalidParameter, require, require_integer, require_number
 from equipoise.solvers.sgd import SGD
-from equipoise.types import Cohort, Engine, LocalSolver
+from equipoise.types import Cohort, Engine, LocalSolver, SgdRule
 
 GRADIENT = SGD(lr=1.0, batch_size=None, steps=1)  # one full-batch step of length 1: the update is −∇F_k
 
@@ -177,6 +177,11 @@ class AdjustedSolver:
             return rows
         scale = (lr * lengths(steps.cpu(), lr)).to(updates).unsqueeze(1)
         return torch.where(taken, rows - self.shift - updates / scale, rows)
+
+    @property
+    def adjusted_sgd(self) -> SgdRule | None:
+        """The wrapped solver's formula; None with a shared gradient, which takes a pass of its own before the steps."""
+        return None if self.shared_gradient is not None else solver_traits(self.solver).sgd
 
     @property
     def steps(self) -> int | None:

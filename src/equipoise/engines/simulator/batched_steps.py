@@ -172,10 +172,7 @@ def _take_steps(
             torch.sub(weights[name], anchor[name][:k], out=change[:k])
     if left_out:
         seen *= int(work.chunk.steps[0]) / (int(work.chunk.steps[0]) - left_out) if weights else torch.nan
-    rows, kept = memory.rows(), work.chunk.rows
-    if traits.shift is not None and traits.next_rows is not None and kept is not None:
-        own_prox = None if starts.pull is None else starts.pull.strength
-        rows = traits.next_rows(kept.to(update), update, work.chunk.steps - left_out, rule.lr, own_prox)
+    rows = memory.rows() if traits.shift is None else work.rows_after(update, left_out)
     if not buffers:
         return seen, rows, None
     moments = task.carried.sent(task.carried.flatten(buffers, update.dtype))

@@ -193,6 +193,14 @@ class ChunkWork:
         models = self.chunk.models
         return self.space.empty("updates", (len(self.chunk), models.shape[1]), models.dtype, models.device)
 
+    def rows_after(self, updates: Tensor, left_out: int = 0) -> Tensor | None:
+        """The rows that clients keep whose gradients were shifted, by their updates (k, D); None if they were not."""
+        traits, kept, pull = self.rule.traits, self.chunk.rows, self.starts.pull
+        if traits.shift is None or traits.next_rows is None or kept is None:
+            return None
+        own_prox = None if pull is None else pull.strength
+        return traits.next_rows(kept.to(updates), updates, self.chunk.steps - left_out, self.rule.lr, own_prox)
+
     def result(
         self, updates: ChunkUpdates, seen: Tensor, rows: Tensor | None = None, carried: Tensor | None = None
     ) -> ChunkResult:

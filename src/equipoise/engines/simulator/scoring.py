@@ -25,7 +25,7 @@ _ROWS = {"cpu": 192, "cuda": 8192}  # per batch of a network: its activations st
 _LINEAR_NUMBERS = 2**19  # input numbers per batch of a linear model
 _WORTH_BATCHING = 2e9  # parameters of all models × examples of a cohort
 _BATCHED_NUMBERS = 2**28  # input numbers of all cohorts
-_OWN_NUMBERS = 2**21  # input numbers per batch where every client has its own model
+_OWN_NUMBERS = {"cpu": 2**21, "cuda": 2**23}  # input numbers per batch where every client has its own model
 _OWN_BYTES = {"cpu": 64 * 2**20, "cuda": 2 * 2**30}
 
 
@@ -156,7 +156,7 @@ class Scoring:
         self.task.scorer.eval()
         for first in range(0, len(order), together):
             places = order[first : first + together]  # of similar size
-            width = max(1, _OWN_NUMBERS // (len(places) * numbers))
+            width = max(1, _OWN_NUMBERS.get(self.device.type, 2**21) // (len(places) * numbers))
             for start in range(0, int(sizes[places[0]]), width):
                 here = places[sizes[places] > start]
                 totals[:, here] += self._own_totals(models, clients, which, here, slice(start, start + width))
@@ -171,7 +171,7 @@ class Scoring:
         inside = numbers < sizes.unsqueeze(1)  # (k, b)
         rows = first.unsqueeze(1) + torch.where(inside, numbers, 0)
         x, y = clients.inputs(rows, models.dtype), clients.targets(rows, models.dtype)
-        with torch.no_grad():
+        with torch.no_grad(), self.precision.products():
             scores = self._own_scores(models[here.to(self.device)], x, y)
         return torch.stack([torch.where(inside, values.double(), 0.0).sum(1).cpu() for values in scores])
 

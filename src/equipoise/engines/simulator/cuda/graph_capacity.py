@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+_CAPTURES = threading.Lock()  # torch has one stream for captures, whichever thread makes them
 
 
 def rounded_up(count: int, least: int = 1) -> int:
@@ -31,21 +34,22 @@ def captured(body: Callable[[], None], trial: Callable[[], None], trials: int, p
 
     No garbage is collected meanwhile: the memory of another engine, let go, would end the capture.
     """
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(trials):
-            trial()
-    torch.cuda.current_stream().wait_stream(side)
-    graph, enabled = torch.cuda.CUDAGraph(), gc.isenabled()
-    gc.disable()
-    try:
-        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # another thread may copy examples
-            body()
-    finally:
-        if enabled:
-            gc.enable()
-    return graph
+    with _CAPTURES:
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(trials):
+                trial()
+        torch.cuda.current_stream().wait_stream(side)
+        graph, enabled = torch.cuda.CUDAGraph(), gc.isenabled()
+        gc.disable()
+        try:
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):  # another thread may copy examples
+                body()
+        finally:
+            if enabled:
+                gc.enable()
+        return graph
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,11 @@ from torch import Tensor
 from equipoise.core import rng, trees
 from equipoise.engines.simulator.batched_steps import Gradients, stacked_gradients
 from equipoise.engines.simulator.client_queue import StartModels
+from equipoise.engines.simulator.cuda.adjusted_steps import GradientAdjustments, StepKind, TurnMemory
 from equipoise.engines.simulator.cuda.deferred_products import DeferredProducts, ProductsSeen
 from equipoise.engines.simulator.cuda.graph_capacity import captured, power_of_two, rounded_batch, rounded_up
 from equipoise.engines.simulator.example_batches import ExampleBatch
-from equipoise.engines.simulator.local_work import Workplace
+from equipoise.engines.simulator.local_work import ChunkWork, Workplace
 from equipoise.engines.simulator.precision import why_no_kernels
 from equipoise.solvers.batches import BatchCursor
 from equipoise.types import SgdRule
@@ -29,6 +30,7 @@ _AT_ONCE = 2**24  # numbers of the inputs of all steps that are gathered togethe
 _WHOLE = 64  # steps of a round that may be one graph
 _BEFORE_CAPTURE = 2  # rounds of a shape, before they are made one graph
 _SHAPES = 8  # of rounds that are one graph
+PLAIN = StepKind()
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class StepShape:
     batch: int
     one_model: bool  # or several, of which every client has a copy to start from
     sgd: SgdRule
+    kind: StepKind = PLAIN
 
 
 class ChunkPlan(NamedTuple):
@@ -109,7 +112,12 @@ class StepBuffers:
         self.finest = 8 if shape.clients * place.task.layout.dimension <= SMALL else 16
         self.weights: dict[str, Tensor] = {}
         self.velocity: dict[str, Tensor] = {}
-        self.graphs: dict[tuple[int, int], Callable[[], None]] = {}
+        kind = shape.kind
+        self.adjustments: GradientAdjustments | None = None
+        if kind.pull != "none" or kind.scaled or kind.shifted:
+            self.adjustments = GradientAdjustments(place.task.layout, kind, shape.clients, self.start)
+        self.turns: TurnMemory | None = None  # of a solver that takes its steps by turns
+        self.graphs: dict[tuple[int, int, int], Callable[[], None]] = {}
         self.products: dict[tuple[int, int], frozenset[int]] = {}  # of steps, by their shape: those that are gradients
         self.examples: tuple[Any, Any] | None = None  # of all steps, while a chunk is captured
         self.whole: dict[ChunkPlan, tuple[Callable[[], None], ChunkAnswer]] = {}
@@ -124,10 +132,10 @@ class StepBuffers:
     def plan(self, cursor: BatchCursor, *, whole_batches: bool) -> ChunkPlan:
         """The plan of a chunk; `whole_batches` says that a batch is all examples of a client."""
         most, widest = self.shape.clients, self.shape.batch
-        steps = tuple(
-            (min(self.rounded(active), most), min(rounded_batch(width), widest) if whole_batches else widest)
-            for active, width in zip(cursor.active, cursor.widest, strict=True)
-        )
+        exact = self.shape.kind.turns is not None  # its steps have no rate that could be 0 for a client that has finished
+        working = cursor.active if exact else [min(self.rounded(active), most) for active in cursor.active]
+        widths = [min(rounded_batch(width), widest) if whole_batches else widest for width in cursor.widest]
+        steps = tuple(zip(working, widths, strict=True))
         return ChunkPlan(len(cursor.sizes), cursor.drawn, int(cursor.sizes.max()), cursor.width, steps)
 
     def load(
@@ -152,6 +160,19 @@ class StepBuffers:
         self.start[: len(models)] = models
         if not self.shape.one_model:
             self.start[len(models) :] = models[0]
+
+    def load_kind(self, work: ChunkWork) -> None:
+        """Tell the device what steps of this kind need."""
+        if self.adjustments is not None:
+            self.adjustments.load(work)
+        if self.shape.kind.turns is not None:
+            if self.turns is None:
+                self.turns = TurnMemory(self.shape.kind.turns, self.weights)
+            self.turns.load(work, self.place.task.layout)
+
+    def turn_rows(self, work: ChunkWork) -> Tensor | None:
+        """What clients keep of a solver's memory by turns."""
+        return None if self.turns is None else self.turns.rows(work, self.place.task.layout)
 
     def whole_chunk(self, plan: ChunkPlan) -> ChunkAnswer | None:
         """All work of a chunk by one graph; None if there is none for this plan, or not yet."""
@@ -203,7 +224,7 @@ class StepBuffers:
 
     def begin(self, plan: ChunkPlan, cursor: BatchCursor | None = None) -> None:
         """Make the tables of a chunk, by kernels that a graph may hold or from a cursor, and put its starts in place."""
-        if self.by_kernels and plan.largest <= _LARGEST_RANKED:
+        if self.by_kernels and plan.largest <= _LARGEST_RANKED and self.shape.kind.turns is None:
             self._tables_by_kernels(plan)
         elif cursor is not None:
             self._tables(cursor)
@@ -254,7 +275,7 @@ class StepBuffers:
     @property
     def scaled(self) -> bool:
         """Whether autograd multiplies gradients by the rates, so that a step is one subtraction of all parameters."""
-        return self.gradients_of is stacked_gradients and self.shape.sgd.is_plain
+        return self.gradients_of is stacked_gradients and self.shape.sgd.is_plain and self.shape.kind.is_plain
 
     def _gradients(
         self, weights: dict[str, Tensor], clients: int, batch: int, factors: Tensor | None = None, number: int | None = None
@@ -269,36 +290,37 @@ class StepBuffers:
             keys = self._at(self.mask_keys, number)[:clients] if self.drops else None
             return self.gradients_of(self.place.task, weights, ExampleBatch(x, y, shares, False, keys=keys, factors=factors))
 
-    def step(self, clients: int, batch: int) -> None:
-        """The next step of the first `clients`."""
-        if (clients, batch) not in self.graphs:
-            self.graphs[clients, batch] = self._captured(clients, batch)
-        self.graphs[clients, batch]()
+    def step(self, clients: int, batch: int, turn: int) -> None:
+        """The next step of the first `clients`, at a turn of the solver."""
+        if (clients, batch, turn) not in self.graphs:
+            self.graphs[clients, batch, turn] = self._captured(clients, batch, turn)
+        self.graphs[clients, batch, turn]()
 
-    def _captured(self, clients: int, batch: int) -> Callable[[], None]:
+    def _captured(self, clients: int, batch: int, turn: int) -> Callable[[], None]:
+        body = partial(self._body, clients, batch, None, turn)
         if self.device.type != "cuda":
-            return partial(self._body, clients, batch)
-        # Trial runs take no step (their rate is 0), but would count one.
-        number, rates = self.number.clone(), self.rates.clone()
-        velocity = {name: value.clone() for name, value in self.velocity.items()}
+            return body
+        # Trial runs take no step (their rate is 0), but would count one; steps by turns have no rate, and are undone.
+        changing = [self.number, self.rates, *self.velocity.values()]
+        if self.turns is not None:
+            changing += [*self.weights.values(), *(each for slots in self.turns.named.values() for each in slots)]
+        before = [value.clone() for value in changing]
         self.rates.zero_()
 
         def trial() -> None:
-            self.number.copy_(number)
-            self._body(clients, batch)
+            self.number.copy_(before[0])
+            body()
 
-        graph = captured(partial(self._body, clients, batch), trial, 2, self.pool)  # the first one looks for products
-        self.number.copy_(number)
-        self.rates.copy_(rates)
-        for name, value in velocity.items():
-            self.velocity[name].copy_(value)
+        graph = captured(body, trial, 2, self.pool)  # the first trial looks for products
+        for value, old in zip(changing, before, strict=True):
+            value.copy_(old)
         return graph.replay
 
     def _at(self, table: Tensor, number: int | None) -> Tensor:
         """What a table holds of a step: that of a number, or the one that the device counts to."""
         return table[number] if number is not None else table.index_select(0, self.number)[0]
 
-    def _body(self, clients: int, batch: int, number: int | None = None) -> None:
+    def _body(self, clients: int, batch: int, number: int | None = None, turn: int = 0) -> None:
         """W ← w − rate · (g + λ w + μ (w − w^t)), or with momentum; a client that has finished has the rate 0."""
         sgd = self.shape.sgd
         weights = {name: value[:clients] for name, value in self.weights.items()}
@@ -315,12 +337,16 @@ class StepBuffers:
                 gradients, losses = self._gradients(weights, clients, batch, rates, number)
         starts = self.place.task.layout.unflatten(self.start)
         with torch.no_grad():
-            if self.scaled:
+            if self.turns is not None:
+                self.turns.step(turn, self.shape.kind.lr or 0.0, weights, gradients, starts)
+            elif self.scaled:
                 names = list(weights) if deferred is None else deferred.subtract(weights, gradients)
                 if names:
                     torch._foreach_sub_([weights[name] for name in names], [gradients[name] for name in names])
-            for name, gradient in gradients.items() if not self.scaled else ():
+            for name, gradient in gradients.items() if not self.scaled and self.turns is None else ():
                 value, rate = weights[name], rates.view(-1, *(1,) * (gradient.dim() - 1))
+                if self.adjustments is not None:
+                    gradient = self.adjustments.adjusted(name, gradient, value)
                 if sgd.weight_decay:
                     gradient = gradient.add(value, alpha=sgd.weight_decay)
                 if sgd.prox:

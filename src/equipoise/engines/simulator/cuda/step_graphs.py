@@ -19,27 +19,35 @@ from equipoise.core.update_checks import ABSURD
 from equipoise.engines.simulator.batched_steps import Gradients, stacked_gradients
 from equipoise.engines.simulator.client_queue import StartModels, batch_keys
 from equipoise.engines.simulator.convnet_path import fastest_gradients
+from equipoise.engines.simulator.cuda.adjusted_steps import StepKind
 from equipoise.engines.simulator.cuda.graph_capacity import power_of_two, rounded_batch, rounded_up
 from equipoise.engines.simulator.cuda.step_buffers import SMALL, ChunkPlan, StepBuffers, StepShape, working_clients
+from equipoise.engines.simulator.linear_blocks import why_not_linear
 from equipoise.engines.simulator.local_rule import LocalRule
 from equipoise.engines.simulator.local_work import ChunkResult, ChunkWork, LocalPath, WeightedSums, Workplace
 from equipoise.engines.simulator.precision import first_line
 from equipoise.errors import EquipoiseNotice
 from equipoise.solvers.batches import BatchCursor
-from equipoise.types import Job, LocalSolver, LocalWork
+from equipoise.types import Job, LocalSolver, LocalWork, SgdRule
 
 _GRAPHS = 512  # at most; then all are captured anew
 _TABLE = 2**23  # numbers in the tables of all steps, of steps that only the largest client takes
+_KINDS = 4  # of steps that have buffers at once, if models are not large
+_LARGE = 2**28  # parameters of all clients of a chunk: there one kind of steps has buffers at a time
 
 
 class StepGraphs(LocalPath):
-    """SGD of clients that start from one model or a few, on a GPU. Works, uncaptured, on a CPU as well: for tests."""
+    """SGD of clients that start from one model, a few, or each from its own, on a GPU. Works, uncaptured, on a CPU for tests.
+
+    Gradients may be pulled, shifted or scaled (Ditto, SCAFFOLD, frozen parts), and a solver may take its steps by turns.
+    """
 
     name = "step graphs"
 
     def __init__(self, place: Workplace) -> None:
         super().__init__(place)
-        self.buffers: StepBuffers | None = None
+        self.buffers: StepBuffers | None = None  # of the last chunk
+        self._held: dict[tuple[bool, SgdRule, StepKind], StepBuffers] = {}
         self.obstacle = _obstacle(place)
         self._last: tuple[ChunkPlan, BatchCursor] | None = None
         self._solver: LocalSolver | None = None  # of the last chunk
@@ -67,10 +75,17 @@ class StepGraphs(LocalPath):
         return fastest_gradients(self.place.task, self.place.device, self.place.precision)
 
     def supports_rule(self, rule: LocalRule) -> str | None:
-        """Steps of SGD from shared models, without a pull."""
-        if rule.own_models or rule.pull != "none":
-            return "clients have models of their own"
-        return self.obstacle or rule.why_not_sgd()
+        """Steps of SGD, also by adjusted gradients, and steps by turns; of linear models and large batches the plain ones."""
+        if self.obstacle is not None:
+            return self.obstacle
+        if rule.own_models or not StepKind.of(rule).is_plain:
+            if why_not_linear(self.place.task) is None:
+                return "linear models of clients have a path of their own"
+            if rule.whole_clients:
+                return "a step sees all examples of a client, and models are the clients' own"
+        if rule.traits.by_turns and self.drops:
+            return "steps by turns would need the masks of dropout of their first turn"
+        return None if rule.traits.by_turns or rule.traits.adjusted_sgd is not None else rule.why_not_sgd()
 
     def supports(self, work: ChunkWork) -> str | None:
         """All batches must fit into one table. A model that could not be captured is not tried again."""
@@ -81,20 +96,24 @@ class StepGraphs(LocalPath):
         cursor, count = work.batches, len(work.chunk)
         buffers = self._buffers(work.rule, cursor, count, alone=work.starts.shared)
         plan = buffers.plan(cursor, whole_batches=work.rule.solver.batch_size is None)
-        weights = work.weights if work.starts.shared else None
+        plain = buffers.shape.kind.is_plain
+        weights = work.weights if work.starts.shared and plain else None
         try:
             first = work.first_rows.squeeze(1)
             buffers.load(work.starts, cursor.steps, cursor.sizes, cursor.keys, first, work.rule.lr, weights)
-            result = buffers.whole_chunk(plan)
+            buffers.load_kind(work)
+            result = buffers.whole_chunk(plan) if buffers.turns is None else None
             if result is None:
                 buffers.begin(plan, cursor)
-                for clients, batch in plan.steps:
-                    buffers.step(clients, batch)
+                turns = work.rule.traits.repeats
+                for number, (clients, batch) in enumerate(plan.steps):
+                    buffers.step(clients, batch, number % turns)
                 result = buffers.end(plan)
         except RuntimeError as failure:  # a forward pass that asks the device, say
             if self.obstacle is not None or isinstance(failure, torch.cuda.OutOfMemoryError):
                 raise
-            self.obstacle, self.buffers = f"steps cannot be captured as a CUDA graph ({first_line(failure)})", None
+            self.obstacle = f"steps cannot be captured as a CUDA graph ({first_line(failure)})"
+            self.release()
             warnings.warn(EquipoiseNotice(f"Rounds of this model are slower: {self.obstacle}."), stacklevel=2)
             torch.cuda.synchronize()
             return None
@@ -102,7 +121,8 @@ class StepGraphs(LocalPath):
         sq_norms, seen = result.answer()
         if weights is not None and bool((torch.isfinite(sq_norms) & (sq_norms > 0)).all()):
             return work.result(WeightedSums(result.total.clone().unsqueeze(0), sq_norms), seen)
-        return work.result(work.new_updates().copy_(result.updates[:count]), seen)
+        updates = work.new_updates().copy_(result.updates[:count])
+        return work.result(updates, seen, work.rows_after(updates) if buffers.turns is None else buffers.turn_rows(work))
 
     @cached_property
     def alike(self) -> bool:
@@ -119,7 +139,8 @@ class StepGraphs(LocalPath):
             return None
         plan, cursor = last
         known = plan in buffers.whole and plan.clients == len(cohort) and buffers.shape.one_model
-        if not known or rule.own_models or rule.pull != "none" or cohort.effort is not None or cohort.rows is not None:
+        plain = not rule.own_models and StepKind.of(rule).is_plain and buffers.shape.kind.is_plain
+        if not known or not plain or cohort.effort is not None or cohort.rows is not None:
             return None
         keys, first = batch_keys(cohort, self.place.clients), self._first_rows(cohort.clients)
         buffers.load(StartModels(job.params.unsqueeze(0), cohort.clients), cursor.steps, cursor.sizes, keys, first, rule.lr,
@@ -150,6 +171,7 @@ class StepGraphs(LocalPath):
     def release(self) -> None:
         """Free memory and graphs."""
         self.buffers = None
+        self._held.clear()
 
     def _buffers(self, rule: LocalRule, cursor: BatchCursor, clients: int, *, alone: bool) -> StepBuffers:
         """Buffers that hold this work, and larger work that is to be expected: other buffers need other graphs."""
@@ -161,15 +183,21 @@ class StepGraphs(LocalPath):
         capacity = 2 * power_of_two(clients)
         if capacity * self.place.task.layout.dimension > SMALL:
             capacity = rounded_up(clients)
-        shape = StepShape(capacity, power_of_two(steps), batch, alone, rule.sgd)
-        held = self.buffers
+        sgd, kind = rule.traits.sgd or rule.traits.adjusted_sgd or SgdRule(0.0, 0.0, 0.0), StepKind.of(rule)
+        shape = StepShape(capacity, power_of_two(steps), batch, alone, sgd, kind)
+        held = self._held.get((alone, sgd, kind))
         if held is not None:
             sizes = {name: max(getattr(shape, name), getattr(held.shape, name)) for name in ("clients", "steps", "batch")}
             shape = replace(shape, **sizes)
             if held.shape == shape and len(held.graphs) < _GRAPHS:
+                self.buffers = held
                 return held
-        self.buffers = None  # its memory goes first
-        self.buffers = StepBuffers(self.place, shape, self.gradients, drops=self.drops)
+        few = len(self._held) >= _KINDS or shape.clients * self.place.task.layout.dimension > _LARGE
+        self.buffers = held = None  # their memory goes first
+        if few:
+            self._held.clear()
+        self._held.pop((alone, sgd, kind), None)
+        self.buffers = self._held[alone, sgd, kind] = StepBuffers(self.place, shape, self.gradients, drops=self.drops)
         return self.buffers
 
 
