@@ -10,15 +10,14 @@ made, and on a CPU the resident memory of this process and its workers. On a CPU
 a round, of all processes together, says more than the time that passed: it is printed beside it.
 
 `--agreement` also does one round of a few clients by the loop engine: in float64 on a CPU the updates must agree to 1e-9, in
-float32 to 1e-3, relative to the update. `--others` takes the models of benchmarks/other_models.py: of the same kinds, but not
-in the zoo. `--json FILE` adds a line for each model.
+float32 to 1e-3, relative to the update; with `--seconds 0` nothing else is done. `--others` takes the models of
+benchmarks/other_models.py: of the same kinds, but not in the zoo. `--json FILE` adds a line for each model.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import statistics
 import time
@@ -195,6 +194,12 @@ def agreement(entry: zoo.Entry, device: str, dtype: torch.dtype, precision: str)
     return float((found - wanted).norm() / wanted.norm())
 
 
+def agreements(entry: zoo.Entry, options: argparse.Namespace) -> dict[str, float]:
+    """By type of numbers, what `agreement` gives."""
+    kinds = [torch.float32] if options.device == "cuda" else [torch.float64, torch.float32]
+    return {str(kind).removeprefix("torch."): agreement(entry, options.device, kind, options.precision) for kind in kinds}
+
+
 def measured(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """The figures of one model."""
     entry, device = (OTHERS if options.others else zoo.ZOO)[name], options.device
@@ -221,10 +226,7 @@ def measured(name: str, options: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
     ours.engine.workers.stop()
     if options.agreement:
-        kinds = [torch.float32] if device == "cuda" else [torch.float64, torch.float32]
-        result["agreement"] = {
-            str(kind).removeprefix("torch."): agreement(entry, device, kind, options.precision) for kind in kinds
-        }
+        result["agreement"] = agreements(entry, options)
     return result
 
 
@@ -235,10 +237,13 @@ def line(result: dict[str, Any]) -> str:
     text += f"  ratio {result['ratio']:6.2f} [{result['low']:.2f}, {result['high']:.2f}]  {result['memory_mb']:7.0f} MB"
     if result["device"] == "cpu":
         text += "  processors {:.0f} / {:.0f} ms".format(*result["processor_ms"])
-    for kind, value in result.get("agreement", {}).items():
-        limit = 1e-9 if kind == "float64" else 1e-3
-        text += f"  {kind} {value:.1e}{'' if value <= limit or math.isnan(limit) else ' TOO MUCH'}"
-    return text
+    return text + agreement_words(result.get("agreement", {}))
+
+
+def agreement_words(found: dict[str, float]) -> str:
+    """By how much updates differ, and whether that is too much."""
+    limits = {"float64": 1e-9, "float32": 1e-3}
+    return "".join(f"  {kind} {value:.1e}{'' if value <= limits[kind] else ' TOO MUCH'}" for kind, value in found.items())
 
 
 def main() -> None:
@@ -255,6 +260,10 @@ def main() -> None:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = options.precision == "tf32"
     warnings.simplefilter("ignore", eq.errors.EquipoiseNotice)
     for name in options.models.split("|") if options.models else OTHERS if options.others else zoo.ZOO:
+        if options.agreement and not options.seconds:
+            found = agreements((OTHERS if options.others else zoo.ZOO)[name], options)
+            print(f"{name:<24}{agreement_words(found)}", flush=True)
+            continue
         result = measured(name, options)
         print(line(result), flush=True)
         if options.json:

@@ -16,6 +16,7 @@ from equipoise.engines.simulator.cpu.step_recorder import Recording, Value
 _aten = torch.ops.aten
 _TURNED = {_aten.t.default, _aten.transpose.int}
 _LEAST = 2**22  # multiplications: a smaller product does not gain
+_MOST = 2**26  # numbers in all packed matrices: they are copies, and every process has its own
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def packed_products(recording: Recording) -> dict[int, PackedProduct]:
                 continue  # a dimension, exchanged with itself
             matrix, turned = views.get(operation.args[0], (operation.args[0], False))
             views[operation.results[0]] = matrix, not turned
-    found = {}
+    found, held = {}, 0
     for number, operation in enumerate(recording.operations):
         if operation.kwargs or operation.target not in (_aten.mm.default, _aten.addmm.default):
             continue
@@ -64,6 +65,7 @@ def packed_products(recording: Recording) -> dict[int, PackedProduct]:
         if bias and len(recording.shapes[bias[0]]) != 1:
             continue
         rows, across = recording.shapes[x][0], recording.shapes[right]
-        if rows * math.prod(across) >= _LEAST:
+        if rows * math.prod(across) >= _LEAST and held + math.prod(across) <= _MOST:
+            held += math.prod(across)
             found[number] = PackedProduct(matrix, not turned, rows, x, bias[0] if bias else None)
     return found
