@@ -259,3 +259,11 @@ def test_the_report_shows_participation_against_speed(tmp_path):
     softmax_run(MIXED).report(tmp_path / "report.html")
     assert "Participation against speed" in (tmp_path / "report.html").read_text(encoding="utf-8")
     assert static.FIGURE_MAKERS["participation"](study) is not None
+
+
+def test_the_factor_of_staleness_is_the_papers():
+    """(1 + s)^(−½): 1, 1/√2, …, ½ at s = 3. Scaled to 1 at staleness 1, as some code has it, it would be √2 times as much."""
+    rule = eq.sampling.FedBuff(2)
+    assert [rule.factor(s) for s in (0, 3, 8)] == pytest.approx([1.0, 1 / 2, 1 / 3])
+    assert rule.factor(1) == pytest.approx(2**-0.5)
+    assert eq.sampling.FedBuff(2, damped=False).factor(5) == 1.0

@@ -27,6 +27,9 @@ PFEDME = {"solver": SGD, "personal": personal.PFedMe(2.0, 2)}
 GROUPS = {"risk": risk.GroupDRO(0.1, lambda client: client[-1])}
 MEDIAN = {"aggregator": aggregators.Median()}
 
+CORRELATED = {"sampler": eq.sampling.Full(), "privacy": privacy.DPFTRL(None, 1e-4, 0.5, 0.5, decays=(0.5,), scales=(0.3,))}
+BUFFER = {"sampler": eq.sampling.FedBuff(2)}
+
 RUNS = {
     "FedNova, tail": FEDNOVA | {"risk": TAIL},
     "FedNova, tilted": FEDNOVA | {"risk": risk.Tilted(1.0)},
@@ -54,6 +57,12 @@ RUNS = {
     "GroupDRO": GROUPS,
     "GroupDRO, secure": {"risk": risk.GroupDRO(0.5, lambda client: str(int(client[-1]) % 2)), "privacy": SECURE},
     "robust, tail": MEDIAN | {"risk": TAIL},
+    "correlated noise": CORRELATED,
+    "correlated noise, SCAFFOLD": CORRELATED | SCAFFOLD,
+    "correlated noise, FedNova": CORRELATED | {"solver": SGD, "aggregator": aggregators.FedNova(steps=2.0)},
+    "correlated noise, split": CORRELATED | SPLIT,
+    "correlated noise, pFedMe": CORRELATED | PFEDME,
+    "FedBuff, robust": BUFFER | MEDIAN,
 }
 REFUSED = {
     "SCAFFOLD, tail": (SCAFFOLD | {"risk": TAIL}, "cancels the weights"),
@@ -81,6 +90,14 @@ REFUSED = {
         {"aggregator": aggregators.CentredClipping(0.1, 3), "privacy": SECURE},
         "reveals only the sum",
     ),
+    "correlated noise, tail": (CORRELATED | {"risk": NOISY_TAIL}, "second release"),
+    "correlated noise, robust": (CORRELATED | MEDIAN, "no plain sum"),
+    "correlated noise, FedDyn": (CORRELATED | FEDDYN, "add up in h"),
+    "correlated noise, random cohorts": (CORRELATED | {"sampler": eq.sampling.Uniform()}, "how far apart"),
+    "FedBuff, tail": (BUFFER | {"risk": TAIL}, "cannot be ranked"),
+    "FedBuff, DP": (BUFFER | {"privacy": NOISE}, "are neither|does not know cohorts"),
+    "FedBuff, correlated noise": (BUFFER | {"privacy": CORRELATED["privacy"]}, "are neither|how far apart"),
+    "FedBuff, secure": (BUFFER | {"privacy": SECURE}, "how stale"),
     "NNM, secure": ({"aggregator": aggregators.NNM(aggregators.Median()), "privacy": SECURE}, "reveals only the sum"),
 }
 

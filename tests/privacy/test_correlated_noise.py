@@ -149,3 +149,14 @@ def test_numbers_of_jax_privacy():
     assert cn.inverse_coefficients(root).tolist() == [1.0, -0.5, -0.125, -0.0625, -0.0390625, -0.02734375]
     matrix = cn.toeplitz_matrix([1.0, 0.5, 0.0, 0.0])
     assert cn.banded_sensitivity(matrix, separation=2, participations=2) == pytest.approx(1.5811388300841898, rel=1e-12)
+
+
+def test_a_factor_of_the_wrong_side_is_charged_for_what_its_columns_are():
+    """X tridiagonal (1, ½): CᵀC = X has columns of norm 1. LLᵀ = X has rows of norm 1, and a first column (1, ½): √1.25."""
+    x = np.eye(4) + 0.5 * (np.eye(4, k=1) + np.eye(4, k=-1))
+    wrong = np.linalg.cholesky(x)
+    right = np.linalg.cholesky(x[::-1, ::-1]).T[::-1, ::-1]  # flip, factor, transpose, flip
+    assert np.allclose(right.T @ right, x)
+    assert np.allclose(np.triu(right, 1), 0)
+    assert cn.banded_sensitivity(right, separation=2, participations=1) == pytest.approx(1.0)
+    assert cn.banded_sensitivity(wrong, separation=2, participations=1) == pytest.approx(1.25**0.5)
