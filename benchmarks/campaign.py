@@ -20,7 +20,7 @@ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # children are forked, and 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch  # noqa: E402 — after the threads are set
-from campaign_drivers import scenes  # noqa: E402
+from campaign_drivers import killed_runs, scenes  # noqa: E402
 from campaign_drivers.attackers import try_attack  # noqa: E402
 from campaign_drivers.combinations import try_combination  # noqa: E402
 from campaign_drivers.findings import Tally, drive  # noqa: E402
@@ -39,13 +39,14 @@ DRIVERS = {"kills": try_kills, "inputs": try_inputs, "combinations": try_combina
 def prepare_once() -> None:
     """Make what all cases share before the first child is forked."""
     scenes.prepare()
+    killed_runs.prepare_data()
     gc.freeze()  # children do not copy what they only look at
 
 
-def run(driver: str, *, seconds: float, seed: int, folder: Path, only: int | None = None) -> Tally:
-    """One driver for some time."""
+def run(driver: str, *, seconds: float, seed: int, folder: Path, only: int | None = None, most: int | None = None) -> Tally:
+    """One driver for some time, or for so many cases."""
     prepare_once()
-    return drive(driver, DRIVERS[driver], seconds=seconds, seed=seed, folder=folder, only=only)
+    return drive(driver, DRIVERS[driver], seconds=seconds, seed=seed, folder=folder, only=only, most=most)
 
 
 def main() -> int:

@@ -18,7 +18,7 @@ import torch
 import equipoise as eq
 from equipoise.core import files
 from equipoise.data import file_access
-from equipoise.errors import ConfigError, EquipoiseError, EquipoiseNotice, InvalidData, NotWritten
+from equipoise.errors import ConfigError, EquipoiseError, EquipoiseNotice, InvalidData, InvalidParameter, NotWritten
 from equipoise.personal.store import ClientRows
 from equipoise.runs.checkpoint import Checkpoints
 from equipoise.types import Observer
@@ -30,7 +30,15 @@ sys.path.insert(0, str(BENCHMARKS))
 
 import campaign  # noqa: E402 — from benchmarks
 from campaign_drivers.crash_states import PowerCut, PowerWentOut  # noqa: E402
-from campaign_drivers.findings import SLICE  # noqa: E402
+from campaign_drivers.findings import FIXED, SLICE  # noqa: E402
+
+
+@pytest.mark.parametrize("driver", campaign.DRIVERS)
+def test_the_first_cases_of_the_campaign_find_nothing(driver, tmp_path):
+    """The same cases every time, so that chance does not decide; of kills the moment differs."""
+    tally = campaign.run(driver, seconds=math.inf, seed=0, folder=tmp_path, most=FIXED[driver])
+    assert tally.counts["cases"] == FIXED[driver]
+    assert not tally.findings, "\n".join(path.read_text() for path in tally.findings)
 
 
 @pytest.mark.campaign
@@ -398,3 +406,25 @@ def test_scaffold_goes_with_statistics_that_a_model_carries(engine, ragged):
         warnings.simplefilter("ignore", EquipoiseNotice)
         found = eq.train(model, ragged, algorithm, rounds=2, clients_per_round=6, engine=engine, progress=False)
     assert bool(torch.isfinite(found.params).all())
+
+
+def test_values_that_are_as_far_from_a_median_share_its_border():
+    """Updates of SCAFFOLD where clients have no gradient, by 1 to 4 steps: multiples of one number, as two engines had them."""
+    weights = torch.tensor([1.0, 1.0, 3.0, 1.0, 2.0, 1.0], dtype=torch.float64) / 9
+    first = [-0.00026230900452473525, -0.0009644010265782519, -0.0010492360180989393, -0.00052461800904947051,
+             -0.00078692701357420576, -0.00078692701357420403]  # fmt: skip
+    second = [-0.00026230900452473525, -0.00096440102657825277, -0.0010492360180989419, -0.00052461800904947137,
+              -0.00078692701357420489, -0.00078692701357420489]  # fmt: skip
+    totals = [
+        float(eq.aggregators.MeaMed(0.2)(torch.tensor(rows, dtype=torch.float64)[:, None], weights)[0])
+        for rows in (first, second)
+    ]
+    assert totals[0] == pytest.approx(totals[1], abs=1e-12)
+    # By hand: nearest are the two at 3 and the one at 3.68 parts, mass 4/9; 2 and 4 parts share what is left of 0.8.
+    inside, left = 3 * first[4] + first[1], (0.8 * 9 - 4) / 4
+    assert totals[0] == pytest.approx((inside + left * (3 * first[2] + first[3])) / (0.8 * 9), rel=1e-9)
+
+
+def test_a_whole_number_beyond_64_bits_is_refused():
+    with pytest.raises(InvalidParameter, match=r"lr must be a number that fits into 64 bits.*Write it as a float"):
+        eq.server_opt.Adam(lr=10**20)

@@ -33,7 +33,7 @@ from equipoise.runs.checkpoint import Checkpoints
 
 TOGETHER = 12  # inputs per child
 MEMORY = 3 * 2**30  # bytes that a child may take beyond what it begins with
-SECONDS = 60  # for one child
+SECONDS = 60  # of the processor, for one child
 
 
 def read_configuration(place: Path) -> None:
@@ -199,7 +199,7 @@ def _read_all(read: Callable[[Path], None], places: list[tuple[Path, str]], note
     """Read inputs one after another, in bounds, and note each; ends at the first that breaks a promise."""
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
-    signal.alarm(SECONDS)
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)
     warnings.simplefilter("ignore")
     away = folder / "away"
     away.mkdir()

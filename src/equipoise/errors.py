@@ -146,6 +146,8 @@ def require_number(parameter: str, value: Any, interval: str, fix: str = "", *, 
     """
     if none and value is None:
         return
+    if is_integer(value) and abs(value) >= 2**63:  # tensors hold 64 bits
+        require(False, parameter, "must be a number that fits into 64 bits", value, "Write it as a float, e.g. 1e20.")
     low, high = _bounds(interval)
     good = is_number(value) and low <= value <= high
     good = good and (value != low or interval[0] == "[") and (value != high or interval[-1] == "]")

@@ -11,7 +11,7 @@ from equipoise import averaging
 from equipoise.errors import ConfigError, require
 from equipoise.experiment import catalog
 from equipoise.experiment.build import build
-from equipoise.experiment.config import RunConfig, override
+from equipoise.experiment.config import RunConfig, override, read_toml
 from equipoise.types import LocalSolver, QuantileSource
 
 SMALL = """
@@ -478,3 +478,10 @@ def test_a_solver_with_a_schedule_and_rates():
     words = refusal('algorithm.solver={name="adam", schedule={name="cosine", rounds=5, warmup=9}}')
     assert "algorithm.solver.schedule.warmup must be shorter than the 5 rounds" in words
     assert "Unknown schedule 'cosin'. Did you mean 'cosine'?" in refusal('algorithm.solver={schedule={name="cosin"}}')
+
+
+def test_a_byte_order_mark_as_editors_on_windows_write_it_is_no_error(tmp_path):
+    plain, marked = tmp_path / "plain.toml", tmp_path / "marked.toml"
+    plain.write_text('[data]\nname = "digits"\n', encoding="utf-8")
+    marked.write_bytes(b"\xef\xbb\xbf" + plain.read_bytes().replace(b"\n", b"\r\n"))
+    assert read_toml(marked) == read_toml(plain)

@@ -23,12 +23,16 @@ def mean_around(updates: Tensor, weights: Tensor, centre: Tensor, chosen: Tensor
     """Of each coordinate the mean of the values nearest `centre` (D,), under weights (K,): (D,).
 
     Values are taken up to a total of `mass` of the weights `chosen` (K,), which decide how many; those at the border share.
+    Distances that rounding alone tells apart are equal: two values on either side of the median may be as far from it.
     """
+    rounding = max(_TIE, 8 * torch.finfo(updates.dtype).eps)
     mean, weights, chosen = torch.empty_like(updates[0]), weights.double(), chosen.double()
     for columns, rows in column_blocks(updates):
         values = rows.double()
-        distances = (values - centre[columns].double().unsqueeze(1)).abs()
-        part = nearest_shares(distances, chosen, mass) / chosen  # (B, K), between 0 and 1
+        middle = centre[columns].double().unsqueeze(1)
+        distances = (values - middle).abs()
+        tie = rounding * (middle.abs() + distances)  # of each value its own: a huge one does not make others equal
+        part = nearest_shares(distances, chosen, mass, tie) / chosen  # (B, K), between 0 and 1
         mean[columns] = (torch.linalg.vecdot(part * weights, values) / (part * weights).sum(1)).to(updates.dtype)
     return mean
 

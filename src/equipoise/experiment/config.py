@@ -301,7 +301,7 @@ def refusals_at(where: str, known: Iterable[str], name: str) -> Iterator[None]:
 def read_toml(path: str | Path) -> dict[str, Any]:
     """The tables of a TOML file. What cannot be read is refused with the path, and wrong TOML with the line."""
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except FileNotFoundError as failure:
         raise ConfigError(f"{path} does not exist. Name a TOML file, e.g. examples/tail.toml.") from failure
     except UnicodeDecodeError as failure:
