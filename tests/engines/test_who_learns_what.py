@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
+import urllib.request
 from collections import defaultdict
 from dataclasses import replace
 
@@ -16,6 +18,7 @@ import equipoise as eq
 from equipoise.data.clients import FederatedData
 from equipoise.engines.flower import server_app
 from equipoise.engines.flower.apps.run_control import give_order
+from equipoise.engines.flower.operate.run_view import RunView, serve_status
 from equipoise.errors import CheckpointError, EquipoiseNotice
 from equipoise.privacy.ledger import read_entries
 from equipoise.types import Observer
@@ -207,3 +210,30 @@ def test_a_latecomers_data_in_a_private_run(tmp_path):
     assert {action for client, action, _ in grid.log if client == "client-5"} <= {"query.hello"}
     assert found.privacy.releases == 6
     assert torch.isfinite(found.params).all()
+
+
+# --------------------------------------------------------------------------------------------------------- the operator's page
+
+
+@pytest.mark.parametrize("kind", ["FedAvg", "central noise"])
+def test_who_took_part_from_the_status_page_of_a_private_federation(kind, tmp_path):
+    """Whoever reaches the port of `status --serve` reads it; the operator's own command reads a file of the operator's."""
+    folder = tmp_path / "run"
+    run(KINDS[kind], folder=folder)
+    give = RunView(folder).read()
+    assert {entry["rounds"] for entry in give["clients"].values()} == {2}
+    assert (folder / "status.json").stat().st_mode & 0o077 == 0
+    assert (folder / "events.jsonl").stat().st_mode & 0o077 == 0
+    give["alerts"], give["text"] = [{"time": "now", "client": "client-3", "text": "failed three times"}], "client-3 failed"
+    (folder / "status.json").write_text(json.dumps(give))
+    server = serve_status(RunView(folder), "127.0.0.1", 0)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        for page in ("", "metrics", "status.json"):
+            with urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/{page}") as answer:
+                text = answer.read().decode()
+            assert ("client-3" in text) == (kind == "FedAvg")
+            assert "failed three times" not in text or kind == "FedAvg"
+    finally:
+        server.shutdown()
+        server.server_close()

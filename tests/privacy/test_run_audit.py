@@ -84,15 +84,20 @@ def test_central_noise_of_a_run():
     ids=["everyone", "Poisson", "fixed", "coins of nodes"],
 )  # fmt: skip
 def test_each_observer_of_distributed_noise(sampler):
-    """An audit that cannot fail is none: half of the noise shows more than is claimed, to each observer."""
+    """An audit that cannot fail is none: half of the noise shows more than is claimed, to each observer.
+
+    But for the public of fixed cohorts, whose bound is looser than any attack: docs/privacy.md says so.
+    """
     size = FEW if sampler == eq.sampling.Full() else {**SMALL, "rounds": 12}
     algorithm = replace(tail(multiplier=1.0, noise="distributed"), sampler=sampler)
-    found = {a.observer: a for a in audit_algorithm(algorithm, **size, trials=400)}
-    assert list(found) == ["public", "node", "server", "quantile alone"]
+    observers = ["public", "node", "server", "quantile alone"][sampler == eq.sampling.Uniform() :]
+    found = {a.observer: a for a in audit_algorithm(algorithm, **size, trials=400, only=observers)}
+    assert list(found) == observers
     for audit in found.values():
         assert audit.conclusive, str(audit)
         assert not audit.refuted, str(audit)
-        assert audit.control.shown > audit.claimed
+        assert audit.control.refuted
+        assert audit.control.shown >= audit.claimed
 
 
 def test_trials_are_doubled_until_half_of_the_noise_is_found_out():

@@ -49,7 +49,7 @@ class RunStatus(Observer):
                 self.about |= kept
             except (OSError, ValueError, KeyError, TypeError):
                 self.event("warning", text=f"{STATUS} could not be read, and begins anew.")
-        self.about |= {"pid": os.getpid(), "began": moment()}
+        self.about |= {"pid": os.getpid(), "began": moment(), "protected": not open_scores}
         self.write()
 
     # ------------------------------------------------------------------------------------------------------------- writing

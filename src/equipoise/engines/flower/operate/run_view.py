@@ -19,10 +19,14 @@ GOING_ON, FINISHED, FAILED, GONE, STOPPED, ALERTS = 0, 0, 1, 2, 3, 4  # exit cod
 
 
 class RunView:
-    """The status of the run in a folder, read when it is asked for."""
+    """The status of the run in a folder, read when it is asked for.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    `for_others` leaves out what only the operator may know of a run under privacy: who took part, when and how fast. A status
+    that does not say whether its run was protected counts as one that was.
+    """
+
+    def __init__(self, folder: Path, *, for_others: bool = False) -> None:
+        self.folder, self.for_others = folder, for_others
 
     def read(self) -> dict[str, Any]:
         """status.json, with whether the server that wrote it still lives, and the exit code."""
@@ -41,6 +45,11 @@ class RunView:
             about["text"] = f"the server has ended without a word (its state was written {silent:.0f} s ago): start it again"
         codes = {"failed": FAILED, "gone": GONE, "stopped": STOPPED}
         about["exit_code"] = codes.get(about["state"], ALERTS if about["alerts"] else FINISHED)
+        if self.for_others and about.get("protected", True):
+            hidden = "the operator's `equipoise flower status` names it"
+            about["clients"] = {}
+            about["alerts"] = [{"time": each["time"], "client": "a client", "text": hidden} for each in about["alerts"]]
+            about["text"] = about["text"] if about["state"] == "gone" else ""  # a failure may name clients
         return about
 
     def lines(self) -> list[str]:
@@ -127,7 +136,11 @@ def _lives(pid: Any) -> bool:
 
 
 def serve_status(view: RunView, host: str, port: int) -> ThreadingHTTPServer:
-    """A server of the page (/), the status (/status.json) and the metrics (/metrics); `serve_forever` is the caller's."""
+    """A server of the page (/), the status (/status.json) and the metrics (/metrics); `serve_forever` is the caller's.
+
+    Whoever reaches the port reads it, so that single clients of a run under privacy are not on it.
+    """
+    view = RunView(view.folder, for_others=True)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
