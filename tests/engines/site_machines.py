@@ -15,12 +15,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from signal import SIGKILL, SIGTERM, Signals
+from signal import SIGALRM, SIGKILL, SIGTERM, Signals, alarm, signal
+from typing import Any
 
 BIN = Path(sys.executable).parent
 SOURCE = Path(__file__).parents[2] / "src"
 FIRST_USER = 61000  # ids that no account has
 SUBNET = "10.213.7"
+LONGEST = 1500  # seconds that a test may take, on a machine with other work
 
 
 def why_not() -> str | None:
@@ -156,6 +158,7 @@ class Machines:
     """A server and sites; leaving the block ends their processes and takes the namespaces away, whatever happened."""
 
     def __init__(self, sites: Sequence[str]) -> None:
+        self.handlers: dict[Signals, Any] = {}
         self.place = Path(tempfile.mkdtemp(prefix="equipoise-machines-"))
         self.place.chmod(0o755)
         self.logs = self.place / "logs"
@@ -175,6 +178,9 @@ class Machines:
         return [self.server, *self.sites.values()]
 
     def __enter__(self) -> Machines:
+        for number in (SIGTERM, SIGALRM):  # whoever ends the test, or the time that it has, leaves nothing behind
+            self.handlers[number] = signal(number, self._leave)
+        alarm(LONGEST)
         try:
             for machine in self.all:
                 run("ip", "netns", "add", machine.net)
@@ -207,6 +213,9 @@ class Machines:
             raise
         return self
 
+    def _leave(self, number: int, _: object) -> None:
+        raise SystemExit(f"The test was ended by {Signals(number).name}.")
+
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         try:
             if error is not None:
@@ -216,6 +225,9 @@ class Machines:
             self._remove()
 
     def _remove(self) -> None:
+        alarm(0)
+        for number, handler in self.handlers.items():
+            signal(number, handler)
         for machine in self.all:
             for name in machine.running:
                 machine.kill_rest(name)
