@@ -52,7 +52,9 @@ def write(app, error) -> None:
     (out / "llms.txt").write_text(head + full + "\n".join(index) + "\n", encoding="utf-8")
     (out / "llms-full.txt").write_text(head + "".join(texts), encoding="utf-8")
     frame = BeautifulSoup((out / f"{app.config.root_doc}.html").read_text(encoding="utf-8"), "html.parser")
-    frame.find("article").replace_with(BeautifulSoup(f"<article role='main' id='furo-main-content'>{''.join(articles)}</article>", "html.parser"))
+    frame.find("article").replace_with(
+        BeautifulSoup(f"<article role='main' id='furo-main-content'>{''.join(articles)}</article>", "html.parser")
+    )
     for aside in frame.select(".toc-drawer, .related-pages"):
         aside.clear()
     frame.title.string = f"Equipoise {app.config.version} on one page"
