@@ -29,7 +29,7 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=lambda p: p.name)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
-        if not target.startswith("http"):
+        if not target.startswith("http") and not MADE & set(Path(target).parts):  # those are looked at where the site is built
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which does not exist"
 
 

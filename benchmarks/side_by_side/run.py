@@ -13,7 +13,6 @@ import platform
 import subprocess
 import sys
 import sysconfig
-import time
 import venv
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -46,12 +45,10 @@ def main() -> None:
     for name, requirements in LIBRARIES.items():
         shown = " ".join(requirements[:1]) or f"scikit-learn=={version('scikit-learn')}"
         for side, python in (("before", python_with(name, requirements)), ("after", sys.executable)):
-            start = time.perf_counter()
             program = [python, HERE / f"{name}_{side}.py"]
             done = subprocess.run(program, capture_output=True, text=True, env=environment, check=False)
             last = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()[-1]
-            took = f"({time.perf_counter() - start:.1f} s with start-up)"
-            print(f"{shown if side == 'before' else 'equipoise':22s} {last}   {took}")
+            print(f"{shown if side == 'before' else 'equipoise':22s} {last}")
 
 
 if __name__ == "__main__":
