@@ -207,6 +207,7 @@ def fixed_noise(multiplier, **options):
     return DifferentialPrivacy(None, 1e-3, noise_multiplier=multiplier, **options)
 
 
+CORRELATED = privacy.DPFTRL(None, 1e-4, 0.5, noise_multiplier=1.0, bands=(1.0, 0.5))
 PROTECTIONS = [  # the part, the part without noise, the risk, and by how much totals may differ from the plain run's
     (None, None, None, 0.0),
     (None, None, risk.Superquantile(0.5), 0.0),
@@ -240,7 +241,7 @@ CHECKED = {
     "sampler": SAMPLERS,
     "averaging": AVERAGING,
     "personal": PERSONALISATION,
-    "privacy": [part for part, *_ in PROTECTIONS],
+    "privacy": [*(part for part, *_ in PROTECTIONS), CORRELATED],
     "clip_rule": [privacy.AdaptiveClip()],
     "attack": ATTACKS,
     "engine": [*ENGINES, engines.Ray()],  # checked on a real cluster in engines/test_ray_engine.py
@@ -376,6 +377,11 @@ def test_protection(part, noiseless, of_risk, tolerance):
 
 def test_clip_rule():
     check_clip_rule(privacy.AdaptiveClip())
+
+
+def test_correlated_noise():
+    noiseless = privacy.DPFTRL(None, 1e-4, math.inf, noise_multiplier=0.0)
+    check_protection(CORRELATED, noiseless=noiseless, sampler=sampling.MinSeparation(2))
 
 
 def test_observer(tmp_path):
