@@ -15,7 +15,13 @@ def blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.M | re.S)
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda p: p.name)
+def marks(page: Path) -> list[pytest.MarkDecorator]:
+    """Pages of the site alone are executed with it, by `make docs`."""
+    alone = page.parent.name not in ("docs", ROOT.name) or page.name in ("start.md", "which-method.md")
+    return [pytest.mark.docs] if alone else []
+
+
+@pytest.mark.parametrize("page", [pytest.param(p, marks=marks(p), id=p.name) for p in PAGES if blocks(p)])
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("flower"))
