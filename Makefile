@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-long test-federation campaign lint docs docs-only bench bench-gpu clean
+.PHONY: setup demo test test-long test-cluster test-federation campaign lint docs docs-only bench bench-gpu clean
 
 setup: $(READY)
 
@@ -19,11 +19,15 @@ demo: $(READY)
 
 # One torch thread per process: two test processes on two cores, never more threads than cores.
 test: $(READY)
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not long and not campaign and not docs"
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "not (long or federation or cluster or campaign or docs)"
 
 # Federations of real processes.
 test-long: $(READY)
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -m "long and not federation" tests
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -m long tests
+
+# Ray clusters on this machine: killed workers and nodes, and every part of the catalogue.
+test-cluster: $(READY)
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -m cluster tests
 
 # A federation as it is operated: five machines in network namespaces. Needs Linux, root, nginx and curl, else it is skipped.
 test-federation: $(READY)

@@ -106,7 +106,7 @@ def test_compare_puts_methods_on_the_same_cohorts(ragged):
         ({"rounds": 2.5}, "rounds must be a whole number"),
         ({"seed": "x"}, "seed must be a whole number"),
         ({"seed": -1}, "seed must be a whole number from 0"),
-        ({"engine": "warp"}, 'engine must be "simulator", "loop" or an engine object'),
+        ({"engine": "warp"}, 'engine must be "simulator", "loop", "ray" or an engine object'),
         ({"engine": 3}, "engine must be"),
         ({"evaluate_every": 0}, "evaluate_every must be at least 1"),
         ({"algorithm": "fedavg"}, "algorithm must be an equipoise.Algorithm"),

@@ -305,7 +305,7 @@ def test_an_error_shows_no_whole_array():
     for value in (np.zeros((1000, 100)), torch.zeros(1000), list(range(100_000)), "x" * 100_000, {i: i for i in range(10_000)}):
         assert len(str(InvalidParameter("weights", "must be positive", value))) < 1000
     assert "shape (1000,) and type torch.float32" in str(InvalidParameter("weights", "must be positive", torch.zeros(1000)))
-    assert str(InvalidParameter("tail", "must be positive", -0.5)) == "tail must be positive, but is -0.5."
+    assert str(InvalidParameter("tail", "must be positive", -0.5)) == "tail must be positive, but is -0.5. [EQ100]"
 
 
 def test_the_table_of_a_comparison_has_names_at_80_columns(ragged, capsys):

@@ -79,6 +79,7 @@ PERSONAL = (
 PRIVACY = (
     None, privacy.SecureAggregation(), privacy.GaussianMechanism(0.5, 0.3),
     privacy.GaussianMechanism(0.5, 0.3, clip_rule=privacy.AdaptiveClip()),
+    privacy.DPFTRL(None, 1e-2, 0.5, noise_multiplier=0.8, bands=(1.0, 0.5)),
     privacy.DifferentialPrivacy(None, 1e-2, 0.5, noise_multiplier=0.8, method="rdp"),
     privacy.DifferentialPrivacy(None, 1e-2, 0.5, noise_multiplier=0.8, method="rdp", noise="distributed"),
 )  # fmt: skip
@@ -91,6 +92,7 @@ BUNDLES: tuple[dict[str, Any], ...] = (
     {"sampler": sampling.NodePoisson(), "privacy": PRIVACY[-1]},
     {"sampler": sampling.Poisson(), "privacy": PRIVACY[-2]},
     {"sampler": sampling.Poisson(), "privacy": PRIVACY[-1]},
+    {"sampler": sampling.MinSeparation(2), "privacy": PRIVACY[4], "risk": risk.Mean()},
     {"sampler": sampling.FedBuff(buffer=3, per_step=0.1), "solver": SGD},
     {"solver": solvers.Scaffold(SGD), "aggregator": aggregators.TrimmedMean(0.2)},
     {"solver": solvers.Scaffold(solvers.SGD(lr=0.1, batch_size=4, steps=3)), "privacy": PRIVACY[2]},

@@ -110,7 +110,7 @@ def test_ids_may_be_a_list_and_a_refusal_never_prints_them_all():
     assert eq.ClientSet(X, Y, list(range(13)), names).ids == tuple(names)
     with pytest.raises(InvalidData) as caught:
         eq.ClientSet(X, Y, list(range(13)), dict.fromkeys(names))
-    assert str(caught.value) == "client ids must be a list or tuple of text, found dict."
+    assert str(caught.value) == "client ids must be a list or tuple of text, found dict. [EQ301]"
     with pytest.raises(InvalidData) as caught:
         eq.ClientSet(X, Y, [0, 12], (tuple(range(1000)),))
     assert len(str(caught.value)) < 150

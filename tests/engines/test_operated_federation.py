@@ -23,7 +23,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipo
 
 from site_machines import Machine, Machines, wait_until, why_not
 
-pytestmark = [pytest.mark.long, pytest.mark.federation]
+pytestmark = pytest.mark.federation
 SITES = ("client-0", "client-1", "client-2", "client-3")
 PORT = 47090
 TIMEOUT = 20.0  # seconds that a node has for an answer

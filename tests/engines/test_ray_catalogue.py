@@ -18,7 +18,7 @@ from made_clients import make_clients
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),
-    pytest.mark.long,
+    pytest.mark.cluster,
     pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice"),
 ]
 HERE = Simulator(workers=1)

@@ -24,7 +24,7 @@ from made_clients import make_clients
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),
-    pytest.mark.long,
+    pytest.mark.cluster,
     pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray leaves files of the nodes that it starts open
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),

@@ -21,7 +21,7 @@ from equipoise.runs.setup import set_up
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),
-    pytest.mark.long,
+    pytest.mark.cluster,
     pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice"),
 ]
 

@@ -20,7 +20,7 @@ from ray_cluster import ray_cluster
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),
-    pytest.mark.long,
+    pytest.mark.cluster,
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray's own
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]

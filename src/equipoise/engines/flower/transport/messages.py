@@ -32,7 +32,9 @@ FLOATS = {name: dtype for dtype, name in _NAMES.items() if dtype.is_floating_poi
 
 
 class BadMessage(EquipoiseError):
-    """A message that cannot be used; the text says why."""
+    """A message that cannot be used; the text says why. It is part of other messages, so that it has no code of its own."""
+
+    code = ""
 
 
 @dataclass(frozen=True, eq=False)

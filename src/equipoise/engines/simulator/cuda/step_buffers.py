@@ -30,7 +30,6 @@ _AT_ONCE = 2**24  # numbers of the inputs of all steps that are gathered togethe
 _WHOLE = 64  # steps of a round that may be one graph
 _BEFORE_CAPTURE = 2  # rounds of a shape, before they are made one graph
 _SHAPES = 8  # of rounds that are one graph
-PLAIN = StepKind()
 
 
 @dataclass(frozen=True)
