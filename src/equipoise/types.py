@@ -198,7 +198,7 @@ class RiskTraits:
     full_participation: bool = False  # whether every client must take part in every round
     averaged: bool = False  # whether a run should report the mean of its iterates
     pure: bool = field(default=False, metadata=OWN)  # calls may come early or twice: nothing is noted outside the state
-    unbounded: bool = field(default=False, metadata=OWN)  # a client that reports a large loss may get nearly all of the weight
+    unbounded: bool = field(default=False, metadata=OWN)  # a client that lies about its loss may get nearly all of the weight
     keeps_everyone: bool = field(default=False, metadata=OWN)  # all weights are positive, whatever the losses are
     # (*, losses, base_weights, weight_sum, sq_norms, lr): scales the server's step
     server_step: Callable[..., float] | None = None
