@@ -1,6 +1,7 @@
 """Every message ends in a code, every place that refuses has a family, every family has a place and an entry."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ SOURCE = Path(eq.__file__).parent
 HELPERS = {"require", "require_number", "require_integer"}
 
 
+@cache
 def error_classes() -> dict[str, tuple[str, ...]]:
     """Name of every error class of the library → its name and those of its bases, read from the source."""
     bases = {}

@@ -311,7 +311,7 @@ def test_the_refusal_that_is_promised():
         eq.Algorithm(aggregator=aggregators.Median(), privacy=SecureAggregation())
     assert str(caught.value) == (
         "SecureAggregation reveals only the sum of updates, but Median() reads each one.\n"
-        "  Use aggregators.WeightedMean(), or drop SecureAggregation."
+        "  Use aggregators.WeightedMean(), or drop SecureAggregation. [EQ203]"
     )
 
 

@@ -126,8 +126,9 @@ def chosen_methods(entry: Experiment, names: str | None, scale: str) -> tuple[Me
     None: all, but methods that differ from others by more rounds at the scale "paper" only at that scale.
     """
     if names is None:
-        usual = entry.scales["paper"].rounds
-        return tuple(m for m in entry.methods if scale == "paper" or m.rounds is None or m.rounds < usual)
+        names_of_all = {method.name for method in entry.methods}
+        longer = {m.name for m in entry.methods if m.rounds is not None and m.name.rpartition(", ")[0] in names_of_all}
+        return tuple(m for m in entry.methods if scale == "paper" or m.name not in longer)
     wanted = {slug(one) for one in names.split(",") if one.strip()}
     known = {slug(method.name): method for method in entry.methods}
     if strangers := sorted(wanted - known.keys()):
