@@ -59,7 +59,7 @@ class Mixed(Processes):
         self.call("equipoise", "flower", "authority", "--host", "127.0.0.1", "--port", str(port), cwd=self.app)
         self.call("equipoise", "flower", "site", *NEW, OLD, cwd=self.app)
         self.start("superlink", ["equipoise", "flower", "superlink"], self.app)
-        self.wait_until(self.answers, "the SuperLink answers", 120)
+        self.wait_until(self.answers, "the SuperLink answers", 300)
         address = self.address()
         for name in (*NEW, OLD):
             self.call("flwr", "supernode", "register", f"sites/{name}/node.pub", "federation", cwd=self.app)
@@ -74,7 +74,7 @@ class Mixed(Processes):
         self.start(OLD, [*old, "--auth-supernode-private-key", "node.key", "--node-config", f"client-id='{OLD}'"], kit)
         self.environment = now
         for name in (*NEW, OLD):
-            self.wait_for_log(name, "SuperNode ID", 120)
+            self.wait_for_log(name, "SuperNode ID", 300)
 
     def answers(self) -> bool:
         command = ["flwr", "supernode", "list", "federation"]
@@ -85,9 +85,9 @@ class Mixed(Processes):
 
         return str(tomllib.loads((self.app / "sites" / OLD / "node.toml").read_text())["superlink"])
 
-    def run(self, name: str, clients: int, within: float = 240, **more: object) -> str:
+    def run(self, name: str, clients: int, within: float = 900, **more: object) -> str:
         """A run to its end; its log."""
-        options = {"rounds": 2, "clients": clients, "clients-per-round": 0, "minimum": 2, "timeout": 60.0, "patience": 60.0}
+        options = {"rounds": 2, "clients": clients, "clients-per-round": 0, "minimum": 2, "timeout": 60.0, "patience": 300.0}
         options |= {"folder": str(self.app / "runs" / name), **more}
         config = " ".join(f"{key}={json.dumps(value)}" for key, value in options.items())
         process = self.start(name, ["equipoise", "flower", "run", "--run-config", config], self.app, may_end=True)
