@@ -159,7 +159,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=20)
     parser.add_argument(
-        "--rounds", type=int, default=6, help="without faults; in two more memory is looked at, and four have faults"
+        "--rounds", type=int, default=6, help="without faults; six more follow"
     )
     parser.add_argument("--timeout", type=float, default=30.0)
     options = parser.parse_args()
