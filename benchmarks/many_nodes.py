@@ -158,9 +158,7 @@ def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=20)
-    parser.add_argument(
-        "--rounds", type=int, default=6, help="without faults; six more follow"
-    )
+    parser.add_argument("--rounds", type=int, default=6, help="without faults; six more follow")
     parser.add_argument("--timeout", type=float, default=30.0)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that all is ended
