@@ -2,27 +2,22 @@
 
 import pytest
 import torch
-from ray_cluster import ray_cluster
-from test_ray_engine import SGD, assert_close, assert_equal_bits, trained
+from test_ray_engine import SGD, assert_close, assert_equal_bits, made_data, trained
 from torch import nn
 
 import equipoise as eq
 import test_laws as laws
 from equipoise import aggregators, attacks, models, personal, privacy, risk, sampling, solvers
-from equipoise.data.clients import FederatedData
 from equipoise.engines import Ray, Simulator
-from equipoise.engines.cluster import pieces
-from equipoise.engines.cluster.pieces import PieceSize
 from equipoise.experiment import catalog
-from made_clients import make_clients
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),
     pytest.mark.cluster,
+    pytest.mark.usefixtures("small_pieces"),
     pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice"),
 ]
 HERE = Simulator(workers=1)
-SIZES = [1, 2, 3, 7, 10, 11, 20, 25, 4, 9, 6, 13]
 
 
 class Normed(nn.Sequential):
@@ -96,31 +91,14 @@ KINDS = {
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    with ray_cluster(nodes=2) as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def small_pieces(monkeypatch):
-    monkeypatch.setitem(pieces.TRAINING, "cpu", PieceSize(1.0, 2))
-    monkeypatch.setitem(pieces.SCORING, "cpu", PieceSize(1.0, 2))
-
-
-@pytest.fixture(scope="module")
 def data():
-    return made_data(torch.float32)
+    return made_data()
 
 
 @pytest.fixture(scope="module")
 def exact_data():
     """In double precision: batch statistics of a client with one example blow up the last bits."""
     return made_data(torch.float64)
-
-
-def made_data(dtype):
-    unseen = make_clients([5, 9, 14, 3], seed=1, prefix="unseen", dtype=dtype)
-    return FederatedData(make_clients(SIZES, dtype=dtype), test=unseen, classes=3, name="ragged")
 
 
 def run(data, engine, parts, options):

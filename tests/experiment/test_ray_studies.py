@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -14,9 +13,6 @@ from equipoise.experiment import ray_studies
 from equipoise.experiment.run_files import RunFolder
 from equipoise.experiment.scheduler import run_all
 from equipoise.experiment.study import prepare, read_study
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))
-from ray_cluster import ray_cluster
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),
@@ -40,12 +36,6 @@ rounds = {rounds}
 clients_per_round = 6
 checkpoint_every = 1
 """
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    with ray_cluster(nodes=2) as running:
-        yield running
 
 
 def planned(folder, rounds=3):
