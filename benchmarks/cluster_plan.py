@@ -27,6 +27,7 @@ import equipoise as eq
 from equipoise.engines import Ray
 from equipoise.engines.cluster.cost_measurement import measure_exchange, measure_round
 from equipoise.engines.cluster.pieces import PieceSize
+from equipoise.engines.cluster.ray_extra import connect
 from equipoise.engines.cluster.round_costs import Cluster, ExchangeCosts, PhaseWork, RoundEstimate, estimate_round
 from equipoise.round import Rounds
 from equipoise.runs.setup import set_up
@@ -179,10 +180,8 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    import ray
-
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])  # of workers
-    ray.init(address="local", num_cpus=2, object_store_memory=200 * 2**20, include_dashboard=False, log_to_driver=False)
+    connect("local", num_cpus=2, object_store_memory=200 * 2**20)
     time.sleep(5)
     {"measure": measure, "check": check}[what](Path(file))
 

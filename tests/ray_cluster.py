@@ -11,6 +11,7 @@ import pytest
 
 from equipoise.core.files import locked
 from equipoise.engines.cluster import pieces
+from equipoise.engines.cluster.ray_extra import OUR_OWN
 
 STORE_BYTES = 80 * 2**20  # of each node; Ray wants at least 75 MiB
 SHARED_MEMORY = 3 * STORE_BYTES  # of the cluster of three nodes
@@ -45,7 +46,7 @@ def ray_cluster(nodes=2, cpus=1, *, connect=True, kills=False):
         tests, before = Path(__file__).parent, os.environ.get("PYTHONPATH")
         paths = [tests.parent / "src", tests / "engines", tests, *([before] if before else [])]
         os.environ["PYTHONPATH"] = os.pathsep.join(map(str, paths))
-        os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 would starve workers on a busy machine
+        os.environ.setdefault("RAY_worker_niceness", OUR_OWN["RAY_worker_niceness"])  # 15 would starve on a busy machine
         cluster = Cluster(initialize_head=True, head_node_args=options | ({"_system_config": SOON} if kills else {}))
         try:
             for _ in range(nodes - 1):

@@ -286,6 +286,12 @@ def processes_that_name(text):
     return found
 
 
+def is_running(process):
+    """Whether a process runs; one that has ended, and that nobody has asked how, does not."""
+    status = Path(f"/proc/{process}/status")
+    return status.exists() and "State:\tZ" not in status.read_text()
+
+
 @pytest.mark.parametrize("end", ["by itself", "killed"])
 def test_nothing_is_left_running_when_a_driver_with_its_own_ray_ends(end):
     """Neither workers nor Ray's own processes, and none of the memory that they shared."""
@@ -301,8 +307,7 @@ def test_nothing_is_left_running_when_a_driver_with_its_own_ray_ends(end):
         if end == "killed":
             driver.kill()
         driver.communicate(timeout=120)
-    wait_until(lambda: not processes_that_name(session))
-    assert not [process for process in workers if Path(f"/proc/{process}").exists()]
+    wait_until(lambda: not processes_that_name(session) and not any(map(is_running, workers)))
     assert not {name for name in set(os.listdir(MEMORY)) - before if "plasma" in name or session in name}
 
 

@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 
 from equipoise.core.numbers import Numbers
-from equipoise.engines.cluster.packing import PART_BYTES, in_store, message, opened, pack
+from equipoise.engines.cluster.packing import INLINE_BYTES, in_store, message, opened, pack, part_bytes
 from equipoise.engines.cluster.pieces import Node, share_out
 from equipoise.engines.cluster.ray_worker import Answer, RayWorker, versions
 from equipoise.errors import EquipoiseError, EquipoiseNotice, IncompatibleParts
 
-_MOST_PARTS = 12  # results of one call that travel with its end
 _LOOK_SECONDS = 1.0  # between two looks at the cluster for new nodes and lost workers
 _START_SECONDS = 120.0  # for the first worker to be there
 _OTHERS_SECONDS = 10.0  # for the others, after it
@@ -316,8 +315,8 @@ class WorkerPool:
                     continue
                 pieces, cost = (first + begin, first + end), float(costs[begin:end].sum())
                 size = work.answer_bytes(*pieces)
-                parts = -(-size // (PART_BYTES - 2_000))
-                count = parts if parts <= _MOST_PARTS else 1
+                parts = -(-size // (part_bytes() - 2_000))
+                count = parts if size <= INLINE_BYTES else 1
                 own = message(work.own(*pieces))
                 models = [] if worker.models.get(session) == work.model_number else work.models()
                 worker.models[session] = work.model_number
