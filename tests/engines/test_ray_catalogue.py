@@ -71,6 +71,10 @@ KINDS = {
         for part, _, tail, _ in laws.PROTECTIONS
         if part is not None and getattr(part, "source", "seeded") != "system"  # whose noise is fresh in every run
     },
+    "correlated noise": (
+        {"privacy": laws.CORRELATED, "sampler": sampling.MinSeparation(2)},
+        {"clients_per_round": 4},
+    ),
     "FedNova, median": ({"aggregator": aggregators.FedNova(aggregators.Median())}, {}),
     "FedNova, noise": ({"aggregator": aggregators.FedNova(steps=2.0), "privacy": NOISE}, {}),
     "FedNova, secure": ({"aggregator": aggregators.FedNova(), "privacy": SECURE}, {}),
@@ -125,7 +129,7 @@ def test_adam_blows_up_the_rounding_of_a_gradient_that_is_zero(cluster):
     """A bias before batch normalisation has no effect: its gradient is zero but for rounding, which Adam divides by itself.
 
     Adam's ε is 1e-8. In double precision the rounding of 1e-17 is far below it, and everything agrees. In single precision it
-    is not: that bias may differ by whole steps, and nothing else does.
+    is not: that bias may differ by whole steps, and no other parameter does.
     """
     for dtype, tolerance in ((torch.float64, 1e-7), (torch.float32, 2 * 10 * 0.05)):  # 2 rounds, up to 2 · 5 steps, of 0.05
         data, model = made_data(dtype), lambda dtype=dtype: Normed().to(dtype)

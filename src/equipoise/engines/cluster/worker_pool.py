@@ -140,7 +140,10 @@ class WorkerPool:
 
         place = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
         threads = max(1, int(self.per_worker.get("num_cpus", 1)))
-        actor = self.ray.remote(RayWorker).options(**self.per_worker, scheduling_strategy=place, max_restarts=0).remote(threads)
+        kind = self.ray.remote(RayWorker).options(
+            **self.per_worker, scheduling_strategy=place, max_restarts=0, enable_task_events=False
+        )
+        actor = kind.remote(threads)
         self._actors.append(actor)
         self.starting.append(PooledWorker(actor, node, actor.hello.remote()))
 
