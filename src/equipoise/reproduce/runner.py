@@ -105,7 +105,8 @@ def reproduce_table(
         raise ConfigError(unknown_name("scale", scale, entry.scales))
     chosen = entry.scales[scale]
     require(seeds is None or seeds >= 1, "seeds", "must be at least 1", seeds)
-    usable_device(device)
+    if ray is None:
+        usable_device(device)
     folder = data_folder(data)
     folder = None if folder is None else folder.absolute()  # nodes of a cluster have other working directories
     if not show:
@@ -187,8 +188,8 @@ class ExperimentRuns:
             f"{self.entry.name}, scale {self.scale_name}: {len(missing)} runs to make"
             + (f", {kept} kept from before" if kept else "") + f", in {self.out}"
         )  # fmt: skip
-        slow = self.scale_name == "paper" and usable_device(self.device).type == "cpu" and limit.ends == float("inf")
-        if missing and slow and ray is None:
+        endless = ray is None and self.scale_name == "paper" and limit.ends == float("inf")
+        if missing and endless and usable_device(self.device).type == "cpu":
             self.warn_of_duration(missing[0], len(missing), lr)
         done, made = 0, self.make_here(missing, lr, limit) if ray is None else make_on_cluster(self, missing, lr, limit, ray)
         for done, run in enumerate(made, start=1):

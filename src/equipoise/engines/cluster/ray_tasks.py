@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from equipoise.core.files import write_atomically
 from equipoise.engines.cluster.ray_extra import connect
+from equipoise.errors import EquipoiseError
 
 MOST_STARTS = 3  # of one task, where workers or nodes are lost
 TOKEN = ".ray-study"  # noqa: S105 (a file in the folder, by which a node knows that it sees the folder)
@@ -48,8 +49,10 @@ class RayTasks:
     def __init__(self, address: str, folder: Path, function: Callable[..., Any], *, gpus: float = 0.0) -> None:
         self.ray = connect(address)
         self.shared = SharedFolder(str(folder.absolute()), secrets.token_hex(8))
-        write_atomically(folder / TOKEN, self.shared.token.encode())
         cluster = self.ray.cluster_resources()
+        if cluster.get("GPU", 0) < gpus:
+            raise EquipoiseError("No node of the Ray cluster has a GPU, and each run asks for one. Leave out the device.")
+        write_atomically(folder / TOKEN, self.shared.token.encode())
         self.room = max(1, int(min(cluster.get("CPU", 1), cluster.get("GPU", 0) / gpus if gpus else float("inf"))))
         self.task = self.ray.remote(_on_node).options(num_cpus=1, num_gpus=gpus, max_retries=0)
         self.board = self.ray.remote(Board).options(num_cpus=0).remote()
