@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -16,12 +17,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from equipoise.core.files import writing
 from equipoise.experiment.ray_studies import MOST_STARTS, RayTasks
 from equipoise.experiment.run_files import RunFolder
 from equipoise.experiment.study import PlannedRun
 
 Status = Literal["waiting", "running", "done", "failed", "there already"]
 POLL_SECONDS = 0.25
+LEAST_ROOM = 1 << 16  # bytes of a disk that is not full
 
 
 @dataclass
@@ -110,7 +113,9 @@ def _start(job: ScheduledRun) -> None:
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     # -P: a file in the working directory hides no module.
     command = [sys.executable, "-P", "-m", "equipoise.experiment.worker", str(job.folder.path), *job.options]
-    with job.folder.log.open("ab") as log:
+    with writing(job.folder.log):
+        log = job.folder.log.open("ab")
+    with log:
         job.log_start = log.tell()
         job.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | one_thread)
 
@@ -123,8 +128,7 @@ def _ended(job: ScheduledRun) -> bool:
         job.status = "done"
         return True
     job.status = "failed"
-    lines = job.folder.log.read_bytes()[job.log_start :].decode("utf-8", errors="replace").strip().splitlines()
-    reason = next((line for line in reversed(lines) if line.startswith("Error:")), lines[-1] if lines else "")
+    reason = _reason(job)
     how = f"signal {-code}" if code < 0 else f"exit code {code}"
     job.message = reason.removeprefix("Error: ") if code == 2 and reason else f"ended with {how}. {reason}".strip()
     return True
@@ -154,10 +158,18 @@ def _ended_on(tasks: RayTasks, job: ScheduledRun) -> bool:
     job.node, job.status = where, "done" if code == 0 and job.folder.finished else "failed"
     job.message = again.strip()
     if job.status == "failed":
-        lines = job.folder.log.read_bytes()[job.log_start :].decode("utf-8", errors="replace").strip().splitlines()
-        reason = next((line for line in reversed(lines) if line.startswith("Error:")), lines[-1] if lines else "")
-        job.message = f"{reason.removeprefix('Error: ')}{again}"
+        job.message = f"{_reason(job).removeprefix('Error: ')}{again}"
     return True
+
+
+def _reason(job: ScheduledRun) -> str:
+    """Why a run failed: its error in run.log, else the last line there. A log that is cut off says if the disk is full."""
+    text = job.folder.log.read_bytes()[job.log_start :].decode("utf-8", errors="replace")
+    lines = text.strip().splitlines()
+    reason = next((line for line in reversed(lines) if line.startswith("Error:")), lines[-1] if lines else "")
+    if not text.endswith("\n") and shutil.disk_usage(job.folder.path).free < LEAST_ROOM:
+        reason = f"{reason} {job.folder.log} could not be written: the disk is full. Make room on the disk.".strip()
+    return reason
 
 
 def _stop(job: ScheduledRun) -> None:
