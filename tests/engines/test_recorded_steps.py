@@ -15,6 +15,7 @@ from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.engines.simulator.calibration import Choice
 from equipoise.engines.simulator.recorded_steps import RecordedSteps
+from equipoise.engines.simulator.workers import one_thread
 
 
 class Doubled(torch.autograd.Function):
@@ -247,6 +248,23 @@ def test_products_are_added_to_the_parameters_at_once():
     engine.updates(engine.task.read_model(), everyone(4), SOLVERS["plain"])
     (made,) = engine.workers.own.path(RecordedSteps.name)._programs.values()
     assert made._each[0].program.source.count("aten.addmm_(") == 1  # the head's
+
+
+def test_a_step_with_convolutions_is_repeated_bit_for_bit():
+    """One rounding decides on which side of zero some unit is, and the difference grows with every step."""
+    torch.manual_seed(0)
+    clients = [(str(k), torch.randn(20, 3, 8, 8), torch.randint(0, 3, (20,))) for k in range(2)]
+    data, solver = FederatedData(ClientSet.pack(clients)), eq.solvers.SGD(lr=0.1, batch_size=10, epochs=3)
+    layers = nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(4, 8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 64), nn.ReLU()
+    task = Task.of(nn.Sequential(*layers, nn.Linear(64, 3)))
+    engine = engine_of(task, data)
+    with one_thread():  # as many as processes of the simulator have
+        found, wanted = (each.updates(task.read_model(), everyone(2), solver) for each in (engine, Loop().start(task, data)))
+    assert engine.paths_taken == ("recorded steps",)
+    assert torch.equal(found.update, wanted.update)
+    # The head's products are no exception: its gradients are written to memory first, as autograd does.
+    (made,) = engine.workers.own.path(RecordedSteps.name)._programs.values()
+    assert "aten.addmm_(" not in made._each[0].program.source
 
 
 class Frozen(nn.Module):

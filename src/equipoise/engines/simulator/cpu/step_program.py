@@ -1,7 +1,9 @@
 """A recorded local step as a TorchScript program: all steps of a client run without Python between their operations.
 
 The update of SGD is a part of the program. Where the gradient of a parameter is a product of two matrices, the product is added
-to the parameter at once, and the gradient itself is never written to memory.
+to the parameter at once, and the gradient itself is never written to memory. That rounds in another way than plain autograd. A
+step with convolutions is therefore repeated as it is, bit for bit: it has so many units near kinks that another rounding may
+move the update of a round by per cents, and its time is not that of these products.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from equipoise.engines.simulator.cpu.step_recorder import NotRecordable, Operati
 from equipoise.types import SgdRule
 
 _aten = torch.ops.aten
+_CONVOLUTIONS = {_aten.convolution.default, _aten.convolution_backward.default}
 _TYPES = {
     torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5, torch.float32: 6,
     torch.float64: 7, torch.bool: 11, torch.bfloat16: 15,
@@ -35,8 +38,10 @@ class StepProgram:
 
     def __init__(self, recording: Recording, parameters: int, sgd: SgdRule) -> None:
         self.constants = list(recording.constants.values())
-        products = packed_products(recording)
-        self.source = _source(recording, parameters, sgd, products)
+        as_it_is = any(operation.target in _CONVOLUTIONS for operation in recording.operations)
+        products = {} if as_it_is else packed_products(recording)
+        fused = {} if as_it_is or sgd.momentum or sgd.prox else _products(recording, parameters)
+        self.source = _source(recording, parameters, sgd, fused, products)
         self._matrices = [(each, recording.constants[each.matrix]) for each in products.values()]
         self._packed: list[Tensor] = []
         self._versions: list[int] = []  # of the matrices when they were packed
@@ -73,9 +78,10 @@ def first_words(failure: BaseException) -> str:
     return (lines or [type(failure).__name__])[0][:200]
 
 
-def _source(recording: Recording, parameters: int, sgd: SgdRule, packed: dict[int, PackedProduct]) -> str:
+def _source(
+    recording: Recording, parameters: int, sgd: SgdRule, fused: dict[int, list[Operation]], packed: dict[int, PackedProduct]
+) -> str:
     """The program's text."""
-    fused = {} if sgd.momentum or sgd.prox else _products(recording, parameters)
     left_out = {value for operations in fused.values() for operation in operations for value in operation.results.values()}
     lines = ["losses: List[Tensor] = []", "nothing: List[Optional[number]] = []"]
     places = {number: place for place, number in enumerate(packed)}
