@@ -53,6 +53,31 @@ def test_no_block_of_code_is_left_out(page):
     assert site_checks.wrong_toml(text) + site_checks.unknown_commands(text, options) == []
 
 
+def complete_files(page: Path) -> list[str]:
+    """TOML blocks of a page that are whole files for a command."""
+    found = [fence.text for fence in site_checks.fences(page.read_text(encoding="utf-8")) if fence.language == "toml"]
+    return [text for text in found if "[data]" in text and "[train]" in text and "…" not in text]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if complete_files(p)], ids=page_name)
+def test_complete_configurations_are_accepted(page, tmp_path, monkeypatch):
+    """Each is read and checked by the command that takes it: sections, keys, types, parts."""
+    from equipoise.experiment.config import RunConfig
+    from equipoise.experiment.search import read_search
+    from equipoise.experiment.study import read_study
+
+    monkeypatch.chdir(tmp_path)
+    for number, text in enumerate(complete_files(page)):
+        path = tmp_path / f"{number}.toml"
+        path.write_text(text, encoding="utf-8")
+        if "[search" in text:
+            assert read_search(path).space
+        elif "[study]" in text:
+            assert len(read_study(path, out=tmp_path / "runs")) > 1
+        else:
+            assert RunConfig.read(path).train.rounds > 0
+
+
 @pytest.mark.parametrize("page", [p for p in PAGES if p.name != "README.md"], ids=page_name)
 def test_a_page_says_whom_it_is_for_in_plain_words(page):
     assert site_checks.stumbling(page.read_text(encoding="utf-8")) == []
