@@ -64,7 +64,9 @@ def write(app, error) -> None:
 def accessible(text: str) -> str:
     """The HTML of a page with what screen readers and keyboards need and the tools leave out."""
     text = text.replace('role="heading">', 'role="heading" aria-level="2">')  # captions of the sidebar
-    text = text.replace('<div class="math-wrapper docutils container">', '<div class="math-wrapper docutils container" tabindex="0">')
+    text = text.replace(
+        '<div class="math-wrapper docutils container">', '<div class="math-wrapper docutils container" tabindex="0">'
+    )
     # Links of thumbnails: their text is hidden behind the picture.
     return re.sub(
         r'<a class="reference internal" href="(plot_[^"]+)"><span class="(?:doc|std std-ref)">([^<]+)</span></a>',
