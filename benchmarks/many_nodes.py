@@ -181,7 +181,7 @@ def measure(it: Federation, rounds: int, timeout: float) -> None:
     print(f"{len(it.names)} nodes registered and started in {time.monotonic() - began:.0f} s", flush=True)
     config = f'nodes="nodes.toml" clients-per-round={len(it.names)} minimum={len(it.names) * 3 // 4} timeout={timeout}'
     it.start("run", "equipoise", "flower", "run", "--run-config", f"{config} rounds={rounds + 6}")
-    it.await_rounds(1, 240)
+    it.await_rounds(1, 600)
     print(f"first round after {time.monotonic() - began:.0f} s", flush=True)
     it.await_rounds(rounds, 60.0 * rounds)
     taken = [entry["seconds"] for entry in it.rounds()[:rounds]]
