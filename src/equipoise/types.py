@@ -579,6 +579,7 @@ class PrivacyTraits:
     clip: float | None = None  # the bound on updates; None without differential privacy
     noise: Literal["central", "distributed"] = "central"
     only_sums: bool = False  # whether the server sees secure sums alone
+    fewest: int = 1  # clients whose sum is unmasked
     source: Literal["seeded", "system"] = "system"  # of the noise
     correlated: bool = False  # whether the noise is correlated over rounds
 
