@@ -93,7 +93,7 @@ def refuse_unfit_for_dynamic(algorithm: Algorithm) -> None:
 
 def _why_not_summed(algorithm: Algorithm) -> str | None:
     """Why the updates of a buffer cannot be added by secure sums; None if they can."""
-    rule, fewest = algorithm.traits.sampler.buffered, algorithm.traits.privacy.fewest
+    rule, fewest = algorithm.traits.sampler.buffered, algorithm.traits.privacy.fewest or 2
     if rule.damped:
         return f"{algorithm.privacy!r} masks updates before anybody knows how stale they will be; damped=False counts all alike"
     few = f"{algorithm.privacy!r} unmasks sums over at least {fewest} clients: buffer={fewest} or more has so many"

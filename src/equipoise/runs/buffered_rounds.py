@@ -188,7 +188,7 @@ class RunOnClock:
         """
         setting, algorithm = self.setting, self.setting.algorithm
         updates = torch.cat([setting.engine.updates(job.params, job.cohort, algorithm.solver).update for job in jobs])
-        different, fewest = len(set(plan.workers.clients.tolist())), algorithm.traits.privacy.fewest
+        different, fewest = len(set(plan.workers.clients.tolist())), algorithm.traits.privacy.fewest or 2
         if different < fewest:
             why = f"its buffer has updates of {different} of at least {fewest} clients, so that their sum would say too much"
             warnings.warn(EquipoiseNotice(f"Round {state.round} leaves the model as it is: {why}."), stacklevel=2)
