@@ -292,6 +292,7 @@ def reproduce(
     tune: Annotated[bool, Option("--tune", help="First choose the learning rate on FedAvg's training loss.")] = False,
     show: Annotated[bool, Option("--show", help="Run nothing: print what the folder holds.")] = False,
     minutes: Annotated[float | None, Option(help="Stop after this number of minutes; the same command resumes.")] = None,
+    precision: Annotated[str, Option(help="Of a GPU's products: float32, tf32 or bf16.")] = "float32",
     ray: RayAddress = None,
 ) -> None:
     """Run a published experiment again, and print published and measured numbers side by side."""
@@ -303,7 +304,7 @@ def reproduce(
     with _resumable():
         published.reproduce(
             name, data=data, scale=scale, seeds=seeds, out=out, device=device, methods=methods, tune=tune, show=show,
-            minutes=minutes, ray=ray, say=typer.echo,
+            minutes=minutes, precision=precision, ray=ray, say=typer.echo,
         )  # fmt: skip
 
 
