@@ -24,6 +24,7 @@ from equipoise.core.task import Task
 from equipoise.engines import Ray, Simulator
 from equipoise.engines.cluster import ray_engine
 from equipoise.engines.cluster.cost_measurement import measure_exchange
+from equipoise.engines.cluster.ray_extra import connect
 from equipoise.experiment.scheduler import run_all
 from equipoise.experiment.study import prepare, read_study
 from equipoise.round import Rounds
@@ -136,10 +137,8 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    import ray
-
     began = time.perf_counter()
-    ray.init(address="local", num_cpus=2, object_store_memory=200 * 2**20, include_dashboard=False, log_to_driver=False)
+    connect("local", num_cpus=2, object_store_memory=200 * 2**20)
     print(f"Ray's start-up: {time.perf_counter() - began:.1f} s", flush=True)
     time.sleep(10)  # its own processes go on starting for a while
     for name in given.only:

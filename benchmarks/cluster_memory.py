@@ -24,6 +24,7 @@ import torch
 
 import equipoise as eq
 from equipoise.engines import Ray
+from equipoise.engines.cluster.ray_extra import connect
 
 FEATURES, EXAMPLES, CLASSES = 8, 4, 3
 
@@ -82,9 +83,7 @@ def main() -> None:
         subprocess.run(command, check=True)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    import ray
-
-    ray.init(address="local", num_cpus=2, object_store_memory=200 * 2**20, include_dashboard=False, log_to_driver=False)
+    connect("local", num_cpus=2, object_store_memory=200 * 2**20)
     before, peak, times = own_memory(), Peak(), Times()
     data = eq.data.open_store(folder)
     risk = eq.risk.Superquantile(0.5)

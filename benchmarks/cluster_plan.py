@@ -1,8 +1,8 @@
 """Predicted round times on clusters of 1 … 128 nodes for 10³ … 10⁷ clients, from costs that are measured here.
 
-    python benchmarks/cluster_plan.py measure COSTS.json    # a minute: one worker of Ray, three workloads
-    python benchmarks/cluster_plan.py check COSTS.json      # prediction and measurement for one and two workers
-    python benchmarks/cluster_plan.py plot COSTS.json docs/images/scale.png
+    python benchmarks/cluster_plan.py measure benchmarks/cluster_costs.json    # a minute: one worker of Ray, three workloads
+    python benchmarks/cluster_plan.py check benchmarks/cluster_costs.json      # prediction and clock, one and two workers
+    python benchmarks/cluster_plan.py plot benchmarks/cluster_costs.json docs/images/scale.png    # picture and tables
 
 The formula is that of `equipoise.engines.cluster.round_costs`. All clients take part in every round, nodes have eight workers
 of the speed measured here, and the driver a network of 10 Gbit/s: several machines were not measured.
@@ -22,11 +22,13 @@ from typing import Any
 
 import torch
 import zoo
+from machine import describe_machine
 
 import equipoise as eq
 from equipoise.engines import Ray
 from equipoise.engines.cluster.cost_measurement import measure_exchange, measure_round
 from equipoise.engines.cluster.pieces import PieceSize
+from equipoise.engines.cluster.ray_extra import connect
 from equipoise.engines.cluster.round_costs import Cluster, ExchangeCosts, PhaseWork, RoundEstimate, estimate_round
 from equipoise.round import Rounds
 from equipoise.runs.setup import set_up
@@ -89,7 +91,7 @@ class Rounder:
         return statistics.median(times)
 
 
-def per_client_cost() -> tuple[float, float]:
+def per_client_cost(exchange: ExchangeCosts) -> ExchangeCosts:
     """What the driver does in a round, fixed and per client: of cohorts of 1,000 and 50,000 tiny clients."""
     found = {}
     for count in (1_000, 50_000):
@@ -101,15 +103,13 @@ def per_client_cost() -> tuple[float, float]:
         )  # fmt: skip
         rounds, state, engine = Rounds([setting]), setting.begin(), setting.engine
         measured = measure_round(engine, lambda rounds=rounds, state=state: rounds([state]), seconds=2.0)
-        exchange = measured.seconds - sum(phase.cost / phase.speed for phase in measured.phases)
-        found[count] = exchange
-    slope = (found[50_000] - found[1_000]) / 49_000
-    return max(0.0, found[1_000] - 1_000 * slope), max(0.0, slope)
+        found[count] = measured.seconds - estimate_round(measured.phases, exchange, Cluster()).seconds
+    slope = max(0.0, (found[50_000] - found[1_000]) / 49_000)
+    return replace(exchange, fixed=max(0.0, found[1_000] - 1_000 * slope), client=slope)
 
 
 def measure(file: Path) -> None:
-    fixed, client = per_client_cost()
-    kept: dict[str, Any] = {"workloads": {}}
+    kept: dict[str, Any] = {"machine": describe_machine("cpu", os.cpu_count() or 1), "workloads": {}}
     for name in ("linear", "ConvNet", "LoRA decoder"):
         rounder = Rounder(name)
         rounder.use(1)
@@ -117,7 +117,7 @@ def measure(file: Path) -> None:
         rounder.use(2)
         kept["workloads"][name] = {"phases": [asdict(phase) for phase in measured.phases], "driver": measured.driver}
         print(name, *measured.phases, f"{1e3 * measured.seconds:.1f} ms", flush=True)
-    kept["exchange"] = asdict(replace(measure_exchange(rounder.engine), fixed=fixed, client=client))
+    kept["exchange"] = asdict(per_client_cost(measure_exchange(rounder.engine)))
     print(kept["exchange"], flush=True)
     file.write_text(json.dumps(kept, indent=1) + "\n")
 
@@ -165,11 +165,38 @@ def plot(file: Path, out: Path) -> None:
     handles, _ = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, [f"10{'³⁴⁵⁶⁷'[power]} clients" for power in range(5)], loc="outside lower center", ncols=5)
     figure.savefig(out, dpi=130)
+    print("\n".join([*cost_lines(kept), "", *pays_lines(kept)]))
+
+
+def cost_lines(kept: dict[str, Any]) -> list[str]:
+    """The measured costs as a table."""
+    costs, machine = ExchangeCosts(**kept["exchange"]), kept["machine"]
+    rows = {
+        "latency of a phase": f"{1e3 * costs.latency:.2f} ms",
+        "call, per worker": f"{1e3 * costs.call:.2f} ms",
+        "megabyte that leaves or reaches the driver": f"{1e9 * costs.byte:.2f} ms",
+        "driver, per round": f"{1e3 * costs.fixed:.2f} ms",
+        "driver, per 1,000 clients of the cohort": f"{1e6 * costs.client:.2f} ms",
+    }
+    for name, figures in kept["workloads"].items():
+        (work,) = [phase for phase in phases_of(figures) if phase.name == "sums"]
+        rows[f"local work of a client, {name}"] = f"{1e3 * work.cost / work.clients / work.speed:.3g} ms"
+        rows[f"model, {name}"] = f"{work.model_bytes / 1e6:.3g} MB"
+    said = f"{machine['processor']}, {machine['cores']} cores, load {machine['load_before']:.1f} before, {machine['date']}"
+    return [said, "", "| what | measured |", "|---|---|", *(f"| {what} | {value} |" for what, value in rows.items())]
+
+
+def pays_lines(kept: dict[str, Any]) -> list[str]:
+    """Predicted round times, what further nodes bring, and what limits, as a table."""
+    lines = ["| work | clients | 1 node | 8 nodes | 128 nodes | limit of 8 | limit of 128 |", "|---|---|---|---|---|---|---|"]
     for name in kept["workloads"]:
         for clients in CLIENTS:
-            row = [predicted(kept, name, clients, Cluster(nodes, WORKERS_PER_NODE, LINK)) for nodes in (1, 8, 128)]
-            limit = row[-1].limit(Cluster(128, WORKERS_PER_NODE, LINK))
-            print(f"| {name} | {clients:,} | {' | '.join(f'{each.seconds:.3g} s' for each in row)} | {limit} |")
+            clusters = [Cluster(nodes, WORKERS_PER_NODE, LINK) for nodes in (1, 8, 128)]
+            one, eight, all_of_them = found = [predicted(kept, name, clients, cluster) for cluster in clusters]
+            times = [f"{each.seconds:.3g} s, × {one.seconds / each.seconds:.1f}" for each in (eight, all_of_them)]
+            limits = [each.limit(cluster) for each, cluster in zip(found, clusters, strict=True)][1:]
+            lines.append(f"| {name} | {clients:,} | {one.seconds:.3g} s | {' | '.join([*times, *limits])} |")
+    return lines
 
 
 def main() -> None:
@@ -179,10 +206,8 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    import ray
-
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])  # of workers
-    ray.init(address="local", num_cpus=2, object_store_memory=200 * 2**20, include_dashboard=False, log_to_driver=False)
+    connect("local", num_cpus=2, object_store_memory=200 * 2**20)
     time.sleep(5)
     {"measure": measure, "check": check}[what](Path(file))
 

@@ -44,3 +44,20 @@ def real_data() -> Path:
     if not folder or not Path(folder).is_dir():
         pytest.skip("EQUIPOISE_DATA does not name a folder with the real data sets")
     return Path(folder)
+
+
+@pytest.fixture(scope="module")
+def cluster(request):
+    """A real Ray cluster on this machine, as the module's CLUSTER asks for it."""
+    from ray_cluster import ray_cluster
+
+    with ray_cluster(**getattr(request.module, "CLUSTER", {})) as running:
+        yield running
+
+
+@pytest.fixture
+def small_pieces(monkeypatch):
+    """Pieces of about two clients, so that small cohorts have several."""
+    from ray_cluster import cut_small
+
+    cut_small(monkeypatch)

@@ -22,7 +22,7 @@ from equipoise.runs.setup import set_up
 from equipoise.solvers import SGD
 from equipoise.solvers.batches import client_batches
 from equipoise.testing import check_engine
-from equipoise.types import Cohort, Observer
+from equipoise.types import Cohort, Observer, Pull
 from made_clients import make_clients
 
 pytestmark = pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
@@ -316,6 +316,34 @@ def test_batches_of_one_are_left_out_and_told(data):
     torch.testing.assert_close(after, task.layout.read(model))
     assert not work.update[2].any()
     assert work.carried[2].isnan().all()
+
+
+@pytest.fixture
+def marked_memory():
+    """Memory that nobody has written to holds NaN."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("chunk_size", [None, 1, 2])
+@pytest.mark.parametrize(
+    "solver", [SGD(batch_size=4), eq.solvers.Adam(lr=0.05, batch_size=4), eq.solvers.Adam(lr=0.05, batch_size=4, state="kept")]
+)
+def test_a_client_whose_only_batch_is_left_out_stays_where_it_is(solver, chunk_size, marked_memory):
+    clients = FederatedData(make_clients([5, 9, 1, 8], dtype=torch.float64))
+    task, cohort = Task.of(normalised()).fitted(clients), everyone(4)
+    model, engines = model_vector(task), (Loop(), Simulator(chunk_size, workers=1))
+    expected, work = (engine.start(task, clients).updates(model, cohort, solver) for engine in engines)
+    assert not work.update[2].any()
+    torch.testing.assert_close(work.update, expected.update, rtol=0, atol=1e-7)  # Adam blows up the last bits of zeros
+    if expected.rows is not None:
+        torch.testing.assert_close(work.rows, expected.rows)
+    own, pull = model.expand(4, -1) + 0.1, Pull(model, torch.full((4,), 0.5, dtype=torch.float64))
+    if solver.state == "fresh":
+        wanted, found = (engine.start(task, clients).own_steps(own, cohort, solver, pull) for engine in engines)
+        torch.testing.assert_close(found, wanted)
+        assert torch.equal(found[2], own[2])
 
 
 @pytest.mark.parametrize("solver", [SGD(batch_size=1), eq.solvers.MAML()])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import base64
 import inspect
 import time
 from dataclasses import fields
@@ -24,19 +25,22 @@ PACKAGE = Path(flower.__file__).parent
 
 
 def test_private_modules_of_flower_are_imported_in_one_file():
-    """Secure sums take two primitives of Flower's cryptography besides, which are listed here."""
-    allowed = {"flower_internals.py"}
     found = set()
     for file in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            private = [name for name in names if name.split(".")[0] == "flwr" and name not in PUBLIC]
-            found |= {(file.name, name) for name in private if file.name not in allowed}
-    assert found <= {
-        ("masks.py", "flwr.common.secure_aggregation.crypto.symmetric_encryption"),
-        ("masks.py", "flwr.supercore.primitives.asymmetric"),
-    }
+            found |= {file.name for name in names if name.split(".")[0] == "flwr" and name not in PUBLIC}
+    assert found == {"flower_internals.py"}
+
+
+def test_keys_are_agreed_on_as_secure_sums_need():
+    """Elliptic curve P-384, and the same 32 bytes on both sides, which another party does not get."""
+    a, b, c = (flower_internals.new_private_key() for _ in range(3))
+    assert {key.curve.name for key in (a, b, c)} == {"secp384r1"}
+    shared = flower_internals.agree_on_key(a, b.public_key())
+    assert shared == flower_internals.agree_on_key(b, a.public_key()) != flower_internals.agree_on_key(c, a.public_key())
+    assert len(base64.urlsafe_b64decode(shared)) == 32
 
 
 def test_the_version_is_one_that_this_was_checked_with():
@@ -52,11 +56,18 @@ def test_names_that_are_replaced_are_there():
     from flwr.supernode.runtime import run_clientapp
 
     replaced = {
-        run_clientapp: {"pull_task_input", "push_message", "push_task_output", "install_from_fab", "get_load_client_app_fn"},
+        run_clientapp: {
+            "pull_task_input",
+            "push_message",
+            "push_task_output",
+            "install_from_fab",
+            "get_load_client_app_fn",
+            "Error",
+        },
         run_superexec: {"get_executor", "time"},
         start_client_internal: {"time"},
         fleet_http_connection: {"flwr_exit"},
-    }
+    }  # fmt: skip
     for module, names in replaced.items():
         assert names <= set(vars(module)), module
         code = inspect.getsource(module)

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from ray_cluster import ray_cluster
 from torch import nn
 
 import equipoise as eq
@@ -17,29 +16,23 @@ from equipoise.engines.cluster.pieces import PieceSize
 from equipoise.testing import check_engine
 from made_clients import make_clients
 
-pytestmark = [pytest.mark.xdist_group("ray"), pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")]
+pytestmark = [
+    pytest.mark.xdist_group("ray"),
+    pytest.mark.usefixtures("small_pieces"),
+    pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice"),
+]
 SIZES = [1, 2, 3, 7, 10, 11, 20, 25, 4, 9, 6, 13]
 SGD = solvers.SGD(lr=0.3, batch_size=4)
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    with ray_cluster(nodes=2) as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def small_pieces(monkeypatch):
-    """Pieces of about two clients, so that small cohorts have several."""
-    monkeypatch.setitem(pieces.TRAINING, "cpu", PieceSize(1.0, 2))
-    monkeypatch.setitem(pieces.SCORING, "cpu", PieceSize(1.0, 2))
-
-
-@pytest.fixture(scope="module")
 def data():
-    return FederatedData(
-        make_clients(SIZES), test=make_clients([5, 9, 14, 3], seed=1, prefix="unseen"), classes=3, name="ragged"
-    )
+    return made_data()
+
+
+def made_data(dtype=torch.float32):
+    unseen = make_clients([5, 9, 14, 3], seed=1, prefix="unseen", dtype=dtype)
+    return FederatedData(make_clients(SIZES, dtype=dtype), test=unseen, classes=3, name="ragged")
 
 
 def trained(data, engine, algorithm, model=None, **options):

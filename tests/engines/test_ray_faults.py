@@ -7,46 +7,41 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from ray_cluster import ray_cluster
 
 import equipoise as eq
 from equipoise import risk, solvers
 from equipoise.data.clients import FederatedData
 from equipoise.engines import Ray
-from equipoise.engines.cluster import pieces, ray_engine
-from equipoise.engines.cluster.pieces import PieceSize
+from equipoise.engines.cluster import ray_engine
 from equipoise.errors import EquipoiseNotice, IncompatibleParts
 from made_clients import make_clients
+from ray_cluster import MEMORY, cut_small, skip_without_ray
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),
     pytest.mark.cluster,
+    pytest.mark.usefixtures("small_pieces"),
     pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice"),
     pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray leaves files of the nodes that it starts open
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
+CLUSTER = {"nodes": 3, "kills": True}
 ROUNDS = 40
 TAIL = eq.Algorithm(risk=risk.Superquantile(0.5), solver=solvers.SGD(lr=0.1, batch_size=4))
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    with ray_cluster(nodes=3, kills=True) as running:
-        yield running
-
-
-@pytest.fixture(autouse=True)
-def small_pieces(monkeypatch):
-    monkeypatch.setitem(pieces.TRAINING, "cpu", PieceSize(1.0, 2))
-    monkeypatch.setitem(pieces.SCORING, "cpu", PieceSize(1.0, 2))
-
-
-@pytest.fixture(scope="module")
 def data():
+    return forty_clients()
+
+
+def forty_clients():
     return FederatedData(make_clients([5 + k % 17 for k in range(40)]), classes=3, name="forty")
 
 
@@ -61,9 +56,11 @@ def undisturbed(data):
     return trained(data, "simulator")
 
 
-@pytest.fixture
-def alone(cluster, data, small_pieces):
-    return trained(data, Ray(workers=1)).params
+@pytest.fixture(scope="module")
+def alone(cluster, data):
+    with pytest.MonkeyPatch.context() as patch:
+        cut_small(patch)
+        return trained(data, Ray(workers=1)).params
 
 
 def pool():
@@ -144,9 +141,8 @@ DRIVER = """
 import sys
 import equipoise as eq
 sys.path.insert(0, {tests!r})
-from test_ray_faults import FederatedData, PieceSize, Ray, make_clients, pieces, trained
-pieces.TRAINING["cpu"] = pieces.SCORING["cpu"] = PieceSize(1.0, 2)
-data = FederatedData(make_clients([5 + k % 17 for k in range(40)]), classes=3, name="forty")
+from test_ray_faults import Ray, cut_small, forty_clients, pytest, trained
+cut_small(pytest.MonkeyPatch())
 saving = eq.Checkpoints({file!r}, every=1)
 
 class Slow(eq.observers.Observer):
@@ -154,7 +150,7 @@ class Slow(eq.observers.Observer):
         print(report.round, flush=True)
         import time; time.sleep(0.02)
 
-trained(data, Ray(address={address!r}), checkpoint=saving, observers=[Slow()])
+trained(forty_clients(), Ray(address={address!r}), checkpoint=saving, observers=[Slow()])
 """
 
 
@@ -203,25 +199,51 @@ def test_other_versions_are_refused_by_name(cluster, data, tmp_path):
         ray_engine._pools.clear()
 
 
+@dataclass(frozen=True, repr=False)
 class ShortOfMemory(solvers.SGD):
-    """SGD whose step needs more memory than there is for more than `most` clients at once."""
+    """SGD whose step needs more memory than there is for more than `most` clients at once, on one node or on all."""
 
-    most = 1
+    most: int = 1
+    node: str = ""
 
     def step(self, weights, gradient, memory, *, anchor, lr):
-        if weights.dim() > 1 and weights.shape[0] > self.most:
+        clients = weights.shape[0] if weights.dim() > 1 else 1
+        if clients > self.most and self.node in ("", here()):
             raise MemoryError
         super().step(weights, gradient, memory, anchor=anchor, lr=lr)
 
 
-def test_chunks_get_smaller_where_memory_is_short(cluster, data):
-    algorithm = eq.Algorithm(solver=ShortOfMemory(lr=0.1, batch_size=4))
-    given = {"rounds": 2, "clients_per_round": 24, "progress": False}
-    with pytest.warns(EquipoiseNotice, match=r"ran out of memory, and works in chunks of 1 clients .* last bits"):
-        result = eq.train(eq.models.Softmax(4, 3), data, algorithm, engine=Ray(), **given)
+def here():
+    import ray
+
+    return ray.get_runtime_context().get_node_id() if ray.is_initialized() else "no node"
+
+
+def with_short_memory(data, **given):
+    """A run by nodes whose memory is short, and one by the simulator that has enough."""
+    options = {"rounds": 2, "clients_per_round": 24, "progress": False}
+    solver = ShortOfMemory(lr=0.1, batch_size=4, **given)
+    result = eq.train(eq.models.Softmax(4, 3), data, eq.Algorithm(solver=solver), engine=Ray(), **options)
     plain = eq.Algorithm(solver=solvers.SGD(lr=0.1, batch_size=4))
-    expected = eq.train(eq.models.Softmax(4, 3), data, plain, **given)
+    expected = eq.train(eq.models.Softmax(4, 3), data, plain, engine="simulator", **options)
     torch.testing.assert_close(result.params, expected.params, rtol=1e-3, atol=1e-4)
+
+
+def test_chunks_get_smaller_where_memory_is_short(cluster, data):
+    ray_engine._pools.clear()
+    with pytest.warns(EquipoiseNotice, match=r"ran out of memory, and works in chunks of 1 clients .* last bits"):
+        with_short_memory(data)
+
+
+def test_a_node_without_memory_for_one_client_is_left_out(cluster, data):
+    ray_engine._pools.clear()
+    trained(data, Ray(), rounds=1)  # workers are there on every node
+    victim = pool().workers[-1].node
+    with pytest.warns(EquipoiseNotice, match=r"has too little memory for one client. It gets no more work"):
+        with_short_memory(data, most=0, node=victim)
+    assert victim in pool().left_out
+    assert victim not in pool().nodes()
+    ray_engine._pools.clear()
 
 
 def failing_loss(outputs, targets):
@@ -237,3 +259,61 @@ def test_errors_of_remote_work_name_the_node(cluster, data):
         Ray().start(task, data).losses(task.read_model(), draw_everyone(data, 0))
     assert "in a worker on" in "".join(failure.value.__notes__)
     assert os.uname().nodename in "".join(failure.value.__notes__)
+
+
+LOCAL_DRIVER = """
+import sys, time
+sys.path.insert(0, {tests!r})
+from test_ray_faults import Ray, forty_clients, pool, trained
+import ray
+ray.init(address="local", num_cpus=2, object_store_memory=80 * 2**20, include_dashboard=False, log_to_driver=False)
+trained(forty_clients(), Ray(), rounds=2)
+print(ray.get_runtime_context().get_session_name(), *(worker.process for worker in pool().workers), flush=True)
+time.sleep({wait})
+"""
+
+
+def processes_that_name(text):
+    """Numbers and commands of the processes whose command or environment has this text."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes() + (folder / "environ").read_bytes()
+        except OSError:
+            continue
+        if text.encode() in words:
+            found.append((int(folder.name), (folder / "cmdline").read_bytes()[:80]))
+    return found
+
+
+def is_running(process):
+    """Whether a process runs; one that has ended, and that nobody has asked how, does not."""
+    status = Path(f"/proc/{process}/status")
+    return status.exists() and "State:\tZ" not in status.read_text()
+
+
+@pytest.mark.parametrize("end", ["by itself", "killed"])
+def test_nothing_is_left_running_when_a_driver_with_its_own_ray_ends(end):
+    """Neither workers nor Ray's own processes, and none of the memory that they shared."""
+    skip_without_ray()
+    before = set(os.listdir(MEMORY))
+    code = LOCAL_DRIVER.format(tests=str(Path(__file__).parent), wait=0 if end == "by itself" else 600)
+    driver = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        session, *workers = driver.stdout.readline().split()
+        assert len(workers) == 2
+        assert end == "by itself" or processes_that_name(session)
+    finally:
+        if end == "killed":
+            driver.kill()
+        driver.communicate(timeout=120)
+    wait_until(lambda: not processes_that_name(session) and not any(map(is_running, workers)))
+    assert not {name for name in set(os.listdir(MEMORY)) - before if "plasma" in name or session in name}
+
+
+def test_tests_on_a_cluster_are_skipped_with_the_reason_where_shared_memory_is_short(monkeypatch):
+    import ray_cluster
+
+    monkeypatch.setattr(ray_cluster.shutil, "disk_usage", lambda path: SimpleNamespace(free=64 << 20))
+    with pytest.raises(pytest.skip.Exception, match=r"shm has 64 MB free, and the cluster's object stores take 240 MB"):
+        skip_without_ray()

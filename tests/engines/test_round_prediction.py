@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from ray_cluster import ray_cluster
 
 import equipoise as eq
 from equipoise.engines import Ray
@@ -24,12 +23,7 @@ pytestmark = [
     pytest.mark.cluster,
     pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice"),
 ]
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    with ray_cluster(nodes=1, cpus=2) as running:
-        yield running
+CLUSTER = {"nodes": 1, "cpus": 2}
 
 
 def a_run():

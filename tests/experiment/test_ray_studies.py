@@ -1,22 +1,23 @@
 """Studies on a real Ray cluster: the same runs as by processes, only what is missing, and lost runs go on elsewhere."""
 
+import io
+import json
 import os
+import re
 import signal
-import sys
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from equipoise.experiment import ray_studies
+from equipoise.engines.cluster import ray_tasks
 from equipoise.experiment.run_files import RunFolder
-from equipoise.experiment.scheduler import run_all
+from equipoise.experiment.scheduler import live_table, run_all
 from equipoise.experiment.study import prepare, read_study
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))
-from ray_cluster import ray_cluster
+from equipoise.reproduce import reproduce
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),
@@ -42,12 +43,6 @@ checkpoint_every = 1
 """
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    with ray_cluster(nodes=2) as running:
-        yield running
-
-
 def planned(folder, rounds=3):
     file = folder / "study.toml"
     file.write_text(STUDY.format(rounds=rounds))
@@ -71,12 +66,12 @@ def test_a_study_on_a_cluster_makes_the_runs_of_processes(cluster, tmp_path):
     assert models(here) == models(there)
     again = run_all(there, workers=1, console=Console(quiet=True), ray=cluster.address)
     assert [job.status for job in again] == ["there already"] * 4
-    assert not (tmp_path / "there" / "runs" / ray_studies._TOKEN).exists()
+    assert not (tmp_path / "there" / "runs" / ray_tasks.TOKEN).exists()
 
 
 def test_folders_that_nodes_do_not_see_are_brought_back(cluster, tmp_path, monkeypatch):
     runs = planned(tmp_path)
-    monkeypatch.setattr(ray_studies, "write_atomically", lambda file, content: None)  # no token: as on a node elsewhere
+    monkeypatch.setattr(ray_tasks, "write_atomically", lambda file, content: None)  # no token: as on a node elsewhere
     jobs = run_all(runs, workers=1, console=Console(quiet=True), ray=cluster.address)
     assert [job.status for job in jobs] == ["done"] * 4
     assert all(RunFolder(run.folder.path).finished for run in runs)
@@ -94,25 +89,83 @@ def processes_of(name):
     return found
 
 
+def kill_tasks(times, ready, killed):
+    """SIGKILL the process of a task so many times, each time that `ready` says so."""
+    until = time.monotonic() + 120
+    while len(killed) < times and time.monotonic() < until:
+        for process in processes_of("ray::_on_node"):
+            if ready() and process not in killed and len(killed) < times:
+                os.kill(process, signal.SIGKILL)
+                killed.append(process)
+        time.sleep(0.01)
+
+
+@contextmanager
+def tasks_killed(times, ready):
+    killed = []
+    killer = threading.Thread(target=kill_tasks, args=(times, ready, killed))
+    killer.start()
+    yield killed
+    killer.join()
+    assert len(killed) == times
+
+
+def test_a_run_that_is_lost_again_and_again_is_given_up_by_name(cluster, tmp_path):
+    runs = planned(tmp_path, 2000)[:1]
+    with tasks_killed(ray_tasks.MOST_STARTS, lambda: True):
+        (job,) = run_all(runs, workers=1, console=Console(quiet=True), ray=cluster.address)
+    assert (job.status, job.starts) == ("failed", ray_tasks.MOST_STARTS)
+    assert re.match(r"its worker or node was lost: .* It was started 3 times", job.message)
+
+
+def test_the_live_table_shows_what_runs_where(cluster, tmp_path):
+    runs, shown = planned(tmp_path, 60), []
+
+    class Watched(Console):
+        """A terminal that nobody sees; the table is read as it is drawn."""
+
+        is_terminal = True
+
+    def drawn(jobs):
+        shown.append([(job.status, job.node) for job in jobs])
+        return live_table(jobs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("equipoise.experiment.scheduler.live_table", drawn)
+        run_all(runs, workers=1, console=Watched(file=io.StringIO()), ray=cluster.address)
+    assert ("running", os.uname().nodename) in {each for jobs in shown for each in jobs}
+    assert shown[-1] == [("done", os.uname().nodename)] * 4
+
+
+def test_a_reproduction_on_a_cluster_makes_the_runs_of_one_machine(cluster, tmp_path):
+    """With a task that is lost in the middle: the runs and figures are the same."""
+    given = {"methods": "0-stragglers-fedprox-mu-0,50-stragglers-fedavg", "seeds": 2, "say": lambda line: None}
+    here = reproduce("fedprox-synthetic", out=tmp_path / "here", **given)
+    lines = []
+    there = tmp_path / "there"
+    with tasks_killed(1, lambda: True):
+        folder = reproduce("fedprox-synthetic", out=there, ray=cluster.address, **{**given, "say": lines.append})
+    assert not (folder / ray_tasks.TOKEN).exists()
+    one, two = (
+        {file.name: json.loads(file.read_text()) for file in sorted((place / "runs").iterdir())} for place in (here, folder)
+    )
+    assert one.keys() == two.keys()
+    for name, run in one.items():
+        assert run["figures"] == pytest.approx(two[name]["figures"], rel=1e-3)  # other chunks add up in another order
+        assert two[name]["node"] == os.uname().nodename
+    assert any("It was started 2 times, because its worker or node was lost." in line for line in lines)
+    assert any(run.get("starts") == 2 for run in two.values())
+    again = []
+    reproduce("fedprox-synthetic", out=there, ray=cluster.address, **{**given, "say": again.append})
+    assert "0 runs to make, 4 kept from before" in again[0]
+
+
 def test_a_run_that_is_lost_goes_on_from_its_checkpoint(cluster, tmp_path):
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
     here, there = planned(tmp_path / "here", 80), planned(tmp_path / "there", 80)
-    killed = []
-
-    def kill():
-        until = time.monotonic() + 60
-        while not killed and time.monotonic() < until:
-            if any(run.folder.checkpoint.exists() for run in there) and (at_work := processes_of("ray::_train_folder")):
-                os.kill(at_work[0], signal.SIGKILL)
-                killed.append(at_work[0])
-            time.sleep(0.01)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    jobs = run_all(there, workers=1, console=Console(quiet=True), ray=cluster.address)
-    killer.join()
-    assert killed
+    with tasks_killed(1, lambda: any(run.folder.checkpoint.exists() for run in there)):
+        jobs = run_all(there, workers=1, console=Console(quiet=True), ray=cluster.address)
     assert [job.status for job in jobs] == ["done"] * 4, [job.message for job in jobs]
     assert sum(job.starts for job in jobs) == 5
     assert any("started 2 times" in job.message for job in jobs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -16,12 +17,15 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from equipoise.experiment.ray_studies import MOST_STARTS, RayTasks
+from equipoise.core.files import writing
+from equipoise.engines.cluster.ray_tasks import MOST_STARTS, RayTasks, restarts
+from equipoise.experiment.ray_studies import run_ended, start_run, study_tasks
 from equipoise.experiment.run_files import RunFolder
 from equipoise.experiment.study import PlannedRun
 
 Status = Literal["waiting", "running", "done", "failed", "there already"]
 POLL_SECONDS = 0.25
+LEAST_ROOM = 1 << 16  # bytes of a disk that is not full
 
 
 @dataclass
@@ -38,7 +42,7 @@ class ScheduledRun:
     options: tuple[str, ...] = ()  # command-line options of the worker
     remote: Any = None  # the reference to its task on a cluster
     starts: int = 0  # on a cluster, also after its node was lost
-    node: str = ""  # where it ran on a cluster
+    node: str = ""  # where it runs on a cluster
 
     @property
     def folder(self) -> RunFolder:
@@ -68,7 +72,7 @@ def run_all(
     With `ray`, the address of a Ray cluster, each run is a task there, and there are as many at a time as the cluster has CPUs.
     """
     jobs = [ScheduledRun(run, "there already" if run.folder.finished else "waiting", options=tuple(options)) for run in runs]
-    tasks = None if ray is None or not runs else RayTasks(ray, runs[0].folder.path.parent)
+    tasks = None if ray is None or not runs else study_tasks(ray, runs[0].folder.path.parent)
     workers = workers if tasks is None else tasks.room
     try:
         if console.is_terminal:
@@ -92,6 +96,10 @@ def _work_through(jobs: list[ScheduledRun], workers: int, console: Console | Non
                 text = f"{job.status}: {job.run.method}, seed {job.run.seed} {job.message}".rstrip()
                 text += f" on {job.node}" if job.node else ""
                 console.print(Text(text), soft_wrap=True)
+        if tasks is not None and console is None:  # for the live table
+            places = tasks.places()
+            for job in jobs:
+                job.node = places.get(job.remote, job.node) if job.status == "running" else job.node
         waiting = [job for job in jobs if job.status == "waiting"]
         running = sum(job.status == "running" for job in jobs)
         if not waiting and not running:
@@ -110,7 +118,9 @@ def _start(job: ScheduledRun) -> None:
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     # -P: a file in the working directory hides no module.
     command = [sys.executable, "-P", "-m", "equipoise.experiment.worker", str(job.folder.path), *job.options]
-    with job.folder.log.open("ab") as log:
+    with writing(job.folder.log):
+        log = job.folder.log.open("ab")
+    with log:
         job.log_start = log.tell()
         job.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | one_thread)
 
@@ -123,11 +133,21 @@ def _ended(job: ScheduledRun) -> bool:
         job.status = "done"
         return True
     job.status = "failed"
-    lines = job.folder.log.read_bytes()[job.log_start :].decode("utf-8", errors="replace").strip().splitlines()
-    reason = next((line for line in reversed(lines) if line.startswith("Error:")), lines[-1] if lines else "")
-    how = f"signal {-code}" if code < 0 else f"exit code {code}"
-    job.message = reason.removeprefix("Error: ") if code == 2 and reason else f"ended with {how}. {reason}".strip()
+    how, reason = f"signal {-code}" if code < 0 else f"exit code {code}", _last_words(job)
+    job.message = reason if code == 2 and reason else f"ended with {how}. {reason}".strip()
     return True
+
+
+def _last_words(job: ScheduledRun) -> str:
+    """Why a run failed: its error in run.log, else the last line there. A log that is cut off says if the disk is full."""
+    if not job.folder.log.exists():
+        return ""
+    text = job.folder.log.read_bytes()[job.log_start :].decode("utf-8", errors="replace")
+    lines = text.strip().splitlines()
+    reason = next((line for line in reversed(lines) if line.startswith("Error:")), lines[-1] if lines else "")
+    if not text.endswith("\n") and shutil.disk_usage(job.folder.path).free < LEAST_ROOM:
+        reason = f"{reason} {job.folder.log} could not be written: the disk is full. Make room on the disk.".strip()
+    return reason.removeprefix("Error: ")
 
 
 def _start_on(tasks: RayTasks, job: ScheduledRun) -> None:
@@ -135,28 +155,24 @@ def _start_on(tasks: RayTasks, job: ScheduledRun) -> None:
     job.first_round, job.start_time, job.status = job.rounds_done(), time.monotonic(), "running"
     job.log_start = job.folder.log.stat().st_size if job.folder.log.exists() else 0
     job.starts += 1
-    job.remote = tasks.start(job.folder, job.options)
+    job.remote, job.node = start_run(tasks, job.folder, job.options), ""
 
 
 def _ended_on(tasks: RayTasks, job: ScheduledRun) -> bool:
     """Whether the task of a run has ended for good; one that was lost is started again, a bounded number of times."""
-    found = tasks.ended(job.remote, job.folder)
-    if found is None:
+    end = run_ended(tasks, job.remote, job.folder)
+    if end is None:
         return False
-    code, where, lost = found
-    if lost and job.starts < MOST_STARTS:
+    if end.lost and job.starts < MOST_STARTS:
         _start_on(tasks, job)
         return False
-    again = f" It was started {job.starts} times, because its worker or node was lost." if job.starts > 1 else ""
-    if lost:
-        job.status, job.message = "failed", f"its worker or node was lost: {where}.{again}"
+    job.message, job.node = restarts(job.starts), end.node or job.node
+    if end.value == 0 and job.folder.finished:
+        job.status = "done"
         return True
-    job.node, job.status = where, "done" if code == 0 and job.folder.finished else "failed"
-    job.message = again.strip()
-    if job.status == "failed":
-        lines = job.folder.log.read_bytes()[job.log_start :].decode("utf-8", errors="replace").strip().splitlines()
-        reason = next((line for line in reversed(lines) if line.startswith("Error:")), lines[-1] if lines else "")
-        job.message = f"{reason.removeprefix('Error: ')}{again}"
+    job.status = "failed"
+    reason = f"its worker or node was lost: {end.lost}." if end.lost else end.failed or _last_words(job)
+    job.message = f"{reason} {job.message}".rstrip()
     return True
 
 

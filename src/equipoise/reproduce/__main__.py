@@ -27,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--show", action="store_true", help="run nothing: print what the folder holds")
     parser.add_argument("--minutes", type=float, help="stop after this number of minutes; the same command resumes")
     parser.add_argument("--precision", default="float32", help="of a GPU's products: float32, tf32 or bf16")
+    parser.add_argument("--ray", metavar="ADDRESS", help="a Ray cluster that makes the runs: HOST:PORT, auto, or local")
     given = parser.parse_args(arguments)
     if given.list or not given.names:
         print(listing())
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             reproduce(
                 name, data=given.data, scale=given.scale, seeds=given.seeds, out=given.out, device=given.device,
                 methods=given.methods, tune=given.tune, show=given.show, minutes=left,
-                precision=given.precision,
+                precision=given.precision, ray=given.ray,
             )  # fmt: skip
     except EquipoiseError as failure:
         print(f"Error: {failure}", file=sys.stderr)

@@ -28,6 +28,7 @@ from equipoise.reproduce.batched_runs import ENOUGH_SECONDS, OutOfTime, RunsToge
 from equipoise.reproduce.data_sets import at_most, data_folder, require_files
 from equipoise.reproduce.entry import Experiment, FinishedRun, Method, Scale
 from equipoise.reproduce.experiments import EXPERIMENTS, SEVERAL
+from equipoise.reproduce.ray_runs import make_on_cluster
 from equipoise.reproduce.result_tables import Reproduction, machine, slug, versions
 from equipoise.result import Result
 from equipoise.round import grouped
@@ -59,6 +60,7 @@ def reproduce(
     show: bool = False,
     minutes: float | None = None,
     precision: str = "float32",
+    ray: str | None = None,
     say: PrintLine | None = None,
 ) -> Path:
     """Make the missing runs of an experiment, print published and measured figures side by side, and save them.
@@ -66,13 +68,14 @@ def reproduce(
     Returns the folder OUT/NAME-SCALE, which holds result.md, result.json and a file per run; for an experiment of several
     tables that is the folder of the last. `methods` selects rows by name or by the name of their files, separated by commas;
     `show` runs nothing and prints what the folder holds. `minutes` is when to stop; the same call then goes on. `precision` is
-    that of a GPU's products ("float32", "tf32" or "bf16").
+    that of a GPU's products ("float32", "tf32" or "bf16"). `ray`, the address of a Ray cluster, has the runs made there; every
+    node needs the data files at the same path. A learning rate is chosen here all the same.
     """
     limit = TimeLimit.minutes(minutes)
     require(minutes is None or minutes > 0, "minutes", "must be positive", minutes)
     given: dict[str, Any] = {
         "data": data, "scale": scale, "seeds": seeds, "out": out, "device": device, "methods": methods, "tune": tune,
-        "show": show, "precision": precision,
+        "show": show, "precision": precision, "ray": ray,
     }  # fmt: skip
     folders = [reproduce_table(part, limit=limit, say=say, **given) for part in SEVERAL.get(name, (name,))]
     return folders[-1]
@@ -90,6 +93,7 @@ def reproduce_table(
     tune: bool,
     show: bool,
     precision: str,
+    ray: str | None,
     limit: TimeLimit,
     say: PrintLine | None,
 ) -> Path:
@@ -101,8 +105,10 @@ def reproduce_table(
         raise ConfigError(unknown_name("scale", scale, entry.scales))
     chosen = entry.scales[scale]
     require(seeds is None or seeds >= 1, "seeds", "must be at least 1", seeds)
-    usable_device(device)
+    if ray is None:
+        usable_device(device)
     folder = data_folder(data)
+    folder = None if folder is None else folder.absolute()  # nodes of a cluster have other working directories
     if not show:
         require_files(name, entry.needs, folder)
     runs = ExperimentRuns(
@@ -117,7 +123,7 @@ def reproduce_table(
     )
     if show:
         return runs.report(runs.tuned_rate(only_stored=True) if tune else None, 0.0)
-    return runs.finish(tune=tune, limit=limit)
+    return runs.finish(tune=tune, limit=limit, ray=ray)
 
 
 def chosen_methods(entry: Experiment, names: str | None, scale: str) -> tuple[Method, ...]:
@@ -149,11 +155,12 @@ class ExperimentRuns:
     device: str | None
     say: PrintLine
     precision: str = "float32"
+    processes: int | None = None  # of the simulator; None: as many as are fastest
 
     @property
     def engine(self) -> Simulator:
         """The engine that makes the runs."""
-        return Simulator(device=self.device, precision=self.precision)
+        return Simulator(device=self.device, workers=self.processes, precision=self.precision)
 
     @property
     def seeds(self) -> range:
@@ -168,8 +175,11 @@ class ExperimentRuns:
         """The rounds of a method: those of the scale, or its own at the scale "paper"."""
         return self.scale.rounds if method.rounds is None or self.scale_name != "paper" else method.rounds
 
-    def finish(self, *, tune: bool, limit: TimeLimit | None = None) -> Path:
-        """Make the runs that are missing, as far as the time allows, then print and save the tables."""
+    def finish(self, *, tune: bool, limit: TimeLimit | None = None, ray: str | None = None) -> Path:
+        """Make the runs that are missing, as far as the time allows, then print and save the tables.
+
+        `ray` is the address of the Ray cluster that makes them; None: they are made here.
+        """
         start, limit = time.perf_counter(), limit or TimeLimit()
         lr = self.tuned_rate() if tune else None
         wanted = [(seed, method) for seed in self.seeds for method in self.entry.methods if seed in self.seeds_of(method)]
@@ -179,27 +189,40 @@ class ExperimentRuns:
             f"{self.entry.name}, scale {self.scale_name}: {len(missing)} runs to make"
             + (f", {kept} kept from before" if kept else "") + f", in {self.out}"
         )  # fmt: skip
-        if missing and self.scale_name == "paper" and usable_device(self.device).type == "cpu" and limit.ends == float("inf"):
+        endless = ray is None and self.scale_name == "paper" and limit.ends == float("inf")
+        if missing and endless and usable_device(self.device).type == "cpu":
             self.warn_of_duration(missing[0], len(missing), lr)
-        done = 0
-        for together in self.in_batches(missing, lr):
-            if limit.left < ENOUGH_SECONDS:
-                break
-            try:
-                runs = self.make(together, lr, limit)
-            except OutOfTime:
-                self.say(f"Stopped in {together}; the same command goes on from its checkpoint.")
-                break
-            for run in runs:
-                done += 1
-                figures = ", ".join(f"{self.entry.figures[f].title} {v:.2f}" for f, v in run.get("figures", {}).items())
-                what = figures or run["failed"]
-                self.say(f"{done}/{len(missing)} {run['method']}, seed {run['seed']}: {what} ({run['seconds']:.0f} s)")
+        done, made = 0, self.make_here(missing, lr, limit) if ray is None else make_on_cluster(self, missing, lr, limit, ray)
+        for done, run in enumerate(made, start=1):
+            figures = ", ".join(f"{self.entry.figures[f].title} {v:.2f}" for f, v in run.get("figures", {}).items())
+            what, where = figures or run["failed"], f", {run['node']}" if "node" in run else ""
+            self.say(f"{done}/{len(missing)} {run['method']}, seed {run['seed']}: {what} ({run['seconds']:.0f} s{where})")
         if done < len(missing):
-            self.say(f"The time is over: {len(missing) - done} of {len(missing)} runs are left. The same command goes on.")
+            why = "The time is over: " if limit.left < ENOUGH_SECONDS else ""
+            self.say(f"{why}{len(missing) - done} of {len(missing)} runs are left. The same command goes on.")
         if kept + done == 0 and missing:
             return self.out
         return self.report(lr, time.perf_counter() - start)
+
+    def make_here(self, missing: list[tuple[int, Method]], lr: float | None, limit: TimeLimit) -> Iterator[dict[str, Any]]:
+        """Make runs, as far as the time allows; what the file of each says, as they end."""
+        for together in self.in_batches(missing, lr):
+            if limit.left < ENOUGH_SECONDS:
+                return
+            try:
+                yield from self.make(together, lr, limit)
+            except OutOfTime:
+                self.say(f"Stopped in {together}; the same command goes on from its checkpoint.")
+                return
+
+    def elsewhere(self, out: Path, say: PrintLine) -> ExperimentRuns:
+        """The same runs in another folder, by one process that tells somebody else."""
+        on_gpu = self.device is not None and self.device.startswith("cuda")
+        return replace(self, out=out, say=say, processes=None if on_gpu else 1)
+
+    def keep(self, run: dict[str, Any]) -> None:
+        """Store a run that was made elsewhere."""
+        write_json(self.path_of(run["method"], run["seed"]), run)
 
     def report(self, lr: float | None, seconds: float) -> Path:
         """Print and save the tables of the stored runs."""
@@ -242,7 +265,11 @@ class ExperimentRuns:
 
     def path(self, method: Method, seed: int) -> Path:
         """The file of a run."""
-        return self.out / "runs" / f"{slug(method.name)}-seed{seed}.json"
+        return self.path_of(method.name, seed)
+
+    def path_of(self, method: str, seed: int) -> Path:
+        """The file of a run of a method by name."""
+        return self.out / "runs" / f"{slug(method)}-seed{seed}.json"
 
     def settings(self, method: Method, lr: float | None) -> dict[str, Any]:
         """The settings that a stored run must have been made with to count."""

@@ -7,6 +7,7 @@ node; those that lie in a file of a data store are sent as the name of the file,
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import warnings
 from functools import cache
@@ -22,11 +23,11 @@ from equipoise.data.clients import ClientSet
 from equipoise.data.mapped_files import MappedFile, file_of, map_file
 from equipoise.data.store_files import read_manifest
 from equipoise.data.store_state import StoredIds
-from equipoise.engines.cluster.ray_extra import require_ray
+from equipoise.engines.cluster.ray_extra import INLINE_VARIABLE, require_ray
 from equipoise.errors import InvalidData
 
-PART_BYTES = 90_000  # of an argument or a result that travels with the call: Ray puts larger ones into its object store
 INLINE_BYTES = 1_000_000  # messages up to this size travel with the call, in parts: that takes a third of the time
+_RAYS_OWN = 100 * 1024  # bytes of an object that travels with a call, where nothing else is set
 _ALIGNED = 64
 _LEFT_OUT = ("key_order",)  # cached, and not needed to train
 
@@ -56,6 +57,14 @@ def unpack(packed: Packed) -> Any:
     return pickle.loads(packed.head, buffers=packed.buffers)  # noqa: S301 (our own driver or worker wrote it)
 
 
+def part_bytes() -> int:
+    """How large an argument or a result may be that travels with its call: Ray puts larger ones into its object store.
+
+    A process that knows of another limit than the others loses time, nothing else.
+    """
+    return int(os.environ.get(INLINE_VARIABLE, _RAYS_OWN)) * 9 // 10
+
+
 def message(value: object) -> list[Any]:
     """A value as arguments of a call: byte strings that travel with it, or one reference to Ray's object store."""
     return arguments(pack(value))
@@ -65,7 +74,7 @@ def arguments(packed: Packed) -> list[Any]:
     """What is packed as arguments of a call."""
     if packed.size > INLINE_BYTES:
         return [require_ray().put(in_store(packed))]
-    return cut(joined(packed), -(-packed.size // PART_BYTES))
+    return cut(joined(packed), -(-packed.size // part_bytes()))
 
 
 def in_store(packed: Packed) -> tuple[bytes, list[Any]]:
@@ -76,7 +85,7 @@ def in_store(packed: Packed) -> tuple[bytes, list[Any]]:
 def answer_parts(value: object, count: int) -> list[Any]:
     """A value as `count` results of a call, in small parts if they hold it."""
     packed = pack(value)
-    whole = joined(packed) if packed.size <= count * (PART_BYTES - _ALIGNED) else None
+    whole = joined(packed) if packed.size <= count * (part_bytes() - _ALIGNED) else None
     return [in_store(packed), *[b""] * (count - 1)] if whole is None else cut(whole, count)
 
 

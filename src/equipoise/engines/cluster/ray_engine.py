@@ -29,7 +29,7 @@ from equipoise.engines.cluster.piece_work import Phase, PieceSums, Stretch, add_
 from equipoise.engines.cluster.pieces import SCORING, TRAINING, JobPieces, add_nodes, cut_job, split_by_job
 from equipoise.engines.cluster.ray_extra import connect, connection
 from equipoise.engines.cluster.worker_pool import Work, WorkerPool
-from equipoise.engines.simulator.calibration import Choice
+from equipoise.engines.simulator.calibration import Choice, StoredChoice
 from equipoise.engines.simulator.engine import Simulator, refuse_visited
 from equipoise.engines.simulator.local_rule import LocalRule
 from equipoise.errors import is_integer, is_number, require, require_number
@@ -162,9 +162,13 @@ class RayEngine:
         self.phases: list[PhaseRecord] | None = None  # what was shared out and how long it took, for those who ask
 
     @property
-    def measured(self) -> RunChoice:
+    def measured(self) -> StoredChoice:
         """The one choice of the run that was made by measuring, for checkpoints."""
-        return RunChoice(self)
+        return StoredChoice(self)
+
+    def use(self, choice: Choice) -> None:
+        """Go on with a choice that was measured before, here or by the simulator; workers have one process each."""
+        self.choice = replace(choice, workers=self.choice.workers)
 
     # ----------------------------------------------------------------------------------------------------------------- losses
 
@@ -414,21 +418,6 @@ class RayEngine:
         for places, values in parts:
             whole.index_copy_(dim, places, values)
         return whole
-
-
-class RunChoice:
-    """The one measured choice of a run over many machines as plain values, for checkpoints."""
-
-    def __init__(self, engine: RayEngine) -> None:
-        self._engine = engine
-
-    def read(self) -> dict[str, Any]:
-        """The choice that all workers use."""
-        return asdict(self._engine.choice)
-
-    def use(self, values: Mapping[str, Any]) -> None:
-        """Go on with a choice that `read` gave, here or of the simulator."""
-        self._engine.choice = replace(Choice.of(values), workers=self._engine.choice.workers)
 
 
 def _stretch(

@@ -8,6 +8,11 @@ from typing import Any
 
 from equipoise.errors import EquipoiseError
 
+INLINE_VARIABLE = "RAY_max_direct_call_object_size"
+# Of a Ray that is started here: workers are not less than other programs, and models and sums up to a megabyte travel with
+# calls as one object. Ray's own values are 15 and 102400. Who starts a cluster can set them there.
+OUR_OWN = {"RAY_worker_niceness": "0", INLINE_VARIABLE: "1200000"}
+
 
 def require_ray() -> Any:
     """The module `ray`; says how to get it where it is not installed."""
@@ -18,8 +23,8 @@ def require_ray() -> Any:
     return ray
 
 
-def connect(address: str) -> Any:
-    """The module `ray`, connected to a cluster.
+def connect(address: str, **resources: Any) -> Any:
+    """The module `ray`, connected to a cluster; one that is started here gets `resources`, e.g. num_cpus=2.
 
     "auto" is the cluster that this process is connected to, that RAY_ADDRESS names or that runs on this machine; without one
     Ray is started here and ends with this process. "local" always starts it here. Anything else is the address of a cluster.
@@ -40,12 +45,12 @@ def connect(address: str) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray's own, about its future versions
         try:
-            if address == "auto":
-                ray.init(**options, **({} if _has_cluster() else {"include_dashboard": False}))
-            elif address == "local":
-                ray.init(address="local", include_dashboard=False, **options)
+            if address == "local" or (address == "auto" and not _has_cluster()):
+                for name, value in OUR_OWN.items():
+                    os.environ.setdefault(name, value)
+                ray.init(address="local", include_dashboard=False, **options, **resources)
             else:
-                ray.init(address=address, **options)
+                ray.init(address=None if address == "auto" else address, **options)
         except (ConnectionError, RuntimeError, ValueError) as failure:
             raise EquipoiseError(
                 f"No Ray cluster answers at {address!r}: {failure}. Start one by `ray start --head`, give its address "

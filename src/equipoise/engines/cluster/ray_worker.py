@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import platform
 import socket
@@ -53,6 +54,7 @@ class RayWorker:
 
     def __init__(self, threads: int) -> None:
         torch.set_num_threads(threads)
+        gc.freeze()  # what is there stays: a collection in the middle of a round need not look at it
         self.sessions: dict[int, SimulatorEngine] = {}
         self.others: dict[tuple[int, str], ClientSet] = {}  # sets that are no splits of the data
         self.models: dict[int, tuple[Tensor, ...]] = {}  # of the last phase, by session

@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 
 from equipoise.core.numbers import Numbers
-from equipoise.engines.cluster.packing import PART_BYTES, in_store, message, opened, pack
+from equipoise.engines.cluster.packing import INLINE_BYTES, in_store, message, opened, pack, part_bytes
 from equipoise.engines.cluster.pieces import Node, share_out
 from equipoise.engines.cluster.ray_worker import Answer, RayWorker, versions
 from equipoise.errors import EquipoiseError, EquipoiseNotice, IncompatibleParts
 
-_MOST_PARTS = 12  # results of one call that travel with its end
 _LOOK_SECONDS = 1.0  # between two looks at the cluster for new nodes and lost workers
 _START_SECONDS = 120.0  # for the first worker to be there
 _OTHERS_SECONDS = 10.0  # for the others, after it
@@ -141,7 +140,10 @@ class WorkerPool:
 
         place = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
         threads = max(1, int(self.per_worker.get("num_cpus", 1)))
-        actor = self.ray.remote(RayWorker).options(**self.per_worker, scheduling_strategy=place, max_restarts=0).remote(threads)
+        kind = self.ray.remote(RayWorker).options(
+            **self.per_worker, scheduling_strategy=place, max_restarts=0, enable_task_events=False
+        )
+        actor = kind.remote(threads)
         self._actors.append(actor)
         self.starting.append(PooledWorker(actor, node, actor.hello.remote()))
 
@@ -316,8 +318,8 @@ class WorkerPool:
                     continue
                 pieces, cost = (first + begin, first + end), float(costs[begin:end].sum())
                 size = work.answer_bytes(*pieces)
-                parts = -(-size // (PART_BYTES - 2_000))
-                count = parts if parts <= _MOST_PARTS else 1
+                parts = -(-size // (part_bytes() - 2_000))
+                count = parts if size <= INLINE_BYTES else 1
                 own = message(work.own(*pieces))
                 models = [] if worker.models.get(session) == work.model_number else work.models()
                 worker.models[session] = work.model_number

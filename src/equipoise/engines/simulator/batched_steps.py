@@ -166,6 +166,8 @@ def _take_steps(
         if batch.last and traits.finish is not None:
             seen.zero_()
         seen[:k] += losses
+    if not weights:
+        update.zero_()  # every batch was left out: the memory for updates holds anything
     for name, change in task.layout.unflatten(update).items():
         if name in weights:
             k = len(weights[name])

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -73,6 +73,30 @@ class Choice:
 
     def __str__(self) -> str:
         return f"{self.path or 'the first path'}, {self.workers} at once, chunks of {self.chunk_size}"
+
+
+class UsesChoice(Protocol):
+    """An engine that works by a measured choice."""
+
+    choice: Choice
+
+    def use(self, choice: Choice) -> None:
+        """Go on with a choice that was measured before."""
+
+
+class StoredChoice:
+    """The engine's measured choice as plain values, for checkpoints."""
+
+    def __init__(self, engine: UsesChoice) -> None:
+        self._engine = engine
+
+    def read(self) -> dict[str, Any]:
+        """The choice that is used."""
+        return asdict(self._engine.choice)
+
+    def use(self, values: Mapping[str, Any]) -> None:
+        """Go on with a choice that `read` gave, also in version 0.1."""
+        self._engine.use(Choice.of(values))
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ batch of an epoch is padded.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -30,7 +30,7 @@ from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines.device_sets import DeviceSets
 from equipoise.engines.simulator import paths as local_paths
 from equipoise.engines.simulator.assignments import Assignment, Summation, adapted_losses, each_update, sum_updates
-from equipoise.engines.simulator.calibration import CalibrationTask, Choice, SpeedMeasurement, calibrated
+from equipoise.engines.simulator.calibration import CalibrationTask, Choice, SpeedMeasurement, StoredChoice, calibrated
 from equipoise.engines.simulator.client_queue import ClientQueue, chunks_of, padding_share, pull_on_parameters
 from equipoise.engines.simulator.cpu.compiled_softmax import CompiledSoftmax, CompiledSoftmaxPath
 from equipoise.engines.simulator.cuda.client_capacity import ClientCapacity
@@ -484,18 +484,3 @@ def put_together(parts: Sequence[Tensor | None], places: Sequence[Tensor]) -> Te
     for rows, here in known:
         whole[here] = rows
     return whole
-
-
-class StoredChoice:
-    """The engine's measured choice as plain values, for checkpoints."""
-
-    def __init__(self, engine: SimulatorEngine) -> None:
-        self._engine = engine
-
-    def read(self) -> dict[str, Any]:
-        """The choice that is used."""
-        return asdict(self._engine.choice)
-
-    def use(self, values: Mapping[str, Any]) -> None:
-        """Go on with a choice that `read` gave, also in version 0.1."""
-        self._engine.use(Choice.of(values))

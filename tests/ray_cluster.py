@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from equipoise.core.files import locked
+from equipoise.engines.cluster import pieces
+from equipoise.engines.cluster.ray_extra import OUR_OWN
 
 STORE_BYTES = 80 * 2**20  # of each node; Ray wants at least 75 MiB
 SHARED_MEMORY = 3 * STORE_BYTES  # of the cluster of three nodes
@@ -25,6 +27,12 @@ def skip_without_ray() -> None:
         pytest.skip(f"{MEMORY} has {free >> 20} MB free, and the cluster's object stores take {SHARED_MEMORY >> 20} MB")
 
 
+def cut_small(monkeypatch) -> None:
+    """Pieces of about two clients."""
+    for sizes in (pieces.TRAINING, pieces.SCORING):
+        monkeypatch.setitem(sizes, "cpu", pieces.PieceSize(1.0, 2))
+
+
 @contextmanager
 def ray_cluster(nodes=2, cpus=1, *, connect=True, kills=False):
     """A cluster of so many nodes with so many CPUs each; what it started is stopped at the end."""
@@ -35,9 +43,10 @@ def ray_cluster(nodes=2, cpus=1, *, connect=True, kills=False):
         from ray.cluster_utils import Cluster
 
         options = {"num_cpus": cpus, "object_store_memory": STORE_BYTES, "include_dashboard": False}
-        here, before = Path(__file__), os.environ.get("PYTHONPATH")
-        paths = [str(here.parents[2] / "src"), str(here.parent), str(here.parents[1]), *([before] if before else [])]
-        os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+        tests, before = Path(__file__).parent, os.environ.get("PYTHONPATH")
+        paths = [tests.parent / "src", tests / "engines", tests, *([before] if before else [])]
+        os.environ["PYTHONPATH"] = os.pathsep.join(map(str, paths))
+        os.environ.setdefault("RAY_worker_niceness", OUR_OWN["RAY_worker_niceness"])  # 15 would starve on a busy machine
         cluster = Cluster(initialize_head=True, head_node_args=options | ({"_system_config": SOON} if kills else {}))
         try:
             for _ in range(nodes - 1):
