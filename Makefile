@@ -40,7 +40,7 @@ campaign: $(READY)
 # The documentation site, into docs/_build/html: any static host serves that folder. Warnings are errors. Notebooks and examples
 # are executed again only if they or the library changed. The second command opens pages in a browser without a network.
 docs: docs-only
-	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -m docs tests/docs tests/test_docs.py
+	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m docs tests/docs tests/test_docs.py
 
 docs-only: $(READY)
 	OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m sphinx -b html -a -W --keep-going -q docs docs/_build/html

@@ -21,7 +21,6 @@ from equipoise.aggregators import WeightedMean
 from equipoise.core.task import Task
 from equipoise.engines.simulator.calibration import Choice
 from equipoise.personal.pfedme import EnvelopeSteps
-from equipoise.reproduce.networks import PFLlibNet
 from equipoise.solvers.prepared import AdjustedSolver
 from equipoise.testing import check_engine
 from models import cohort_of, data_of
@@ -146,7 +145,7 @@ def round_after_round(device: str) -> None:
 def own_models(device: str) -> None:
     """Captured steps of clients' own models, pulled, with frozen parts, by shifted gradients and by turns, for three rounds."""
     data, rng = images(), torch.Generator().manual_seed(4)
-    task = Task.of(PFLlibNet(classes=62).double()).fitted(data)
+    task = Task.of(eq.models.ConvNet(classes=62, hidden=512).double()).fitted(data)
     wide, count = task.layout.dimension, len(SIZES)
     engine, loop = eq.engines.Simulator(device=device).start(task, data), eq.engines.Loop().start(task, data)
     engine.use(Choice(path="step graphs"))
@@ -208,14 +207,15 @@ def in_single(device: str) -> None:
         "momentum": eq.solvers.SGD(lr=0.1, batch_size=5, momentum=0.5),
     }
     models = {"softmax": lambda: eq.models.Softmax(784, 62), "no bias": lambda: eq.models.Softmax(784, 62, bias=False),
-              "ConvNet": lambda: eq.models.ConvNet(classes=62)}  # fmt: skip
+              "ConvNet": lambda: eq.models.ConvNet(classes=62),
+              "ConvNet, hidden": lambda: eq.models.ConvNet(classes=62, hidden=512)}  # fmt: skip
     allowed = {"float32": 2e-5, "tf32": 5e-3, "bf16": 5e-2}
     # A rounded factor may decide which of two pixels is the larger, and another pixel then has the gradient.
     one_step = {"float32": 1e-4, "tf32": 3e-2, "bf16": 2e-1}
     # Over many steps of a network the smallest difference grows, as it decides which of two pixels is the larger: there only
     # float32 is held to a bound.
     after_steps = {"float32": 1e-2, "tf32": float("inf"), "bf16": float("inf")}
-    print(f"{'model':<10}{'solver':<24}" + "".join(f"{p:>12}" for p in PRECISIONS) + "   relative error of the sum of updates")
+    print(f"{'model':<17}{'solver':<24}" + "".join(f"{p:>12}" for p in PRECISIONS) + "   relative error of the sum of updates")
     for name, make in models.items():
         for solver_name, solver in solvers.items():
             data = images(seed=1)
@@ -232,12 +232,12 @@ def in_single(device: str) -> None:
                 runs = [
                     engine.summed_update(start.float().to(device), cohort, solver, weights, WeightedMean()) for _ in range(2)
                 ]
-                graph = name != "ConvNet" and solver_name != "momentum"
+                graph = "ConvNet" not in name and solver_name != "momentum"
                 must_be_taken(engine, "linear round graph" if graph else "step graphs", f"{name}, {solver_name}, {precision}")
                 if not torch.equal(runs[0].update, runs[1].update):
                     raise SystemExit(f"{name}, {solver_name}, {precision}: two runs differ")
                 difference = float((runs[0].update.cpu().double() - wanted.update).norm() / wanted.update.norm())
-                limit = allowed if name != "ConvNet" else one_step if solver_name == "one step" else after_steps
+                limit = allowed if "ConvNet" not in name else one_step if solver_name == "one step" else after_steps
                 if not difference <= limit[precision]:
                     raise SystemExit(f"{name}, {solver_name}, {precision}: off by {difference:.1e}")
                 errors.append(difference)
@@ -245,7 +245,22 @@ def in_single(device: str) -> None:
                 losses = float((runs[0].losses - wanted.losses).abs().max())
                 if max(norms, losses) > 20 * limit[precision]:
                     raise SystemExit(f"{name}, {solver_name}, {precision}: norms off by {norms:.1e}, losses by {losses:.1e}")
-            print(f"{name:<10}{solver_name:<24}" + "".join(f"{e:>12.1e}" for e in errors))
+            print(f"{name:<17}{solver_name:<24}" + "".join(f"{e:>12.1e}" for e in errors))
+
+
+def scores_of_own_models(device: str) -> None:
+    """Losses and errors of clients' own ConvNets, by programs written for it."""
+    data, rng = images(seed=2), torch.Generator().manual_seed(6)
+    for hidden in (None, 512):
+        task = Task.of(eq.models.ConvNet(classes=62, hidden=hidden))
+        own = task.read_model() + 0.01 * torch.randn(len(SIZES), task.layout.dimension, generator=rng)
+        which = torch.arange(len(SIZES))
+        wanted = torch.stack(eq.engines.Loop().start(task, data).evaluate_own(own, data.train, which))
+        engine = eq.engines.Simulator(device=device).start(task, data)
+        found = torch.stack(engine.evaluate_own(own.to(device), data.train, which)).cpu()
+        if not float((found - wanted).abs()[0].max()) < 1e-4 or not float((found - wanted).abs()[1].max()) < 0.02:
+            raise SystemExit(f"own ConvNets with {hidden} hidden units: off by {(found - wanted).abs().amax(1).tolist()}")
+    print("losses of clients' own ConvNets agree with the loop's")
 
 
 def a_whole_run(device: str) -> None:
@@ -309,6 +324,7 @@ if __name__ == "__main__":
     round_after_round("cuda")
     own_models("cuda")
     in_single("cuda")
+    scores_of_own_models("cuda")
     models_of_users("cuda")
     a_whole_run("cuda")
     small_memory("cuda")

@@ -42,7 +42,6 @@ from equipoise.reproduce.runner import ExperimentRuns
 
 PFLLIB = ("pfllib-fashion-mnist-dirichlet", "pfllib-fashion-mnist-pathological")
 CHEAP = ("FedPer", "Local", "Ditto", "Δ-FL 0.5 + Ditto", "FedRep", "FedBABU", "SCAFFOLD")
-DEAR = ("APFL", "pFedMe", "Per-FedAvg")
 LONG = ("Ditto, 1,000 rounds", "FedPer, 1,000 rounds", "FedAvg, 1,000 rounds")
 CONVNET_FIRST = ("FedAvg", "Δ-FL 0.8", "Δ-FL 0.5", "Δ-FL 0.1")
 MEMORY = Path("/dev/shm")  # noqa: S108  checkpoints of many runs would keep a disk busy
@@ -71,24 +70,19 @@ def jobs() -> Iterator[Job]:
     attacks = [m.name for m in EXPERIMENTS["bucketing-mnist-attacks"].methods]
     tail = [m.name for m in EXPERIMENTS["emnist-tail"].methods]
     others = tuple(m.name for m in EXPERIMENTS["emnist-convnet"].methods if m.name not in CONVNET_FIRST)
-    yield Job(first, ("FedAvg, 1,000 rounds",), (0,))
+    yield from (Job(first, (name,), (0,)) for name in (LONG[0], "pFedMe", LONG[2], LONG[1], "APFL"))
     yield Job(first, ("FedAvg", "Δ-FL 0.5"), three)
-    yield from (Job(first, (name,), (0,)) for name in CHEAP)
+    yield Job(second, ("FedAvg", "Δ-FL 0.5"), three)
+    yield from (Job(first, (name,), (0,)) for name in ("Per-FedAvg", *CHEAP))
+    yield from (Job(second, (name,), (0,)) for name in ("pFedMe", "APFL", "Per-FedAvg", *CHEAP))
+    yield from (Job(table, ("FedProx",), three) for table in PFLLIB)
+    yield from (Job("bucketing-mnist-mimic", (name,), (0,)) for name in mimic)
+    yield from (Job(table, (name,), (seed,)) for table in PFLLIB for seed in three[1:] for name in CHEAP)
     yield from (Job("emnist-convnet", CONVNET_FIRST, (seed,)) for seed in five)
     yield from (Job("emnist-tail", tuple(pair), five, "float32") for pair in zip(tail[::2], tail[1::2], strict=True))
-    yield Job(first, ("FedProx",), three)
-    yield from (Job("bucketing-mnist-mimic", (name,), (0,)) for name in mimic)
-    yield from (Job(first, (name,), (0,)) for name in DEAR)
-    yield Job(second, ("FedAvg", "Δ-FL 0.5"), three)
-    yield from (Job(second, (name,), (0,)) for name in CHEAP)
-    yield from (Job(second, (name,), (0,)) for name in DEAR)
-    yield from (Job(first, (name,), (seed,)) for seed in three[1:] for name in CHEAP)
-    yield Job(second, ("FedProx",), three)
+    yield from (Job("bucketing-mnist-attacks", (name,), (0,)) for name in attacks)
     yield from (Job("bucketing-mnist-mimic", (name,), three[1:]) for name in mimic)
     yield from (Job("emnist-convnet", others, (seed,)) for seed in five)
-    yield from (Job("bucketing-mnist-attacks", (name,), (0,)) for name in attacks)
-    yield from (Job(first, (name,), (0,)) for name in LONG[:2])
-    yield from (Job(second, (name,), (seed,)) for seed in three[1:] for name in CHEAP)
     yield from (Job(second, (name,), (0,)) for name in LONG)
     yield from (Job("bucketing-mnist-attacks", (name,), (1, 2)) for name in attacks)
 
@@ -96,7 +90,7 @@ def jobs() -> Iterator[Job]:
 def may_begin(job: Job, under_way: list[Job]) -> bool:
     """Whether the device's memory holds a job beside those under way: some take ten times as much as others."""
     alike = [other for other in under_way if heavy(other) == heavy(job)]
-    return len(alike) < {"": 99, "bucketing": 5, "APFL": 1}[heavy(job)]
+    return len(alike) < {"": 99, "bucketing": 4, "APFL": 2}[heavy(job)]
 
 
 def heavy(job: Job) -> str:

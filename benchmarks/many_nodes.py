@@ -4,7 +4,8 @@
 
 Real processes with TLS and authenticated nodes on 127.0.0.1, from the generated kits: a SuperLink, `equipoise flower node` per
 kit, and `equipoise flower run`. A round has two questions (Δ-FL: losses, then updates). Memory is the proportional set size of
-a node's processes together. In the last rounds one node is killed and the app of another one hangs. All ends with the script.
+a node's processes together, the largest of looks every three seconds. In the last rounds one node is killed and the app of
+another one hangs. All ends with the script.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ class Federation:
         }  # fmt: skip
         self.environment.pop("EQUIPOISE_CONFIG", None)
         self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.memory: dict[str, float] = {}  # the most megabytes of each command so far
 
     def call(self, *command: str, cwd: Path | None = None) -> str:
         """A command to its end."""
@@ -131,6 +133,14 @@ class Federation:
                 raise SystemExit(f"{len(self.rounds())} rounds of {count}\n{self.log('run')[-3000:]}")
             time.sleep(0.5)
 
+    def look_at_memory(self, count: int, seconds: float) -> None:
+        """Note the most memory of nodes and SuperLink until there are so many rounds."""
+        end = time.monotonic() + seconds
+        while len(self.rounds()) < count and time.monotonic() < end and self.running["run"].poll() is None:
+            for name in ("superlink", *self.names):
+                self.memory[name] = max(self.memory.get(name, 0.0), proportional_megabytes(self.running[name].pid))
+            time.sleep(3.0)
+
     def end(self) -> None:
         """End everything, by its id."""
         for process in self.running.values():
@@ -148,7 +158,7 @@ def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--nodes", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=6, help="without faults; four more have them")
+    parser.add_argument("--rounds", type=int, default=6, help="without faults; six more follow")
     parser.add_argument("--timeout", type=float, default=30.0)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that all is ended
@@ -170,20 +180,24 @@ def measure(it: Federation, rounds: int, timeout: float) -> None:
         it.start(name, "equipoise", "flower", "node", "--kit", ".", cwd=it.app / "sites" / name)
     print(f"{len(it.names)} nodes registered and started in {time.monotonic() - began:.0f} s", flush=True)
     config = f'nodes="nodes.toml" clients-per-round={len(it.names)} minimum={len(it.names) * 3 // 4} timeout={timeout}'
-    it.start("run", "equipoise", "flower", "run", "--run-config", f"{config} rounds={rounds + 4}")
-    it.await_rounds(1, 240)
+    it.start("run", "equipoise", "flower", "run", "--run-config", f"{config} rounds={rounds + 6}")
+    it.await_rounds(1, 600)
     print(f"first round after {time.monotonic() - began:.0f} s", flush=True)
     it.await_rounds(rounds, 60.0 * rounds)
-    memory = [proportional_megabytes(it.running[name].pid) for name in it.names]
-    print(f"memory of a node: median {statistics.median(memory):.0f} MB, at most {max(memory):.0f} MB; ", end="")
-    print(f"SuperLink with the run: {proportional_megabytes(it.running['superlink'].pid):.0f} MB", flush=True)
     taken = [entry["seconds"] for entry in it.rounds()[:rounds]]
-    print(f"rounds of two questions: median {statistics.median(taken):.1f} s ({', '.join(f'{each:.1f}' for each in taken)})")
+    print(
+        f"rounds of two questions: median {statistics.median(taken):.1f} s ({', '.join(f'{each:.1f}' for each in taken)})",
+        flush=True,
+    )
+    it.look_at_memory(rounds + 2, 120.0)  # rounds of its own, as looking takes time
+    memory = [it.memory[name] for name in it.names]
+    print(f"memory of a node: median {statistics.median(memory):.0f} MB, at most {max(memory):.0f} MB; ", end="")
+    print(f"SuperLink with the run: {it.memory['superlink']:.0f} MB", flush=True)
     dead, hanging = it.names[1], it.names[2]
     os.killpg(it.running[dead].pid, signal.SIGKILL)
     (it.app / "sites" / hanging / "hang").touch()
-    it.await_rounds(rounds + 4, 60 + 6 * timeout)
-    for entry in it.rounds()[rounds:]:
+    it.await_rounds(rounds + 6, 60 + 6 * timeout)
+    for entry in it.rounds()[rounds + 2 :]:
         print(
             f"one dead, one hanging (timeout {timeout:g} s): {entry['seconds']:.1f} s, without {entry['missing']}", flush=True
         )

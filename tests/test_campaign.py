@@ -428,3 +428,29 @@ def test_values_that_are_as_far_from_a_median_share_its_border():
 def test_a_whole_number_beyond_64_bits_is_refused():
     with pytest.raises(InvalidParameter, match=r"lr must be a number that fits into 64 bits.*Write it as a float"):
         eq.server_opt.Adam(lr=10**20)
+
+
+def test_the_time_of_a_wide_table_does_not_grow_with_the_square_of_its_columns():
+    """Each column was looked for in the list of all names, so that a table of 100,000 columns took an hour."""
+    import pyarrow as pa
+
+    from equipoise.data.table_files import TableFiles
+
+    class Names(list):
+        looked = 0
+
+        def __contains__(self, name):
+            Names.looked += 1
+            return super().__contains__(name)
+
+        def count(self, name):
+            Names.looked += 1
+            return super().count(name)
+
+    columns = {f"f{k}": [0.5 * k, 1.0, 2.0, 3.0] for k in range(60)} | {"y": ["a", "b", "a", "b"]}
+    table = pa.table(columns)
+    frame = TableFiles("table", Names(columns), 0, lambda names: table.select(names or list(columns)).to_batches())
+    schema = eq.data.Schema.fit(frame, target="y", columns=[f"f{k}" for k in range(60)])
+    assert schema.transform(frame).shape == (4, 60)
+    assert schema.targets(frame).tolist() == [0, 1, 0, 1]
+    assert Names.looked <= 10

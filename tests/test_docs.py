@@ -2,17 +2,26 @@
 
 import re
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
+sys.path.insert(0, str(ROOT / "docs" / "_ext"))
+
+import site_checks  # noqa: E402
+
 MADE = {"generated", "gallery", "_build", "_cache"}  # folders that building the site makes
 PAGES = [ROOT / "README.md", *sorted(p for p in (ROOT / "docs").rglob("*.md") if not MADE & set(p.parts))]
 
 
 def blocks(page: Path) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.M | re.S)
+    return site_checks.executed_blocks(page.read_text(encoding="utf-8"))
+
+
+def page_name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
 
 
 def marks(page: Path) -> list[pytest.MarkDecorator]:
@@ -21,7 +30,7 @@ def marks(page: Path) -> list[pytest.MarkDecorator]:
     return [pytest.mark.docs] if alone else []
 
 
-@pytest.mark.parametrize("page", [pytest.param(p, marks=marks(p), id=p.name) for p in PAGES if blocks(p)])
+@pytest.mark.parametrize("page", [pytest.param(p, marks=marks(p), id=page_name(p)) for p in PAGES if blocks(p)])
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("flower"))
@@ -32,14 +41,56 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
         assert "Superquantile" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_no_block_of_code_is_left_out(page):
+    """Python is run by the tests or by the build, TOML can be read, and commands and options exist."""
+    text = page.read_text(encoding="utf-8")
+    from command_page import commands
+
+    options = {name: {o for p in command.params for o in (*p.opts, *p.secondary_opts)} for name, command in commands().items()}
+    options["flower node"] |= {"--superlink", "--node-config"}  # it passes on the options of flower-supernode
+    assert site_checks.unexecuted_blocks(text) == []
+    assert site_checks.wrong_toml(text) + site_checks.unknown_commands(text, options) == []
+
+
+def complete_files(page: Path) -> list[str]:
+    """TOML blocks of a page that are whole files for a command."""
+    found = [fence.text for fence in site_checks.fences(page.read_text(encoding="utf-8")) if fence.language == "toml"]
+    return [text for text in found if "[data]" in text and "[train]" in text and "…" not in text]
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if complete_files(p)], ids=page_name)
+def test_complete_configurations_are_accepted(page, tmp_path, monkeypatch):
+    """Each is read and checked by the command that takes it: sections, keys, types, parts."""
+    from equipoise.experiment.config import RunConfig
+    from equipoise.experiment.search import read_search
+    from equipoise.experiment.study import read_study
+
+    monkeypatch.chdir(tmp_path)
+    for number, text in enumerate(complete_files(page)):
+        path = tmp_path / f"{number}.toml"
+        path.write_text(text, encoding="utf-8")
+        if "[search" in text:
+            assert read_search(path).space
+        elif "[study]" in text:
+            assert len(read_study(path, out=tmp_path / "runs")) > 1
+        else:
+            assert RunConfig.read(path).train.rounds > 0
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if p.name != "README.md"], ids=page_name)
+def test_a_page_says_whom_it_is_for_in_plain_words(page):
+    assert site_checks.stumbling(page.read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=page_name)
 def test_links_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
         if not target.startswith("http") and not MADE & set(Path(target).parts):  # those are looked at where the site is built
             assert (page.parent / target).exists(), f"{page.name} links to {target}, which does not exist"
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=lambda p: p.name)
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=page_name)
 def test_lines_wrap_at_120_columns(page):
     """Prose wraps. Tables, code fences, HTML and single words, such as a URL, need not."""
     in_fence, too_long = False, []
@@ -52,10 +103,10 @@ def test_lines_wrap_at_120_columns(page):
     assert not too_long, f"{page.name} has lines of more than 120 columns: {too_long}"
 
 
-TEST_LINK = re.compile(r"^\[(\w+)\]: (\.\./tests/\S+\.py)#(\w+)$", flags=re.M)
+TEST_LINK = re.compile(r"^\[(\w+)\]: ((?:\.\./)+tests/\S+\.py)#(\w+)$", flags=re.M)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_links_to_tests_name_tests_that_are_there(page):
     """A promise that links to a test has one; and every link that is used is defined, and the other way round."""
     text = page.read_text(encoding="utf-8")
@@ -88,16 +139,16 @@ def defined_at(page: Path, name: str, file: str) -> int:
     return next((n for n, line in enumerate(lines, 1) if re.match(rf"\s*(class|def) {name}\b", line)), 0)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_line_references_are_true(page):
     """The target of a link such as [`run_round`] is the line that defines the name."""
     for name, file, line in REFERENCE.findall(page.read_text(encoding="utf-8")):
         assert defined_at(page, name, file) == int(line), f"{name} of {file}: run python tests/test_docs.py to renew the lines"
 
 
-def test_the_guide_walks_through_one_round():
-    named = {file for _, file, _ in REFERENCE.findall((ROOT / "docs" / "guide.md").read_text(encoding="utf-8"))}
-    assert {f"../src/equipoise/{file}" for file in ("train.py", "round.py", "engines/loop.py", "solvers/sgd.py")} <= named
+def test_the_explanation_walks_through_one_round():
+    named = {file for _, file, _ in REFERENCE.findall((ROOT / "docs" / "explanation" / "round.md").read_text(encoding="utf-8"))}
+    assert {f"../../src/equipoise/{file}" for file in ("train.py", "round.py", "engines/loop.py", "solvers/sgd.py")} <= named
 
 
 def renew_lines(page: Path) -> None:

@@ -7,7 +7,7 @@ import torch
 
 import equipoise as eq
 from equipoise.data import ClientSet, FederatedData
-from equipoise.errors import IncompatibleParts, InvalidParameter
+from equipoise.errors import EquipoiseNotice, IncompatibleParts, InvalidParameter
 from equipoise.report.data.participation import participation
 from equipoise.report.data.results_by_method import Study
 from equipoise.report.interactive import figures as interactive
@@ -206,6 +206,39 @@ def test_a_buffer_that_never_fills_is_refused():
 def test_what_does_not_go_with_it_is_refused(parts):
     with pytest.raises(IncompatibleParts):
         eq.Algorithm(sampler=FedBuff(), **parts)
+
+
+SECURE = eq.privacy.SecureAggregation()
+
+
+def test_a_buffer_by_secure_sums_is_the_plain_one_but_for_rounding():
+    """Sums are rounded to multiples of 2⁻²⁴; without factors of staleness nothing else differs."""
+    sampler = FedBuff(buffer=3, damped=False)
+    plain, masked = softmax_run(sampler), softmax_run(sampler, parts={"privacy": SECURE})
+    torch.testing.assert_close(masked.params, plain.params, rtol=0, atol=1e-4)
+    assert not torch.equal(masked.params, plain.params)
+    assert [report.arrivals for report in masked.history.rounds] == [report.arrivals for report in plain.history.rounds]
+
+
+def test_factors_of_staleness_and_small_buffers_are_refused_under_secure_sums():
+    with pytest.raises(IncompatibleParts, match="damped=False"):
+        eq.Algorithm(sampler=FedBuff(buffer=3), privacy=SECURE)
+    with pytest.raises(IncompatibleParts, match="buffer=2 or more"):
+        eq.Algorithm(sampler=FedBuff(buffer=1, damped=False), privacy=SECURE)
+
+
+def test_a_sum_over_one_client_that_came_twice_stays_masked():
+    """In the third version D comes back from the second, begins again and is back before anyone else: the model stays."""
+    sampler, data = (
+        FedBuff(buffer=2, damped=False, durations={"A": 4, "B": 2, "C": 6, "D": 1}),
+        points(A=1.0, B=2.0, C=3.0, D=4.0),
+    )
+    with pytest.warns(EquipoiseNotice, match="1 of at least 2 clients"):
+        run = mean_run(data, sampler, 3, 2, parts={"privacy": SECURE})
+    assert [who for who, _, _ in run.history.rounds[2].arrivals] == ["D", "D"]
+    before = mean_run(data, sampler, 2, 2, parts={"privacy": SECURE})
+    assert torch.equal(run.params, before.params)
+    assert float(run.params) != 0
 
 
 def test_running_statistics_are_refused():

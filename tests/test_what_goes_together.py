@@ -63,6 +63,7 @@ RUNS = {
     "correlated noise, split": CORRELATED | SPLIT,
     "correlated noise, pFedMe": CORRELATED | PFEDME,
     "FedBuff, robust": BUFFER | MEDIAN,
+    "FedBuff without factors, secure": {"sampler": eq.sampling.FedBuff(2, damped=False), "privacy": SECURE},
 }
 REFUSED = {
     "SCAFFOLD, tail": (SCAFFOLD | {"risk": TAIL}, "cancels the weights"),

@@ -352,13 +352,20 @@ class Pixels(torch.nn.Module):
 
 
 @pytest.mark.parametrize("engine", ["loop", "simulator"])
-def test_a_label_out_of_range_in_segmentation_is_refused(engine):
-    masks = torch.zeros(4, 5, 5, dtype=torch.int64)
-    masks[2, 1, 3] = 3  # three classes: 0, 1 and 2
-    clients = [(f"c{k}", torch.zeros(4, 1, 5, 5), masks) for k in range(2)]
-    data = FederatedData(ClientSet.pack(clients))
+@pytest.mark.parametrize("where", ["the first client", "the last client", "a test client"])
+def test_a_label_out_of_range_in_segmentation_is_refused(where, engine):
+    """Also where the trial of the loss before the first round does not look."""
+
+    def clients(odd=None):
+        masks = torch.zeros(6, 4, 5, 5, dtype=torch.int64)
+        if odd is not None:
+            masks[odd, 2, 1, 3] = 3  # three classes: 0, 1 and 2
+        return ClientSet.pack([(f"c{k}", torch.zeros(4, 1, 5, 5), mask) for k, mask in enumerate(masks)])
+
+    train = clients({"the first client": 0, "the last client": 5}.get(where))
+    data = FederatedData(train, test=clients(5) if where == "a test client" else None)
     with pytest.raises(EquipoiseError, match="3"):
-        eq.train(Pixels(), data, rounds=1, clients_per_round=2, engine=engine, progress=False)
+        eq.train(Pixels(), data, rounds=1, clients_per_round=6, engine=engine, progress=False)
 
 
 @pytest.mark.parametrize("ids", [[1, 1.0, 2], np.array([1, 1.0, 2], dtype=object), ["1", 1, 2]])

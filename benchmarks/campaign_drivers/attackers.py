@@ -1,6 +1,6 @@
 """Byzantine updates against every robust aggregator: the total must keep the bound that is stated for it.
 
-The attackers know the rule and what honest clients send. Bounds are those of docs/robustness.md and of the docstrings.
+The attackers know the rule and what honest clients send. Bounds are those of docs/howto/attacks.md and of the docstrings.
 """
 
 from __future__ import annotations

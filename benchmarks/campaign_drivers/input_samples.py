@@ -191,6 +191,30 @@ def _other_number(chance: random.Random, content: bytearray) -> bytearray:
     return content
 
 
+COLUMNS = 100_000
+
+
+@cache
+def wide(kind: str) -> dict[str, bytes] | None:
+    """A table, or an array, of 100,000 columns: numbers and words in turn."""
+    rows = range(6)
+    who, labels, names = [f"c{k // 2}" for k in rows], [str(k % 2) for k in rows], [f"f{k}" for k in range(COLUMNS)]
+    cells = {name: [str(row + k % 7) if k % 2 else "xyz"[(row + k) % 3] for row in rows] for k, name in enumerate(names)}
+    columns = {"client": who, "y": labels, **cells}
+    if kind == "table":
+        lines = [",".join(columns), *(",".join(column[row] for column in columns.values()) for row in rows)]
+        return {"data.csv": ("\n".join(lines) + "\n").encode()}
+    if kind == "parquet":
+        written = io.BytesIO()
+        pyarrow.parquet.write_table(pyarrow.table(columns), written)
+        return {"data.parquet": written.getvalue()}
+    if kind == "arrays":
+        packed = io.BytesIO()
+        np.savez(packed, x=np.ones((6, COLUMNS)), y=np.arange(6) % 2, client=np.array(who))
+        return {"data.npz": packed.getvalue()}
+    return None
+
+
 @cache
 def bomb(kind: str) -> dict[str, bytes] | None:
     """A small file that unpacks to gigabytes, for the kinds that are packed."""

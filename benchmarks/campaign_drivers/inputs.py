@@ -22,7 +22,7 @@ import torch
 import equipoise as eq
 from campaign_drivers import scenes
 from campaign_drivers.findings import Finding, in_child
-from campaign_drivers.input_samples import bomb, mutated, samples
+from campaign_drivers.input_samples import bomb, mutated, samples, wide
 from equipoise.data.file_access import load_json
 from equipoise.errors import EquipoiseError
 from equipoise.experiment.folder import read_records
@@ -176,6 +176,9 @@ def try_inputs(chance: random.Random, folder: Path, counts: Counter[str]) -> Non
         content[changed] = mutated(chance, content[changed])
         if chance.random() < 0.004 and (packed := bomb(kind)) is not None:
             content = packed
+        elif number == 0 and chance.random() < 0.01 and (packed := wide(kind)) is not None:
+            content = packed
+            counts["100,000 columns"] += 1
         for name, written in content.items():
             (place / name).parent.mkdir(parents=True, exist_ok=True)
             (place / name).write_bytes(written)

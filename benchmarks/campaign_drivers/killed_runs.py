@@ -13,13 +13,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import equipoise as eq
 from campaign_drivers import random_parts as parts
 from campaign_drivers.input_samples import samples
 from campaign_drivers.scenes import Scene, draw_scene
 from equipoise.core import files
 from equipoise.engines import Simulator
-from equipoise.errors import EquipoiseError, EquipoiseNotice
+from equipoise.errors import EquipoiseError, EquipoiseNotice, NotWritten
 from equipoise.experiment import folder as folders
 from equipoise.experiment import toml, worker
 from equipoise.experiment.build import build
@@ -65,6 +67,8 @@ def configured() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
 
 def prepare_data() -> None:
     """Make all data, and import what they need: a child that has become another user may not read Python's own files."""
+    from equipoise.report.interactive import page  # noqa: F401 — with what draws it
+
     for data, model in configured().values():
         build(RunConfig.of({"data": data, "model": model, "train": {"rounds": 1, "clients_per_round": 2}}))
 
@@ -87,14 +91,18 @@ class KilledRun:
     workers: int  # 0: the loop engine
     every: int
     data: str = "label_shift"  # of run folders
+    threads: int = 1  # of torch
+    report: bool = False  # of run folders: also the page
 
     def words(self) -> dict[str, Any]:
         """The run for a report."""
         about = {"mode": self.mode, "workers": self.workers, "every": self.every, "data": self.data}
+        about |= {"threads": self.threads, "report": self.report}
         return about | {"parts": self.chosen.words(), "scene": self.scene.words()}
 
     def go_on(self, place: Path) -> None:
         """The whole run, or what is left of it."""
+        torch.set_num_threads(self.threads)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", EquipoiseNotice)
             {"folder": self._folder, "family folder": self._folder, "study": self._study}.get(self.mode, self._train)(place)
@@ -127,7 +135,7 @@ class KilledRun:
         prepared = build(config)
         if not run_folder.config.exists():
             folders.claim(run_folder.path)
-        folders.run(prepared, run_folder, observers=[Pause()], progress=False, report=False)
+        folders.run(prepared, run_folder, observers=[Pause()], progress=False, report=self.report)
 
     def _study(self, place: Path) -> None:
         """As `equipoise compare` does, in one process."""
@@ -140,8 +148,8 @@ class KilledRun:
         prepare(runs)
         for run in runs:
             if not run.folder.finished and worker.main(str(run.folder.path)) != 0:
-                failed = f"{run.folder.path} failed"  # and has said why
-                raise EquipoiseError(failed) if files.recorder is None else OSError(failed)
+                failed = f"{run.folder.path} failed: --resume"  # and has said why
+                raise EquipoiseError(failed) if files.recorder is None else NotWritten(failed)
             folders.read_record(run.folder.path)
 
     def _table(self) -> dict[str, Any]:
@@ -182,6 +190,8 @@ class KilledRun:
                     event.pop("seconds", None)
                 events = [event for event in events if event["event"] not in ("start", "stopped")]
                 found[name] = sorted(events, key=lambda event: event.get("run", ""))  # each run in its own order
+            elif path.name == "report.html":  # its times differ
+                found[name] = path.read_text(encoding="utf-8").rstrip().endswith("</html>")
             elif path.name.endswith((".tmp", ".part")):
                 found[name] = "left behind"
         return found
@@ -208,6 +218,7 @@ def draw_run(chance: random.Random) -> KilledRun:
     """A run that is not refused at construction."""
     mode = chance.choice([*["train"] * 5, "family", "many", "folder", "folder", "family folder", "study"])
     workers, every = chance.choice([0, 0, 0, 1, 1, 1, 2]), chance.choice([1, 1, 2, 3])
+    threads, report = chance.choice([1, 1, 1, 2, 3]), chance.random() < 0.3
     while True:
         chosen, scene = parts.draw(chance, most=3), draw_scene(chance)
         if "family" in mode:
@@ -218,7 +229,7 @@ def draw_run(chance: random.Random) -> KilledRun:
             chosen = chosen.without("risk").without("sampler").without("privacy").without("solver").without("aggregator")
         data = chance.choice(["label_shift", *configured()]) if mode in ("folder", "study") else "label_shift"
         try:
-            run = KilledRun(mode, chosen, scene, workers, every, data)
+            run = KilledRun(mode, chosen, scene, workers, every, data, threads, report and "folder" in mode)
             chosen.algorithm()
             if scene == Scene() and mode not in ("train", "family", "many"):
                 RunConfig.of(run._table()).text()  # TypeError, ConfigError: parts that only Python can give

@@ -18,14 +18,15 @@ from typing import Any
 
 from campaign_drivers.crash_states import PowerCut, PowerWentOut
 from campaign_drivers.findings import Finding, in_child, start_child, wait_for
-from campaign_drivers.killed_runs import KilledRun, draw_run
+from campaign_drivers.killed_runs import ENDED, KilledRun, draw_run
 from equipoise.core import files
-from equipoise.errors import EquipoiseError
+from equipoise.errors import EquipoiseError, NotWritten
+from equipoise.experiment.run_files import RunFolder
 from equipoise.runs import checkpoint as checkpoint_module
 
 LIMIT = 120.0  # seconds that a child may take
 TRIES = 15  # after so many disturbances a run is left in peace
-POWER_CUT, REFUSED, NO_DISK = 75, 76, 77  # exit codes of children
+POWER_CUT, REFUSED, NO_DISK, WORDLESS = 75, 76, 77, 78  # exit codes of children
 NOBODY = 65534  # a user that may not write to folders of others
 HOW = {"kill": 10, "interrupt": 2, "terminate": 1, "power": 5, "full": 2, "read-only": 1, "two processes": 1, "clock": 1}
 SIGNALS = {"kill": signal.SIGKILL, "interrupt": signal.SIGINT, "terminate": signal.SIGTERM}
@@ -66,6 +67,9 @@ def try_kills(chance: random.Random, folder: Path, counts: Counter[str]) -> None
         if code == REFUSED:
             said = (folder / "refusal").read_text()
             raise Finding(f"after {how} the run was refused", **case, disturbances=done, refusal=said)
+        if code == WORDLESS:
+            said = (folder / "refusal").read_text()
+            raise Finding(f"after {how} the error does not say how to go on", **case, disturbances=done, said=said)
         if code == 70 and how == "interrupt":
             counts["interrupt, by another exception"] += 1  # torch's own stack of modes is torn if it comes inside
         elif code == 70:
@@ -112,10 +116,21 @@ def _disturb(how: str, chance: random.Random, run: KilledRun, place: Path, targe
             work(run, place)
         except PowerWentOut:
             os._exit(POWER_CUT)
-        except OSError:
-            os._exit(NO_DISK)
+        except NotWritten as failure:
+            os._exit(NO_DISK if _says_how_to_go_on(failure, run, place) else WORDLESS)
 
     return in_child(disturbed, limit=LIMIT)
+
+
+def _says_how_to_go_on(failure: NotWritten, run: KilledRun, place: Path) -> bool:
+    """Whether an error of the disk names a file of the run and, once there is something to go on with, how to go on."""
+    said = " ".join([str(failure), *vars(failure).get("__notes__", ())])
+    begun = RunFolder(place / "run").config.exists() if "folder" in run.mode else (place / "run.safetensors").exists()
+    how = "--resume" if run.mode not in ("train", "family", "many") else "the same call goes on"
+    good = str(place) in said and (how in said or not begun or ENDED in said)
+    if not good:
+        (place.parent / "refusal").write_text(said)
+    return good
 
 
 def _two_at_once(run: KilledRun, place: Path, later: float) -> int:

@@ -6,6 +6,25 @@ import typer.main
 
 from equipoise.cli import app
 
+# What the help of a command does not say.
+NOTES = {
+    "run": "[Run from a file](../../howto/config.md) explains the file, [File formats](../files.md) what the command leaves.",
+    "compare": "[Compare methods](../../howto/compare.md) explains the file.",
+    "tune": "[Tune](../../howto/tune.md) explains the file.",
+    "reproduce": "[Compare methods](../../howto/compare.md#beside-a-published-table) says what is printed.",
+    "plan": "[Use many machines](../../scale.md#how-long-a-round-would-take) has the formula.",
+    "report": "[Report](../../howto/report.md) explains the page.",
+    "serve": "[Hand out models](../../howto/serving.md) explains the pages and the HTTP API.",
+    "data convert": "[Use your own data](../../howto/data.md#data-larger-than-memory) explains stores.",
+    "privacy epsilon": "It prints the cost once for anyone who receives the models, and once for an observer who knows the cohorts.",
+    "privacy audit": "The exit code is 1 if the ε that the audit can show exceeds the claim.",
+    "flower node": "A node that cannot reach the SuperLink, is refused by it or loses it starts again after 1, 2, 4 … 30 s. With an "
+                   "installed app the data are loaded once, and again when a file that they were read from has changed.",
+    "flower status": "The exit code is 0 if the run goes on or has finished, 1 if it failed, 2 if its server is gone, 3 if it was "
+                     "stopped, 4 if it has alerts.",
+    "flower key": "It prints the line for the other nodes' files of peers ([signed sums](../../federation.md#signed-sums)).",
+}  # fmt: skip
+
 
 def _walk(command, path: tuple[str, ...]):
     inner = getattr(command, "commands", None)
@@ -17,7 +36,7 @@ def _walk(command, path: tuple[str, ...]):
 
 
 def _plain(text: str | None) -> str:
-    return re.sub(r"\[/?(dim|bold|red|green|cyan)\]", "", " ".join((text or "").split())).replace("|", "\\|")
+    return re.sub(r"\[/?(dim|bold|red|green|cyan)\]", "", " ".join((text or "").split())).replace("|", "\\|").replace("<", "&lt;")
 
 
 def _default(parameter) -> str:
@@ -53,7 +72,8 @@ def page() -> str:
     lines = [
         "# Commands and options", "",
         "For people who use the shell. This page lists every command with its arguments, options and defaults, as the program",
-        "itself states them (`equipoise COMMAND --help`). [The command line](../../cli.md) explains how to use them.", "",
+        "itself states them (`equipoise COMMAND --help`). A mistake ends with one message and exit code 2, Ctrl-C with exit code",
+        "130. `equipoise --version` prints the version.", "",
     ]  # fmt: skip
     for words, command in commands().items():
         lines += [f"## equipoise {words}", "", _plain(command.help), ""]
@@ -61,4 +81,6 @@ def page() -> str:
         lines += ["```", f"equipoise {words} {arguments} [OPTIONS]".replace("  ", " "), "```", ""]
         if rows := _rows(command):
             lines += ["| argument or option | what it does | default |", "|---|---|---|", *rows, ""]
+        if words in NOTES:
+            lines += [NOTES[words], ""]
     return "\n".join(lines)

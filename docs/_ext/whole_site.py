@@ -26,10 +26,10 @@ def write(app, error) -> None:
     """Write the three files after the pages."""
     if error or app.builder.name != "html":
         return
-    for page in Path(app.outdir).rglob("*.html"):  # captions of the sidebar are headings, and a heading has a level
+    for page in Path(app.outdir).rglob("*.html"):
         text = page.read_text(encoding="utf-8")
-        if (levelled := text.replace('role="heading">', 'role="heading" aria-level="2">')) != text:
-            page.write_text(levelled, encoding="utf-8")
+        if (mended := accessible(text)) != text:
+            page.write_text(mended, encoding="utf-8")
     out, titles = Path(app.outdir), {name: node.astext() for name, node in app.env.titles.items()}
     articles, texts, index = [], [], []
     for name in order(app):
@@ -59,6 +59,20 @@ def write(app, error) -> None:
         aside.clear()
     frame.title.string = f"Equipoise {app.config.version} on one page"
     (out / "one-page.html").write_text(str(frame), encoding="utf-8")
+
+
+def accessible(text: str) -> str:
+    """The HTML of a page with what screen readers and keyboards need and the tools leave out."""
+    text = text.replace('role="heading">', 'role="heading" aria-level="2">')  # captions of the sidebar
+    text = text.replace(
+        '<div class="math-wrapper docutils container">', '<div class="math-wrapper docutils container" tabindex="0">'
+    )
+    # Links of thumbnails: their text is hidden behind the picture.
+    return re.sub(
+        r'<a class="reference internal" href="(plot_[^"]+)"><span class="(?:doc|std std-ref)">([^<]+)</span></a>',
+        r'<a class="reference internal" href="\1" aria-label="\2"><span class="doc">\2</span></a>',
+        text,
+    )
 
 
 def plain_text(article) -> str:

@@ -38,7 +38,7 @@ for centre, size in zip(centres, sizes, strict=True):
 for name, aggregator in (("FedAvg", eq.aggregators.WeightedMean()), ("FedNova", eq.aggregators.FedNova())):
     algorithm = eq.Algorithm(aggregator=aggregator, solver=solver, sampler=eq.sampling.Full(), weights="uniform")
     path = Path()
-    eq.train(eq.models.MeanEstimator(2), data, algorithm, rounds=100, seed=0, evaluate_every=4, observers=[path])
+    eq.train(eq.models.MeanEstimator(2), data, algorithm, rounds=50, seed=0, evaluate_every=2, observers=[path])
     points = torch.stack(path.points)
     distance = torch.dist(points[-1], right)
     plt.plot(points[:, 0], points[:, 1], "o-", ms=4, label=f"{name}: ends {distance:.2f} from the optimum")

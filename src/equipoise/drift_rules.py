@@ -91,6 +91,15 @@ def refuse_unfit_for_dynamic(algorithm: Algorithm) -> None:
         )
 
 
+def _why_not_summed(algorithm: Algorithm) -> str | None:
+    """Why the updates of a buffer cannot be added by secure sums; None if they can."""
+    rule, fewest = algorithm.traits.sampler.buffered, algorithm.traits.privacy.fewest or 2
+    if rule.damped:
+        return f"{algorithm.privacy!r} masks updates before anybody knows how stale they will be; damped=False counts all alike"
+    few = f"{algorithm.privacy!r} unmasks sums over at least {fewest} clients: buffer={fewest} or more has so many"
+    return few if rule.buffer < fewest else None
+
+
 def refuse_unfit_for_buffer(algorithm: Algorithm) -> None:
     """Refuse FedBuff with parts that compare clients of one round, or remember clients or rounds."""
     traits = algorithm.traits
@@ -100,7 +109,7 @@ def refuse_unfit_for_buffer(algorithm: Algorithm) -> None:
     reason = (
         f"{algorithm.risk!r} compares losses, and those of different versions of the model cannot be ranked"
         if traits.risk.needs_losses or aggregator.needs_losses
-        else f"{algorithm.privacy!r} masks updates before anybody knows how stale they will be" if traits.privacy.only_sums
+        else _why_not_summed(algorithm) if traits.privacy.only_sums
         else f"{algorithm.privacy!r} counts on random cohorts or on rounds of a client that are far apart, and arrivals are "
         "neither" if algorithm.privacy is not None
         else f"{algorithm.personal!r} trains clients' own models in rounds" if algorithm.personal is not None

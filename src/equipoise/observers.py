@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from equipoise.core.files import DurableFile, make_folder, write_atomically
+from equipoise.core.files import DurableFile, make_folder, not_written, write_atomically, writing
 from equipoise.errors import NotWritten, ObserverFailed
 from equipoise.types import Observer, RoundReport
 
@@ -135,6 +135,10 @@ class JsonLines(Observer):
 
     def on_start(self, run: Run) -> None:
         """Begin to watch a run."""
+        with writing(self.path):  # else the disk's failure would be called that of an observer
+            self._begin(run)
+
+    def _begin(self, run: Run) -> None:
         make_folder(self.path.parent)
         self._several = run.shares_rounds
         before = run.history if run.first_round and run.name not in self._logged else None
@@ -174,8 +178,7 @@ class JsonLines(Observer):
         try:
             self._file.write(content)
         except OSError as failure:
-            reason = failure.strerror or str(failure)
-            raise NotWritten(f"{self.path} could not be written: {reason}. Make room, or see to its permissions.") from failure
+            raise not_written(self.path, failure) from failure
 
 
 def history_lines(history: History, run: str | None = None) -> list[str]:

@@ -264,7 +264,8 @@ class FedBuff:
     most once per version. With equal durations and `buffer` = `clients_per_round` it is FedAvg on Uniform's cohorts, bit for
     bit. Fast clients take part more often: `report.arrivals` and the report show participation against speed.
 
-    Risks that compare losses, privacy, personal models and parts with a memory of clients or rounds are refused.
+    With `damped=False` updates may be added by `privacy.SecureAggregation()`, which needs no factor that is unknown when a
+    client masks. Risks that compare losses, noise, personal models and parts with a memory of clients or rounds are refused.
 
     Source: Nguyen et al. 2022 (FedBuff, arXiv 2106.06639). Some published code scales the factor to 1 at staleness 1.
     """

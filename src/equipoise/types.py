@@ -579,6 +579,7 @@ class PrivacyTraits:
     clip: float | None = None  # the bound on updates; None without differential privacy
     noise: Literal["central", "distributed"] = "central"
     only_sums: bool = False  # whether the server sees secure sums alone
+    fewest: int | None = None  # clients whose sum is unmasked; None: as the rule of noise says, or nothing is masked
     source: Literal["seeded", "system"] = "system"  # of the noise
     correlated: bool = False  # whether the noise is correlated over rounds
 

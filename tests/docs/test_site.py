@@ -11,7 +11,7 @@ import sys
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import unquote, urljoin
+from urllib.parse import urljoin
 
 import pytest
 
@@ -34,38 +34,17 @@ pytestmark = [
 browser_needed = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine (apt-get install chromium)")
 sys.path.insert(0, str(ROOT / "docs" / "_ext"))
 
+import site_checks  # noqa: E402
 
 # --------------------------------------------------------------------------------------------------------------- what is there
 
 
-def html_pages() -> list[Path]:
-    return [page for page in SITE.rglob("*.html") if "_static" not in page.parts]
-
-
-@functools.cache
-def anchors(page: Path) -> frozenset[str]:
-    return frozenset(re.findall(r"""\bid=["']([^"']+)["']""", page.read_text(encoding="utf-8")))
-
-
 def test_no_link_of_any_page_is_dead():
-    dead = []
-    for page in html_pages():
-        text = page.read_text(encoding="utf-8")
-        for target in set(re.findall(r"""<(?:a|img|link|script)\b[^>]*?\b(?:href|src)=["']([^"']+)["']""", text)):
-            if re.match(r"(https?:|mailto:|data:|javascript:)", target):
-                continue
-            path, _, fragment = unquote(target).partition("#")
-            path = path.partition("?")[0]
-            found = (page.parent / path).resolve() if path else page
-            if not found.exists():
-                dead.append(f"{page.relative_to(SITE)} → {target}")
-            elif fragment and found.suffix == ".html" and fragment not in anchors(found) and "files/" not in target:
-                dead.append(f"{page.relative_to(SITE)} → {target} (no such anchor)")
-    assert not dead, "\n".join(sorted(dead)[:40])
+    assert not (dead := site_checks.dead_links(SITE)), "\n".join(sorted(dead)[:40])
 
 
 def test_no_page_loads_anything_from_elsewhere():
-    for page in html_pages():
+    for page in site_checks.html_pages(SITE):
         text = page.read_text(encoding="utf-8")
         loaded = re.findall(r"""<(?:img|script|iframe|source)\b[^>]*?\bsrc=["'](https?:[^"']+)""", text)
         loaded += re.findall(r"""<link\b(?=[^>]*rel=["'](?:stylesheet|preload|icon))[^>]*href=["'](https?:[^"']+)""", text)
@@ -78,7 +57,7 @@ def test_every_public_name_is_in_the_reference():
 
     for module, names in public_modules().items():
         if names:
-            found = anchors(SITE / "reference" / "generated" / "api" / f"{module}.html")
+            found = site_checks.anchors(SITE / "reference" / "generated" / "api" / f"{module}.html")
             missing = {f"{module}.{name}" for name in names} - found
             assert missing <= {"equipoise.ClientSet", "equipoise.FederatedData"}, missing  # their entries are in equipoise.data
 
@@ -90,7 +69,7 @@ def test_every_code_command_and_part_has_its_entry():
     from equipoise.experiment import catalog
 
     folder = SITE / "reference" / "generated"
-    assert {code.lower() for code in families()} <= anchors(folder / "errors.html")
+    assert site_checks.codes_without_entry(SITE, list(families())) == []
     text = (folder / "commands.html").read_text(encoding="utf-8")
     assert all(f"equipoise {words}<" in text for words in commands())
     text = (folder / "catalogue.html").read_text(encoding="utf-8")
@@ -135,6 +114,7 @@ def address():
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/"
     server.shutdown()
+    server.server_close()
 
 
 @pytest.fixture(scope="module")

@@ -38,6 +38,7 @@ class KillableGrid(FakeGrid):
         self.make_app, self.folder = make_app, folder
         super().__init__({name: make_app(name) for name in names})
         self.calls, self.kill_at, self.restart_at = 0, -1, {}
+        self.lingers, self.ghosts = 0.0, {}  # seconds that the id of an ended node counts as connected, and until when
 
     def _call(self) -> None:
         self.calls += 1
@@ -46,8 +47,13 @@ class KillableGrid(FakeGrid):
         if self.calls == self.kill_at:
             raise Killed
 
+    def get_node_ids(self):
+        return [*super().get_node_ids(), *(node for node, until in self.ghosts.items() if self.clock.now < until)]
+
     def start_anew(self, client: str, keep_state: bool) -> None:
         """A node ends and begins again: what its process knew is gone, its folder is there."""
+        old = next(node for node, name in self.names.items() if name == client)
+        self.ghosts[old] = self.clock.now + self.lingers
         self.restart(client, keep_state=keep_state)
         node = next(node for node, name in self.names.items() if name == client)
         self.apps[node] = self.make_app(client)

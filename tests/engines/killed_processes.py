@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -112,7 +113,8 @@ class RecordedRun(Campaign):
 def kill_real(folder: Path, moment: int, victim: str, *, timeout: float = 400) -> RecordedRun:
     """A run whose server ("server") or a node ("node-2") is killed by SIGKILL once its nodes have noted `moment` messages.
 
-    A node is started anew at once. The command of the run is given again until the run has ended.
+    A node is started anew at once. The command of the run is given again until the run has ended. A federation in which nobody
+    gets or sends a message for `timeout` seconds hangs; one that is merely slow, on a busy machine, does not.
     """
     run = RecordedRun(folder)
     options = {
@@ -122,7 +124,7 @@ def kill_real(folder: Path, moment: int, victim: str, *, timeout: float = 400) -
     configs = [f'client-id="client-{i}"' for i in range(CLIENTS)]
     with Federation(folder / "logs", configs) as federation:
         federation.submit(run.app, **options)
-        federation.wait_until(lambda: run.count() >= moment or run.finished, f"{moment} messages", timeout)
+        wait_while_messages_come(federation, run, lambda: run.count() >= moment or run.finished, f"{moment} messages", timeout)
         if victim == "server":
             found = server_processes(federation.running["superlink"].pid)
             assert found, "the server is not there"
@@ -137,13 +139,23 @@ def kill_real(folder: Path, moment: int, victim: str, *, timeout: float = 400) -
                 federation.kill("run")
                 federation.submit(run.app, **options)
                 victim = ""
-            federation.wait_until(lambda: run.finished or federation.running["run"].poll() is not None, "the run ends", timeout)
+            over = lambda: run.finished or federation.running["run"].poll() is not None  # noqa: E731
+            wait_while_messages_come(federation, run, over, "the run ends", timeout)
             run.check()
             if run.finished:
                 break
             federation.submit(run.app, **options)
     assert run.finished, "the run did not end"
     return run
+
+
+def wait_while_messages_come(
+    federation: Federation, run: RecordedRun, condition: Callable[[], bool], what: str, timeout: float
+) -> None:
+    """Wait until a condition holds; it is a failure if no message comes or goes for `timeout` seconds."""
+    while not condition():
+        seen = run.count()
+        federation.wait_until(lambda now=seen: condition() or run.count() > now, f"{what}: message {seen + 1}", timeout)
 
 
 def server_processes(superlink: int) -> list[int]:

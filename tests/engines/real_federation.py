@@ -87,7 +87,7 @@ class Processes:
             )  # fmt: skip
         return self.running[name]
 
-    def call(self, *command: str, timeout: float = 60, cwd: Path | None = None) -> str:
+    def call(self, *command: str, timeout: float = 180, cwd: Path | None = None) -> str:
         """Run a command to its end; its output, or the failure with the output."""
         done = subprocess.run(
             command, env=self.environment, cwd=cwd, timeout=timeout, text=True, stdin=subprocess.DEVNULL,

@@ -64,7 +64,7 @@ def test_an_app_that_waits_for_objects_that_never_come_does_not_block_the_next(t
     """As after a SuperLink's restart: the first app never gets its message, and the next one must be forked all the same."""
     monkeypatch.setattr(app_forks, "TO_END", (0.3, 5.0))
 
-    def work(spec, parent, replace_loading, begun, answered):
+    def work(spec, parent, owner, begun, answered):
         (tmp_path / spec["name"]).write_text(str(os.getpid()))
         time.sleep(1000 if spec["name"] == "stuck" else 0)
 
@@ -81,7 +81,7 @@ def test_an_app_that_waits_for_objects_that_never_come_does_not_block_the_next(t
 def test_an_app_ends_at_the_deadline_of_its_message(tmp_path, monkeypatch):
     monkeypatch.setattr(app_forks, "GRACE", 0.2)
 
-    def work(spec, parent, replace_loading, begun, answered):
+    def work(spec, parent, owner, begun, answered):
         begun(0.3)
         (tmp_path / "pid").write_text(str(os.getpid()))
         while True:
@@ -104,7 +104,7 @@ def test_an_app_ends_at_the_deadline_of_its_message(tmp_path, monkeypatch):
 def test_an_app_that_has_answered_may_hand_in_its_context(tmp_path, monkeypatch):
     monkeypatch.setattr(app_forks, "TO_END", (0.1, SOON))
 
-    def work(spec, parent, replace_loading, begun, answered):
+    def work(spec, parent, owner, begun, answered):
         begun(60.0)
         answered()
         time.sleep(0.6)
@@ -134,7 +134,7 @@ def test_data_are_loaded_once_and_again_when_their_file_changes(tmp_path, monkey
     np.savez(tmp_path / "data.npz", x=x, y=np.arange(12) % 3)
     owner = installed(tmp_path, tmp_path / "loads")
 
-    def work(spec, parent, replace_loading, begun, answered):
+    def work(spec, parent, owner, begun, answered):
         from flwr.app import Context, RecordDict
 
         node = owner.installed.setup.data(Context(1, 5, {"client-id": "a"}, RecordDict(), {}))

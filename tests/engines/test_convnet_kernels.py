@@ -53,12 +53,12 @@ def _fewer_steps(monkeypatch):
             monkeypatch.setitem(SETTINGS, precision, settings | {"first_map_gradient": {"CHANNELS": 32}})
 
 
-def problem(k, b, classes, seed=0, shape=(28, 28)):
+def problem(k, b, classes, seed=0, shape=(28, 28), hidden=None):
     """A task and, for k clients of their own models and images, parameters and a batch: float32 numbers held in float64.
 
     Draws in which the maximum of a pooling window hangs on the last bits are passed over: there any rounding may choose.
     """
-    task = Task.of(eq.models.ConvNet(classes=classes).double())
+    task = Task.of(eq.models.ConvNet(classes=classes, hidden=hidden).double())
     gen = torch.Generator().manual_seed(seed)
     while True:
         params = {
@@ -112,6 +112,22 @@ def test_it_is_autograds_gradient(k, b, classes, shape):
     assert list(found) == list(params)
     assert {name: value.shape for name, value in found.items()} == {name: value.shape for name, value in expected.items()}
     assert worst(found, losses, expected, expected_losses) < 1e-5
+
+
+@on_a_device
+@pytest.mark.parametrize("hidden", [32, 512])
+def test_a_hidden_layer(hidden):
+    """Gradients and logits of a network with a hidden layer are autograd's."""
+    from equipoise.engines.simulator.cuda.kernels.convnet_kernels import convnet_logits
+
+    task, params, batch = problem(2, 3, 10, hidden=hidden)
+    expected, expected_losses = stacked_gradients(task, params, batch)
+    found, losses = gradients_of(task, params, batch)
+    assert list(found) == list(params)
+    assert worst(found, losses, expected, expected_losses) < 1e-5
+    logits = torch.func.vmap(lambda named, x: torch.func.functional_call(task.module, named, x))(params, batch.x)
+    moved, there = on_device(params, batch)
+    assert torch.allclose(convnet_logits(moved, there.x).cpu().double(), logits, rtol=1e-4, atol=1e-5)
 
 
 @on_a_device

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import base64
 import inspect
 import time
 from dataclasses import fields
@@ -13,7 +14,7 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipoise[flower]'")
 
 import flwr
-from flwr.app import Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from equipoise.engines import flower
@@ -24,19 +25,22 @@ PACKAGE = Path(flower.__file__).parent
 
 
 def test_private_modules_of_flower_are_imported_in_one_file():
-    """Secure sums take two primitives of Flower's cryptography besides, which are listed here."""
-    allowed = {"flower_internals.py"}
     found = set()
     for file in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            private = [name for name in names if name.split(".")[0] == "flwr" and name not in PUBLIC]
-            found |= {(file.name, name) for name in private if file.name not in allowed}
-    assert found <= {
-        ("masks.py", "flwr.common.secure_aggregation.crypto.symmetric_encryption"),
-        ("masks.py", "flwr.supercore.primitives.asymmetric"),
-    }
+            found |= {file.name for name in names if name.split(".")[0] == "flwr" and name not in PUBLIC}
+    assert found == {"flower_internals.py"}
+
+
+def test_keys_are_agreed_on_as_secure_sums_need():
+    """Elliptic curve P-384, and the same 32 bytes on both sides, which another party does not get."""
+    a, b, c = (flower_internals.new_private_key() for _ in range(3))
+    assert {key.curve.name for key in (a, b, c)} == {"secp384r1"}
+    shared = flower_internals.agree_on_key(a, b.public_key())
+    assert shared == flower_internals.agree_on_key(b, a.public_key()) != flower_internals.agree_on_key(c, a.public_key())
+    assert len(base64.urlsafe_b64decode(shared)) == 32
 
 
 def test_the_version_is_one_that_this_was_checked_with():
@@ -52,11 +56,18 @@ def test_names_that_are_replaced_are_there():
     from flwr.supernode.runtime import run_clientapp
 
     replaced = {
-        run_clientapp: {"pull_task_input", "push_message", "push_task_output", "install_from_fab", "get_load_client_app_fn"},
+        run_clientapp: {
+            "pull_task_input",
+            "push_message",
+            "push_task_output",
+            "install_from_fab",
+            "get_load_client_app_fn",
+            "Error",
+        },
         run_superexec: {"get_executor", "time"},
         start_client_internal: {"time"},
         fleet_http_connection: {"flwr_exit"},
-    }
+    }  # fmt: skip
     for module, names in replaced.items():
         assert names <= set(vars(module)), module
         code = inspect.getsource(module)
@@ -101,6 +112,51 @@ def test_a_message_says_when_its_time_is_over():
     assert 58 < flower_internals.seconds_left(message) <= 60
     message.metadata.__dict__["_created_at"] = time.time() - 100
     assert flower_internals.seconds_left(message) < -39
+
+
+def node_state():
+    """A SuperNode's memory, whose class may be changed."""
+    from flwr.supercore.object_store import ObjectStoreFactory
+    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+
+    class State(InMemoryNodeState):
+        pass
+
+    return State(ObjectStoreFactory().store())
+
+
+def put(state, message):
+    message.metadata.__dict__["_message_id"] = message.object_id
+    state._store_generated_message(message)
+    state.store_message(message)
+    return message
+
+
+def exchange(state):
+    """Two messages, of which the first was answered twice: by Flower for an app that seemed to have crashed, and by the app."""
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 7, 1, 1
+    first, second = (put(state, Message(RecordDict(), 1, "query.hello", ttl=60.0, group_id=text)) for text in "ab")
+    put(state, Message(Error(8, "crashed"), reply_to=first))
+    (sent,) = state.get_messages_legacy(is_reply=True)
+    state.delete_messages(
+        message_ids=[sent.metadata.message_id, first.metadata.message_id]
+    )  # as Flower does when it has sent it
+    late = put(state, Message(RecordDict(), reply_to=first))
+    return second, late
+
+
+def test_a_reply_to_a_message_that_was_answered_is_not_sent_for_the_next():
+    state = node_state()
+    _, late = exchange(state)
+    assert list(state.get_messages_legacy(is_reply=True)) == [late]  # Flower's own: each reply after it is one message late
+    state = node_state()
+    flower_internals.refuse_stale_replies(type(state))
+    second, late = exchange(state)
+    assert state.get_messages_legacy(is_reply=True) == []
+    assert late.metadata.message_id not in state.msg_store
+    good = put(state, Message(RecordDict(), reply_to=second))
+    assert state.get_messages_legacy(is_reply=True) == [good]
+    assert len(state.get_messages_legacy(is_reply=False)) == 1  # the message itself, which an app takes
 
 
 def test_node_configurations_are_read_as_flower_reads_them():

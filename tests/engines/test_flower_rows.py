@@ -1,5 +1,7 @@
 """What clients keep for their solver on nodes of a network: SCAFFOLD, FedDyn, momentum, Adam; and FedNova by secure sums."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from fake_grid import federation
@@ -8,7 +10,7 @@ from test_flower_engine import SGD, killed_after, run, simulate, softmax, some_d
 import equipoise as eq
 from equipoise.aggregators import FedNova, NormClip
 from equipoise.errors import EquipoiseNotice, IncompatibleParts
-from equipoise.privacy import DifferentialPrivacy, SecureAggregation
+from equipoise.privacy import DPFTRL, DifferentialPrivacy, SecureAggregation
 from equipoise.solvers import Adam, FedDyn, Scaffold
 
 pytestmark = pytest.mark.usefixtures("batches_of_the_simulation")
@@ -28,6 +30,10 @@ KEEPS = {
     "SCAFFOLD, DP": eq.Algorithm(solver=Scaffold(STEPS), privacy=DifferentialPrivacy(**NO_NOISE), sampler=UNIFORM),
     "SCAFFOLD, distributed DP": eq.Algorithm(
         solver=Scaffold(STEPS), privacy=DifferentialPrivacy(**NO_NOISE, noise="distributed", step=2.0**-30), sampler=UNIFORM
+    ),
+    "DP-FTRL": eq.Algorithm(
+        solver=SGD(batch_size=4), sampler=eq.sampling.Full(),
+        privacy=DPFTRL(None, 1e-5, 0.05, 0.0, decays=(0.5,), scales=(0.3,), source="system"),
     ),
     "pFedMe": eq.Algorithm(solver=SGD(batch_size=4), personal=eq.personal.PFedMe(2.0, 3)),
     "pFedMe, Δ-FL": eq.Algorithm(
@@ -56,6 +62,20 @@ def test_a_federation_keeps_what_a_simulation_keeps(name):
         torch.testing.assert_close(found.clients.personal_loss, wanted.clients.personal_loss, rtol=1e-5, atol=1e-6)
     if "secure" in name or "distributed" in name:
         assert not any(action == "train.update" for _, action, _ in grid.log)  # nothing of one client alone
+
+
+def test_correlated_noise_of_a_federation_comes_from_the_operating_system():
+    """A seed would tell nodes the noise. Two runs have other noise, and each round's ε is that of the whole run."""
+    data = some_data()
+    mechanism = DPFTRL(None, 1e-5, 0.05, 1.0, decays=(0.5,), scales=(0.3,), source="system")
+    algorithm = eq.Algorithm(solver=SGD(batch_size=4), sampler=eq.sampling.Full(), privacy=mechanism)
+    first, second = (run(algorithm, data, rounds=3, clients_per_round=5)[0] for _ in range(2))
+    assert not torch.equal(first.params, second.params)
+    simulated = simulate(algorithm, data, rounds=3, clients_per_round=5)
+    assert {report.epsilon for report in first.history.rounds} == {report.epsilon for report in simulated.history.rounds}
+    seeded = eq.Algorithm(solver=SGD(batch_size=4), sampler=eq.sampling.Full(), privacy=replace(mechanism, source="seeded"))
+    with pytest.raises(IncompatibleParts, match="seeded"):
+        run(seeded, data, rounds=1, clients_per_round=5)
 
 
 def test_a_killed_server_goes_on_with_the_rows_of_its_nodes(tmp_path):

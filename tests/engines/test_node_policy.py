@@ -19,7 +19,7 @@ from flwr.supernode.runtime import run_clientapp
 
 import equipoise as eq
 from equipoise.data.clients import FederatedData
-from equipoise.engines.flower import client_app, server_app
+from equipoise.engines.flower import client_app, flower_internals, server_app
 from equipoise.engines.flower.apps import node_app, owned_app
 from equipoise.engines.flower.apps.node_policy import NodePolicy, PolicyRefusal, noise_multiplier_of, read_policy
 from equipoise.engines.flower.secure.masking_client import MaskingClient
@@ -192,7 +192,7 @@ def handed_over(choice, bundle, pushed):
         Error=run_clientapp.Error, install_from_fab=lambda content, **_: unpacked.append(content), get_project_dir=mock.Mock(),
         get_load_client_app_fn=lambda **_: lambda *_: evil,
     ):  # fmt: skip
-        choice.replace_loading(vars(run_clientapp))
+        flower_internals.replace_loading(vars(run_clientapp), choice)
         run_clientapp.run_clientapp("127.0.0.1:1", "token", True, runtime_dependency_install=False)
     return unpacked
 

@@ -194,7 +194,7 @@ def sites_are_set_up_and_check(it: Operation) -> None:
     for site in it.sites.values():
         site.start("check", "equipoise flower check --kit .")
     for name, site in it.sites.items():
-        assert site.running["check"].wait(timeout=120) == 0, site.log("check")
+        assert site.await_end("check", 120) == 0, site.log("check")
         assert site.log("check").count("READY.") >= 1
         it.register(name)
     it.note("four sites are READY")
@@ -246,7 +246,7 @@ def one_is_upgraded_and_one_gets_a_new_key(it: Operation) -> None:
     """A node ends, is begun again with another version, and goes on; another one's key is replaced."""
     third, fourth = it.sites[SITES[2]], it.sites[SITES[3]]
     third.send(SITES[2], signal.SIGINT, group=True)  # Ctrl-C in a shell
-    assert third.running[SITES[2]].wait(timeout=40) == 0
+    assert third.await_end(SITES[2], 40) == 0
     newer = third.folder / "newer"
     newer.mkdir()
     (newer / "sitecustomize.py").write_text("import equipoise.core.version\nequipoise.core.version.VERSION = '9.9.9'\n")
@@ -274,7 +274,7 @@ def the_server_is_killed(it: Operation) -> None:
     pid = int(it.status()["pid"])  # type: ignore[call-overload]
     assert pid in it.server.pids()
     os.kill(pid, signal.SIGKILL)
-    assert it.server.running["run"].wait(timeout=150) != 0
+    assert it.server.await_end("run", 150) != 0
     assert it.operate("equipoise flower status runs/federation", expected=2)
     before = len(it.rounds())
     it.train()
@@ -290,7 +290,7 @@ def the_superlink_is_restarted(it: Operation, seconds: float) -> None:
     it.server.end("superlink", signal.SIGKILL, group=True)
     time.sleep(seconds)
     it.superlink()
-    assert it.server.running["run"].wait(timeout=150) != 0
+    assert it.server.await_end("run", 150) != 0
     again = time.monotonic()
     it.train()
     it.await_rounds(1, within=180)
@@ -302,12 +302,15 @@ def the_superlink_is_restarted(it: Operation, seconds: float) -> None:
 
 def the_run_ends(it: Operation) -> None:
     it.operate("equipoise flower stop runs/federation")
-    assert it.server.running["run"].wait(timeout=90) != 0
+    assert it.server.await_end("run", 90) != 0
     it.operate("equipoise flower status runs/federation", expected=3)
-    it.train(rounds=len(it.rounds()) + 2)
-    assert it.server.running["run"].wait(timeout=150) == 0, it.server.log("run")[-2000:]
+    rounds = len(it.rounds()) + 2
+    it.operate(f"equipoise flower extend runs/federation --rounds {rounds}")
+    it.train(rounds=rounds - 1)
+    assert it.server.await_end("run", 150) == 0, it.server.log("run")[-2000:]
     it.operate("equipoise flower status runs/federation")
-    it.note("stopped, begun again and finished")
+    assert len(it.rounds()) == rounds
+    it.note("stopped, extended, begun again and finished")
 
 
 def sites_fetch_the_model(it: Operation) -> None:
@@ -347,7 +350,7 @@ def all_is_saved_and_ends(it: Operation) -> None:
     for name, site in it.sites.items():
         site.send(name, signal.SIGTERM, group=False)
     for name, site in it.sites.items():
-        assert site.running[name].wait(timeout=40) == 0
+        assert site.await_end(name, 40) == 0
     it.server.end("proxy")
     it.server.end("superlink")
     wait_until(lambda: not any(machine.pids() for machine in it.machines.all), "all processes end", 20, {})

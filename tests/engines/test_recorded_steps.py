@@ -1,6 +1,7 @@
 """Recorded steps: models of many kinds give what the loop engine gives, and what cannot be repeated is not recorded."""
 
 import random
+import re
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines import Loop, Simulator
 from equipoise.engines.simulator.calibration import Choice
 from equipoise.engines.simulator.recorded_steps import RecordedSteps
+from equipoise.engines.simulator.workers import one_thread
 
 
 class Doubled(torch.autograd.Function):
@@ -247,6 +249,80 @@ def test_products_are_added_to_the_parameters_at_once():
     engine.updates(engine.task.read_model(), everyone(4), SOLVERS["plain"])
     (made,) = engine.workers.own.path(RecordedSteps.name)._programs.values()
     assert made._each[0].program.source.count("aten.addmm_(") == 1  # the head's
+
+
+def test_a_step_with_convolutions_is_repeated_bit_for_bit():
+    """One rounding decides on which side of zero some unit is, and the difference grows with every step."""
+    torch.manual_seed(0)
+    clients = [(str(k), torch.randn(20, 3, 8, 8), torch.randint(0, 3, (20,))) for k in range(2)]
+    data, solver = FederatedData(ClientSet.pack(clients)), eq.solvers.SGD(lr=0.1, batch_size=10, epochs=3)
+    layers = nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(4, 8), nn.ReLU(), nn.Flatten(), nn.Linear(512, 64), nn.ReLU()
+    task = Task.of(nn.Sequential(*layers, nn.Linear(64, 3)))
+    engine = engine_of(task, data)
+    with one_thread():  # as many as processes of the simulator have
+        found, wanted = (each.updates(task.read_model(), everyone(2), solver) for each in (engine, Loop().start(task, data)))
+    assert engine.paths_taken == ("recorded steps",)
+    assert torch.equal(found.update, wanted.update)
+    # The head's products are no exception: its gradients are written to memory first, as autograd does.
+    (made,) = engine.workers.own.path(RecordedSteps.name)._programs.values()
+    assert "aten.addmm_(" not in made._each[0].program.source
+
+
+@pytest.mark.parametrize("path", [RecordedSteps.name, "one by one"])
+def test_updates_of_a_large_model_are_summed_up_block_by_block(path):
+    """More numbers than a block, a layer of several blocks, and one whose memory is in another order."""
+    data = data_of((11, 9, 4))
+
+    def model():
+        wide = nn.Sequential(nn.Linear(6, 300), nn.Tanh(), nn.Linear(300, 300), nn.Tanh(), nn.Linear(300, 3))
+        wide[4].weight.data = wide[4].weight.data.t().contiguous().t()
+        return wide
+
+    task, cohort = task_of(model, data), everyone(3)
+    engine, loop = Simulator(chunk_size=2, workers=1).start(task, data), Loop().start(task, data)
+    engine.use(Choice(path=path))
+    mean, weights = eq.aggregators.WeightedMean(), torch.tensor([0.5, 0.2, 0.3], dtype=torch.float64)
+    asked = (task.read_model(), cohort, SOLVERS["plain"], weights, mean)
+    found, wanted = (each.summed_update(*asked) for each in (engine, loop))
+    assert engine.paths_taken == (path,)
+    torch.testing.assert_close(found.update, wanted.update, rtol=1e-10, atol=1e-13)
+    torch.testing.assert_close(found.sq_norms, wanted.sq_norms, rtol=1e-10, atol=0)
+
+
+class Adapted(nn.Module):
+    """Two frozen layers with adapters of rank 3, whose products have few columns."""
+
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(6, 200).requires_grad_(False)
+        self.a, self.b = nn.Parameter(torch.randn(3, 6) / 3), nn.Parameter(torch.randn(200, 3) / 9)
+        self.c, self.d = nn.Parameter(torch.randn(200, 3) / 9), nn.Parameter(torch.randn(3, 3))
+
+    def forward(self, x):
+        hidden = torch.tanh(self.base(x) + x @ self.a.T @ self.b.T)
+        return hidden @ self.c @ self.d
+
+
+def test_products_with_few_columns_are_turned_and_what_nobody_uses_is_left_out(monkeypatch):
+    data = data_of()
+    task = task_of(Adapted, data)
+    wanted = Loop().start(task, data).updates(task.read_model(), everyone(4), SOLVERS["plain"]).update
+    sources = []
+    for least in (2**15, 200):
+        monkeypatch.setattr("equipoise.engines.simulator.cpu.narrow_products._LEAST", least)
+        engine = engine_of(task, data)
+        found = engine.updates(task.read_model(), everyone(4), SOLVERS["plain"]).update
+        assert engine.paths_taken == ("recorded steps",)
+        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-13)
+        (made,) = engine.workers.own.path(RecordedSteps.name)._programs.values()
+        sources.append(made._each[0].program.source)
+    turned = [source.count("aten.contiguous(torch.ops.aten.t(torch.ops.aten.mm(") for source in sources]
+    assert turned[0] == 0
+    assert turned[1] >= 3  # hidden · c, the gradient of b and that of the product before it
+    assert "bitwise" not in sources[0]  # the key of dropout, which nobody asks for
+    used = set(re.findall(r"\bv\d+\b", re.sub(r"v\d+ = ", "", sources[0])))
+    made = set(re.findall(r"(v\d+) = torch", sources[0]))
+    assert made <= used
 
 
 class Frozen(nn.Module):

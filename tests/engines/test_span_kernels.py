@@ -349,6 +349,8 @@ def test_masks_of_dropout_by_a_kernel(shape):
     keys = torch.tensor([3, -(2**61) - 7, 2**62 + 5])
     factors, call = [dropout.factor(place) for place in range(4)], signed(name_key("call 3"))
     masks = draw_masks(keys.to(DEVICE), call, shape, factors, 40_000 - 32_768).cpu()
+    column = torch.stack([keys + 1, keys]).to(DEVICE).t()[:, 1]  # keys that do not follow on each other in memory
+    assert torch.equal(draw_masks(column, call, shape, factors, 40_000 - 32_768).cpu(), masks)
     assert torch.equal(masks, torch.stack([dropout.kept(key, 3, shape, 40_000) for key in keys]))
 
 

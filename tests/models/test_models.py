@@ -58,6 +58,7 @@ SMALL = {
     "mean": (lambda: MeanEstimator(2), features(2), features(2)),
     "perceptron": (lambda: MLP(6, 3, hidden=(4, 5), seed=1), features(2, 3), integers(3)),
     "convnet": (lambda: ConvNet(classes=4, seed=1), features(28, 28), integers(4)),
+    "convnet, hidden": (lambda: ConvNet(classes=4, hidden=16, seed=1), features(28, 28), integers(4)),
     "gru": (lambda: CharGRU(vocabulary=6, hidden=5, seed=1), integers(6, 5), integers(6)),
     "gru, one-hot, 2 layers": (lambda: CharGRU(vocabulary=6, embedding=None, hidden=5, layers=2), integers(6, 5), integers(6)),
     "lstm": (lambda: CharLSTM(vocabulary=6, classes=3, embedding=2, hidden=4, layers=1), integers(6, 5), integers(3)),
@@ -97,6 +98,7 @@ def count(model: nn.Module) -> int:
         (MLP(5, 3, hidden=()), 18),
         (ConvNet(), 115_646),  # 832 + 51,264 + 63,550
         (ConvNet(classes=10), 832 + 51_264 + 10_250),
+        (ConvNet(classes=10, hidden=512), 832 + 51_264 + 524_800 + 5_130),
         (CharGRU(vocabulary=53), 53 * 8 + 384 * 8 + 384 * 128 + 768 + 53 * 129),
         (CharGRU(vocabulary=53, embedding=None), 384 * 53 + 384 * 128 + 768 + 53 * 129),
         (CharGRU(vocabulary=10, classes=4, embedding=2, hidden=3, layers=2), 20 + 18 + 27 + 18 + 27 + 27 + 18 + 16),
@@ -174,11 +176,17 @@ def test_convnet_gradient_by_finite_differences_along_random_directions() -> Non
         torch.testing.assert_close(difference, gradient @ direction, rtol=1e-5, atol=1e-7)
 
 
-def test_convnet_is_the_published_architecture() -> None:
-    ours = ConvNet(seed=3).double()
+@pytest.mark.parametrize(
+    ("ours", "above"),
+    [
+        (ConvNet(seed=3), [nn.Linear(1024, 62)]),
+        (ConvNet(classes=10, hidden=512, seed=3), [nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 10)]),
+    ],
+)
+def test_convnet_is_the_published_architecture(ours: ConvNet, above: list[nn.Module]) -> None:
+    ours = ours.double()
     theirs = nn.Sequential(
-        nn.Conv2d(1, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
-        nn.Linear(1024, 62),
+        nn.Conv2d(1, 32, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), *above
     ).double()  # fmt: skip
     theirs.load_state_dict(dict(zip(theirs.state_dict(), ours.state_dict().values(), strict=True)))
     x = torch.rand(3, 1, 28, 28, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

@@ -21,8 +21,8 @@ from equipoise.errors import ConfigError, InvalidData, InvalidParameter
 from equipoise.reproduce import EXPERIMENTS, Scale, image_splits, reproduce
 from equipoise.reproduce.__main__ import main
 from equipoise.reproduce.batched_runs import AccuracyCurves, TimeLimit
-from equipoise.reproduce.experiments import SEVERAL
-from equipoise.reproduce.networks import BucketingNet, PFLlibNet, _by_windows
+from equipoise.reproduce.experiments import MODELS, SEVERAL
+from equipoise.reproduce.networks import BucketingNet, _by_windows
 from equipoise.reproduce.published import table
 from equipoise.reproduce.runner import chosen_methods
 from equipoise.reproduce.scores import leaderboard, under_attack
@@ -41,10 +41,10 @@ class SmallNet(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.hidden, self.head = nn.Linear(784, 4), nn.Linear(4, 10)
+        self.hidden, self.readout = nn.Linear(784, 4), nn.Linear(4, 10)
 
     def forward(self, x):
-        return self.head(self.hidden(x.flatten(1)).relu())
+        return self.readout(self.hidden(x.flatten(1)).relu())
 
 
 def write_idx(path, array):
@@ -123,11 +123,12 @@ def test_published_numbers_are_those_of_the_page():
 
 def test_networks_have_the_published_sizes():
     # 5·5·32 + 32 + 5·5·32·64 + 64 + 1024·512 + 512 + 512·10 + 10 = 582,026
-    assert sum(p.numel() for p in PFLlibNet().parameters()) == 582_026
+    pfllib = MODELS["pfllib-network"](None, None, 0)
+    assert sum(p.numel() for p in pfllib.parameters()) == 582_026
     # 3·3·32 + 32 + 3·3·32·64 + 64 + 9216·128 + 128 + 128·10 + 10 = 1,199,882
     assert sum(p.numel() for p in BucketingNet().parameters()) == 1_199_882
     images = torch.zeros(2, 28, 28)
-    assert PFLlibNet()(images).shape == BucketingNet()(images).shape == (2, 10)
+    assert pfllib(images).shape == BucketingNet()(images).shape == (2, 10)
 
 
 # The splits

@@ -56,12 +56,19 @@ def _notices() -> Iterator[None]:
 
 @contextmanager
 def _resumable() -> Iterator[None]:
-    """Add to Ctrl-C the note that the same command goes on."""
+    """Add to Ctrl-C, and to a failure of the disk, the note that the same command goes on."""
     try:
         yield
-    except KeyboardInterrupt as failure:
+    except (KeyboardInterrupt, OSError) as failure:
         failure.add_note("The same command goes on where it stopped.")
         raise
+
+
+def _said(failure: BaseException) -> str:
+    """What a failure says. One of the system that names no file is of standard output: all other writers name theirs."""
+    if isinstance(failure, OSError) and failure.errno is not None and failure.filename is None:
+        return f"standard output could not be written: {failure.strerror}."
+    return str(failure)
 
 
 class ClearErrors(TyperGroup):
@@ -75,7 +82,7 @@ class ClearErrors(TyperGroup):
         except BrokenPipeError:  # `equipoise methods | head`: click ends quietly
             raise
         except (EquipoiseError, OSError) as failure:
-            _print_error(" ".join([f"Error: {failure}", *vars(failure).get("__notes__", ())]))
+            _print_error(" ".join([f"Error: {_said(failure)}", *vars(failure).get("__notes__", ())]))
             raise typer.Exit(2) from failure
         except KeyboardInterrupt as failure:
             _print_error(" ".join(["Stopped by Ctrl-C.", *vars(failure).get("__notes__", ())]), "yellow")
@@ -136,7 +143,7 @@ def demo(
 def run(
     config: Annotated[Path | None, Argument(metavar="CONFIG.toml", help="The run to do, e.g. examples/tail.toml.")] = None,
     settings: Settings = None,
-    out: Annotated[Path | None, Option(help="The folder for the run, new or empty. Default: runs/<config>-<seed>.")] = None,
+    out: Annotated[Path | None, Option(help="The folder for the run, new or empty. Default: runs/CONFIG-SEED.")] = None,
     resume: Annotated[Path | None, Option(metavar="DIR", help="Go on with the run in this folder from its checkpoint.")] = None,
     tensorboard: Annotated[Path | None, Option(metavar="DIR", help="Also write event files for TensorBoard here.")] = None,
     mlflow: Annotated[str | None, Option(metavar="URI", help="Also log to MLflow, e.g. sqlite:///mlflow.db.")] = None,
@@ -208,18 +215,18 @@ def compare(
     folder = out or Path("runs") / config.stem
     refuse_run_folder(folder)
     runs = read_study(config, settings or (), out=folder, trust=trust)
-    prepare(runs)
     console = Console()
     with _resumable():
+        prepare(runs)
         jobs = run_all(runs, workers=workers, console=console, ray=ray)
-    records = [read_record(job.folder.path) for job in jobs if job.folder.finished]
-    if records:
-        from equipoise.report import write_report
+        records = [read_record(job.folder.path) for job in jobs if job.folder.finished]
+        if records:
+            from equipoise.report import write_report
 
-        print_whole(console, comparison_table(records))
-        if said := words_below(folder):
-            console.print(Text(said), soft_wrap=True)
-        _print_files(console, [write_report(records, folder / "report.html")])
+            print_whole(console, comparison_table(records))
+            if said := words_below(folder):
+                console.print(Text(said), soft_wrap=True)
+            _print_files(console, [write_report(records, folder / "report.html")])
     failed = [job for job in jobs if job.status == "failed"]
     for job in failed:
         _print_error(f"Failed: {job.run.method}, seed {job.run.seed}: {job.message} See {job.folder.log}.")
@@ -285,6 +292,7 @@ def reproduce(
     tune: Annotated[bool, Option("--tune", help="First choose the learning rate on FedAvg's training loss.")] = False,
     show: Annotated[bool, Option("--show", help="Run nothing: print what the folder holds.")] = False,
     minutes: Annotated[float | None, Option(help="Stop after this number of minutes; the same command resumes.")] = None,
+    precision: Annotated[str, Option(help="Of a GPU's products: float32, tf32 or bf16.")] = "float32",
     ray: RayAddress = None,
 ) -> None:
     """Run a published experiment again, and print published and measured numbers side by side."""
@@ -296,7 +304,7 @@ def reproduce(
     with _resumable():
         published.reproduce(
             name, data=data, scale=scale, seeds=seeds, out=out, device=device, methods=methods, tune=tune, show=show,
-            minutes=minutes, ray=ray, say=typer.echo,
+            minutes=minutes, precision=precision, ray=ray, say=typer.echo,
         )  # fmt: skip
 
 

@@ -32,6 +32,35 @@ def _note(operation: str, path: Path, *details: Any) -> None:
         recorder(operation, path, *details)
 
 
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Give a failure of the system the file's name, which it lacks where a file is open already: "No space left on device"."""
+    try:
+        yield
+    except OSError as failure:
+        if failure.filename is None and failure.errno is not None:
+            failure.filename = str(path)
+        raise
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn a failure of the disk while `path` is written into an error that names it, the reason and the fix."""
+    try:
+        yield
+    except NotWritten:
+        raise
+    except (OSError, ValueError) as failure:  # ValueError: a NUL in the name
+        raise not_written(path, failure) from failure
+
+
+def not_written(path: Path, failure: OSError | ValueError) -> NotWritten:
+    """The error for a file that could not be written: it names the file, the reason and the fix."""
+    reason = getattr(failure, "strerror", None) or str(failure)
+    fix = "Make room on the disk." if is_full(failure) else "Choose a file in a folder you may write to."
+    return NotWritten(f"{path} could not be written: {reason}. {fix}")
+
+
 def cache_folder() -> Path:
     """The folder of files that can be made again, kept for later runs: $EQUIPOISE_CACHE, or the user's cache folder."""
     folder = os.environ.get("EQUIPOISE_CACHE") or os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -59,7 +88,8 @@ class DurableFile:
     def __init__(self, path: Path, length: int | None = None) -> None:
         self.path, self._place = path, length or 0
         if length is None:
-            _note("truncate", path, 0)
+            with _naming(path):
+                _note("truncate", path, 0)
         self._file = path.open("w+b" if length is None or not path.exists() else "r+b", buffering=0)
         if length is not None:
             try:
@@ -82,16 +112,18 @@ class DurableFile:
     def write_at(self, place: int, content: Any) -> None:
         """Write bytes at a place of the file."""
         view = _bytes_of(content)
-        if recorder is not None:
-            recorder("write", self.path, place, bytes(view))
-        self._file.seek(place)
-        while len(view):  # the system may take less than it is given
-            view = view[self._file.write(view) or 0 :]
+        with _naming(self.path):
+            if recorder is not None:
+                recorder("write", self.path, place, bytes(view))
+            self._file.seek(place)
+            while len(view):  # the system may take less than it is given
+                view = view[self._file.write(view) or 0 :]
 
     def truncate(self, length: int) -> None:
         """Cut or extend the file to a length; what is added reads as zeros and takes no room on most disks."""
-        _note("truncate", self.path, length)
-        self._file.truncate(length)
+        with _naming(self.path):
+            _note("truncate", self.path, length)
+            self._file.truncate(length)
 
     def read_at(self, place: int, length: int) -> bytes:
         """Bytes of the file; fewer where it ends before."""
@@ -100,8 +132,9 @@ class DurableFile:
 
     def sync(self) -> None:
         """Bring to the disk what was written."""
-        _note("sync", self.path)
-        os.fsync(self._file.fileno())
+        with _naming(self.path):
+            _note("sync", self.path)
+            os.fsync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""
@@ -128,14 +161,15 @@ class GrowingFile:
 
     def add(self, line: bytes) -> None:
         """Write a line at the end."""
-        if recorder is not None:
-            recorder("write", self.path, os.fstat(self._file).st_size, line)
-        written = os.write(self._file, line)
-        if written < len(line):  # a full disk: what there is of the line is not one
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        if self.durable:
-            _note("sync", self.path)
-            os.fsync(self._file)
+        with _naming(self.path):
+            if recorder is not None:
+                recorder("write", self.path, os.fstat(self._file).st_size, line)
+            written = os.write(self._file, line)
+            if written < len(line):  # a full disk: what there is of the line is not one
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            if self.durable:
+                _note("sync", self.path)
+                os.fsync(self._file)
 
     def close(self) -> None:
         """Close the file."""
@@ -144,20 +178,23 @@ class GrowingFile:
 
 def move(source: Path, target: Path) -> None:
     """Give a file, or a folder, another name, on the disk too; a file of that name is replaced."""
-    _note("rename", source, target)
-    os.replace(source, target)
+    with _naming(target):
+        _note("rename", source, target)
+        os.replace(source, target)
     sync_folder(target.parent)
 
 
 def remove(path: Path) -> None:
     """Remove a file if it is there."""
-    _note("remove", path)
-    path.unlink(missing_ok=True)
+    with _naming(path):
+        _note("remove", path)
+        path.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:
     """Bring to the disk which files a folder holds, and their names, where the system can."""
-    _note("sync folder", folder)
+    with _naming(folder):
+        _note("sync folder", folder)
     with suppress(OSError, AttributeError):  # Windows and some network disks cannot
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -180,7 +217,7 @@ def write_atomically(path: Path, content: bytes) -> Path:
     The new one is on the disk when this returns.
     """
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with writing(path):
         make_folder(path.parent)
         try:
             file = DurableFile(beside)
@@ -193,10 +230,6 @@ def write_atomically(path: Path, content: bytes) -> Path:
         finally:
             if beside.exists():
                 remove(beside)
-    except (OSError, ValueError) as failure:  # ValueError: a NUL in the name
-        reason = getattr(failure, "strerror", None) or str(failure)
-        fix = "Make room on the disk." if is_full(failure) else "Choose a file in a folder you may write to."
-        raise NotWritten(f"{path} could not be written: {reason}. {fix}") from failure
     return path
 
 
@@ -239,7 +272,8 @@ def is_full(failure: BaseException) -> bool:
 def locked(file: Path, *, wait: bool, work: Path | None = None) -> Iterator[None]:
     """Hold the lock of a file, where the system has locks. If another process holds it, `wait` for it, or refuse to work.
 
-    The refusal names `work`, the file that is worked with, or else the folder of the lock.
+    The refusal names `work`, the file that is worked with, or else the folder of the lock. A lock that cannot be made, on a
+    full disk, is an error that names it.
     """
     try:
         import fcntl
@@ -247,7 +281,9 @@ def locked(file: Path, *, wait: bool, work: Path | None = None) -> Iterator[None
         yield
         return
     while True:
-        with file.open("ab") as handle:
+        with writing(file):
+            handle = file.open("ab")
+        with handle:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
             except BlockingIOError as failure:

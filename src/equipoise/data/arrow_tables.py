@@ -6,6 +6,7 @@ Rows are counted from 0, as in arrays.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -44,7 +45,7 @@ def arrow_table(frame: Any, source: str = "table", client: str | None = None) ->
     else:
         table = _from_other(frame, source)
     names = table.column_names
-    if twice := sorted({name for name in names if names.count(name) > 1}):
+    if twice := sorted(name for name, count in Counter(names).items() if count > 1):
         raise InvalidData(f"{prefix(source)}two columns are called {twice[0]!r}. Rename one of them.")
     if not table.num_rows or not names:
         raise InvalidData(f"{prefix(source)}the table has {table.num_rows} rows and {len(names)} columns; there is no example.")
@@ -125,11 +126,12 @@ def _by_interchange(frame: Any) -> Any:
 def check_names(table: Any, source: str, **named: str | None) -> None:
     """Refuse names of columns that the table does not have, and one column in two roles; the keywords are parameters."""
     roles: dict[str, str] = {}
+    known = set(table.column_names)  # Arrow makes the list at each call, and a table may have 100,000 columns
     for parameter, name in named.items():
         if name is None:
             continue
         require(isinstance(name, str), parameter, "must be the name of a column", name)
-        if name not in table.column_names:
+        if name not in known:
             raise InvalidParameter(
                 parameter, f"must name a column of {source}", name,
                 unknown_name("column", name, table.column_names) + " The index of a pandas frame: frame.reset_index().",

@@ -284,9 +284,10 @@ class Schema:
             inputs = [name for name in table.column_names if name not in taken]
         else:
             require(not isinstance(columns, str), "columns", "must be a list of names", columns)
-            inputs = list(columns)
+            inputs, known = list(columns), set(table.column_names) - taken
             for name in inputs:
-                check_names(table, source, target=target, client=client, split=split, columns=name)
+                if not isinstance(name, str) or name not in known:
+                    check_names(table, source, target=target, client=client, split=split, columns=name)
         asked = _checked_kinds(kinds or {}, inputs)
         training = np.arange(table.num_rows)[... if rows is None else np.asarray(rows)]
         rules, constant = [], {}
@@ -330,7 +331,8 @@ class Schema:
         the row where it begins, for errors.
         """
         table = arrow_table(frame, source)
-        read = {rule.name: self._column(table, rule.name, source, first) for rule in self.columns if rule.becomes != "left out"}
+        known, used = set(table.column_names), [rule.name for rule in self.columns if rule.becomes != "left out"]
+        read = {name: self._column(table, known, name, source, first) for name in used}
         numbers = [part for rule in self.columns if rule.features for part in rule.columns_of(read[rule.name])]
         codes = [rule.codes_of(read[rule.name]) for rule in self.columns if rule.becomes == "codes"]
         tree = {
@@ -340,10 +342,11 @@ class Schema:
 
     def targets(self, frame: Any, source: str = "table", first: int = 0) -> Tensor:
         """The targets (N,) of a table, or of a piece of it from row `first`: classes as int64, numbers as float32."""
-        return self.target.values_of(self._column(arrow_table(frame, source), self.target.name, source, first))
+        table = arrow_table(frame, source)
+        return self.target.values_of(self._column(table, set(table.column_names), self.target.name, source, first))
 
-    def _column(self, table: Any, name: str, source: str, first: int) -> TableColumn:
-        if name not in table.column_names:
+    def _column(self, table: Any, known: set[str], name: str, source: str, first: int) -> TableColumn:
+        if name not in known:
             raise InvalidData(
                 f"{source}: column {name!r} of the schema is missing; the table has {_listed(table.column_names)}. Add it "
                 "(it may be empty), or fit another schema."

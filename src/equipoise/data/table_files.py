@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -161,19 +162,21 @@ def _parquet_schema(path: PathLike, files: list[Path]) -> tuple[int, Any]:
         total += max(packed, 8 * found.num_rows * found.num_columns)
         if own == whole:
             continue
-        lacking = {name: file for name in whole.names if name not in own.names} | lacking
-        lacking |= {name: files[0] for name in own.names if file != files[0] and name not in first}
+        names = list(own.names)  # Arrow makes it at each call
+        there = set(names)
+        lacking = {name: file for name in whole.names if name not in there} | lacking
+        lacking |= {name: files[0] for name in names if file != files[0] and name not in first}
         try:
             whole = pa.unify_schemas([whole, own], promote_options="permissive")
         except (pa.ArrowException, ValueError, TypeError) as failure:
-            if twice := [name for name in own.names if own.names.count(name) > 1]:
+            if twice := [name for name, count in Counter(names).items() if count > 1]:
                 raise InvalidData(f"{file}: two columns are called {twice[0]!r}. Rename one of them.") from failure
-            odd = next(name for name in own.names if name in first and not _fits(own.field(name), whole.field(name)))
+            odd = next(name for name in names if name in first and not _fits(own.field(name), whole.field(name)))
             raise InvalidData(
                 f"{file}: column {odd!r} holds {own.field(odd).type}, but {whole.field(odd).type} in {first[odd]}. Give it one "
                 "type in all files."
             ) from failure
-        first |= {name: file for name in own.names if name not in first}
+        first |= {name: file for name in names if name not in first}
     for name, file in lacking.items():
         text = f"column {name!r} is there in {first[name]}, but not in {file}, whose rows count as missing"
         warnings.warn(EquipoiseNotice(f"{path}: {text}. Leave it out: kinds={{{name!r}: 'left out'}}."), stacklevel=5)

@@ -109,23 +109,29 @@ def run(
     observers: Sequence[Observer] = (),
     progress: bool | None = None,
     report: bool = True,
+    again: str | None = None,
 ) -> Result | Family:
     """Train, from the checkpoint if the folder has one, and write the files of the run. A failure says where the log is.
 
     `observers` watch besides the log of rounds; without `report`, as for a run of a study, neither a page nor ONNX is written.
+    `again` is the command that goes on after Ctrl-C or on a full disk, where that is not `equipoise run --resume`.
     """
     from equipoise.observers import JsonLines
 
     refuse_full_disk(folder, experiment)
     if not folder.config.exists():
         write_atomically(folder.config, experiment.config.text().encode())
-    if experiment.data.schema is not None:
-        experiment.data.schema.save(folder.schema)
-    lock = folder.path / ".lock"
-    with locked(lock, wait=False):  # two processes would spoil the log
-        remove_unfinished(folder.path, "*", below=True)
-        result = _run(experiment, folder, [JsonLines(folder.rounds), *observers], progress, report)
-        lock.unlink(missing_ok=True)
+    try:
+        if experiment.data.schema is not None:
+            experiment.data.schema.save(folder.schema)
+        lock = folder.path / ".lock"
+        with locked(lock, wait=False):  # two processes would spoil the log
+            remove_unfinished(folder.path, "*", below=True)
+            result = _run(experiment, folder, [JsonLines(folder.rounds), *observers], progress, report)
+            lock.unlink(missing_ok=True)
+    except (KeyboardInterrupt, OSError) as failure:  # the disk is full, say
+        failure.add_note(f"Go on later: {again or f'equipoise run --resume {shlex.quote(str(folder.path))}'}")
+        raise
     return result
 
 
@@ -149,8 +155,6 @@ def _run(
         if folder.rounds.exists():
             failure.add_note(f"What was logged is in {folder.rounds}.")
             log_stop(folder, "Stopped by Ctrl-C." if isinstance(failure, KeyboardInterrupt) else str(failure))
-        if isinstance(failure, KeyboardInterrupt | OSError):  # the disk is full, say
-            failure.add_note(f"Go on later: equipoise run --resume {shlex.quote(str(folder.path))}")
         raise
     return result
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from equipoise.core.files import DurableFile, write_atomically
+from equipoise.core.files import DurableFile, write_atomically, writing
 from equipoise.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -98,13 +98,14 @@ def log_end(folder: RunFolder, end: Mapping[str, Any]) -> None:
 
     The rounds before it are synced first: a power cut must not leave a log that ends well and lacks rounds.
     """
-    log = DurableFile.at_end(folder.rounds)
-    try:
-        log.sync()
-        log.write((json.dumps(end) + "\n").encode())
-        log.sync()
-    finally:
-        log.close()
+    with writing(folder.rounds):
+        log = DurableFile.at_end(folder.rounds)
+        try:
+            log.sync()
+            log.write((json.dumps(end) + "\n").encode())
+            log.sync()
+        finally:
+            log.close()
 
 
 def model_bytes(result: Result) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -16,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from equipoise.core.files import writing
 from equipoise.engines.cluster.ray_tasks import MOST_STARTS, RayTasks, restarts
 from equipoise.experiment.ray_studies import run_ended, start_run, study_tasks
 from equipoise.experiment.run_files import RunFolder
@@ -23,6 +25,7 @@ from equipoise.experiment.study import PlannedRun
 
 Status = Literal["waiting", "running", "done", "failed", "there already"]
 POLL_SECONDS = 0.25
+LEAST_ROOM = 1 << 16  # bytes of a disk that is not full
 
 
 @dataclass
@@ -115,7 +118,9 @@ def _start(job: ScheduledRun) -> None:
     one_thread = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
     # -P: a file in the working directory hides no module.
     command = [sys.executable, "-P", "-m", "equipoise.experiment.worker", str(job.folder.path), *job.options]
-    with job.folder.log.open("ab") as log:
+    with writing(job.folder.log):
+        log = job.folder.log.open("ab")
+    with log:
         job.log_start = log.tell()
         job.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=os.environ | one_thread)
 
@@ -134,11 +139,14 @@ def _ended(job: ScheduledRun) -> bool:
 
 
 def _last_words(job: ScheduledRun) -> str:
-    """The error that the run wrote to its log, or else the last line there."""
+    """Why a run failed: its error in run.log, else the last line there. A log that is cut off says if the disk is full."""
     if not job.folder.log.exists():
         return ""
-    lines = job.folder.log.read_bytes()[job.log_start :].decode("utf-8", errors="replace").strip().splitlines()
+    text = job.folder.log.read_bytes()[job.log_start :].decode("utf-8", errors="replace")
+    lines = text.strip().splitlines()
     reason = next((line for line in reversed(lines) if line.startswith("Error:")), lines[-1] if lines else "")
+    if not text.endswith("\n") and shutil.disk_usage(job.folder.path).free < LEAST_ROOM:
+        reason = f"{reason} {job.folder.log} could not be written: the disk is full. Make room on the disk.".strip()
     return reason.removeprefix("Error: ")
 
 

@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from equipoise.core.files import write_atomically
-from equipoise.errors import ConfigError
+from equipoise.errors import ConfigError, NotWritten
 from equipoise.experiment import scheduler, toml
 from equipoise.experiment.run_files import RunFolder
 from equipoise.experiment.search import (
@@ -147,13 +147,25 @@ def imported_optuna() -> Any:
 
 
 def search_by_optuna(optuna: Any, trials: Trials) -> list[TrialResult]:
-    """Ask Optuna for values, run them and tell it the criterion, until all trials are done; the study is kept in study.db.
+    """Ask Optuna for values, run them and tell it the criterion, until all trials are done; the study is kept in study.db."""
+    from sqlalchemy.exc import SQLAlchemyError
+
+    file = trials.out / "study.db"
+    study = open_study(optuna, trials.search, file)
+    try:
+        return ask_and_tell(optuna, trials, study)
+    except (SQLAlchemyError, optuna.exceptions.OptunaError) as failure:
+        said = str(failure.__cause__ or failure).splitlines()[0]
+        raise NotWritten(f"{file} could not be written: {said}. Make room on the disk, or see to its permissions.") from failure
+
+
+def ask_and_tell(optuna: Any, trials: Trials, study: Any) -> list[TrialResult]:
+    """The trials of a search whose study is open.
 
     Values are asked for in batches that fill the workers. The sampler of each trial is seeded by its position and knows the
     batches before. A batch that was interrupted is run to its end first, so that a killed search ends as if it had not been.
     """
     search, total = trials.search, trials.search.trials or 0
-    study = open_study(optuna, search, trials.out / "study.db")
     running, complete = optuna.trial.TrialState.RUNNING, optuna.trial.TrialState.COMPLETE
     size = math.ceil(trials.workers / search.seeds)
     space = {key: distribution(optuna, axis) for key, axis in search.space.items()}

@@ -7,10 +7,13 @@ before training, so that nothing in the folder depends on them. An expected fail
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from equipoise.errors import EquipoiseError
+
+SEARCH_AGAIN = "the same equipoise tune"  # `run --resume` would train with the test clients
 
 
 def main(path: str, *, without_test: bool = False) -> int:
@@ -29,9 +32,11 @@ def main(path: str, *, without_test: bool = False) -> int:
             experiment = build(RunConfig.read(run_folder.config, code="resume"))
             if without_test:
                 experiment = replace(experiment, data=replace(experiment.data, test=None))
-            folder.run(experiment, run_folder, progress=False, report=False)
+            again = SEARCH_AGAIN if without_test else None
+            folder.run(experiment, run_folder, progress=False, report=False, again=again)
     except (EquipoiseError, OSError) as failure:
-        print(f"Error: {failure}", file=sys.stderr)
+        with suppress(OSError):  # standard error goes to run.log, on a disk that may be the full one
+            print(" ".join([f"Error: {failure}", *vars(failure).get("__notes__", ())]), file=sys.stderr)
         return 2
     return 0
 

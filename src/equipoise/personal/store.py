@@ -55,7 +55,8 @@ class ClientRows:
                 self._written = self._new_file(kind, shape)
             found, self._begin = _described(self.path)
         except (OSError, *DAMAGED_ARRAY) as failure:
-            raise NotWritten(f"The rows of clients cannot be kept in {self.path}: {failure}.") from failure
+            reason = failure.strerror if isinstance(failure, OSError) and failure.strerror else failure
+            raise NotWritten(f"The rows of clients cannot be kept in {self.path}: {reason}.") from failure
         if found != (shape, False, kind):
             raise EquipoiseError(f"{self.path} holds rows of shape {found[0]}, and this run needs {shape}. Start anew.")
         self._row_bytes, length = kind.itemsize * len(first), self.path.stat().st_size
@@ -63,7 +64,10 @@ class ClientRows:
         if length < self._behind:
             raise EquipoiseError(f"{self.path} is damaged: it is shorter than it was. Bring back a copy, or start anew.")
         if places is not None:
-            self._written = DurableFile(self.path, length)
+            try:
+                self._written = DurableFile(self.path, length)
+            except OSError as failure:
+                raise self._not_written(failure) from failure
         weakref.finalize(self, self._written.close)
         self._rows: np.ndarray[Any, np.dtype[Any]] = np.memmap(self.path, kind, "r", self._begin, shape)
         if places is not None:
@@ -89,8 +93,11 @@ class ClientRows:
             place = int(places[k])
             if has_checksums:
                 self._checked_row(place, k)
-            else:
+                continue
+            try:
                 self._write_checksum(place, k, zlib.crc32(self._rows[place - 1, k].tobytes()))
+            except OSError as failure:
+                raise self._not_written(failure) from failure
 
     def _checked_row(self, place: int, k: int) -> np.ndarray[Any, np.dtype[Any]]:
         row: np.ndarray[Any, np.dtype[Any]] = self._rows[place - 1, k]
@@ -110,7 +117,11 @@ class ClientRows:
 
     def _temporary_file(self) -> Path:
         """A file in a new folder that is removed with this object. (TemporaryDirectory would warn when that happens.)"""
-        folder = tempfile.mkdtemp(prefix="equipoise-")
+        try:
+            folder = tempfile.mkdtemp(prefix="equipoise-")
+        except OSError as failure:
+            why = f"{failure.strerror}. Make room there, or set TMPDIR to another folder."
+            raise NotWritten(f"The rows of clients cannot be kept in a temporary folder: {why}") from failure
         weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
         return Path(folder) / "rows.npy"
 

@@ -141,12 +141,9 @@ class PrivateSums:
         rounding = self.noise.source("rounding", index)
         whole = quantise(rows, step=grid.step, source=rounding, norm_bound=grid.norm_bound, modulus=grid.modulus)
         noise, secure = self.noise.source("update shares", index), SimulatedSecureSum(grid.modulus)
-        total = torch.zeros(len(params), dtype=torch.int64)
-        for k in range(max(len(rows), self.noise.shares)):  # share by share: all of them at once would be many times the model
-            own = whole[k] if k < len(whole) else torch.zeros_like(total)
-            if k < self.noise.shares and grid.sigma > 0:
-                own = own + sample_discrete_gaussian(grid.variance, len(params), source=noise)
-            total = secure.sum(torch.stack([total, own]))
+        total = secure.sum(whole)
+        for _ in range(self.noise.shares if grid.sigma > 0 else 0):  # all at once would be many times the model
+            total = secure.add(total, sample_discrete_gaussian(grid.variance, len(params), source=noise))
         return (total.double() * (grid.step / plan.denominator)).to(params), work
 
     def _next_clip(self, clip: float, plan: Plan, work: LocalWork | None) -> float:

@@ -73,6 +73,10 @@ class SimulatedSecureSum:
             total = residues(total + rows[first : first + at_once].sum(0), self.modulus)
         return centred(total, self.modulus)
 
+    def add(self, total: Tensor, row: Tensor) -> Tensor:
+        """A centred sum (d,) with one more row (d,) int64 in it."""
+        return centred(total + residues(row, self.modulus), self.modulus)  # below 3/2 · 2^62
+
 
 # ------------------------------------------------------------------------------------------------------ from floats to integers
 

@@ -16,7 +16,7 @@ from equipoise.experiment import catalog
 from equipoise.models import CharGRU, ConvNet, EmbeddingLSTM, Logistic, Softmax
 from equipoise.reproduce import data_sets, image_splits, tail_data
 from equipoise.reproduce.entry import Claim, DataMaker, Experiment, Method, ModelMaker, Need, Scale
-from equipoise.reproduce.networks import BucketingNet, PFLlibNet
+from equipoise.reproduce.networks import BucketingNet
 from equipoise.reproduce.scores import MEASURES
 from equipoise.solvers import SGD
 
@@ -29,7 +29,7 @@ MODELS: dict[str, ModelMaker] = {
     "text-lstm": lambda data, folder, seed: EmbeddingLSTM(
         data_sets.word_vectors(folder).vectors, hidden=50, padding=PADDING, seed=seed
     ),
-    "pfllib-network": lambda data, folder, seed: PFLlibNet(),
+    "pfllib-network": lambda data, folder, seed: ConvNet(classes=10, hidden=512, seed=seed),
     "bucketing-network": lambda data, folder, seed: BucketingNet(),
 }
 DATA_MAKERS: dict[str, DataMaker] = {

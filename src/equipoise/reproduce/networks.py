@@ -28,27 +28,6 @@ def _by_windows(layer: nn.Conv2d, x: Tensor) -> Tensor:
     return product.view(-1, batch, down, across).transpose(0, 1)
 
 
-class PFLlibNet(nn.Module):
-    """PFLlib's network for 28 × 28 images: conv5×5-32, conv5×5-64, each with ReLU and pooling, FC 512, head (582,026 numbers).
-
-    Its head is `head`, the part that personal methods keep. Source: Zhang et al., PFLlib (`FedAvgCNN`).
-    """
-
-    def __init__(self, classes: int = 10) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(1, 32, 5)
-        self.conv2 = nn.Conv2d(32, 64, 5)
-        self.hidden = nn.Linear(1024, 512)
-        self.head = nn.Linear(512, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The logits (B, classes) of images (B, 28, 28)."""
-        first = functional.max_pool2d(convolved(self.conv1, x.unsqueeze(1)), 2).relu()  # (B, 32, 12, 12)
-        second = functional.max_pool2d(convolved(self.conv2, first), 2).relu()  # (B, 64, 4, 4)
-        logits: Tensor = self.head(self.hidden(second.flatten(1)).relu())
-        return logits
-
-
 class BucketingNet(nn.Module):
     """The network of the bucketing paper's repository: conv3×3-32, conv3×3-64, pooling, FC 9216→128→10, dropout ¼ and ½.
 

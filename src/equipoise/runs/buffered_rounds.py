@@ -7,6 +7,7 @@ model to the next. Times are computed, never measured, so that a run is a functi
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -15,7 +16,8 @@ import torch
 from torch import Tensor
 
 from equipoise.core import rng
-from equipoise.errors import IncompatibleParts
+from equipoise.core.update_checks import as_local_work
+from equipoise.errors import EquipoiseNotice, IncompatibleParts
 from equipoise.round import Outcome, Plan, next_state, or_diverged, report_of, scaled, server_step, stop_unless_finite
 from equipoise.runs.setup import Setting
 from equipoise.sampling import TICKS
@@ -92,7 +94,8 @@ class RunOnClock:
         needed = {int(version) for version in after.flights[:, 2].tolist()}
         after = replace(after, models={version: model for version, model in after.models.items() if version in needed})
         moved = next_state(setting, state, params=params, server=server, aggregator=aggregated, flights=after)
-        rejected = tuple(self.ids[i] for i in plan.workers.clients[torch.from_numpy(~work.arrived)].tolist())
+        lost = plan.workers.clients[torch.from_numpy(~work.arrived)].tolist() if setting.protection.in_the_open else []
+        rejected = tuple(self.ids[i] for i in lost)
         report = replace(
             report_of(setting, plan, began, work), rejected=rejected, clock=after.now / TICKS,
             arrivals=tuple((self.ids[f.client], self.ticks[f.client] / TICKS, state.round - f.version) for f in buffer),
@@ -151,6 +154,8 @@ class RunOnClock:
             places = torch.tensor([i for i, f in enumerate(flights) if f.version == version])
             cohort = replace(everyone.take(places), round=version)
             jobs.append(Job(models[version], cohort, (share * factors)[places]))
+        if not setting.protection.in_the_open:
+            return self.combine_masked(plan, jobs, state)
         linear = algorithm.aggregator.linear
         works = [
             engine.summed_update(job.params, job.cohort, algorithm.solver, job.weights, algorithm.aggregator)
@@ -175,6 +180,23 @@ class RunOnClock:
             streams = {"keys": rng.client_keys(stream, setting.data.train.keys[clients].cpu())}
         total, aggregated = algorithm.aggregator(updates, share, losses=None, state=state.aggregator, **streams)
         return plan, work, total, aggregated
+
+    def combine_masked(self, plan: Plan, jobs: Sequence[Job], state: ServerState) -> tuple[Plan, LocalWork, Tensor, object]:
+        """The local work of the buffer and its total by a secure sum, in which all versions count alike.
+
+        A client may be in a buffer twice. If too few different clients are, the sum would tell too much, and stays masked.
+        """
+        setting, algorithm = self.setting, self.setting.algorithm
+        updates = torch.cat([setting.engine.updates(job.params, job.cohort, algorithm.solver).update for job in jobs])
+        different, fewest = len(set(plan.workers.clients.tolist())), algorithm.traits.privacy.fewest or 2
+        if different < fewest:
+            why = f"its buffer has updates of {different} of at least {fewest} clients, so that their sum would say too much"
+            warnings.warn(EquipoiseNotice(f"Round {state.round} leaves the model as it is: {why}."), stacklevel=2)
+            return plan, as_local_work(updates, state.params), torch.zeros_like(state.params), state.aggregator
+        risk, _ = setting.protection.weigh(plan.cohort, None, state.risk)
+        plan = plan._replace(risk=risk, weights=risk.weights)
+        combined = setting.protection.combine(state, setting.engine, algorithm.solver, plan, updates)
+        return plan, combined.work or as_local_work(updates, state.params), combined.total, combined.aggregator
 
 
 def sum_of(totals: Sequence[Tensor]) -> Tensor:

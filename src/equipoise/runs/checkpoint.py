@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from equipoise.core.files import locked, make_folder, remove_unfinished, write_atomically
+from equipoise.core.files import locked, make_folder, remove_unfinished, write_atomically, writing
 from equipoise.core.tensor_files import read_tensor_file, tensor_file_bytes
 from equipoise.errors import CheckpointError, Diverged, EquipoiseNotice, NotWritten, require
 from equipoise.observers import EvaluationPoint, History
@@ -140,14 +140,10 @@ class Checkpoints(Observer):
     def held(self) -> Iterator[None]:
         """Keep other processes from going on with the same runs meanwhile: they would write over each other's rows."""
         lock = self.path.with_name(f".{self.path.name}.lock")
-        try:
+        with writing(self.path):
             make_folder(lock.parent)
             with lock.open("ab"):
                 pass
-        except (OSError, ValueError) as failure:
-            reason = failure.strerror if isinstance(failure, OSError) else failure  # ValueError: a NUL in the name
-            fix = "Choose a file in a folder you may write to."
-            raise NotWritten(f"{self.path} could not be written: {reason}. {fix}") from failure
         with locked(lock, wait=False, work=self.path):
             try:
                 remove_unfinished(lock.parent, glob.escape(self.path.name))

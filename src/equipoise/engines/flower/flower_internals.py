@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import sys
@@ -13,11 +14,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
+from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Context, Error, Message
+from flwr.clientapp import ClientApp
 from flwr.common.config import parse_config_args
-from flwr.common.constant import ErrorCode
+from flwr.common.constant import ErrorCode, SubStatus
+from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_shared_key
+from flwr.supercore.primitives.asymmetric import generate_key_pairs
 
 PRELOADED = ("flwr.supernode.cli.flower_supernode", "flwr.supernode.runtime.run_clientapp")
 OF_THE_APP = (
@@ -40,6 +46,16 @@ def read_node_config(text: str | None) -> dict[str, Any]:
 def seconds_left(message: Message) -> float:
     """Seconds until nobody waits for the answer to a message any more."""
     return float(message.metadata.created_at + message.metadata.ttl - time.time())
+
+
+def new_private_key() -> ec.EllipticCurvePrivateKey:
+    """A private key on P-384, from the operating system's randomness."""
+    return generate_key_pairs()[0]
+
+
+def agree_on_key(private: ec.EllipticCurvePrivateKey, public: ec.EllipticCurvePublicKey) -> bytes:
+    """The key that two parties agree on by Diffie–Hellman, each with its private and the other's public key."""
+    return generate_shared_key(private, public)
 
 
 # ------------------------------------------------------------------------------------------------------------- three processes
@@ -76,6 +92,7 @@ def run_supernode(arguments: Sequence[str], parent: int, pauses: Any, tell_node:
         os._exit(TRY_AGAIN)
 
     InMemoryNodeState.set_node_id = set_node_id  # type: ignore[method-assign, assignment]
+    refuse_stale_replies(InMemoryNodeState)
     vars(fleet_http_connection)["flwr_exit"] = leave_for_another_try
     threading.excepthook = end_with_a_failed_thread
     vars(start_client_internal)["time"] = pauses
@@ -90,6 +107,31 @@ def run_supernode(arguments: Sequence[str], parent: int, pauses: Any, tell_node:
     finally:
         vars(fleet_http_connection)["flwr_exit"] = leave
     raise SystemExit(TRY_AGAIN)
+
+
+def refuse_stale_replies(state_class: Any) -> None:
+    """Have a SuperNode send only replies to messages that it still has.
+
+    It waits for any reply when it has got a message. When an app was killed, Flower answers in its place, and once also for the
+    next app of the run, which is at work. That one's own reply then comes too late, and would be sent when the message after it
+    has come, whose own reply would come too late in turn, and so on for good.
+    """
+    find = state_class.get_messages_legacy
+
+    def find_awaited(state: Any, **options: Any) -> list[Message]:
+        found = find(state, **options)
+        if not options.get("is_reply"):
+            return list(found)
+        with state.lock_msg_store:
+            awaited = [message for message in found if message.metadata.reply_to_message_id in state.msg_store]
+        kept = {message.metadata.message_id for message in awaited}
+        stale = [message.metadata.message_id for message in found if message.metadata.message_id not in kept]
+        state.delete_messages(message_ids=stale)
+        for message_id in stale:
+            state.object_store.delete(message_id)
+        return awaited
+
+    state_class.get_messages_legacy = find_awaited
 
 
 def run_superexec(arguments: Sequence[str], parent: int, pauses: Any, launch: Callable[[dict[str, Any]], None]) -> None:
@@ -113,22 +155,72 @@ def run_superexec(arguments: Sequence[str], parent: int, pauses: Any, launch: Ca
     flower_superexec()
 
 
+class OwnersChoice(Protocol):
+    """What a node's owner has chosen to run: owned_app.py."""
+
+    @property
+    def installed(self) -> ClientApp | None:
+        """The app on this machine that runs instead of the server's."""
+
+    @property
+    def pinned(self) -> str | None:
+        """The SHA-256 of the only bundle that is taken from the server."""
+
+    def refuse_other(self, digest: str) -> None:
+        """Raise for a bundle with another hash."""
+
+    def hold(self, app: ClientApp) -> ClientApp:
+        """The app, held to the owner's policy."""
+
+    def name_error(self, text: str | None) -> str:
+        """What the server may learn of an exception."""
+
+
+def replace_loading(names: dict[str, Any], owner: OwnersChoice) -> None:
+    """Have Flower's runtime of an app, the module with these names, load the owner's, and send no text of an error."""
+    install, find, push = names["install_from_fab"], names["get_load_client_app_fn"], names["push_task_output"]
+
+    def push_type(**options: Any) -> None:
+        push(**{**options, "details": owner.name_error(options["details"]) if options.get("details") else ""})
+
+    names["Error"] = lambda code, reason=None: Error(code, owner.name_error(reason))
+    names["push_task_output"] = push_type
+    if owner.installed is not None:
+        names["install_from_fab"] = lambda *_, **__: None
+        names["get_load_client_app_fn"] = lambda **_: lambda *_: owner.installed
+    elif owner.pinned is not None:
+
+        def install_pinned(content: bytes, **options: Any) -> Path:
+            owner.refuse_other(hashlib.sha256(content).hexdigest())
+            found: Path = install(content, **options)
+            return found
+
+        def find_pinned(**options: Any) -> Callable[[str, str, str], ClientApp]:
+            def load(name: str, version: str, digest: str) -> ClientApp:
+                owner.refuse_other(digest)  # or another app that this node has once unpacked would be loaded
+                return owner.hold(find(**options)(name, version, digest))
+
+            return load
+
+        names["install_from_fab"], names["get_load_client_app_fn"] = install_pinned, find_pinned
+
+
 def run_client_app(
     spec: dict[str, Any],
     parent: int,
-    replace_loading: Callable[[dict[str, Any]], None],
+    owner: OwnersChoice,
     begun: Callable[[float], None],
     answered: Callable[[], None],
 ) -> None:
     """What the command `flwr-clientapp` does, in this process, and no longer than the server waits for the answer.
 
-    `replace_loading` may change names of Flower's module. `begun` is told the seconds that are left when the message has come;
-    `answered` is called when the answer has been handed over. An app that takes too long answers with an error and ends.
+    The app is the owner's. `begun` is told the seconds that are left when the message has come; `answered` is called when the
+    answer has been handed over. An app that takes too long answers with an error and ends.
     """
     from flwr.supernode.runtime import run_clientapp
 
     names = vars(run_clientapp)
-    replace_loading(names)
+    replace_loading(names, owner)
     pull, push = names["pull_task_input"], names["push_message"]
     over = threading.Lock()  # held by whoever answers: the app, or the watch
 
@@ -149,6 +241,8 @@ def run_client_app(
         try:
             error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, DEADLINE)
             push(client, Message(error, reply_to=message), context)
+            # Or Flower would look for the end of this app until its token expires, and then fail the one after it.
+            names["push_task_output"](client=client, context=None, sub_status=SubStatus.FAILED, details=DEADLINE)
         finally:
             sys.stderr.flush()
             os._exit(124)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from functools import cached_property, partial
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from equipoise.core.task import Task
 from equipoise.engines.simulator.batched_steps import Gradients, stacked_gradients, take_batched_steps
@@ -12,6 +14,8 @@ from equipoise.engines.simulator.cpu.convnet_gradients import convnet_gradients,
 from equipoise.engines.simulator.local_rule import LocalRule
 from equipoise.engines.simulator.local_work import ChunkResult, ChunkWork, LocalPath, Workplace
 from equipoise.engines.simulator.precision import Precision, why_no_kernels
+
+_MOST_HIDDEN = 512  # units: a program holds the weights of all of them at once
 
 
 class HandWrittenConvNet(LocalPath):
@@ -39,7 +43,7 @@ class HandWrittenConvNet(LocalPath):
 
 def why_not_by_hand(task: Task, device: torch.device) -> str | None:
     """Why the hand-written gradient is not for this task on this device; None if it is."""
-    reason = why_not_plain_convnet(task)
+    reason = why_not_plain_convnet(task, _MOST_HIDDEN if device.type == "cuda" else 0)
     if reason is not None or device.type == "cpu":
         return reason
     if device.type != "cuda":
@@ -56,3 +60,14 @@ def fastest_gradients(task: Task, device: torch.device, precision: Precision) ->
     from equipoise.engines.simulator.cuda.kernels.convnet_kernels import convnet_gradients as on_a_gpu
 
     return partial(on_a_gpu, precision=precision.name)
+
+
+def logits_of_own_models(task: Task, models: Tensor, x: Any, precision: Precision) -> Tensor | None:
+    """Logits (k, b, classes) of examples (k, b, …) under models (k, D), by programs for a GPU; None if there are none."""
+    if models.dtype != torch.float32 or not isinstance(x, Tensor) or models.device.type == "cpu":
+        return None
+    if why_not_by_hand(task, models.device) is not None:
+        return None
+    from equipoise.engines.simulator.cuda.kernels.convnet_kernels import convnet_logits
+
+    return convnet_logits(task.layout.unflatten(models), x, precision="tf32" if precision.reduced else "float32")

@@ -205,10 +205,10 @@ class RecordedBatch:
         if _outside_state(self.task.module) != state:
             raise NotRecordable("the model changes attributes of its own, or draws numbers outside torch")
         x, y = trees.clone(batch[0]), trees.clone(batch[1])
-        given = iter(drawn)
+        given, key = iter(drawn), rng.step_keys(torch.tensor([7]), 0)[0]
 
         def run() -> Sequence[Tensor | None]:
-            with ForwardRules(rng.step_keys(torch.tensor([7]), 0)[0], batched=False, draw=lambda *_: next(given)):
+            with ForwardRules(key, batched=False, draw=lambda *_: next(given)):
                 loss = self.task.scorer(x, y, False)[0].mean()
             return loss.detach(), *torch.autograd.grad(loss, self.leaves, allow_unused=True)
 

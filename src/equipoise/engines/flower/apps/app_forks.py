@@ -168,4 +168,4 @@ class AppForks:
 
         if self.owner.installed is not None:
             spec["runtime_dependency_install"] = False  # nothing of the server's is installed
-        run_client_app(spec, parent, self.owner.replace_loading, begun, answered)
+        run_client_app(spec, parent, self.owner, begun, answered)

@@ -126,9 +126,13 @@ def serve(plan: ServerPlan, grid: Grid, place: RunFolder | None, known: tuple[di
 
 def open_door(plan: ServerPlan, messenger: Messenger, task: Task, model_seed: int, folder: Path | None) -> Welcome:
     """What lets nodes in: their introductions, and the nodes that names belong to."""
+    news = what_is_new(plan.algorithm)
 
     def reading(content: MessageContent) -> Member:
-        return Member.read(content, task, plan.most_examples)
+        member = Member.read(content, task, plan.most_examples)
+        if news is not None:
+            member.refuse_earlier_version(news)
+        return member
 
     introductions = Introductions(messenger, ClientRequest({"seed": model_seed, "model": model_seed}), reading)
     names = KnownNodes(folder.resolve().parent / KNOWN_NODES if folder is not None else None, plan.nodes)
@@ -149,6 +153,16 @@ def admits_latecomers(algorithm: Algorithm) -> bool:
     """Whether clients may join between rounds: not where noise, weights or models were set for those that began the run."""
     parts = algorithm.traits
     return algorithm.privacy is None and algorithm.personal is None and parts.solver.after_rows is None
+
+
+def what_is_new(algorithm: Algorithm) -> str | None:
+    """What nodes that do not say their version would answer otherwise than this server means it; None: nothing."""
+    parts = algorithm.traits
+    if algorithm.privacy is not None:  # other names in sums, and no coins: noise and ε would not be those of the ledger
+        return f"{type(algorithm.privacy).__name__} of this version"
+    if parts.solver.keeps is not None:  # they would begin each round with nothing kept
+        return f"{type(algorithm.solver).__name__}, whose clients keep numbers between rounds"
+    return f"{type(algorithm.personal).__name__} of this version" if algorithm.personal is not None else None
 
 
 def admit(

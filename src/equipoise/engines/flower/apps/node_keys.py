@@ -149,10 +149,13 @@ class KnownNodes:
             if name not in self.listed:
                 raise BadMessage(f"{name} is not in the operator's list of nodes")
             if member.key != self.listed[name]:
+                proves = "`equipoise flower node`, which proves it"
                 cure = (
                     "the operator's list has another"
                     if member.key
-                    else "start it with `equipoise flower node`, which proves it"
+                    else f"start it with {proves}"
+                    if member.versions
+                    else f"install the server's version of Equipoise on it and start it with {proves}"
                 )
                 raise BadMessage(f"{name} does not prove the key that it is listed with: {cure}")
             return

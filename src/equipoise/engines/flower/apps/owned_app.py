@@ -6,15 +6,13 @@ that bundle; with `--pin` it does so only if it is, byte for byte, the one that 
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Error, RecordDict
+from flwr.app import Context, RecordDict
 from flwr.clientapp import ClientApp
 
 from equipoise.engines.flower.apps.kept_data import KeptData
@@ -77,28 +75,9 @@ class OwnedApp:
 
         return KeptData(load, app.setup.forget)
 
-    def replace_loading(self, names: dict[str, Any]) -> None:
-        """Have Flower's runtime of an app, the module with these names, load the owner's, and send no text of an error."""
-        install, find = names["install_from_fab"], names["get_load_client_app_fn"]
-        names["Error"], names["push_task_output"] = type_alone, without_details(names["push_task_output"])
-        if self.installed is not None:
-            names["install_from_fab"] = lambda *_, **__: None
-            names["get_load_client_app_fn"] = lambda **_: lambda *_: self.installed
-        elif self.pinned is not None:
-
-            def install_pinned(content: bytes, **options: Any) -> Path:
-                self.refuse_other(hashlib.sha256(content).hexdigest())
-                found: Path = install(content, **options)
-                return found
-
-            def find_pinned(**options: Any) -> Callable[[str, str, str], ClientApp]:
-                def load(name: str, version: str, digest: str) -> ClientApp:
-                    self.refuse_other(digest)  # or another app that this node has once unpacked would be loaded
-                    return self.hold(find(**options)(name, version, digest))
-
-                return load
-
-            names["install_from_fab"], names["get_load_client_app_fn"] = install_pinned, find_pinned
+    def name_error(self, text: str | None) -> str:
+        """Of an exception the server learns the type, and not its text."""
+        return name_type(text)
 
     def refuse_other(self, digest: str) -> None:
         """Refuse a bundle with another hash."""
@@ -120,17 +99,3 @@ def load_installed(reference: str) -> ClientApp:
     if not isinstance(app, ClientApp):
         raise ConfigError(f"{reference} is no ClientApp. client_app(…) of equipoise.engines.flower makes one.")
     return app
-
-
-def type_alone(code: int, reason: str | None = None) -> Error:
-    """An error of Flower's that names the type of an exception and not its text."""
-    return Error(code, name_type(reason))
-
-
-def without_details(push: Callable[..., None]) -> Callable[..., None]:
-    """Flower's report of how an app ended, with the type of an exception and not its text."""
-
-    def push_type(**options: Any) -> None:
-        push(**{**options, "details": name_type(options["details"]) if options.get("details") else ""})
-
-    return push_type

@@ -121,6 +121,6 @@ def gather(welcome: Welcome, wanted: int, *, patience: float, enough: int, soon:
     there = welcome.there
     if len(there) < min(enough, wanted):
         strangers = list(welcome.introductions.reasons.items())[:5]
-        shown = "".join(f" Node {node} {why}." for node, why in strangers)
+        shown = "".join(f" Node {node}: {why}." for node, why in strangers)
         raise TooFewClients(f"{len(there)} nodes came within {patience:g} s, and {enough} are needed.{shown}")
     log.info("%d clients: %s.", len(there), ", ".join(sorted(there, key=natural_order)))

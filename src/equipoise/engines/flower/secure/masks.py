@@ -18,10 +18,9 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
-from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_shared_key
-from flwr.supercore.primitives.asymmetric import generate_key_pairs
 from numpy.typing import NDArray
 
+from equipoise.engines.flower.flower_internals import agree_on_key, new_private_key
 from equipoise.engines.flower.secure.sum_messages import MalformedMessage, UnreadableShares, pack, pack_names
 from equipoise.engines.flower.secure.sum_terms import SumTerms
 
@@ -39,7 +38,7 @@ _WORD = np.dtype("<u8")
 
 def new_key() -> ec.EllipticCurvePrivateKey:
     """A private key on P-384, from the operating system's randomness."""
-    return generate_key_pairs()[0]
+    return new_private_key()
 
 
 def public_of(private: ec.EllipticCurvePrivateKey) -> bytes:
@@ -72,7 +71,7 @@ def private_from(secret: int) -> ec.EllipticCurvePrivateKey:
 
 def agreed_key(private: ec.EllipticCurvePrivateKey, public: bytes) -> bytes:
     """The key that both owners compute, each from its private and the other's public key."""
-    return generate_shared_key(private, read_public(public))
+    return agree_on_key(private, read_public(public))
 
 
 def derive(key: bytes, info: bytes) -> bytes:

@@ -308,26 +308,34 @@ def _hand_on(share: Tensor, left: Tensor, right: Tensor) -> None:
     torch.sub(share, right, out=left)
 
 
-def why_not_plain_convnet(task: Task) -> str | None:
-    """Why the task is not `models.ConvNet` as written, with all its parameters trained by the library's cross-entropy."""
+def why_not_plain_convnet(task: Task, most_hidden: int = 0) -> str | None:
+    """Why the task is not `models.ConvNet` as written, with all its parameters trained by the library's cross-entropy.
+
+    It may have a hidden layer of at most `most_hidden` units, if they are a power of 2 from 16 on.
+    """
     module = task.module
     if type(module) is not ConvNet:
         return f"{type(module).__name__} is not models.ConvNet"
     if task.loss is not cross_entropy:
         return "the loss is not cross-entropy"
-    if len(list(task.scorer.named_parameters(remove_duplicate=False))) != 6:
+    units = 0 if module.hidden is None else module.hidden.out_features
+    if units and not (16 <= units <= most_hidden and units & (units - 1) == 0):
+        return f"it has a hidden layer of {units} units"
+    if len(list(task.scorer.named_parameters(remove_duplicate=False))) != (8 if units else 6):
         return "the loss or the error has parameters of its own"
     hooked = any(getattr(layer, hooks) for layer in module.modules() for hooks in _HOOKS)
     usual = ((1, 1), (0, 0), (1, 1), 1)
     as_made = not hooked and "forward" not in vars(module) and type(module.readout) is nn.Linear
+    as_made = as_made and (not units or type(module.hidden) is nn.Linear)
     for layer in (module.conv1, module.conv2):
         as_made = as_made and type(layer) is nn.Conv2d
         as_made = as_made and (layer.stride, layer.padding, layer.dilation, layer.groups) == usual
     classes = module.readout.out_features if as_made else 0
     expected = {
         "conv1.weight": (32, 1, 5, 5), "conv1.bias": (32,), "conv2.weight": (64, 32, 5, 5), "conv2.bias": (64,),
-        "readout.weight": (classes, 1024), "readout.bias": (classes,),
+        "readout.weight": (classes, units or 1024), "readout.bias": (classes,),
     }  # fmt: skip
+    expected |= {"hidden.weight": (units, 1024), "hidden.bias": (units,)} if units else {}
     trained = {name: tuple(shape) for name, shape in zip(task.layout.names, task.layout.shapes, strict=True)}
     if not as_made or trained != expected:
         return "its layers were changed, have hooks, or are frozen"

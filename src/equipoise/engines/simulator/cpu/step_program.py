@@ -1,7 +1,9 @@
 """A recorded local step as a TorchScript program: all steps of a client run without Python between their operations.
 
 The update of SGD is a part of the program. Where the gradient of a parameter is a product of two matrices, the product is added
-to the parameter at once, and the gradient itself is never written to memory.
+to the parameter at once, and the gradient itself is never written to memory. That rounds in another way than plain autograd. A
+step with convolutions is therefore repeated as it is, bit for bit: it has so many units near kinks that another rounding may
+move the update of a round by per cents, and its time is not that of these products.
 """
 
 from __future__ import annotations
@@ -15,11 +17,13 @@ import torch
 from torch import Tensor
 from torch.jit._fuser import optimized_execution
 
+from equipoise.engines.simulator.cpu.narrow_products import is_narrow, narrow_products, turned_call
 from equipoise.engines.simulator.cpu.packed_products import PackedProduct, packed_products
 from equipoise.engines.simulator.cpu.step_recorder import NotRecordable, Operation, Recording, Value
 from equipoise.types import SgdRule
 
 _aten = torch.ops.aten
+_CONVOLUTIONS = {_aten.convolution.default, _aten.convolution_backward.default}
 _TYPES = {
     torch.uint8: 0, torch.int8: 1, torch.int16: 2, torch.int32: 3, torch.int64: 4, torch.float16: 5, torch.float32: 6,
     torch.float64: 7, torch.bool: 11, torch.bfloat16: 15,
@@ -35,8 +39,11 @@ class StepProgram:
 
     def __init__(self, recording: Recording, parameters: int, sgd: SgdRule) -> None:
         self.constants = list(recording.constants.values())
-        products = packed_products(recording)
-        self.source = _source(recording, parameters, sgd, products)
+        as_it_is = any(operation.target in _CONVOLUTIONS for operation in recording.operations)
+        products = {} if as_it_is else packed_products(recording)
+        fused = {} if as_it_is or sgd.momentum or sgd.prox else _products(recording, parameters)
+        narrow = set() if as_it_is else narrow_products(recording)
+        self.source = _source(recording, parameters, sgd, fused, products, narrow)
         self._matrices = [(each, recording.constants[each.matrix]) for each in products.values()]
         self._packed: list[Tensor] = []
         self._versions: list[int] = []  # of the matrices when they were packed
@@ -73,20 +80,24 @@ def first_words(failure: BaseException) -> str:
     return (lines or [type(failure).__name__])[0][:200]
 
 
-def _source(recording: Recording, parameters: int, sgd: SgdRule, packed: dict[int, PackedProduct]) -> str:
+def _source(
+    recording: Recording, parameters: int, sgd: SgdRule, fused: dict[int, list[Operation]], packed: dict[int, PackedProduct],
+    narrow: set[int],
+) -> str:  # fmt: skip
     """The program's text."""
-    fused = {} if sgd.momentum or sgd.prox else _products(recording, parameters)
-    left_out = {value for operations in fused.values() for operation in operations for value in operation.results.values()}
     lines = ["losses: List[Tensor] = []", "nothing: List[Optional[number]] = []"]
     places = {number: place for place, number in enumerate(packed)}
     lines += [f"v{i} = p[{i}]" for i in range(parameters)]
     lines += [f"v{value.number} = c[{i}]" for i, value in enumerate(recording.constants)]
     lines += ["for given in x:"]
     body = [f"v{i} = given[{i - parameters}]" for i in range(parameters, recording.inputs)]
-    for number, operation in enumerate(recording.operations):
+    for number in _needed(recording, fused, packed):
+        operation = recording.operations[number]
         if number in packed:
             body.append(f"v{operation.results[0].number} = {packed[number].call(places[number])}")
-        elif not (operation.results and set(operation.results.values()) <= left_out):
+        elif number in narrow:
+            body.append(f"v{operation.results[0].number} = {turned_call(operation)}")
+        else:
             body += _call(operation, f"r{number}")
     loss, *gradients = recording.outputs
     if loss is None:
@@ -101,6 +112,21 @@ def _source(recording: Recording, parameters: int, sgd: SgdRule, packed: dict[in
         + "\n".join(f"    {line}" for line in [*lines, "return losses"])
         + "\n"
     )
+
+
+def _needed(recording: Recording, fused: dict[int, list[Operation]], packed: dict[int, PackedProduct]) -> list[int]:
+    """The operations, by number, that the update needs, or that write to memory or draw numbers."""
+    wanted = {value for i, value in enumerate(recording.outputs, start=-1) if i not in fused}
+    wanted |= {factor for product, *_ in fused.values() for factor in product.args[:2]}
+    found: list[int] = []
+    for number in reversed(range(len(recording.operations))):
+        operation = recording.operations[number]
+        results = operation.results.values()
+        if operation.is_pure and wanted.isdisjoint(results):
+            continue
+        found.append(number)
+        wanted.update((packed[number].x, packed[number].bias) if number in packed else operation.given())
+    return found[::-1]
 
 
 def _update(i: int, gradient: Value | None, product: list[Operation] | None, sgd: SgdRule) -> list[str]:
@@ -147,7 +173,7 @@ def _products(recording: Recording, parameters: int) -> dict[int, list[Operation
                 factors = {recording.storages[factor] for factor in operation.args[:2]}
                 written = {memory for when, memory in recording.writes if when > number}
                 # A factor that is a parameter may have been updated by then, and one that is written to has changed.
-                if not factors & (own | written):
+                if not factors & (own | written) and not is_narrow(recording, operation, recording.shapes[Value(i)][1]):
                     found[i] = [operation, *chain]
             break
     return found

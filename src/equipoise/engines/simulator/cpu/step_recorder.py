@@ -43,6 +43,16 @@ class Operation:
     results: dict[int, Value]
     single: bool  # whether it gives one tensor, not a sequence
 
+    @property
+    def is_pure(self) -> bool:
+        """Whether it does nothing but give its results: it writes to no memory and draws no numbers."""
+        random = torch.Tag.nondeterministic_seeded in self.target.tags
+        return bool(self.results) and not self.target._schema.is_mutable and not random
+
+    def given(self) -> list[Value]:
+        """The values that it takes."""
+        return _values((self.args, tuple(self.kwargs.values())))
+
 
 @dataclass
 class Recording:
@@ -60,7 +70,7 @@ class Recording:
         """How often each value is an argument or an output."""
         counts: Counter[Value] = Counter(value for value in self.outputs if value is not None)
         for operation in self.operations:
-            counts.update(_values((operation.args, tuple(operation.kwargs.values()))))
+            counts.update(operation.given())
         return counts
 
 

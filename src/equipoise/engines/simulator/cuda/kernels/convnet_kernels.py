@@ -26,14 +26,16 @@ from torch import Tensor
 
 from equipoise.engines.simulator.cuda.kernels import convnet_backward as backward
 from equipoise.engines.simulator.cuda.kernels import convnet_programs as programs
+from equipoise.engines.simulator.example_batches import ExampleBatch
+from equipoise.engines.simulator.precision import Precision
 from equipoise.errors import require
 
 if TYPE_CHECKING:
     from equipoise.core.task import Task
-    from equipoise.engines.simulator.example_batches import ExampleBatch
 
 _SHAPES = ((784,), (28, 28), (1, 28, 28))
 _MOST_CLIENTS = 65535  # CUDA's limit for the second grid axis
+_HELD = 512  # outputs × channels of which one program holds the weights
 
 
 # By precision and program.
@@ -57,6 +59,16 @@ def convnet_gradients(
     with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
         gradients, losses = _Step(x, y, shares, batch.scale, params, precision).run()
     return {name: gradients[name] for name in names}, losses
+
+
+@torch.no_grad()
+def convnet_logits(params: dict[str, Tensor], x: Tensor, *, precision: str = "float32") -> Tensor:
+    """What each client's own ConvNet, parameters (k, …), gives for its images (k, b, …): logits (k, b, classes)."""
+    k, b = x.shape[:2]
+    nothing = x.new_zeros(k, b)
+    images, classes, shares = _checked(params, ExampleBatch(x, nothing.long(), nothing, last=False), precision)
+    with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
+        return _Step(images, classes, shares, 1.0, params, precision).logits()
 
 
 def _checked(params: dict[str, Tensor], batch: ExampleBatch, precision: str) -> tuple[Tensor, Tensor, Tensor]:
@@ -84,27 +96,46 @@ class _Step:
         self.k, self.b = shares.shape
         self.blocks = triton.cdiv(self.b, 16)
         self.classes = params["readout.bias"].shape[1]
-        self.padded = max(16, triton.next_power_of_2(self.classes))
         self.first_weight = _in_order(params["conv1.weight"], (0, 1, 2, 3, 4))  # (k, 32, 1, 5, 5)
         self.second_weight = _in_order(params["conv2.weight"], (0, 3, 4, 2, 1))  # (k, 5, 5, 32, 64)
-        self.readout_weight = _in_order(params["readout.weight"], (0, 1, 2))  # (k, C, 1024)
+        self.readout_weight = _in_order(params["readout.weight"], (0, 1, 2))  # (k, C, 1024 or hidden units)
         self.first_bias, self.second_bias, self.readout_bias = (
             _in_order(params[name], (0, 1)) for name in ("conv1.bias", "conv2.bias", "readout.bias")
         )
+        self.hidden: tuple[Tensor, Tensor] | None = None  # (k, H, 1024) and (k, H)
+        if "hidden.bias" in params:
+            self.hidden = _in_order(params["hidden.weight"], (0, 1, 2)), params["hidden.bias"]
 
     def run(self) -> tuple[dict[str, Tensor], Tensor]:
         """Gradients by name and losses; memory is given back as soon as nothing reads it."""
         weight_copy, images = self._turned_inputs()
         pooled, pooled_turned, first_code = self._first_layer()
         features, code, feature_code = self._second_layer(pooled, weight_copy)
-        slopes, losses = self._readout(features)
-        gradients, back, back_turned, code_turned = self._readout_gradients(features, feature_code, slopes, losses)
+        if self.hidden is None:
+            slopes, losses = self._readout(features)
+            gradients, *turned = self._feature_gradients("readout", self.readout_weight, features, feature_code, slopes, losses)
+        else:
+            weight, bias = self.hidden
+            units = self._hidden_units(features, weight, bias)
+            slopes, losses = self._readout(units)
+            above, unit_slopes = self._hidden_slopes(units, slopes)
+            gradients, *turned = self._feature_gradients("hidden", weight, features, feature_code, unit_slopes, losses)
+            gradients |= above
+        back, back_turned, code_turned = turned
         gradients["conv2.weight"] = self._second_weights(pooled_turned, back_turned, code_turned)
         weight = weight_copy if self.precision == "bf16" else self.second_weight
         map_gradient = pooled.view(self.k * self.blocks, 144, 32, 16)  # `pooled` itself has been used
         self._launch("first_map_gradient", 9 * self.blocks, back, code, weight, map_gradient, weight.stride(0), self.blocks)
         gradients["conv1.weight"], gradients["conv1.bias"] = self._first_weights(images, map_gradient, first_code)
         return gradients, gradients.pop("losses")
+
+    def logits(self) -> Tensor:
+        """The forward pass alone, (k, b, classes)."""
+        weight_copy, _ = self._turned_inputs()
+        features, _, _ = self._second_layer(self._first_layer()[0], weight_copy)
+        units = features.view(self.k, self.b, 1024) if self.hidden is None else self._hidden_units(features, *self.hidden)
+        with Precision(self.precision).products():
+            return torch.baddbmm(self.readout_bias.unsqueeze(1), units, self.readout_weight.transpose(1, 2))
 
     def _new(self, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return torch.empty(shape, dtype=dtype, device=self.x.device)
@@ -120,7 +151,7 @@ class _Step:
         program = getattr(programs, name, None) or getattr(backward, name)
         if name != "first_weights_sum":
             constants["PRECISION"] = self.precision
-        program[(programs_per_client, self.k)](*arguments, **constants, **self.sizes[name])
+        program[(programs_per_client, self.k)](*arguments, **(self.sizes[name] | constants))
 
     def _turned_inputs(self) -> tuple[Tensor, Tensor]:
         copy, images = self._short(self.k, 25, 2048), self._short(self.k * self.blocks, 784, 16)
@@ -147,26 +178,44 @@ class _Step:
         self._launch("second_layer", count, *inputs, INPUT_STRIDE=inner, OUTPUT_STRIDE=outer)
         return features, code, feature_code
 
+    def _hidden_units(self, features: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """The hidden layer after ReLU, (k, b, H)."""
+        with Precision(self.precision).products():
+            return torch.baddbmm(bias.unsqueeze(1), features.view(self.k, self.b, 1024), weight.transpose(1, 2)).relu_()
+
+    def _hidden_slopes(self, units: Tensor, slopes: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        """Gradients of the readout above a hidden layer, and of what the layer has before ReLU, (k, b, H)."""
+        own = slopes.view(self.k, self.b, -1)[:, :, : self.classes]
+        with Precision(self.precision).products():
+            gradients = {"readout.weight": own.transpose(1, 2) @ units, "readout.bias": own.sum(1)}
+            return gradients, torch.ops.aten.threshold_backward(own @ self.readout_weight, units, 0)
+
     def _readout(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        slopes, losses = self._new(self.k * self.b, self.padded), self._new(self.k, self.b)
+        padded, wide = _padded(self.classes), self.readout_weight.shape[2]
+        slopes, losses = self._new(self.k * self.b, padded), self._new(self.k, self.b)
         weight, bias = self.readout_weight, self.readout_bias
         inputs = (features, weight, bias, self.y, self.shares, slopes, losses, weight.stride(0), bias.stride(0), self.b)
-        self._launch("readout", self.blocks, *inputs, CLASSES=self.classes, PADDED=self.padded)
+        sizes = self.sizes["readout"] | {"FEATURES": min(wide, self.sizes["readout"]["FEATURES"])}
+        self._launch("readout", self.blocks, *inputs, CLASSES=self.classes, PADDED=padded, WIDE=wide, **sizes)
         return slopes, losses
 
-    def _readout_gradients(
-        self, features: Tensor, feature_code: Tensor, slopes: Tensor, losses: Tensor
+    def _feature_gradients(
+        self, layer: str, weight: Tensor, features: Tensor, feature_code: Tensor, slopes: Tensor, losses: Tensor
     ) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor]:
+        """Gradients of the layer that reads the features, with its slopes (k, b, outputs), and of the second map."""
+        outputs = weight.shape[1]
         gradients = {
-            "readout.weight": self._new(self.k, self.classes, 1024), "readout.bias": self._new(self.k, self.classes),
+            f"{layer}.weight": self._new(self.k, outputs, 1024), f"{layer}.bias": self._new(self.k, outputs),
             "conv2.bias": self._new(self.k, 64), "losses": self._new(self.k),
         }  # fmt: skip
         back, turned = self._short(self.k * self.blocks * 16, 16, 64), self._short(self.k * self.blocks, 16, 64, 16)
         code = self._codes(self.k * self.blocks, 16, 64, 16)
-        inputs = (features, self.readout_weight, feature_code, slopes, losses, *gradients.values(), back, turned, code)
-        sizes = (self.readout_weight.stride(0), self.b, self.blocks)
-        count = 64 // self.sizes["readout_gradients"]["CHANNELS"]
-        self._launch("readout_gradients", count, *inputs, *sizes, CLASSES=self.classes, PADDED=self.padded)
+        inputs = (features, weight, feature_code, slopes, losses, *gradients.values(), back, turned, code)
+        padded, sizes = _padded(outputs), self.sizes["readout_gradients"]
+        channels = max(1, min(sizes["CHANNELS"], _HELD // padded))
+        arguments = (weight.stride(0), self.b, self.blocks)
+        sizes = sizes | {"CLASSES": outputs, "PADDED": padded, "CHANNELS": channels}
+        self._launch("readout_gradients", 64 // channels, *inputs, *arguments, **sizes)
         return gradients, back, turned, code
 
     def _second_weights(self, pooled: Tensor, back: Tensor, code: Tensor) -> Tensor:
@@ -182,6 +231,11 @@ class _Step:
         self._launch("first_weights", parts, images, back, code, sums, self.blocks)
         self._launch("first_weights_sum", 4, sums, weight, bias, PARTS=parts)
         return weight, bias
+
+
+def _padded(outputs: int) -> int:
+    """Outputs as a power of two, as programs hold them."""
+    return max(16, int(triton.next_power_of_2(outputs)))
 
 
 def _in_order(value: Tensor, order: tuple[int, ...]) -> Tensor:

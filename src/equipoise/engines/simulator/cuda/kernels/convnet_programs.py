@@ -208,18 +208,19 @@ def second_layer(  # type: ignore[no-untyped-def]
 @triton.jit
 def readout(  # type: ignore[no-untyped-def]
     features, weight, bias, y, shares, slopes, losses, weight_stride,
-    bias_stride, b, CLASSES: tl.constexpr, PADDED: tl.constexpr, PRECISION: tl.constexpr, FEATURES: tl.constexpr,
+    bias_stride, b, CLASSES: tl.constexpr, PADDED: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr, FEATURES: tl.constexpr,
 ):  # fmt: skip
-    """Logits z of 16 images, their losses share · (log Σ exp z − z_y) and slopes share · (softmax z − onehot y)."""
+    """Logits z of 16 images from WIDE features, losses share · (log Σ exp z − z_y), slopes share · (softmax z − onehot y)."""
     client = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0) * 16 + tl.arange(0, 16)
     here = row < b
     label = tl.arange(0, PADDED)
     feature = tl.arange(0, FEATURES)
-    a = features + client * b * SECOND + row[:, None] * SECOND + feature[None, :]
-    w = weight + client * weight_stride + label[None, :] * SECOND + feature[:, None]
+    a = features + client * b * WIDE + row[:, None] * WIDE + feature[None, :]
+    w = weight + client * weight_stride + label[None, :] * WIDE + feature[:, None]
     z = tl.zeros((16, PADDED), tl.float32)
-    for start in range(0, SECOND, FEATURES):
+    for start in range(0, WIDE, FEATURES):
         own = tl.load(a + start, mask=here[:, None], other=0.0)
         weights = tl.load(w + start, mask=(label < CLASSES)[None, :], other=0.0)
         z = add_product(own, as_operand(weights, PRECISION), z, PRECISION)

@@ -36,6 +36,7 @@ def draw_masks(keys: Tensor, call: int, shape: Sequence[int], factors: Sequence[
     `factors` multiply an element's index in every dimension, from the last on; it is kept if its 16 bits, as a signed number,
     are less than `below`.
     """
+    keys = keys.contiguous()  # the kernel reads them one after another
     count, sizes = math.prod(shape), [*reversed(shape), 1, 1, 1][:DIMENSIONS]
     masks = torch.empty(len(keys), *shape, dtype=torch.bool, device=keys.device)
     block = 512
