@@ -181,15 +181,18 @@ def measure(it: Federation, rounds: int, timeout: float) -> None:
     print(f"{len(it.names)} nodes registered and started in {time.monotonic() - began:.0f} s", flush=True)
     config = f'nodes="nodes.toml" clients-per-round={len(it.names)} minimum={len(it.names) * 3 // 4} timeout={timeout}'
     it.start("run", "equipoise", "flower", "run", "--run-config", f"{config} rounds={rounds + 6}")
-    it.await_rounds(1, 240)
+    it.await_rounds(1, 600)
     print(f"first round after {time.monotonic() - began:.0f} s", flush=True)
     it.await_rounds(rounds, 60.0 * rounds)
+    taken = [entry["seconds"] for entry in it.rounds()[:rounds]]
+    print(
+        f"rounds of two questions: median {statistics.median(taken):.1f} s ({', '.join(f'{each:.1f}' for each in taken)})",
+        flush=True,
+    )
     it.look_at_memory(rounds + 2, 120.0)  # rounds of its own, as looking takes time
     memory = [it.memory[name] for name in it.names]
     print(f"memory of a node: median {statistics.median(memory):.0f} MB, at most {max(memory):.0f} MB; ", end="")
     print(f"SuperLink with the run: {it.memory['superlink']:.0f} MB", flush=True)
-    taken = [entry["seconds"] for entry in it.rounds()[:rounds]]
-    print(f"rounds of two questions: median {statistics.median(taken):.1f} s ({', '.join(f'{each:.1f}' for each in taken)})")
     dead, hanging = it.names[1], it.names[2]
     os.killpg(it.running[dead].pid, signal.SIGKILL)
     (it.app / "sites" / hanging / "hang").touch()

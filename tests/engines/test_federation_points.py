@@ -88,6 +88,26 @@ def test_a_client_that_fails_again_and_again_rests_longer_each_time():
     assert gaps == [10.0, 20.0, 40.0]
 
 
+def test_a_node_that_was_silent_comes_back_also_where_rounds_are_long():
+    """A round takes 28 s of the 30 that an answer may take, and the node says who it is after 8 s, so while a round goes on."""
+    grid = federation(some_data(), softmax)
+
+    def slow(delivery):
+        if delivery.client == BAD and delivery.action == "train.update" and delivery.count == 1:
+            return None
+        if delivery.client == BAD and delivery.action == "query.hello" and delivery.count > 1:
+            grid.clock.wait_until(grid.clock.now + 8.0)
+        if delivery.client != BAD and delivery.action == "train.update":
+            grid.clock.wait_until(grid.clock.now + 28.0)
+        return delivery.answer()
+
+    grid.fault = slow
+    found = run(grid, rounds=6)
+    missing = [BAD in report.missing for report in found.history.rounds]
+    assert missing[0]
+    assert not any(missing[3:]), missing
+
+
 # ----------------------------------------------------------------------------------------------- 4: names belong to their keys
 
 

@@ -21,7 +21,11 @@ pytestmark = pytest.mark.federation
 COMMIT = "ad1fb4b"
 ROOT = Path(__file__).parents[2]
 OLD, NEW = "client-2", ("client-0", "client-1", "client-3")
-ALGORITHM = "algorithm = eq.Algorithm(\n"
+RISK = "risk=eq.risk.Superquantile(tail=0.5),"
+SECURE = (
+    "privacy=eq.privacy.SecureAggregation(), "
+    "risk=eq.risk.Superquantile(tail=0.5, quantile=eq.privacy.SecureHistogram(bound=3.0, bins=16)),"
+)
 
 
 @pytest.fixture(scope="module")
@@ -114,8 +118,8 @@ def test_a_node_of_the_previous_version_works_or_is_refused_by_name_with_the_cur
 
         task = it.app / "mixed_federation" / "task.py"
         text = task.read_text()
-        assert text.count(ALGORITHM) == 1
-        task.write_text(text.replace(ALGORITHM, f"{ALGORITHM}    privacy=eq.privacy.SecureAggregation(),\n"))
+        assert text.count(RISK) == 1
+        task.write_text(text.replace(RISK, SECURE))
         said = it.run("sums", 3)
         assert it.trained("sums") == [set(NEW)] * 2
         assert f"{OLD} has an earlier version of Equipoise" in said

@@ -73,13 +73,13 @@ name = "users_resnet18:load"
 name = "users_resnet18:ResNet18"
 [algorithm.solver]
 name = "sgd"
-lr = 0.05
+lr = 0.005
 batch_size = 4
 [train]
 rounds = 3
 clients_per_round = 3
 """
-ALGORITHM = eq.Algorithm(solver=eq.solvers.SGD(lr=0.05, batch_size=4))
+ALGORITHM = eq.Algorithm(solver=eq.solvers.SGD(lr=0.005, batch_size=4))
 
 
 @pytest.fixture

@@ -155,11 +155,12 @@ class ExperimentRuns:
     device: str | None
     say: PrintLine
     precision: str = "float32"
+    processes: int | None = None  # of the simulator; None: as many as are fastest
 
     @property
     def engine(self) -> Simulator:
         """The engine that makes the runs."""
-        return Simulator(device=self.device, precision=self.precision)
+        return Simulator(device=self.device, workers=self.processes, precision=self.precision)
 
     @property
     def seeds(self) -> range:
@@ -215,8 +216,9 @@ class ExperimentRuns:
                 return
 
     def elsewhere(self, out: Path, say: PrintLine) -> ExperimentRuns:
-        """The same runs in another folder, by a process that tells somebody else."""
-        return replace(self, out=out, say=say)
+        """The same runs in another folder, by one process that tells somebody else."""
+        on_gpu = self.device is not None and self.device.startswith("cuda")
+        return replace(self, out=out, say=say, processes=None if on_gpu else 1)
 
     def keep(self, run: dict[str, Any]) -> None:
         """Store a run that was made elsewhere."""

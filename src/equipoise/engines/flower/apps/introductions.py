@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from flwr.app import Message
+
 from equipoise.engines.flower.apps.members import Member
 from equipoise.engines.flower.transport.messages import MessageContent
 from equipoise.engines.flower.transport.messenger import ClientRequest, Messenger, SentMessage
@@ -34,16 +36,23 @@ class Introductions:
         self._waiting: dict[str, SentMessage] = {}
         self._ends: dict[str, float] = {}  # when a message expires
         self._fresh: set[str] = set()  # the messages of the last call of `ask`
+        self._come: list[tuple[SentMessage, Message]] = []  # answers that nobody has read yet
+        messenger.meanwhile = self.take_answers
+
+    def take_answers(self) -> None:
+        """Take the answers that are there; they are read by `collect`. A round may take longer than they last."""
+        self._come += self.messenger.pull(self._waiting)
 
     def ask(self, nodes: Iterable[int]) -> None:
         """Ask those nodes whose time it is, and that have no question before them."""
         now = time.monotonic()
+        self.take_answers()
         for message_id in [each for each, end in self._ends.items() if now >= end]:
             sent = self._waiting.pop(message_id, None)
             del self._ends[message_id]
             if sent is not None:
                 self.refuse(sent.node, "has not said who it is")
-        busy = {sent.node for sent in self._waiting.values()}
+        busy = {sent.node for sent in (*self._waiting.values(), *(sent for sent, _ in self._come))}
         due = [node for node in nodes if node not in busy and self._asked.setdefault(node, _NextQuestion(now)).due <= now]
         asked = dict.fromkeys(due, self.request)
         pushed = self.messenger.push("query.hello", asked, 0, {}, self.messenger.timeout) if due else {}
@@ -59,7 +68,9 @@ class Introductions:
         end, pause = time.monotonic() + wait, _POLL[0]
         found: dict[int, Member] = {}
         while True:
-            for sent, reply in self.messenger.pull(self._waiting):
+            self.take_answers()
+            come, self._come = self._come, []
+            for sent, reply in come:
                 read = self.messenger.read(sent, reply, self.reading, {})
                 if read is None:
                     self.refuse(sent.node, self.messenger.faults.get(f"node {sent.node}", "sent an answer of no use"))

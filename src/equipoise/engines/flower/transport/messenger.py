@@ -112,6 +112,7 @@ class Messenger:
         self.seconds: dict[str, float] = {}  # that the last answer of each client took
         self.heard: dict[str, float] = {}  # when each client last answered, in seconds since 1970
         self.versions: dict[str, Mapping[str, str]] = {}  # of the software on each client's node, as it last said
+        self.meanwhile: Callable[[], None] = lambda: None  # done now and then while answers are waited for
         self.own_seed: Callable[[str, int], int] | None = None  # of a client's batches, where the run's seed is secret
         self.begin()
 
@@ -255,6 +256,7 @@ class Messenger:
                 return
             if now - looked > _LOOK_AROUND:  # nobody waits for a node that has gone
                 there, looked = self.connected(), now
+                self.meanwhile()
                 if there.isdisjoint(sent.node for sent in waiting.values()):
                     return
             time.sleep(min(pause, max(0.0, end - now)))
