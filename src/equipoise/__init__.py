@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from equipoise.evaluate import EvaluatedModel, evaluate
     from equipoise.explain import explain
     from equipoise.result import Result
+    from equipoise.runs.checkpoint import Checkpoints
     from equipoise.runs.family import Family, train_family
     from equipoise.runs.many import train_many
     from equipoise.runs.stopping import EarlyStopping
@@ -51,6 +52,7 @@ __version__ = VERSION
 
 __all__ = [
     "Algorithm",
+    "Checkpoints",
     "ClientSet",
     "Comparison",
     "EarlyStopping",
@@ -88,6 +90,7 @@ __all__ = [
 
 _HOMES = {  # of the names that are no modules
     "Algorithm": "algorithm",
+    "Checkpoints": "runs.checkpoint",
     "ClientSet": "data",
     "Comparison": "compare",
     "EarlyStopping": "runs.stopping",

@@ -143,7 +143,7 @@ def demo(
 def run(
     config: Annotated[Path | None, Argument(metavar="CONFIG.toml", help="The run to do, e.g. examples/tail.toml.")] = None,
     settings: Settings = None,
-    out: Annotated[Path | None, Option(help="The folder for the run, new or empty. Default: runs/<config>-<seed>.")] = None,
+    out: Annotated[Path | None, Option(help="The folder for the run, new or empty. Default: runs/CONFIG-SEED.")] = None,
     resume: Annotated[Path | None, Option(metavar="DIR", help="Go on with the run in this folder from its checkpoint.")] = None,
     tensorboard: Annotated[Path | None, Option(metavar="DIR", help="Also write event files for TensorBoard here.")] = None,
     mlflow: Annotated[str | None, Option(metavar="URI", help="Also log to MLflow, e.g. sqlite:///mlflow.db.")] = None,
