@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipoise[flower]'")
 
 import flwr
-from flwr.app import Message, RecordDict
+from flwr.app import Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
 from equipoise.engines import flower
@@ -112,6 +112,51 @@ def test_a_message_says_when_its_time_is_over():
     assert 58 < flower_internals.seconds_left(message) <= 60
     message.metadata.__dict__["_created_at"] = time.time() - 100
     assert flower_internals.seconds_left(message) < -39
+
+
+def node_state():
+    """A SuperNode's memory, whose class may be changed."""
+    from flwr.supercore.object_store import ObjectStoreFactory
+    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+
+    class State(InMemoryNodeState):
+        pass
+
+    return State(ObjectStoreFactory().store())
+
+
+def put(state, message):
+    message.metadata.__dict__["_message_id"] = message.object_id
+    state._store_generated_message(message)
+    state.store_message(message)
+    return message
+
+
+def exchange(state):
+    """Two messages, of which the first was answered twice: by Flower for an app that seemed to have crashed, and by the app."""
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 7, 1, 1
+    first, second = (put(state, Message(RecordDict(), 1, "query.hello", ttl=60.0, group_id=text)) for text in "ab")
+    put(state, Message(Error(8, "crashed"), reply_to=first))
+    (sent,) = state.get_messages_legacy(is_reply=True)
+    state.delete_messages(
+        message_ids=[sent.metadata.message_id, first.metadata.message_id]
+    )  # as Flower does when it has sent it
+    late = put(state, Message(RecordDict(), reply_to=first))
+    return second, late
+
+
+def test_a_reply_to_a_message_that_was_answered_is_not_sent_for_the_next():
+    state = node_state()
+    _, late = exchange(state)
+    assert list(state.get_messages_legacy(is_reply=True)) == [late]  # Flower's own: each reply after it is one message late
+    state = node_state()
+    flower_internals.refuse_stale_replies(type(state))
+    second, late = exchange(state)
+    assert state.get_messages_legacy(is_reply=True) == []
+    assert late.metadata.message_id not in state.msg_store
+    good = put(state, Message(RecordDict(), reply_to=second))
+    assert state.get_messages_legacy(is_reply=True) == [good]
+    assert len(state.get_messages_legacy(is_reply=False)) == 1  # the message itself, which an app takes
 
 
 def test_node_configurations_are_read_as_flower_reads_them():

@@ -224,7 +224,8 @@ def test_kills_at_any_moment_leave_a_true_ledger(moment, tmp_path):
     try_kill(tmp_path, moment, np.random.default_rng(moment))
 
 
-@pytest.mark.parametrize("moment", [8, 100])  # in the first round, and in the evaluation after the last
+# In the evaluation after the last round, and in the first round.
+@pytest.mark.parametrize("moment", [100, pytest.param(8, marks=pytest.mark.campaign)])
 def test_a_node_that_comes_back_while_its_old_self_seems_connected_does_not_hold_up_the_run(moment, tmp_path):
     """After SIGKILL a node has another id, and Flower takes a while to notice that the old one is gone."""
     campaign = Campaign(tmp_path, private_tail())

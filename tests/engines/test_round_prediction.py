@@ -74,7 +74,8 @@ def test_a_plan_names_time_memory_traffic_and_what_limits(cluster, tmp_path):
     from equipoise.experiment.plan import plan_run
 
     file = tmp_path / "run.toml"
-    file.write_text('[data]\nname = "label_shift"\ntrain_clients = 12\n[model]\nname = "softmax"\n[train]\nrounds = 3\n')
+    data, train = 'name = "label_shift"\ntrain_clients = 12', "rounds = 3\nclients_per_round = 6"
+    file.write_text(f'[data]\n{data}\n[model]\nname = "softmax"\n[train]\n{train}\n')
     found = plan_run(build(RunConfig.read(file)), nodes=8, cpus_per_node=4, gpus_per_node=4)
     text = "\n".join(found.lines())
     assert found.cluster.workers == 32

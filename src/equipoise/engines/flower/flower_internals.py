@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Context, Error, Message
 from flwr.clientapp import ClientApp
 from flwr.common.config import parse_config_args
-from flwr.common.constant import ErrorCode
+from flwr.common.constant import ErrorCode, SubStatus
 from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_shared_key
 from flwr.supercore.primitives.asymmetric import generate_key_pairs
 
@@ -92,6 +92,7 @@ def run_supernode(arguments: Sequence[str], parent: int, pauses: Any, tell_node:
         os._exit(TRY_AGAIN)
 
     InMemoryNodeState.set_node_id = set_node_id  # type: ignore[method-assign, assignment]
+    refuse_stale_replies(InMemoryNodeState)
     vars(fleet_http_connection)["flwr_exit"] = leave_for_another_try
     threading.excepthook = end_with_a_failed_thread
     vars(start_client_internal)["time"] = pauses
@@ -106,6 +107,31 @@ def run_supernode(arguments: Sequence[str], parent: int, pauses: Any, tell_node:
     finally:
         vars(fleet_http_connection)["flwr_exit"] = leave
     raise SystemExit(TRY_AGAIN)
+
+
+def refuse_stale_replies(state_class: Any) -> None:
+    """Have a SuperNode send only replies to messages that it still has.
+
+    It waits for any reply when it has got a message. When an app was killed, Flower answers in its place, and once also for the
+    next app of the run, which is at work. That one's own reply then comes too late, and would be sent when the message after it
+    has come, whose own reply would come too late in turn, and so on for good.
+    """
+    find = state_class.get_messages_legacy
+
+    def find_awaited(state: Any, **options: Any) -> list[Message]:
+        found = find(state, **options)
+        if not options.get("is_reply"):
+            return list(found)
+        with state.lock_msg_store:
+            awaited = [message for message in found if message.metadata.reply_to_message_id in state.msg_store]
+        kept = {message.metadata.message_id for message in awaited}
+        stale = [message.metadata.message_id for message in found if message.metadata.message_id not in kept]
+        state.delete_messages(message_ids=stale)
+        for message_id in stale:
+            state.object_store.delete(message_id)
+        return awaited
+
+    state_class.get_messages_legacy = find_awaited
 
 
 def run_superexec(arguments: Sequence[str], parent: int, pauses: Any, launch: Callable[[dict[str, Any]], None]) -> None:
@@ -215,6 +241,8 @@ def run_client_app(
         try:
             error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, DEADLINE)
             push(client, Message(error, reply_to=message), context)
+            # Or Flower would look for the end of this app until its token expires, and then fail the one after it.
+            names["push_task_output"](client=client, context=None, sub_status=SubStatus.FAILED, details=DEADLINE)
         finally:
             sys.stderr.flush()
             os._exit(124)
