@@ -45,6 +45,7 @@ source_state.refresh(DOCS)
 nb_execution_mode = os.environ.get("EQUIPOISE_DOCS_EXECUTE", "cache")
 nb_execution_cache_path = str(DOCS / "_cache" / "notebooks")
 nb_execution_timeout = 300
+nb_execution_in_temp = True  # notebooks may write files
 nb_execution_raise_on_error = True
 nb_execution_show_tb = True
 nb_merge_streams = True

@@ -27,6 +27,12 @@ def skip_without_ray() -> None:
         pytest.skip(f"{MEMORY} has {free >> 20} MB free, and the cluster's object stores take {SHARED_MEMORY >> 20} MB")
 
 
+def python_path() -> str:
+    """Where workers and drivers of their own find the package and what tests import."""
+    tests, before = Path(__file__).parent, os.environ.get("PYTHONPATH")
+    return os.pathsep.join(map(str, [tests.parent / "src", tests / "engines", tests, *([before] if before else [])]))
+
+
 def cut_small(monkeypatch) -> None:
     """Pieces of about two clients."""
     for sizes in (pieces.TRAINING, pieces.SCORING):
@@ -43,9 +49,8 @@ def ray_cluster(nodes=2, cpus=1, *, connect=True, kills=False):
         from ray.cluster_utils import Cluster
 
         options = {"num_cpus": cpus, "object_store_memory": STORE_BYTES, "include_dashboard": False}
-        tests, before = Path(__file__).parent, os.environ.get("PYTHONPATH")
-        paths = [tests.parent / "src", tests / "engines", tests, *([before] if before else [])]
-        os.environ["PYTHONPATH"] = os.pathsep.join(map(str, paths))
+        before = os.environ.get("PYTHONPATH")
+        os.environ["PYTHONPATH"] = python_path()
         os.environ.setdefault("RAY_worker_niceness", OUR_OWN["RAY_worker_niceness"])  # 15 would starve on a busy machine
         cluster = Cluster(initialize_head=True, head_node_args=options | ({"_system_config": SOON} if kills else {}))
         try:

@@ -431,7 +431,7 @@ def test_a_whole_number_beyond_64_bits_is_refused():
 
 
 def test_the_time_of_a_wide_table_does_not_grow_with_the_square_of_its_columns():
-    """Each column was looked for in the list of all names, so that a table of 100,000 columns took an hour."""
+    """Each column was looked for in the list of all names."""
     import pyarrow as pa
 
     from equipoise.data.table_files import TableFiles

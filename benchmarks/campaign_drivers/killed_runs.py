@@ -67,6 +67,8 @@ def configured() -> dict[str, tuple[dict[str, Any], dict[str, Any]]]:
 
 def prepare_data() -> None:
     """Make all data, and import what they need: a child that has become another user may not read Python's own files."""
+    import encodings.utf_8_sig  # noqa: F401 — by which configurations are read
+
     from equipoise.report.interactive import page  # noqa: F401 — with what draws it
 
     for data, model in configured().values():

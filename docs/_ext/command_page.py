@@ -36,7 +36,9 @@ def _walk(command, path: tuple[str, ...]):
 
 
 def _plain(text: str | None) -> str:
-    return re.sub(r"\[/?(dim|bold|red|green|cyan)\]", "", " ".join((text or "").split())).replace("|", "\\|").replace("<", "&lt;")
+    return (
+        re.sub(r"\[/?(dim|bold|red|green|cyan)\]", "", " ".join((text or "").split())).replace("|", "\\|").replace("<", "&lt;")
+    )
 
 
 def _default(parameter) -> str:

@@ -21,7 +21,7 @@ from equipoise.engines import Ray
 from equipoise.engines.cluster import ray_engine
 from equipoise.errors import EquipoiseNotice, IncompatibleParts
 from made_clients import make_clients
-from ray_cluster import MEMORY, cut_small, skip_without_ray
+from ray_cluster import MEMORY, cut_small, python_path, skip_without_ray
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),
@@ -161,10 +161,7 @@ def test_a_driver_that_is_killed_is_resumed_with_another_number_of_workers(clust
     ray_engine._pools.clear()  # the other driver needs their CPUs
     file, here = tmp_path / "run.ckpt", Path(__file__).parent
     code = DRIVER.format(tests=str(here), file=str(file), address=cluster.address)
-    path = os.pathsep.join([str(here), str(here.parent), os.environ["PYTHONPATH"]])
-    driver = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=os.environ | {"PYTHONPATH": path}
-    )
+    driver = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
         for line in driver.stdout:
             if line.strip() == str(round_index):
@@ -298,7 +295,8 @@ def test_nothing_is_left_running_when_a_driver_with_its_own_ray_ends(end):
     skip_without_ray()
     before = set(os.listdir(MEMORY))
     code = LOCAL_DRIVER.format(tests=str(Path(__file__).parent), wait=0 if end == "by itself" else 600)
-    driver = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    environment = os.environ | {"PYTHONPATH": python_path()}
+    driver = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=environment)
     try:
         session, *workers = driver.stdout.readline().split()
         assert len(workers) == 2
