@@ -308,7 +308,7 @@ def the_run_ends(it: Operation) -> None:
     it.operate(f"equipoise flower extend runs/federation --rounds {rounds}")
     it.train(rounds=rounds - 1)
     assert it.server.await_end("run", 150) == 0, it.server.log("run")[-2000:]
-    said = it.operate("equipoise flower status runs/federation", expected=None)  # 4 where made-up data differ enough for an alert
+    said = it.operate("equipoise flower status runs/federation", expected=None)  # 4 with an alert: the data are made up
     assert f"finished, round {rounds} of {rounds}" in said
     assert len(it.rounds()) == rounds
     it.note("stopped, extended, begun again and finished")
