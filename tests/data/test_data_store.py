@@ -328,7 +328,7 @@ def test_a_store_that_may_not_be_written_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "open", refuse)
     with pytest.raises(
-        NotWritten, match=r"/a could not be written on after 0 clients: Permission denied.*folder's permissions"
+        NotWritten, match=r"(?s)/a could not be written on after 0 clients: .*Permission denied.*folder's permissions"
     ):
         write_store(some_clients(1, seed=2), tmp_path / "a", append=True)
     monkeypatch.undo()

@@ -656,6 +656,7 @@ def test_network_variants_are_composed_not_overridden():
         "Observer",
         "Engine",
         "NamedTuple",
+        "Protocol",
         "IntEnum",
         "SubprocessExecutor",
         "BaseHTTPRequestHandler",

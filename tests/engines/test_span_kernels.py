@@ -45,7 +45,7 @@ SOLVERS = {
 
 
 @pytest.mark.skipif(DEVICE.type == "cuda" or INTERPRETED, reason="the tests below run as they are")
-@pytest.mark.slow
+@pytest.mark.long
 def test_interpreted():
     command = [sys.executable, "-m", "pytest", __file__]
     run = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False)

@@ -279,7 +279,7 @@ def test_the_limit_stops_between_rounds_and_the_same_command_goes_on(files, monk
     monkeypatch.setattr(checkpoint, "SECONDS", 0.0)  # a checkpoint after every round
     monkeypatch.setattr(checkpoint, "SHARE", 1e9)
     clock = iter(range(10**6))
-    monkeypatch.setattr(TimeLimit, "left", property(lambda self: 100.0 if next(clock) % 3 != 2 else -1.0))
+    monkeypatch.setattr(TimeLimit, "left", property(lambda self: 100.0 if next(clock) % 4 != 3 else -1.0))
     lines, calls = [], 0
     while len(list(Path("out").glob("*/runs/*.json"))) < 2:
         calls += 1

@@ -276,7 +276,7 @@ def test_the_command_lists_runs_and_prints(files):
             ("emnist-linear",),
             ("femnist_writers.npz", "TalwalkarLab/leaf", "--data DIR", "EQUIPOISE_DATA", "no folder was named"),
         ),
-        (("sent140-lstm", "--data", "nowhere"), ("sent140", "glove6B_50d_subset.npz", "looked in nowhere", "clothing-lstm")),
+        (("sent140-lstm", "--data", "nowhere"), ("sent140", "glove6B_50d_subset.npz", "nowhere):", "clothing-lstm")),
         (("fairness-synthetic", "--methods", "fedavg"), ("Unknown method 'fedavg'",)),
         (("emnist-linear", "--device", "abacus"), ("device", "abacus")),
     ],
