@@ -33,7 +33,7 @@ pytestmark = pytest.mark.filterwarnings(  # by NumPy in the interpreter
     np.lib.NumpyVersion(np.__version__) >= "2.4.0" and version("triton") < "3.9",
     reason="the interpreter of this Triton needs NumPy below 2.4",
 )
-@pytest.mark.slow
+@pytest.mark.long
 def test_interpreted():
     """One gradient; all of them, in some minutes, with TRITON_INTERPRET=1 and this file."""
     command = [sys.executable, "-m", "pytest", f"{__file__}::test_it_is_autograds_gradient[2-3-62-shape0]"]
