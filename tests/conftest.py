@@ -47,6 +47,16 @@ def real_data() -> Path:
 
 
 @pytest.fixture(scope="module")
+def browser(request):
+    """Chromium, from the module's CHROMIUM."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=request.module.CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
 def cluster(request):
     """A real Ray cluster on this machine, as the module's CLUSTER asks for it."""
     from ray_cluster import ray_cluster

@@ -95,8 +95,8 @@ def _why_not_summed(algorithm: Algorithm) -> str | None:
     """Why the updates of a buffer cannot be added by secure sums; None if they can."""
     rule, fewest = algorithm.traits.sampler.buffered, algorithm.traits.privacy.fewest or 2
     if rule.damped:
-        return f"{algorithm.privacy!r} masks updates before anybody knows how stale they will be; damped=False counts all alike"
-    few = f"{algorithm.privacy!r} unmasks sums over at least {fewest} clients: buffer={fewest} or more has so many"
+        return f"{algorithm.privacy!r} masks updates before anybody knows how stale they will be (set damped=False)"
+    few = f"{algorithm.privacy!r} unmasks no sum over fewer than {fewest} clients (set buffer={fewest} or more)"
     return few if rule.buffer < fewest else None
 
 

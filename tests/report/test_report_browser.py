@@ -51,15 +51,6 @@ OVERLAPPING = """() => {
 }"""
 
 
-@pytest.fixture(scope="module")
-def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
-
-
 @pytest.fixture
 def opened(browser):
     """A function that opens a page; at the end nothing was complained of and nothing was fetched."""

@@ -142,7 +142,7 @@ class BLT:
         return found
 
     def sensitivity(self, rounds: int, *, separation: int, participations: int) -> float:
-        """What one client can change at most in so many rounds."""
+        """The most that one client can change in a run of `rounds` rounds."""
         given = self.coefficients(rounds)
         return toeplitz_sensitivity(given, separation=separation, participations=participations)
 
@@ -187,7 +187,7 @@ class Banded:
         return found
 
     def sensitivity(self, rounds: int, *, separation: int, participations: int) -> float:
-        """What one client can change at most in so many rounds: √k times the norm of a column."""
+        """The most that one client can change in a run of `rounds` rounds: √k times the norm of a column."""
         rule, fix = f"must be at least the number of bands, {len(self.bands)}", "Give fewer bands, or raise the separation."
         require(len(self.bands) <= separation, "separation", rule, separation, fix)
         most = min(participations, -(-rounds // separation))

@@ -167,7 +167,7 @@ class CorrelatedPlan(NoisePlan):
         return noise, replace(state, buffers=after)
 
     def epsilon_after(self, rounds: int) -> float:
-        """ε after so many rounds: that of all, from the first on."""
+        """ε after a number of rounds: that of the whole run, from the first round on."""
         return self._events_epsilon() if self.book.releases else self.accountant.exact_after(min(rounds, 1))
 
     def _server(self, state: PrivateState) -> float | None:

@@ -28,12 +28,12 @@ def emnist_varied(
 ) -> FederatedData:
     """The writers of `emnist`, and what is asked for:
 
-    - `writers`: at most so many for training.
+    - `writers`: the most writers for training.
     - `over_mean`: pixels are divided by their mean, as in the published code.
     - `shuffled`: this share of the training images changes places among all training writers. At 1 they are IID.
     - `classes`: every writer, of training and of test, keeps the images of this share of the 62 classes, drawn for each.
     - `inverted`: this share of writers, of training and of test, writes white on black.
-    - `test_examples`: at most so many images of every test writer.
+    - `test_examples`: the most images of every test writer.
     """
     data = emnist(folder, seed)
     test = data.splits["test"]

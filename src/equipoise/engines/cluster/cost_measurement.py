@@ -60,7 +60,7 @@ def _nothing_of(job: JobPieces, number: int, first: int, last: int) -> Stretch:
 
 
 def measure_round(engine: RayEngine, make_round: Callable[[], object], *, seconds: float = 3.0) -> MeasuredRound:
-    """The phases of rounds that are made for about so many seconds, after one that is not counted; medians of each."""
+    """Medians of the phases of a round, over rounds of about `seconds` in all; the first round is not counted."""
     make_round()
     times: list[float] = []
     records: list[list[PhaseRecord]] = []

@@ -55,7 +55,7 @@ class PhaseWork:
 
 @dataclass(frozen=True)
 class Cluster:
-    """So many nodes with so many workers each, and the driver's link to them in bytes per second."""
+    """A number of nodes, the workers of each, and the driver's link to them in bytes per second."""
 
     nodes: int = 1
     workers_per_node: int = 1

@@ -41,7 +41,7 @@ class PooledWorker:
     models: dict[int, int] = field(default_factory=dict)  # the number of the models that it has, by session
 
     def call(self, count: int) -> Any:
-        """The method `work` with so many results."""
+        """The method `work` with a given number of results."""
         if count not in self.calls:
             self.calls[count] = self.actor.work.options(num_returns=count)
         return self.calls[count]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cached_property, partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,12 +61,8 @@ def fastest_gradients(task: Task, device: torch.device, precision: Precision) ->
     return partial(on_a_gpu, precision=precision.name)
 
 
-def logits_of_own_models(task: Task, models: Tensor, x: Any, precision: Precision) -> Tensor | None:
-    """Logits (k, b, classes) of examples (k, b, …) under models (k, D), by programs for a GPU; None if there are none."""
-    if models.dtype != torch.float32 or not isinstance(x, Tensor) or models.device.type == "cpu":
-        return None
-    if why_not_by_hand(task, models.device) is not None:
-        return None
+def logits_of_own_models(task: Task, models: Tensor, x: Tensor, precision: Precision) -> Tensor:
+    """Logits (k, b, classes) of examples (k, b, …) under models (k, D) on a GPU, for tasks that `why_not_by_hand` admits."""
     from equipoise.engines.simulator.cuda.kernels.convnet_kernels import convnet_logits
 
     return convnet_logits(task.layout.unflatten(models), x, precision="tf32" if precision.reduced else "float32")

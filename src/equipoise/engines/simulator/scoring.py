@@ -15,7 +15,7 @@ from equipoise.core.task import Task
 from equipoise.data.clients import ClientSet
 from equipoise.engines.loop import stack_columns
 from equipoise.engines.measuring import measure_clients
-from equipoise.engines.simulator.convnet_path import logits_of_own_models
+from equipoise.engines.simulator.convnet_path import logits_of_own_models, why_not_by_hand
 from equipoise.engines.simulator.cpu.convnet_gradients import convnet_scores, is_plain_convnet
 from equipoise.engines.simulator.linear_blocks import linear_losses, why_not_linear
 from equipoise.engines.simulator.local_work import Worker
@@ -45,6 +45,7 @@ class Scoring:
     def __init__(self, task: Task, device: torch.device, precision: Precision = FULL) -> None:
         self.task, self.device, self.precision = task, device, precision
         self.by_hand = device.type == "cpu" and is_plain_convnet(task)
+        self.by_programs = device.type == "cuda" and why_not_by_hand(task, device) is None
         self.models_together = True  # whether several models can score shared examples in one call
 
     def means(self, models: Tensor, clients: ClientSet, which: Tensor | None, *, with_errors: bool) -> tuple[Tensor, ...]:
@@ -137,11 +138,9 @@ class Scoring:
             return tuple(values.unsqueeze(0) for values in score(models[0], x))
         if not with_errors and isinstance(x, Tensor) and isinstance(y, Tensor) and why_not_linear(self.task) is None:
             return (linear_losses(self.task, models, x, y),)
-        if isinstance(x, Tensor) and isinstance(y, Tensor):
-            own = x.unsqueeze(0).expand(len(models), *x.shape)
-            logits = logits_of_own_models(self.task, models, own, self.precision)
-            if logits is not None:
-                return self._scores_of_logits(logits, y.unsqueeze(0).expand(len(models), *y.shape))[: 1 + with_errors]
+        if self.by_programs and isinstance(x, Tensor) and isinstance(y, Tensor):
+            each = [part.unsqueeze(0).expand(len(models), *part.shape) for part in (x, y)]
+            return self._scores_by_programs(models, *each)[: 1 + with_errors]
         if self.models_together and not by_hand:
             try:
                 scores: tuple[Tensor, ...] = vmap(score_batched, in_dims=(0, None))(models, trees.clone(x))
@@ -151,8 +150,9 @@ class Scoring:
         alone = [score(params, x if by_hand else trees.clone(x)) for params in models]
         return tuple(torch.stack(values) for values in zip(*alone, strict=True))
 
-    def _scores_of_logits(self, logits: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Losses and errors (k, b) of logits (k, b, C)."""
+    def _scores_by_programs(self, models: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Losses and errors (k, b) of examples (k, b, …) under ConvNets (k, D), by programs written for a GPU."""
+        logits = logits_of_own_models(self.task, models, x, self.precision)
         flat, targets = logits.flatten(0, 1), y.flatten(0, 1)
         losses, errors = (rule(flat, targets).view(logits.shape[:2]) for rule in (self.task.loss, self.task.error))
         return losses, errors
@@ -189,9 +189,8 @@ class Scoring:
 
     def _own_scores(self, models: Tensor, x: Any, y: Any) -> tuple[Tensor, Tensor]:
         """Losses and errors (k, b) of examples (k, b, …) under clients' own models (k, D)."""
-        logits = logits_of_own_models(self.task, models, x, self.precision)
-        if logits is not None:
-            return self._scores_of_logits(logits, y)
+        if self.by_programs and isinstance(x, Tensor) and isinstance(y, Tensor):
+            return self._scores_by_programs(models, x, y)
         if self.models_together:
             try:
                 scores: tuple[Tensor, Tensor] = vmap(self.task.batched_scores)(models, x, y)

@@ -2,7 +2,7 @@
 
 The update of SGD is a part of the program. Where the gradient of a parameter is a product of two matrices, the product is added
 to the parameter at once, and the gradient itself is never written to memory. That rounds in another way than plain autograd. A
-step with convolutions is therefore repeated as it is, bit for bit: it has so many units near kinks that another rounding may
+step with convolutions is therefore repeated as it is, bit for bit: its units near kinks are many, and another rounding may
 move the update of a round by per cents, and its time is not that of these products.
 """
 
