@@ -35,8 +35,9 @@ pytestmark = pytest.mark.filterwarnings(  # by NumPy in the interpreter
 )
 @pytest.mark.long
 def test_interpreted():
-    """One gradient; all of them, in some minutes, with TRITON_INTERPRET=1 and this file."""
-    command = [sys.executable, "-m", "pytest", f"{__file__}::test_it_is_autograds_gradient[2-3-62-shape0]"]
+    """Two gradients; all of them, in some minutes, with TRITON_INTERPRET=1 and this file."""
+    names = ("test_it_is_autograds_gradient[2-3-62-shape0]", "test_results_are_float32_where_torch_casts_products[32]")
+    command = [sys.executable, "-m", "pytest", *(f"{__file__}::{name}" for name in names)]
     run = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     assert " passed" in run.stdout
@@ -128,6 +129,16 @@ def test_a_hidden_layer(hidden):
     logits = torch.func.vmap(lambda named, x: torch.func.functional_call(task.module, named, x))(params, batch.x)
     moved, there = on_device(params, batch)
     assert torch.allclose(convnet_logits(moved, there.x).cpu().double(), logits, rtol=1e-4, atol=1e-5)
+
+
+@on_a_device
+@pytest.mark.parametrize("hidden", [None, 32])
+def test_results_are_float32_where_torch_casts_products(hidden):
+    """With precision="bf16" a step runs under autocast, and its weights have the type of the gradients."""
+    task, params, batch = problem(1, 2, 10, hidden=hidden)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        found, losses = gradients_of(task, params, batch, precision="tf32")
+    assert {value.dtype for value in (*found.values(), losses)} == {torch.float32}
 
 
 @on_a_device

@@ -49,14 +49,15 @@ def convnet_gradients(
     """Gradient of each client's batch loss in its own parameters (k, …), and the losses (k,), for `is_plain_convnet` tasks.
 
     It is what `stacked_gradients` gives, for float32 parameters on a CUDA device. Products take their operands as they
-    are ("float32", each in two parts of 11 bits), rounded to 11 bits ("tf32") or to 8 ("bf16"); all sums are in float32.
+    are ("float32", each in two parts of 11 bits), rounded to 11 bits ("tf32") or to 8 ("bf16", but 11 between a hidden layer
+    and its neighbours); all sums and results are in float32, also where torch would cast products to a shorter type.
     Gradients have the parameters' shapes; that of `conv2.weight` lies in memory as (k, 5, 5, 32, 64). Parameters in the same
     order are read where they are, others are copied first. Nothing waits for the device, and all memory comes from torch, so
     that a CUDA graph can hold the call.
     """
     x, y, shares = _checked(params, batch, precision)
     names = tuple(params)
-    with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
+    with torch.cuda.device(x.device) if x.is_cuda else nullcontext(), torch.autocast(x.device.type, enabled=False):
         gradients, losses = _Step(x, y, shares, batch.scale, params, precision).run()
     return {name: gradients[name] for name in names}, losses
 
@@ -67,7 +68,7 @@ def convnet_logits(params: dict[str, Tensor], x: Tensor, *, precision: str = "fl
     k, b = x.shape[:2]
     nothing = x.new_zeros(k, b)
     images, classes, shares = _checked(params, ExampleBatch(x, nothing.long(), nothing, last=False), precision)
-    with torch.cuda.device(x.device) if x.is_cuda else nullcontext():
+    with torch.cuda.device(x.device) if x.is_cuda else nullcontext(), torch.autocast(x.device.type, enabled=False):
         return _Step(images, classes, shares, 1.0, params, precision).logits()
 
 
