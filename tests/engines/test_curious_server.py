@@ -116,7 +116,7 @@ def test_the_update_of_a_tail_of_one():
 
 
 def test_one_loss_from_two_evaluations_of_the_same_model(monkeypatch):
-    """A round that leaves the model as it is, and a client that is away at the second evaluation: the difference is its loss."""
+    """A round leaves the model as it is, and a client is away at the second evaluation: the difference would be its loss."""
     data = FederatedData(make_clients(SIZES, features=4, classes=3), name="eight")
     model, grid = _trained_a_little(), federation(data, softmax, only_sums=True)
     sums, original = [], protections.MaskedSums.totals

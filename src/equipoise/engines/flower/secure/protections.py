@@ -357,8 +357,8 @@ class SecureEvaluation:
         """Mean loss and error (2,) by split, at the shared model or at clients' own, and over how many clients.
 
         Splits that too few clients have are left out, with a notice. What was asked for before is not asked for again, as after
-        a kill, or where `model`, a hash of the shared one, is that of an earlier evaluation: it is read from the ledger if it is
-        there, and else not known.
+        a kill, or where `model`, a hash of the shared one, is that of an earlier evaluation. It is read from the ledger if it
+        is there, and else not known.
         """
         shares = share_scores(data, trained_only=own)
         ask = {"kind": "scores", "step": STEP_OF_SCORES, "own": own}
