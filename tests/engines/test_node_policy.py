@@ -42,8 +42,8 @@ def softmax():
     return eq.models.Softmax(4, 3)
 
 
-def run(algorithm, policy, *, rounds=1, **options):
-    found, grid = [], federation(DATA, softmax, policy=policy)
+def run(algorithm, policy, *, rounds=1, keep=None, **options):
+    found, grid = [], federation(DATA, softmax, policy=policy, keep=keep)
     options = {"timeout": 30.0, "pause": 1.0, "retries": 0, "seed": 3, "clients_per_round": 4, **options}
     run_app(server_app(algorithm, model=softmax, rounds=rounds, on_result=found.append, **options), grid)
     return found[0], grid
@@ -114,6 +114,20 @@ def test_exact_counts_by_noise_that_is_narrower_than_a_step(tmp_path):
     NodePolicy(noise_multiplier=0.5).check_sum("histogram", wide, terms)  # the same multiplier on a fine grid
     with pytest.raises(BudgetSpent):
         NodeLedger(tmp_path, "c00").check_budget(noise_multiplier_of("histogram", asked, 64, 2), 100.0, 1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
+def test_releases_beyond_the_epsilon_that_the_owner_allows(tmp_path):
+    """The budget is that of one round, with a little to spare: the second is refused, and so is a sum without noise."""
+    run(private(4.0), NodePolicy(epsilon=100.0, evaluate=False), keep=tmp_path / "one")
+    spent = NodeLedger(tmp_path / "one", "client-0").epsilon(1e-5)
+    policy = NodePolicy(epsilon=1.1 * spent, evaluate=False)
+    run(private(4.0), policy, keep=tmp_path / "two")
+    with pytest.raises(eq.errors.EquipoiseError, match="BudgetSpent"):  # in another run, as in the next round
+        run(private(4.0), policy, keep=tmp_path / "two")
+    assert spent <= NodeLedger(tmp_path / "two", "client-0").epsilon(1e-5) <= 1.1 * spent
+    with pytest.raises(eq.errors.EquipoiseError, match="PolicyRefusal"):
+        run(SECURE, policy, keep=tmp_path / "three")
 
 
 def test_rounds_beyond_the_last_are_refused():
