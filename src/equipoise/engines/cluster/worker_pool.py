@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 import warnings
 import weakref
@@ -9,8 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
-
-import numpy as np
 
 from equipoise.core.numbers import Numbers
 from equipoise.engines.cluster.packing import (
@@ -340,7 +339,7 @@ class WorkerPool:
 
     def _speeds(self, workers: Sequence[PooledWorker], kind: str) -> list[float]:
         known = [worker.speeds[kind] for worker in workers if kind in worker.speeds]
-        usual = float(np.median(known)) if known else 1.0
+        usual = statistics.median(known) if known else 1.0
         return [worker.speeds.get(kind, usual) for worker in workers]
 
     def _collect(self, kind: str, asked: Sequence[Asked]) -> tuple[list[tuple[Asked, Answer]], list[Asked]]:
