@@ -192,7 +192,7 @@ def test_what_cannot_be_is_refused(given, words):
 
 
 def test_parameters_that_are_not_trained_count_as_work(cluster, monkeypatch):
-    """Batches of 4 of these sizes have room for 126 examples; with one more per client 138 × 126 parameters, 35 of them trained."""
+    """138 examples count: batches of 4 of these sizes have room for 126, and each client has one more. 35 of 126 learn."""
     from equipoise.core.task import Task
     from equipoise.engines.simulator.local_rule import LocalRule
     from equipoise.testing.small_run import draw_everyone
