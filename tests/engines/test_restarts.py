@@ -136,7 +136,7 @@ class ByTheReadme(Processes):
         port = str(free_ports(1)[0])
         for file in self.app.glob("*.*"):
             file.write_text(file.read_text(encoding="utf-8").replace("47090", port), encoding="utf-8")
-        text = (self.app / "README.md").read_text(encoding="utf-8")
+        text = (self.app / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
         _, keys, superlink, nodes, *_ = re.findall(r"^```bash\n(.*?)^```", text, flags=re.M | re.S)
         self.superlink = superlink[: superlink.index("> superlink.log")]
         loop = nodes[nodes.index("; do\n") : nodes.index('> "$client.log"')]
