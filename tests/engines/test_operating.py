@@ -64,11 +64,11 @@ def test_a_second_site_touches_nothing_of_the_first(place):
 def test_units_pass_systemd_analyze(place, tmp_path):
     units = [*(place.path / "deploy").glob("*.service"), place.path / "sites" / "client-0" / "equipoise-node.service"]
     assert len(units) == 4
-    for unit in units:
-        here = str(Path(sys.executable).with_name("equipoise"))
-        text = unit.read_text().replace("/usr/local/bin/equipoise", here).replace("/usr/sbin/nginx", "/bin/true")
+    here = str(Path(sys.executable).with_name("equipoise"))
+    for unit in units:  # as they are, but for programs that are elsewhere on this machine: verify wants them to exist
+        text = unit.read_text().replace("/usr/local/bin/equipoise", here)
         copy = tmp_path / unit.name
-        copy.write_text(text.replace("User=equipoise\nGroup=equipoise\n", ""))
+        copy.write_text(text if Path("/usr/sbin/nginx").exists() else text.replace("/usr/sbin/nginx", "/bin/true"))
         done = subprocess.run(["systemd-analyze", "verify", str(copy)], capture_output=True, text=True, timeout=60, check=False)
         assert done.returncode == 0, done.stderr
         assert unit.name not in done.stderr, done.stderr
