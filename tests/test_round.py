@@ -166,7 +166,7 @@ def test_divergence_names_round_and_clients_and_keeps_the_history(risk, tmp_path
             eq.models.MeanEstimator(1), data, algorithm, rounds=50, clients_per_round=3, observers=[eq.observers.JsonLines(log)]
         )
     failure = caught.value
-    assert f"Round {failure.round}" in str(failure)
+    assert f"Round {failure.round + 1}:" in str(failure)
     assert failure.clients
     assert set(failure.clients) <= {"c0", "c1", "c2"}
     assert len(failure.history.rounds) == failure.round

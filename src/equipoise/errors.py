@@ -76,7 +76,10 @@ class ConfigError(EquipoiseError, ValueError):
 
 
 class Diverged(EquipoiseError, RuntimeError):
-    """Training produced a number that is not finite. What was logged before is kept in `history`."""
+    """Training produced a number that is not finite. What was logged before is kept in `history`.
+
+    `round` counts from 0, as in `RoundReport`; the message counts from 1, as all messages do.
+    """
 
     def __init__(self, round_index: int, clients: Iterable[str], what: str) -> None:
         self.round, self.clients, self.what = round_index, tuple(clients), what
@@ -84,7 +87,7 @@ class Diverged(EquipoiseError, RuntimeError):
         self.run = ""
         shown = ", ".join(self.clients[:5]) + (f" and {len(self.clients) - 5} more" if len(self.clients) > 5 else "")
         where = f" of client {shown}" if self.clients else ""
-        self._found = f"Round {round_index}: the {what}{where} is not finite, so training stopped; earlier rounds are kept."
+        self._found = f"Round {round_index + 1}: the {what}{where} is not finite, so training stopped; earlier rounds are kept."
         super().__init__(f"{self._found} Lower the learning rate, or look at these clients' data.")
 
     def because(self, reason: str) -> None:

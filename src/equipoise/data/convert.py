@@ -15,7 +15,7 @@ from equipoise.data.arrays import as_tree, client_of_rows, first_line, row_count
 from equipoise.data.clients import IGNORE, ClientSet, FederatedData, offsets_of
 from equipoise.data.leaves import first_bare_row, per_leaf, taken
 from equipoise.data.ragged import Ragged
-from equipoise.data.splits import How, split
+from equipoise.data.splits import How, split, tell_of_untested
 from equipoise.data.visited import Visited, read_example
 from equipoise.errors import EquipoiseNotice, InvalidData, is_integer, require
 
@@ -130,13 +130,15 @@ def from_dict(
 def _split(
     clients: ClientSet, how: How, validation: float, test: float, seed: int, name: str, classes: int, ignore_index: int
 ) -> FederatedData:
-    """The split, with a notice where so few clients make the share to test on much larger than was asked for."""
+    """The split. A notice says if few clients make the test share much larger than asked, or leave clients untested."""
     data = split(
         clients, how, validation=validation, test=test, seed=seed, name=name, classes=classes, ignore_index=ignore_index
     )
     if not classes:
         refuse_untrained_classes(data)
-    if how == "clients" and data.test is not None and len(data.test) > _LARGER * test * len(clients):
+    if how == "examples":
+        tell_of_untested(data, test)
+    elif data.test is not None and len(data.test) > _LARGER * test * len(clients):
         text = f"{name}: test={test:g} keeps {len(data.test)} of {len(clients)} clients, which are not trained on."
         warnings.warn(EquipoiseNotice(f'{text} split_by="examples" keeps examples of every client instead.'), stacklevel=4)
     return data

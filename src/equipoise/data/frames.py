@@ -19,8 +19,8 @@ from equipoise.data.arrays import client_of_rows, rows_by_client
 from equipoise.data.arrow_tables import Kind, TableColumn, arrow_table, check_names
 from equipoise.data.clients import ClientSet, FederatedData, offsets_of
 from equipoise.data.file_access import PathLike
-from equipoise.data.schema import Schema, TargetKind
-from equipoise.data.splits import How
+from equipoise.data.schema import Schema, TargetKind, tell_of_unseen
+from equipoise.data.splits import How, tell_of_untested
 from equipoise.data.table_files import parquet_files, read_csv
 from equipoise.errors import InvalidData, InvalidParameter, require, unknown_name
 
@@ -82,7 +82,10 @@ def from_frame(
     else:
         options = {"columns": columns, "kinds": kinds, "one_hot": None if one_hot == 16 else one_hot}
         schema = given_schema(schema, target, **options, target_kind=target_kind, classes=classes or None)
-    x, y = schema.transform(table, name), schema.targets(table, name)
+    (x, unseen), y = schema.inputs_of(table, name), schema.targets(table, name)
+    tell_of_unseen(unseen, name)
+    if split_by == "examples":
+        tell_of_untested(parts, None if split is not None else test)
     sets: dict[str, Any] = {part: replace(rows, x=select(x, rows.x), y=y[rows.x]) for part, rows in parts.splits.items()}
     return replace(parts, **sets, classes=len(schema.target.classes), schema=schema)
 

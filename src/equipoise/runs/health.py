@@ -26,7 +26,7 @@ def stop_if_lost(final: Evaluation, *, named: bool = True) -> None:
     finite = torch.isfinite(trained_on.loss) | ~asked
     if not bool(finite.all()):
         lost = [client for client, good in zip(trained_on.client, finite.tolist(), strict=True) if not good]
-        raise Diverged(final.round, lost if named else (), "loss after the last round")
+        raise Diverged(max(final.round - 1, 0), lost if named else (), "loss after the last round")
 
 
 def notices(setting: Setting, result: Result, who: str = "the run") -> Iterator[str]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from equipoise.core.files import config_folder, write_atomically
+from equipoise.engines.flower.secure.sum_terms import name_sum
 from equipoise.errors import EquipoiseError, NotWritten
 from equipoise.privacy.accounting import gaussian_epsilon
 from equipoise.privacy.ledger import Ledger, LedgerEntry, new_token
@@ -46,7 +47,7 @@ class NodeLedger:
     def begin(self, run: str, round_index: int, purpose: str, multiplier: float | None) -> None:
         """Write down a release with this noise multiplier (None: it is exact); refused if it was answered before."""
         if (run, round_index, purpose) in self._answered:
-            raise AlreadyReleased(f"{purpose!r} of round {round_index} in run {run!r} was answered before, and is not again.")
+            raise AlreadyReleased(f"{name_sum(purpose, round_index)} in run {run!r} was answered before, and is not again.")
         kind: Literal["release", "exact"] = "exact" if multiplier is None else "release"
         noise = math.inf if multiplier is None else multiplier
         sampling = () if multiplier is None else ("everyone",)
