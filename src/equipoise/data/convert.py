@@ -41,9 +41,9 @@ def from_arrays(
     classes: int = 0,
     ignore_index: int = IGNORE,
 ) -> FederatedData:
-    """Examples x (N, …), targets y (N, …) and the client of each row (N,), as arrays, tensors or lists of whatever library.
+    """Examples x (N, …), targets y (N, …) and the client of each row (N,), as arrays, tensors or lists.
 
-    Several inputs are a tuple or a dict of arrays, with a `scale` each; sequences of different lengths a leaf `Ragged` of a
+    Several inputs are a tuple or a dict of arrays, with a `scale` each. Sequences of different lengths are `Ragged`, in a
     dict. `split_by="clients"` keeps a share `test` of the clients apart, unseen in training; "examples" keeps a share of each
     client's examples. Raw pixels: give `scale=1/255`, and they stay uint8 in memory. `classes` is needed only where the
     targets do not show all of them.
@@ -194,8 +194,8 @@ def _present(y: Any, data: FederatedData) -> Tensor:
 def from_datasets(datasets: Mapping[str, Any], *, each_visit: bool = False, **options: Any) -> FederatedData:
     """One torch Dataset of (x, y) examples per client id; options as in `from_dict`. Every example is read once, now.
 
-    A dataset that augments its examples at random would so be frozen, and is refused. With `each_visit=True` inputs are read
-    again whenever a batch holds them, which only the loop engine does: train(…, engine="loop").
+    A dataset that augments its examples at random is refused, since reading it once would freeze them. With `each_visit=True`
+    inputs are read again whenever a batch holds them, which only the loop engine does: train(…, engine="loop").
     """
     require(isinstance(datasets, Mapping), "datasets", "must map client ids to Datasets", type(datasets).__name__)
     pairs = {}

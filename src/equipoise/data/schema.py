@@ -1,4 +1,4 @@
-"""The schema of a table: what becomes of each column, with numbers from the training clients alone."""
+"""The schema of a table: how each column is encoded, with numbers from the training clients alone."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ TargetKind = Literal["classes", "number"]
 
 @dataclass(frozen=True)
 class ColumnRule:
-    """What becomes of one column.
+    """How one column is encoded.
 
     A number or date x becomes (x − mean) / deviation, a boolean 0 or 1; missing ones are taken for the median. Categories
     become one number each ("one-hot"), or one integer code in all ("codes"). `indicator` adds a number that is 1 where the
@@ -246,7 +246,7 @@ class TargetRule:
 
 @dataclass(frozen=True)
 class Schema:
-    """What becomes of each column of a table, so that other tables with these columns become inputs of the same model.
+    """How each column of a table is encoded, so that other tables with these columns become inputs of the same model.
 
     It is fitted on training clients only. Its means, deviations, medians, categories and classes come from their data as they
     are: they are NOT covered by the ε of differential privacy, and a saved schema shows them to whoever reads it. In a
