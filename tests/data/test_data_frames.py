@@ -375,6 +375,7 @@ def test_schemas_refuse_tables_that_do_not_fit():
         (b"c,x,y\n1,caf\xe9,0\n", "column 'x' is not text in utf-8. Name its encoding, e.g. encoding=\"latin-1\""),
         (b"c,caf\xe9,y\n1,2,0\n", "it is not text in utf-8"),
         (b"c;x;y\n1;2;0\n", "has the single column 'c;x;y'. Did you mean delimiter=';'?"),
+        (b"c;x;y\n1;2,5;0\n", "has the single column 'c;x;y'. Did you mean delimiter=';'?"),  # with decimal commas
     ],
 )
 def test_bad_csv_files_are_named(tmp_path, content, words):
