@@ -333,21 +333,18 @@ class Schema:
         """The columns that become codes, in order, each with the number of its codes."""
         return {rule.name: rule.codes for rule in self.columns if rule.becomes == "codes"}
 
-    def transform(self, frame: Any, source: str = "table") -> Any:
+    def transform(self, frame: Any, source: str = "table", first: int = 0) -> Any:
         """The inputs of a table: floating numbers (N, F), or a dict of these and of "codes" (N, C) if there are any.
 
         The table needs the columns of the schema, in any order; others are ignored. A notice names categories that training
-        did not have.
+        did not have. Of a piece of a larger table, `first` is the row where it begins, for errors.
         """
-        inputs, unseen = self.inputs_of(frame, source)
+        inputs, unseen = self.inputs_of(frame, source, first)
         tell_of_unseen(unseen, source, stacklevel=3)
         return inputs
 
     def inputs_of(self, frame: Any, source: str = "table", first: int = 0) -> tuple[Any, dict[str, set[str]]]:
-        """The inputs of a table, and by column the categories that training did not have.
-
-        Of a piece of a larger table, `first` is the row where it begins, for errors.
-        """
+        """The inputs of a table, as by `transform` without a notice, and by column the categories that training did not have."""
         table = arrow_table(frame, source)
         known, used = set(table.column_names), [rule.name for rule in self.columns if rule.becomes != "left out"]
         read = {name: self._column(table, known, name, source, first) for name in used}
