@@ -31,6 +31,7 @@ extensions = [
     "docstrings",
     "source_links",
     "whole_site",
+    "run_times",
 ]
 exclude_patterns = ["_build", "_ext", "_static", "_templates", "_cache", "README.md", "gallery/*.ipynb", "gallery/*.py",
                     "gallery/sg_execution_times.rst", "sg_execution_times.rst"]  # fmt: skip

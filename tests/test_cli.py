@@ -153,7 +153,7 @@ def test_a_diverging_run_names_round_and_clients_and_keeps_its_log(tmp_path):
     assert "What was logged is in out/rounds.jsonl." in message
     stopped_at = int(re.search(r"Round (\d+)", message).group(1))
     logged = [json.loads(line) for line in (tmp_path / "out/rounds.jsonl").read_text().splitlines()]
-    assert [record["round"] for record in logged[1:-1]] == list(range(stopped_at))
+    assert [record["round"] for record in logged[1:-1]] == list(range(stopped_at - 1))
     assert logged[-1]["event"] == "stopped"
     assert f"Round {stopped_at}" in logged[-1]["why"]  # for those who watch it
 

@@ -156,6 +156,12 @@ def test_weights_that_no_aggregator_could_use_are_refused(weights):
         one_round(points([1.0], [2.0]), eq.Algorithm(risk=risk, solver=STEP))
 
 
+def test_messages_of_divergence_count_rounds_from_one():
+    """In the fourth round three were done before; a loss that is lost at the end belongs to the last round."""
+    assert "Round 4: the update of client a is not finite" in str(Diverged(3, ["a"], "update"))
+    assert "Round 3: the loss after the last round of client a is" in str(Diverged(3, ["a"], "loss after the last round"))
+
+
 @pytest.mark.parametrize("risk", [eq.risk.Mean(), eq.risk.Superquantile(0.5)])
 def test_divergence_names_round_and_clients_and_keeps_the_history(risk, tmp_path):
     data = points([1.0], [1e3], [2.0])
@@ -166,7 +172,7 @@ def test_divergence_names_round_and_clients_and_keeps_the_history(risk, tmp_path
             eq.models.MeanEstimator(1), data, algorithm, rounds=50, clients_per_round=3, observers=[eq.observers.JsonLines(log)]
         )
     failure = caught.value
-    assert f"Round {failure.round}" in str(failure)
+    assert f"Round {failure.round + 1}:" in str(failure)
     assert failure.clients
     assert set(failure.clients) <= {"c0", "c1", "c2"}
     assert len(failure.history.rounds) == failure.round

@@ -46,14 +46,18 @@ def public_methods(owner: type) -> list[str]:
     ]
 
 
-def without_docstring() -> list[str]:
-    """Public names, and methods of public classes, that say nothing about themselves."""
-    silent = []
+def docstrings() -> dict[str, str]:
+    """The docstring of every public name, and of every method of a public class; empty where there is none."""
+    found = {}
     for full in all_names():
         module, _, name = full.rpartition(".")
         value = getattr(importlib.import_module(module), name)
-        if not inspect.getdoc(value):
-            silent.append(full)
+        found[full] = inspect.getdoc(value) or ""
         if inspect.isclass(value):
-            silent += [f"{full}.{m}" for m in public_methods(value) if not inspect.getdoc(getattr(value, m))]
-    return silent
+            found |= {f"{full}.{m}": inspect.getdoc(getattr(value, m)) or "" for m in public_methods(value)}
+    return found
+
+
+def without_docstring() -> list[str]:
+    """Public names, and methods of public classes, that say nothing about themselves."""
+    return [name for name, text in docstrings().items() if not text]

@@ -19,7 +19,7 @@ for k, (centre, size) in enumerate(zip(centres, sizes, strict=True)):
     clients[f"client with {size} examples"] = (x, x)
 data = eq.data.from_dict(clients, test=0)
 right = sum(torch.tensor(c) for c in centres) / 3
-solver = eq.solvers.SGD(lr=0.003, batch_size=10, epochs=4)
+solver = eq.solvers.SGD(lr=0.006, batch_size=10, epochs=2)
 
 
 class Path(eq.observers.Observer):

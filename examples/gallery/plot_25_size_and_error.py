@@ -2,7 +2,7 @@
 Error against data size
 =======================
 
-Who is left behind? Often those with little data. Each dot is a client; the line is the median of groups of equal number.
+Clients with little data are often left behind. Each dot is a client; the line is the median of groups of equal number.
 """
 
 import matplotlib.pyplot as plt

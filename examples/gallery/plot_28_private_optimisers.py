@@ -2,8 +2,8 @@
 Private optimisers for one data set
 ===================================
 
-Without a federation, too: DP-SGD, DP-Adam and DP² (delayed preconditioners) train one model under example-level privacy.
-All three spend the same ε. Sparse features favour a preconditioner.
+DP-SGD, DP-Adam and DP² (delayed preconditioners) train one model without a federation, under example-level privacy. All
+three spend the same ε. Sparse features favour a preconditioner.
 """
 
 import matplotlib.pyplot as plt

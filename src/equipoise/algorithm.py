@@ -46,8 +46,10 @@ _OPTIONAL = ("sampler", "averaging", "personal", "privacy")
 
 @dataclass(frozen=True)
 class Algorithm:
-    """What to minimise (`risk`), how clients work (`solver`), how updates meet (`aggregator`), how the server moves (`server`).
+    """A federated algorithm as a frozen bundle of parts; every part has a default, and together the defaults are FedAvg.
 
+    `risk` is the objective: a function of the clients' losses. `solver` says what a client does in a round, `aggregator` how
+    client updates are combined, `server` how the result moves the model, and `sampler` which clients take part.
     `personal` gives every client a model of its own besides the shared one (equipoise.personal). `privacy` protects clients
     (equipoise.privacy). `sampler=None` draws a fixed number of clients uniformly without replacement. `averaging` says which
     iterate is reported and served: None means the last one, or the mean of all where the risk asks for it (WorstCase).

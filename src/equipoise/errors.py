@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from equipoise.core.error_codes import WRITTEN, code_of, raised_in
 
+AFTER_THE_LAST = "loss after the last round"  # what has diverged, where every round went well
 _FEW, _LONG = 10, 600  # numbers of an array that is shown, characters of a message's value
 _SHORT = reprlib.Repr()
 _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxset = _SHORT.maxfrozenset = _SHORT.maxdict = 20
@@ -76,7 +77,10 @@ class ConfigError(EquipoiseError, ValueError):
 
 
 class Diverged(EquipoiseError, RuntimeError):
-    """Training produced a number that is not finite. What was logged before is kept in `history`."""
+    """Training produced a number that is not finite. What was logged before is kept in `history`.
+
+    `round` is the number of rounds that were done before; the message counts rounds from 1, as all messages do.
+    """
 
     def __init__(self, round_index: int, clients: Iterable[str], what: str) -> None:
         self.round, self.clients, self.what = round_index, tuple(clients), what
@@ -84,7 +88,8 @@ class Diverged(EquipoiseError, RuntimeError):
         self.run = ""
         shown = ", ".join(self.clients[:5]) + (f" and {len(self.clients) - 5} more" if len(self.clients) > 5 else "")
         where = f" of client {shown}" if self.clients else ""
-        self._found = f"Round {round_index}: the {what}{where} is not finite, so training stopped; earlier rounds are kept."
+        number = round_index if what == AFTER_THE_LAST else round_index + 1
+        self._found = f"Round {number}: the {what}{where} is not finite, so training stopped; earlier rounds are kept."
         super().__init__(f"{self._found} Lower the learning rate, or look at these clients' data.")
 
     def because(self, reason: str) -> None:

@@ -43,8 +43,8 @@ def evaluate(
 ) -> EvaluatedModel:
     """The client table of any model on any data: loss, error and metrics of every client of every split. Source: ours.
 
-    The table equals that of the run which trained the model, on the run's data. `data` may be a ClientSet, whose clients then
-    are the split "test". The options are those of `train`; what does not fit is refused as there. Nothing is trained, and the
+    On the data of the run that trained the model, the table equals the run's own. `data` may be a ClientSet, whose clients are
+    then the split "test". The options are those of `train`, with the same refusals. Nothing is trained, and the
     model is not changed. In the result `clients` is the table, `summary()` its figures and `report(path)` a page about it.
     """
     began = time.perf_counter()

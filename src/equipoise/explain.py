@@ -20,7 +20,7 @@ def explain(
     loss: PerExample | None = None,
     engine: EngineChoice | str = "simulator",
 ) -> str:
-    """Which path trains `model` on `data` by `algorithm`, why the others do not, and what was measured, as text.
+    """A text that says which path trains `model` on `data` by `algorithm`, why others do not, and what was measured.
 
     One round is done for it, of `clients_per_round` clients (None: up to 20) drawn at random. Its result is dropped.
 

@@ -113,16 +113,16 @@ class Poisson:
 
 @dataclass(frozen=True)
 class NodePoisson:
-    """Every node decides by a coin of its own, with probability m/n, whether its client is in the round; nobody else knows.
+    """Every node draws by itself, with probability m/n, whether its client is in the round, and tells nobody.
 
     For differential privacy with distributed noise alone. In a federation every connected node answers every round with the
-    same messages, does the full local work and adds its share of noise, whatever its coin says; tails add nothing else. The
+    same messages, does the full local work and adds its share of noise, whether its client is in the round or not. The
     server then does not know who is in a cohort, so that amplification by sampling counts against the server and the other
-    nodes, too. The price is that all n nodes work in each round, where `Poisson` asks m of them. A node has one coin per
-    round for all purposes, and keeps it when the round is tried again. In a simulation cohorts are those of `Poisson`, and
-    all clients add their shares of noise.
+    nodes, too. The price is that all n nodes work in each round, where `Poisson` asks m of them. A node draws once per
+    round, for all purposes, and keeps the result when the round is tried again. In a simulation cohorts are those of
+    `Poisson`, and all clients add their shares of noise.
 
-    Source: the sampling of `Poisson`, with coins that clients keep to themselves (cf. random check-ins, Balle et al. 2020).
+    Source: the sampling of `Poisson`, drawn by clients who keep it to themselves (cf. random check-ins, Balle et al. 2020).
     """
 
     pure: ClassVar[bool] = True
@@ -154,7 +154,7 @@ class Full:
 
 @dataclass(frozen=True)
 class Availability:
-    """Clients come and go over the day: m of those who are there, uniformly; all if they are fewer, nobody if none is.
+    """Clients are available at some hours of the day: m of those available, uniformly; all of them if they are fewer than m.
 
     A day is `day` rounds. Client k is there from (1 − `aligned`) · U_k · day on, U_k uniform in [0, 1), for `share` · day
     times a uniform factor in [0.5, 1.5], at most the whole day, around midnight where need be. `aligned` = 0 spreads the

@@ -48,8 +48,8 @@ def method_of(run: Run) -> str:
 class TensorBoard(Observer):
     """Event files for `tensorboard --logdir FOLDER`, in a folder per run: FOLDER/<name>/seed-<seed>.
 
-    A run that goes on from a checkpoint goes on in its curves; a run of the same name and seed that starts anew hides the one
-    before.
+    A run that resumes from a checkpoint continues its curves. A run that starts anew hides an earlier run of the same name and
+    seed.
     """
 
     def __init__(self, folder: str | Path) -> None:

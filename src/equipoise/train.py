@@ -52,20 +52,25 @@ def train(
 ) -> Result:
     """Train `model` over the clients of `data` for `rounds` rounds and evaluate every client of every split.
 
-    `seed` fixes cohorts, batches and noise, whatever the engine. `model` and `data` may also be functions of the seed. `loss`
-    and `error` take (outputs, targets) and give one number per example; without them the model's own `loss` and `error`, else
-    cross-entropy, and misclassification where there are classes (elsewhere the error is the loss).
-    `engine` is "simulator", "loop", or one with options such as engines.Simulator(device="cuda"). `evaluate_every` evaluates
-    all clients at every multiple of that round for the history; the end is always evaluated. `evaluate_clients` evaluates so
-    many clients of each split, a random sample that is the same for all methods and seeds. The given model is not changed.
-    `metrics` are further figures of each client by name, functions of (outputs, targets) of all its examples, e.g.
-    {"f1": eq.metrics.macro_f1}. `stop`, an `EarlyStopping`, ends the run when a figure no longer improves, and reports the best
-    iterate.
-    `clients_per_round` is not needed with sampling.Full(). `progress` shows a bar (None: in a terminal), `observers` watch the
-    run (equipoise.observers), and `name` is what reports call it. `checkpoint` names a file: if it is there, the run goes on
-    from it, else it is made; it is written about every ten seconds, and a run that was killed and started again ends with the
-    same model, bit for bit. `ledger` names the file that every private release is written to before it is made (None: beside
-    the checkpoint, or in memory); runs on the same data may share one, and `equipoise privacy ledger` adds them up.
+    `model` is a torch module, which is not changed, and `data` a FederatedData; both may also be functions of the seed.
+    `algorithm` says what is minimised and how (None: FedAvg). Each round draws `clients_per_round` clients; sampling.Full()
+    needs no number. `seed` fixes cohorts, batches and noise, whatever the engine.
+
+    `loss` and `error` take (outputs, targets) and give one number per example. Without them the model's own `loss` and
+    `error` are used; else the loss is cross-entropy, and the error is misclassification where there are classes, or the loss.
+    `metrics` adds figures of each client by name, functions of (outputs, targets) of all its examples, e.g.
+    {"f1": eq.metrics.macro_f1}.
+
+    `engine` is "simulator", "loop", or one with options such as engines.Simulator(device="cuda"). The run always ends with an
+    evaluation of all clients; `evaluate_every=10` adds one after every ten rounds, for the history. `evaluate_clients=1000`
+    evaluates 1000 clients of each split, a random sample that is the same for all methods and seeds. `stop`, an
+    `EarlyStopping`, ends the run when a figure no longer improves, and reports the best iterate.
+
+    `progress` shows a bar (None: in a terminal), `observers` watch the run (equipoise.observers), and `name` is what reports
+    call it. `checkpoint` names a file, which is written about every ten seconds. If it exists, the run goes on from it, and
+    ends with the model of an uninterrupted run, bit for bit. `ledger` names the file that every private release is written to
+    before it is made (None: beside the checkpoint, or in memory); runs on the same data may share one, and
+    `equipoise privacy ledger` adds them up.
     """
     watch = Watching(evaluate_every, observers, progress, checkpoint, ledger)
     setting = set_up(

@@ -144,7 +144,7 @@ class Pull:
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What one round did.
+    """What one round did. `round` counts from 0, as in Python; logs, messages and reports in words count from 1.
 
     `loss` and `tail_loss` (its worst 10 %) are over the whole cohort at the start of the round if the risk asked for losses
     (`loss_from="start"`), else over the clients at work as they worked (`"work"`), which costs nothing.

@@ -204,6 +204,11 @@ MISREAD = [
         "All are numbers: write kinds={'a': 'number'}. If they are categories: kinds={'a': 'categ",
     ),
     (["oops" if row == 41 else str(row % 13) for row in ROW], "Nearly all are numbers, but row 41 holds 'oops'. Repair it"),
+    (
+        ["?" if row % 3 == 0 else "n.k." if row == 7 else str(row % 13) for row in ROW],  # frequent, but only two texts
+        r"Most are numbers, but row 0 holds '\?', and other rows 'n.k.'. Repair it, or make it missing "
+        r"\(missing=\['\?', 'n.k.'\] for a CSV file\), and write kinds={'a': 'number'}",
+    ),
 ]
 
 
@@ -221,6 +226,62 @@ def test_numbers_and_dates_as_text_get_a_notice(cells, words):
 def test_other_text_is_quiet(cells):
     assert kind_of(load(FRAME.assign(a=cells))) == ("category", "one-hot")
     assert kind_of(load(FRAME.assign(a=pd.Categorical([f"{row % 9}%" for row in ROW])))) == ("category", "one-hot")
+
+
+def test_the_cure_for_a_text_among_numbers_works(tmp_path):
+    cells = ["oops" if row == 41 else str(row % 13) for row in ROW]
+    assert kind_of(as_csv(tmp_path, FRAME.assign(a=cells), missing=["oops"], kinds={"a": "number"})) == ("number", "scaled")
+    assert kind_of(as_csv(tmp_path, FRAME.assign(a=cells), missing=["oops"])) == ("number", "scaled")
+
+
+def test_a_text_among_the_numbers_of_the_target_gets_a_notice(tmp_path):
+    frame = FRAME.assign(y=["oops" if row == 41 else f"{row / 7 % 4:.1f}" for row in ROW])
+    words = r"the target, is read as text, of .* row 41 holds 'oops'.* write target_kind='number'.* target_kind='classes'\."
+    with pytest.warns(EquipoiseNotice, match=words):
+        assert as_csv(tmp_path, frame).schema.target.kind == "classes"
+    assert as_csv(tmp_path, frame, target_kind="classes").schema.target.kind == "classes"  # said, and quiet
+    assert as_csv(tmp_path, frame.drop(index=41)).schema.target.kind == "number"
+
+
+@pytest.mark.parametrize(("one_hot", "model_sees"), [(16, 0.0), (1, 0)])
+def test_categories_that_training_did_not_have_get_a_notice(one_hot, model_sees):
+    frame = FRAME.assign(a=["xyz"[row % 3] for row in ROW], part=["test" if row % 6 == 5 else "train" for row in ROW])
+    frame.loc[[5, 11], "a"] = ["new", "odd"]
+    words = (
+        r"table: column 'a' holds categories that training did not have: 'new', 'odd'\. The model takes them for unknown\. Rep"
+    )
+    with pytest.warns(EquipoiseNotice, match=words) as told:
+        data = eq.data.from_frame(frame, **BOTH, split="part", one_hot=one_hot)
+    assert len(told) == 1
+    with pytest.warns(EquipoiseNotice, match="column 'a' holds categories that training did not have: 'w'"):
+        inputs = data.schema.transform({"a": ["w", "x", None], "b": [0.0, 0.0, 0.0]})
+    values = inputs["codes"][0] if isinstance(inputs, dict) else inputs[0, :3]
+    assert (values == model_sees).all()
+    data.schema.transform({"a": ["z", "x", None], "b": [0.0, 0.0, 0.0]})  # quiet
+
+
+def test_categories_of_a_table_in_pieces_get_one_notice(tmp_path):
+    frame = FRAME.assign(a=[f"only {row % 6}" for row in ROW]).sort_values("c")  # each client has a category of its own
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    for memory in (0, 1e9):
+        with pytest.warns(EquipoiseNotice, match="column 'a' holds categories that training did not have: 'only ") as told:
+            eq.data.write_table_store(tmp_path / "t.csv", tmp_path / f"s{memory}", **BOTH, memory=memory, test=0.3)
+        assert len(told) == 1
+
+
+def test_clients_without_an_example_to_test_on_get_a_notice():
+    frame = FRAME.assign(c=["small" if row == 0 else name for row, name in enumerate(FRAME["c"])])
+    words = r"table: clients without an example to test on: 'small' \(1 of 7\)\. .* At test=0.2 a client needs 3 examples\."
+    with pytest.warns(EquipoiseNotice, match=words):
+        load(frame, split_by="examples", test=0.2)
+    load(frame[1:], split_by="examples", test=0.2)  # quiet
+    load(frame, split_by="examples", test=0.0)
+    arrays = frame["a"].to_numpy()[:, None], frame["y"].to_numpy(), frame["c"].to_numpy()
+    with pytest.warns(EquipoiseNotice, match=r"arrays: clients without an example to test on: 'small' \(1 of 7\)"):
+        eq.data.from_arrays(*arrays, split_by="examples", test=0.2)
+    marked = frame.assign(part=["test" if row % 5 == 1 else "train" for row in ROW])
+    with pytest.warns(EquipoiseNotice, match="'small' .* Mark examples of theirs for the test"):
+        eq.data.from_frame(marked, **BOTH, split="part", split_by="examples")
 
 
 def test_identifiers_of_a_small_table_are_refused():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from contextlib import suppress
 from pathlib import Path
@@ -408,6 +409,21 @@ def test_a_run_is_stopped_and_goes_on_and_is_extended_meanwhile(tmp_path):
     about = RunView(folder).read()
     assert (about["state"], about["round"], about["exit_code"]) == ("finished", 5, 0)
     assert {name: entry["rounds"] for name, entry in about["clients"].items()} == {f"client-{k}": 5 for k in range(4)}
+
+
+def test_log_events_and_status_count_rounds_from_one(tmp_path, caplog):
+    """Users see one convention; the record of a round, in rounds.jsonl and in Python, keeps its index."""
+    folder = tmp_path / "run"
+    grid = federation(some_data(), softmax)
+    grid.fault = lambda d: None if d.client == BAD and d.action == "train.update" and d.round == 1 else d.answer()
+    with caplog.at_level("INFO", "flwr"):
+        found = run(grid, rounds=3, folder=folder, timeout=0.5)
+    logged = [int(number) for number in re.findall(r"Round (\d+): loss", caplog.text)]
+    assert logged == [event["round"] for event in events(folder) if event["event"] == "round"] == [1, 2, 3]
+    assert re.findall(rf"Round (\d+) goes on without {BAD}", caplog.text) == ["2"]
+    assert RunView(folder).read()["round"] == 3
+    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines if line["event"] == "round"] == [r.round for r in found.history.rounds] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("rounds", [3, 5])

@@ -206,7 +206,7 @@ def test_an_answer_of_an_earlier_round_is_refused():
 
     grid.fault = replays
     found = run(grid, rounds=2)
-    assert found.history.rounds[1].missing == {BAD: "sent the answer to another request (of round 0, asked in round 1)"}
+    assert found.history.rounds[1].missing == {BAD: "sent the answer to another request (of round 1, asked in round 2)"}
     torch.testing.assert_close(found.params, averaged(data, 2, lambda t: (BAD,) if t else ()), rtol=1e-6, atol=1e-7)
 
 
@@ -235,17 +235,19 @@ def test_errors_of_flower_and_of_the_node_are_reported():
 
     grid.fault = fails
     missing = run(grid, rounds=1).history.rounds[0].missing
-    assert missing[BAD] == "failed: error 2 of its app"  # of what an app says, nothing is repeated but a type
-    assert missing["client-1"] == "failed: error 1 of its app"
+    assert missing[BAD] == "failed: its app raised an error; its own log says which"  # nothing that it says is repeated
+    assert missing["client-1"] == "failed: its app could not be loaded; its own log says why"
 
 
 def test_errors_that_flower_makes_itself_are_shown_in_bounds():
     grid = federation(some_data(), softmax)
-    reason = "Node Unavailable\n" + "x" * 1000
-    wrong = lambda d: d.action == "train.update" and d.client == BAD  # noqa: E731
-    grid.fault = lambda d: Message(Error(5, reason), reply_to=d.message) if wrong(d) else d.answer()
+    reason = "Precondition\n" + "x" * 1000
+    codes = {BAD: 6, "client-1": 5}  # 6 is one that we have no words for
+    wrong = lambda d: d.action == "train.update" and d.client in codes  # noqa: E731
+    grid.fault = lambda d: Message(Error(codes[d.client], reason), reply_to=d.message) if wrong(d) else d.answer()
     missing = run(grid, rounds=1).history.rounds[0].missing
-    assert missing[BAD].startswith("failed: Node Unavailable xxx")
+    assert missing["client-1"] == "failed: it has lost its connection"
+    assert missing[BAD].startswith("failed: Precondition xxx")
     assert len(missing[BAD]) <= messages.LARGEST_REASON
 
 

@@ -824,7 +824,7 @@ def test_requests_of_another_round_are_refused(kind):
     federation.until(kind)
     replay = other.until(kind)["node 0"]
     client = MaskingClient.load(federation.states["node 0"])
-    with pytest.raises(WrongSum, match="round 3"):
+    with pytest.raises(WrongSum, match="round 4"):
         client.answer(replay, federation.values["node 0"])
 
 
@@ -929,7 +929,7 @@ def test_saved_clients_that_were_changed_are_refused():
 def test_nothing_secret_is_shown():
     terms = made_terms(3)
     client = MaskingClient(terms.invitation, "node 0")
-    assert repr(client) == "MaskingClient(me='node 0', sum='updates' of round 3 in run 'run 1', awaits=ROSTER)"
+    assert repr(client) == "MaskingClient(me='node 0', sum='updates' of round 4 in run 'run 1', awaits=ROSTER)"
     assert "Exchange" not in repr(MaskingServer(terms))
 
 

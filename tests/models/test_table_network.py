@@ -120,7 +120,8 @@ def test_it_trains_on_codes_and_an_unseen_category():
         for engine in (eq.engines.Loop(), eq.engines.Simulator())
     )
     torch.testing.assert_close(other.clients.loss, result.clients.loss, rtol=1e-4, atol=1e-5)
-    x = data.schema.transform({**{name: FRAME[name][:2] for name in INPUTS}, "ward": ["unheard of", None]})
+    with pytest.warns(eq.errors.EquipoiseNotice, match="categories that training did not have: 'unheard of'"):
+        x = data.schema.transform({**{name: FRAME[name][:2] for name in INPUTS}, "ward": ["unheard of", None]})
     assert x["codes"].flatten().tolist() == [0, 1]
     assert torch.isfinite(result.model(**x)).all()
 

@@ -15,7 +15,7 @@ from equipoise.data.arrays import as_tree, client_of_rows, first_line, row_count
 from equipoise.data.clients import IGNORE, ClientSet, FederatedData, offsets_of
 from equipoise.data.leaves import first_bare_row, per_leaf, taken
 from equipoise.data.ragged import Ragged
-from equipoise.data.splits import How, split
+from equipoise.data.splits import How, split, tell_of_untested
 from equipoise.data.visited import Visited, read_example
 from equipoise.errors import EquipoiseNotice, InvalidData, is_integer, require
 
@@ -41,9 +41,9 @@ def from_arrays(
     classes: int = 0,
     ignore_index: int = IGNORE,
 ) -> FederatedData:
-    """Examples x (N, …), targets y (N, …) and the client of each row (N,), as arrays, tensors or lists of whatever library.
+    """Examples x (N, …), targets y (N, …) and the client of each row (N,), as arrays, tensors or lists.
 
-    Several inputs are a tuple or a dict of arrays, with a `scale` each; sequences of different lengths a leaf `Ragged` of a
+    Several inputs are a tuple or a dict of arrays, with a `scale` each. Sequences of different lengths are `Ragged`, in a
     dict. `split_by="clients"` keeps a share `test` of the clients apart, unseen in training; "examples" keeps a share of each
     client's examples. Raw pixels: give `scale=1/255`, and they stay uint8 in memory. `classes` is needed only where the
     targets do not show all of them.
@@ -130,13 +130,15 @@ def from_dict(
 def _split(
     clients: ClientSet, how: How, validation: float, test: float, seed: int, name: str, classes: int, ignore_index: int
 ) -> FederatedData:
-    """The split, with a notice where so few clients make the share to test on much larger than was asked for."""
+    """The split. A notice says if few clients make the test share much larger than asked, or leave clients untested."""
     data = split(
         clients, how, validation=validation, test=test, seed=seed, name=name, classes=classes, ignore_index=ignore_index
     )
     if not classes:
         refuse_untrained_classes(data)
-    if how == "clients" and data.test is not None and len(data.test) > _LARGER * test * len(clients):
+    if how == "examples":
+        tell_of_untested(data, test)
+    elif data.test is not None and len(data.test) > _LARGER * test * len(clients):
         text = f"{name}: test={test:g} keeps {len(data.test)} of {len(clients)} clients, which are not trained on."
         warnings.warn(EquipoiseNotice(f'{text} split_by="examples" keeps examples of every client instead.'), stacklevel=4)
     return data
@@ -192,8 +194,8 @@ def _present(y: Any, data: FederatedData) -> Tensor:
 def from_datasets(datasets: Mapping[str, Any], *, each_visit: bool = False, **options: Any) -> FederatedData:
     """One torch Dataset of (x, y) examples per client id; options as in `from_dict`. Every example is read once, now.
 
-    A dataset that augments its examples at random would so be frozen, and is refused. With `each_visit=True` inputs are read
-    again whenever a batch holds them, which only the loop engine does: train(…, engine="loop").
+    A dataset that augments its examples at random is refused, since reading it once would freeze them. With `each_visit=True`
+    inputs are read again whenever a batch holds them, which only the loop engine does: train(…, engine="loop").
     """
     require(isinstance(datasets, Mapping), "datasets", "must map client ids to Datasets", type(datasets).__name__)
     pairs = {}

@@ -19,8 +19,8 @@ from equipoise.data.arrays import client_of_rows, rows_by_client
 from equipoise.data.arrow_tables import Kind, TableColumn, arrow_table, check_names
 from equipoise.data.clients import ClientSet, FederatedData, offsets_of
 from equipoise.data.file_access import PathLike
-from equipoise.data.schema import Schema, TargetKind
-from equipoise.data.splits import How
+from equipoise.data.schema import Schema, TargetKind, tell_of_unseen
+from equipoise.data.splits import How, tell_of_untested
 from equipoise.data.table_files import parquet_files, read_csv
 from equipoise.errors import InvalidData, InvalidParameter, require, unknown_name
 
@@ -47,9 +47,9 @@ def from_frame(
 ) -> FederatedData:
     """Clients from a pandas, Polars or Arrow table; `client` and `target` name columns, all others (or `columns`) are inputs.
 
-    Columns are numbers, booleans, text, categories or dates, with missing values where they may be; see `Schema` for what
-    becomes of each. Clients are split first and the schema is fitted on the training clients alone; it is `data.schema`. Give
-    a fitted `schema`, or its JSON file, to read another table in the same way. The inputs are one floating tensor (N, F), or a
+    Columns may hold numbers, booleans, text, categories or dates, and missing values. Clients are split first. Then a
+    `Schema`, which says how each column is encoded, is fitted on the training clients alone; it is `data.schema`. Give a
+    fitted `schema`, or its JSON file, to read another table in the same way. The inputs are one floating tensor (N, F), or a
     dict of "numbers" (N, F) and "codes" (N, C) if some columns have more than `one_hot` categories;
     `models.Tabular(data.schema)` fits both.
 
@@ -59,6 +59,9 @@ def from_frame(
     `kinds` overrides what the type of a column says: {"zip": "category", "day": "date", "row": "left out"}. A target of
     floating numbers or dates is a number to predict, any other is a class; `target_kind` ("classes" or "number") overrides
     it. `classes` names all classes where training clients do not show them all (or is their number if they are 0, 1, …).
+
+    Notices name what looks odd and the cure: texts in a column of numbers, categories that training did not have, clients
+    without an example to test on.
 
     >>> frame = {"who": ["a", "a", "b", "b"], "age": [30, None, 50, 60], "ill": ["no", "yes", "no", "yes"]}
     >>> data = from_frame(frame, client="who", target="ill", test=0.5)
@@ -82,7 +85,10 @@ def from_frame(
     else:
         options = {"columns": columns, "kinds": kinds, "one_hot": None if one_hot == 16 else one_hot}
         schema = given_schema(schema, target, **options, target_kind=target_kind, classes=classes or None)
-    x, y = schema.transform(table, name), schema.targets(table, name)
+    (x, unseen), y = schema.inputs_of(table, name), schema.targets(table, name)
+    tell_of_unseen(unseen, name)
+    if split_by == "examples":
+        tell_of_untested(parts, None if split is not None else test)
     sets: dict[str, Any] = {part: replace(rows, x=select(x, rows.x), y=y[rows.x]) for part, rows in parts.splits.items()}
     return replace(parts, **sets, classes=len(schema.target.classes), schema=schema)
 
@@ -101,9 +107,9 @@ def csv(
 ) -> FederatedData:
     """Clients from a CSV file with a header, also compressed (.gz); options as in `from_frame`.
 
-    Empty cells and NA, N/A, NaN, null and the like are missing; `missing` names more spellings, such as "?". Clients are text
-    as it stands: 007 and 7 are two of them, 7 and 7.0 are one, and NA is one. Numbers are written as 1005.5, or with
-    `decimal=","` as 1005,5; dates as 2026-11-16. The name of the data is that of the file, unless given.
+    Empty cells and NA, N/A, NaN, null and the like are missing; `missing` names more spellings, such as "?". The column
+    `client` is read as text: 007 and 7 are two clients, 7 and 7.0 are the same, and NA is a client, too. Numbers are written
+    as 1005.5, or with `decimal=","` as 1005,5; dates as 2026-11-16. The name of the data is that of the file, unless given.
 
     Source: your own file.
     """

@@ -1,11 +1,11 @@
-"""The schema of a table: what becomes of each column, with numbers from the training clients alone."""
+"""The schema of a table: how each column is encoded, with numbers from the training clients alone."""
 
 from __future__ import annotations
 
 import json
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from equipoise.core.files import write_atomically
 from equipoise.data.arrow_tables import Kind, TableColumn, arrow_table, check_names, sorted_names
+from equipoise.data.clients import prefix
 from equipoise.data.file_access import PathLike
 from equipoise.errors import EquipoiseNotice, InvalidData, InvalidParameter, require, require_integer
 
@@ -29,6 +30,7 @@ _SAVED_INDEX = re.compile(r"|Unnamed: \d+|__index_level_\d+__")  # how pandas na
 _NUMBER = re.compile(r"[-+]?[$€£]?\s?(\d+|\d{1,3}([,.' ]\d{3})+)?([.,]?\d+)([eE][-+]?\d+)?\s?[%$€£]?")  # as people write it
 _DATE = re.compile(r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3(\d{4}|\d{2}))([ T]\d.*)?")
 
+_FEW_ODD, _MANY_NUMBERS = 3, 8  # different texts that are odd beside this many different numbers
 _PLAIN = {"number": "1005.5", "date": "2026-11-16"}
 
 Becomes = Literal["scaled", "one-hot", "codes", "left out"]
@@ -37,7 +39,7 @@ TargetKind = Literal["classes", "number"]
 
 @dataclass(frozen=True)
 class ColumnRule:
-    """What becomes of one column.
+    """How one column is encoded.
 
     A number or date x becomes (x − mean) / deviation, a boolean 0 or 1; missing ones are taken for the median. Categories
     become one number each ("one-hot"), or one integer code in all ("codes"). `indicator` adds a number that is 1 where the
@@ -135,6 +137,10 @@ class ColumnRule:
         known = {name: code for code, name in enumerate(self.categories, MISSING + 1)}
         return np.array([MISSING, *(known.get(name, OTHER) for name in names)])[places + 1]
 
+    def unseen_in(self, column: TableColumn) -> set[str]:
+        """The categories of a column that training did not have; none if it is no category."""
+        return set(column.names()[1]).difference(self.categories) if self.categories else set()
+
     def describe(self) -> tuple[str, str, str, str]:
         """Name, kind, what becomes of it, and by which numbers of training."""
         if self.becomes == "left out":
@@ -198,6 +204,9 @@ class TargetRule:
         require(len(set(named)) == len(named), "classes", "must name each class once", classes)
         if not named:
             codes, names = column.names()
+            if kind is None and column.is_text and (odd := _misread_text(column, codes, names, "target_kind={!r}".format)):
+                text = f"{column}, the target, is read as text, of {len(names)} classes. {odd}"
+                warnings.warn(EquipoiseNotice(f"{text} If they are classes: target_kind='classes'."), stacklevel=5)
             named = sorted_names([names[code] for code in np.unique(codes[rows])])
             if len(named) < 2:
                 raise InvalidData(f"{column}, the target, {_always(named[0])}, or name all classes: classes=[…].")
@@ -237,7 +246,7 @@ class TargetRule:
 
 @dataclass(frozen=True)
 class Schema:
-    """What becomes of each column of a table, so that other tables with these columns become inputs of the same model.
+    """How each column of a table is encoded, so that other tables with these columns become inputs of the same model.
 
     It is fitted on training clients only. Its means, deviations, medians, categories and classes come from their data as they
     are: they are NOT covered by the ε of differential privacy, and a saved schema shows them to whoever reads it. In a
@@ -327,18 +336,25 @@ class Schema:
     def transform(self, frame: Any, source: str = "table", first: int = 0) -> Any:
         """The inputs of a table: floating numbers (N, F), or a dict of these and of "codes" (N, C) if there are any.
 
-        The table needs the columns of the schema, in any order; others are ignored. Of a piece of a larger table, `first` is
-        the row where it begins, for errors.
+        The table needs the columns of the schema, in any order; others are ignored. A notice names categories that training
+        did not have. Of a piece of a larger table, `first` is the row where it begins, for errors.
         """
+        inputs, unseen = self.inputs_of(frame, source, first)
+        tell_of_unseen(unseen, source, stacklevel=3)
+        return inputs
+
+    def inputs_of(self, frame: Any, source: str = "table", first: int = 0) -> tuple[Any, dict[str, set[str]]]:
+        """The inputs of a table, as by `transform` without a notice, and by column the categories that training did not have."""
         table = arrow_table(frame, source)
         known, used = set(table.column_names), [rule.name for rule in self.columns if rule.becomes != "left out"]
         read = {name: self._column(table, known, name, source, first) for name in used}
+        unseen = {rule.name: rule.unseen_in(read[rule.name]) for rule in self.columns if rule.name in read}
         numbers = [part for rule in self.columns if rule.features for part in rule.columns_of(read[rule.name])]
         codes = [rule.codes_of(read[rule.name]) for rule in self.columns if rule.becomes == "codes"]
         tree = {
             name: torch.from_numpy(np.stack(parts, axis=1)) for name, parts in (("numbers", numbers), ("codes", codes)) if parts
         }
-        return tree if codes else tree["numbers"]
+        return tree if codes else tree["numbers"], {name: found for name, found in unseen.items() if found}
 
     def targets(self, frame: Any, source: str = "table", first: int = 0) -> Tensor:
         """The targets (N,) of a table, or of a piece of it from row `first`: classes as int64, numbers as float32."""
@@ -444,7 +460,7 @@ def _usual_kind(column: TableColumn) -> Kind:
     kind = column.type_kind
     if kind == "category":
         codes, names = column.names()
-        hint = _misread_text(column, codes, names) if column.is_text else ""
+        hint = _misread_text(column, codes, names, lambda is_: f"kinds={{{column.name!r}: {is_!r}}}") if column.is_text else ""
         if len(names) > 20 and 2 * len(names) > int((codes >= 0).sum()):
             hint = hint or "Is it an identifier, or free text?"
             raise InvalidData(
@@ -459,22 +475,39 @@ def _usual_kind(column: TableColumn) -> Kind:
     return kind or "category"
 
 
-def _misread_text(column: TableColumn, codes: NDArray[np.int64], names: list[str]) -> str:
-    """What is odd about text of which nearly all cells are numbers or dates, and the cure; empty if there are few of them."""
+def tell_of_unseen(unseen: Mapping[str, set[str]], source: str, stacklevel: int = 4) -> None:
+    """A notice for each column with categories that training did not have, which names them."""
+    for name, categories in unseen.items():
+        listed = _listed([repr(each) for each in sorted_names(list(categories))])
+        text = f"{prefix(source)}column {name!r} holds categories that training did not have: {listed}"
+        cure = "The model takes them for unknown. Repair them if they are misspelt; else train on rows that have them."
+        warnings.warn(EquipoiseNotice(f"{text}. {cure}"), stacklevel=stacklevel)
+
+
+def _misread_text(column: TableColumn, codes: NDArray[np.int64], names: list[str], say: Callable[[str], str]) -> str:
+    """What is odd about text of which nearly all cells are numbers or dates, and the cure; empty if there are few of them.
+
+    A few different texts among numbers are odd even if they are frequent. `say` writes the option that gives a column's kind.
+    """
     counts = np.bincount(codes[codes >= 0], minlength=len(names))
     for what, pattern in (("date", _DATE), ("number", _NUMBER)):
         fits = np.array([pattern.fullmatch(name.strip()) is not None for name in names])
         share = counts[fits].sum() / counts.sum()
         plain = np.array([_is_plain(name, what) for name in names]) & fits
-        if share < 0.9 or (plain.all() and what == "number" and len(names) <= 16):
+        few = share > 0.5 and (~fits).sum() <= _FEW_ODD and fits.sum() >= _MANY_NUMBERS
+        if (share < 0.9 and not few) or (plain.all() and what == "number" and len(names) <= 16):
             continue
-        cure = f"write kinds={{{column.name!r}: {what!r}}}."
+        cure = f"write {say(what)}."
         if plain.all():
             return f"All are {what}s: {cure}"
         odd = int((plain if fits.all() else fits).argmin())
         found = f"row {column.row(codes == odd)} holds {names[odd]!r}"
         if not fits.all():
-            return f"Nearly all are {what}s, but {found}. Repair it, or make it missing, and {cure}"
+            strange = [name for name, good in zip(names, fits.tolist(), strict=True) if not good]
+            if len(strange) > 1:
+                found += f", and other rows {_listed([repr(name) for name in strange[1:]])}"
+            missing = f", or make it missing (missing={strange} for a CSV file)" if len(strange) <= _FEW_ODD else ""
+            return f"{'Nearly all' if share >= 0.9 else 'Most'} are {what}s, but {found}. Repair it{missing}, and {cure}"
         comma = ', or give decimal="," for a CSV file' if re.search(r",\d\d?$", names[odd]) else ""
         return f"All look like {what}s; {found}. Write them as {_PLAIN[what]}{comma}, and {cure}"
     return ""

@@ -6,6 +6,7 @@ Where a client goes depends on (seed, id) and on the number of clients or exampl
 from __future__ import annotations
 
 import math
+import warnings
 from typing import Literal
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 from equipoise.core.numbers import Numbers
 from equipoise.core.rng import first_uniforms, generator
 from equipoise.data.clients import IGNORE, ClientSet, FederatedData
-from equipoise.errors import InvalidParameter, require, require_number
+from equipoise.errors import EquipoiseNotice, InvalidParameter, require, require_number
 
 How = Literal["clients", "examples"]
 
@@ -129,3 +130,19 @@ def split(
     require(how in ("clients", "examples"), "split_by", 'must be "clients" or "examples"', how)
     chosen = split_clients if how == "clients" else split_examples
     return chosen(clients, validation=validation, test=test, seed=seed, name=name, classes=classes, ignore_index=ignore_index)
+
+
+def tell_of_untested(data: FederatedData, share: float | None, stacklevel: int = 4) -> None:
+    """A notice that names training clients without an example to test on. `share` was asked for; None: a column says it."""
+    if data.test is None:
+        return
+    judged = set(data.test.ids)
+    left = [repr(client) for client in data.train.ids if client not in judged]
+    if left:
+        shown = ", ".join(left[:5]) + (" …" if len(left) > 5 else "")
+        text = f"{data.name}: clients without an example to test on: {shown} ({len(left)} of {len(data.train)})"
+        cure = "Mark examples of theirs for the test"
+        if share is not None:
+            cure = f"At test={share:g} a client needs {max(2, math.ceil(0.5 / share - 1e-9))} examples. Give them more"
+        what = "Training uses them, but no test figure covers them."
+        warnings.warn(EquipoiseNotice(f"{text}. {what} {cure}, or leave them out."), stacklevel=stacklevel)

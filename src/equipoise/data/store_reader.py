@@ -33,7 +33,7 @@ _SHOWN = 5  # bad blocks in a message
 def open_store(
     path: PathLike, *, split_by: How = "clients", validation: float = 0.0, test: float | None = None, seed: int = 0
 ) -> FederatedData:
-    """Open a store of `write_store`. Nothing is read but ids' keys and sizes: values come from the disk when they are used.
+    """Open a store that `write_store` wrote. It reads ids and sizes; inputs are read from the disk when they are used.
 
     Targets are read until each class was seen in a training client, unless `write_store` was told `classes`.
     A share `test` of the clients (0.2 if nothing is said) and a share `validation` are kept apart, the same clients as

@@ -24,6 +24,7 @@ _MOST_BYTES = 2**31 - 1  # of a block of a CSV file
 _BLOCK_BYTES = 1 << 24  # of a CSV file that is read in pieces
 _PIECE_ROWS = 1 << 16  # of Parquet files
 _COMPRESSION = 8  # guessed
+_HEADER_BYTES = 1 << 16  # that are looked at for another delimiter
 
 
 def read_csv(path: PathLike, *, client: str, delimiter: str, decimal: str, encoding: str, missing: Sequence[str]) -> Any:
@@ -53,7 +54,7 @@ def read_csv(path: PathLike, *, client: str, delimiter: str, decimal: str, encod
                 _tell_of_na(found, path, client)
             table = table.set_column(place, client, _plain_clients(found))
     except (pa.ArrowException, OSError, ValueError) as failure:
-        raise failure if isinstance(failure, InvalidData) else _no_csv(path, encoding, failure) from failure
+        raise failure if isinstance(failure, InvalidData) else _no_csv(file, encoding, delimiter, failure) from failure
     _refuse_other_delimiter(path, names, delimiter)
     _refuse_binary(path, dict(zip(names, table.schema.types, strict=True)), encoding)
     return table
@@ -115,10 +116,14 @@ def _tell_of_na(values: Any, path: PathLike, client: str, first: int = 0) -> boo
     return bool(row >= 0)
 
 
-def _no_csv(path: PathLike, encoding: str, failure: Exception) -> InvalidData:
-    """The refusal of a file that cannot be read as CSV."""
+def _no_csv(path: Path, encoding: str, delimiter: str, failure: Exception) -> InvalidData:
+    """The refusal of a file that cannot be read as CSV; a header without the delimiter is the likely cause."""
     if isinstance(failure, UnicodeError) or "UTF" in str(failure) or "codec" in str(failure):
         return _wrong_encoding(path, "it", encoding)
+    if "Expected 1 columns" in str(failure):
+        with _opened_csv(path, encoding) as stream:
+            header = stream.read(_HEADER_BYTES).partition(b"\n")[0].decode(encoding, "replace").strip()
+        _refuse_other_delimiter(path, [header], delimiter)
     reason = first_line(failure).replace("CSV parse error: Row #", "line ")
     return InvalidData(f"{path}: cannot be read as CSV: {reason}.")
 
@@ -321,7 +326,7 @@ def csv_files(
             with _opened_csv(file, encoding) as stream, csv.open_csv(stream, **options) as reader:
                 yield reader
         except (pa.ArrowException, OSError, UnicodeError) as failure:
-            raise _no_csv(file, encoding, failure) from failure
+            raise _no_csv(file, encoding, delimiter, failure) from failure
 
     def batches(names: Sequence[str] | None) -> Iterator[Any]:
         alone, told, rows = names is not None and list(names) == [client], False, 0

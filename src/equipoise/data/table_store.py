@@ -16,7 +16,7 @@ from equipoise.data.client_batches import batches_of_stream
 from equipoise.data.clients import ClientSet
 from equipoise.data.file_access import PathLike
 from equipoise.data.frames import PARTS, client_names, from_frame, given_schema
-from equipoise.data.schema import Schema, TargetKind
+from equipoise.data.schema import Schema, TargetKind, tell_of_unseen
 from equipoise.data.splits import draw_clients
 from equipoise.data.store_writer import write_store, write_streams
 from equipoise.data.table_files import CSV_NAMES, TableFiles, csv_files, parquet_files, read_csv
@@ -94,14 +94,17 @@ def write_table_store(
         trained = np.isin(np.arange(len(clients)), parts["train"].numpy()).repeat(clients.sizes.numpy())
         options = fitting | {"one_hot": one_hot, "classes": classes}
         schema = Schema.fit(table, target=target, client=client, rows=trained, source=called, **options)
+    unseen: dict[str, set[str]] = {}
     streams = {
         part: batches_of_stream(
-            _triples(table, clients, positions.numpy(), schema, called), scale=None, shift=0.0, source=called
+            _triples(table, clients, positions.numpy(), schema, called, unseen), scale=None, shift=0.0, source=called
         )
         for part, positions in parts.items()
         if len(positions)
     }
-    return write_streams(streams, path, name=called, classes=len(schema.target.classes), schema=schema, append=append)
+    written = write_streams(streams, path, name=called, classes=len(schema.target.classes), schema=schema, append=append)
+    tell_of_unseen(unseen, called, stacklevel=3)
+    return written
 
 
 def _clients_in_order(table: TableFiles, client: str, name: str) -> ClientSet:
@@ -132,9 +135,9 @@ def _clients_in_order(table: TableFiles, client: str, name: str) -> ClientSet:
 
 
 def _triples(
-    table: TableFiles, clients: ClientSet, positions: NDArray[np.int64], schema: Schema, name: str
+    table: TableFiles, clients: ClientSet, positions: NDArray[np.int64], schema: Schema, name: str, unseen: dict[str, set[str]]
 ) -> Iterator[tuple[str, Any, Any]]:
-    """(id, x, y) of the clients at some positions, in the order of the table."""
+    """(id, x, y) of the clients at some positions, in the order of the table; `unseen` takes categories without a code."""
     import pyarrow as pa
 
     names = [*(rule.name for rule in schema.columns if rule.becomes != "left out"), schema.target.name]
@@ -150,7 +153,8 @@ def _triples(
             continue
         rows, piece = int(ends[through - 1]) - first, pa.Table.from_batches(held)
         if chosen[done:through].any():
-            x, y = (made(piece.slice(0, rows), name, first) for made in (schema.transform, schema.targets))
+            (x, new), y = (made(piece.slice(0, rows), name, first) for made in (schema.inputs_of, schema.targets))
+            unseen.update({column: unseen.get(column, set()) | found for column, found in new.items()})
             for k in np.flatnonzero(chosen[done:through]).tolist():
                 own = slice(int(clients.offsets[done + k]) - first, int(ends[done + k]) - first)
                 yield clients.ids[done + k], select(x, own), y[own]

@@ -49,7 +49,7 @@ class PersonalContext:
         if not bool(lost.any()):
             return arrived
         names = listed(list(self.data.train.ids_at(cohort.clients[lost])), 3)
-        text = f"Round {cohort.round}: the own model of {names} is not finite or absurdly far, and is left out of the rest."
+        text = f"Round {cohort.round + 1}: the own model of {names} is not finite or absurdly far, and is left out of the rest."
         warnings.warn(EquipoiseNotice(text), stacklevel=2)
         return torch.where(lost.to(arrived.device).unsqueeze(1), 0.0, arrived)
 

@@ -180,7 +180,8 @@ class Mapper(_MixesModels):
     In a round each client trains its own v on F_k(λ v + (1 − λ) w^t) with w^t fixed, from the v that it has, once for every λ
     of `mixes`, and keeps the λ (the smaller of equals) and v with the lowest loss on its training examples. What it sends is
     its local work on w with these λ and v fixed, so that the shared model is not that of the same run without Mapper. A client
-    with λ = 1 sends nothing, and by the training loss most would choose 1, so that w never moved: hence the default has no 1.
+    with λ = 1 sends nothing. By the training loss most clients would choose 1, and w would never move, so 1 is not among the
+    default `mixes`.
     `solver` trains v (None: as the algorithm trains w). Models are mixed by their parameters; for a linear model that is the
     published mixture of predictions.
 

@@ -28,13 +28,13 @@ _KNOWN = "sees every round's model, and may know who took part: nothing is hidde
 
 @dataclass(frozen=True)
 class DPFTRL:
-    """Client-level differential privacy by noise that is correlated over rounds: no chance need hide who takes part.
+    """Client-level differential privacy by noise that is correlated over rounds: cohorts need not be random samples.
 
     Every update is clipped to a norm of `clip`. Round t adds (C⁻¹Z)_t to the sum, with C lower-triangular and Z independent
     Gaussian noise, so that later rounds take back some of the noise of earlier ones. C is a BLT, given by `decays` and `scales`
     (privacy.correlated_noise.fit_blt finds good ones), or banded, given by `bands`; with neither it is the identity. Clients
-    must be drawn by sampling.MinSeparation (or Full): how far apart a client's rounds are is what the noise goes by, and it is
-    promised, not measured.
+    must be drawn by sampling.MinSeparation (or Full), which promises how far apart the rounds of one client are: the noise
+    depends on that.
 
     The whole run is one Gaussian release with the multiplier z, so ε is the same after the first round as after the last.
     z is the least within `epsilon` at `delta`, or `noise_multiplier`. Neighbours differ by one client's contributions zeroed.

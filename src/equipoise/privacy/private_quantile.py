@@ -153,9 +153,9 @@ class PrivateQuantile:
 
     What is protected is a client's loss, and in a run also that it took part: there the number of shares of noise is fixed.
     All clients of a cohort count alike, so their base weights must be equal. A bin that holds more clients than the tail asks
-    for is kept whole or not at all, whichever is nearer: with coarse bins and a small tail that can be nobody, and if it
-    is so at the start, when all losses are alike, training does not move. Losses at or above `bound` are always kept
-    when `bound` is released: a `bound` below the first losses avoids this.
+    for is kept whole or not at all, whichever is nearer. With coarse bins and a small tail, nobody may be kept. If that
+    happens at the start, when all losses are alike, training does not move. A `bound` below the first losses avoids this,
+    because losses at or above `bound` are always kept when `bound` is released.
 
     Source: Pillutla et al. 2023, Algorithm 2, Theorem 6 with the tight sensitivity.
     """

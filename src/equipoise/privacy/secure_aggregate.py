@@ -139,5 +139,5 @@ def tail_is_large_enough(kept: int, fewest: int, round_index: int) -> bool:
     if kept >= fewest:
         return True
     why = f"the tail has {kept} of at least {fewest} clients by the histogram, so that its sum would say too much of them"
-    warnings.warn(EquipoiseNotice(f"Round {round_index} leaves the model as it is: {why}."), stacklevel=2)
+    warnings.warn(EquipoiseNotice(f"Round {round_index + 1} leaves the model as it is: {why}."), stacklevel=2)
     return False

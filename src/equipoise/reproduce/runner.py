@@ -325,7 +325,7 @@ class ExperimentRuns:
                 if curve:
                     run["curve"] = {str(after): accuracy for after, accuracy in sorted(curve.items())}
             except Diverged as failure:
-                run["failed"] = f"diverged in round {failure.round}"
+                run["failed"] = f"diverged in round {failure.round + 1}"
             run["seconds"] = seconds + time.perf_counter() - began
             write_json(self.path(method, planned.seed), run)
             made.append(run)

@@ -191,7 +191,7 @@ class RunOnClock:
         different, fewest = len(set(plan.workers.clients.tolist())), algorithm.traits.privacy.fewest or 2
         if different < fewest:
             why = f"its buffer has updates of {different} of at least {fewest} clients, so that their sum would say too much"
-            warnings.warn(EquipoiseNotice(f"Round {state.round} leaves the model as it is: {why}."), stacklevel=2)
+            warnings.warn(EquipoiseNotice(f"Round {state.round + 1} leaves the model as it is: {why}."), stacklevel=2)
             return plan, as_local_work(updates, state.params), torch.zeros_like(state.params), state.aggregator
         risk, _ = setting.protection.weigh(plan.cohort, None, state.risk)
         plan = plan._replace(risk=risk, weights=risk.weights)

@@ -45,7 +45,7 @@ KNOBS: dict[str, type] = {"tail": Superquantile, "q": QFair, "tilt": Tilted}
 
 @dataclass(frozen=True, eq=False)
 class Family:
-    """Models along a knob. `at(value)` is the nearest, `select(client)` the best for a client, `comparison()` judges them."""
+    """Models for several values of one parameter. `at(value)` is the nearest one, `select(client)` the best for a client."""
 
     knob: str  # "tail", "q" or "tilt"
     results: dict[float, Result]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 
 import torch
 
-from equipoise.errors import Diverged
+from equipoise.errors import AFTER_THE_LAST, Diverged
 from equipoise.metrics import mean
 from equipoise.observers import Evaluation
 from equipoise.result import NOT_EVALUATED, Result
@@ -26,7 +26,7 @@ def stop_if_lost(final: Evaluation, *, named: bool = True) -> None:
     finite = torch.isfinite(trained_on.loss) | ~asked
     if not bool(finite.all()):
         lost = [client for client, good in zip(trained_on.client, finite.tolist(), strict=True) if not good]
-        raise Diverged(final.round, lost if named else (), "loss after the last round")
+        raise Diverged(final.round, lost if named else (), AFTER_THE_LAST)
 
 
 def notices(setting: Setting, result: Result, who: str = "the run") -> Iterator[str]:

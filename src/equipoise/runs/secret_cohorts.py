@@ -33,7 +33,7 @@ def secret_cohort(setting: Setting, book: ReleaseBook, round_index: int) -> Coho
         return cohort
     clients = setting.data.train.positions_of(known) if known else torch.zeros(0, dtype=torch.int64)
     if bool((clients < 0).any()):
-        raise CheckpointError(f"The ledger names clients in round {round_index} that these data do not have.")
+        raise CheckpointError(f"The ledger names clients in round {round_index + 1} that these data do not have.")
     weights = torch.tensor(book.cohort_weights(round_index), dtype=torch.float64)
     return Cohort(round_index, setting.seed, clients, weights, _inclusion(setting, len(clients)))
 

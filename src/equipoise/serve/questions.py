@@ -94,5 +94,5 @@ class Respondent:
             table = pa.Table.from_pylist(rows)
         except (pa.ArrowException, TypeError, ValueError, OverflowError) as failure:
             raise InvalidData(f"rows cannot be read as a table: {failure}.") from failure
-        tree = Schema.from_json(json.dumps(stored)).transform(table, "rows")
+        tree, _ = Schema.from_json(json.dumps(stored)).inputs_of(table, "rows")
         return {name: values.tolist() for name, values in tree.items()} if isinstance(tree, dict) else tree.tolist()

@@ -234,18 +234,18 @@ class FlowerEngine(Engine):
         needed = min(self.patience.minimum, len(all_of)) if of_the_round else len(all_of)
         if len(left) < max(1, needed):
             why = f"{len(left)} of {len(all_of)} clients did their part, and {needed} are needed"
-            raise TooFewClients(f"Round {cohort.round}: {why}: {show_faults(faults)}.")
+            raise TooFewClients(f"Round {cohort.round + 1}: {why}: {show_faults(faults)}.")
 
     def require_some(self, cohort: Cohort, answers: Sequence[Any]) -> None:
         """Stop this try of the round if too few clients are left, or none of those at work has answered."""
         self.require_enough(cohort)
         if all(answer is None for answer in answers):
-            raise TooFewClients(f"Round {cohort.round}: none of the {len(answers)} clients at work sent an update.")
+            raise TooFewClients(f"Round {cohort.round + 1}: none of the {len(answers)} clients at work sent an update.")
 
     def _require_all(self, cohort: Cohort) -> None:
         for client in self.names(cohort):
             if (why := self.messenger.faults.get(client)) is not None:
-                raise TooFewClients(f"Round {cohort.round}: the solver needs an answer of {client}, who {why}.")
+                raise TooFewClients(f"Round {cohort.round + 1}: the solver needs an answer of {client}, who {why}.")
 
     # --------------------------------------------------------------------------------------------------- what engines compute
 

@@ -33,6 +33,13 @@ OF_THE_APP = (
     ErrorCode.CLIENT_APP_CRASHED,
 )
 TOO_LATE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)  # the SuperLink has dropped what had expired
+IN_WORDS = {  # other codes of Flower, and what an app's error says that names no type
+    ErrorCode.NODE_UNAVAILABLE: "it has lost its connection",
+    ErrorCode.INVALID_FAB: "its node cannot use the project that the server runs",
+    ErrorCode.LOAD_CLIENT_APP_EXCEPTION: "its app could not be loaded; its own log says why",
+    ErrorCode.CLIENT_APP_RAISED_EXCEPTION: "its app raised an error; its own log says which",
+    ErrorCode.CLIENT_APP_CRASHED: "its app ended without an answer; its own log says more",
+}
 DEADLINE = "DeadlinePassed"  # what an app answers that took too long
 TRY_AGAIN = 75  # exit code of a SuperNode that could not connect, or has lost its connection: EX_TEMPFAIL
 LATEST_MARGIN = 2.0  # seconds before a message's end at which its app gives up, so that the answer still arrives
@@ -237,7 +244,9 @@ def run_client_app(
         if not over.acquire(blocking=False):
             return  # the answer is on its way
         action, moment = message.metadata.message_type, time.strftime("%H:%M:%S")
-        print(f"{moment} {action} of round {message.metadata.group_id} took too long, and was ended.", file=sys.stderr)
+        index = message.metadata.group_id
+        of_round = f" of round {int(index) + 1}" if index.isdecimal() and action.startswith("train") else ""
+        print(f"{moment} {action}{of_round} took too long, and was ended.", file=sys.stderr)
         try:
             error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, DEADLINE)
             push(client, Message(error, reply_to=message), context)

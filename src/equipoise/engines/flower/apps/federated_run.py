@@ -184,7 +184,7 @@ def admit(
         identity["clients_per_round"] = str(len(after.train))
     write_atomically(place.path / ROSTER, write_roster(everyone, run).encode())
     write_atomically(place.checkpoint, replace(saved, runs=[replace(one, identity=identity)]).bytes())
-    log.info("%s join the run before round %d.", ", ".join(more), one.state.round)
+    log.info("%s join the run before round %d.", ", ".join(more), one.state.round + 1)
     return everyone
 
 
@@ -294,15 +294,15 @@ class LogRounds(Observer):
 
     def on_round(self, report: RoundReport) -> None:
         """Log the round, and a warning for each client that it went on without."""
-        text = f"Round {report.round}: loss {report.loss:.4f}, worst 10 % {report.tail_loss:.4f}, {report.trained} trained"
+        text = f"Round {report.round + 1}: loss {report.loss:.4f}, worst 10 % {report.tail_loss:.4f}, {report.trained} trained"
         text += f", {report.bytes_sent / 1e3:.1f} kB out, {report.bytes_received / 1e3:.1f} kB in"
         log.info("%s %s", moment(), text)
         for why in report.failed_tries:
-            log.warning("Round %d was tried again: %s", report.round, why)
+            log.warning("Round %d was tried again: %s", report.round + 1, why)
         for client in report.rejected:
-            log.warning("Round %d goes on without the update of %s, which is of no use.", report.round, client)
+            log.warning("Round %d goes on without the update of %s, which is of no use.", report.round + 1, client)
         for client, why in report.missing.items():
-            log.warning("Round %d goes on without %s, who %s.", report.round, client, why)
+            log.warning("Round %d goes on without %s, who %s.", report.round + 1, client, why)
 
 
 def write_roster(members: Mapping[str, Member], run: str) -> str:

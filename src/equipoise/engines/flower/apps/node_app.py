@@ -60,9 +60,8 @@ def answer_by(handler: Handler, setup: NodeSetup, *, at_once: bool = False) -> C
             mark = session.data_mark
         except Exception as failure:
             unforeseen = failure if not isinstance(failure, EquipoiseError) else None
-            log.warning(
-                "Refused %s of round %d: %s: %s", action, request.round, type(failure).__name__, failure, exc_info=unforeseen
-            )
+            asked = f"{action} of round {request.round + 1}" if action.startswith("train") else action
+            log.warning("Refused %s: %s: %s", asked, type(failure).__name__, failure, exc_info=unforeseen)
             values, tensors, mark = {"refused": type(failure).__name__}, {}, ""
         reply = Message(write_message(request.round, request.token, values, tensors, mark), reply_to=message)
         if setup.policy.answer_after > 0 and not at_once:

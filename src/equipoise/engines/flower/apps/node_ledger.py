@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from equipoise.core.files import config_folder, locked, write_atomically
+from equipoise.engines.flower.secure.sum_terms import name_sum
 from equipoise.errors import EquipoiseError, NotWritten
 from equipoise.privacy.accounting import gaussian_epsilon
 from equipoise.privacy.ledger import Ledger, LedgerEntry, new_token
@@ -68,7 +69,7 @@ class NodeLedger:
             if self._path.exists() and self._path.stat().st_size != self._size:  # another process has written
                 self._read()
             if (run, round_index, purpose) in self._answered:
-                raise AlreadyReleased(f"{purpose!r} of round {round_index} in run {run!r} was answered before: not again.")
+                raise AlreadyReleased(f"{name_sum(purpose, round_index)} in run {run!r} was answered before, and is not again.")
             if multiplier is not None:
                 self.check_budget(multiplier, epsilon, delta)
             kind: Literal["release", "exact"] = "exact" if multiplier is None else "release"

@@ -123,7 +123,7 @@ class NodePolicy:
     def check_round(self, round_index: int) -> None:
         """Refuse a round beyond the last that the owner allows."""
         if self.rounds is not None and round_index >= self.rounds:
-            raise PolicyRefusal(f"Round {round_index} is beyond the {self.rounds} rounds that the policy allows.")
+            raise PolicyRefusal(f"Round {round_index + 1} is beyond the {self.rounds} rounds that the policy allows.")
 
     def check_terms(self, terms: SumTerms) -> None:
         """Refuse a sum over too few clients: those that must be in it, not those that are invited."""

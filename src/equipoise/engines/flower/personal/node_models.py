@@ -71,7 +71,7 @@ def read_kept_row(session: NodeSession, method: Any, params: Tensor) -> Tensor:
     else:
         row = session.rows.read(since, width)
         if row is None:
-            raise LostRow(f"{session.client} has lost its own model of round {since - 1}")
+            raise LostRow(f"{session.client} has lost its own model of round {since}")
     kept: Tensor = row.to(params).unsqueeze(0)
     return kept
 

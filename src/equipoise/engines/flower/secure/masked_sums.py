@@ -16,7 +16,7 @@ from torch import Tensor
 from equipoise.engines.flower.personal.solver_memory import kept_values
 from equipoise.engines.flower.secure.masking_server import MaskingServer
 from equipoise.engines.flower.secure.sum_messages import MaskingError
-from equipoise.engines.flower.secure.sum_terms import SumTerms
+from equipoise.engines.flower.secure.sum_terms import OF_OWN, SCORES, SumTerms
 from equipoise.engines.flower.transport.messages import MessageContent, bytes_to_tensor, shorten
 from equipoise.engines.flower.transport.messenger import ClientRequest, TooFewClients, efforts_of, show_faults
 from equipoise.engines.flower.transport.part_messages import pack_part
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 OWN_VALUE = "seed"  # of a request: the seed of a client's batches, which nobody else needs
 ALIAS = "alias"  # of an invitation: what the client is called in the sums of a round
-SCORES, OF_OWN = "scores ", " of own models"  # how the purposes of evaluations begin and end, around the name of the split
 Begin = Callable[[str, int], None]  # notes that a sum over at least this number of clients is about to be released
 RequestMaker = Callable[[str], ClientRequest]  # what a client's request holds besides its part of the sums
 
@@ -172,7 +171,7 @@ class MaskedSums:
         return text
 
     def _too_few(self, why: str) -> TooFewClients:
-        return TooFewClients(f"Round {self.round}: {why} {show_faults(self.engine.messenger.faults)}".strip())
+        return TooFewClients(f"Round {self.round + 1}: {why} {show_faults(self.engine.messenger.faults)}".strip())
 
 
 def make_common(requests: Mapping[str, ClientRequest]) -> dict[str, ClientRequest]:

@@ -19,14 +19,13 @@ from torch import Tensor
 from equipoise.core.abilities import read, solver_traits
 from equipoise.core.fingerprints import tensors_fingerprint
 from equipoise.engines.flower.secure.masked_sums import (
-    OF_OWN,
-    SCORES,
     MaskedSums,
     PlannedSum,
     RequestMaker,
     RoundSums,
     split_of,
 )
+from equipoise.engines.flower.secure.sum_terms import OF_OWN, SCORES, name_sum
 from equipoise.engines.flower.transport.messenger import ClientRequest, TooFewClients
 from equipoise.errors import EquipoiseError, EquipoiseNotice, IncompatibleParts
 from equipoise.privacy.discrete_gaussian import sample_discrete_gaussian
@@ -303,7 +302,7 @@ class NetworkPrivateSums:
 
         try:
             if self.noise.is_lost(index):
-                raise TooFewClients(f"Round {index}: a release was begun before, and what it gave is not known.")
+                raise TooFewClients(f"Round {index + 1}: a release was begun before, and what it gave is not known.")
             total, survivors = self.round.updates(plan.cohort, plan.workers, lambda _: ask, params, solver)
         except TooFewClients:
             over = self.engine.round.last and self.noise.book.begun(index, self.noise.first)  # it is paid for, and ends
@@ -319,7 +318,7 @@ class NetworkPrivateSums:
 def require_first(good: bool, round_index: int, purpose: str) -> None:
     """Refuse to ask for a release a second time."""
     if not good:
-        raise EquipoiseError(f"{purpose!r} of round {round_index} was released before, and is not asked for again.")
+        raise EquipoiseError(f"{name_sum(purpose, round_index)} was released before, and is not asked for again.")
 
 
 # ----------------------------------------------------------------------------------------------------------------- evaluation

@@ -25,10 +25,10 @@ from equipoise.engines.flower.apps.node_policy import EXACT_SUMS, noise_multipli
 from equipoise.engines.flower.apps.node_session import Answer, Handler, NodeSession
 from equipoise.engines.flower.personal.node_models import LostRow, score_own_model
 from equipoise.engines.flower.personal.solver_memory import NodeWork
-from equipoise.engines.flower.secure.masked_sums import ALIAS, OWN_VALUE, SCORES, split_of
+from equipoise.engines.flower.secure.masked_sums import ALIAS, OWN_VALUE, split_of
 from equipoise.engines.flower.secure.masking_client import MaskingClient
 from equipoise.engines.flower.secure.sum_messages import MessageKind
-from equipoise.engines.flower.secure.sum_terms import SumTerms
+from equipoise.engines.flower.secure.sum_terms import SCORES, SumTerms
 from equipoise.engines.flower.transport.messages import BadMessage, MessageContent, bytes_to_tensor
 from equipoise.errors import is_number
 from equipoise.privacy.discrete_gaussian import sample_discrete_gaussian

@@ -17,6 +17,16 @@ MOST_CLIENTS = 1_000  # work grows with the square
 LONGEST_VECTOR = 1 << 28
 _LONGEST_NAME = 200  # bytes
 _NONCE_BYTES = 16
+SCORES, OF_OWN = "scores ", " of own models"  # how the purposes of evaluations begin and end, around the name of the split
+
+
+def name_sum(purpose: str, round_index: int) -> str:
+    """A sum in words: rounds count from 1, and an evaluation comes after a round.
+
+    >>> name_sum("update", 3), name_sum("scores test", 4)
+    ("'update' of round 4", "'scores test' after round 4")
+    """
+    return f"{purpose!r} after round {round_index}" if SCORES in purpose else f"{purpose!r} of round {round_index + 1}"
 
 
 @dataclass(frozen=True)
@@ -67,7 +77,7 @@ class SumTerms:
         require(good, "nonce", f"must be {_NONCE_BYTES} random bytes", self.nonce)
 
     def __str__(self) -> str:
-        return f"{self.purpose!r} of round {self.round} in run {self.run!r}"
+        return f"{name_sum(self.purpose, self.round)} in run {self.run!r}"
 
     def encode(self) -> bytes:
         """These terms as bytes."""

@@ -14,7 +14,7 @@ from flwr.app import Error, Message
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from equipoise.engines.flower.flower_internals import DEADLINE, OF_THE_APP, TOO_LATE
+from equipoise.engines.flower.flower_internals import DEADLINE, IN_WORDS, OF_THE_APP, TOO_LATE
 from equipoise.engines.flower.transport import messages
 from equipoise.engines.flower.transport.messages import BadMessage, MessageContent, shorten
 from equipoise.errors import EquipoiseError
@@ -48,15 +48,15 @@ def read_type(name: object) -> str:
 
 
 def name_error(error: Error) -> str:
-    """An error that Flower reports: in its own words, but of an exception in a node's app the type alone.
+    """An error that Flower reports, in our words where we know its code; of an exception in an app the type alone.
 
     Flower sends "<class 'ValueError'>:<'the text'>", and the text may tell of a node's data.
     """
     if error.code in TOO_LATE:
         return "its answer came too late, when the message had expired"
-    if error.code not in OF_THE_APP:
-        return shorten(error.reason or f"error {error.code}")
-    return name_type(error.reason) or f"error {error.code} of its app"
+    of_app = error.code in OF_THE_APP
+    words = IN_WORDS.get(error.code) or (f"error {error.code} of its app" if of_app else shorten(error.reason or "error"))
+    return (name_type(error.reason) or words) if of_app else words
 
 
 def name_type(reason: str | None) -> str:
@@ -277,5 +277,7 @@ class Messenger:
         if "refused" in content.values:
             raise BadMessage(f"refused, for the reason {read_type(content.values['refused'])}: its own log says more")
         if content.round != round_index or content.token != token:
-            raise BadMessage(f"sent the answer to another request (of round {content.round}, asked in round {round_index})")
+            raise BadMessage(
+                f"sent the answer to another request (of round {content.round + 1}, asked in round {round_index + 1})"
+            )
         return content
