@@ -25,9 +25,9 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "equipoise" / "calibration.json"
 
 
-def worked(choice=None, sizes=(5, 9, 12, 3, 8, 20)):
+def worked(choice=None, sizes=(5, 9, 12, 3, 8, 20), model=None):
     data = FederatedData(make_clients(list(sizes)))
-    engine = (choice or Simulator()).start(Task.of(eq.models.Softmax(4, 3).double()), data)
+    engine = (choice or Simulator()).start(Task.of(model or eq.models.Softmax(4, 3).double()), data)
     alpha = torch.full((len(sizes),), 1 / len(sizes), dtype=torch.float64)
     cohort = eq.sampling.Full()(0, alpha, clients_per_round=len(sizes), seed=0)
     params = torch.zeros(engine.task.layout.dimension, dtype=torch.float64)
@@ -113,6 +113,37 @@ def test_choices_of_version_0_1_are_read(cache, monkeypatch, compiled):
 def test_little_work_is_not_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(calibration, "_measured", lambda *_: pytest.fail("measured"))
     assert worked()[0].choice.workers == 1
+
+
+class Identity(torch.autograd.Function):
+    """An autograd function of the older kind, which torch cannot batch."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class CannotBeBatched(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3).double()
+
+    def forward(self, x):
+        return Identity.apply(self.layer(x))
+
+
+@pytest.mark.filterwarnings("ignore:.*cannot be vectorised")
+def test_work_of_a_model_that_cannot_be_batched_is_measured_by_its_time(cache, monkeypatch):
+    """It may be little by its parameters: each operation takes its time."""
+    monkeypatch.setattr(calibration, "_WORTH", float("inf"))
+    assert worked(model=CannotBeBatched())[0].measurement.seconds == {}
+    monkeypatch.setattr(calibration, "_WORTH_SECONDS", 0.0)
+    engine, _ = worked(model=CannotBeBatched())
+    assert {choice.path for choice in engine.measurement.seconds} == {"recorded steps"}
 
 
 def test_the_choice_is_kept_with_a_run(cache, ragged, tmp_path, monkeypatch):

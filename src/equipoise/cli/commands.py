@@ -200,7 +200,9 @@ def run(
 def compare(
     config: Annotated[Path, Argument(metavar="STUDY.toml", help="Methods × seeds, e.g. examples/study.toml.")],
     settings: Settings = None,
-    workers: Workers = 1,
+    workers: Annotated[
+        int | None, Option(min=1, help="How many runs at once, one torch thread each. Default: one per core; 1 on a GPU.")
+    ] = None,
     out: Annotated[Path | None, Option(help="The folder for all runs. Default: runs/<study>.")] = None,
     ray: RayAddress = None,
     trust: Trust = False,

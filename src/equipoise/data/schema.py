@@ -344,7 +344,7 @@ class Schema:
         return inputs
 
     def inputs_of(self, frame: Any, source: str = "table", first: int = 0) -> tuple[Any, dict[str, set[str]]]:
-        """The inputs of a table, as by `transform` without a notice, and by column the categories that training did not have."""
+        """The inputs of a table, as by `transform` without notices, and by column the categories that training did not have."""
         table = arrow_table(frame, source)
         known, used = set(table.column_names), [rule.name for rule in self.columns if rule.becomes != "left out"]
         read = {name: self._column(table, known, name, source, first) for name in used}

@@ -64,16 +64,28 @@ class ScheduledRun:
         return (time.monotonic() - self.start_time) / done * (self.run.config.train.rounds - self.rounds_done())
 
 
+def usual_workers(runs: Sequence[PlannedRun]) -> int:
+    """How many runs to make at once: one per core, but one alone where a run is on a GPU, whose memory all would share."""
+    on_cpu = all((run.config.train.device or "cpu").startswith("cpu") for run in runs)
+    if not on_cpu:
+        return 1
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on Linux
+        return os.cpu_count() or 1
+
+
 def run_all(
-    runs: Sequence[PlannedRun], *, workers: int, console: Console, options: Sequence[str] = (), ray: str | None = None
+    runs: Sequence[PlannedRun], *, workers: int | None, console: Console, options: Sequence[str] = (), ray: str | None = None
 ) -> list[ScheduledRun]:
     """Make the runs that are not finished, `workers` at a time; returns all with their status. `options` are the worker's.
 
+    With None as number of workers it is that of `usual_workers`.
     With `ray`, the address of a Ray cluster, each run is a task there, and there are as many at a time as the cluster has CPUs.
     """
     jobs = [ScheduledRun(run, "there already" if run.folder.finished else "waiting", options=tuple(options)) for run in runs]
     tasks = None if ray is None or not runs else study_tasks(ray, runs[0].folder.path.parent)
-    workers = workers if tasks is None else tasks.room
+    workers = tasks.room if tasks is not None else usual_workers(runs) if workers is None else workers
     try:
         if console.is_terminal:
             with Live(console=console, refresh_per_second=4, get_renderable=lambda: live_table(jobs)):

@@ -207,7 +207,7 @@ def _measured(task: CalibrationTask) -> SpeedMeasurement:
 def _first_path(task: CalibrationTask) -> LocalPath | None:
     """The path that comes first, if it is for models of any kind; else None."""
     first = task.worker.candidates(task.rule, None)[0]
-    return first if isinstance(first, BatchedAutograd | OneByOne) else None
+    return first if isinstance(first, BatchedAutograd | RecordedSteps | OneByOne) else None
 
 
 def _one_client_path(task: CalibrationTask) -> str:
