@@ -8,6 +8,7 @@ import inspect
 import time
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -167,3 +168,53 @@ def test_node_configurations_are_read_as_flower_reads_them():
 def test_lists_of_runs_are_read():
     text = 'Loading…\n{"success": true, "runs": [{"run-id": "5", "status": "finished:completed"}]}'
     assert flower_internals.read_runs(text) == [{"run-id": "5", "status": "finished:completed"}]
+
+
+def test_a_reply_whose_parts_never_come_holds_nobody_up():
+    """A node was killed between announcing its reply and sending it; another's reply is behind it in the same answer."""
+    from flwr.common.constant import ErrorCode
+    from flwr.proto.message_pb2 import Message as MessageProto
+    from flwr.proto.message_pb2 import Metadata, ObjectTree, PullObjectResponse
+    from flwr.proto.runtime_pb2 import PullAppMessagesResponse
+    from flwr.supercore.constant import PULL_MAX_TIME
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+    from flwr.superlink.grid import http_grid
+
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 7, 1, 1
+    whole = Message(RecordDict(), 5, "query.hello")
+    whole.metadata.__dict__.update(_message_id="", _src_node_id=5, _dst_node_id=1, _reply_to_message_id="second")
+    parts = {each: value.deflate() for each, value in get_all_nested_objects(whole).items()}
+    tree = ObjectTree(object_id=whole.object_id, children=[ObjectTree(object_id=i) for i in parts if i != whole.object_id])
+    confirmed = []
+
+    class Client:
+        def PullMessages(self, request):  # noqa: N802
+            cut = MessageProto(metadata=Metadata(message_id="cut", reply_to_message_id="first"))
+            good = MessageProto(metadata=Metadata(message_id=whole.object_id, reply_to_message_id="second"))
+            trees = [ObjectTree(object_id="cut"), tree]
+            return PullAppMessagesResponse(messages_list=[cut, good], message_object_trees=trees)
+
+        def PullObject(self, request):  # noqa: N802
+            there = request.object_id in parts
+            return PullObjectResponse(
+                object_found=True, object_available=there, object_content=parts.get(request.object_id, b"")
+            )
+
+        def ConfirmMessageReceived(self, request):  # noqa: N802
+            confirmed.append(request.message_object_id)
+
+    class Grid(http_grid.HttpGrid):
+        def __init__(self):
+            self._run, self.node = SimpleNamespace(run_id=7), http_grid.Node(node_id=1)
+
+        _runtime_client = Client()
+
+    usual, began = http_grid.pull_objects, time.monotonic()
+    cut, good = flower_internals.pull_replies(Grid(), ["first", "second"], 0.3)
+    assert time.monotonic() - began < 10 < PULL_MAX_TIME
+    assert cut.error.code == ErrorCode.MESSAGE_UNAVAILABLE
+    assert cut.error.code in flower_internals.TOO_LATE
+    assert cut.metadata.reply_to_message_id == "first"
+    assert good.metadata.message_type == "query.hello"
+    assert confirmed == [whole.object_id]
+    assert http_grid.pull_objects is usual

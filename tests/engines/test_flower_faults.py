@@ -15,7 +15,7 @@ from equipoise.core.task import Task
 from equipoise.data.clients import FederatedData
 from equipoise.engines import Loop
 from equipoise.engines.flower import server_app
-from equipoise.engines.flower.transport import messages
+from equipoise.engines.flower.transport import messages, messenger
 from equipoise.engines.flower.transport.messenger import TooFewClients
 from equipoise.errors import EquipoiseNotice
 from equipoise.experiment.folder import RunFolder
@@ -492,3 +492,17 @@ def test_under_central_privacy_no_update_is_judged_by_the_others():
     found = run(grid, eq.Algorithm(privacy=privacy, sampler=eq.sampling.Uniform()), rounds=1)
     assert not found.history.rounds[0].missing
     assert 0.02 < float(found.params.norm()) <= 0.1 + 1e-6  # clipped with the others
+
+
+def test_parts_of_a_reply_are_waited_for_no_longer_than_the_reply(monkeypatch):
+    """A node that ends while it sends its answer is a silent one: the others' answers are still read in time."""
+    asked, original = [], messenger.pull_replies
+
+    def watched(grid, message_ids, seconds):
+        asked.append(seconds)
+        return original(grid, message_ids, seconds)
+
+    monkeypatch.setattr(messenger, "pull_replies", watched)
+    run(federation(some_data(), softmax), timeout=30.0, rounds=1)
+    assert len(asked) > 2
+    assert all(0 <= seconds <= 0.9 * 30.0 for seconds in asked)

@@ -23,6 +23,7 @@ from flwr.clientapp import ClientApp
 from flwr.common.config import parse_config_args
 from flwr.common.constant import ErrorCode, SubStatus
 from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_shared_key
+from flwr.serverapp import Grid
 from flwr.supercore.primitives.asymmetric import generate_key_pairs
 
 PRELOADED = ("flwr.supernode.cli.flower_supernode", "flwr.supernode.runtime.run_clientapp")
@@ -42,6 +43,7 @@ IN_WORDS = {  # other codes of Flower, and what an app's error says that names n
 }
 DEADLINE = "DeadlinePassed"  # what an app answers that took too long
 TRY_AGAIN = 75  # exit code of a SuperNode that could not connect, or has lost its connection: EX_TEMPFAIL
+LONGEST_LOOK = 1.0  # seconds between two looks for a part of a reply
 LATEST_MARGIN = 2.0  # seconds before a message's end at which its app gives up, so that the answer still arrives
 
 
@@ -63,6 +65,29 @@ def new_private_key() -> ec.EllipticCurvePrivateKey:
 def agree_on_key(private: ec.EllipticCurvePrivateKey, public: ec.EllipticCurvePublicKey) -> bytes:
     """The key that two parties agree on by Diffie–Hellman, each with its private and the other's public key."""
     return generate_shared_key(private, public)
+
+
+def pull_replies(grid: Grid, message_ids: Sequence[str], seconds: float) -> list[Message]:
+    """The replies that are there. One whose parts do not all come within so many seconds is an error in its place.
+
+    A node announces its reply and then sends the parts. If it ends in between, Flower's server waits for them, and for nothing
+    else, until the SuperLink gives the reply up after three minutes, however short the time for an answer is.
+    """
+    from flwr.superlink.grid import http_grid
+
+    names = vars(http_grid)
+    usual, end = names["pull_objects"], time.monotonic() + seconds
+
+    def pull_parts(object_ids: list[str], pull_object_fn: Callable[[str], bytes]) -> dict[str, bytes]:
+        left = max(0.0, end - time.monotonic())
+        found: dict[str, bytes] = usual(object_ids, pull_object_fn, max_time=left, backoff_cap=LONGEST_LOOK)
+        return found
+
+    names["pull_objects"] = pull_parts
+    try:
+        return list(grid.pull_messages(message_ids))
+    finally:
+        names["pull_objects"] = usual
 
 
 # ------------------------------------------------------------------------------------------------------------- three processes

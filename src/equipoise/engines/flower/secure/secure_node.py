@@ -108,8 +108,8 @@ def set_cost(session: NodeSession, name: str, terms: SumTerms) -> None:
 def begin_release(session: NodeSession, name: str, terms: SumTerms) -> None:
     """Write into the node's own ledger what it is about to reveal; what it has revealed before is refused."""
     noise = float(session.context.state.config_records[COSTS][name])  # type: ignore[arg-type]
-    budget = {"epsilon": session.policy.epsilon, "delta": session.policy.delta}
-    session.ledger.begin(terms.run, terms.round, terms.purpose, noise if noise >= 0 else None, **budget)
+    policy, multiplier = session.policy, noise if noise >= 0 else None
+    session.ledger.begin(terms.run, terms.round, terms.purpose, multiplier, epsilon=policy.epsilon, delta=policy.delta)
 
 
 def hash_request(request: MessageContent) -> bytes:

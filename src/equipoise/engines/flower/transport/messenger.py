@@ -14,7 +14,7 @@ from flwr.app import Error, Message
 from flwr.serverapp import Grid
 from torch import Tensor
 
-from equipoise.engines.flower.flower_internals import DEADLINE, IN_WORDS, OF_THE_APP, TOO_LATE
+from equipoise.engines.flower.flower_internals import DEADLINE, IN_WORDS, OF_THE_APP, TOO_LATE, pull_replies
 from equipoise.engines.flower.transport import messages
 from equipoise.engines.flower.transport.messages import BadMessage, MessageContent, shorten
 from equipoise.errors import EquipoiseError
@@ -24,6 +24,8 @@ T = TypeVar("T")
 Reading: TypeAlias = Callable[[MessageContent], T]  # raises BadMessage for an answer that is not what was asked for
 _POLL = (0.02, 1.0)  # seconds between looks for replies: at first, and at last
 _LOOK_AROUND = 3.0  # seconds between looks at who is connected
+_PARTS = 5.0  # seconds that the parts of an announced reply may take, where nobody waits for the reply itself
+_FOR_OTHERS = 0.1  # of the time for answers, left for the others when the parts of one have not come
 LONGEST_REST = 64  # timeouts that a silent client rests at most
 LONGEST_TYPE = 80  # characters of the name of an error's type
 
@@ -240,9 +242,12 @@ class Messenger:
                 self.rest(name)
         return answers
 
-    def pull(self, waiting: dict[str, SentMessage]) -> list[tuple[SentMessage, Message]]:
-        """The replies that are there now, with the requests that they answer, which no longer wait."""
-        replies = self.grid.pull_messages(list(waiting)) if waiting else ()
+    def pull(self, waiting: dict[str, SentMessage], seconds: float = _PARTS) -> list[tuple[SentMessage, Message]]:
+        """The replies that are there now, with the requests that they answer, which no longer wait.
+
+        A node may end while it sends a reply: the parts that are missing are waited for no longer than so many seconds.
+        """
+        replies = pull_replies(self.grid, list(waiting), seconds) if waiting else ()
         found = [(waiting.pop(reply.metadata.reply_to_message_id, None), reply) for reply in replies]
         return [(sent, reply) for sent, reply in found if sent is not None]
 
@@ -250,7 +255,7 @@ class Messenger:
         """Requests and their replies as they come, until all are there or the time is over; the others stay waiting."""
         end, pause, looked = time.monotonic() + self.timeout, _POLL[0], time.monotonic()
         while waiting:
-            yield from self.pull(waiting)
+            yield from self.pull(waiting, (1 - _FOR_OTHERS) * max(0.0, end - time.monotonic()))
             now = time.monotonic()
             if not waiting or now >= end:
                 return
