@@ -68,7 +68,8 @@ def look_again_soon() -> None:
     from flwr.supercore.inflatable import inflatable_utils
 
     for function in (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree):
-        function.__kwdefaults__.update(initial_backoff=FIRST_LOOK, backoff_cap=LAST_LOOK, max_tries_per_object=None)
+        sooner = {"initial_backoff": FIRST_LOOK, "backoff_cap": LAST_LOOK, "max_tries_per_object": None}
+        function.__kwdefaults__ = {**(function.__kwdefaults__ or {}), **sooner}
 
 
 # ------------------------------------------------------------------------------------------------------------- three processes
@@ -110,7 +111,7 @@ def run_supernode(arguments: Sequence[str], parent: int, pauses: Any, tell_node:
         pauses.has_work()
         return create(state, *given, **named)
 
-    InMemoryNodeState.create_task = create_task  # type: ignore[method-assign]
+    InMemoryNodeState.create_task = create_task  # type: ignore[method-assign, assignment]
     InMemoryNodeState.set_node_id = set_node_id  # type: ignore[method-assign, assignment]
     look_again_soon()
     refuse_stale_replies(InMemoryNodeState)
