@@ -101,13 +101,15 @@ def test_loops_of_flower_sleep_by_the_module_time():
 
 def test_parts_of_a_message_are_looked_for_again_soon(monkeypatch):
     """Flower waits for a second, then for two and four: three parts that come a moment later cost nothing here."""
+    from flwr.supercore.constant import PULL_INITIAL_BACKOFF
     from flwr.supercore.inflatable import inflatable_utils
     from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
 
     functions = (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree)
+    assert PULL_INITIAL_BACKOFF == 1
     for function in functions:
-        monkeypatch.setattr(function, "__kwdefaults__", dict(function.__kwdefaults__))
-        assert function.__kwdefaults__["initial_backoff"] == 1
+        assert {"initial_backoff", "backoff_cap", "max_tries_per_object"} <= set(function.__kwdefaults__)
+        monkeypatch.setattr(function, "__kwdefaults__", {**function.__kwdefaults__, "initial_backoff": PULL_INITIAL_BACKOFF})
     flower_internals.look_again_soon()
     asked = []
 
