@@ -100,6 +100,41 @@ def test_loops_of_flower_sleep_by_the_module_time():
     assert vars(run_superexec)["_DEFAULT_TASK_POLL_INTERVAL_SECONDS"] == 1.0
 
 
+def test_parts_of_a_message_are_looked_for_again_soon(monkeypatch):
+    """Flower waits for a second, then for two and four: three parts that come a moment later cost nothing here."""
+    from flwr.supercore.constant import PULL_INITIAL_BACKOFF
+    from flwr.supercore.inflatable import inflatable_utils
+    from flwr.supercore.inflatable.inflatable_utils import ObjectUnavailableError
+
+    functions = (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree)
+    assert PULL_INITIAL_BACKOFF == 1
+    for function in functions:
+        assert {"initial_backoff", "backoff_cap", "max_tries_per_object"} <= set(function.__kwdefaults__)
+        monkeypatch.setattr(function, "__kwdefaults__", {**function.__kwdefaults__, "initial_backoff": PULL_INITIAL_BACKOFF})
+    flower_internals.look_again_soon()
+    asked = []
+
+    def pull(name):
+        asked.append(name)
+        if asked.count(name) < 4:
+            raise ObjectUnavailableError(name)
+        return name.encode()
+
+    began = time.monotonic()
+    assert inflatable_utils.pull_objects(["a", "b", "c"], pull) == {"a": b"a", "b": b"b", "c": b"c"}
+    assert time.monotonic() - began < 6  # 2 · (1 + 2 + 4) s before; 0.7 s now
+    assert functions[1].__kwdefaults__["initial_backoff"] == flower_internals.FIRST_LOOK
+
+
+def test_a_supernode_makes_its_tasks_by_a_method_that_is_watched():
+    from flwr.supernode import start_client_internal
+    from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
+
+    code = inspect.getsource(start_client_internal._pull_and_store_message)
+    assert code.index("state.create_task(") < code.index("pull_objects(")
+    assert callable(InMemoryNodeState.create_task)
+
+
 def test_the_handlers_that_were_there_are_put_back_after_the_first_signal():
     """Which is why a SuperNode ignores signals before Flower takes them: a second one must not cut its farewell short."""
     from flwr.supercore.exit import signal_handler

@@ -2,10 +2,14 @@
 
 import fcntl
 import json
+import os
 import re
+import select
 import shutil
 import tempfile
+import time
 import tomllib
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -169,6 +173,31 @@ def test_pauses_are_short_after_work_and_long_when_nothing_comes(monkeypatch):
     pauses.sleep(0.5)  # Flower waits for an app's answer: there was a message
     pauses.sleep(3.0)
     assert slept[-2:] == [0.05, 0.2]
+
+
+def test_a_loop_that_has_work_ends_the_pause_of_the_other():
+    """The SuperNode tells the SuperExec when a message is there as a whole, which is in its next pause."""
+    reading, writing = os.pipe()
+    for end in (reading, writing):
+        os.set_blocking(end, False)
+    node, other = warm_node.Pauses(0.2, 3.0, tells=writing), warm_node.Pauses(30.0, 30.0, told=reading)
+    node.sleep(0.01)
+    assert not select.select([reading], [], [], 0)[0]  # nothing was there
+    node.has_work()
+    assert not select.select([reading], [], [], 0)[0]  # not yet as a whole
+    node.sleep(0.01)
+    node.sleep(0.01)
+    began = time.monotonic()
+    other.sleep(30.0)
+    assert time.monotonic() - began < 10
+    assert not select.select([reading], [], [], 0)[0]  # it is told once
+    for _ in range(70_000):  # nobody listens
+        node.has_work()
+        with suppress(BlockingIOError):
+            os.write(writing, b".")
+    node.sleep(0.01)
+    for end in (reading, writing):
+        os.close(end)
 
 
 # ------------------------------------------------------------------------------------------------------------- real processes

@@ -302,7 +302,7 @@ def the_superlink_is_restarted(it: Operation, seconds: float) -> None:
 
 def the_run_ends(it: Operation) -> None:
     it.operate("equipoise flower stop runs/federation")
-    assert it.server.await_end("run", 90) != 0
+    assert it.server.await_end("run", 90) == 1
     it.operate("equipoise flower status runs/federation", expected=3)
     rounds = len(it.rounds()) + 2
     it.operate(f"equipoise flower extend runs/federation --rounds {rounds}")

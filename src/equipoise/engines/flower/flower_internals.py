@@ -43,7 +43,7 @@ IN_WORDS = {  # other codes of Flower, and what an app's error says that names n
 }
 DEADLINE = "DeadlinePassed"  # what an app answers that took too long
 TRY_AGAIN = 75  # exit code of a SuperNode that could not connect, or has lost its connection: EX_TEMPFAIL
-LONGEST_LOOK = 1.0  # seconds between two looks for a part of a reply
+FIRST_LOOK, LAST_LOOK = 0.05, 1.0  # seconds between looks for a part of a message that is on its way
 LATEST_MARGIN = 2.0  # seconds before a message's end at which its app gives up, so that the answer still arrives
 
 
@@ -80,7 +80,7 @@ def pull_replies(grid: Grid, message_ids: Sequence[str], seconds: float) -> list
 
     def pull_parts(object_ids: list[str], pull_object_fn: Callable[[str], bytes]) -> dict[str, bytes]:
         left = max(0.0, end - time.monotonic())
-        found: dict[str, bytes] = usual(object_ids, pull_object_fn, max_time=left, backoff_cap=LONGEST_LOOK)
+        found: dict[str, bytes] = usual(object_ids, pull_object_fn, max_time=left, backoff_cap=LAST_LOOK)
         return found
 
     names["pull_objects"] = pull_parts
@@ -88,6 +88,19 @@ def pull_replies(grid: Grid, message_ids: Sequence[str], seconds: float) -> list
         return list(grid.pull_messages(message_ids))
     finally:
         names["pull_objects"] = usual
+
+
+def look_again_soon() -> None:
+    """Have this process look again soon for parts of a message that are on their way.
+
+    Flower announces a message before its parts are there. Who asks for a part too early waits for a second, then for two, for
+    four, and so on, where most parts come within a tenth of one. How long it waits in all stays as it is.
+    """
+    from flwr.supercore.inflatable import inflatable_utils
+
+    for function in (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree):
+        sooner = {"initial_backoff": FIRST_LOOK, "backoff_cap": LAST_LOOK, "max_tries_per_object": None}
+        function.__kwdefaults__ = {**(function.__kwdefaults__ or {}), **sooner}
 
 
 # ------------------------------------------------------------------------------------------------------------- three processes
@@ -123,7 +136,15 @@ def run_supernode(arguments: Sequence[str], parent: int, pauses: Any, tell_node:
         threading.__excepthook__(failure)  # a heartbeat that the SuperLink does not recognise, say
         os._exit(TRY_AGAIN)
 
+    create = InMemoryNodeState.create_task
+
+    def create_task(state: InMemoryNodeState, *given: Any, **named: Any) -> int | None:
+        pauses.has_work()
+        return create(state, *given, **named)
+
+    InMemoryNodeState.create_task = create_task  # type: ignore[method-assign, assignment]
     InMemoryNodeState.set_node_id = set_node_id  # type: ignore[method-assign, assignment]
+    look_again_soon()
     refuse_stale_replies(InMemoryNodeState)
     vars(fleet_http_connection)["flwr_exit"] = leave_for_another_try
     threading.excepthook = end_with_a_failed_thread
@@ -252,6 +273,7 @@ def run_client_app(
     from flwr.supernode.runtime import run_clientapp
 
     names = vars(run_clientapp)
+    look_again_soon()
     replace_loading(names, owner)
     pull, push = names["pull_task_input"], names["push_message"]
     over = threading.Lock()  # held by whoever answers: the app, or the watch

@@ -95,6 +95,7 @@ def server_app(
     from flwr.serverapp import ServerApp
 
     from equipoise.engines.flower.apps.federated_run import run_plan
+    from equipoise.engines.flower.flower_internals import look_again_soon
 
     plan = ServerPlan(
         algorithm, model, rounds, clients_per_round, clients, seed, str(folder) if folder is not None else None, loss, error,
@@ -105,6 +106,7 @@ def server_app(
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        look_again_soon()
         run_plan(plan.configured(context.run_config), grid)
 
     return app

@@ -22,6 +22,7 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,13 +82,14 @@ class WarmNode:
         self.codes: dict[str, int] = {}  # exit codes of those that have ended
         self.told = 0  # how often this process was told to end
         self._waking, self._wake = os.pipe()
+        self._work, self._has_work = os.pipe()  # by which the SuperNode tells the SuperExec that a message is there
         self._parent = os.getpid()
 
     def run(self) -> int:
         """Until told to end, or until something fails that no further try mends; the exit code."""
         from equipoise.engines.flower.flower_internals import TRY_AGAIN
 
-        for end in (self._waking, self._wake):
+        for end in (self._waking, self._wake, self._work, self._has_work):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -183,7 +185,7 @@ class WarmNode:
 
         os.close(self.reading)
         address = [*self.address.others, "--host", self.address.host, "--port", str(self.address.port)]
-        pauses = Pauses(0.2, 3.0)  # each look costs the SuperLink some milliseconds
+        pauses = Pauses(0.2, 3.0, tells=self._has_work)  # each look costs the SuperLink some milliseconds
         run_supernode([*address, "--isolation", "process"], self._parent, pauses, lambda node: self._tell({"node": node}))
 
     def _superexec(self) -> None:
@@ -191,7 +193,7 @@ class WarmNode:
 
         os.close(self.reading)
         arguments = ["--insecure", "--runtime-api-address", f"{self.address.host}:{self.address.port}"]
-        run_superexec(arguments, self._parent, Pauses(0.05, 1.0), self._tell)
+        run_superexec(arguments, self._parent, Pauses(1.0, 1.0, told=self._work), self._tell)
 
     def _forks(self) -> None:
         from equipoise.engines.flower.apps.app_forks import AppForks
@@ -248,21 +250,36 @@ class Pauses:
     """Stands for the module `time` in a loop of Flower's that looks for work every `longest` seconds.
 
     The first pause after work is the `shortest`, and each is half as long again as the one before, up to `longest`. A shorter
-    pause than `longest` that the loop asks for is one within its work.
+    pause than `longest` that the loop asks for is one within its work. `tells` and `told` are the ends of a pipe: the loop that
+    has got work for the other one tells it when all of it is there, and ends its pause.
     """
 
-    def __init__(self, shortest: float, longest: float) -> None:
+    def __init__(self, shortest: float, longest: float, *, tells: int | None = None, told: int | None = None) -> None:
         self.shortest, self.longest, self.next = shortest, longest, shortest
+        self._tells, self._told, self._news = tells, told, False
 
     def worked(self) -> None:
         """There was work: the next pause is the shortest."""
         self.next = self.shortest
 
+    def has_work(self) -> None:
+        """There is work for the other loop, of which it is told in this one's next pause."""
+        self._news = True
+
     def sleep(self, seconds: float) -> None:
         """Pause, for less than the loop asks for."""
+        if self._news and self._tells is not None:
+            self._news = False
+            with suppress(BlockingIOError):  # it has been told so often that once more is no news
+                os.write(self._tells, b".")
         if seconds < self.longest:
             self.worked()
             time.sleep(min(seconds, 0.05))
             return
-        time.sleep(self.next)
+        if self._told is None:
+            time.sleep(self.next)
+        elif select.select([self._told], [], [], self.next)[0]:
+            os.read(self._told, 512)
+            self.worked()
+            return
         self.next = min(1.5 * self.next, self.longest)
