@@ -2,6 +2,7 @@
 
     python benchmarks/kill_federation.py [--moments 45] [--seed 0]
     python benchmarks/kill_federation.py --processes 5         # SIGKILL to real processes, about a minute each
+    python benchmarks/kill_federation.py --processes 5 --evaluating    # the same, during the evaluation after the last round
 
 Each try is a run of Δ-FL under distributed differential privacy over real client apps in memory (tests/engines/fake_grid.py).
 The server ends at a random one of its calls to Flower, at most two nodes start anew at others, with or without Flower's state
@@ -40,11 +41,12 @@ def main() -> None:
     asked.add_argument("--moments", type=int, default=45)
     asked.add_argument("--seed", type=int, default=0)
     asked.add_argument("--processes", type=int, default=0, help="so many kills of real processes, in place of those in memory")
+    asked.add_argument("--evaluating", action="store_true", help="kill processes during the evaluation after the last round")
     options = asked.parse_args()
     logging.disable(logging.CRITICAL)
     warnings.simplefilter("ignore")
     if options.processes:
-        kill_processes(options.processes, np.random.default_rng(options.seed))
+        kill_processes(options.processes, np.random.default_rng(options.seed), evaluating=options.evaluating)
         return
     generator, lost = np.random.default_rng(options.seed), Counter[int]()
     for number in range(options.moments):
@@ -62,16 +64,17 @@ def main() -> None:
     print(f"{options.moments} kills, every ledger true, nothing revealed twice; sums begun and lost, by run: {dict(lost)}")
 
 
-def kill_processes(count: int, generator: np.random.Generator) -> None:
+def kill_processes(count: int, generator: np.random.Generator, *, evaluating: bool = False) -> None:
     """Kills of the server's and of nodes' processes, by turns."""
     for number in range(count):
-        moment = int(generator.integers(10, 140))  # of about 150 messages that nodes get and send
+        # of about 150 messages that nodes get and send in rounds, or of 32 in the evaluation
+        moment = int(generator.integers(1, 30) if evaluating else generator.integers(10, 140))
         victim = "server" if number % 2 == 0 else f"node-{generator.integers(4)}"
         with tempfile.TemporaryDirectory() as folder:
-            run = kill_real(Path(folder), moment, victim)
+            run = kill_real(Path(folder), moment, victim, evaluating=evaluating)
             ledger, shown = server_epsilon(run.entries, DELTA), run.epsilon_of_messages()
             out = len(run.released())
-        about = f"{victim} killed after {moment} messages, {out} sums could be unmasked"
+        about = f"{victim} killed after {moment} messages{' of the evaluation' * evaluating}, {out} sums could be unmasked"
         print(f"{number + 1:3}: {about}; ε of ledger {ledger:.3f}, of messages {shown:.3f}", flush=True)
     print(f"{count} kills of processes, every ledger true, nothing revealed twice")
 

@@ -4,7 +4,7 @@
 
 Real processes with TLS and authenticated nodes on 127.0.0.1, from the generated kits: a SuperLink, `equipoise flower node` per
 kit, and `equipoise flower run`. A round has two questions (Δ-FL: losses, then updates). Memory is the proportional set size of
-a node's processes together, the largest of looks every three seconds. In the last rounds one node is killed and the app of
+a node's processes together, the largest of looks every three seconds. In the last four rounds one node is killed and the app of
 another one hangs. All ends with the script.
 """
 
@@ -59,6 +59,15 @@ def proportional_megabytes(pid: int) -> float:
             for line in Path(f"/proc/{each}/smaps_rollup").read_text().splitlines():
                 total += int(line.split()[1]) / 1024 if line.startswith("Pss:") else 0.0
     return total
+
+
+def processor_seconds(pid: int) -> float:
+    """What a process and all that it has started have computed so far, those included that have ended."""
+    ticks = 0
+    for each in family(pid):
+        with suppress(OSError):
+            ticks += sum(map(int, Path(f"/proc/{each}/stat").read_text().rsplit(")", 1)[1].split()[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 class Federation:
@@ -133,6 +142,12 @@ class Federation:
                 raise SystemExit(f"{len(self.rounds())} rounds of {count}\n{self.log('run')[-3000:]}")
             time.sleep(0.5)
 
+    def computed(self) -> tuple[float, float]:
+        """Processor seconds so far: of the SuperLink with the run, and of all nodes."""
+        return processor_seconds(self.running["superlink"].pid), sum(
+            processor_seconds(self.running[name].pid) for name in self.names
+        )
+
     def look_at_memory(self, count: int, seconds: float) -> None:
         """Note the most memory of nodes and SuperLink until there are so many rounds."""
         end = time.monotonic() + seconds
@@ -183,10 +198,13 @@ def measure(it: Federation, rounds: int, timeout: float) -> None:
     it.start("run", "equipoise", "flower", "run", "--run-config", f"{config} rounds={rounds + 6}")
     it.await_rounds(1, 600)
     print(f"first round after {time.monotonic() - began:.0f} s", flush=True)
+    before = it.computed()
     it.await_rounds(rounds, 60.0 * rounds)
+    link, nodes = ((now - then) / (rounds - 1) for now, then in zip(it.computed(), before, strict=True))
     taken = [entry["seconds"] for entry in it.rounds()[:rounds]]
     print(
-        f"rounds of two questions: median {statistics.median(taken):.1f} s ({', '.join(f'{each:.1f}' for each in taken)})",
+        f"rounds of two questions: median {statistics.median(taken):.1f} s ({', '.join(f'{each:.1f}' for each in taken)}); "
+        f"processor seconds of a round: {link:.1f} of SuperLink and run, {nodes:.1f} of all nodes",
         flush=True,
     )
     it.look_at_memory(rounds + 2, 120.0)  # rounds of its own, as looking takes time

@@ -13,7 +13,8 @@ imports, the data and the device itself are not in it. The first of each is drop
 
 Both versions work in the same chunks by the same path. On a CPU that is what measuring before the first round finds there, and
 both are told; on a GPU nothing is chosen. Workloads are those of benchmarks/workloads.py, each version's own. It is checked
-that they are the same work, and that losses are the same after every block, bit for bit. On a CPU that others use as well, the
+that they are the same work, and that losses are the same after every block, bit for bit (of private cases they are not
+compared: versions may key their noise differently). On a CPU that others use as well, the
 time that processors spent on a round says more than the time that passed. Needs torch and NumPy alone.
 """
 
@@ -57,10 +58,13 @@ class Case:
     chunk_size: int = 0
     workers: int = 0
     threads: int | None = None  # of torch; None: as many as asked for
+    private: bool = False  # distributed noise, and for Δ-FL a private quantile
 
     def made(self, workloads: Any, device: str) -> Any:
         """The workload itself."""
         on_gpu = device != "cpu"
+        if self.workload == "label shift":
+            return LabelShift(self.clients_per_round)
         if self.workload == "tiny":  # little more than what a round takes beside its arithmetic
             return workloads.scaling_workload(clients_per_round=self.clients_per_round, clients=100, examples=20, features=20)
         if self.workload in workloads.WORKLOADS and not on_gpu:
@@ -74,11 +78,38 @@ class Case:
             return Pinned(self.path, self.chunk_size, self.workers, {"device": device, **given})
         return importlib.import_module("equipoise").engines.Simulator(device=device, **given)
 
+    def algorithm(self, eq: Any, rate: float, batch_size: int) -> Any:
+        """What trains: FedAvg or Δ-FL, private or not."""
+        solver = eq.solvers.SGD(lr=rate, batch_size=batch_size)
+        if not self.private:
+            risk = eq.risk.Mean() if self.tail is None else eq.risk.Superquantile(self.tail)
+            return eq.Algorithm(risk=risk, solver=solver)
+        options = {"noise": "distributed", "noise_multiplier": 1.0, "method": "rdp"}
+        quantile = eq.privacy.PrivateQuantile(bound=16.0, bins=32)
+        risk = eq.risk.Mean() if self.tail is None else eq.risk.Superquantile(self.tail, quantile=quantile)
+        privacy = eq.privacy.DifferentialPrivacy(None, 1e-3, 1.0, **options)
+        return eq.Algorithm(risk=risk, solver=solver, privacy=privacy)
+
     @property
     def words(self) -> str:
         if self.path is None:
             return "nothing is chosen"
         return f"pinned: {self.path}, chunks of {self.chunk_size}, {self.workers} threads or workers"
+
+
+@dataclass(frozen=True)
+class LabelShift:
+    """The data of benchmarks/private_tail.py, as a workload."""
+
+    clients_per_round: int
+    title: str = "label shift, softmax regression"
+    batch_size: int = 10
+
+    def data(self) -> Any:
+        return importlib.import_module("equipoise").data.label_shift(seed=0)
+
+    def model(self) -> Any:
+        return importlib.import_module("equipoise").models.Softmax(20, 10)
 
 
 # What measuring before the first round finds on a CPU of two cores, for both versions.
@@ -92,6 +123,11 @@ CASES: dict[str, dict[str, Case]] = {
         "tiny, 10 clients": Case("tiny", 10, path="span", chunk_size=10, workers=1, threads=1),
         "tiny, 10 clients, tail 0.5": Case("tiny", 10, tail=0.5, path="compiled", chunk_size=10, workers=1, threads=1),
         "ConvNet, 10 clients": Case("convnet", 10, path="convnet", chunk_size=5, workers=2),
+        "label shift, distributed noise": Case("label shift", 100, path="compiled", chunk_size=108, workers=1, private=True),
+        "label shift, distributed noise, tail 0.5": Case(
+            "label shift", 100, tail=0.5, path="compiled", chunk_size=108, workers=1, private=True
+        ),
+        "linear, distributed noise": Case("linear", 100, private=True, **COMPILED),
     },
     "cuda": {
         "linear, 100 clients": Case("linear", 100),
@@ -136,11 +172,11 @@ def work(checkout: Path, device: str, name: str, threads: int) -> None:
     case = CASES[device][name]
     workload = case.made(workloads, device)
     data, model, rate = workload.data(), workload.model(), workloads.LEARNING_RATE
-    risk = eq.risk.Mean() if case.tail is None else eq.risk.Superquantile(case.tail)
-    algorithm = eq.Algorithm(risk=risk, solver=eq.solvers.SGD(lr=rate, batch_size=workload.batch_size))
+    algorithm = case.algorithm(eq, rate, workload.batch_size)
     clients = data.train
     same = f"{workload.title}, {workload.clients_per_round} of {len(clients)} clients, {tuple(clients.x.shape)}, "
-    same += f"sums {int(clients.x.sum())} {int(clients.y.sum())}, {algorithm}"
+    same += f"sums {int(clients.x.sum())} {int(clients.y.sum())}"
+    same += f", {'private' if case.private else algorithm}"
 
     def wait() -> float:
         if device != "cpu":
@@ -175,7 +211,8 @@ def work(checkout: Path, device: str, name: str, threads: int) -> None:
         torch.zeros(1, device=device)  # the device itself is not what is timed
     say(version=eq.__file__, same=same, torch=torch.__version__)
     sys.stdin.readline()
-    options = {"rounds": 10**9, "clients_per_round": workload.clients_per_round, "seed": 0, "progress": False}
+    rounds = 10**5 if case.private else 10**9
+    options = {"rounds": rounds, "clients_per_round": workload.clients_per_round, "seed": 0, "progress": False}
     watching = Blocks()
     eq.train(model, data, algorithm, engine=case.engine(device), observers=[watching], **options)
 
@@ -329,7 +366,8 @@ def take_turns(plan: Plan, name: str, deadline: float) -> dict[str, Any]:
     print(f"  rounds: {in_words(old.seconds, new.seconds)}, {len(old.seconds)} alternations of {rounds} rounds", flush=True)
     if plan.device == "cpu":  # on a GPU the host spends its time on waiting
         print(f"  time of processors: {in_words(old.spent, new.spent)}", flush=True)
-    print(f"  losses after each block are {'the same' if same else 'NOT the same'}, bit for bit", flush=True)
+    if not CASES[plan.device][name].private:  # versions may key their noise differently
+        print(f"  losses after each block are {'the same' if same else 'NOT the same'}, bit for bit", flush=True)
     spent = {"old_processors": old.spent, "new_processors": new.spent}
     return {"rounds_per_block": rounds, "old": old.seconds, "new": new.seconds, "same_losses": same} | spent
 

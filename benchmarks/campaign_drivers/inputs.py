@@ -34,6 +34,7 @@ from equipoise.runs.checkpoint import Checkpoints
 TOGETHER = 12  # inputs per child
 MEMORY = 3 * 2**30  # bytes that a child may take beyond what it begins with
 SECONDS = 60  # of the processor, for one child
+CLOCK = 5 * SECONDS  # others may use the processor as well
 
 
 def read_configuration(place: Path) -> None:
@@ -184,7 +185,7 @@ def try_inputs(chance: random.Random, folder: Path, counts: Counter[str]) -> Non
             (place / name).write_bytes(written)
         places.append((place, changed))
     note = folder / "note"
-    code = in_child(lambda: _read_all(READERS[kind], places, note, folder), limit=SECONDS + 10)
+    code = in_child(lambda: _read_all(READERS[kind], places, note, folder), limit=CLOCK)
     done = note.read_text().splitlines() if note.exists() else []
     counts["inputs"] += sum(line.startswith("begun") for line in done)
     for word in ("read", "refused"):

@@ -156,12 +156,12 @@ class Campaign:
     def epsilon_of_messages(self) -> float:
         """ε for the server, about the client that fares worst, of all noisy sums that could be unmasked."""
         cost: Counter[str] = Counter()
-        for _, asked in self.released():
+        for terms, asked in self.released():
             kinds = {each["kind"] for each in asked.values()}
             if kinds & {*EXACT_SUMS, "scores"}:
                 continue
             (kind,) = kinds
-            z = noise_multiplier_of(kind, next(iter(asked.values())), len(asked))
+            z = noise_multiplier_of(kind, next(iter(asked.values())), len(asked), terms.length)
             for client in asked:
                 cost[client] += z**-2
         worst = max(cost.values(), default=0)

@@ -18,6 +18,7 @@ from equipoise.experiment.run_files import RunFolder
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
 CLIENTS = 4
+OF_EVALUATION = b'"sum.scores '  # in the line of a message
 TASK = f"""
 import torch
 import equipoise as eq
@@ -83,8 +84,10 @@ class RecordedRun(Campaign):
     def messages(self) -> Path:
         return self.folder / "messages.jsonl"
 
-    def count(self) -> int:
-        return self.messages.read_bytes().count(b"\n") if self.messages.exists() else 0
+    def count(self, part: bytes = b"") -> int:
+        """How many messages nodes have noted; those alone that hold some bytes, where they are named."""
+        lines = self.messages.read_bytes().split(b"\n")[:-1] if self.messages.exists() else []
+        return sum(part in line for line in lines)
 
     @property
     def grid(self):  # type: ignore[override]
@@ -110,11 +113,12 @@ class RecordedRun(Campaign):
         return place.config.exists() and place.finished
 
 
-def kill_real(folder: Path, moment: int, victim: str, *, timeout: float = 400) -> RecordedRun:
+def kill_real(folder: Path, moment: int, victim: str, *, evaluating: bool = False, timeout: float = 400) -> RecordedRun:
     """A run whose server ("server") or a node ("node-2") is killed by SIGKILL once its nodes have noted `moment` messages.
 
-    A node is started anew at once. The command of the run is given again until the run has ended. A federation in which nobody
-    gets or sends a message for `timeout` seconds hangs; one that is merely slow, on a busy machine, does not.
+    With `evaluating` these are messages of the evaluation after the last round. A node is started anew at once. The command of
+    the run is given again until the run has ended. A federation in which nobody gets or sends a message for `timeout` seconds
+    hangs; one that is merely slow, on a busy machine, does not.
     """
     run = RecordedRun(folder)
     options = {
@@ -124,7 +128,13 @@ def kill_real(folder: Path, moment: int, victim: str, *, timeout: float = 400) -
     configs = [f'client-id="client-{i}"' for i in range(CLIENTS)]
     with Federation(folder / "logs", configs) as federation:
         federation.submit(run.app, **options)
-        wait_while_messages_come(federation, run, lambda: run.count() >= moment or run.finished, f"{moment} messages", timeout)
+        part = OF_EVALUATION if evaluating else b""
+        wait_while_messages_come(
+            federation, run, lambda: run.count(part) >= moment or run.finished, f"{moment} messages", timeout
+        )
+        if run.finished:
+            run.check()
+            return run
         if victim == "server":
             found = server_processes(federation.running["superlink"].pid)
             assert found, "the server is not there"

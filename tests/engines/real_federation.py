@@ -96,11 +96,13 @@ class Processes:
         assert done.returncode == 0, f"{command} ended with {done.returncode}\n{done.stdout}"
         return done.stdout
 
-    def kill(self, name: str) -> None:
-        """Pull the plug: SIGKILL for the process and all it started."""
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL, *, within: float = 10) -> None:
+        """End a process and all it started by a signal; SIGKILL pulls the plug."""
         self.may_end.add(name)
+        with suppress(ProcessLookupError):
+            os.killpg(self.running[name].pid, number)
+        self.running[name].wait(timeout=within)
         self._kill_group(self.running[name])
-        self.running[name].wait(timeout=10)
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")

@@ -5,6 +5,7 @@ Nothing of this is seen outside: the server and its proxy listen inside a namesp
 
 from __future__ import annotations
 
+import compileall
 import os
 import shutil
 import subprocess
@@ -189,6 +190,7 @@ class Machines:
         for number in (SIGTERM, SIGALRM):  # whoever ends the test, or the time that it has, leaves nothing behind
             self.handlers[number] = signal(number, self._leave)
         alarm(LONGEST)
+        compileall.compile_dir(SOURCE, quiet=2)  # its users cannot, and each of their processes would do it again
         try:
             for machine in self.all:
                 run("ip", "netns", "add", machine.net)

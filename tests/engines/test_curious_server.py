@@ -7,6 +7,7 @@ import logging
 import math
 import random
 import time
+import warnings
 from itertools import combinations
 
 import numpy as np
@@ -112,6 +113,35 @@ def test_the_update_of_a_tail_of_one():
     with nobody, pytest.warns(EquipoiseNotice, match="leaves the model as it is"):  # and neither is it in a simulation
         simulated = eq.train(model, data, algorithm, rounds=1, clients_per_round=8, seed=3, engine="loop")
     assert torch.equal(simulated.params, found.params)
+
+
+def test_one_loss_from_two_evaluations_of_the_same_model(monkeypatch):
+    """A round leaves the model as it is, and a client is away at the second evaluation: the difference would be its loss."""
+    data = FederatedData(make_clients(SIZES, features=4, classes=3), name="eight")
+    model, grid = _trained_a_little(), federation(data, softmax, only_sums=True)
+    sums, original = [], protections.MaskedSums.totals
+
+    def watched(self, purposes, base, begin=None):
+        found = original(self, purposes, base, begin)
+        sums.extend((purpose, *found[purpose]) for purpose in purposes if purpose.startswith("scores"))
+        return found
+
+    def leave(delivery):
+        if delivery.round == 2 and delivery.client == "client-3":
+            grid.offline.add("client-3")
+            return None
+        return delivery.answer()
+
+    monkeypatch.setattr(protections.MaskedSums, "totals", watched)
+    grid.fault = leave
+    algorithm = tail(P.SecureHistogram(bound=2.0, bins=4096), 0.01)  # a tail of one: nobody is trained
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EquipoiseNotice)
+        found, _ = run(algorithm, data, model=lambda: model, rounds=3, grid=grid, evaluate_every=1)
+    assert [purpose for purpose, *_ in sums] == ["scores train"]  # one evaluation of one model
+    assert [len(who) for *_, who in sums] == [8]
+    assert found.clients.client == ("mean of 8 clients",)  # what it gave stands for the later ones
+    assert not bool(found.clients.loss.isnan().any())
 
 
 def _trained_a_little():

@@ -21,12 +21,15 @@ import equipoise as eq
 from equipoise.data.clients import FederatedData
 from equipoise.engines.flower import client_app, flower_internals, server_app
 from equipoise.engines.flower.apps import node_app, owned_app
+from equipoise.engines.flower.apps.node_ledger import BudgetSpent, NodeLedger
 from equipoise.engines.flower.apps.node_policy import NodePolicy, PolicyRefusal, noise_multiplier_of, read_policy
 from equipoise.engines.flower.secure.masking_client import MaskingClient
 from equipoise.engines.flower.secure.masking_server import MaskingServer
 from equipoise.engines.flower.secure.sum_terms import SumTerms
 from equipoise.engines.flower.transport import messages
 from equipoise.errors import ConfigError, EquipoiseNotice
+from equipoise.privacy.private_quantile import client_contributions
+from equipoise.privacy.random_source import SystemSource
 from made_clients import make_clients
 
 logging.getLogger("flwr").setLevel("CRITICAL")
@@ -39,8 +42,8 @@ def softmax():
     return eq.models.Softmax(4, 3)
 
 
-def run(algorithm, policy, *, rounds=1, **options):
-    found, grid = [], federation(DATA, softmax, policy=policy)
+def run(algorithm, policy, *, rounds=1, keep=None, **options):
+    found, grid = [], federation(DATA, softmax, policy=policy, keep=keep)
     options = {"timeout": 30.0, "pause": 1.0, "retries": 0, "seed": 3, "clients_per_round": 4, **options}
     run_app(server_app(algorithm, model=softmax, rounds=rounds, on_result=found.append, **options), grid)
     return found[0], grid
@@ -86,15 +89,45 @@ def test_what_goes_below_the_policy_is_refused_with_the_reason_in_the_nodes_own_
 
 
 def test_the_noise_that_a_policy_counts_is_that_of_the_mechanism():
-    """By hand: four shares of standard deviation 3 on a histogram of 4 bins and scale 2, which a client moves by 2√2."""
-    asked = {"sigma": 3.0, "scale": 2, "bins": 4}
-    assert noise_multiplier_of("histogram", asked, 4) == pytest.approx(2 * 3 / (2 * 2**0.5))
-    assert noise_multiplier_of("private update", {"variance": [9, 4], "norm_bound": 5.0}, 4) == pytest.approx(2 * 1.5 / 5)
-    assert noise_multiplier_of("weight", {"variance": [9, 4], "scale": 3}, 4) == pytest.approx(2 * 1.5 / 3)
+    """By hand: four shares of standard deviation 30 on a histogram of 4 bins and scale 2, which a client moves by 2√2."""
+    asked = {"sigma": 30.0, "scale": 2, "bins": 4}
+    assert noise_multiplier_of("histogram", asked, 4, 6) == pytest.approx(2 * 30 / (2 * 2**0.5))
+    assert noise_multiplier_of("private update", {"variance": [900, 4], "norm_bound": 5.0}, 4, 9) == pytest.approx(2 * 15 / 5)
+    assert noise_multiplier_of("weight", {"variance": [900, 4], "scale": 3}, 4, 1) == pytest.approx(2 * 15 / 3)
     for bad in ({}, {"variance": [1, 0], "norm_bound": 1.0}, {"variance": ["x", 1], "norm_bound": 1.0}):
         with pytest.raises(PolicyRefusal):
-            noise_multiplier_of("private update", bad, 4)
-    assert noise_multiplier_of("private update", {"variance": [9, 4], "norm_bound": -1.0}, 4) == 0
+            noise_multiplier_of("private update", bad, 4, 9)
+    assert noise_multiplier_of("private update", {"variance": [900, 4], "norm_bound": -1.0}, 4, 9) == 0
+
+
+def test_exact_counts_by_noise_that_is_narrower_than_a_step(tmp_path):
+    """64 shares of 1/8 have the variance of one Gaussian, which a client moves by 1; but each is 0, and so is the sum."""
+    asked = {"sigma": 1 / 8, "scale": 1, "bins": 2, "source": "system"}
+    rows = client_contributions(
+        torch.tensor([0.2] * 40 + [0.9] * 24), bound=1.0, bins=2, sigma=1 / 8, scale=1, source=SystemSource()
+    )
+    assert rows.sum(0).tolist() == [40, 24]  # a server that asks for such shares has the counts
+    terms = SumTerms("run", 0, "quantile", tuple(f"c{i:02}" for i in range(64)), 2, 2**32, 33, 64)
+    with pytest.raises(PolicyRefusal, match="noise multiplier of 0"):
+        NodePolicy(noise_multiplier=0.5).check_sum("histogram", asked, terms)
+    wide = {**asked, "sigma": 125.0, "scale": 1000}
+    NodePolicy(noise_multiplier=0.5).check_sum("histogram", wide, terms)  # the same multiplier on a fine grid
+    with pytest.raises(BudgetSpent):
+        NodeLedger(tmp_path, "c00").check_budget(noise_multiplier_of("histogram", asked, 64, 2), 100.0, 1e-5)
+
+
+@pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice")
+def test_releases_beyond_the_epsilon_that_the_owner_allows(tmp_path):
+    """The budget is that of one round, with a little to spare: the second is refused, and so is a sum without noise."""
+    run(private(4.0), NodePolicy(epsilon=100.0, evaluate=False), keep=tmp_path / "one")
+    spent = NodeLedger(tmp_path / "one", "client-0").epsilon(1e-5)
+    policy = NodePolicy(epsilon=1.1 * spent, evaluate=False)
+    run(private(4.0), policy, keep=tmp_path / "two")
+    with pytest.raises(eq.errors.EquipoiseError, match="BudgetSpent"):  # in another run, as in the next round
+        run(private(4.0), policy, keep=tmp_path / "two")
+    assert spent <= NodeLedger(tmp_path / "two", "client-0").epsilon(1e-5) <= 1.1 * spent
+    with pytest.raises(eq.errors.EquipoiseError, match="PolicyRefusal"):
+        run(SECURE, policy, keep=tmp_path / "three")
 
 
 def test_rounds_beyond_the_last_are_refused():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from equipoise.engines.flower.secure.masked_sums import RoundSums
 from equipoise.engines.flower.secure.sum_terms import SumTerms
 from equipoise.errors import EquipoiseNotice
 from equipoise.privacy.accounting import gaussian_epsilon
-from equipoise.privacy.ledger import server_epsilon
+from equipoise.privacy.ledger import read_entries, server_epsilon
 from equipoise.types import Cohort
 from made_clients import make_clients
 
@@ -217,6 +218,32 @@ def test_more_than_a_nodes_own_budget(tmp_path):
         again.check_budget(0.5, 5.0, 1e-3)
     again.begin("other", 0, "scores train", None)
     assert NodeLedger(tmp_path, "client").epsilon(1e-3) == ledger.epsilon(1e-3)  # exact ones have no ε
+
+
+def test_one_release_twice_by_asking_two_processes_of_a_node(tmp_path):
+    """Each has read the node's ledger before either writes: still one of them answers, and one budget is spent once."""
+    ledgers = [NodeLedger(tmp_path, "client") for _ in range(4)]
+    start, outcomes = threading.Barrier(4), []
+
+    def reveal(ledger):
+        start.wait()
+        try:
+            ledger.begin("run", 0, "update", 1.0)
+            outcomes.append("answered")
+        except AlreadyReleased:
+            outcomes.append("refused")
+
+    threads = [threading.Thread(target=reveal, args=(ledger,)) for ledger in ledgers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["answered", "refused", "refused", "refused"]
+    budget = gaussian_epsilon(1.0, 1e-3) * 1.2
+    for ledger in ledgers:
+        with pytest.raises(BudgetSpent):
+            ledger.begin("other", 0, "update", 1.0, epsilon=budget, delta=1e-3)
+    assert len(read_entries(next(tmp_path.glob("*.ledger.jsonl")))) == 1
 
 
 @pytest.mark.parametrize("moment", [17, 31, 44])

@@ -191,6 +191,22 @@ def test_what_cannot_be_is_refused(given, words):
         Ray(**given)
 
 
+def test_parameters_that_are_not_trained_count_as_work(cluster, monkeypatch):
+    """138 examples count: batches of 4 of these sizes have room for 126, and each client has one more. 35 of 126 learn."""
+    from equipoise.core.task import Task
+    from equipoise.engines.simulator.local_rule import LocalRule
+    from equipoise.testing.small_run import draw_everyone
+
+    monkeypatch.setitem(pieces.TRAINING, "cpu", PieceSize(1000.0, 1))
+    model = nn.Sequential(nn.Linear(4, 7), nn.Linear(7, 8).requires_grad_(False), nn.Linear(8, 3).requires_grad_(False))
+    data = made_data()
+    engine = Ray(workers=1).start(Task.of(model), data)
+    job = engine._cut(draw_everyone(data, 0), LocalRule.of(SGD, 0.3))
+    trained_ones, all_of_them = 4 * 7 + 7, 4 * 7 + 7 + 7 * 8 + 8 + 8 * 3 + 3
+    assert (engine.dimension, job.costs.sum()) == (trained_ones, 138 * all_of_them)
+    assert len(job) == 8  # 17.4 by cost, 12 by clients; by the trained parameters it would be 4.8
+
+
 def test_pieces_have_similar_cost_and_lose_nobody():
     """64 clients of cost 1 … 64 in 8 pieces: the mean is 2080 / 8 = 260, and no piece is further from it than one client."""
     import numpy as np

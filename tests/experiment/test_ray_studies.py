@@ -5,6 +5,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -171,3 +173,30 @@ def test_a_run_that_is_lost_goes_on_from_its_checkpoint(cluster, tmp_path):
     assert any("started 2 times" in job.message for job in jobs)
     run_all(here, workers=2, console=Console(quiet=True))
     assert models(here) == models(there)
+
+
+def test_a_study_whose_driver_is_killed_leaves_nothing_running_and_goes_on(cluster, tmp_path):
+    import ray
+
+    runs = planned(tmp_path, 300)
+    command = [sys.executable, "-m", "equipoise", "compare", str(tmp_path / "study.toml"), "--out", str(tmp_path / "runs")]
+    driver = subprocess.Popen([*command, "--ray", cluster.address], stdout=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: any(run.folder.checkpoint.exists() for run in runs))
+        assert processes_of("ray::_on_node")
+    finally:
+        driver.kill()
+        driver.wait()
+    wait_until(lambda: not processes_of("ray::_on_node") and not processes_of("ray::Board"))
+    wait_until(lambda: ray.available_resources().get("CPU", 0) == ray.cluster_resources()["CPU"])
+    assert not all(run.folder.finished for run in runs)
+    jobs = run_all(runs, workers=1, console=Console(quiet=True), ray=cluster.address)
+    assert {job.status for job in jobs} <= {"done", "there already"}
+    assert all(run.folder.finished for run in runs)
+
+
+def wait_until(true, seconds=60.0):
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.05)

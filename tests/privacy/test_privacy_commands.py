@@ -3,6 +3,7 @@ import warnings
 
 import pytest
 
+import equipoise as eq
 from equipoise.privacy.accounting import epsilon_of
 from equipoise.privacy.releases import CohortEvent, FixedSampling, PoissonSampling, Release, fold
 
@@ -125,3 +126,18 @@ def test_half_the_noise_fails_the_audit_of_what_was_claimed():
 )
 def test_wrong_input_is_one_message_and_exit_code_2(arguments, message):
     assert message in refused(*arguments)
+
+
+def test_private_runs_that_no_ledger_counts_are_named(tmp_path):
+    """Result.save writes no ledger: what such a run has released is not in the sum, and the command says so."""
+    data = eq.data.label_shift(train_clients=20, validation_clients=2, test_clients=2, seed=0)
+    model = eq.models.Softmax(data.features, data.classes)
+    privacy = eq.privacy.DifferentialPrivacy(None, 1e-2, clip=1.0, noise_multiplier=1.0, method="rdp")
+    ledgers = {"saved": None, "plain": None, "study/run": tmp_path / "study" / "ledger.jsonl"}
+    for name, ledger in ledgers.items():
+        algorithm = eq.Algorithm(privacy=None if name == "plain" else privacy)
+        options = {"rounds": 1, "clients_per_round": 5, "seed": 0, "progress": False, "ledger": ledger}
+        eq.train(model, data, algorithm, **options).save(tmp_path / name)
+    assert answer("ledger", str(tmp_path))["without_ledger"] == [str(tmp_path / "saved")]
+    assert "Not counted" in call("ledger", str(tmp_path)).stdout
+    assert "Not counted" not in call("ledger", str(tmp_path / "study")).stdout

@@ -22,7 +22,14 @@ RunArgument = Annotated[Path, Argument(metavar="RUN", help="The folder of a fede
 KitOption = Annotated[Path, Option("--kit", metavar="DIR", help="The site's kit: the folder with node.toml.")]
 
 
+def tell_nobody() -> None:
+    """Have Flower report nothing to its makers, unless whoever runs this has said otherwise. It looks when it is loaded."""
+    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+    os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+
+
 def _require_flower() -> None:
+    tell_nobody()
     from equipoise.engines.flower.apps.flower_extra import require_flower
 
     require_flower()
@@ -87,7 +94,6 @@ def superlink(
     database = folder / "superlink.db"
     database.touch(mode=0o600)
     database.chmod(0o600)
-    os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     os.environ.setdefault("FLWR_HOME", str((folder / ".flwr").resolve()))
     os.environ["PYTHONUNBUFFERED"] = "1"  # or a log file would lag behind
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder.resolve()), os.environ.get("PYTHONPATH")]))
@@ -110,7 +116,7 @@ def run(
     _require_flower()
     from equipoise.engines.flower.flower_internals import read_runs
 
-    environment = {"FLWR_HOME": str((folder / ".flwr").resolve()), "FLWR_TELEMETRY_ENABLED": "0", **os.environ}
+    environment = {"FLWR_HOME": str((folder / ".flwr").resolve()), **os.environ}
     environment["PYTHONUNBUFFERED"] = "1"  # or a log file would show the run's log at its end
     flower = str(Path(sys.executable).with_name("flwr"))
 
@@ -212,7 +218,7 @@ def extend(
     folder: RunArgument, rounds: Annotated[int, Option("--rounds", min=1, help="How many rounds it has in all.")]
 ) -> None:
     """Give a run more rounds, while it goes on or after its end (then `equipoise flower run` goes on with it)."""
-    _order(folder, f"The run has {rounds} rounds in all.", rounds=rounds)
+    _order(folder, f"The run has {rounds} rounds in all, or more if it was begun with more.", rounds=rounds)
 
 
 @app.command()

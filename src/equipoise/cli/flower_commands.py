@@ -10,7 +10,7 @@ import typer
 from typer import Argument, Option
 
 from equipoise.cli.federation_commands import app as operators
-from equipoise.cli.federation_commands import use_kit
+from equipoise.cli.federation_commands import tell_nobody, use_kit
 
 PRELOAD_HELP = "Also load this once, e.g. pandas, if your data need it; may be given several times."
 APP_HELP = "The installed app that this node runs, whatever the server hands it, e.g. my_federation.client_app:app."
@@ -51,6 +51,7 @@ def node(
     """
     from equipoise.errors import ConfigError
 
+    tell_nobody()
     if importlib.util.find_spec("flwr") is None:
         raise ConfigError('A node needs Flower: pip install "equipoise[flower]".')
     from equipoise.engines.flower.apps.warm_node import run

@@ -118,13 +118,16 @@ def ledger(
     as_json: Json = False,
 ) -> None:
     """What all private runs in a folder have released, and what they cost together, by data set."""
-    from equipoise.privacy.ledger_report import entries_below, summarise_ledgers
+    from equipoise.privacy.ledger_report import entries_below, runs_without_ledger, summarise_ledgers
     from equipoise.privacy.releases import check_delta
 
     if delta is not None:
         check_delta(delta)
     found = summarise_ledgers(entries_below(folder), delta)
-    _print({"data": [data.plain() for data in found]}, "\n\n".join(map(str, found)), as_json)
+    words, others = "\n\n".join(map(str, found)), [str(run) for run in runs_without_ledger(folder)]
+    if others:
+        words += f"\n\nNot counted, because their ledger is not here (train(…, ledger=PATH) writes one): {', '.join(others)}"
+    _print({"data": [data.plain() for data in found], "without_ledger": others}, words, as_json)
 
 
 @app.command()

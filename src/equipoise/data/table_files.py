@@ -280,7 +280,8 @@ def parquet_files(path: PathLike, client: str) -> TableFiles:
 
     try:
         opened = discover()
-        by_folder = [field for field in opened.schema if field.name not in schema.names]
+        known = set(schema.names)  # Arrow makes the list at each call
+        by_folder = [field for field in opened.schema if field.name not in known]
         if client in (field.name for field in by_folder):
             text = pa.dictionary(pa.int32(), pa.string())
             by_folder = [field.with_type(text) if field.name == client else field for field in by_folder]

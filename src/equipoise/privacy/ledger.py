@@ -56,7 +56,7 @@ class LedgerEntry:
     token: str = ""  # drawn for a release that cannot be repeated; "" where a repetition has the same bits
     cohort: tuple[str, ...] | None = None
     contributors: int | None = None  # of an outcome: whose shares of noise are in the sum
-    value: Any = None  # of an outcome: what was released, if it is small
+    value: Any = None  # of an outcome: what was released, if it is small; of an exact release: a hash of what it is about
     nominal: bool = False  # the noise can be drawn again by whoever knows the seed
 
     def line(self) -> str:

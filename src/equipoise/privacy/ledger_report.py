@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from equipoise.privacy.ledger import (
     read_entries,
     server_epsilon,
 )
+
+CONFIG = "config.toml"  # in the folder of every run
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,21 @@ def entries_below(folder: Path) -> list[LedgerEntry]:
         for entry in read_entries(path):
             whole.write(entry)
     return whole.entries
+
+
+def runs_without_ledger(folder: Path) -> list[Path]:
+    """Folders of private runs in a folder that no ledger is in or above, such as those that `Result.save` has written."""
+    places = {path.parent for path in find_ledgers(folder)}
+
+    def is_private(config: Path) -> bool:
+        try:
+            algorithm = tomllib.loads(config.read_text(encoding="utf-8")).get("algorithm")
+        except (OSError, ValueError):
+            return False
+        return isinstance(algorithm, dict) and isinstance(algorithm.get("privacy"), dict)
+
+    runs = sorted(path.parent for path in folder.glob(f"**/{CONFIG}"))
+    return [run for run in runs if places.isdisjoint((run, *run.parents)) and is_private(run / CONFIG)]
 
 
 def summarise_ledgers(entries: Iterable[LedgerEntry], delta: float | None = None) -> list[DataInLedgers]:

@@ -64,13 +64,21 @@ class ReleaseBook:
         self._write(entry)
         return True
 
-    def begin_exact(self, round_index: int, purpose: str) -> bool:
-        """Write down that something exact is about to be released, outside ε; False if it must not be asked for again."""
+    def begin_exact(self, round_index: int, purpose: str, *, about: str | None = None) -> bool:
+        """Write down that something exact is about to be released, outside ε; False if it must not be asked for again.
+
+        `about` is a hash of what it is about besides the clients, such as a model.
+        """
         if self.once and (round_index, purpose) in self._begun:
             return False
         token = new_token() if self.once else ""
-        self._write(LedgerEntry("exact", self.data, self.run, round_index, purpose, token=token))
+        self._write(LedgerEntry("exact", self.data, self.run, round_index, purpose, token=token, value=about))
         return True
+
+    def find_exact(self, purpose: str, about: str) -> int | None:
+        """The first round in which something exact was begun about the same thing; None: there is none."""
+        rounds = (entry.round for entry in self._begun.values() if (entry.purpose, entry.value) == (purpose, about))
+        return min(rounds, default=None)
 
     def end(self, round_index: int, purpose: str, value: Any = None, *, contributors: int | None = None) -> None:
         """Note what a release gave, so that a run that goes on need not ask again."""

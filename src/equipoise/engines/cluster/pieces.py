@@ -7,7 +7,6 @@ that has all pieces of a subtree adds them up by itself and sends one sum.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -118,13 +117,12 @@ def split_by_job(first: int, last: int, counts: Sequence[int]) -> list[tuple[int
     >>> split_by_job(1, 6, [2, 2, 4])
     [(0, 1, 2), (1, 0, 2), (2, 0, 2)]
     """
-    starts = np.concatenate([[0], np.cumsum(counts)]).tolist()
-    found = []
-    while first < last:
-        job = bisect_right(starts, first) - 1
-        end = min(last, starts[job + 1])
-        found.append((job, first - starts[job], end - starts[job]))
-        first = end
+    found, start = [], 0
+    for job, count in enumerate(counts):
+        begin, end = max(first - start, 0), min(last - start, count)
+        if begin < end:
+            found.append((job, begin, end))
+        start += count
     return found
 
 

@@ -155,6 +155,8 @@ class RayEngine:
         self._others: weakref.WeakKeyDictionary[ClientSet, str] = weakref.WeakKeyDictionary()
         self.sizes = data.train.host_sizes.numpy()
         self.dimension = self.task.layout.dimension
+        # An example costs as much as the model has numbers, also those that are not trained.
+        self.numbers = max(self.dimension, sum(each.numel() for each in self.task.module.parameters()))
         self.item = self.task.layout.dtype.itemsize
         self._models: list[tuple[Tensor, int]] = []  # of the last phase, with the number of times that each was written to
         self._model_number = 0
@@ -193,7 +195,7 @@ class RayEngine:
 
     def _losses(self, models: tuple[Tensor, ...], cohorts: Sequence[Cohort], *, together: bool) -> list[Tensor]:
         """Of each cohort the losses at its model, (1, K), or at all models, (M, K)."""
-        cost = float(self.dimension * (len(models) if together else 1))
+        cost = float(self.numbers * (len(models) if together else 1))
         jobs = [self._cut_sizes(self.sizes[cohort.clients.numpy()], cost, reorder=True) for cohort in cohorts]
         phase = replace(self._phase("losses", models, cohorts), together=together)
         found = self.share_out(phase, jobs, lambda job, n, first, last: _stretch(job, n, first, last, cohorts[n]))
@@ -290,7 +292,7 @@ class RayEngine:
         own_models: Tensor | None = None, metrics: ClientMetrics | None = None,
     ) -> Tensor:  # fmt: skip
         sizes = clients.host_sizes.numpy() if which is None else clients.host_sizes.numpy()[which.numpy()]
-        job = self._cut_sizes(sizes, float(self.dimension), reorder=False)
+        job = self._cut_sizes(sizes, float(self.numbers), reorder=False)
 
         def stretch_of(job: JobPieces, number: int, first: int, last: int) -> Stretch:
             begin, end = int(job.bounds[first]), int(job.bounds[last])
@@ -328,7 +330,7 @@ class RayEngine:
         sizes = self.sizes[cohort.clients.numpy()]
         steps = rule.steps_each(sizes, cohort.effort)
         batch = sizes if rule.solver.batch_size is None else np.minimum(sizes, rule.solver.batch_size)
-        costs = (steps * batch + 1).astype(np.float64) * self.dimension
+        costs = (steps * batch + 1).astype(np.float64) * self.numbers
         return cut_job(costs, TRAINING[self.kind_of_device], reorder=True)
 
     def _cut_sizes(self, sizes: Any, cost: float, *, reorder: bool) -> JobPieces:

@@ -10,8 +10,9 @@ from equipoise.errors import EquipoiseError
 
 INLINE_VARIABLE = "RAY_max_direct_call_object_size"
 # Of a Ray that is started here: workers are not less than other programs, and models and sums up to a megabyte travel with
-# calls as one object. Ray's own values are 15 and 102400. Who starts a cluster can set them there.
-OUR_OWN = {"RAY_worker_niceness": "0", INLINE_VARIABLE: "1200000"}
+# calls as one object. Ray's own values are 15 and 102400. Who starts a cluster can set them there. The last one is how many
+# seconds Ray's agents look for a head that is gone, before they end, too: it goes with this process. Ray's own value is 60.
+OUR_OWN = {"RAY_worker_niceness": "0", INLINE_VARIABLE: "1200000", "RAY_gcs_rpc_server_reconnect_timeout_s": "5"}
 
 
 def require_ray() -> Any:

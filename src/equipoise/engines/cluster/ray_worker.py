@@ -22,7 +22,7 @@ from equipoise.core.memory import own_memory
 from equipoise.core.task import Task
 from equipoise.core.version import VERSION
 from equipoise.data.clients import ClientSet, FederatedData
-from equipoise.engines.cluster.packing import answer_parts, opened
+from equipoise.engines.cluster.packing import Letter, answer_parts, opened, pack, pack_numbers
 from equipoise.engines.cluster.piece_work import Phase, Stretch, work_on
 from equipoise.engines.simulator.calibration import Choice
 from equipoise.engines.simulator.engine import Simulator, SimulatorEngine
@@ -97,23 +97,25 @@ class RayWorker:
         self.heads = {head: phase for head, phase in self.heads.items() if phase.session != session}
         self.others = {key: clients for key, clients in self.others.items() if key[0] != session}
 
-    def work(self, count: int, head: bytes, models: int, *parts: Any) -> Any:
-        """The answer to a phase, in `count` parts. The first `models` parts are its models; none: those of the phase before."""
-        began, answer = time.perf_counter(), Answer()
+    def work(self, *arguments: Any) -> Any:
+        """The answer to the phase of a letter, in as many parts as it says. Without models: at those of the phase before."""
+        began, answer, letter = time.perf_counter(), Answer(), Letter.read(arguments)
         with self._noted():
             try:
-                phase: Phase = self._phase(head, parts[:models])
-                stretches: list[Stretch] = opened(parts[models:])
+                phase: Phase = self._phase(letter)
+                stretches: list[Stretch] = opened(letter.own)
                 engine = self.sessions[phase.session]
                 answer = Answer([self._worked(engine, phase, stretch) for stretch in stretches])
             except Exception as failure:
                 answer = _failed(failure)
         done = replace(answer, seconds=time.perf_counter() - began, notices=self._told(), chunk_size=self.smaller)
-        packed = answer_parts(done, count)
+        count = letter.answer_parts
+        packed = answer_parts(pack_numbers(done) if done.failure is None else pack(done), count)
         return packed if count > 1 else packed[0]
 
-    def _phase(self, head: bytes, models: tuple[Any, ...]) -> Phase:
+    def _phase(self, letter: Letter) -> Phase:
         """What all workers are told, with the models and the set of clients that is evaluated."""
+        head = b"".join(letter.head)
         if head not in self.heads:
             phase: Phase = opened([head])
             if self.solver is not None and phase.solver is not None and same_part(self.solver, phase.solver):
@@ -125,8 +127,8 @@ class RayWorker:
             self.heads[head] = replace(phase, clients=clients)
         known = self.heads[head]
         self.solver = known.solver
-        if models:
-            self.models[known.session] = opened(models)
+        if letter.models:
+            self.models[known.session] = opened(letter.models)
         return replace(known, models=self.models.get(known.session, ()))
 
     def _worked(self, engine: SimulatorEngine, phase: Phase, stretch: Stretch) -> Any:
@@ -172,7 +174,7 @@ def _failed(failure: Exception) -> Answer:
     """An error as an answer; one that cannot be sent as it is, as text."""
     trace = traceback.format_exc()
     try:
-        opened(answer_parts(failure, 1))
+        opened(answer_parts(pack(failure), 1))
     except Exception:  # its class cannot be made of its text alone
         known = isinstance(failure, EquipoiseError)
         failure = EquipoiseError(str(failure)) if known else RuntimeError(f"{type(failure).__name__}: {failure}")

@@ -2,7 +2,7 @@
 
 For a phase of a round (scoring the cohort, local work) with K clients on W workers of N nodes:
 
-    T = call · W + byte · (bytes out + bytes in) + most work of a worker / speed
+    T = latency + call · W + byte · (bytes out + bytes in) + most work of a worker / speed
 
 and for a round the sum over its phases, plus what the driver does itself: fixed + client · K. The pieces of the cohort are
 those that the engine cuts, so that the formula also knows workers for which there is no piece.

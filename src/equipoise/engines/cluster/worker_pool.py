@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 import warnings
 import weakref
@@ -10,10 +11,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-
 from equipoise.core.numbers import Numbers
-from equipoise.engines.cluster.packing import INLINE_BYTES, in_store, message, opened, pack, part_bytes
+from equipoise.engines.cluster.packing import (
+    INLINE_BYTES,
+    Letter,
+    arguments,
+    in_store,
+    message,
+    opened,
+    pack,
+    pack_numbers,
+    part_bytes,
+)
 from equipoise.engines.cluster.pieces import Node, share_out
 from equipoise.engines.cluster.ray_worker import Answer, RayWorker, versions
 from equipoise.errors import EquipoiseError, EquipoiseNotice, IncompatibleParts
@@ -320,17 +329,17 @@ class WorkerPool:
                 size = work.answer_bytes(*pieces)
                 parts = -(-size // (part_bytes() - 2_000))
                 count = parts if size <= INLINE_BYTES else 1
-                own = message(work.own(*pieces))
+                own = arguments(pack_numbers(work.own(*pieces)))
                 models = [] if worker.models.get(session) == work.model_number else work.models()
                 worker.models[session] = work.model_number
-                references = worker.call(count).remote(count, work.head, len(models), *models, *own)
+                references = worker.call(count).remote(*Letter(count, [work.head], models, own).arguments())
                 until = time.monotonic() + worker.most_seconds(work.kind, cost, about.patience)
                 asked.append(Asked(worker, pieces, cost, references if count > 1 else [references], until))
         return asked
 
     def _speeds(self, workers: Sequence[PooledWorker], kind: str) -> list[float]:
         known = [worker.speeds[kind] for worker in workers if kind in worker.speeds]
-        usual = float(np.median(known)) if known else 1.0
+        usual = statistics.median(known) if known else 1.0
         return [worker.speeds.get(kind, usual) for worker in workers]
 
     def _collect(self, kind: str, asked: Sequence[Asked]) -> tuple[list[tuple[Asked, Answer]], list[Asked]]:

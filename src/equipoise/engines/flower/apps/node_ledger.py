@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 from typing import Literal
 
-from equipoise.core.files import config_folder, write_atomically
+from equipoise.core.files import config_folder, locked, write_atomically
 from equipoise.engines.flower.secure.sum_terms import name_sum
 from equipoise.errors import EquipoiseError, NotWritten
 from equipoise.privacy.accounting import gaussian_epsilon
@@ -41,19 +41,44 @@ class NodeLedger:
     def __init__(self, folder: Path | None, client: str) -> None:
         self.folder = folder if folder is not None else config_folder() / "nodes"
         self._name = hashlib.blake2b(client.encode(), digest_size=12).hexdigest()
-        self.ledger = Ledger(self.folder / f"{self._name}.ledger.jsonl", durable=True)
+        self._path = self.folder / f"{self._name}.ledger.jsonl"
+        self._read()
+
+    def _read(self) -> None:
+        """Read what is in the file now."""
+        self._size = self._path.stat().st_size if self._path.exists() else 0
+        self.ledger = Ledger(self._path, durable=True)
         self._answered = {(entry.run, entry.round, entry.purpose) for entry in self.ledger}
 
-    def begin(self, run: str, round_index: int, purpose: str, multiplier: float | None) -> None:
-        """Write down a release with this noise multiplier (None: it is exact); refused if it was answered before."""
-        if (run, round_index, purpose) in self._answered:
-            raise AlreadyReleased(f"{name_sum(purpose, round_index)} in run {run!r} was answered before, and is not again.")
-        kind: Literal["release", "exact"] = "exact" if multiplier is None else "release"
-        noise = math.inf if multiplier is None else multiplier
-        sampling = () if multiplier is None else ("everyone",)
-        entry = LedgerEntry(kind, "", run, round_index, purpose, noise, noise, sampling, token=new_token())
-        self.ledger.write(entry)
-        self._answered.add((run, round_index, purpose))
+    def begin(
+        self,
+        run: str,
+        round_index: int,
+        purpose: str,
+        multiplier: float | None,
+        *,
+        epsilon: float | None = None,
+        delta: float = 1e-5,
+    ) -> None:
+        """Write down a release with this noise multiplier (None: it is exact).
+
+        It is refused if it was answered before, or goes beyond the budget `epsilon`. Several processes of the node may answer
+        at once, so one of them at a time looks into the file and writes.
+        """
+        with locked(self._path.with_suffix(".lock"), wait=True):
+            if self._path.exists() and self._path.stat().st_size != self._size:  # another process has written
+                self._read()
+            if (run, round_index, purpose) in self._answered:
+                raise AlreadyReleased(f"{name_sum(purpose, round_index)} in run {run!r} was answered before, and is not again.")
+            if multiplier is not None:
+                self.check_budget(multiplier, epsilon, delta)
+            kind: Literal["release", "exact"] = "exact" if multiplier is None else "release"
+            noise = math.inf if multiplier is None else multiplier
+            sampling = () if multiplier is None else ("everyone",)
+            entry = LedgerEntry(kind, "", run, round_index, purpose, noise, noise, sampling, token=new_token())
+            self.ledger.write(entry)
+            self._answered.add((run, round_index, purpose))
+            self._size = self._path.stat().st_size
 
     def epsilon(self, delta: float, *, further: float = math.inf) -> float:
         """ε of all noisy releases so far, and of one more with the multiplier `further`."""

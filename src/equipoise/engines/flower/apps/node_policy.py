@@ -13,9 +13,12 @@ from equipoise.engines.flower.secure.identities import Identity, read_identity
 from equipoise.engines.flower.secure.sum_terms import SumTerms
 from equipoise.errors import ConfigError, EquipoiseError, require, require_integer, require_number
 from equipoise.experiment.values import check_value
+from equipoise.privacy.discrete_gaussian import concentrated_epsilon
+from equipoise.privacy.private_quantile import ENOUGH_NOISE
 
 EXACT_SUMS = ("update", "counts")  # sums without noise
 NOISY_SUMS = ("histogram", "weight", "private update")
+LEAST_SHARE = 0.5  # steps: the narrowest share of noise for which there is a bound on what sums of them hide
 
 
 class PolicyRefusal(EquipoiseError):
@@ -140,7 +143,7 @@ class NodePolicy:
             if kind == "update" and asked.get("filtered") and not (type(kept) is int and kept >= self.minimum_tail):
                 raise PolicyRefusal(f"The tail has {kept} clients, and the policy demands {self.minimum_tail}.")
             return
-        noise = noise_multiplier_of(kind, asked, terms.fewest)
+        noise = noise_multiplier_of(kind, asked, terms.fewest, terms.length)
         if self.noise_multiplier is not None and not noise >= self.noise_multiplier * (1 - 1e-9):
             raise PolicyRefusal(f"{terms} has a noise multiplier of {noise:.4g}; the policy demands {self.noise_multiplier:g}.")
         if self.noisy and asked.get("source") != "system":
@@ -169,11 +172,14 @@ def _part_names(kind: str, table: Any) -> Iterator[str]:
             yield from _part_names(kind, inner)
 
 
-def noise_multiplier_of(kind: str, asked: Mapping[str, Any], contributors: int) -> float:
+def noise_multiplier_of(kind: str, asked: Mapping[str, Any], contributors: int, length: int) -> float:
     """The noise of a sum of at least `contributors` shares, over what the contribution of one client moves it by.
 
-    The adjacency is "the client's contribution zeroed": an update moves the sum by its norm bound, a histogram by c√(log2 b)
-    and a weight by 1.
+    It is that of the Gaussian with the same concentrated privacy. The adjacency is "the client's contribution zeroed": an
+    update moves the sum of `length` integers by its norm bound, a histogram by c√(log2 b) and a weight by 1.
+
+    0 where the whole noise is so few steps wide that the sum of discrete shares is not as good as a Gaussian. Shares of far
+    less than one step are nearly always 0, so that many of them have the variance that is asked for, and hide nothing.
     """
     try:
         if kind == "histogram":
@@ -182,10 +188,13 @@ def noise_multiplier_of(kind: str, asked: Mapping[str, Any], contributors: int) 
             above, below = asked["variance"]
             variance = int(above) / int(below)
             moves = float(asked["scale"]) if kind == "weight" else float(asked["norm_bound"])
-        noise = math.sqrt(contributors * variance) / moves
+        share = math.sqrt(variance)
     except (KeyError, TypeError, ValueError, ZeroDivisionError, OverflowError) as failure:
         raise PolicyRefusal(f"The request for the sum {kind!r} does not say how much noise it adds.") from failure
-    return noise if math.isfinite(noise) and moves > 0 else 0.0
+    wide = share >= LEAST_SHARE and math.sqrt(contributors) * share >= ENOUGH_NOISE * (1 - 1e-9)
+    if not (wide and math.isfinite(share) and 0 < moves < math.inf):
+        return 0.0
+    return 1 / concentrated_epsilon(moves, share, contributors, length)
 
 
 # --------------------------------------------------------------------------------------------------------------- the file

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import time
+from contextlib import suppress
 from datetime import datetime
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from equipoise.engines.flower.apps.run_control import read_order
 from equipoise.engines.flower.apps.run_status import STATUS
 from equipoise.errors import ConfigError
 
@@ -38,6 +40,9 @@ class RunView:
             raise ConfigError(f"{file} cannot be read: {failure.strerror}. {cure}") from failure
         except ValueError as failure:
             raise ConfigError(f"{file} is damaged: {failure}. The run writes it anew in its next round.") from failure
+        if about["state"] != "finished":
+            with suppress(ConfigError):  # an order that cannot be read: the run itself says so
+                about["rounds"] = max(about["rounds"], read_order(self.folder).rounds or 0)
         silent = time.time() - datetime.fromisoformat(about["updated"]).timestamp()
         about["silent_seconds"] = round(max(silent, 0.0), 1)
         if about["state"] in ("running", "waiting", "paused") and (not _lives(about.get("pid")) or silent > STALE):

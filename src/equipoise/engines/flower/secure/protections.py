@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from equipoise.core.abilities import read, solver_traits
+from equipoise.core.fingerprints import tensors_fingerprint
 from equipoise.engines.flower.secure.masked_sums import (
     MaskedSums,
     PlannedSum,
@@ -327,6 +328,7 @@ class SecureEvaluation:
     """Evaluation by sums: the mean loss and error of each split, over clients, in place of a row for each client.
 
     Each split is a sum of its own, over the clients that have it: a mean over fewer than the nodes' minimum crowd is not found.
+    One model is evaluated once, also where rounds leave it as it is: the difference of two sums may be one client's scores.
     """
 
     def __init__(self, engine: FlowerEngine, book: ReleaseBook) -> None:
@@ -336,7 +338,8 @@ class SecureEvaluation:
     def table(self, params: Tensor, data: FederatedData, round_index: int) -> ClientTable:
         """One row per split, of the mean client: by examples where clients train, each client alike elsewhere."""
         values = self.engine.request_values(self.engine.federation.seed)
-        means = self.means(data, round_index, lambda _: ClientRequest(values, {"params": params}))
+        model = tensors_fingerprint([("params", params)])
+        means = self.means(data, round_index, lambda _: ClientRequest(values, {"params": params}), model=model)
         seen = set(data.train.ids)
         rows = {split: means.get(split, (UNKNOWN, 0)) for split in data.splits if split in means or split == "train"}
         return ClientTable(
@@ -348,12 +351,13 @@ class SecureEvaluation:
         )
 
     def means(
-        self, data: FederatedData, round_index: int, base: RequestMaker, *, own: bool = False
+        self, data: FederatedData, round_index: int, base: RequestMaker, *, own: bool = False, model: str | None = None
     ) -> dict[str, tuple[Tensor, int]]:
         """Mean loss and error (2,) by split, at the shared model or at clients' own, and over how many clients.
 
         Splits that too few clients have are left out, with a notice. What was asked for before is not asked for again, as after
-        a kill: it is read from the ledger if it is there, and else not known.
+        a kill, or where `model`, a hash of the shared one, is that of an earlier evaluation. It is read from the ledger if it
+        is there, and else not known.
         """
         shares = share_scores(data, trained_only=own)
         ask = {"kind": "scores", "step": STEP_OF_SCORES, "own": own}
@@ -366,10 +370,12 @@ class SecureEvaluation:
         if not planned:
             return {}
         named = {each.purpose: self._name(each, data) for each in planned}
-        asked = [each for each in planned if not self.book.begun(round_index, named[each.purpose])]
+        earlier = {p: self.book.find_exact(name, model) if model is not None else None for p, name in named.items()}
+        rounds = {purpose: round_index if found is None else found for purpose, found in earlier.items()}
+        asked = [each for each in planned if not self.book.begun(rounds[each.purpose], named[each.purpose])]
 
         def begin(purpose: str, fewest: int) -> None:
-            require_first(self.book.begin_exact(round_index, named[purpose]), round_index, purpose)
+            require_first(self.book.begin_exact(round_index, named[purpose], about=model), round_index, purpose)
 
         def sum_scores(_: int) -> dict[str, tuple[Tensor, tuple[str, ...]]]:
             everyone = sorted({client for each in asked for client in each.clients or ()})
@@ -384,7 +390,7 @@ class SecureEvaluation:
             self.book.end(round_index, named[purpose], {"pair": mean, "clients": len(survivors)})
         means = {}
         for each in planned:
-            known = self.book.value(round_index, named[each.purpose]) or {"pair": None, "clients": 0}
+            known = self.book.value(rounds[each.purpose], named[each.purpose]) or {"pair": None, "clients": 0}
             pair = UNKNOWN if known["pair"] is None else torch.tensor(known["pair"], dtype=torch.float64)
             means[split_of(each.purpose)] = pair, int(known["clients"])
         return means

@@ -95,9 +95,8 @@ def go_on_with_sums(session: NodeSession) -> Answer:
 def set_cost(session: NodeSession, name: str, terms: SumTerms) -> None:
     """Keep, until the sum is revealed, how much noise it has; a sum that the owner's budget does not allow is refused."""
     asked = session.request.value("sum", dict)
-    noise = (
-        -1.0 if is_evaluation(terms) or asked["kind"] in EXACT_SUMS else noise_multiplier_of(asked["kind"], asked, terms.fewest)
-    )
+    exact = is_evaluation(terms) or asked["kind"] in EXACT_SUMS
+    noise = -1.0 if exact else noise_multiplier_of(asked["kind"], asked, terms.fewest, terms.length)
     if noise >= 0:
         session.ledger.check_budget(noise, session.policy.epsilon, session.policy.delta)
     records = session.context.state.config_records
@@ -109,9 +108,8 @@ def set_cost(session: NodeSession, name: str, terms: SumTerms) -> None:
 def begin_release(session: NodeSession, name: str, terms: SumTerms) -> None:
     """Write into the node's own ledger what it is about to reveal; what it has revealed before is refused."""
     noise = float(session.context.state.config_records[COSTS][name])  # type: ignore[arg-type]
-    if noise >= 0:  # other sums may have been revealed since it was prepared
-        session.ledger.check_budget(noise, session.policy.epsilon, session.policy.delta)
-    session.ledger.begin(terms.run, terms.round, terms.purpose, noise if noise >= 0 else None)
+    budget = {"epsilon": session.policy.epsilon, "delta": session.policy.delta}
+    session.ledger.begin(terms.run, terms.round, terms.purpose, noise if noise >= 0 else None, **budget)
 
 
 def hash_request(request: MessageContent) -> bytes:
