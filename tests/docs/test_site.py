@@ -4,6 +4,7 @@
 """
 
 import functools
+import json
 import os
 import re
 import shutil
@@ -92,6 +93,16 @@ def test_every_cell_of_a_tutorial_has_run():
         assert len(re.findall(r'class="cell[^"]*docutils', text)) >= cells
         expected = page.read_text(encoding="utf-8").count("raises-exception")
         assert text.count("Traceback") <= 2 * expected, page.name
+
+
+def test_the_build_keeps_the_time_of_every_lesson_and_example():
+    """By the clock of the run that executed it. Goals on two quiet cores: 45 s for a lesson, 10 s for an example."""
+    times = json.loads((SITE.parent / "times.json").read_text(encoding="utf-8"))
+    examples = {f"gallery/{path.stem}" for path in (ROOT / "examples" / "gallery").glob("plot_*.py")}
+    pages = (ROOT / "docs" / "tutorials").glob("*.md")
+    lessons = {f"tutorials/{page.stem}" for page in pages if "{code-cell}" in page.read_text(encoding="utf-8")}
+    assert set(times) >= examples | lessons
+    assert all(seconds > 0 for seconds in times.values())
 
 
 def test_the_site_is_also_text_and_one_page():

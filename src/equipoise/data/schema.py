@@ -115,12 +115,12 @@ class ColumnRule:
             deviation = float(spread * (known / spread).std()) if spread > 0 else 0.0
         return cls(column.name, kind, "scaled", mean, 0.0 if constant else deviation, median, gaps)
 
-    def columns_of(self, column: TableColumn) -> list[NDArray[np.float32]]:
-        """The numbers (N,) that the values become, one array per feature."""
+    def columns_of(self, column: TableColumn) -> tuple[list[NDArray[np.float32]], set[str]]:
+        """The numbers (N,) that the values become, one array per feature, and the categories that training did not have."""
         if self.becomes == "one-hot":
-            codes = self.codes_of(column)
+            codes, unseen = self.codes_of(column)
             hot = [codes == MISSING + 1 + k for k in range(len(self.categories))]
-            return [each.astype(np.float32) for each in (*hot, *([codes == MISSING] if self.indicator else []))]
+            return [each.astype(np.float32) for each in (*hot, *([codes == MISSING] if self.indicator else []))], unseen
         values = _numbers(column, self.kind)
         gaps = np.isnan(values)
         filled = np.where(gaps, self.median, values)
@@ -129,17 +129,13 @@ class ColumnRule:
         if (far := ~np.isfinite(scaled)).any():
             found = f"row {column.row(far)} holds {values[far][0]:g}"
             raise InvalidData(f"{column}, {found}, too far from the mean {self.mean:g} of training. Repair it.")
-        return [scaled, gaps.astype(np.float32)] if self.indicator else [scaled]
+        return ([scaled, gaps.astype(np.float32)] if self.indicator else [scaled]), set()
 
-    def codes_of(self, column: TableColumn) -> NDArray[np.int64]:
-        """The codes (N,): 0 for a category that training did not have, 1 for missing, then the categories in order."""
+    def codes_of(self, column: TableColumn) -> tuple[NDArray[np.int64], set[str]]:
+        """The codes (N,): 0 for a category that training did not have, 1 for missing, then the others; and those unseen."""
         places, names = column.names()
         known = {name: code for code, name in enumerate(self.categories, MISSING + 1)}
-        return np.array([MISSING, *(known.get(name, OTHER) for name in names)])[places + 1]
-
-    def unseen_in(self, column: TableColumn) -> set[str]:
-        """The categories of a column that training did not have; none if it is no category."""
-        return set(column.names()[1]).difference(self.categories) if self.categories else set()
+        return np.array([MISSING, *(known.get(name, OTHER) for name in names)])[places + 1], set(names).difference(known)
 
     def describe(self) -> tuple[str, str, str, str]:
         """Name, kind, what becomes of it, and by which numbers of training."""
@@ -344,15 +340,22 @@ class Schema:
         return inputs
 
     def inputs_of(self, frame: Any, source: str = "table", first: int = 0) -> tuple[Any, dict[str, set[str]]]:
-        """The inputs of a table, as by `transform` without notices, and by column the categories that training did not have."""
+        """The inputs of a table, as `transform` makes them, and by column the categories that training did not have."""
         table = arrow_table(frame, source)
         known, used = set(table.column_names), [rule.name for rule in self.columns if rule.becomes != "left out"]
         read = {name: self._column(table, known, name, source, first) for name in used}
-        unseen = {rule.name: rule.unseen_in(read[rule.name]) for rule in self.columns if rule.name in read}
-        numbers = [part for rule in self.columns if rule.features for part in rule.columns_of(read[rule.name])]
-        codes = [rule.codes_of(read[rule.name]) for rule in self.columns if rule.becomes == "codes"]
+        numbers: list[NDArray[np.float32]] = []
+        codes: list[NDArray[np.int64]] = []
+        unseen: dict[str, set[str]] = {}
+        for rule in self.columns:
+            if rule.features:
+                parts, unseen[rule.name] = rule.columns_of(read[rule.name])
+                numbers += parts
+            elif rule.becomes == "codes":
+                part, unseen[rule.name] = rule.codes_of(read[rule.name])
+                codes.append(part)
         tree = {
-            name: torch.from_numpy(np.stack(parts, axis=1)) for name, parts in (("numbers", numbers), ("codes", codes)) if parts
+            name: torch.from_numpy(np.stack(made, axis=1)) for name, made in (("numbers", numbers), ("codes", codes)) if made
         }
         return tree if codes else tree["numbers"], {name: found for name, found in unseen.items() if found}
 

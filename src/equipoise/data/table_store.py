@@ -153,7 +153,8 @@ def _triples(
             continue
         rows, piece = int(ends[through - 1]) - first, pa.Table.from_batches(held)
         if chosen[done:through].any():
-            (x, new), y = (made(piece.slice(0, rows), name, first) for made in (schema.inputs_of, schema.targets))
+            whole = piece.slice(0, rows)
+            (x, new), y = schema.inputs_of(whole, name, first), schema.targets(whole, name, first)
             unseen.update({column: unseen.get(column, set()) | found for column, found in new.items()})
             for k in np.flatnonzero(chosen[done:through]).tolist():
                 own = slice(int(clients.offsets[done + k]) - first, int(ends[done + k]) - first)
