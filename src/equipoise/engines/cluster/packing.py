@@ -227,7 +227,7 @@ def _tensor_parts(value: Tensor) -> Any:
 class _NumbersPickler(pickle.Pickler):
     """A pickler that treats tensors as ours, and all else as Python does, without a question for every object."""
 
-    dispatch_table: ClassVar[Any] = ChainMap({Tensor: _tensor_parts}, copyreg.dispatch_table)  # type: ignore[arg-type]
+    dispatch_table: ClassVar[Any] = ChainMap({Tensor: _tensor_parts}, copyreg.dispatch_table)  # type: ignore[misc]
 
 
 def _array_parts(value: Numbers) -> Any:
