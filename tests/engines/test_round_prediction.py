@@ -23,6 +23,7 @@ pytestmark = [
     pytest.mark.xdist_group("ray"),
     pytest.mark.cluster,
     pytest.mark.filterwarnings("ignore::equipoise.errors.EquipoiseNotice"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),  # Ray leaves files of the nodes that it starts open
 ]
 CLUSTER = {"nodes": 1, "cpus": 2}
 

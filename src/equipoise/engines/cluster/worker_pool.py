@@ -24,6 +24,7 @@ from equipoise.engines.cluster.packing import (
     part_bytes,
 )
 from equipoise.engines.cluster.pieces import Node, share_out
+from equipoise.engines.cluster.ray_extra import connection
 from equipoise.engines.cluster.ray_worker import Answer, RayWorker, versions
 from equipoise.errors import EquipoiseError, EquipoiseNotice, IncompatibleParts
 
@@ -108,7 +109,7 @@ class WorkerPool:
     """Long-lived workers on the nodes of a cluster."""
 
     def __init__(self, ray: Any, per_worker: dict[str, float]) -> None:
-        self.ray, self.per_worker = ray, dict(per_worker)
+        self.ray, self.per_worker, self.connection = ray, dict(per_worker), connection(ray)
         self.workers: list[PooledWorker] = []  # ready to work
         self.starting: list[PooledWorker] = []
         self.sessions: dict[int, Session] = {}
@@ -285,7 +286,7 @@ class WorkerPool:
         """The run is over."""
         self.sessions.pop(session, None)
         self.others = {key: reference for key, reference in self.others.items() if key[0] != session}
-        if self.ray.is_initialized():
+        if self.ray.is_initialized() and connection(self.ray) == self.connection:  # else all workers have ended with it
             for worker in self.workers:
                 worker.opening.pop(session, None)
                 worker.models.pop(session, None)
