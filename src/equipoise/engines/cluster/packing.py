@@ -15,7 +15,7 @@ from collections import ChainMap
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -224,10 +224,13 @@ def _tensor_parts(value: Tensor) -> Any:
     return _tensor_from, (pickle.PickleBuffer(flat), value.dtype, tuple(value.shape))
 
 
+_REDUCERS: Any = ChainMap({Tensor: _tensor_parts}, copyreg.dispatch_table)
+
+
 class _NumbersPickler(pickle.Pickler):
     """A pickler that treats tensors as ours, and all else as Python does, without a question for every object."""
 
-    dispatch_table: ClassVar[Any] = ChainMap({Tensor: _tensor_parts}, copyreg.dispatch_table)  # type: ignore[misc]
+    dispatch_table: Any = _REDUCERS
 
 
 def _array_parts(value: Numbers) -> Any:
