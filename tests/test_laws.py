@@ -525,7 +525,17 @@ class Doubling:
         return 2 * weights.to(updates) @ updates, state
 
 
+@dataclass(frozen=True)
+class ExpectsOneType:
+    linear = True
+
+    def __call__(self, updates, weights, *, losses=None, state=None):
+        return weights @ updates, state
+
+
 def test_check_aggregator_catches():
+    with pytest.raises(LawBroken, match="may be float32"):
+        check_aggregator(ExpectsOneType())
     with pytest.raises(LawBroken, match="order of clients"):
         check_aggregator(FirstOnly())
     with pytest.raises(LawBroken, match="sum of its chunks"):

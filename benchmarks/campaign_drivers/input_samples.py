@@ -104,10 +104,10 @@ def samples() -> dict[str, dict[str, bytes]]:
     leaf = {"users": ["a", "b"], "num_samples": [2, 1], "user_data": {
         "a": {"x": [[0.5, 1.0], [2.0, 3.0]], "y": [0, 1]}, "b": {"x": [[1.0, 1.0]], "y": [1]}}}  # fmt: skip
     columns = {
-        "client": ["a", "a", "b", "b", "c"],
-        "age": [1.5, None, 3.0, 4.0, 5.0],
-        "town": list("xyxyx"),
-        "y": list("01010"),
+        "client": ["a", "a", "b", "b", "c", "c"],
+        "age": [1.5, None, 3.0, 4.0, 5.0, 6.0],
+        "town": list("xyxyxy"),
+        "y": list("010101"),
     }
     pyarrow.parquet.write_table(pyarrow.table(columns), place / "data.parquet")
     table = "client,age,city,y\n" + "".join(f"c{k % 3},{20 + k},{'xyz'[k % 3]},{k % 2}\n" for k in range(12))

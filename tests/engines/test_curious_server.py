@@ -246,19 +246,19 @@ def test_a_patient_from_the_text_of_an_error(error, caplog):
     grid = federation(data, softmax)
 
     def load(context):
-        raise error("patient 4711: row 12 has no date of birth")
+        raise error("patient Q4711: row 12 has no date of birth")
 
     bad = next(node for node, name in grid.names.items() if name == "client-2")
     grid.apps[bad] = client_app(model=softmax, load_data=load)
     with caplog.at_level("WARNING"), pytest.raises(eq.errors.EquipoiseError) as failure:
         run(eq.Algorithm(), data, grid=grid, patience=1.0)
     assert error.__name__ in str(failure.value)
-    assert "4711" not in str(failure.value)
+    assert "Q4711" not in str(failure.value)
     told = [record for record in caplog.records if record.name == "equipoise.node"]
-    assert any("patient 4711" in record.getMessage() for record in told)
+    assert any("patient Q4711" in record.getMessage() for record in told)
     for _, _, reply in grid.replies:
         assert not reply.has_error()
-        assert "4711" not in json.dumps(dict(reply.content["call"]), default=str)
+        assert "Q4711" not in json.dumps(dict(reply.content["call"]), default=str)
 
 
 # ----------------------------------------------------------------------------------------------------------- classes of others

@@ -45,7 +45,8 @@ def refuse_taken(path: Path) -> None:
         raise ConfigError(f"{path} cannot be used for a run: {failure.strerror}. Name another folder: --out DIR.") from failure
     if taken and RunFolder(path).config.exists() and not RunFolder(path).finished:
         command = f"equipoise run --resume {shlex.quote(str(path))}"
-        raise ConfigError(f"{path} holds a run that has not ended. Go on with it: {command}")
+        other = "or name another folder: --out DIR."
+        raise ConfigError(f"{path} holds a run that has not ended. Go on with it: {command}, {other}")
     if taken:
         what = "is a file" if path.is_file() else "is not empty"
         raise ConfigError(f"{path} {what}, and a run never overwrites another. Name a new folder: --out DIR.")

@@ -9,12 +9,15 @@ from torch import Tensor
 
 from equipoise.core.abilities import read
 from equipoise.core.rng import torch_generator
-from equipoise.testing.laws import agree, hold, unchanged
+from equipoise.testing.laws import agree, hold, unchanged, without_error
 from equipoise.types import Aggregator, AggregatorTraits, Averaging, Cohort, Sampler, ServerOptimizer
 
 
 def check_aggregator(aggregator: Aggregator, *, seed: int = 0, clients: int = 12) -> None:
-    """Permutation-invariant; zero updates give zero; a linear one's total is additive over chunks and linear in the weights."""
+    """Permutation-invariant; zero updates give zero; a linear one's total is additive over chunks and linear in the weights.
+
+    Updates have the type of the model, mostly float32, weights and losses always float64: an aggregator takes both.
+    """
     gen = torch_generator(seed, "check_aggregator")
     updates = torch.randn(clients, 6, generator=gen, dtype=torch.float64)
     weights = torch.rand(clients, generator=gen, dtype=torch.float64) + 0.1
@@ -33,6 +36,10 @@ def check_aggregator(aggregator: Aggregator, *, seed: int = 0, clients: int = 12
         agree(aggregator, "the order of clients does not matter", moved, total, 1e-9)
     zero = combine(torch.zeros_like(updates), weights, everyone)
     hold((zero == 0).all(), aggregator, "zero updates give a zero total", zero)
+    law = "updates may be float32, while weights and losses are float64"
+    with without_error(aggregator, law):
+        single = combine(updates.float(), weights, everyone)
+    agree(aggregator, law, single.double(), combine(updates.float().double(), weights, everyone).double(), 1e-3)
     if aggregator.linear:
         parts = [combine(updates[part], weights[part], part) for part in torch.split(everyone, 5)]
         agree(aggregator, "a linear total is the sum of its chunks' totals", torch.stack(parts).sum(0), total, 1e-9)
