@@ -1,5 +1,6 @@
 import csv
 import json
+import os
 import re
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from rich.cells import cell_len
 import equipoise
 from equipoise.cli import demo as demo_module
 from equipoise.experiment import catalog, folder
+from equipoise.experiment.scheduler import usual_workers
+from equipoise.experiment.study import read_study
 
 with warnings.catch_warnings():  # typer 0.20 imports names that click 8.5 deprecates; only that import is excused
     warnings.filterwarnings("ignore", message="'click", category=DeprecationWarning)
@@ -274,6 +277,13 @@ def test_the_reference_mentions_every_command_and_option():
         for option in set(options) - {"--help"}:
             assert option in reference, f"{command} {option}"
     assert "--version" in reference
+
+
+def test_runs_of_a_study_have_a_core_each_and_a_gpu_one_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 3, 4}, raising=False)
+    study = ROOT / "examples" / "study.toml"
+    assert usual_workers(read_study(study, (), out=tmp_path)) == 3
+    assert usual_workers(read_study(study, ["train.device=cuda"], out=tmp_path)) == 1
 
 
 def test_a_study_from_file_to_report(tmp_path):

@@ -112,7 +112,7 @@ def share_out(costs: Numbers, speeds: Sequence[float]) -> list[Node]:
 
 
 def split_by_job(first: int, last: int, counts: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Pieces first … last − 1 of all jobs, of which each has the same number: (job, its first piece, its last piece + 1).
+    """Pieces first … last − 1 of all jobs, of which job i has counts[i]: (job, its first piece, its last piece + 1).
 
     >>> split_by_job(1, 6, [2, 2, 4])
     [(0, 1, 2), (1, 0, 2), (2, 0, 2)]
