@@ -38,11 +38,13 @@ import torch
 
 from equipoise.engines.simulator import engine as simulator_engine
 from equipoise.reproduce.batched_runs import OutOfTime, TimeLimit
+from equipoise.reproduce.chosen_rates import candidates, chosen_rates, with_chosen_rates
 from equipoise.reproduce.experiments import EXPERIMENTS
 from equipoise.reproduce.runner import ExperimentRuns
 
 PFLLIB = ("pfllib-fashion-mnist-dirichlet", "pfllib-fashion-mnist-pathological")
 CHEAP = ("FedPer", "Local", "Ditto", "Δ-FL 0.5 + Ditto", "FedRep", "FedBABU", "SCAFFOLD")
+CHOSEN = ("FedAvg", "FedProx", "Δ-FL 0.5", *CHEAP)  # rows whose rate is chosen on validation examples, too
 LONG = ("Ditto, 1,000 rounds", "FedPer, 1,000 rounds", "FedAvg, 1,000 rounds")
 CONVNET_FIRST = ("FedAvg", "Δ-FL 0.8", "Δ-FL 0.5", "Δ-FL 0.1")
 MEMORY = Path("/dev/shm")  # noqa: S108  checkpoints of many runs would keep a disk busy
@@ -57,10 +59,11 @@ class Job:
     methods: tuple[str, ...]
     seeds: tuple[int, ...]
     precision: str = "tf32"
+    kind: str = "table"  # or "candidates": every rate, judged on validation examples; or "chosen": with the best of them
 
     def __str__(self) -> str:
         names = ", ".join(self.methods[:2]) + (f" and {len(self.methods) - 2} more" if len(self.methods) > 2 else "")
-        return f"{self.table}: {names}; seeds {', '.join(map(str, self.seeds))}"
+        return f"{self.table}, {self.kind}: {names}; seeds {', '.join(map(str, self.seeds))}"
 
 
 def jobs() -> Iterator[Job]:
@@ -71,18 +74,22 @@ def jobs() -> Iterator[Job]:
     attacks = [m.name for m in EXPERIMENTS["bucketing-mnist-attacks"].methods]
     tail = [m.name for m in EXPERIMENTS["emnist-tail"].methods]
     others = tuple(m.name for m in EXPERIMENTS["emnist-convnet"].methods if m.name not in CONVNET_FIRST)
-    yield from (Job(first, (name,), (0,)) for name in (LONG[0], "pFedMe", LONG[2], LONG[1], "APFL"))
+    yield from (Job(table, ("pFedMe",), (0,)) for table in PFLLIB)
+    yield from (Job(first, (name,), (0,)) for name in (*LONG, "APFL"))
+    yield from (Job(table, (name,), (), kind="candidates") for table in PFLLIB for name in CHOSEN)
     yield Job(first, ("FedAvg", "Δ-FL 0.5"), three)
     yield Job(second, ("FedAvg", "Δ-FL 0.5"), three)
     yield from (Job(first, (name,), (0,)) for name in ("Per-FedAvg", *CHEAP))
-    yield from (Job(second, (name,), (0,)) for name in ("pFedMe", "APFL", "Per-FedAvg", *CHEAP))
+    yield from (Job(second, (name,), (0,)) for name in ("APFL", "Per-FedAvg", *CHEAP))
     yield from (Job(table, ("FedProx",), three) for table in PFLLIB)
     yield from (Job("bucketing-mnist-mimic", (name,), (0,)) for name in mimic)
     yield from (Job(table, (name,), (seed,)) for table in PFLLIB for seed in three[1:] for name in CHEAP)
+    yield from (Job(table, (name,), (0,), kind="chosen") for table in PFLLIB for name in CHOSEN)
     yield from (Job("emnist-convnet", CONVNET_FIRST, (seed,)) for seed in five)
     yield from (Job("emnist-tail", tuple(pair), five, "float32") for pair in zip(tail[::2], tail[1::2], strict=True))
-    yield from (Job("bucketing-mnist-attacks", (name,), (0,)) for name in attacks)
     yield from (Job("bucketing-mnist-mimic", (name,), three[1:]) for name in mimic)
+    yield from (Job("bucketing-mnist-attacks", (name,), (0,)) for name in attacks)
+    yield from (Job(table, (name,), (seed,), kind="chosen") for seed in three[1:] for table in PFLLIB for name in CHOSEN)
     yield from (Job("emnist-convnet", others, (seed,)) for seed in five)
     yield from (Job(second, (name,), (0,)) for name in LONG)
     yield from (Job("bucketing-mnist-attacks", (name,), (1, 2)) for name in attacks)
@@ -123,15 +130,24 @@ def runs_of(job: Job, given: argparse.Namespace) -> ExperimentRuns:
         return cached_data(job.table, given.scale, str(folder), same, json.dumps(options, sort_keys=True))
 
     on_gpu = given.device.startswith("cuda")
-    return ExperimentRuns(
+    runs = ExperimentRuns(
         replace(entry, methods=methods, data=data), given.scale, scale, given.data, given.work / f"{job.table}-{given.scale}",
         given.device, lambda line: None, job.precision if on_gpu else "float32",
     )  # fmt: skip
+    return {"table": lambda: runs, "candidates": lambda: candidates(runs), "chosen": lambda: with_chosen_rates(runs)}[
+        job.kind
+    ]()
+
+
+def can_be_made(job: Job, given: argparse.Namespace) -> bool:
+    """Whether the rates that a job needs were chosen."""
+    return job.kind != "chosen" or set(job.methods) <= chosen_rates(runs_of(replace(job, kind="table"), given)).keys()
 
 
 def missing_of(job: Job, runs: ExperimentRuns) -> list[tuple[int, Any]]:
     """The seeds and methods of a job whose results are not there."""
-    wanted = [(seed, method) for method in runs.entry.methods for seed in job.seeds]
+    seeds = runs.seeds if job.kind == "candidates" else job.seeds
+    wanted = [(seed, method) for method in runs.entry.methods for seed in seeds]
     return [(seed, method) for seed, method in wanted if runs.stored(method, seed, None) is None]
 
 
@@ -293,7 +309,7 @@ def drive(given: argparse.Namespace) -> int:
         given.threads = 1 if mps else 3
     print(f"{given.processes} processes of {given.threads} threads, MPS {'on' if mps else 'off'}", flush=True)
     asked = [job for job in jobs() if not given.only or any(part in str(job) for part in given.only.split("|"))]
-    left = [job for job in asked if missing_of(job, runs_of(job, given))]
+    left = [job for job in asked if not can_be_made(job, given) or missing_of(job, runs_of(job, given))]
     print(f"{len(left)} of {len(asked)} jobs are left, {time.monotonic() - began:.0f} s", flush=True)
     crew, under_way, attempts = Crew(given, mps), dict[int, tuple[int, Job]](), dict[Job, int]()
     idle = [number for number in [crew.start(given.threads) for _ in range(given.processes)] for _ in range(given.threads)]
@@ -303,7 +319,7 @@ def drive(given: argparse.Namespace) -> int:
         while (waiting or under_way) and time.monotonic() < ends + GRACE - 8:
             while idle and time.monotonic() < ends - 15:
                 busy = [other for _, other in under_way.values()]
-                job = next((each for each in waiting if may_begin(each, busy)), None)
+                job = next((each for each in waiting if may_begin(each, busy) and can_be_made(each, given)), None)
                 if job is None:
                     break
                 waiting.remove(job)

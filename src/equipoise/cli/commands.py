@@ -291,7 +291,7 @@ def reproduce(
     out: Annotated[Path, Option(help="Where runs and tables go; runs that are there are kept.")] = Path("reproduce"),
     device: Annotated[str | None, Option(help="A torch device, e.g. cuda.")] = None,
     methods: Annotated[str | None, Option(help="Only these rows, e.g. fedavg,delta-fl-0.5.")] = None,
-    tune: Annotated[bool, Option("--tune", help="First choose the learning rate on FedAvg's training loss.")] = False,
+    tune: Annotated[bool, Option("--tune", help="First choose learning rates: by training loss or validation data.")] = False,
     show: Annotated[bool, Option("--show", help="Run nothing: print what the folder holds.")] = False,
     minutes: Annotated[float | None, Option(help="Stop after this number of minutes; the same command resumes.")] = None,
     precision: Annotated[str, Option(help="Of a GPU's products: float32, tf32 or bf16.")] = "float32",

@@ -63,6 +63,14 @@ class Method:
 
 
 @dataclass(frozen=True)
+class Choose:
+    """How the learning rate of each method is chosen: by runs of some rounds, on validation examples."""
+
+    rounds: int
+    share: float  # of each client's examples
+
+
+@dataclass(frozen=True)
 class Figure:
     """A figure that tables show: the title of its column, and its decimals."""
 
@@ -120,6 +128,7 @@ class Experiment:
     paper_clients: tuple[int, int] | None = None  # training and test clients of the paper, if not those of the data
     unseen: bool = True  # whether test clients took no part in training
     rates: tuple[float, ...] = ()  # candidates of --tune
+    choose: Choose | None = None  # how --tune chooses a rate for each method; None: one for all, by a training loss
     evaluate_share: float | None = None  # evaluate whenever this share of the rounds is over
     evaluate_every: int | None = None  # rounds between evaluations, in place of a share
     same_data: bool = False  # whether the data are the same for all seeds

@@ -15,7 +15,7 @@ from equipoise.data.text import PADDING
 from equipoise.experiment import catalog
 from equipoise.models import CharGRU, ConvNet, EmbeddingLSTM, Logistic, Softmax
 from equipoise.reproduce import data_sets, image_splits, tail_data
-from equipoise.reproduce.entry import Claim, DataMaker, Experiment, Method, ModelMaker, Need, Scale
+from equipoise.reproduce.entry import Choose, Claim, DataMaker, Experiment, Method, ModelMaker, Need, Scale
 from equipoise.reproduce.networks import BucketingNet
 from equipoise.reproduce.scores import MEASURES
 from equipoise.solvers import SGD
@@ -79,6 +79,7 @@ def read_experiment(name: str, table: Mapping[str, Any], needs: Mapping[str, Nee
         measure=measure,
         needs=tuple(needs[path] for path in table.get("needs", ())),
         claims=tuple(Claim(*claim) for claim in table["claims"]),
+        choose=Choose(**table["choose"]) if "choose" in table else None,
         **{key: _frozen(table[key]) for key in rest if key in table and table[key] != []},
     )
 

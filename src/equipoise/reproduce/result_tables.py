@@ -76,6 +76,7 @@ class Reproduction:
     tuned: bool
     rows: Mapping[str, Mapping[int, Mapping[str, Any]]]  # method → seed → the run; some may be missing
     seconds: float  # of this call
+    chosen: Mapping[str, float] | None = None  # the rate of each method, if it was chosen on validation examples
 
     @property
     def runs(self) -> list[Mapping[str, Any]]:
@@ -191,7 +192,15 @@ class Reproduction:
         if scale.options:
             sentences.append("Data options of this scale: " + ", ".join(f"{k} = {v}" for k, v in scale.options.items()) + ".")
         rates, first = ", ".join(f"{rate:g}" for rate in entry.rates), entry.methods[0].name
-        if self.tuned or entry.retuned:
+        if self.chosen is not None and entry.choose is not None:
+            by_method = ", ".join(f"{name} {rate:g}" for name, rate in self.chosen.items())
+            rounds = min(entry.choose.rounds, scale.rounds)
+            sentences.append(
+                f"The learning rate of each method was chosen from {rates} by the accuracy on {entry.choose.share:.0%} of the "
+                f"examples, kept from training for validation, after {rounds} rounds with a seed "
+                f"that is not reported: {by_method}."
+            )
+        elif self.tuned or entry.retuned:
             where = "on a seed that is not reported" if self.tuned else "at the small scale, on a seed that is not reported"
             sentences.append(
                 f"Learning rate {self.lr:g}, chosen from {rates} by the mean training loss of {first} {where} (the paper's is "
@@ -212,10 +221,11 @@ class Reproduction:
         tables = [table(reference) for reference in entry.tables]
         seeds = ", ".join(map(str, self.seeds))
         count = f"mean ± standard deviation over seeds {seeds}" if len(self.seeds) > 1 else f"seed {seeds} alone"
+        tune = " --tune" if self.tuned or self.chosen else ""
         lines = [
             f"### {entry.name}: {entry.title}",
             "",
-            f"`equipoise reproduce {entry.name} --scale {self.scale_name}`, {self.dates}, {self.machines}, "
+            f"`equipoise reproduce {entry.name} --scale {self.scale_name}{tune}`, {self.dates}, {self.machines}, "
             f"{duration(self.total_seconds)} for {len(self.runs)} runs. {self.scale.rounds} rounds, "
             f"{min(self.scale.clients_per_round, train)} of {self.client_counts('train')} clients per round, "
             f"{self.client_counts('test')} "
@@ -250,6 +260,7 @@ class Reproduction:
             "setting": {**asdict(self.scale), "options": dict(self.scale.options)},
             "learning_rate": self.lr,
             "tuned": self.tuned,
+            "chosen_rates": None if self.chosen is None else dict(self.chosen),
             "seeds": list(self.seeds),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "machine": self.machines,

@@ -25,6 +25,7 @@ from equipoise.engines import Simulator
 from equipoise.errors import ConfigError, Diverged, InvalidParameter, require, unknown_name
 from equipoise.metrics import mean
 from equipoise.reproduce.batched_runs import ENOUGH_SECONDS, OutOfTime, RunsTogether, TimeLimit
+from equipoise.reproduce.chosen_rates import CHOOSING_SEED, candidates, with_chosen_rates
 from equipoise.reproduce.data_sets import at_most, data_folder, require_files
 from equipoise.reproduce.entry import Experiment, FinishedRun, Method, Scale
 from equipoise.reproduce.experiments import EXPERIMENTS, SEVERAL
@@ -36,7 +37,7 @@ from equipoise.runs.many import SeededRun
 from equipoise.runs.setup import build
 from equipoise.train import train
 
-TUNING_SEED = 100  # of the data on which a learning rate is chosen; no reported seed
+TUNING_SEED = CHOOSING_SEED  # of the data on which a learning rate is chosen; no reported seed
 PrintLine = Callable[[str], object]
 
 
@@ -121,9 +122,23 @@ def reproduce_table(
         say or partial(print, flush=True),
         precision,
     )
+    if tune and entry.choose is not None:
+        return finish_with_chosen_rates(runs, limit, ray, only_stored=show)
     if show:
         return runs.report(runs.tuned_rate(only_stored=True) if tune else None, 0.0)
     return runs.finish(tune=tune, limit=limit, ray=ray)
+
+
+def finish_with_chosen_rates(runs: ExperimentRuns, limit: TimeLimit, ray: str | None, *, only_stored: bool) -> Path:
+    """Choose a rate for each method on validation examples, then make the tables with these rates."""
+    if only_stored:
+        return with_chosen_rates(runs).report(None, 0.0)
+    tried = candidates(runs)
+    folder = tried.finish(tune=False, limit=limit, ray=ray)
+    left = [method.name for method in tried.entry.methods if tried.stored(method, CHOOSING_SEED, None) is None]
+    if left:
+        return folder
+    return with_chosen_rates(runs).finish(tune=False, limit=limit, ray=ray)
 
 
 def chosen_methods(entry: Experiment, names: str | None, scale: str) -> tuple[Method, ...]:
@@ -156,6 +171,7 @@ class ExperimentRuns:
     say: PrintLine
     precision: str = "float32"
     processes: int | None = None  # of the simulator; None: as many as are fastest
+    chosen: Mapping[str, float] | None = None  # the rate of each method, if it was chosen on validation examples
 
     @property
     def engine(self) -> Simulator:
@@ -233,7 +249,9 @@ class ExperimentRuns:
         if not rows:
             raise ConfigError(f"{self.out / 'runs'} holds no run with these settings.")
         rate, tuned = lr or self.entry.solver.lr, lr is not None
-        reproduction = Reproduction(self.entry, self.scale_name, self.scale, tuple(self.seeds), rate, tuned, rows, seconds)
+        reproduction = Reproduction(
+            self.entry, self.scale_name, self.scale, tuple(self.seeds), rate, tuned, rows, seconds, self.chosen
+        )
         text = reproduction.markdown()
         write_json(self.out / "result.json", reproduction.record(), indent=1)
         write_atomically(self.out / "result.md", (text + "\n").encode())
@@ -282,9 +300,13 @@ class ExperimentRuns:
             **({} if self.precision == "float32" else {"precision": self.precision}),
         }
 
+    def run_in_file(self, method: str, seed: int) -> dict[str, Any]:
+        """The run in the file of a method and seed, whatever its settings; empty if there is none."""
+        return read_json(self.path_of(method, seed))
+
     def stored(self, method: Method, seed: int, lr: float | None) -> dict[str, Any] | None:
         """The stored run with these settings, or None."""
-        run = read_json(self.path(method, seed))
+        run = self.run_in_file(method.name, seed)
         return run if run.get("settings") == self.settings(method, lr) else None
 
     def train(self, method: Method, seed: int, data: FederatedData, lr: float | None, rounds: int) -> Result:
