@@ -37,7 +37,8 @@ if TYPE_CHECKING:
     from equipoise.runs.setup import Setting
 
 COLUMNS = ("client", "split", "seen", "size", "loss", "error")
-OPTIONAL = ("malicious", "personal_loss", "personal_error")  # columns of runs under attack and with personal models
+# Columns of runs under attack, of runs with personal models, and of runs whose trivial answer is known.
+OPTIONAL = ("malicious", "personal_loss", "personal_error", "trivial_error")
 METRICS = "equipoise.metrics"  # the key of what a Parquet file says about its metrics
 PERSONAL = "personal_"  # before the name of a metric: of clients' own models
 NOT_EVALUATED = "not evaluated"  # stands for a client in the row of a split that nobody could be asked about
@@ -50,8 +51,9 @@ class ClientTable:
     Loss and error are those of the shared model. Where clients have models of their own, `personal_loss` and `personal_error`
     are theirs (NaN for clients without one), and `served_loss` and `served_error` those of the model that a client is served.
     `metrics` are further columns by name, NaN for a client without a value; `personal_metrics` are those of own models.
-    Under attack `malicious` says who is; summaries are over benign clients. Iterating gives dictionaries, so
-    `pandas.DataFrame(table)` works.
+    Under attack `malicious` says who is; summaries are over benign clients. `trivial_error` is the error of giving every
+    example the same answer, `trivial_answer`: the class that is most frequent in training, or the mean of the training
+    targets. Iterating gives dictionaries, so `pandas.DataFrame(table)` works.
     """
 
     client: tuple[str, ...]
@@ -68,6 +70,8 @@ class ClientTable:
     higher_is_better: Mapping[str, bool] = field(default_factory=dict)  # of each metric
     attributes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of the clients, R values each
     miss: float | None = None  # ζ of conformal sets, whose coverage and size are metrics
+    trivial_error: Tensor | None = None  # (R,) float64
+    trivial_answer: str = ""  # "most frequent class" or "mean of the targets"
 
     @classmethod
     def evaluate(
@@ -173,9 +177,10 @@ class ClientTable:
             yield {name: values[i] for name, values in plain.items()}
 
     def __repr__(self) -> str:
-        lines = ["  ".join(f"{c:>12}" for c in self.columns)]
+        wide = {name: max(12, len(name)) for name in self.columns}
+        lines = ["  ".join(f"{name:>{width}}" for name, width in wide.items())]
         lines += [
-            "  ".join(f"{v:>12.4f}" if isinstance(v, float) else f"{v!s:>12}" for v in row.values())
+            "  ".join(f"{v:>{wide[name]}.4f}" if isinstance(v, float) else f"{v!s:>{wide[name]}}" for name, v in row.items())
             for row in itertools.islice(self, 5)
         ]
         if len(self) > 5:
@@ -197,7 +202,7 @@ class ClientTable:
         attributes = {name: tuple(values[i] for i in rows.tolist()) for name, values in self.attributes.items()}
         return ClientTable(
             client, split, **plain, metrics=metrics, personal_metrics=own, higher_is_better=self.higher_is_better,
-            attributes=attributes, miss=self.miss,
+            attributes=attributes, miss=self.miss, trivial_answer=self.trivial_answer,
         )  # fmt: skip
 
     def subgroups(self, attribute: str, split: str) -> list[Subgroup]:
@@ -263,8 +268,11 @@ class ClientTable:
         columns: dict[str, object] = {n: v.numpy() if isinstance(v, Tensor) else list(v) for n, v in values.items()}
         columns |= {name: [value] * len(self) for name, value in constants.items()}
         buffer, table = io.BytesIO(), pyarrow.table(columns)
-        if self.metrics or self.attributes:
-            about = {"higher_is_better": dict(self.higher_is_better), "attributes": list(self.attributes), "miss": self.miss}
+        if self.metrics or self.attributes or self.trivial_answer:
+            about = {
+                "higher_is_better": dict(self.higher_is_better), "attributes": list(self.attributes), "miss": self.miss,
+                "trivial_answer": self.trivial_answer,
+            }  # fmt: skip
             table = table.replace_schema_metadata({METRICS: json.dumps(about)})
         pyarrow.parquet.write_table(table, buffer)
         return write_atomically(Path(path), buffer.getvalue())
@@ -291,7 +299,7 @@ class ClientTable:
         attributes = {name: tuple(table[name]) for name in named}
         return cls(
             client, split, **tensors, metrics=metrics, personal_metrics=personal, higher_is_better=higher,
-            attributes=attributes, miss=about.get("miss"),
+            attributes=attributes, miss=about.get("miss"), trivial_answer=about.get("trivial_answer", ""),
         )  # fmt: skip
 
     def to_csv(self, path: str | Path) -> Path:
@@ -397,6 +405,7 @@ class RunRecord:
     epsilon: Spent | None = None  # the privacy spent, under differential privacy
     privacy: PrivacyTable | None = None  # ε by observer; None for runs of version 0.1
     sampled: dict[str, tuple[int, int]] | None = None  # clients evaluated and clients there are, by split; None: all of them
+    data_differ: bool = False  # whether runs with other seeds have other data, so that clients of one name are not one client
 
     def __repr__(self) -> str:
         about = f"{self.name!r}, seed {self.seed}, {self.rounds} rounds on {self.data!r}"
