@@ -26,9 +26,21 @@ __all__ = ["FIGURES", "Comparison", "Spread", "compare", "figures_of"]
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Results by method, one per seed. `summary()` prints the table, `report(path)` writes the page."""
+    """Results by method, one per seed. `summary()` is the table, `report(path)` writes the page.
 
-    results: dict[str, list[Result]]
+    `compare` and `train_many` give it. Source: ours.
+
+    >>> import equipoise as eq
+    >>> data = eq.data.label_shift(train_clients=5, validation_clients=0, test_clients=3, examples=20)
+    >>> methods = {"FedAvg": eq.Algorithm(), "tail": eq.Algorithm(risk=eq.risk.Superquantile(tail=0.5))}
+    >>> made = eq.compare(methods, eq.models.Softmax(20, 10), data, rounds=2, clients_per_round=3, seeds=2)
+    >>> [(name, len(runs)) for name, runs in made.results.items()], made.results["tail"][1].seed
+    ([('FedAvg', 2), ('tail', 2)], 1)
+    >>> sorted(made.table()["FedAvg"])[:3]  # each with its mean and deviation over seeds
+    ['mean', 'percentile_90', 'seconds']
+    """
+
+    results: dict[str, list[Result]]  # by the name of the method, in the order of the seeds
 
     def table(self) -> dict[str, dict[str, Spread]]:
         """Per method the figures of the test error, in fractions, over seeds, with trained clients per round and seconds."""

@@ -53,24 +53,33 @@ class ClientTable:
     `metrics` are further columns by name, NaN for a client without a value; `personal_metrics` are those of own models.
     Under attack `malicious` says who is; summaries are over benign clients. `trivial_error` is the error of giving every
     example the same answer, `trivial_answer`: the class that is most frequent in training, or the mean of the training
-    targets. Iterating gives dictionaries, so `pandas.DataFrame(table)` works.
+    targets. Iterating gives dictionaries, so `pandas.DataFrame(table)` works. Source: ours.
+
+    >>> table = ClientTable(
+    ...     ("anna", "ben"), ("test", "test"), torch.tensor([True, False]), torch.tensor([30, 12]),
+    ...     loss=torch.tensor([0.2, 0.9]), error=torch.tensor([0.1, 0.5]),
+    ... )
+    >>> table.worst(1)[0]["client"], table["size"].tolist(), len(table.where("test"))
+    ('ben', [30, 12], 2)
+    >>> round(table.summaries()["test"]["error"].mean, 6)
+    0.3
     """
 
-    client: tuple[str, ...]
-    split: tuple[str, ...]
-    seen: Tensor  # (R,) bool
-    size: Tensor  # (R,) int64
-    loss: Tensor  # (R,) float64
-    error: Tensor  # (R,) float64
-    malicious: Tensor | None = None  # (R,) bool
-    personal_loss: Tensor | None = None  # (R,) float64
-    personal_error: Tensor | None = None  # (R,) float64
-    metrics: Mapping[str, Tensor] = field(default_factory=dict)  # (R,) float64 each
-    personal_metrics: Mapping[str, Tensor] = field(default_factory=dict)  # (R,) float64 each
+    client: tuple[str, ...]  # R ids
+    split: tuple[str, ...]  # R times "train", "validation" or "test"
+    seen: Tensor  # (R,) bool: whether the client took part in training
+    size: Tensor  # (R,) int64: its examples in this split
+    loss: Tensor  # (R,) float64: mean loss of the shared model over its examples
+    error: Tensor  # (R,) float64: mean error of the shared model
+    malicious: Tensor | None = None  # (R,) bool; None without an attack
+    personal_loss: Tensor | None = None  # (R,) float64: of clients' own models, NaN for clients without one
+    personal_error: Tensor | None = None  # (R,) float64: of clients' own models, NaN for clients without one
+    metrics: Mapping[str, Tensor] = field(default_factory=dict)  # (R,) float64 each, by name
+    personal_metrics: Mapping[str, Tensor] = field(default_factory=dict)  # (R,) float64 each, of clients' own models
     higher_is_better: Mapping[str, bool] = field(default_factory=dict)  # of each metric
     attributes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of the clients, R values each
     miss: float | None = None  # ζ of conformal sets, whose coverage and size are metrics
-    trivial_error: Tensor | None = None  # (R,) float64
+    trivial_error: Tensor | None = None  # (R,) float64: of one answer for all examples
     trivial_answer: str = ""  # "most frequent class" or "mean of the targets"
 
     @classmethod
@@ -313,13 +322,16 @@ class ClientTable:
 
 @dataclass(frozen=True, eq=False)
 class RunSummary:
-    """Figures of the error and the loss over the clients that a model is judged on. `str()` is a table."""
+    """Figures of the error and the loss over the clients that a model is judged on. `str()` is a table.
 
-    name: str
-    split: str
-    unseen: bool
-    error: Summary
-    loss: Summary
+    `summary.error.mean`, `summary.error.percentiles[90]` and `summary.error.worst_10` are single figures.
+    """
+
+    name: str  # of the run
+    split: str  # "train", "validation" or "test"
+    unseen: bool  # whether none of the clients took part in training
+    error: Summary  # of the model that each client is served
+    loss: Summary  # of the model that each client is served
     shared_error: Summary | None = None  # of the shared model, where clients are served their own
     malicious: int = 0  # the number of malicious clients, who are left out
     sampled: tuple[int, int] | None = None  # how many clients were evaluated, and how many there are; None: all of them
@@ -392,15 +404,15 @@ class NoTraining:
 class RunRecord:
     """A finished run without its model: all that a report needs."""
 
-    name: str
-    algorithm: Algorithm | RecordedAlgorithm | NoTraining
-    seed: int
-    clients: ClientTable
-    history: History
-    seconds: float
+    name: str  # what reports call the run
+    algorithm: Algorithm | RecordedAlgorithm | NoTraining  # what was minimised, and how
+    seed: int  # of cohorts, batches and noise
+    clients: ClientTable  # one row per client and split
+    history: History  # figures of every round and evaluation
+    seconds: float  # that the run took
     data: str  # the name of the data
-    rounds: int
-    clients_per_round: int
+    rounds: int  # that were run
+    clients_per_round: int  # that were drawn for each round
     error_is_loss: bool = False  # whether the task has no error besides its loss
     epsilon: Spent | None = None  # the privacy spent, under differential privacy
     privacy: PrivacyTable | None = None  # ε by observer; None for runs of version 0.1
@@ -443,12 +455,23 @@ class RunRecord:
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class Result(RunRecord):
-    """A finished run: the trained `model`, `clients` (one row each), `history`, `summary()` and `report(path)`."""
+    """A finished run: the trained `model`, `clients` (one row each), `history`, `summary()` and `report(path)`.
 
-    algorithm: Algorithm
-    model: nn.Module
-    params: Tensor  # (D,)
-    carried: Tensor | None = None  # (C,) carried values (core.carried), e.g. running statistics, if the model has any
+    `train` gives it. Source: ours.
+
+    >>> import equipoise as eq
+    >>> data = eq.data.label_shift(train_clients=5, validation_clients=0, test_clients=3, examples=20)
+    >>> result = eq.train(eq.models.Softmax(data.features, data.classes), data, rounds=2, clients_per_round=3)
+    >>> result.judged_on, len(result.clients), len(result.history.rounds), type(result.model).__name__
+    ('test', 8, 2, 'Softmax')
+    >>> 0 <= result.summary().error.percentiles[90] <= 1
+    True
+    """
+
+    algorithm: Algorithm  # what was minimised, and how
+    model: nn.Module  # the trained model, a copy of the one that was given
+    params: Tensor  # (D,) its parameters as one vector
+    carried: Tensor | None = None  # (C,) values that training changes besides parameters, e.g. running statistics
     personal: PersonalModels | None = None  # the clients' own models, if the algorithm gives them any
     schema: Schema | None = None  # how each column was encoded, if the data are a table
     signature: Signature | None = None  # what the model takes, where the data are on this machine

@@ -36,7 +36,7 @@ from equipoise.runs.evaluation_sample import evaluation_sample, refuse_sample, s
 from equipoise.runs.own_parts import try_own_parts
 from equipoise.runs.solver_rows import SolverRows
 from equipoise.runs.stopping import EarlyStopping, refuse_stop
-from equipoise.runs.trivial_answer import trivial_answer
+from equipoise.runs.trivial_answer import with_trivial_answer
 from equipoise.solvers.local_optimizer import rates_by_name
 from equipoise.types import (
     Engine,
@@ -168,9 +168,7 @@ class Setting:
         reported, spent = self.averaged.iterate(chosen), self.protection.spent(last.privacy, last.round)
         model = self.model_at(reported.model)
         if self.engine_traits.network is None and self.algorithm.privacy is None:  # else training examples are not looked at
-            trivial = trivial_answer(self.task, model, self.data, self.sample)
-            if trivial is not None:
-                clients = replace(clients, trivial_error=trivial.errors, trivial_answer=trivial.name)
+            clients = with_trivial_answer(clients, self.task, model, self.data, self.sample)
         return Result(
             name=self.name, algorithm=self.algorithm, seed=self.seed, model=model,
             params=reported.params, carried=reported.carried,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +16,7 @@ from equipoise.data.clients import ClientSet, FederatedData, rows_in_turn
 
 if TYPE_CHECKING:
     from equipoise.core.task import Task
+    from equipoise.result import ClientTable
 
 CLASS, MEAN = "most frequent class", "mean of the targets"
 
@@ -28,14 +29,22 @@ class TrivialAnswer:
     errors: Tensor  # (R,) float64: the error of each client that is evaluated, split by split
 
 
+def with_trivial_answer(
+    table: ClientTable, task: Task, model: nn.Module, data: FederatedData, sample: Mapping[str, Tensor] | None = None
+) -> ClientTable:
+    """The table with the column `trivial_error`; the table itself where the trivial answer is not known."""
+    found = trivial_answer(task, model, data, sample)
+    return table if found is None else replace(table, trivial_error=found.errors, trivial_answer=found.name)
+
+
 def trivial_answer(
     task: Task, model: nn.Module, data: FederatedData, sample: Mapping[str, Tensor] | None = None
 ) -> TrivialAnswer | None:
     """The trivial answer and its error for every evaluated client; None where it is not known at little cost.
 
     It is known for data in memory with one target per example: a class, or a number that the model predicts by one output.
-    `sample` holds the positions of the clients that are evaluated, by split. No example outside the training split is looked
-    at to choose the answer.
+    `sample` holds the positions of the clients that are evaluated, by split; `model` is in evaluation mode. The answer is
+    chosen on training examples alone.
     """
     sets = data.splits
     if any(clients.store is not None or not isinstance(clients.y, Tensor) or clients.y.dim() != 1 for clients in sets.values()):
