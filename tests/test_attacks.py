@@ -463,7 +463,8 @@ def test_a_run_under_attack_is_judged_by_benign_clients(tmp_path):
     assert last["validation"]["loss"] == pytest.approx(run.summary("validation").loss.mean)
 
     back = ClientTable.from_parquet(run.clients.to_parquet(tmp_path / "clients.parquet", method="x"))
-    assert back.columns == run.clients.columns == ("client", "split", "seen", "size", "loss", "error", "malicious")
+    known = ("client", "split", "seen", "size", "loss", "error", "malicious", "trivial_error")
+    assert back.columns == run.clients.columns == known
     for column in back.columns:
         first, second = run.clients[column], back[column]
         assert first.equal(second) if isinstance(first, torch.Tensor) else first == second

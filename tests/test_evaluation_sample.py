@@ -495,13 +495,15 @@ def test_tables_of_methods_have_rows_of_intervals(data):
     ]
     table = comparison_table(comparison.all_results)
     assert "20 of 25 unseen test clients, drawn at random" in table.title
-    assert [str(cell) for cell in table.columns[0].cells] == ["mean", "  95 % interval", "tail", "  95 % interval"]
+    assert [str(cell) for cell in table.columns[0].cells] == [
+        "mean", "  95 % interval", "tail", "  95 % interval", "most frequent class",
+    ]  # fmt: skip
     assert list(table.columns[2].cells)[1] == found["mean"].text(lambda v: f"{100 * v:.1f}")
     plain = eq.compare(methods, softmax(), data, **options)
     assert "interval" not in plain.summary()
     mixed = [*plain.results["mean"], *comparison.results["tail"]]
     assert intervals_of(plain.results["mean"]) == {}
-    assert len(comparison_table(mixed).rows) == 3
+    assert len(comparison_table(mixed).rows) == 4
 
 
 def test_the_page_says_so(data, tmp_path):

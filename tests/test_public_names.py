@@ -5,8 +5,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "docs" / "_ext"))
 
-from public_names import all_names, docstrings, public_modules, without_docstring
+import pytest
+from api_pages import GIVEN, full_name
+from api_pages import pages as api_pages
+from field_comments import field_comments
+from given_types import INNER, given_types, public_classes
+from public_names import all_names, docstrings, public_methods, public_modules, without_docstring
 from site_checks import RIDDLES
+
+import equipoise as eq
 
 
 def test_every_public_name_and_method_has_a_docstring():
@@ -24,3 +31,50 @@ def test_the_list_of_public_names_is_complete():
     assert {"equipoise.train", "equipoise.risk.Superquantile", "equipoise.types.ClientRisk"} <= names
     assert len(names) > 300
     assert all(public_modules()[module] for module in ("equipoise.sampling", "equipoise.errors", "equipoise.observers"))
+
+
+def test_every_public_name_has_an_entry_in_the_reference():
+    made = api_pages()
+    for module, names in public_modules().items():
+        text = made.get(f"api/{module}.md", "")
+        elsewhere = {"ClientSet", "FederatedData"} if module == "equipoise" else set()  # their entries are in equipoise.data
+        assert [n for n in names if n not in elsewhere and f":: {module}.{n}\n" not in text] == []
+
+
+def test_every_type_that_public_names_give_back_has_an_entry():
+    """Followed through return types and attributes, also of types that are no public names themselves."""
+    found, text = given_types(), api_pages()[f"api/{GIVEN}.md"]
+    names = {each.__name__ for each in found}
+    assert {
+        "RunSummary",
+        "PersonalModels",
+        "Spent",
+        "PrivacyTable",
+        "ObserverPrivacy",
+        "Stopped",
+        "Spread",
+        "Subgroup",
+    } <= names
+    assert not names & {each.__name__ for each in public_classes()}
+    assert [each for each in found if f".. autoclass:: {full_name(each)}\n" not in text] == []
+    assert names >= INNER  # nothing is called inner that nobody meets
+    assert all(each.__doc__ for each in found)
+    members = [f"{each.__name__}.{m}" for each in found if each.__name__ not in INNER for m in public_methods(each)
+               if not getattr(each, m).__doc__]  # fmt: skip
+    assert members == []
+
+
+@pytest.mark.parametrize(
+    "owner", [eq.Result, eq.ClientTable, eq.Comparison, eq.observers.History, eq.types.RoundReport, eq.metrics.Interval]
+)
+def test_what_users_hold_in_their_hands_says_what_each_attribute_is(owner):
+    import dataclasses
+
+    fields = {each.name for each in dataclasses.fields(owner)}
+    assert fields - set(field_comments(owner)) == set()
+
+
+def test_results_show_what_they_inherit_and_an_example():
+    assert {"summary", "report", "subgroups", "save", "export"} <= set(public_methods(eq.Result))
+    assert {"summary", "report"} <= set(public_methods(eq.EvaluatedModel))
+    assert all(">>> " in owner.__doc__ for owner in (eq.Result, eq.ClientTable, eq.Comparison))

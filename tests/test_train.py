@@ -62,7 +62,7 @@ def test_the_client_table(ragged, tmp_path):
     assert worst[0]["error"] >= worst[1]["error"] == sorted(table.error.tolist())[-2]
     table.to_csv(tmp_path / "clients.csv")
     lines = (tmp_path / "clients.csv").read_text().splitlines()
-    assert lines[0] == "client,split,seen,size,loss,error"
+    assert lines[0] == "client,split,seen,size,loss,error,trivial_error"
     assert len(lines) == 12
     assert "… 11 rows" in repr(table)
     with pytest.raises(InvalidParameter, match="split must be one of test, train"):

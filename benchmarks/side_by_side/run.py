@@ -2,8 +2,8 @@
 
     python benchmarks/side_by_side/run.py > docs/side_by_side.log
 
-The environment of another library is a virtual environment that adds it to the packages installed here. Flower, pfl-research
-and FedJAX run the same program beside ours in benchmarks/peers. PFLlib is not in the package registry.
+The environment of another library is a virtual environment that adds it to the packages installed here; FedJAX needs older
+packages and has an environment without ours. PFLlib is not in the package registry.
 """
 
 from __future__ import annotations
@@ -14,41 +14,81 @@ import subprocess
 import sys
 import sysconfig
 import venv
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-LIBRARIES = {"scikit_learn": [], "opacus": ["opacus==1.6.0", "opt_einsum==3.4.0"]}
+OLD_JAX = (
+    "fedjax==0.0.17", "jax==0.4.31", "jaxlib==0.4.31", "dm-haiku==0.0.13", "optax==0.2.5", "chex==0.1.90", "numpy==1.26.4",
+    "scipy==1.17.1", "scikit-learn==1.9.1",
+)  # fmt: skip
 
 
-def python_with(name: str, requirements: list[str]) -> str:
-    """The Python of an environment that has what is installed here, and the requirements."""
-    if not requirements:
+@dataclass(frozen=True)
+class Pair:
+    """A program in another library, and the program that does the same here."""
+
+    name: str
+    after: str
+    requirements: tuple[str, ...] = ()  # what it needs besides the packages installed here; none: all are here
+    alone: bool = False  # whether its environment has nothing of ours
+
+    @property
+    def shown(self) -> str:
+        """The library with its version."""
+        installed = {"scikit_learn": "scikit-learn", "flower": "flwr"}.get(self.name)
+        return f"{installed}=={version(installed)}" if installed else self.requirements[0]
+
+
+PAIRS = (
+    Pair("flower", "fedavg"),
+    Pair(
+        "pfl", "fedavg", ("pfl==0.6.0", "dp-accounting==0.5.0", "prv-accountant==0.2.0", "multiprocess==0.70.17", "dill==0.3.9")
+    ),
+    Pair("fedjax", "fedavg", OLD_JAX, alone=True),
+    Pair("scikit_learn", "scikit_learn"),
+    Pair("opacus", "opacus", ("opacus==1.6.0", "opt_einsum==3.4.0")),
+)
+
+
+def python_of(pair: Pair) -> str:
+    """The Python of the environment in which the other library is installed; it is made if it is not there."""
+    if not pair.requirements:
         return sys.executable
-    folder = ROOT / ".peers" / f"side_by_side_{name}"
-    if not (folder / "ready").exists():
+    folder = ROOT / ".peers" / f"side_by_side_{pair.name}"
+    python, wanted = folder / "bin" / "python", "\n".join(pair.requirements)
+    ready = folder / "ready"
+    if not ready.exists() or ready.read_text() != wanted:
         venv.create(folder, with_pip=True, clear=True)
-        python = folder / "bin" / "python"
-        where = [python, "-c", "import site; print(site.getsitepackages()[0])"]
-        place = subprocess.run(where, capture_output=True, text=True, check=True)
-        Path(place.stdout.strip(), "here.pth").write_text(sysconfig.get_path("purelib") + "\n")
-        subprocess.run([python, "-m", "pip", "install", "--quiet", "--no-deps", *requirements], check=True, stdout=sys.stderr)
-        (folder / "ready").touch()
-    return str(folder / "bin" / "python")
+        if not pair.alone:
+            where = [python, "-c", "import site; print(site.getsitepackages()[0])"]
+            place = subprocess.run(where, capture_output=True, text=True, check=True)
+            Path(place.stdout.strip(), "here.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        more = [] if pair.alone else ["--no-deps"]
+        subprocess.run([python, "-m", "pip", "install", "--quiet", *more, *pair.requirements], check=True, stdout=sys.stderr)
+        ready.write_text(wanted)
+    return str(python)
+
+
+def last_line(python: str, program: Path) -> str:
+    """What a program prints last; of one that fails, the last line of its error."""
+    paths = os.pathsep.join((str(ROOT / "src"), str(HERE)))
+    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([python, program], capture_output=True, text=True, env=environment, check=False)
+    lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
+    return next((line for line in reversed(lines) if line.startswith("error")), lines[-1] if lines else "no output")
 
 
 def main() -> None:
     print(f"{datetime.now(UTC):%Y-%m-%d}, {platform.machine()}, Python {platform.python_version()}, torch {version('torch')}")
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    for name, requirements in LIBRARIES.items():
-        shown = " ".join(requirements[:1]) or f"scikit-learn=={version('scikit-learn')}"
-        for side, python in (("before", python_with(name, requirements)), ("after", sys.executable)):
-            program = [python, HERE / f"{name}_{side}.py"]
-            done = subprocess.run(program, capture_output=True, text=True, env=environment, check=False)
-            last = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()[-1]
-            print(f"{shown if side == 'before' else 'equipoise':22s} {last}")
+    for after in dict.fromkeys(pair.after for pair in PAIRS):
+        for pair in PAIRS:
+            if pair.after == after:
+                print(f"{pair.shown:22s} {last_line(python_of(pair), HERE / f'{pair.name}_before.py')}", flush=True)
+        print(f"{'equipoise':22s} {last_line(sys.executable, HERE / f'{after}_after.py')}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,10 @@
 """Docstrings are plain text with `code`; this makes them reStructuredText, so that no character of a formula is markup."""
 
+import dataclasses
+import inspect
 import re
+
+from field_comments import field_comments
 
 _CODE = re.compile(r"``.+?``|`[^`]+`")
 _BULLET = re.compile(r"^(\s*)([-*]|\d+\.) ")
@@ -27,6 +31,10 @@ def process(app, what, name, obj, options, lines) -> None:
     """Rewrite the lines of a docstring in place."""
     if name.startswith("equipoise") and what != "module":
         lines[:] = reflowed(lines)
+        if what == "class":
+            taken = inspect.signature(obj).parameters if dataclasses.is_dataclass(obj) else {}
+            comments = {field: text for field, text in field_comments(obj).items() if field in taken}
+            lines += [f":param {field}: {converted(text)}" for field, text in comments.items()]
 
 
 def joined_spans(lines: list[str]) -> list[str]:

@@ -1,5 +1,6 @@
 """Every public name of the library: what `equipoise` offers, and what each of its public modules offers."""
 
+import functools
 import importlib
 import inspect
 from types import ModuleType
@@ -37,13 +38,23 @@ def all_names() -> list[str]:
     return [f"{module}.{name}" for module, names in public_modules().items() for name in names]
 
 
+@functools.cache
+def _documented_elsewhere() -> frozenset[type]:
+    """Public classes: what others inherit from them is in their own entries."""
+    found = (getattr(importlib.import_module(module), name) for module, names in public_modules().items() for name in names)
+    return frozenset(value for value in found if inspect.isclass(value))
+
+
 def public_methods(owner: type) -> list[str]:
-    """Methods and properties that a class defines itself."""
-    return [
+    """Methods and properties that a class defines itself, or inherits from a class of the library that is not public."""
+    bases = [b for b in owner.__mro__[1:] if b.__module__.startswith("equipoise") and b not in _documented_elsewhere()]
+    kinds = property | functools.cached_property | classmethod | staticmethod
+    return list(dict.fromkeys(
         name
-        for name, value in vars(owner).items()
-        if not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, property | classmethod | staticmethod))
-    ]
+        for base in (owner, *bases)
+        for name, value in vars(base).items()
+        if not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, kinds))
+    ))  # fmt: skip
 
 
 def docstrings() -> dict[str, str]:

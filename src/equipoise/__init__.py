@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from equipoise.data import ClientSet, FederatedData
     from equipoise.evaluate import EvaluatedModel, evaluate
     from equipoise.explain import explain
-    from equipoise.result import Result
+    from equipoise.result import ClientTable, Result
     from equipoise.runs.checkpoint import Checkpoints
     from equipoise.runs.family import Family, train_family
     from equipoise.runs.many import train_many
@@ -54,6 +54,7 @@ __all__ = [
     "Algorithm",
     "Checkpoints",
     "ClientSet",
+    "ClientTable",
     "Comparison",
     "EarlyStopping",
     "EvaluatedModel",
@@ -92,6 +93,7 @@ _HOMES = {  # of the names that are no modules
     "Algorithm": "algorithm",
     "Checkpoints": "runs.checkpoint",
     "ClientSet": "data",
+    "ClientTable": "result",
     "Comparison": "compare",
     "EarlyStopping": "runs.stopping",
     "EvaluatedModel": "evaluate",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from equipoise.data.clients import FederatedData
 from equipoise.errors import EquipoiseError, require
 from equipoise.privacy.observer_table import composed_words
 from equipoise.report import write_report
-from equipoise.report.data.over_seeds import FIGURES, Spread, figures_of, intervals_of, metric_figures
+from equipoise.report.data.over_seeds import FIGURES, Spread, figures_of, intervals_of, metric_figures, trivial_name
 from equipoise.report.text.phrases import INTERVAL, SHARED, remarks
 from equipoise.result import Result
 from equipoise.runs.setup import DataOrMaker, ModelOrMaker, build
@@ -26,9 +26,21 @@ __all__ = ["FIGURES", "Comparison", "Spread", "compare", "figures_of"]
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Results by method, one per seed. `summary()` prints the table, `report(path)` writes the page."""
+    """Results by method, one per seed. `summary()` is the table, `report(path)` writes the page.
 
-    results: dict[str, list[Result]]
+    `compare` and `train_many` give it. Source: ours.
+
+    >>> import equipoise as eq
+    >>> data = eq.data.label_shift(train_clients=5, validation_clients=0, test_clients=3, examples=20)
+    >>> methods = {"FedAvg": eq.Algorithm(), "tail": eq.Algorithm(risk=eq.risk.Superquantile(tail=0.5))}
+    >>> made = eq.compare(methods, eq.models.Softmax(20, 10), data, rounds=2, clients_per_round=3, seeds=2)
+    >>> [(name, len(runs)) for name, runs in made.results.items()], made.results["tail"][1].seed
+    ([('FedAvg', 2), ('tail', 2)], 1)
+    >>> sorted(made.table()["FedAvg"])[:3]  # each with its mean and deviation over seeds
+    ['mean', 'percentile_90', 'seconds']
+    """
+
+    results: dict[str, list[Result]]  # by the name of the method, in the order of the seeds
 
     def table(self) -> dict[str, dict[str, Spread]]:
         """Per method the figures of the test error, in fractions, over seeds, with trained clients per round and seconds."""
@@ -62,6 +74,7 @@ class Comparison:
         seeds = len(next(iter(self.results.values())))
         below = [SHARED] * any("shared_mean" in row for row in table.values())
         below += [INTERVAL] * any(intervals_of(runs) for runs in self.results.values())
+        below += [trivial_name(self.all_results)] * any("trivial_mean" in row for row in table.values())
         width = max(map(len, ("method", *table, *below)))
         what = "Loss" if first.error_is_loss else "Error"
         over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "1 seed"
@@ -84,6 +97,8 @@ class Comparison:
             if "shared_mean" in row:
                 lines.append(f"{SHARED:<{width}}{cells(row, 'shared_')}")
                 lines += interval_lines(method, "shared_error")
+        if trivial := next((row for row in table.values() if "trivial_mean" in row), None):
+            lines.append(f"{trivial_name(self.all_results):<{width}}{cells(trivial, 'trivial_')}")
         if spent := self.privacy:
             lines.append(spent)
         if said := remarks(self.results, table, "{:.3f}".format):
@@ -132,9 +147,13 @@ def compare(
     require("seed" not in options, "seed", "is called seeds here", options.get("seed"), "Write seeds=[…] or seeds=5.")
     options |= {"rounds": rounds, "clients_per_round": clients_per_round}
     results: dict[str, list[Result]] = {name: [] for name in methods}
+    first: FederatedData | None = None
+    differ = False
     for seed in chosen:
         # Once per seed, so that all methods start from the same model on the same data.
         start, seeded = build(model, seed, nn.Module, "model"), build(data, seed, FederatedData, "data")
+        first = first or seeded
+        differ = differ or (seeded is not first and seeded.fingerprint != first.fingerprint)
         for name, algorithm in methods.items():
             try:
                 run = train(start, seeded, algorithm, seed=seed, name=name, **options)
@@ -143,4 +162,6 @@ def compare(
                 failure.finished = Comparison({method: runs for method, runs in results.items() if runs})
                 raise
             results[name].append(run)
+    if differ:
+        results = {name: [replace(run, data_differ=True) for run in runs] for name, runs in results.items()}
     return Comparison(results)

@@ -163,8 +163,8 @@ def _ranks(values: Tensor) -> Tensor:
 class Interval:
     """Where a figure over all clients lies, with 95 % confidence, by a random sample of them. An end may be infinite."""
 
-    low: float
-    high: float
+    low: float  # −∞ if the sample is too small for a lower end
+    high: float  # ∞ if the sample is too small for an upper end
 
     def text(self, write: Callable[[float], str]) -> str:
         """The interval in words, its numbers written by `write`.

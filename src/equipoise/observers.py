@@ -31,10 +31,10 @@ BINS = 20  # of the histogram of errors at each evaluation
 class Run:
     """What observers are told at the start."""
 
-    name: str
-    rounds: int
-    seed: int
-    first_round: int = 0
+    name: str  # of the run
+    rounds: int  # that it is to have
+    seed: int  # of the run
+    first_round: int = 0  # 0, or the round that it resumes from
     setting: Setting | None = field(default=None, repr=False, compare=False)  # engine and data, for observers that measure
     history: History | None = field(default=None, repr=False, compare=False)  # of the rounds before the first
     shares_rounds: bool = False  # whether other runs have their rounds between its own, as in train_many
@@ -44,8 +44,8 @@ class Run:
 class Evaluation:
     """All clients after `round` rounds, at the parameters `params` that the run reports."""
 
-    round: int
-    clients: ClientTable
+    round: int  # rounds that were finished
+    clients: ClientTable  # one row per client and split
     params: Tensor | None = None  # (D,); not kept in the history
     run: str = ""  # the run's name
     carried: Tensor | None = None  # (C,) of a model with carried values; not kept in the history
@@ -61,8 +61,8 @@ class EvaluationPoint:
     "shared_loss", "shared_error" and "shared_error_90" are those of the shared model.
     """
 
-    round: int
-    splits: dict[str, dict[str, float]]
+    round: int  # rounds that were finished
+    splits: dict[str, dict[str, float]]  # split → figure → value, e.g. splits["test"]["error_90"]
     histogram: dict[str, Any] | None = None  # of the errors of the split that is judged; None in logs of version 0.1
 
     @classmethod
@@ -105,10 +105,10 @@ class History(Observer):
     (`evaluations`) only from there on. `stopped` says when and why early stopping ended the run, and which round is reported.
     """
 
-    rounds: list[RoundReport] = field(default_factory=list)
-    evaluations: list[Evaluation] = field(default_factory=list)
-    points: list[EvaluationPoint] = field(default_factory=list)
-    stopped: Stopped | None = None
+    rounds: list[RoundReport] = field(default_factory=list)  # one per round
+    evaluations: list[Evaluation] = field(default_factory=list)  # with their tables of clients
+    points: list[EvaluationPoint] = field(default_factory=list)  # the same evaluations in a few numbers
+    stopped: Stopped | None = None  # None unless early stopping ended the run
 
     def on_round(self, report: RoundReport) -> None:
         """Take in the report of a round."""

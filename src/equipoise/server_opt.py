@@ -78,12 +78,14 @@ class _Adaptive(ABC):
         require_number("epsilon", self.epsilon, "(0, ∞)")
 
     def begin(self, params: Tensor) -> tuple[Tensor, Tensor]:
+        """Both moments before the first round, (D,) and (D,)."""
         return torch.zeros_like(params), torch.full_like(params, self.epsilon**2)
 
     @abstractmethod
     def _second_moment(self, v: Tensor, total: Tensor) -> Tensor: ...
 
     def step(self, params: Tensor, total: Tensor, state: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """The next parameters (D,) and the next moments."""
         m = self.beta1 * state[0] + (1 - self.beta1) * total
         v = self._second_moment(state[1], total)
         return params + self.lr * m / (v.sqrt() + self.epsilon), (m, v)

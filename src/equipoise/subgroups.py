@@ -37,15 +37,15 @@ class Subgroup:
     these stand for: those of the mean and the gap are normal, that of the percentile lies between two order statistics.
     """
 
-    attribute: str
-    value: str
-    clients: int
-    mean: float
-    mean_interval: Interval
-    percentile_90: float
-    percentile_90_interval: Interval
-    gap: float
-    gap_interval: Interval
+    attribute: str  # e.g. "country"
+    value: str  # e.g. "AT"
+    clients: int  # how many have this value
+    mean: float  # of their errors
+    mean_interval: Interval  # 95 %
+    percentile_90: float  # of their errors
+    percentile_90_interval: Interval  # 95 %
+    gap: float  # their mean minus that of all other clients
+    gap_interval: Interval  # 95 %
 
 
 def checked_attributes(given: Any) -> dict[str, dict[str, str]]:

@@ -150,20 +150,20 @@ class RoundReport:
     (`loss_from="start"`), else over the clients at work as they worked (`"work"`), which costs nothing.
     """
 
-    round: int
-    loss: float
-    tail_loss: float
-    loss_from: Literal["start", "work"]
-    risk: float | None
-    cohort: int
-    trained: int
-    seconds: float
+    round: int  # from 0
+    loss: float  # mean over the clients
+    tail_loss: float  # mean of the worst 10 % of them
+    loss_from: Literal["start", "work"]  # when losses were taken
+    risk: float | None  # the objective, where it is known
+    cohort: int  # clients that were drawn
+    trained: int  # clients that did local work
+    seconds: float  # that the round took
     dropped: int = 0  # clients with a weight whose work did not arrive
     rejected: tuple[str, ...] = ()  # the clients whose update was not finite or absurdly large, and was left out
     epsilon: float | None = None  # what was spent up to the end of this round, under differential privacy
     missing: dict[str, str] = field(default_factory=dict)  # over a network: clients left out because of a fault, and which
     bytes_sent: int = 0  # over a network: by the server, to all clients
-    bytes_received: int = 0
+    bytes_received: int = 0  # over a network: by the server, from all clients
     bytes_by_client: dict[str, tuple[int, int]] = field(default_factory=dict)  # sent to and received from each
     run: str = ""  # the run's name
     failed_tries: tuple[str, ...] = ()  # over a network: why the round was tried again, each time

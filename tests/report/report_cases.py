@@ -13,7 +13,8 @@ import equipoise as eq
 from equipoise.report.interactive.assets import plotly_js
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
-FIGURES = {"histogram", "percentiles", "tradeoff", "sizes", "curves", "selected"}
+FIGURES = {"histogram", "percentiles", "tradeoff", "sizes", "curves", "selected", "gains"}
+OF_SEVERAL = {"tradeoff", "gains"}  # figures that a single method does not have
 DITTO = eq.Algorithm(personal=eq.personal.Ditto(strength=0.5, solver=eq.solvers.SGD(lr=0.3, epochs=3)))
 METHODS = {"FedAvg": eq.Algorithm(), "Δ-FL 0.5": eq.Algorithm(risk=eq.risk.Superquantile(tail=0.5))}
 EVIL = '<b>&"x"</b></script><script>alert(1)</script><!-- %{x} &lt; $a$ \u2028'

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from axe_playwright_python.sync_playwright import Axe
-from report_cases import EVIL, METHODS, federated, numbers, private, regressed, rejecting, softmax
+from report_cases import EVIL, FIGURES, METHODS, federated, numbers, private, regressed, rejecting, softmax
 
 import equipoise as eq
 from equipoise.metrics import summarise
@@ -96,7 +96,7 @@ def readable(page, width):
 @pytest.mark.parametrize("width", [1280, 390])
 def test_a_comparison(comparison, tmp_path, opened, width):
     page = opened(comparison.report(tmp_path / "r.html"), width)
-    assert readable(page, width) == {"histogram", "percentiles", "tradeoff", "curves", "sizes", "selected"}
+    assert readable(page, width) == FIGURES
     text = page.locator("#headline").inner_text().replace("\u00a0", " ")
     cells = {
         name: {
@@ -117,19 +117,37 @@ def test_a_comparison(comparison, tmp_path, opened, width):
     assert top < 500
 
 
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "dark"), (390, "light")])
+def test_who_gains_and_who_pays_is_readable_and_accessible(comparison, tmp_path, opened, width, scheme):
+    """Of five methods the lists are folded; the keyboard opens one."""
+    runs = comparison.results["FedAvg"] + [
+        replace(run, name=f"method {k}") for k in range(4) for run in comparison.results["Δ-FL 0.5"]
+    ]
+    page = opened(write_report(runs, tmp_path / "r.html"), width, color_scheme=scheme)
+    readable(page, width)
+    closed = page.locator("details:not([open])")
+    before = closed.count()
+    closed.first.locator("summary").focus()
+    page.keyboard.press("Enter")
+    assert closed.count() == before - 1
+    readable(page, width)
+    found = Axe().run(page).response["violations"]
+    assert [each["id"] for each in found if each["impact"] in ("serious", "critical")] == []
+
+
 def test_a_method_is_hidden_in_all_figures_and_a_figure_is_saved(comparison, tmp_path, opened):
     page = opened(comparison.report(tmp_path / "r.html"))
     page.locator("#figure-percentiles .legendtoggle").nth(1).click()
     hidden = (
         "() => [...document.querySelectorAll('.plot')].filter((p) => p.data.some((t) => t.visible === 'legendonly')).length"
     )
-    page.wait_for_function(f"({hidden})() === 5")  # all but the histogram, whose panels have names
+    page.wait_for_function(f"({hidden})() === 6")  # all but the histogram, whose panels have names
     page.locator("#figure-percentiles .plot").hover()
     with page.expect_download() as download:
         page.locator("#figure-percentiles .modebar-btn").click()
     assert download.value.suggested_filename == "equipoise-percentiles.svg"
     assert Path(download.value.path()).read_text().startswith("<svg")
-    assert page.locator(".modebar-btn").count() == 6  # nothing but saving, once a figure
+    assert page.locator(".modebar-btn").count() == 7  # nothing but saving, once a figure
 
 
 def test_words_appear_under_the_pointer(comparison, tmp_path, opened):
@@ -163,7 +181,7 @@ def test_one_run_dark_and_on_paper(run, tmp_path, opened):
 def test_personal_models_attack_rejected_updates_and_privacy(attacked, tmp_path, opened, width):
     page = opened(write_report([private(rejecting(run)) for run in attacked.all_results], tmp_path / "r.html"), width)
     assert readable(page, width) == {
-        "histogram", "percentiles", "tradeoff", "curves", "own", "sizes", "selected", "privacy",
+        *FIGURES, "own", "privacy",
     }  # fmt: skip
     row = page.locator("#table-numbers tbody tr")
     assert row.nth(2).locator("th").inner_text() == "shared model"

@@ -176,7 +176,7 @@ def test_a_method_has_one_colour_everywhere(study):
             if trace.get("legendgroup"):
                 shade = trace.get("fillcolor") or trace.get("line", trace.get("marker"))["color"]
                 expected = COLOURS[int(trace["legendgroup"])]
-                assert shade in (expected, theme.with_opacity(expected, theme.BAND)), name
+                assert shade in (expected, *(theme.with_opacity(expected, each) for each in (theme.BAND, theme.BAR))), name
     assert len(set(COLOURS)) == len(COLOURS) == len(set(DARK_COLOURS))
     assert theme.dark_colours()[COLOURS[0]] == DARK_COLOURS[0]
 

@@ -1,7 +1,7 @@
 """The figures for papers."""
 
 import pytest
-from report_cases import FIGURES, federated, softmax
+from report_cases import FIGURES, OF_SEVERAL, federated, softmax
 
 import equipoise as eq
 from equipoise.errors import InvalidParameter, NotWritten
@@ -37,7 +37,7 @@ def test_what_there_is_nothing_for_is_not_exported(tmp_path):
     assert [path.name for path in export_figures([bare], tmp_path, ["svg"])] == ["histogram.svg", "percentiles.svg"]
     one = eq.train(softmax(), federated(), rounds=2, clients_per_round=4)
     written = export_figures([one], tmp_path, "svg")
-    assert {path.stem for path in written} == FIGURES - {"tradeoff"}
+    assert {path.stem for path in written} == FIGURES - OF_SEVERAL
     assert "round's clients" in (tmp_path / "curves.svg").read_text()
 
 

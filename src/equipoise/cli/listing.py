@@ -61,7 +61,7 @@ def show_functions(console: Console) -> None:
 
 def comparison_table(records: Sequence[RunRecord]) -> Table:
     """A table of methods: figures of the error ± over seeds, clients trained per round and seconds; the lowest in bold."""
-    from equipoise.report.data.over_seeds import FIGURES, figures_of, intervals_of
+    from equipoise.report.data.over_seeds import FIGURES, figures_of, intervals_of, trivial_name
     from equipoise.report.text.phrases import INTERVAL, SHARED, remarks
 
     by_name: dict[str, list[RunRecord]] = {}
@@ -94,6 +94,10 @@ def comparison_table(records: Sequence[RunRecord]) -> Table:
             shared = [spread_text(row[f"shared_{key}"], seeds, factor, digits) for key in FIGURES]
             table.add_row(SHARED, "", *shared, style="dim")
             add_intervals(name, "shared_error")
+    if trivial := next(((name, row) for name, row in rows.items() if "trivial_mean" in row), None):
+        name, row = trivial
+        figures = [spread_text(row[f"trivial_{key}"], len(by_name[name]), factor, digits) for key in FIGURES]
+        table.add_row(trivial_name(by_name[name]), "", *figures, style="dim")
     return table
 
 

@@ -46,14 +46,14 @@ class ColumnRule:
     value is missing.
     """
 
-    name: str
-    kind: Kind
-    becomes: Becomes
-    mean: float = 0.0
-    deviation: float = 1.0  # 0: the column was constant in training, and becomes 0
-    median: float = 0.0
-    indicator: bool = False
-    categories: tuple[str, ...] = ()
+    name: str  # of the column
+    kind: Kind  # what its values are
+    becomes: Becomes  # how they are encoded
+    mean: float = 0.0  # over training rows
+    deviation: float = 1.0  # over training rows; 0: the column was constant in training, and becomes 0
+    median: float = 0.0  # stands for missing numbers
+    indicator: bool = False  # whether a further number says which values are missing
+    categories: tuple[str, ...] = ()  # in the order of their numbers or codes
     note: str = ""  # why it is left out
 
     def __post_init__(self) -> None:
@@ -157,11 +157,11 @@ class ColumnRule:
 class TargetRule:
     """What is predicted: one of `classes`, in their order, or a number, whose mean and deviation in training are kept."""
 
-    name: str
-    kind: TargetKind
-    classes: tuple[str, ...] = ()
-    mean: float = 0.0
-    deviation: float = 1.0
+    name: str  # of the column
+    kind: TargetKind  # "classes" or "number"
+    classes: tuple[str, ...] = ()  # in the order of the model's outputs
+    mean: float = 0.0  # over training rows
+    deviation: float = 1.0  # over training rows
 
     def __post_init__(self) -> None:
         named = len(set(self.classes)) == len(self.classes) > 0

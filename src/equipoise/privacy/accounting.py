@@ -200,13 +200,13 @@ class Spent:
     who contributed in fact. `result.privacy` has one ε for each observer.
     """
 
-    epsilon: float
-    delta: float
-    adjacency: str
-    method: Method
-    epsilon_server: float
-    rounds: int
-    participations: int
+    epsilon: float  # for whoever sees the released models
+    delta: float  # the probability that ε leaves open
+    adjacency: str  # how neighbouring data sets differ
+    method: Method  # of accounting: "pld" or "rdp"
+    epsilon_server: float  # for one who knows the cohorts
+    rounds: int  # that are counted
+    participations: int  # rounds that one client took part in, at most
     seeded: bool = False  # the noise can be drawn again by whoever knows the seed
     discrete: bool = False  # some of the noise is discrete, and recorded as the Gaussian of equal zCDP
     table: bool = False  # the data are a table, whose schema ε does not cover

@@ -25,10 +25,10 @@ PUBLIC = "sees every round's model and nothing else, and cannot know who took pa
 class ObserverPrivacy:
     """What one observer is held to: ε (None: nothing holds it), between which neighbours, and on which assumptions."""
 
-    observer: str
-    epsilon: float | None
-    adjacency: str
-    assumes: str
+    observer: str  # e.g. "public", "server" or "node"
+    epsilon: float | None  # None where there is no protection
+    adjacency: str  # how neighbouring data sets differ
+    assumes: str  # what must hold for ε to hold
 
     @property
     def shown(self) -> str:
@@ -64,8 +64,8 @@ class KnownCohorts:
 class PrivacyTable:
     """ε of a run by observer. `table["server"].epsilon` is None where there is no protection; `str()` shows all."""
 
-    rows: tuple[ObserverPrivacy, ...]
-    delta: float | None = None
+    rows: tuple[ObserverPrivacy, ...]  # one per observer
+    delta: float | None = None  # the probability that ε leaves open; None without differential privacy
     nominal: bool = False  # the noise was seeded: whoever knows the seed takes it off
     known: KnownCohorts | None = None  # where nodes add the noise and learn who takes part
     events: tuple[tuple[float, tuple[str | float, ...], int], ...] = ()  # multiplier, sampling, how often

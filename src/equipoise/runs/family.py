@@ -48,8 +48,8 @@ class Family:
     """Models for several values of one parameter. `at(value)` is the nearest one, `select(client)` the best for a client."""
 
     knob: str  # "tail", "q" or "tilt"
-    results: dict[float, Result]
-    setting: Setting
+    results: dict[float, Result]  # by the value of the knob
+    setting: Setting  # what the runs share
 
     @property
     def values(self) -> tuple[float, ...]:

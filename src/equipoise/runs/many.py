@@ -277,9 +277,10 @@ def notice_about_single_runs(planned: Sequence[SeededRun], groups: Sequence[Sequ
 def comparison_of(planned: Sequence[SeededRun], ended: Mapping[int, Result | Diverged]) -> Comparison:
     """The runs that ended well, by method and under its name, in the order of their seeds."""
     results: dict[str, list[Result]] = {}
+    differ = any(run.data is not planned[0].data for run in planned)  # data with equal content are one object
     for number, run in enumerate(planned):
         if isinstance(result := ended.get(number), Result):
-            results.setdefault(run.name, []).append(replace(result, name=run.name))
+            results.setdefault(run.name, []).append(replace(result, name=run.name, data_differ=differ))
     return Comparison(results)
 
 

@@ -36,6 +36,7 @@ from equipoise.runs.evaluation_sample import evaluation_sample, refuse_sample, s
 from equipoise.runs.own_parts import try_own_parts
 from equipoise.runs.solver_rows import SolverRows
 from equipoise.runs.stopping import EarlyStopping, refuse_stop
+from equipoise.runs.trivial_answer import with_trivial_answer
 from equipoise.solvers.local_optimizer import rates_by_name
 from equipoise.types import (
     Engine,
@@ -165,8 +166,11 @@ class Setting:
     def result(self, last: ServerState, chosen: ServerState, clients: ClientTable, history: History, seconds: float) -> Result:
         """The result of a run that ended in the state `last` and reports the model of `chosen`, the same or an earlier one."""
         reported, spent = self.averaged.iterate(chosen), self.protection.spent(last.privacy, last.round)
+        model = self.model_at(reported.model)
+        if self.engine_traits.network is None and self.algorithm.privacy is None:  # else training examples are not looked at
+            clients = with_trivial_answer(clients, self.task, model, self.data, self.sample)
         return Result(
-            name=self.name, algorithm=self.algorithm, seed=self.seed, model=self.model_at(reported.model),
+            name=self.name, algorithm=self.algorithm, seed=self.seed, model=model,
             params=reported.params, carried=reported.carried,
             clients=clients, history=history, seconds=seconds, data=self.data.name, rounds=last.round,
             clients_per_round=self.clients_per_round, error_is_loss=self.task.error_is_loss,

@@ -157,7 +157,7 @@ class StopState:
 class Stopped:
     """When and why a run was stopped, and which round is reported."""
 
-    figure: str
+    figure: str  # e.g. "validation.error_90"
     value: float  # of the iterate that is reported
     reported: int  # rounds of that iterate
     rounds: int  # rounds that were run

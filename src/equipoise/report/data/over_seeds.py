@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from equipoise.metrics import Interval, Summary, mean
+from equipoise.metrics import Interval, Summary, mean, summarise
 
 if TYPE_CHECKING:
     from equipoise.result import ClientTable, RunRecord
@@ -22,10 +22,14 @@ FIGURES = {
 
 @dataclass(frozen=True)
 class Spread:
-    """Mean and standard deviation of a figure over n seeds (divided by n − 1; 0 for one seed)."""
+    """Mean and standard deviation of a figure over n seeds (divided by n − 1; 0 for one seed).
 
-    mean: float
-    deviation: float
+    >>> Spread.of([0.2, 0.4])
+    Spread(mean=0.30000000000000004, deviation=0.14142135623730953)
+    """
+
+    mean: float  # over seeds
+    deviation: float  # over seeds
 
     @classmethod
     def of(cls, values: Iterable[float]) -> Spread:
@@ -41,7 +45,7 @@ def figures_of(runs: Sequence[RunRecord]) -> dict[str, Spread]:
 
     The error is that of the model each client is served, over benign clients. Where that is a model of the client's own,
     `shared_mean` and so on are the figures of the shared model; where malicious clients are left out, `malicious_mean` is
-    their mean error.
+    their mean error. `trivial_mean` and so on are those of the trivial answer, where it is known.
     """
     summaries = [run.summary() for run in runs]
     trained = [sum(r.trained for r in run.history.rounds) / max(1, len(run.history.rounds)) for run in runs]
@@ -54,7 +58,30 @@ def figures_of(runs: Sequence[RunRecord]) -> dict[str, Spread]:
     if len(malicious) == len(runs):
         weighed = runs[0].judged_on == "train"
         row["malicious_mean"] = Spread.of(mean(rows.served_error, rows.size if weighed else None) for rows in malicious)
+    trivial = [figures for run in runs if (figures := trivial_summary(run)) is not None]
+    if len(trivial) == len(runs):
+        row |= {f"trivial_{key}": spread for key, spread in _error_figures(trivial).items()}
     return row
+
+
+def trivial_summary(run: RunRecord) -> Summary | None:
+    """The trivial answer over the clients that a run is judged on; None if it is not known."""
+    rows = run.clients.where(run.judged_on).benign
+    if rows.trivial_error is None:
+        return None
+    return summarise(rows.trivial_error, rows.size, rows.size.double() if run.judged_on == "train" else None)
+
+
+def worse_than_trivial(runs: Sequence[RunRecord]) -> float | None:
+    """How many clients fare worse with the model that they are served than with the trivial answer, averaged over seeds."""
+    tables = [run.clients.where(run.judged_on).benign for run in runs]
+    counts = [int((rows.served_error > rows.trivial_error).sum()) for rows in tables if rows.trivial_error is not None]
+    return sum(counts) / len(counts) if counts and len(counts) == len(runs) else None
+
+
+def trivial_name(runs: Sequence[RunRecord]) -> str:
+    """What the trivial answer is, e.g. "most frequent class"; empty if it is not known."""
+    return next((run.clients.trivial_answer for run in runs if run.clients.trivial_answer), "")
 
 
 @dataclass(frozen=True)

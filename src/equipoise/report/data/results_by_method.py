@@ -123,22 +123,6 @@ class MethodResults:
         values = np.array([[points[r] for r in rounds] for points in seeds], dtype=np.float64)
         return np.array(rounds, dtype=np.float64), values.reshape(len(self.runs), len(rounds))
 
-    def worst(self, count: int = 10) -> list[int]:
-        """Positions, in the rows of the first seed, of the clients with the largest error (then loss), worst first."""
-
-        def sort_keys(values: torch.Tensor) -> list[float]:
-            return torch.nan_to_num(values.double(), nan=math.inf, posinf=math.inf).tolist()
-
-        error, loss = sort_keys(self.rows[0].error), sort_keys(self.rows[0].loss)
-        return sorted(range(len(error)), key=lambda k: (error[k], loss[k]), reverse=True)[:count]
-
-    def errors_by_client(self, seed: int) -> dict[tuple[str, int], float] | None:
-        """The error under one seed by (id, examples) of the client; None if there is no run with that seed."""
-        for run, rows in zip(self.runs, self.rows, strict=True):
-            if run.seed == seed:
-                return dict(zip(zip(rows.client, rows.size.tolist(), strict=True), rows.error.tolist(), strict=True))
-        return None
-
 
 @dataclass(frozen=True, eq=False)
 class Study:
@@ -219,6 +203,11 @@ class Study:
         """The method with the lowest 90th percentile, of those after the first; the headline compares it with the first."""
         others = self.methods[1:] or self.methods
         return min(others, key=lambda m: (math.isnan(v := m.figures["percentile_90"].mean), v))
+
+    @property
+    def with_trivial(self) -> MethodResults | None:
+        """The first method whose runs know the trivial answer; None if no method does."""
+        return next((method for method in self.methods if "trivial_mean" in method.figures), None)
 
     @property
     def evaluated(self) -> bool:

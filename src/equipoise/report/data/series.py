@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from equipoise.report.data.by_client import changes, client_errors
 from equipoise.report.data.results_by_method import GRID, MethodResults, Numbers, Study
 
 MOST_POINTS = 1000  # of a scatter, per method; more would only be a large file and a blot
@@ -175,6 +176,32 @@ def better_with_own(method: MethodResults) -> tuple[int, int, int]:
     has = ~rows.personal_error.isnan().numpy()
     shared, own = (np.nan_to_num(v.double().numpy()[has], nan=np.inf) for v in (rows.error, rows.served_error))
     return int((own < shared).sum()), int((own == shared).sum()), int((own > shared).sum())
+
+
+@dataclass(frozen=True, eq=False)
+class ChangeCurve:
+    """The change of P clients from the first method to another, the largest gain first, over the share of all clients."""
+
+    method: int  # its position in the study
+    share: Numbers  # (P,) percent of the clients up to the middle of this one
+    change: Numbers  # (P,) mean over seeds; below 0 a client gains
+    clients: tuple[str, ...]
+
+
+def sorted_changes(study: Study) -> tuple[ChangeCurve, ...]:
+    """A curve per method that can be compared with the first; all clients, or `MOST_POINTS` of them evenly spaced."""
+    if len(study.methods) < 2:
+        return ()
+    found = client_errors(study)
+    made = []
+    for each in changes(found):
+        finite = np.flatnonzero(np.isfinite(each.change))
+        order = finite[np.argsort(each.change[finite], kind="stable")]
+        if len(order):
+            shown = np.unique(np.linspace(0, len(order) - 1, min(len(order), MOST_POINTS)).astype(int))
+            names = tuple(found.keys[k][-1] for k in order[shown])
+            made.append(ChangeCurve(each.method, 100 * (shown + 0.5) / len(order), each.change[order[shown]], names))
+    return tuple(made)
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,9 +11,11 @@
   const headers = [...document.querySelectorAll("#clients-table thead th")];
   let order = [...Array(count).keys()], shown = PART, sorted = null, descending = false;
 
-  const isError = (name) => name.startsWith("error") || name.startsWith("loss");
+  const isChange = (name) => name.startsWith("change");
+  const isError = (name) => name.startsWith("error") || name.startsWith("loss") || isChange(name);
   const text = (name, row) => {
     const value = columns[name][row];
+    if (isChange(name) && value !== null) return (value < 0 ? "\u2212" : "+") + write(Math.abs(value), percent).replace("\u00a0%", "");
     return isError(name) ? write(value, percent) : String(value);
   };
 

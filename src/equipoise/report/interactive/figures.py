@@ -15,6 +15,7 @@ from equipoise.report.data import series
 from equipoise.report.data.results_by_method import MethodResults, Numbers, Study
 from equipoise.report.interactive import optional_figures as special
 from equipoise.report.interactive import theme
+from equipoise.report.interactive.gains_figure import gains
 from equipoise.report.interactive.theme import FULL, HALF, Json, as_json, figure, label, method_traces
 from equipoise.report.palette import FAINT, colour, with_opacity
 from equipoise.report.text.phrases import plural
@@ -303,4 +304,5 @@ FIGURE_MAKERS: dict[str, Callable[[Study], Json | None]] = {
     "selected": selected,
     "participation": special.participation,
     "privacy": special.privacy,
+    "gains": gains,
 }

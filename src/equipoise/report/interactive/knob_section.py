@@ -9,6 +9,7 @@ from typing import Any
 from equipoise.report.interactive.assets import embedded
 
 TILES = {"mean": "mean {noun}", "percentile_90": "90th percentile", "worst_10": "worst tenth"}
+NBSP = "\u00a0"
 FIRST_ROWS = 20  # of the table of clients, in the page itself
 PAGE_SCRIPTS = ("charts.js", "knob.js", "clients.js")
 
@@ -94,8 +95,11 @@ def clients_section(columns: Mapping[str, Sequence[Any]], *, percent: bool, titl
         cells = []
         for name in names:
             value = columns[name][row]
-            error = name.startswith(("error", "loss"))
-            cells.append(shown(value, percent) if error else escape(str(value)))
+            if name.startswith("change") and value is not None:
+                cells.append(f"{'−' if value < 0 else '+'}{shown(abs(value), percent).removesuffix(f'{NBSP}%')}")
+            else:
+                number = name.startswith(("error", "loss", "change"))
+                cells.append(shown(value, percent) if number else escape(str(value)))
         yield f'<tr><th scope="row">{cells[0]}</th>' + "".join(f"<td>{cell}</td>" for cell in cells[1:]) + "</tr>"
     yield '</tbody></table></div><p><button type="button" id="clients-more" hidden>Show more</button></p>'
     if count > FIRST_ROWS:

@@ -12,7 +12,8 @@ import torch
 
 from equipoise.conformal import COVERAGE
 from equipoise.core.version import VERSION
-from equipoise.report.data.results_by_method import Study
+from equipoise.report.data.by_client import client_errors, mean_over_seeds
+from equipoise.report.data.results_by_method import Numbers, Study
 from equipoise.report.interactive import figures as interactive
 from equipoise.report.interactive import theme
 from equipoise.report.interactive.assets import asset, embedded, fingerprint, plotly_js
@@ -21,13 +22,17 @@ from equipoise.report.palette import COLOURS, DARK_COLOURS
 from equipoise.report.text import notes
 from equipoise.report.text.around_training import metrics_section, stopped_section
 from equipoise.report.text.captions import captions
+from equipoise.report.text.client_numbers import seeds_words
+from equipoise.report.text.gains import gains_section
 from equipoise.report.text.groups_and_sets import conformal_section, subgroups_section
-from equipoise.report.text.tables import nonbreaking, numbers_table, swatch, worst_clients
+from equipoise.report.text.tables import nonbreaking, numbers_table, swatch
+from equipoise.report.text.worst import worst_clients
 
 if TYPE_CHECKING:
     from equipoise.result import ClientTable
 
 MOST_CLIENTS = 50_000  # rows of the table of all clients: a page of some megabytes
+MOST_CHANGES = 4  # methods in the table of all clients; of more, it has no columns of changes
 KNOB_NOTE = "Here each client is judged on all of its examples; below, some are kept for choosing."
 
 
@@ -50,7 +55,8 @@ def page(study: Study, knob: Mapping[str, Any] | None = None) -> str:
         *notes.attack_section(study),
         *notes.rejected_section(study),
         *notes.network_section(study),
-        *_figures(study, [name for name in drawn if name not in ("histogram", "privacy")]),
+        *_figures(study, [name for name in drawn if name not in ("histogram", "privacy", "gains")]),
+        *gains_section(study, _figure(study, "gains") if "gains" in drawn else iter(())),
         *notes.privacy_section(study, _figure(study, "privacy") if "privacy" in drawn else iter(())),
         *worst_clients(study),
         *_all_clients(study),
@@ -106,31 +112,37 @@ def _figures(study: Study, names: list[str]) -> Iterator[str]:
 
 
 def _all_clients(study: Study) -> Iterator[str]:
-    """All benign clients with their error under each method, for the first seed; none where a run protects single clients."""
+    """All benign clients with their error under each method, mean over seeds; none where a run protects single clients."""
     if any(run.algorithm.privacy is not None for run in study.runs):
         return
-    table, seed = study.methods[0].runs[0].clients.benign, study.methods[0].runs[0].seed
+    found = client_errors(study, rows_of=lambda method: [run.clients.benign for run in method.runs], by_split=True)
     judged = study.methods[0].runs[0].judged_on
-    order = sorted(range(len(table)), key=lambda row: table.split[row] != judged)[:MOST_CLIENTS]  # those judged first
-    keys = [(table.split[row], table.client[row]) for row in order]
+    order = sorted(range(len(found)), key=lambda row: found.keys[row][0] != judged)[:MOST_CLIENTS]  # those judged first
+    keys = [(found.keys[row][0], found.keys[row][1]) for row in order]
     columns: dict[str, Sequence[Any]] = {"client": [client for _, client in keys]}
-    if len(set(table.split)) > 1:
+    if len({split for split, _ in keys}) > 1:
         columns["split"] = [split for split, _ in keys]
-    columns["examples"] = table.size[order].tolist()
-    for method in study.methods:
-        run = next((each for each in method.runs if each.seed == seed), None)
-        if run is not None:
-            name = study.scale.noun if len(study.methods) == 1 else f"{study.scale.noun}, {method.name}"
-            rows = zip(run.clients.split, run.clients.client, run.clients.served_error.tolist(), strict=True)
-            errors = {(split, client): error for split, client, error in rows}
-            found = [errors.get(key, math.nan) for key in keys]
-            columns[name] = [float(f"{value:.6g}") if math.isfinite(value) else None for value in found]
-    columns |= {f"{COVERAGE}, {method.name}": _shown(method.runs[0].clients, keys) for method in study.methods
-                if method.runs[0].clients.miss is not None}  # fmt: skip
-    title = f"All clients, seed {seed}" if study.seeds > 1 else "All clients"
-    if len(table) > MOST_CLIENTS:
-        title = f"The first {MOST_CLIENTS:,} of {len(table):,} clients; all are in clients.parquet"
+    if found.seed_of_row is not None:
+        columns["seed"] = [found.seed_of_row[row] for row in order]
+    columns["examples"] = [found.sizes[row] for row in order]
+    noun, several = study.scale.noun, len(study.methods) > 1
+    for index in found.methods:
+        name = f"{noun}, {study.methods[index].name}" if several else noun
+        columns[name] = _finite(mean_over_seeds(found.of(index))[order])
+    for index in found.methods[1:] if len(found.methods) <= MOST_CHANGES else ():
+        columns[f"change, {study.methods[index].name}"] = _finite(mean_over_seeds(found.change(index))[order])
+    if found.seed_of_row is None:
+        columns |= {f"{COVERAGE}, {method.name}": _shown(method.runs[0].clients, keys) for method in study.methods
+                    if method.runs[0].clients.miss is not None}  # fmt: skip
+    title = f"All clients{seeds_words(found)}"
+    if len(found) > MOST_CLIENTS:
+        title = f"The first {MOST_CLIENTS:,} of {len(found):,} clients; all are in clients.parquet"
     yield from clients_section(columns, percent=study.scale.percent, title=title)
+
+
+def _finite(values: Numbers) -> list[float | None]:
+    """Numbers of six digits for a table of the page; None where a number is not finite."""
+    return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values.tolist()]
 
 
 def _shown(table: ClientTable, keys: Sequence[tuple[str, str]]) -> list[float | None]:

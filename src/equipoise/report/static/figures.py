@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
-    "FIGURE_MAKERS", "curves", "histogram", "own", "participation", "percentiles", "privacy", "render", "selected", "sizes",
-    "tradeoff",
+    "FIGURE_MAKERS", "curves", "gains", "histogram", "own", "participation", "percentiles", "privacy", "render", "selected",
+    "sizes", "tradeoff",
 ]  # fmt: skip
 
 WIDTH, HEIGHT = 4.5, 2.9  # inches: about a column of a paper, in the size of its text
@@ -242,6 +242,24 @@ def _by_round(study: Study, lines: list[series.Line], y: str, top: float | None 
     return figure
 
 
+@style()
+def gains(study: Study) -> Figure | None:
+    """The change of every client against the first method, clients sorted by it; None if no client can be compared."""
+    lines = series.sorted_changes(study)
+    if not lines:
+        return None
+    figure, axes = _axes(study)
+    axes.axhline(0, color=FAINT, linewidth=1)
+    for line in lines:
+        axes.plot(
+            line.share, study.in_unit(line.change), color=colour(line.method), label=label(study.methods[line.method].name)
+        )
+    axes.set_xlim(0, 100)
+    unit = " (points)" if study.scale.percent else ""
+    _finish(axes, study, "share of the clients (%), sorted", f"change of the {study.scale.noun}{unit}")
+    return figure
+
+
 FIGURE_MAKERS: dict[str, Callable[[Study], Figure | None]] = {
     "histogram": histogram,
     "percentiles": percentiles,
@@ -252,4 +270,5 @@ FIGURE_MAKERS: dict[str, Callable[[Study], Figure | None]] = {
     "selected": selected,
     "participation": participation,
     "privacy": privacy,
+    "gains": gains,
 }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from equipoise.report.data import series
+from equipoise.report.data.over_seeds import trivial_name, worse_than_trivial
 from equipoise.report.data.results_by_method import MethodResults, Study
-from equipoise.report.text.phrases import listed, plural
+from equipoise.report.text.phrases import count_words, listed, plural
 from equipoise.report.text.sentences import with_article
 
 Caption = tuple[str, str]  # title and caption
@@ -55,6 +56,11 @@ def captions(study: Study) -> dict[str, Caption]:
             "Participation against speed: fast clients take part more often",
             f"A point per client that came back{', first seed' * (study.seeds > 1)}: how often, over the simulated time of its "
             "work. The axis of time is logarithmic.",
+        ),
+        "gains": (
+            "The change of every client: below 0 it gains, above 0 it pays",
+            f"Clients are sorted by their change against {study.methods[0].name}, for each method on its own. Where a curve "
+            f"reaches 0, read the share of clients that gain.{model}",
         ),
         "privacy": (
             "ε after each round: what the models released so far give away at most",
@@ -161,6 +167,19 @@ def sample_caption(study: Study) -> str:
     same = ", the same for every method" if len(study.methods) > 1 else ""
     over = ", averaged over seeds" if study.seeds > 1 else ""
     return f" These are {study.sample}{same}. Below each figure: the 95 % interval of the figure over all of them{over}."
+
+
+def trivial_note(study: Study) -> str:
+    """What the trivial answer is, and how many clients fare worse than with it; empty if it is not known."""
+    if (known := study.with_trivial) is None:
+        return ""
+    text = f"The last row gives every example one and the same answer: the {trivial_name(known.runs)}, over training examples. "
+    counts = [(method.name, worse_than_trivial(method.runs)) for method in study.methods]
+    several = len(study.methods) > 1
+    words = [f"{f'{name}: ' * several}{count:.4g}" for name, count in counts if count is not None]
+    over = " (mean over seeds)" if study.seeds > 1 else ""
+    who = f"{study.judged.benign_word}clients"
+    return f"{text}Of the {count_words(study.judged.count)} {who}, worse off than with this answer{over}: {'; '.join(words)}."
 
 
 def nonfinite_note(study: Study) -> str:

@@ -1,0 +1,141 @@
+"""The clients that fare worst: by the mean of their error over seeds, under one method or under several."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from html import escape
+
+import numpy as np
+import torch
+
+from equipoise.report.data.by_client import ClientErrors, client_errors, interval_over_seeds, mean_over_seeds
+from equipoise.report.data.results_by_method import MethodResults, Numbers, Study
+from equipoise.report.text.captions import served_model
+from equipoise.report.text.client_numbers import below, differing_clients, interval_words, seeds_words
+from equipoise.report.text.sentences import ValueFormat
+from equipoise.report.text.tables import WORST_CLIENTS, close_table, header_cell, open_table, row
+
+
+def worst_clients(study: Study) -> Iterator[str]:
+    """The clients that fare worst under the method; with several methods, under the first and under the best one."""
+    first, best = study.methods[0], study.best
+    yield '<section aria-labelledby="worst"><h2 id="worst">Who fares worst</h2>'
+    if len(study.methods) == 1:
+        yield from _worst_alone(study, first)
+    else:
+        noun = study.scale.noun
+        yield '<p class="note">The same clients under each method; coloured numbers are the change against '
+        yield f"{escape(first.name)}. "
+        yield f"Clients picked for a large {noun} under one method tend to fare less badly under any other, by chance alone: "
+        yield "read both tables, and judge by the figures over all clients above.</p>"
+        yield f'<div class="{"pair" if len(study.methods) <= 3 else "stack"}">'
+        yield from _before_and_after(study, first, "left-behind")
+        yield from _before_and_after(study, best, "still-behind")
+        yield "</div>"
+    yield "</section>"
+
+
+def _worst_alone(study: Study, method: MethodResults) -> Iterator[str]:
+    """The clients that fare worst under the only method, with their error and loss."""
+    found = client_errors(study)
+    losses = client_errors(study, values_of=lambda rows: rows.served_loss)
+    only_loss = study.scale.noun == "loss"
+    some = _worst_first(found, losses, 0)
+    known = torch.cat([rows.loss for rows in method.rows])
+    finite = known[torch.isfinite(known)]
+    plain = study.scale.fitting(float(finite.abs().max()) if len(finite) else 1.0, percent=False)
+    whose = ("served " if method.partly_personalised else "own ") if method.personalised else ""
+    columns: list[tuple[str, ClientErrors, ValueFormat]] = []
+    if not only_loss:
+        columns.append((f"{whose}error{' (%)' * study.scale.percent}", found, study.scale))
+        if method.personalised:
+            columns.append((f"shared error{' (%)' * study.scale.percent}", _shared(study), study.scale))
+    columns.append((f"{whose}loss", losses, plain))
+    if only_loss and method.personalised:
+        columns.append(("shared loss", _shared(study), plain))
+    caption = f"The {_client_count(len(some), study.judged.benign_word)} with the largest {study.scale.noun}"
+    caption += f"{seeds_words(found)}{_evaluated(study)}.{served_model(study)}{differing_clients(found)}{interval_words(found)}"
+    seed = ["seed"] if found.seed_of_row else []
+    yield from open_table("worst alone", caption, ("client", *seed, "examples", *(title for title, _, _ in columns)))
+    means = [mean_over_seeds(errors.of(0)) for _, errors, _ in columns]
+    low, high = _interval(study, found, 0)
+    for k in some:
+        numbers = [scale.number(float(mean[k])) for mean, (_, _, scale) in zip(means, columns, strict=True)]
+        numbers[0] += below(study, low[k], high[k])
+        yield row(header_cell(found.keys[k][-1]), (*_seed(found, k), f"{found.sizes[k]:,}", *numbers))
+    yield close_table()
+
+
+def _before_and_after(study: Study, chosen: MethodResults, name: str) -> Iterator[str]:
+    """The clients that fare worst under `chosen`, with their error under every method that has the same seeds."""
+    scale, at = study.scale, study.methods.index(chosen)
+    found = client_errors(study, chosen)
+    some = _worst_first(found, client_errors(study, chosen, values_of=lambda rows: rows.served_loss), at)
+    who = f"{_client_count(len(some), study.judged.benign_word)} with the largest {scale.noun} under {chosen.name}"
+    who += f"{seeds_words(found)}{_evaluated(study)}"
+    unit = " in %" if scale.percent else ""
+    caption = f"The {who}; {scale.noun}{unit} under each method.{served_model(study, brief=True)}"
+    caption += differing_clients(found) + interval_words(found)
+    seed = ["seed"] if found.seed_of_row else []
+    columns = ("client", *seed, "examples", *(study.methods[index].name for index in found.methods))
+    yield from open_table("worst", caption, columns, name, found.methods)
+    means = {index: mean_over_seeds(found.of(index)) for index in found.methods}
+    intervals = {index: _interval(study, found, index) for index in found.methods}
+    for k in some:
+        cells = [*_seed(found, k), f"{found.sizes[k]:,}"]
+        for index in found.methods:
+            error, (low, high) = float(means[index][k]), intervals[index]
+            changed = index > 0 and found.methods[0] == 0
+            text = _change(study, float(means[0][k]), error) if changed else scale.number(error)
+            cells.append(text + below(study, low[k], high[k]))
+        yield row(header_cell(found.keys[k][-1]), cells)
+    yield close_table()
+
+
+def _worst_first(found: ClientErrors, losses: ClientErrors, method: int) -> list[int]:
+    """Positions of the clients with the largest mean error (then loss) under a method, worst first."""
+    error, loss = (mean_over_seeds(each.of(method)) for each in (found, losses))
+    judged = np.flatnonzero(~np.isnan(error))
+    loss = np.nan_to_num(loss, nan=np.inf, posinf=np.inf)
+    order = np.lexsort((-loss[judged], -error[judged]))
+    return [int(k) for k in judged[order][:WORST_CLIENTS]]
+
+
+def _shared(study: Study) -> ClientErrors:
+    """The errors of the shared model, or its losses if there is no error, of a study of one method."""
+    return client_errors(
+        study, rows_of=lambda method: [rows.benign for rows in method.all_rows], values_of=lambda rows: rows.error
+    )
+
+
+def _interval(study: Study, found: ClientErrors, method: int) -> tuple[Numbers, Numbers]:
+    """The interval of each client's mean over seeds; errors in percent stay between 0 and 100."""
+    ends = (0.0, 1.0) if study.scale.percent else (-np.inf, np.inf)
+    return interval_over_seeds(found.of(method), *ends)
+
+
+def _seed(found: ClientErrors, at: int) -> list[str]:
+    """The cell that says of which seed a client is; none where rows stand for all seeds."""
+    return [str(found.seed_of_row[at])] if found.seed_of_row else []
+
+
+def _change(study: Study, before: float, after: float) -> str:
+    """An error and its change against `before`: the difference of the two numbers as they are written."""
+    change = study.scale.change(before, after)
+    text = study.scale.number(after)
+    if math.isnan(change):
+        return text
+    if change == 0:
+        return f'{text} <small class="same">±0</small>'
+    sign, mark = ("−", "down") if change < 0 else ("+", "up")
+    return f'{text} <small class="{mark}">{sign}{study.scale.points(change).removesuffix(" points")}</small>'
+
+
+def _client_count(count: int, kind: str = "") -> str:
+    return f"{kind}client" if count == 1 else f"{count} {kind}clients"
+
+
+def _evaluated(study: Study) -> str:
+    """A clause that only a sample of clients was evaluated; empty if all were."""
+    return ", of those evaluated" if study.sample else ""
