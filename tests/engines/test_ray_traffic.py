@@ -1,6 +1,11 @@
 """What travels between a driver and its workers on a real cluster: models, cohorts, calls and data, and how often."""
 
+import os
+import re
+import subprocess
+import sys
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +18,7 @@ from equipoise.engines import Ray
 from equipoise.engines.cluster import packing, ray_engine
 from equipoise.engines.cluster.packing import Letter
 from made_clients import make_clients
+from ray_cluster import skip_without_ray
 
 pytestmark = [
     pytest.mark.xdist_group("ray"),
@@ -29,6 +35,17 @@ TAIL = eq.Algorithm(risk=risk.Superquantile(0.5), solver=solvers.SGD(lr=0.1, bat
 def trained(data, model, **options):
     options = {"rounds": ROUNDS, "clients_per_round": 8, "seed": 3, "progress": False} | options
     return eq.train(model, data, TAIL, engine=Ray(workers=2), **options)
+
+
+def test_a_driver_needs_less_than_a_gigabyte_for_two_million_clients_of_a_store(tmp_path):
+    """By a Ray of its own, 10,000 clients a round: as benchmarks/cluster_memory.py measures it."""
+    skip_without_ray()
+    program = Path(__file__).parents[2] / "benchmarks" / "cluster_memory.py"
+    command = [sys.executable, str(program), "--rounds", "2", "--folder", str(tmp_path / "store")]
+    environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
+    said = subprocess.run(command, check=True, capture_output=True, text=True, timeout=400, env=environment).stdout
+    assert said.startswith("2,000,000 clients")
+    assert int(re.search(r"peak (\d+) MB", said)[1]) < 1000
 
 
 class Letters:
