@@ -5,14 +5,20 @@ from dataclasses import replace
 
 import pytest
 import torch
+from taken import everyone
 from torch import nn
 
 import equipoise as eq
 from equipoise import aggregators, attacks, personal, privacy, risk, solvers
+from equipoise.core.task import Task
 from equipoise.data.clients import FederatedData
-from equipoise.engines import Ray
+from equipoise.engines import Ray, Simulator
 from equipoise.engines.cluster import pieces
 from equipoise.engines.cluster.pieces import PieceSize
+from equipoise.engines.simulator.calibration import Choice
+from equipoise.engines.simulator.cpu import c_library
+from equipoise.engines.simulator.cpu.compiled_softmax import CompiledSoftmaxPath
+from equipoise.engines.simulator.local_rule import LocalRule
 from equipoise.testing import check_engine
 from made_clients import make_clients
 
@@ -163,6 +169,31 @@ def test_one_measured_choice_holds_for_all_workers(cluster, monkeypatch, tmp_pat
     assert_equal_bits(both, trained(data, Ray(workers=1), algorithm, model, **options))
 
 
+@pytest.mark.skipif(c_library.library("softmax") is None, reason="this machine has no C compiler that works ($CC, or cc)")
+def test_pieces_that_compiled_code_does_in_one_call_have_the_bits_of_pieces_alone(cluster, data):
+    task, cohort = Task.of(eq.models.Softmax(4, 3)), everyone(len(SIZES))
+    choice, params = Choice(100, 1, len(SIZES), CompiledSoftmaxPath.name), torch.ones(15)
+    here = Simulator(workers=1).start(task, data)
+    here.use(choice)
+    found = {}
+    for workers in (1, 2):
+        engine = Ray(workers=workers).start(task, data)
+        engine.use(choice)
+        found[workers] = engine.summed_update(params, cohort, SGD, cohort.weights, aggregators.WeightedMean())
+    job = engine._cut(cohort, LocalRule.of(SGD, 0.3))
+    assert len(job) == 4
+
+    def alone(number):
+        piece = cohort.take(job.places(number, number + 1))
+        return here.summed_update(params, piece, SGD, piece.weights, aggregators.WeightedMean()).update
+
+    expected = pieces.add_pieces((0, 4), alone, torch.add)
+    assert here.paths_taken == (CompiledSoftmaxPath.name,)
+    assert torch.equal(found[1].update, expected)
+    assert torch.equal(found[2].update, expected)
+    assert torch.equal(found[1].sq_norms, found[2].sq_norms)
+
+
 def test_without_ray_the_engine_says_how_to_get_it(data, monkeypatch):
     import sys
 
@@ -193,8 +224,6 @@ def test_what_cannot_be_is_refused(given, words):
 
 def test_parameters_that_are_not_trained_count_as_work(cluster, monkeypatch):
     """138 examples count: batches of 4 of these sizes have room for 126, and each client has one more. 35 of 126 learn."""
-    from equipoise.core.task import Task
-    from equipoise.engines.simulator.local_rule import LocalRule
     from equipoise.testing.small_run import draw_everyone
 
     monkeypatch.setitem(pieces.TRAINING, "cpu", PieceSize(1000.0, 1))

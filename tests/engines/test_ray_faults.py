@@ -1,5 +1,6 @@
 """Faults on a real cluster of three nodes: workers and nodes that die, hang or come late, and a driver that is killed."""
 
+import logging
 import os
 import random
 import re
@@ -295,6 +296,25 @@ def test_errors_of_remote_work_name_the_node(cluster, data):
         Ray().start(task, data).losses(task.read_model(), draw_everyone(data, 0))
     assert "in a worker on" in "".join(failure.value.__notes__)
     assert os.uname().nodename in "".join(failure.value.__notes__)
+
+
+def loss_that_logs(outputs, targets):
+    logging.getLogger("my.loss").info("%d outputs", outputs.shape[-1])
+    return torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def test_what_remote_work_logs_is_logged_at_the_driver_with_the_nodes_name(cluster, data, caplog):
+    from equipoise.core.task import Task
+    from equipoise.testing.small_run import draw_everyone
+
+    ray_engine._pools.clear()
+    task = Task.of(eq.models.Softmax(4, 3), loss_that_logs)
+    with caplog.at_level(logging.INFO):
+        Ray().start(task, data).losses(task.read_model(), draw_everyone(data, 0))
+    ray_engine._pools.clear()
+    heard = [record for record in caplog.records if record.name == "my.loss"]
+    assert {record.levelno for record in heard} == {logging.INFO}
+    assert all(re.fullmatch(rf"{re.escape(os.uname().nodename)} \(\w+\): 3 outputs", record.getMessage()) for record in heard)
 
 
 LOCAL_DRIVER = """

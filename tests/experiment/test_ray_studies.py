@@ -18,7 +18,9 @@ from rich.console import Console
 from equipoise.engines.cluster import ray_tasks
 from equipoise.experiment.run_files import RunFolder
 from equipoise.experiment.scheduler import live_table, run_all
+from equipoise.experiment.search import read_search
 from equipoise.experiment.study import prepare, read_study
+from equipoise.experiment.tune import tune
 from equipoise.reproduce import reproduce
 
 pytestmark = [
@@ -160,6 +162,37 @@ def test_a_reproduction_on_a_cluster_makes_the_runs_of_one_machine(cluster, tmp_
     again = []
     reproduce("fedprox-synthetic", out=there, ray=cluster.address, **{**given, "say": again.append})
     assert "0 runs to make, 4 kept from before" in again[0]
+
+
+SEARCH = """
+[search]
+criterion = "validation_90"
+[search.space]
+"algorithm.solver.lr" = [0.001, 0.1]
+[data]
+name = "label_shift"
+train_clients = 12
+validation_clients = 6
+[model]
+name = "softmax"
+[train]
+rounds = 3
+clients_per_round = 6
+"""
+
+
+def test_a_search_on_a_cluster_finds_what_processes_find(cluster, tmp_path, monkeypatch):
+    started, start = [], ray_tasks.RayTasks.start
+    monkeypatch.setattr(ray_tasks.RayTasks, "start", lambda self, *given: started.append(given) or start(self, *given))
+    file, found = tmp_path / "search.toml", {}
+    file.write_text(SEARCH)
+    for place, address in (("here", None), ("there", cluster.address)):
+        search = read_search(file)
+        found[place] = tune(search, tmp_path / place, workers=2, console=Console(quiet=True), ray=address)
+    one, two = ([(trial.values, trial.criterion) for trial in found[place]] for place in ("here", "there"))
+    assert one == two
+    assert len({criterion for _, criterion in one}) == 2
+    assert len(started) == 2
 
 
 def test_a_run_that_is_lost_goes_on_from_its_checkpoint(cluster, tmp_path):

@@ -117,15 +117,14 @@ def updates(engine: SimulatorEngine, phase: Phase, stretch: Stretch) -> LocalWor
 
 def sums(engine: SimulatorEngine, phase: Phase, stretch: Stretch) -> PieceSums:
     """Weighted sums of the clients' updates, as large nodes of the tree as the stretch has."""
-    engine.cohort_sizes = (phase.cohort_sizes[stretch.job],)
-    done: list[LocalWork] = []
-    parts = list(stretch.parts())
+    size, model = phase.cohort_sizes[stretch.job], phase.models[stretch.job]
+    jobs = [Job(model, _cohort(stretch, part), stretch.weights[part]) for part in stretch.parts()]  # type: ignore[index]
+    engine.cohort_sizes = (size,) * len(jobs)
+    works, done = engine.summed_apart(jobs, phase.solver, phase.aggregator), list[LocalWork]()
 
-    def piece(number: int) -> tuple[Tensor, Tensor | None]:
-        part, model = parts[number - stretch.pieces[0]], phase.models[stretch.job]
-        job = Job(model, _cohort(stretch, part), stretch.weights[part])  # type: ignore[index]
-        (work,) = engine.summed_updates([job], phase.solver, phase.aggregator)
-        done.append(replace(work, update=work.update[:0]))
+    def piece(_: int) -> tuple[Tensor, Tensor | None]:
+        work = next(works)
+        done.append(replace(work, update=work.update.new_empty(0)))  # a view would keep the memory of all pieces
         return work.update.cpu(), _carried_sum(work, engine.task.carried.size)
 
     nodes = {node: add_pieces(node, piece, add_sums) for node in whole_nodes((0, stretch.count), *stretch.pieces)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import platform
 import socket
@@ -47,13 +48,34 @@ class Answer:
     trace: str = ""
     out_of_memory: bool = False
     chunk_size: int | None = None  # the smaller chunks that memory allowed
+    logged: tuple[tuple[str, int, str], ...] = ()  # what was logged: by which logger, at which level, and the text
+
+
+class LogKeeper(logging.Handler):
+    """Keeps what is logged in this process, until it is told to the driver."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[tuple[str, int, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a record as its logger, its level and its text."""
+        self.kept.append((record.name, record.levelno, self.format(record)))
+
+    def taken(self) -> tuple[tuple[str, int, str], ...]:
+        """What was kept since this was asked last."""
+        kept, self.kept = self.kept, []
+        return tuple(kept)
 
 
 class RayWorker:
     """Works for runs: `open` a session with task and data, then `work` on pieces."""
 
-    def __init__(self, threads: int) -> None:
+    def __init__(self, threads: int, log_level: int = logging.WARNING) -> None:
         torch.set_num_threads(threads)
+        self.log = LogKeeper()
+        logging.getLogger().addHandler(self.log)
+        logging.getLogger().setLevel(log_level)
         gc.freeze()  # what is there stays: a collection in the middle of a round need not look at it
         self.sessions: dict[int, SimulatorEngine] = {}
         self.others: dict[tuple[int, str], ClientSet] = {}  # sets that are no splits of the data
@@ -84,7 +106,7 @@ class RayWorker:
                 self.sessions[session] = engine
             except Exception as failure:
                 answer = _failed(failure)
-        return replace(answer, notices=self._told())
+        return replace(answer, notices=self._told(), logged=self.log.taken())
 
     def add_clients(self, session: int, name: str, parts: Any) -> None:
         """A further set of clients to evaluate, by a name."""
@@ -108,7 +130,8 @@ class RayWorker:
                 answer = Answer([self._worked(engine, phase, stretch) for stretch in stretches])
             except Exception as failure:
                 answer = _failed(failure)
-        done = replace(answer, seconds=time.perf_counter() - began, notices=self._told(), chunk_size=self.smaller)
+        seconds, logged = time.perf_counter() - began, self.log.taken()
+        done = replace(answer, seconds=seconds, notices=self._told(), chunk_size=self.smaller, logged=logged)
         count = letter.answer_parts
         packed = answer_parts(pack_numbers(done) if done.failure is None else pack(done), count)
         return packed if count > 1 else packed[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 import time
 import warnings
@@ -153,7 +154,7 @@ class WorkerPool:
         kind = self.ray.remote(RayWorker).options(
             **self.per_worker, scheduling_strategy=place, max_restarts=0, enable_task_events=False
         )
-        actor = kind.remote(threads)
+        actor = kind.remote(threads, logging.getLogger().level)
         self._actors.append(actor)
         self.starting.append(PooledWorker(actor, node, actor.hello.remote()))
 
@@ -272,6 +273,7 @@ class WorkerPool:
             return False
         for text in answer.notices:
             self.tell(text)
+        _log(answer, worker)
         if answer.failure is not None:
             raise _named(answer, worker)
         return True
@@ -377,6 +379,7 @@ class WorkerPool:
             worker = each.worker
             for text in answer.notices:
                 self.tell(f"{worker.name}: {text}")
+            _log(answer, worker)
             if answer.chunk_size is not None:
                 self.tell(
                     f"Node {worker.name} ran out of memory, and works in chunks of {answer.chunk_size} clients from now on. "
@@ -427,6 +430,12 @@ def _kill_all(ray: Any, actors: list[Any]) -> None:
             with suppress(Exception):  # it may be gone already
                 ray.kill(actor, no_restart=True)
     actors.clear()
+
+
+def _log(answer: Answer, worker: PooledWorker) -> None:
+    """Log here what a worker has logged, by the logger of the same name, with the node's name."""
+    for logger, level, text in answer.logged:
+        logging.getLogger(logger).log(level, "%s: %s", worker.name, text)
 
 
 def _first_line(failure: BaseException) -> str:

@@ -136,6 +136,18 @@ def chunks_of(
         start += size
 
 
+def whole_jobs(jobs: Sequence[Job], most: int) -> Iterator[list[Job]]:
+    """The jobs in turn, several together as long as they have at most so many clients in all."""
+    together: list[Job] = []
+    for job in jobs:
+        if together and sum(len(each.cohort) for each in (*together, job)) > most:
+            yield together
+            together = []
+        together.append(job)
+    if together:
+        yield together
+
+
 def padding_share(chunks: Iterable[ClientQueue], rule: LocalRule) -> float:
     """The share of examples that are computed for nothing: a step of a chunk is as wide as the widest batch in it."""
     computed = useful = 0

@@ -9,7 +9,7 @@ batch of an epoch is padded.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial, reduce
@@ -31,7 +31,7 @@ from equipoise.engines.device_sets import DeviceSets
 from equipoise.engines.simulator import paths as local_paths
 from equipoise.engines.simulator.assignments import Assignment, Summation, adapted_losses, each_update, sum_updates
 from equipoise.engines.simulator.calibration import CalibrationTask, Choice, SpeedMeasurement, StoredChoice, calibrated
-from equipoise.engines.simulator.client_queue import ClientQueue, chunks_of, padding_share, pull_on_parameters
+from equipoise.engines.simulator.client_queue import ClientQueue, chunks_of, padding_share, pull_on_parameters, whole_jobs
 from equipoise.engines.simulator.cpu.compiled_softmax import CompiledSoftmax, CompiledSoftmaxPath
 from equipoise.engines.simulator.cuda.client_capacity import ClientCapacity
 from equipoise.engines.simulator.cuda.device_choice import measured_on_device
@@ -311,6 +311,27 @@ class SimulatorEngine:
         means = [count_carried(rows, shares.tolist()) for rows, shares in each]
         return [replace(work, carried=m.value(), carried_mass=m.mass) for work, m in zip(summed, means, strict=True)]
 
+    def summed_apart(self, jobs: Sequence[Job], solver: LocalSolver, aggregator: Aggregator) -> Iterator[LocalWork]:
+        """`summed_update` of each job in turn: no bit of one depends on the others. Where a path promises that much for the
+        jobs of a chunk, it does several in one call, which takes less time.
+        """
+        for several in whole_jobs(jobs, self._clients_apart(jobs, solver, aggregator)):
+            works = self.summed_updates(several, solver, aggregator)
+            worker = self.workers.own
+            if len(several) > 1 and (worker.taken != {self.choice.path: 1} or worker.summed != 1):
+                # They were no single chunk, or the update of one could not be used: that has changed how all were added up.
+                works = [self.summed_update(job.params, job.cohort, solver, job.weights, aggregator) for job in several]
+            yield from works
+
+    def _clients_apart(self, jobs: Sequence[Job], solver: LocalSolver, aggregator: Aggregator) -> int:
+        """How many clients of several jobs may be one chunk without a change of bits; 0: each job must be alone."""
+        chosen, traits = self.workers.own.path(self.choice.path), self._sums(aggregator)
+        added_up = (traits.weighted_sum or traits.clips_to is not None) and not self.data.malicious
+        if chosen is None or not chosen.sums_each_job_alone or not added_up or jobs[0].cohort.prox is not None:
+            return 0
+        threads = self._own_threads(self._rule(solver, jobs[0].cohort.round))
+        return (self.choice.chunk_size or 0) if threads == 1 else 0
+
     @property
     def look_ahead(self) -> LookAheadEngine | None:
         """Starts rounds early, on a GPU, for work of one graph; None where no rounds are of that kind."""
@@ -392,6 +413,7 @@ class SimulatorEngine:
         threads = self._own_threads(rule)
         parts = queue.share(1 if threads else min(self.workers.count, len(queue)))
         worker.taken.clear()
+        worker.summed = 0
         self._last = [Assignment(part, rule, chunk_size, cohorts, self.choice.path, threads) for part in parts]
         return self._last
 

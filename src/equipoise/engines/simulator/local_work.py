@@ -63,6 +63,7 @@ class LocalPath(ABC):
     batches: ClassVar[bool] = True  # it works on several clients at once
     unpadded: ClassVar[bool] = False  # it can work without padding, and on models with carried values
     measured: ClassVar[bool] = False  # on a GPU it is tried before the first round, against the first path that is not
+    sums_each_job_alone: ClassVar[bool] = False  # with one thread no bit of a job's sum depends on other jobs of the chunk
     threaded: ClassVar[bool] = False  # it shares a chunk among threads of its own, so that one process does all the work
 
     def __init__(self, place: Workplace) -> None:
@@ -98,6 +99,7 @@ class Worker:
         self.place, self.space = place, Workspace()
         self.task, self.data, self.clients = place.task, place.data, place.clients
         self.taken: Counter[str] = Counter()  # chunks of the last call, by the path that did them
+        self.summed = 0  # those of them that gave nothing but sums
         self._makers, self.paths = tuple(paths), tuple(make(place) for make in paths)
         self._named = {path.name: path for path in self.paths}
         self._asked: tuple[LocalRule | None, str | None] = (None, None)
@@ -141,6 +143,7 @@ class Worker:
         for path in self.candidates(work.rule, work.chosen):
             if path.supports(work) is None and (result := path.run(work)) is not None:
                 self.taken[path.name] += 1
+                self.summed += isinstance(result.updates, WeightedSums)
                 return result
         raise RuntimeError(f"No path supports the local work of {work.rule.solver!r}.")
 

@@ -48,7 +48,7 @@ class _Work(ctypes.Structure):
         ("data", _Data),
         *_of(ctypes.c_int64, "clients batch_size longest epochs groups"),
         *_of(ctypes.c_void_p, "first sizes steps orders starts owners anchors towards pulls weights"),
-        *_of(ctypes.c_void_p, "edges totals squares losses memory"),
+        *_of(ctypes.c_void_p, "turns edges totals squares losses memory"),
         *_of(ctypes.c_int64, "memory_each"),
         *_of(ctypes.c_float, "lr keep clip"),
         *_of(ctypes.c_int64, "next"),
@@ -81,6 +81,7 @@ class CompiledSoftmaxPath(LocalPath):
 
     name = "compiled softmax"
     threaded = True
+    sums_each_job_alone = True
 
     def __init__(self, place: Workplace) -> None:
         super().__init__(place)
@@ -202,20 +203,28 @@ class CompiledSoftmax:
     def train(self, work: ChunkWork, weights: Tensor | None) -> tuple[WeightedSums | Tensor, Tensor]:
         """Weighted sums of the updates, clipped if that is asked for, or the updates (k, D); and summed batch losses (k,).
 
-        Updates without `weights` (k,), or where one is beyond what squares of its numbers hold.
+        Updates without `weights` (k,), or where one is beyond what squares of its numbers hold. The clients of a model are
+        trained one after the other, so that with one thread their sum has the same bits whatever other models there are.
         """
         count, starts, steps = len(work.chunk), work.starts, work.batches.steps
         if weights is not None:
-            edges = group_edges(steps.tolist(), starts.owners.tolist(), work.threads)
-            totals, squares, losses = self._run(work, weights, edges, math.inf if work.clipped is None else work.clipped.bound)
+            turns = starts.owners.argsort(stable=True)
+            edges = group_edges(steps[turns].tolist(), starts.owners[turns].tolist(), work.threads)
+            clip = math.inf if work.clipped is None else work.clipped.bound
+            totals, squares, losses = self._run(work, weights, turns, edges, clip)
             if not bool((~torch.isfinite(squares) | ((squares == 0) & (steps > 0))).any()):
-                sums = self._unpacked(totals, starts.owners[edges[:-1]], len(starts.models))
+                sums = self._unpacked(totals, starts.owners[turns[edges[:-1]]], len(starts.models))
                 return WeightedSums(sums, squares), losses
-        totals, _, losses = self._run(work, torch.ones(count), torch.arange(count + 1))
+        totals, _, losses = self._run(work, torch.ones(count), torch.arange(count), torch.arange(count + 1))
         return self._unpacked(totals, torch.arange(count), count), losses
 
-    def _run(self, work: ChunkWork, weights: Tensor, edges: Tensor, clip: float = math.inf) -> tuple[Tensor, Tensor, Tensor]:
-        """Totals of each group of clients (groups, numbers), and of every client its squared length and its losses (k,)."""
+    def _run(
+        self, work: ChunkWork, weights: Tensor, turns: Tensor, edges: Tensor, clip: float = math.inf
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Totals of each group of clients (groups, numbers), and of every client its squared length and its losses (k,).
+
+        Clients are trained in the order `turns` (k,); groups begin and end at `edges` of it.
+        """
         packing, clients, cursor, count = self._packing, self.clients, work.batches, len(work.chunk)
         starts, sgd, lr = work.starts, work.rule.sgd, work.rule.lr
         keep = 1 - lr * sgd.weight_decay
@@ -238,8 +247,8 @@ class CompiledSoftmax:
         tensors = {
             "first": clients.starts[work.positions], "sizes": cursor.sizes.contiguous(),
             "steps": cursor.steps.contiguous(), "orders": permutations, "starts": models, "owners": owners, "anchors": anchors,
-            "towards": towards, "pulls": strength, "weights": weights.float().contiguous(), "edges": edges, "totals": totals,
-            "squares": squares, "losses": losses, "memory": memory,
+            "towards": towards, "pulls": strength, "weights": weights.float().contiguous(), "turns": turns, "edges": edges,
+            "totals": totals, "squares": squares, "losses": losses, "memory": memory,
         }  # fmt: skip
         call = _Work(
             data=self._data, clients=count, batch_size=cursor.width, longest=permutations.shape[2],
@@ -273,15 +282,17 @@ def _addresses(tensors: Mapping[str, Tensor | None]) -> dict[str, int | None]:
 
 def group_edges(steps: list[int], owners: list[int], threads: int) -> Tensor:
     """Where groups of clients begin and end: large ones first, so that few totals are kept, and small ones last, so that no
-    thread waits long for another. Clients of a group start from one model.
+    thread waits long for another; one thread waits for nobody. Clients of a group start from one model.
 
     >>> group_edges([2] * 16, [0] * 16, 2).tolist()
     [0, 4, 7, 10, 12, 13, 14, 15, 16]
+    >>> group_edges([2] * 16, [0] * 9 + [1] * 7, 1).tolist()
+    [0, 9, 16]
     """
     edges, left, taken = [0], sum(steps), 0
     for i, work in enumerate(steps):
         taken += work
-        if i + 1 == len(steps) or owners[i + 1] != owners[i] or taken * 2 * threads >= left:
+        if i + 1 == len(steps) or owners[i + 1] != owners[i] or (threads > 1 and taken * 2 * threads >= left):
             edges.append(i + 1)
             left, taken = left - taken, 0
     return torch.from_numpy(np.array(edges))

@@ -56,7 +56,8 @@ typedef struct { /* as in softmax.py */
   const int64_t *towards; /* (K) which of them pulls each client */
   const float *pulls;    /* (K) by how much of the way, at every step */
   const float *weights;  /* (K) in the group's total */
-  const int64_t *edges;  /* (groups + 1) */
+  const int64_t *turns;  /* (K) the clients in the order in which they are trained */
+  const int64_t *edges;  /* (groups + 1) in that order */
   float *totals;         /* (groups) models */
   double *squares;       /* (K) squared length of each update */
   double *losses;        /* (K) summed batch losses */
@@ -371,8 +372,8 @@ static void *work_on(void *argument) {
   for (;;) {
     const int64_t group = __atomic_fetch_add(&k->next, 1, __ATOMIC_RELAXED);
     if (group >= k->groups) return 0;
-    for (int64_t client = k->edges[group]; client < k->edges[group + 1]; client++)
-      train(k, client, helper->memory, k->totals + group * numbers, client == k->edges[group]);
+    for (int64_t turn = k->edges[group]; turn < k->edges[group + 1]; turn++)
+      train(k, k->turns[turn], helper->memory, k->totals + group * numbers, turn == k->edges[group]);
   }
 }
 
