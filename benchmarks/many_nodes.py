@@ -119,13 +119,7 @@ class Federation:
         self.call("equipoise", "flower", "authority", "--host", "127.0.0.1", "--port", str(free_port()))
         self.call("equipoise", "flower", "site", *self.names)
         self.start("superlink", "equipoise", "flower", "superlink")
-        end = time.monotonic() + 90
-        while subprocess.run(
-            ["flwr", "supernode", "list", "federation"], env=self.environment, cwd=self.app, capture_output=True, check=False
-        ).returncode:
-            if time.monotonic() > end:
-                raise SystemExit(f"no SuperLink\n{self.log('superlink')}")
-            time.sleep(0.5)
+        self.call("equipoise", "flower", "register", *self.names)
 
     def rounds(self) -> list[dict[str, Any]]:
         """The rounds that have ended."""
@@ -191,9 +185,8 @@ def measure(it: Federation, rounds: int, timeout: float) -> None:
     it.set_up()
     began = time.monotonic()
     for name in it.names:
-        it.call("flwr", "supernode", "register", f"sites/{name}/node.pub", "federation")
         it.start(name, "equipoise", "flower", "node", "--kit", ".", cwd=it.app / "sites" / name)
-    print(f"{len(it.names)} nodes registered and started in {time.monotonic() - began:.0f} s", flush=True)
+    print(f"{len(it.names)} nodes started in {time.monotonic() - began:.0f} s", flush=True)
     config = f'nodes="nodes.toml" clients-per-round={len(it.names)} minimum={len(it.names) * 3 // 4} timeout={timeout}'
     it.start("run", "equipoise", "flower", "run", "--run-config", f"{config} rounds={rounds + 6}")
     it.await_rounds(1, 600)

@@ -10,7 +10,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 from unittest import mock
 
@@ -25,6 +25,7 @@ from equipoise.data.clients import FederatedData
 from equipoise.engines.flower import client_app, flower_engine
 from equipoise.engines.flower.apps import introductions, run_control, welcome
 from equipoise.engines.flower.transport import messenger
+from equipoise.engines.flower.transport.messages import BadMessage, expanded
 
 Fault = Callable[["Delivery"], Any]
 
@@ -110,7 +111,8 @@ class FakeGrid(Grid):
         self.fault: Fault = lambda delivery: delivery.answer()
         self.offline: set[str] = set()
         self.log: list[tuple[str, str, int]] = []  # client, action, round
-        self.sent: list[tuple[str, Message]] = []  # requests as the nodes got them
+        self.raw: list[tuple[str, Message]] = []  # requests as they travelled
+        self.sent: list[tuple[str, Message]] = []  # requests as the nodes read them, with tensors beside the call
         self.replies: list[tuple[str, str, Message]] = []  # client, action, reply as the server got it
         self._counts: dict[tuple[int, str], int] = {}
         self._waiting: dict[str, Message] = {}
@@ -171,7 +173,8 @@ class FakeGrid(Grid):
             with self._lock:
                 self._counts[key] = self._counts.get(key, 0) + 1
                 self.log.append((name, action, int(message.metadata.group_id)))
-                self.sent.append((name, message))
+                self.raw.append((name, message))
+                self.sent.append((name, readable(message)))
             try:
                 reply = self.fault(Delivery(self, node, message, self._counts[key]))
             except Exception as failure:
@@ -190,7 +193,7 @@ class FakeGrid(Grid):
             reply = self.apps[node](travelled(message), self.contexts[node])
         # The state is written to bytes between two messages, as on a SuperNode.
         self.contexts[node].state = inflated(self.contexts[node].state)
-        return travelled(reply)
+        return readable(reply)
 
     def restart(self, client: str, *, keep_state: bool = False) -> None:
         """The node ends and starts anew, with another id, and without what it had in memory."""
@@ -219,6 +222,15 @@ def travelled(message: Message) -> Message:
     """A message as the other side gets it."""
     other = inflated(message)
     other.metadata.__dict__["_message_id"] = message.metadata.message_id
+    return other
+
+
+def readable(message: Message) -> Message:
+    """A message as the other side gets it, with its tensors beside the call, where tests look for them."""
+    other = travelled(message)
+    if other.has_content():
+        with suppress(BadMessage):
+            other.content = expanded(other.content)
     return other
 
 

@@ -39,6 +39,7 @@ NODE = """
 import base64, json, os
 from flwr.clientapp import ClientApp
 from equipoise.engines.flower import client_app
+from equipoise.engines.flower.transport.messages import expanded
 from .data import load_data
 from .task import net
 
@@ -48,8 +49,9 @@ inner = client_app(model=net, load_data=load_data, keep={keep!r})
 def note(kind, context, action, message):
     client, values, tensors = context.node_config["client-id"], None, {{}}
     if message.has_content() and "call" in message.content:
-        values = message.content["call"]["values"]
-        tensors = {{n: base64.b64encode(a.data).decode() for n, a in message.content["tensors"].items()}}
+        content = expanded(message.content)
+        values = content["call"]["values"]
+        tensors = {{n: base64.b64encode(a.data).decode() for n, a in content["tensors"].items()}}
     line = json.dumps({{"kind": kind, "client": client, "action": action, "values": values, "tensors": tensors}}) + "\\n"
     file = os.open({messages!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(file, line.encode())

@@ -5,6 +5,9 @@ from __future__ import annotations
 import ast
 import base64
 import inspect
+import json
+import subprocess
+import sys
 import time
 from dataclasses import fields
 from pathlib import Path
@@ -20,6 +23,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from equipoise.engines import flower
 from equipoise.engines.flower import flower_internals
+from equipoise.engines.flower.apps import node_log
 
 PUBLIC = ("flwr.app", "flwr.clientapp", "flwr.serverapp")
 PACKAGE = Path(flower.__file__).parent
@@ -253,3 +257,171 @@ def test_a_reply_whose_parts_never_come_holds_nobody_up():
     assert good.metadata.message_type == "query.hello"
     assert confirmed == [whole.object_id]
     assert http_grid.pull_objects is usual
+
+
+# --------------------------------------------------------------------------------------------------------------- the SuperLink
+
+
+@pytest.fixture
+def superlink_state():
+    """The state of a SuperLink in a database, as `equipoise flower superlink` has it, and what is written to it."""
+    from flwr.server.superlink.linkstate import sql_linkstate
+    from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+    from flwr.superlink.federation import NoOpFederationManager
+
+    class State(sql_linkstate.SqlLinkState):  # a class of its own: no other test meets the changed one
+        pass
+
+    flower_internals.write_less(State)
+    state = State(":memory:", NoOpFederationManager(), InMemoryObjectStore())
+    state.initialize()
+    written: list[str] = []
+    from sqlalchemy import event
+
+    @event.listens_for(state._engine, "before_cursor_execute")
+    def note(_connection, _cursor, statement, *_):
+        if not statement.lstrip().upper().startswith(("SELECT", "WITH", "PRAGMA")) or "UPDATE" in statement.upper():
+            written.append(statement)
+
+    return state, written
+
+
+def test_a_superlink_writes_nothing_for_a_node_without_messages(superlink_state):
+    state, written = superlink_state
+    assert state.get_message_ins(5, limit=1) == []
+    assert written == []
+
+
+def test_a_superlink_hands_messages_out_once(superlink_state, monkeypatch):
+    """The look before does not change who gets what."""
+    from flwr.server.superlink.linkstate import sql_linkstate
+    from flwr.supercore.state.schema.linkstate_models import MessageIns
+    from flwr.supercore.utils import uint64_to_int64
+
+    state, written = superlink_state
+    node = 2**63 + 5  # in the database such an id is a negative number
+    with state._engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA foreign_keys = OFF")  # there is no run that the message belongs to
+    with state.session() as session:
+        row = {"message_id": "a", "group_id": "", "run_id": 1, "src_node_id": 1, "dst_node_id": uint64_to_int64(node)}
+        more = {"reply_to_message_id": "", "created_at": time.time(), "delivered_at": "", "ttl": 60.0, "message_type": "train"}
+        session.add(MessageIns(**row, **more))
+    monkeypatch.setattr(state, "_check_stored_messages", lambda ids: None)
+    monkeypatch.setitem(vars(sql_linkstate), "dict_to_message", lambda row: row["message_id"])
+    written.clear()
+    assert state.get_message_ins(node + 1, limit=1) == []
+    assert state.get_message_ins(node, limit=1) == ["a"]
+    assert state.get_message_ins(node, limit=1) == []
+    assert len(written) == 1
+
+
+def test_a_superlink_ends_tasks_whose_time_is_over_once_a_second(superlink_state, monkeypatch):
+    state, written = superlink_state
+    for _ in range(5):
+        state.get_run_status({7})
+    first = len(written)
+    assert first > 0
+    monkeypatch.setattr(flower_internals, "END_TASKS", 0.0)
+    state.get_run_status({7})
+    assert len(written) == 2 * first
+    monkeypatch.setattr(flower_internals, "END_TASKS", 1000.0)
+    with state.session():  # a transaction that writes must have begun with it
+        state.get_run_status({7})
+    assert len(written) == 3 * first
+
+
+@pytest.mark.parametrize("name", flower_internals.OF_THE_OPERATOR)
+def test_layers_that_are_skipped_do_nothing_for_nodes(name, monkeypatch):
+    """Each passes a request of a node on as it is, so that to go past it changes nothing; the operator's all go through it."""
+    import asyncio
+
+    from flwr.superlink.routers.control import middlewares
+    from starlette.responses import PlainTextResponse
+
+    usual = getattr(middlewares, name)
+    assert not middlewares._is_control_path("/v1/fleet/pull-messages")
+    assert middlewares._is_control_path("/v1/control/list-runs")
+
+    def answer_of(layer, path):
+        sent = []
+
+        async def send(message):
+            sent.append(message)
+
+        async def receive():
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def inner(scope, receive, send):
+            await PlainTextResponse("inner", headers={"x-inner": "1"})(scope, receive, send)
+
+        scope = {"type": "http", "method": "POST", "path": path, "headers": [], "query_string": b"", "app": SimpleNamespace()}
+        asyncio.run(layer(inner)({**scope, "state": {}}, receive, send))
+        start = next(message for message in sent if message["type"] == "http.response.start")
+        body = b"".join(message.get("body", b"") for message in sent)
+        return start["status"], sorted(start["headers"]), body
+
+    paths = ("/v1/fleet/pull-messages", "/v1/runtime/pull-object")
+    before = [answer_of(usual, path) for path in paths]
+    through = []
+    skipping = type(name, (usual,), {})
+    dispatch = usual.dispatch
+
+    async def noted(self, request, call_next):
+        through.append(request.url.path)
+        return await (call_next(request) if request.url.path.startswith("/v1/control/") else dispatch(self, request, call_next))
+
+    monkeypatch.setattr(usual, "dispatch", noted)
+    flower_internals.skip_layer(skipping, ("/v1/fleet/", "/v1/runtime/"))
+    assert [answer_of(skipping, path) for path in paths] == before
+    assert through == []
+    answer_of(skipping, "/v1/control/list-runs")
+    answer_of(skipping, "/v1/fleet")  # not a path of nodes
+    assert through == ["/v1/control/list-runs", "/v1/fleet"]
+
+
+def test_a_request_for_the_operators_interface_never_goes_past_its_layers():
+    """The paths that go past them are those of nodes and apps, and none of them begins the operator's."""
+    source = inspect.getsource(flower_internals.skip_idle_layers)
+    assert source.count('("/v1/fleet/", "/v1/runtime/")') == 2
+    assert "/v1/control" not in source
+
+
+def test_the_interface_of_flowers_own_commands_lists_nodes():
+    from flwr.cli import flower_config, utils
+    from flwr.proto import control_pb2, node_pb2
+    from flwr.supercore.control.control_http_client import ControlHttpClient
+
+    assert {"ListNodes", "RegisterNode", "UnregisterNode"} <= set(dir(ControlHttpClient))
+    known = set(node_pb2.NodeInfo.DESCRIPTOR.fields_by_name)
+    assert {"node_id", "public_key", "name", "status", "last_activated_at", "last_deactivated_at"} <= known
+    assert {"public_key", "name"} <= set(control_pb2.RegisterNodeRequest.DESCRIPTOR.fields_by_name)
+    assert "node_id" in control_pb2.UnregisterNodeRequest.DESCRIPTOR.fields_by_name
+    assert list(inspect.signature(flower_config.read_superlink_connection).parameters) == ["connection_name"]
+    assert next(iter(inspect.signature(utils.init_http_client_from_connection).parameters)) == "connection"
+
+
+# ------------------------------------------------------------------------------------------------------------------ the node
+
+
+def test_a_node_loads_no_database():
+    """SQLAlchemy and Alembic are 30 MB of each node, and Flower's SuperNode keeps its state in memory."""
+    code = (
+        "import importlib, sys\n"
+        "from equipoise.engines.flower import flower_internals as it\n"
+        "it.leave_out_databases()\n"
+        "for name in it.PRELOADED: importlib.import_module(name)\n"
+        "assert not {'sqlalchemy', 'alembic'} & set(sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_lines_of_flowers_log_are_those_that_are_put_in_plain_words():
+    from flwr.supercore.retry import http_retry
+    from flwr.supernode import main, start_client_internal
+    from flwr.supernode.cli import flower_supernode as command
+
+    where = (start_client_internal, http_retry, main, sys.modules[command.__module__])
+    source = "".join(" ".join(inspect.getsource(module).replace('"\n', "").split()) for module in where).replace('" "', "")
+    for line in (node_log.RUN_AND_ROUND, node_log.RECEIVING, node_log.SENT, *node_log.IN_PLACE):
+        assert json.dumps(line) in source, line

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import logging
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from fake_grid import FakeGrid, federation, one_client, run_app
+from fake_grid import FakeGrid, federation, inflated, one_client, run_app
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
@@ -136,6 +137,36 @@ def test_messages_that_are_none_are_refused():
     for each in bad:
         with pytest.raises(BadMessage):
             messages.read_message(each)
+
+
+def test_small_tensors_travel_inside_the_call_and_come_out_as_they_were():
+    tensors = {"update": torch.randn(3, 5), "loss": torch.tensor([math.pi], dtype=torch.float64), "none": torch.zeros(0)}
+    loose = messages.write_message(4, "token", {"a": 1}, tensors, "mark")
+    packed = inflated(messages.compacted(loose))
+    assert list(packed) == ["call"]
+    read = messages.read_message(packed)
+    assert (read.round, read.token, read.values, read.data, read.compact) == (4, "token", {"a": 1}, "mark", True)
+    assert read.size == messages.count_bytes(loose) == messages.read_message(loose).size
+    assert not messages.read_message(loose).compact
+    for name, tensor in tensors.items():
+        assert torch.equal(read.tensor(name, tensor.dtype, tuple(tensor.shape)), tensor)
+    large = messages.write_message(0, "t", {}, {"w": torch.zeros(messages.LARGEST_COMPACT // 4 + 1)})
+    assert messages.compacted(large) is large  # Flower sends it to the SuperLink once for all nodes
+
+
+@pytest.mark.parametrize(
+    ("table", "data"),
+    [
+        ("{}", b""), ("[", b""), ("[[]]", b""), ('[["w","float32",[2],"raw",9]]', bytes(8)), ("[" * 100_000, b""),
+        ('[["w","float32",[2],"raw",-1]]', bytes(8)), ('[["w","float32",[-2],"raw",8]]', bytes(8)), ("[]", "text"),
+        ('[["w","float32",2,"raw",8]]', bytes(8)), ('[[1,"float32",[2],"raw",8]]', bytes(8)), (3, b""),
+        ('[["w","float32",[2],"raw",true]]', bytes(8)), (str([["w"]] * (messages.MOST_TENSORS + 1)), b""),
+    ],
+)  # fmt: skip
+def test_tables_of_tensors_that_make_no_sense_are_refused(table, data):
+    call = {"protocol": messages.PROTOCOL, "round": 1, "token": "t", "values": "{}", "arrays": table, "bytes": data}
+    with pytest.raises(BadMessage):
+        messages.read_message(RecordDict({"call": ConfigRecord(call)}))
 
 
 def test_bytes_of_a_message_are_counted():
@@ -661,6 +692,8 @@ def test_network_variants_are_composed_not_overridden():
         "SubprocessExecutor",
         "BaseHTTPRequestHandler",
         "ClientApp",
+        "logging.Filter",
+        "logging.Formatter",
         "EquipoiseError",
         "RuntimeError",
         "MaskingError",

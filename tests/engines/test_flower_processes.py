@@ -298,9 +298,9 @@ def a_node_dies_in_the_middle_of_a_round(federation: Federation, folder: Path) -
     rewrite(app / "digits_federation" / "data.py", "everyone = simulated()", slow)  # there is time to kill it while it works
     run = folder / "run"
     federation.submit(app, rounds=2, minimum=3, timeout=12.0, folder=str(run))
-    federation.wait_for_log("node-3", "Receiving: train.update", timeout=200)
+    federation.wait_for_log("node-3", "round 1: asked for its update", timeout=200)
     federation.kill("node-3")
-    assert "Sending: train.update" not in federation.log("node-3")
+    assert "round 1: answered" not in federation.log("node-3").split("round 1: asked for its update")[1]
     federation.finish(timeout=300)
     found = reports(run)
     assert [list(report["missing"]) for report in found] == [["client-3"], ["client-3"]]

@@ -21,12 +21,13 @@ import yaml
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipoise[flower]'")
 
-from site_machines import Machine, Machines, wait_until, why_not
+from site_machines import BIN, Machine, Machines, wait_until, why_not
 
 pytestmark = pytest.mark.federation
 SITES = ("client-0", "client-1", "client-2", "client-3")
 PORT = 47090
 TIMEOUT = 20.0  # seconds that a node has for an answer
+BARE = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"  # the path of a unit's processes
 METRICS = "curl -s http://127.0.0.1:9464/metrics"
 HANG = '    import pathlib, time\n    time.sleep(3600.0 * pathlib.Path("hang").exists())\n'
 
@@ -57,6 +58,12 @@ class Operation:
         self.ran.append(command)
         self.server.start(name, f"env -C {self.home} {command}")
 
+    def start_unit(self, name: str, unit: str) -> None:
+        """Start what a unit of the server starts, as systemd does: by its path, without a shell's environment."""
+        command = unit_command(self.home / "deploy" / unit)
+        self.ran.append(command)
+        self.server.start(name, f"env -C {self.home} {by_path(command)}", PATH=BARE)
+
     def set_up(self) -> None:
         """The operator's folder, and a kit at each site."""
         self.server.call("equipoise flower init my-federation")
@@ -76,13 +83,13 @@ class Operation:
 
     def superlink(self) -> None:
         """Start the SuperLink as its unit does, and wait until it answers."""
-        self.start("superlink", unit_command(self.home / "deploy" / "equipoise-superlink.service"))
+        self.start_unit("superlink", "equipoise-superlink.service")
         watched = {"superlink": self.server.running["superlink"]}
         wait_until(lambda: self.asks("127.0.0.1", PORT + 1, "/health") == 200, "the SuperLink answers", 90, watched)
 
     def proxy(self) -> None:
         """Start the proxy as its unit does, and see that it lets nodes in and nobody's commands."""
-        self.start("proxy", unit_command(self.home / "deploy" / "equipoise-proxy.service"))
+        self.start_unit("proxy", "equipoise-proxy.service")
         watched = {"proxy": self.server.running["proxy"]}
         wait_until(lambda: self.asks(self.server.address, PORT, "/health") == 404, "the proxy answers", 20, watched)
         assert self.asks(self.server.address, PORT, "/v1/control/list-runs") == 404
@@ -97,15 +104,9 @@ class Operation:
         said = self.server.call(ask, cwd=self.home, expected=None)
         return int(said[-3:])
 
-    def online(self) -> dict[str, str]:
-        """The states of the nodes that the SuperLink knows, by Flower's id."""
-        text = self.operate("flwr supernode list federation --format json")
-        return {str(node["node-id"]): node["status"] for node in json.loads(text[text.index("{") :])["nodes"]}
-
-    def register(self, name: str) -> str:
-        """Let a site's key in; Flower's id of the node."""
-        said = self.operate(f"flwr supernode register sites/{name}/node.pub federation")
-        return re.search(r"SuperNode (\d+) registered", said)[1]  # type: ignore[index]
+    def nodes(self) -> list[dict[str, object]]:
+        """The nodes that the SuperLink lets in: name, state, Flower's id, whether the key is listed."""
+        return json.loads(self.operate("equipoise flower nodes --json"))
 
     # --------------------------------------------------------------------------------------------------------------- the sites
 
@@ -114,7 +115,7 @@ class Operation:
         site = self.sites[name]
         command = unit_command(site.folder / "equipoise-node.service")
         self.ran.append(command)
-        site.start(name, command, **more)
+        site.start(name, by_path(command), PATH=BARE, **more)
 
     # ----------------------------------------------------------------------------------------------------------------- the run
 
@@ -161,6 +162,11 @@ def unit_command(unit: Path) -> str:
     return re.search(r"^ExecStart=\S*/(?=equipoise |nginx )(.*)$", unit.read_text(), re.M)[1]  # type: ignore[index]
 
 
+def by_path(command: str) -> str:
+    """A command whose program is named by its path, where it is one of ours."""
+    return f"{BIN}/{command}" if command.startswith("equipoise ") else command
+
+
 def compose_commands(file: Path) -> list[str]:
     services = yaml.safe_load(file.read_text())["services"]
     return [shlex.join(service["command"]) for service in services.values() if "command" in service]
@@ -193,10 +199,11 @@ def sites_are_set_up_and_check(it: Operation) -> None:
     it.note("SuperLink and proxy are up")
     for site in it.sites.values():
         site.start("check", "equipoise flower check --kit .")
-    for name, site in it.sites.items():
+    for site in it.sites.values():
         assert site.await_end("check", 120) == 0, site.log("check")
         assert site.log("check").count("READY.") >= 1
-        it.register(name)
+    said = it.operate(f"equipoise flower register {' '.join(SITES)}")
+    assert [line.split()[0] for line in said.splitlines() if "is let in now" in line] == list(SITES)
     it.note("four sites are READY")
     for name in SITES[:3]:
         it.node(name)
@@ -253,19 +260,17 @@ def one_is_upgraded_and_one_gets_a_new_key(it: Operation) -> None:
     third.own()
     third.start(SITES[2], f"env PYTHONPATH={newer}:$PYTHONPATH equipoise flower node --kit .")
 
-    before = it.online()
+    (before,) = (node["id"] for node in it.nodes() if node["name"] == SITES[3])
     it.operate(f"equipoise flower site {SITES[3]} --renew")
-    new = it.register(SITES[3])
+    assert before not in it.operate(f"equipoise flower register {SITES[3]}")
     assert fourth.end(SITES[3]) == 0
     it.hand_over(SITES[3], fourth)
     it.node(SITES[3])
-    assert new not in before
     it.await_rounds(1)
     took = it.await_clients(*SITES, within=120)
     assert it.status()["clients"][SITES[2]]["versions"]["equipoise"] == "9.9.9"
-    gone = [node for node, state in it.online().items() if state != "online"]
-    assert len(gone) == 1
-    it.operate(f"flwr supernode unregister {gone[0]} federation")
+    assert f"{SITES[3]}: let in no longer: {before}" in it.operate(f"equipoise flower unregister {SITES[3]}")
+    assert {node["name"]: (node["state"], node["listed"]) for node in it.nodes()} == dict.fromkeys(SITES, ("online", True))
     it.note(f"one upgraded, one with a new key, after {took:.0f} s")
 
 

@@ -24,6 +24,7 @@ from equipoise.engines.flower.apps.node_keys import read_node_list
 from equipoise.engines.flower.apps.run_control import give_order
 from equipoise.engines.flower.apps.run_status import moment
 from equipoise.engines.flower.apps.template import write_app
+from equipoise.engines.flower.operate import registered_nodes
 from equipoise.engines.flower.operate.backups import back_up, restore
 from equipoise.engines.flower.operate.fetching import fetch, publish, read_entries
 from equipoise.engines.flower.operate.kits import Kit, OperatorFolder
@@ -33,7 +34,8 @@ from equipoise.experiment.folder import read_record
 
 
 @pytest.fixture
-def place(tmp_path):
+def place(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))  # commands with --kit put its app there
     write_app(tmp_path / "made-kits")
     folder = OperatorFolder(tmp_path / "made-kits")
     folder.set_up(["fed.example.org"], 47091)
@@ -218,3 +220,70 @@ def test_the_status_of_a_run_that_goes_on_knows_its_extension(tmp_path):
     assert RunView(tmp_path).read()["rounds"] == 2
     (tmp_path / "control.json").write_text("{")
     assert RunView(tmp_path).read()["rounds"] == 2
+
+
+class FakeRegistry:
+    """The SuperLink's list of nodes, in memory."""
+
+    def __init__(self) -> None:
+        self.known: list[dict[str, object]] = []
+
+    def nodes(self):
+        return self.known
+
+    def register(self, key, name):
+        node = 10**19 + len(self.known)
+        self.known.append({"id": node, "key": key, "name": name, "state": "registered", "since": ""})
+        return node
+
+    def unregister(self, node):
+        next(entry for entry in self.known if entry["id"] == node)["state"] = "unregistered"
+
+
+def test_nodes_are_named_as_their_sites(place):
+    """Flower's own list has numbers of twenty digits alone. Also a key that was replaced has a name."""
+    registry, folder = FakeRegistry(), place.path
+    place.make_kit("client-1")
+    found = registered_nodes.register(folder, ["client-0", "client-1"], registry)
+    assert [new for _, new in found.values()] == [True, True]
+    assert registered_nodes.register(folder, ["client-0"], registry) == {"client-0": (found["client-0"][0], False)}
+    for entry in registry.known:
+        entry["name"] = ""  # as when they were registered by Flower's command
+    place.make_kit("client-0", renew=True)
+    again = registered_nodes.register(folder, ["client-0"], registry)["client-0"][0]
+    assert [(node.name, node.listed, node.id) for node in registered_nodes.list_nodes(folder, registry)] == [
+        ("client-0", True, again), ("client-0", False, found["client-0"][0]), ("client-1", True, found["client-1"][0]),
+    ]  # fmt: skip
+    assert registered_nodes.table_of(registered_nodes.list_nodes(folder, registry))[2].split()[:3] == [
+        "client-0", "registered", "not",
+    ]  # fmt: skip
+    assert registered_nodes.unregister(folder, ["client-0"], registry) == {"client-0": [found["client-0"][0]]}
+    with pytest.raises(ConfigError, match=r"is the one on the list.*--retire"):
+        registered_nodes.unregister(folder, ["client-0"], registry)
+    place.retire("client-0")
+    assert registered_nodes.unregister(folder, ["client-0"], registry) == {"client-0": [again]}
+    with pytest.raises(ConfigError, match="knows no node of client-0, but: client-1"):
+        registered_nodes.unregister(folder, ["client-0"], registry)
+    with pytest.raises(ConfigError, match=r"not in .*nodes\.toml\. Make its kit first"):
+        registered_nodes.register(folder, ["client-0"], registry)
+
+
+def test_a_superlink_that_does_not_answer_is_told_of(monkeypatch):
+    registry = FakeRegistry()
+    monkeypatch.setattr(registry, "nodes", lambda: 1 / 0)
+    with pytest.raises(ConfigError, match=r"does not answer .*Start it: equipoise flower superlink"):
+        registered_nodes.await_superlink(registry, 0.0)
+
+
+def test_a_superlink_finds_flowers_programs_without_a_shell(place, monkeypatch):
+    """A unit has no virtual environment in its path, and Flower starts `flower-superexec` by its name."""
+    begun = []
+    monkeypatch.setattr(os, "execv", lambda *command: begun.append(command))
+    monkeypatch.setattr(os, "environ", {"PATH": "/usr/bin", "FLWR_HOME": "/elsewhere"})
+    monkeypatch.setattr(os, "umask", lambda _: None)
+    done = CliRunner().invoke(flower_commands, ["superlink", "--folder", str(place.path)])
+    assert done.exit_code == 0, done.output
+    assert os.environ["PATH"].split(os.pathsep) == [str(Path(sys.executable).parent), "/usr/bin"]
+    assert os.environ["FLWR_HOME"] == str(place.path / ".flwr")
+    assert shutil.which("flower-superexec", path=os.environ["PATH"]) is not None
+    assert begun[0][0] == sys.executable

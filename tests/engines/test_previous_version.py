@@ -63,10 +63,8 @@ class Mixed(Processes):
         self.call("equipoise", "flower", "authority", "--host", "127.0.0.1", "--port", str(port), cwd=self.app)
         self.call("equipoise", "flower", "site", *NEW, OLD, cwd=self.app)
         self.start("superlink", ["equipoise", "flower", "superlink"], self.app)
-        self.wait_until(self.answers, "the SuperLink answers", 300)
+        self.call("equipoise", "flower", "register", *NEW, OLD, cwd=self.app)
         address = self.address()
-        for name in (*NEW, OLD):
-            self.call("flwr", "supernode", "register", f"sites/{name}/node.pub", "federation", cwd=self.app)
         for name in NEW:
             self.start(name, ["equipoise", "flower", "node", "--kit", "."], self.app / "sites" / name)
         now = dict(self.environment)
@@ -79,10 +77,6 @@ class Mixed(Processes):
         self.environment = now
         for name in (*NEW, OLD):
             self.wait_for_log(name, "SuperNode ID", 300)
-
-    def answers(self) -> bool:
-        command = ["flwr", "supernode", "list", "federation"]
-        return not subprocess.run(command, env=self.environment, cwd=self.app, capture_output=True, check=False).returncode
 
     def address(self) -> str:
         import tomllib

@@ -139,13 +139,13 @@ class ByTheReadme(Processes):
         text = (self.app / "README.md").read_text(encoding="utf-8").replace("\\\n", " ")
         _, keys, superlink, nodes, *_ = re.findall(r"^```bash\n(.*?)^```", text, flags=re.M | re.S)
         self.superlink = superlink[: superlink.index("> superlink.log")]
-        loop = nodes[nodes.index("; do\n") : nodes.index('> "$client.log"')]
-        register, self.node = re.search(r"(flwr supernode register [^\n]+)\n(.*)", loop, flags=re.S).groups()  # type: ignore[union-attr]
+        register = re.search(r"^equipoise flower register client-0", nodes, flags=re.M)[0]  # type: ignore[index]
+        self.node = nodes[nodes.index("; do\n") + len("; do\n") : nodes.index('> "$client.log"')]
         self.call("bash", "-e", "-c", keys, cwd=self.app)
         try:
             self.begin("superlink", self.superlink)
             self.wait_until(lambda: self.listed() is not None, "the SuperLink answers", LONG)
-            self.call("bash", "-c", f"client=client-0; {register}", cwd=self.app)
+            self.call("bash", "-c", register, cwd=self.app)
             self.begin("client-0", self.node)
             self.wait_until(lambda: self.listed() == ["online"], "the node is online", LONG)
         except BaseException as failure:

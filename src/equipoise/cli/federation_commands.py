@@ -13,12 +13,14 @@ import typer
 from typer import Argument, Option
 
 if TYPE_CHECKING:
+    from equipoise.engines.flower.flower_internals import Registry
     from equipoise.engines.flower.operate.kits import Kit
 
 app = typer.Typer()
 
 Folder = Annotated[Path, Option("--folder", metavar="DIR", help="The folder of the app. Default: this one.")]
 RunArgument = Annotated[Path, Argument(metavar="RUN", help="The folder of a federated run, e.g. runs/federation.")]
+SiteNames = Annotated[list[str], Argument(metavar="NAME…", help="The sites' names, e.g. hospital-a.")]
 KitOption = Annotated[Path, Option("--kit", metavar="DIR", help="The site's kit: the folder with node.toml.")]
 
 
@@ -54,7 +56,7 @@ def authority(
 
 @app.command()
 def site(
-    names: Annotated[list[str], Argument(metavar="NAME…", help="The sites' names, e.g. hospital-a.")],
+    names: SiteNames,
     renew: Annotated[bool, Option("--renew", help="Make a new key; the old one is kept beside it.")] = False,
     retire: Annotated[bool, Option("--retire", help="Take the sites off the list: they take part no longer.")] = False,
     folder: Folder = Path(),
@@ -67,12 +69,62 @@ def site(
     for name in names:
         if retire:
             place.retire(name)
-            typer.echo(
-                f"{name} is off the list. Also: flwr supernode list federation, and flwr supernode unregister ID federation"
-            )
+            typer.echo(f"{name} is off the list. Also: equipoise flower unregister {name}")
             continue
         kit = place.make_kit(name, renew=renew)
-        typer.echo(f"{kit}  (let it in: flwr supernode register {kit / 'node.pub'} federation)")
+        typer.echo(f"{kit}  (let it in: equipoise flower register {name})")
+
+
+def _flower_home(folder: Path) -> dict[str, str]:
+    """Where Flower finds the SuperLink of a folder, whatever the environment says: `authority` has written it there."""
+    return {"FLWR_HOME": str((folder / ".flwr").resolve())}
+
+
+def _registry(folder: Path) -> Registry:
+    """The SuperLink of a folder, which must answer soon: it may just have been begun."""
+    _require_flower()
+    os.environ.update(_flower_home(folder))
+    from equipoise.engines.flower.flower_internals import Registry
+    from equipoise.engines.flower.operate.kits import OperatorFolder
+    from equipoise.engines.flower.operate.registered_nodes import await_superlink
+
+    _ = OperatorFolder(folder).settings  # refuses a folder that has no SuperLink
+    registry = Registry("federation")
+    await_superlink(registry)
+    return registry
+
+
+@app.command()
+def nodes(
+    as_json: Annotated[bool, Option("--json", help="Print the nodes as JSON.")] = False,
+    folder: Folder = Path(),
+) -> None:
+    """List the nodes that the SuperLink lets in, by the names of their sites, with Flower's ids."""
+    registry = _registry(folder)
+    from equipoise.engines.flower.operate.registered_nodes import list_nodes, plain, table_of
+
+    found = list_nodes(folder, registry)
+    typer.echo(json.dumps(plain(found), indent=1) if as_json else "\n".join(table_of(found)))
+
+
+@app.command()
+def register(names: SiteNames, folder: Folder = Path()) -> None:
+    """Let sites in, by the keys in nodes.toml. Waits for a SuperLink that was just begun."""
+    registry = _registry(folder)
+    from equipoise.engines.flower.operate.registered_nodes import register as let_in
+
+    for name, (node, new) in let_in(folder, names, registry).items():
+        typer.echo(f"{name} is {'let in now' if new else 'let in already'}. Flower's id: {node}")
+
+
+@app.command()
+def unregister(names: SiteNames, folder: Folder = Path()) -> None:
+    """Let in no longer what a site had before: its old key after `site --renew`, its node after `site --retire`."""
+    registry = _registry(folder)
+    from equipoise.engines.flower.operate.registered_nodes import unregister as let_out
+
+    for name, ids in let_out(folder, names, registry).items():
+        typer.echo(f"{name}: let in no longer: {', '.join(map(str, ids))}")
 
 
 @app.command()
@@ -84,6 +136,7 @@ def superlink(
 ) -> None:
     """Run the SuperLink of this folder: TLS, known nodes alone, and a database that only its owner can read."""
     _require_flower()
+    from equipoise.engines.flower import flower_internals
     from equipoise.engines.flower.operate.kits import OperatorFolder
 
     place = OperatorFolder(folder)
@@ -94,11 +147,13 @@ def superlink(
     database = folder / "superlink.db"
     database.touch(mode=0o600)
     database.chmod(0o600)
-    os.environ.setdefault("FLWR_HOME", str((folder / ".flwr").resolve()))
+    os.environ.update(_flower_home(folder))
     os.environ["PYTHONUNBUFFERED"] = "1"  # or a log file would lag behind
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(folder.resolve()), os.environ.get("PYTHONPATH")]))
+    here = str(Path(sys.executable).parent)  # Flower finds its other programs in the path, in which a unit has none of ours
+    os.environ["PATH"] = os.pathsep.join([here, os.environ.get("PATH", os.defpath)])
     command = [
-        str(Path(sys.executable).with_name("flower-superlink")), "--host", host, "--port", str(place.listen(host)),
+        sys.executable, "-P", flower_internals.__file__, "--host", host, "--port", str(place.listen(host)),
         "--enable-supernode-auth", "--disable-runtime-dependency-installation", "--database", str(database),
         "--ssl-ca-certfile", str(certificates.certificate), "--ssl-certfile", str(certificates.server),
         "--ssl-keyfile", str(certificates.server_key),
@@ -116,7 +171,7 @@ def run(
     _require_flower()
     from equipoise.engines.flower.flower_internals import read_runs
 
-    environment = {"FLWR_HOME": str((folder / ".flwr").resolve()), **os.environ}
+    environment = {**os.environ, **_flower_home(folder)}
     environment["PYTHONUNBUFFERED"] = "1"  # or a log file would show the run's log at its end
     flower = str(Path(sys.executable).with_name("flwr"))
 

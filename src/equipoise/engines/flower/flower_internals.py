@@ -7,15 +7,20 @@
 from __future__ import annotations
 
 import hashlib
+import io
+import json
+import logging
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Protocol
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Context, Error, Message
@@ -26,13 +31,17 @@ from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_
 from flwr.serverapp import Grid
 from flwr.supercore.primitives.asymmetric import generate_key_pairs
 
-PRELOADED = ("flwr.supernode.cli.flower_supernode", "flwr.supernode.runtime.run_clientapp")
+if TYPE_CHECKING:  # this file is also run alone, without the package
+    from equipoise.engines.flower.apps.owned_app import OwnedApp
+
+log = logging.getLogger("equipoise.node")
+PRELOADED = (  # by a node's first process, so that those which it forks need not load them again, and share their memory
+    "flwr.supernode.cli.flower_supernode", "flwr.supernode.main", "flwr.supernode.runtime.run_clientapp",
+    "flwr.supercore.cli.flower_superexec", "httpcore",
+)  # fmt: skip
 OF_THE_APP = (
-    ErrorCode.UNKNOWN,
-    ErrorCode.LOAD_CLIENT_APP_EXCEPTION,
-    ErrorCode.CLIENT_APP_RAISED_EXCEPTION,
-    ErrorCode.CLIENT_APP_CRASHED,
-)
+    ErrorCode.UNKNOWN, ErrorCode.LOAD_CLIENT_APP_EXCEPTION, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, ErrorCode.CLIENT_APP_CRASHED
+)  # fmt: skip
 TOO_LATE = (ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.REPLY_MESSAGE_UNAVAILABLE)  # the SuperLink has dropped what had expired
 IN_WORDS = {  # other codes of Flower, and what an app's error says that names no type
     ErrorCode.NODE_UNAVAILABLE: "it has lost its connection",
@@ -43,7 +52,20 @@ IN_WORDS = {  # other codes of Flower, and what an app's error says that names n
 }
 DEADLINE = "DeadlinePassed"  # what an app answers that took too long
 TRY_AGAIN = 75  # exit code of a SuperNode that could not connect, or has lost its connection: EX_TEMPFAIL
+DATABASES = {  # modules of Flower that load SQLAlchemy and Alembic, and the class that others import from each
+    "flwr.server.superlink.linkstate.sql_linkstate": "SqlLinkState",
+    "flwr.supercore.corestate.sql_corestate": "SqlCoreState",
+    "flwr.supercore.object_store.sql_object_store": "SqlObjectStore",
+}
+OF_THE_OPERATOR = (  # layers of the SuperLink's web server that concern /v1/control/ alone
+    "ControlSensitiveResponseMiddleware", "ControlAuthenticationMiddleware", "ControlLicenseMiddleware",
+    "ControlEventLogMiddleware",
+)  # fmt: skip
+NOT_LET_IN = "(Is its key registered? A node that was killed is let in again after a minute. It tries again by itself.)"
+TRACING = "FLWR_TRACING_ENABLED"  # in the environment: "1" if Flower writes traces
+POLL_INTERVAL = "FLWR_SUPEREXEC_TASK_POLL_INTERVAL"  # in a SuperExec's environment: seconds between its looks for tasks
 FIRST_LOOK, LAST_LOOK = 0.05, 1.0  # seconds between looks for a part of a message that is on its way
+END_TASKS = 1.0  # seconds between looks of a SuperLink for tasks whose time is over
 LATEST_MARGIN = 2.0  # seconds before a message's end at which its app gives up, so that the answer still arrives
 
 
@@ -103,7 +125,90 @@ def look_again_soon() -> None:
         function.__kwdefaults__ = {**(function.__kwdefaults__ or {}), **sooner}
 
 
-# ------------------------------------------------------------------------------------------------------------- three processes
+def run_superlink(arguments: Sequence[str]) -> None:
+    """Flower's SuperLink in this process, with the arguments of `flower-superlink`, and less work for each request."""
+    from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
+    from flwr.superlink.cli import flower_superlink
+
+    write_less(SqlLinkState)
+    skip_idle_layers()
+    sys.argv = ["flower-superlink", *arguments]
+    flower_superlink()
+
+
+def skip_idle_layers() -> None:
+    """Have requests of nodes and apps go past the layers of the SuperLink's web server that do nothing for their paths.
+
+    Nine layers lie around each request, and each that only passes it on takes as long as the request's own work. Those of the
+    operator's interface look at its path first, and pass all others on. So does the one that writes a trace, unless it is on.
+    """
+    from flwr.supercore.routers.runtime.tracing import RuntimeTracingMiddleware
+    from flwr.superlink.routers.control import middlewares as control
+    from flwr.superlink.routers.fleet.node_auth import NodeAuthMiddleware
+
+    for name in OF_THE_OPERATOR:
+        skip_layer(getattr(control, name), ("/v1/fleet/", "/v1/runtime/"))
+    skip_layer(NodeAuthMiddleware, ("/v1/runtime/",))
+    if os.environ.get(TRACING) != "1":
+        skip_layer(RuntimeTracingMiddleware, ("/v1/fleet/", "/v1/runtime/"))
+
+
+def skip_layer(layer: Any, paths: tuple[str, ...]) -> None:
+    """Have requests whose path begins with one of these go past a layer of a web server."""
+    usual = layer.__call__
+
+    async def call(self: Any, scope: Any, receive: Any, send: Any) -> None:
+        passes = scope["type"] == "http" and scope["path"].startswith(paths)
+        await (self.app(scope, receive, send) if passes else usual(self, scope, receive, send))
+
+    layer.__call__ = call
+
+
+def write_less(state_class: Any) -> None:
+    """Have a SuperLink write to its database only where there is something to write.
+
+    SQLite has one writer at a time. For each part of a message that a node gets or sends, Flower asks for the state of the run,
+    and becomes the writer to end tasks whose time is over: here once a second. It also becomes the writer for every node that
+    asks for messages: here only if there are some. Within a transaction all is as before: one that has read may not write any
+    more when another one has written meanwhile.
+    """
+    from flwr.supercore import sql_mixin
+    from flwr.supercore.state.schema.linkstate_models import MessageIns
+    from flwr.supercore.utils import uint64_to_int64
+    from sqlalchemy import select
+
+    end_tasks, take_messages = state_class._cleanup_expired_task_tokens, state_class.get_message_ins
+    ended: dict[str, float] = {}  # when tasks were last ended, by database
+
+    def end_tasks_now_and_then(state: Any) -> None:
+        now, scope = time.monotonic(), state._session_scope
+        within = scope in (vars(sql_mixin)["_current_sessions"].get() or {})
+        if within or now - ended.get(state.database_url, -END_TASKS) >= END_TASKS:
+            ended[state.database_url] = now
+            end_tasks(state)
+
+    def take_messages_that_are_there(state: Any, node_id: int, limit: int | None, **more: Any) -> list[Message]:
+        waiting = select(MessageIns.message_id).where(
+            MessageIns.dst_node_id == uint64_to_int64(node_id), MessageIns.delivered_at == ""
+        )
+        with state.session() as session:
+            there = session.scalar(waiting.limit(1)) is not None
+        return list(take_messages(state, node_id, limit, **more)) if there else []
+
+    state_class._cleanup_expired_task_tokens = end_tasks_now_and_then
+    state_class.get_message_ins = take_messages_that_are_there
+
+
+def leave_out_databases() -> None:
+    """Have this process, which is a node's, not load the modules by which Flower keeps its state in a database.
+
+    A node keeps it in memory. SQLAlchemy and Alembic, which these modules need, take 30 MB.
+    """
+    for path, name in DATABASES.items():
+        if path not in sys.modules:
+            stand_in = ModuleType(path, "Stands for a module of Flower that this process does not use.")
+            setattr(stand_in, name, type(name, (), {}))
+            sys.modules[path] = stand_in
 
 
 def run_supernode(arguments: Sequence[str], parent: int, pauses: Any, tell_node: Callable[[int], None]) -> None:
@@ -113,6 +218,7 @@ def run_supernode(arguments: Sequence[str], parent: int, pauses: Any, tell_node:
     not be reached, has refused the node, or is lost, and another one where the arguments are wrong.
     """
     from flwr.supercore.app_utils import start_parent_process_monitor
+    from flwr.supercore.routers.runtime.tracing import RuntimeTracingMiddleware
     from flwr.supernode import fleet_http_connection, start_client_internal
     from flwr.supernode.cli.flower_supernode import flower_supernode
     from flwr.supernode.nodestate.in_memory_nodestate import InMemoryNodeState
@@ -129,11 +235,13 @@ def run_supernode(arguments: Sequence[str], parent: int, pauses: Any, tell_node:
         tell_node(int(node_id or 0))
 
     def leave_for_another_try(code: int, message: str | None = None, **_: Any) -> None:
-        print(f"Exit code {code}: {message}", file=sys.stderr, flush=True)
+        said = " ".join((message or f"exit code {code}").split())
+        log.warning("The SuperLink does not let this node in: %s %s", said, NOT_LET_IN)
         os._exit(TRY_AGAIN)
 
     def end_with_a_failed_thread(failure: threading.ExceptHookArgs) -> None:
-        threading.__excepthook__(failure)  # a heartbeat that the SuperLink does not recognise, say
+        kind, said = failure.exc_type.__name__, failure.exc_value  # a heartbeat that the SuperLink does not recognise, say
+        log.warning("The connection to the SuperLink is lost, and made anew: %s: %s", kind, said)
         os._exit(TRY_AGAIN)
 
     create = InMemoryNodeState.create_task
@@ -146,6 +254,8 @@ def run_supernode(arguments: Sequence[str], parent: int, pauses: Any, tell_node:
     InMemoryNodeState.set_node_id = set_node_id  # type: ignore[method-assign, assignment]
     look_again_soon()
     refuse_stale_replies(InMemoryNodeState)
+    if os.environ.get(TRACING) != "1":
+        skip_layer(RuntimeTracingMiddleware, ("/v1/runtime/",))
     vars(fleet_http_connection)["flwr_exit"] = leave_for_another_try
     threading.excepthook = end_with_a_failed_thread
     vars(start_client_internal)["time"] = pauses
@@ -204,32 +314,12 @@ def run_superexec(arguments: Sequence[str], parent: int, pauses: Any, launch: Ca
             return LaunchResult.accepted()
 
     vars(superexec_loop).update(get_executor=lambda *_, **__: Launches(), time=pauses)
+    os.environ[POLL_INTERVAL] = str(pauses.longest)
     sys.argv = ["flower-superexec", "--parent-pid", str(parent), *arguments]
     flower_superexec()
 
 
-class OwnersChoice(Protocol):
-    """What a node's owner has chosen to run: owned_app.py."""
-
-    @property
-    def installed(self) -> ClientApp | None:
-        """The app on this machine that runs instead of the server's."""
-
-    @property
-    def pinned(self) -> str | None:
-        """The SHA-256 of the only bundle that is taken from the server."""
-
-    def refuse_other(self, digest: str) -> None:
-        """Raise for a bundle with another hash."""
-
-    def hold(self, app: ClientApp) -> ClientApp:
-        """The app, held to the owner's policy."""
-
-    def name_error(self, text: str | None) -> str:
-        """What the server may learn of an exception."""
-
-
-def replace_loading(names: dict[str, Any], owner: OwnersChoice) -> None:
+def replace_loading(names: dict[str, Any], owner: OwnedApp) -> None:
     """Have Flower's runtime of an app, the module with these names, load the owner's, and send no text of an error."""
     install, find, push = names["install_from_fab"], names["get_load_client_app_fn"], names["push_task_output"]
 
@@ -261,7 +351,7 @@ def replace_loading(names: dict[str, Any], owner: OwnersChoice) -> None:
 def run_client_app(
     spec: dict[str, Any],
     parent: int,
-    owner: OwnersChoice,
+    owner: OwnedApp,
     begun: Callable[[float], None],
     answered: Callable[[], None],
 ) -> None:
@@ -290,10 +380,9 @@ def run_client_app(
         time.sleep(max(0.0, left - min(LATEST_MARGIN, 0.1 * left)))
         if not over.acquire(blocking=False):
             return  # the answer is on its way
-        action, moment = message.metadata.message_type, time.strftime("%H:%M:%S")
-        index = message.metadata.group_id
+        action, index = message.metadata.message_type, message.metadata.group_id
         of_round = f" of round {int(index) + 1}" if index.isdecimal() and action.startswith("train") else ""
-        print(f"{moment} {action}{of_round} took too long, and was ended.", file=sys.stderr)
+        log.warning("%s%s took too long, and was ended.", action, of_round)
         try:
             error = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, DEADLINE)
             push(client, Message(error, reply_to=message), context)
@@ -314,12 +403,47 @@ def run_client_app(
     run_clientapp.run_clientapp(parent_pid=parent, **passed_on)
 
 
-# ---------------------------------------------------------------------------------------------------------- what the CLI tells
-
-
 def read_runs(text: str) -> list[dict[str, Any]]:
     """The runs in what `flwr list --format json` prints."""
-    import json
+    return list(json.loads(text[text.index("{") :])["runs"])
 
-    found = json.loads(text[text.index("{") :])
-    return list(found["runs"])
+
+class Registry:
+    """The SuperLink's list of nodes, by the interface that Flower's own commands use."""
+
+    def __init__(self, connection: str) -> None:
+        self.connection = connection
+
+    def _ask(self, method: str, **values: Any) -> Any:
+        from flwr.cli.flower_config import read_superlink_connection
+        from flwr.cli.utils import init_http_client_from_connection
+        from flwr.proto import control_pb2
+
+        with redirect_stdout(io.StringIO()):  # which SuperLink it is
+            client = init_http_client_from_connection(read_superlink_connection(self.connection))
+        try:
+            return getattr(client, method)(getattr(control_pb2, f"{method}Request")(**values))
+        finally:
+            client.close()
+
+    def nodes(self) -> list[dict[str, Any]]:
+        """All nodes that were ever registered: id, key as PEM, name, state, and since when it came or went."""
+        return [
+            {
+                "id": int(node.node_id), "key": bytes(node.public_key), "name": str(node.name), "state": str(node.status),
+                "since": str(node.last_deactivated_at if node.status == "offline" else node.last_activated_at)[:19],
+            }
+            for node in self._ask("ListNodes").nodes_info
+        ]  # fmt: skip
+
+    def register(self, key: bytes, name: str) -> int:
+        """Let a node in by its public key, in PEM; Flower's id of it."""
+        return int(self._ask("RegisterNode", public_key=key, name=name).node_id)
+
+    def unregister(self, node: int) -> None:
+        """Let a node in no longer; its key cannot be registered again."""
+        self._ask("UnregisterNode", node_id=node)
+
+
+if __name__ == "__main__":  # `equipoise flower superlink` runs this file alone: a SuperLink needs no PyTorch
+    run_superlink(sys.argv[1:])

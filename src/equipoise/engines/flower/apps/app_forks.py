@@ -20,6 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from equipoise.engines.flower.apps.kept_data import KeptData, has_threads
+from equipoise.engines.flower.apps.node_log import log
 from equipoise.engines.flower.flower_internals import run_client_app
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ class AppForks:
         return not self.child
 
     def _kill(self, why: str) -> None:
-        print(f"{time.strftime('%H:%M:%S')} An app was ended: {why}.", file=sys.stderr, flush=True)
+        log.warning("An app was ended: %s.", why)
         os.kill(self.child, signal.SIGKILL)
         os.waitpid(self.child, 0)
         self.child = 0
@@ -154,7 +155,7 @@ class AppForks:
 
     def _refuse_threads(self) -> None:
         if has_threads():
-            print("Loading the data starts threads, so they are loaded anew for every message.", file=sys.stderr, flush=True)
+            log.warning("Loading the data starts threads, so they are loaded anew for every message.")
             os._exit(NOT_KEPT)
 
     def _answer(self, spec: dict[str, Any], parent: int) -> None:

@@ -83,6 +83,7 @@ def serve(plan: ServerPlan, grid: Grid, place: RunFolder | None, known: tuple[di
         refuse_both_trained(model, plan.algorithm)
         task = Task.of(model, plan.loss, plan.error)
         messenger = Messenger(grid, timeout=float(plan.timeout))
+        messenger.known = status.nodes
         if private:
             messenger.own_seed = partial(batch_seed, open_secret(folder))
         welcome = open_door(plan, messenger, task, model_seed, folder)

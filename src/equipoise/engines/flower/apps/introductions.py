@@ -88,6 +88,6 @@ class Introductions:
     def refuse(self, node: int, why: str) -> None:
         """Note why a node takes no part; whoever watches the run reads it once."""
         if self.reasons.get(node) != why:
-            log.warning("Node %d takes no part: %s.", node, why)
+            log.warning("Not taking part: %s: %s.", self.messenger.show(node), why)
         self.reasons[node] = why
         self._asked.setdefault(node, _NextQuestion(time.monotonic() + FIRST_PAUSE, 2 * FIRST_PAUSE))

@@ -53,6 +53,7 @@ class Member:
     key: str = ""  # the public key that the node has proved to have, where it has one
     mark: str = ""  # that only this node knows: the same in all its introductions
     versions: dict[str, str] = field(default_factory=dict)  # of Equipoise, torch and Python on the node
+    compact: bool = False  # whether it reads small tensors inside a call
 
     @classmethod
     def read(cls, content: MessageContent, task: Task, most_examples: int) -> Member:
@@ -87,10 +88,11 @@ class Member:
         named = content.values.get("metrics")
         metrics = tuple(str(each)[:LONGEST_NAME] for each in named[:MOST_METRICS]) if isinstance(named, list) else ()
         key, own = read_proof(content, name), str(content.values.get("mark", ""))[:64]
-        versions = read_versions(content.values.get("versions"))
+        versions, compact = read_versions(content.values.get("versions")), content.values.get("compact") is True
         return cls(
-            name, splits, x, y, classes, mark, scale, shift, alone, crowd, evaluates, identity, metrics, key, own, versions
-        )
+            name, splits, x, y, classes, mark, scale, shift, alone, crowd, evaluates, identity, metrics, key, own, versions,
+            compact,
+        )  # fmt: skip
 
     def refuse_earlier_version(self, news: str) -> None:
         """Refuse a node that does not say its version, as those did not that do not know `news`."""
@@ -103,7 +105,7 @@ class Member:
     @property
     def marks(self) -> dict[str, Any]:
         """What a run must find again to go on; metrics, keys and versions may change meanwhile."""
-        changing = ("metrics", "key", "mark", "versions")
+        changing = ("metrics", "key", "mark", "versions", "compact")
         return {key: value for key, value in asdict(self).items() if key not in changing}
 
     def has_same_data(self, now: Member) -> bool:

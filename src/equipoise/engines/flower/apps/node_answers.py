@@ -36,6 +36,7 @@ def introduce(session: NodeSession) -> Answer:
         "identity": public_text(session.identity.public) if session.identity is not None else "",
         "metrics": list(session.setup.metrics.functions),
         "mark": session.ledger.mark,
+        "compact": True,
         "versions": {"equipoise": VERSION, "torch": torch.__version__, "python": platform.python_version()},
         **prove_name(session.given.token, session.client),
     }

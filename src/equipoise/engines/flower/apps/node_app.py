@@ -19,7 +19,7 @@ from equipoise.engines.flower.apps.node_policy import NodePolicy
 from equipoise.engines.flower.apps.node_session import Handler, NodeSession, NodeSetup
 from equipoise.engines.flower.personal import node_models
 from equipoise.engines.flower.secure import secure_node
-from equipoise.engines.flower.transport.messages import MessageContent, read_message, write_message
+from equipoise.engines.flower.transport.messages import MessageContent, compacted, read_message, write_message
 from equipoise.errors import EquipoiseError
 
 log = logging.getLogger("equipoise.node")
@@ -63,7 +63,8 @@ def answer_by(handler: Handler, setup: NodeSetup, *, at_once: bool = False) -> C
             asked = f"{action} of round {request.round + 1}" if action.startswith("train") else action
             log.warning("Refused %s: %s: %s", asked, type(failure).__name__, failure, exc_info=unforeseen)
             values, tensors, mark = {"refused": type(failure).__name__}, {}, ""
-        reply = Message(write_message(request.round, request.token, values, tensors, mark), reply_to=message)
+        records = write_message(request.round, request.token, values, tensors, mark)
+        reply = Message(compacted(records) if request.compact else records, reply_to=message)
         if setup.policy.answer_after > 0 and not at_once:
             time.sleep(time_to_wait(time.monotonic() - began, setup.policy.answer_after))
         return reply

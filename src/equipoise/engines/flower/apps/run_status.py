@@ -84,6 +84,11 @@ class RunStatus(Observer):
         kept = [each for each in self.about["alerts"] if each["client"] != client or not each["text"].startswith(start)]
         self.about["alerts"] = kept
 
+    @property
+    def nodes(self) -> dict[int, str]:
+        """The clients that nodes were at when the status was written."""
+        return {int(entry["node"]): client for client, entry in self.about["clients"].items() if entry.get("node")}
+
     # ------------------------------------------------------------------------------------------------------------ what happens
 
     def settle(self, members: Mapping[str, Member], messenger: Messenger) -> None:
@@ -92,6 +97,7 @@ class RunStatus(Observer):
         for client, member in members.items():
             entry = self._entry(client)
             entry["versions"] = dict(messenger.versions.get(client, member.versions))
+            entry["node"] = str(messenger.nodes.get(client, entry.get("node", "")))
         self.say("running", f"{len(members)} clients")
 
     def _entry(self, client: str) -> dict[str, Any]:
@@ -122,8 +128,10 @@ class RunStatus(Observer):
                 self.clear(client, "has failed")
             sent, received = report.bytes_by_client.get(client, (0, 0))
             entry["sent"], entry["received"] = entry["sent"] + sent, entry["received"] + received
+            entry["last_sent"], entry["last_received"] = sent, received
             if messenger is not None:
                 entry["versions"] = dict(messenger.versions.get(client, entry["versions"]))  # it may have been upgraded
+                entry["node"] = str(messenger.nodes.get(client, entry.get("node", "")))
                 took, heard = messenger.seconds.get(client), messenger.heard.get(client)
                 entry["seconds"] = None if took is None else round(took, 3)
                 entry["seen"] = None if heard is None else moment(heard)

@@ -13,8 +13,10 @@ is started again, with growing pauses: a SuperLink may be away for days. Needs `
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import json
+import logging
 import os
 import select
 import signal
@@ -26,6 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from equipoise.engines.flower.apps.node_log import log, speak_plainly, start_log
 from equipoise.errors import ConfigError, InvalidParameter, require
 
 if TYPE_CHECKING:
@@ -39,6 +42,7 @@ PRELOADED = (
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0  # seconds before a SuperNode is started again
 STEADY = 60.0  # seconds after which the next pause is the first one again
 FAREWELL = 15.0  # seconds that the processes have to end
+LOOK = 5.0  # seconds between looks of a SuperExec that is told when there is work
 
 
 def run(
@@ -57,11 +61,15 @@ def run(
     With an installed app the data are loaded once, unless `keep_data` is False.
     """
     require("fork" in vars(os), "system", "must have fork", sys.platform, "Use flower-supernode instead.")
+    start_log()
     address = NodeAddress.read(arguments)
+    from equipoise.engines.flower.flower_internals import PRELOADED as INTERNALS
+    from equipoise.engines.flower.flower_internals import leave_out_databases
+
+    leave_out_databases()
     for module in (*PRELOADED, *preload):
         _load(module)
     from equipoise.engines.flower.apps.owned_app import OwnedApp
-    from equipoise.engines.flower.flower_internals import PRELOADED as INTERNALS
 
     for module in INTERNALS:
         _load(module)
@@ -69,6 +77,8 @@ def run(
 
     if address.key is not None:
         os.environ[NODE_KEY] = str(Path(address.key).expanduser().resolve())
+    gc.collect()
+    gc.freeze()  # a collection would write to the memory of all modules, which the processes share until then
     return WarmNode(address, OwnedApp.choose(app, pinned, policy), keep=keep_data).run()
 
 
@@ -96,6 +106,7 @@ class WarmNode:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._be_told)
         pause = FIRST_PAUSE
+        log.info("The node starts%s.", f": {self.address.client}" if self.address.client else "")
         while True:
             began = time.monotonic()
             code = self._run_once()
@@ -104,7 +115,7 @@ class WarmNode:
             if code != TRY_AGAIN:
                 return code or 1
             pause = FIRST_PAUSE if time.monotonic() - began > STEADY else pause
-            print(f"{time.strftime('%H:%M:%S')} The SuperNode has ended. It starts again in {pause:g} s.", flush=True)
+            log.info("The SuperNode has ended. It starts again in %g s.", pause)
             self._wait(lambda: self.told > 0, pause)
             if self.told:
                 self._end()
@@ -183,6 +194,7 @@ class WarmNode:
     def _supernode(self) -> None:
         from equipoise.engines.flower.flower_internals import run_supernode
 
+        speak_plainly()
         os.close(self.reading)
         address = [*self.address.others, "--host", self.address.host, "--port", str(self.address.port)]
         pauses = Pauses(0.2, 3.0, tells=self._has_work)  # each look costs the SuperLink some milliseconds
@@ -191,13 +203,15 @@ class WarmNode:
     def _superexec(self) -> None:
         from equipoise.engines.flower.flower_internals import run_superexec
 
+        speak_plainly(least=logging.ERROR)  # that the SuperNode beside it is not yet there is nobody's concern
         os.close(self.reading)
         arguments = ["--insecure", "--runtime-api-address", f"{self.address.host}:{self.address.port}"]
-        run_superexec(arguments, self._parent, Pauses(1.0, 1.0, told=self._work), self._tell)
+        run_superexec(arguments, self._parent, Pauses(LOOK, LOOK, told=self._work), self._tell)
 
     def _forks(self) -> None:
         from equipoise.engines.flower.apps.app_forks import AppForks
 
+        speak_plainly(least=logging.WARNING)
         os.close(self.writing)
         AppForks(self.reading, self.owner, self.address.node_config, keep=self.keep).serve()
 
@@ -212,6 +226,7 @@ class NodeAddress:
         self.port: int = known.port or free_port(known.host)
         self.key: str | None = known.auth_supernode_private_key
         self.node_config = read_node_config(known.node_config)
+        self.client = str(self.node_config.get("client-id", ""))
         self.others = others
         for name, value in (("--auth-supernode-private-key", self.key), ("--node-config", known.node_config)):
             self.others += [name, value] if value is not None else []

@@ -69,6 +69,7 @@ class Welcome:
         """Note which node a client is at. A node with another one's name, or other data than before, is refused."""
         client, nodes = member.client, self.messenger.nodes
         self.names.check(member)
+        (self.messenger.compact.add if member.compact else self.messenger.compact.discard)(node)
         before = self.members.get(client)
         if before is None and self.begun:
             self._note_late(node, member)
@@ -79,6 +80,7 @@ class Welcome:
             if not self.begun and other not in (None, node) and other in self.messenger.connected():
                 raise BadMessage(f"has the client name {client!r}, which node {other} has already: give each its own client-id")
         nodes[client], self.messenger.marks[client] = node, member.fingerprint
+        self.messenger.known[node] = client
         self.messenger.heard[client], self.messenger.versions[client] = time.time(), member.versions
         self.messenger.away.discard(client)
         self.messenger.wake(client)
@@ -93,7 +95,7 @@ class Welcome:
             log.warning("Client %s at node %d was not there when the run began, and %s.", member.client, node, when)
         if self.admits:
             self.late[member.client] = member
-            self.messenger.nodes[member.client] = node
+            self.messenger.nodes[member.client], self.messenger.known[node] = node, member.client
             self.messenger.marks[member.client] = member.fingerprint
             self.messenger.versions[member.client] = member.versions
             return
@@ -121,6 +123,6 @@ def gather(welcome: Welcome, wanted: int, *, patience: float, enough: int, soon:
     there = welcome.there
     if len(there) < min(enough, wanted):
         strangers = list(welcome.introductions.reasons.items())[:5]
-        shown = "".join(f" Node {node}: {why}." for node, why in strangers)
+        shown = "".join(f" Of {welcome.messenger.show(node)}: {why}." for node, why in strangers)
         raise TooFewClients(f"{len(there)} nodes came within {patience:g} s, and {enough} are needed.{shown}")
     log.info("%d clients: %s.", len(there), ", ".join(sorted(there, key=natural_order)))

@@ -17,6 +17,9 @@ from equipoise.engines.flower.apps.run_status import STATUS
 from equipoise.errors import ConfigError
 
 STALE = 3600.0  # seconds without a word after which a server that is not on this machine counts as gone
+HEAD = (  # of the table of clients; seconds and kilobytes are those of the last round
+    "client", "state", "last seen", "rounds", "failed", "s", "kB out", "kB in", "version", "node", "fault"
+)  # fmt: skip
 GOING_ON, FINISHED, FAILED, GONE, STOPPED, ALERTS = 0, 0, 1, 2, 3, 4  # exit codes
 
 
@@ -65,9 +68,8 @@ class RunView:
             f"{about['run']}: {about['state']}, round {about['round']} of {about['rounds']}{text}",
             f"updated {about['updated']}",
         ]
-        head = ("client", "state", "last seen", "rounds", "failed", "s", "kB out", "kB in", "version", "fault")
-        rows = [head, *(_row(client, entry) for client, entry in sorted(about["clients"].items()))]
-        widths = [max(len(row[k]) for row in rows) for k in range(len(head))]
+        rows = [HEAD, *(_row(client, entry) for client, entry in sorted(about["clients"].items()))]
+        widths = [max(len(row[k]) for row in rows) for k in range(len(HEAD))]
         lines += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         lines += [f"ALERT {each['time']} {each['client']} {each['text']}" for each in about["alerts"]]
         return lines
@@ -75,7 +77,6 @@ class RunView:
     def page(self) -> str:
         """The status as a page that renews itself."""
         about = self.read()
-        head = ("client", "state", "last seen", "rounds", "failed", "seconds", "kB out", "kB in", "version", "fault")
         rows = "".join(
             "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in _row(client, entry)) + "</tr>"
             for client, entry in sorted(about["clients"].items())
@@ -87,7 +88,7 @@ class RunView:
             "<style>body{font:16px sans-serif;margin:2em}td,th{padding:.2em .8em;text-align:left}</style>"
             f"<h1>{title}</h1><p>Round {about['round']} of {about['rounds']}. {escape(about.get('text') or '')}</p>"
             f"<p>Updated {escape(about['updated'])}.</p>{'<h2>Alerts</h2><ul>' + alerts + '</ul>' if alerts else ''}"
-            f"<table><tr>{''.join(f'<th scope=col>{name}</th>' for name in head)}</tr>{rows}</table></html>"
+            f"<table><tr>{''.join(f'<th scope=col>{name}</th>' for name in HEAD)}</tr>{rows}</table></html>"
         )
 
     def metrics(self) -> str:
@@ -121,8 +122,9 @@ def _row(client: str, entry: dict[str, Any]) -> tuple[str, ...]:
     return (
         client, str(entry.get("state", "waiting")), str(entry.get("seen") or "never"), str(entry["rounds"]),
         str(entry["failed"]),
-        "" if took is None else f"{took:.2f}", f"{entry['sent'] / 1e3:.1f}", f"{entry['received'] / 1e3:.1f}",
-        str(entry.get("versions", {}).get("equipoise", "unknown")), str(entry.get("fault") or ""),
+        "" if took is None else f"{took:.2f}", f"{entry.get('last_sent', 0) / 1e3:.1f}",
+        f"{entry.get('last_received', 0) / 1e3:.1f}", str(entry.get("versions", {}).get("equipoise", "unknown")),
+        str(entry.get("node") or ""), str(entry.get("fault") or ""),
     )  # fmt: skip
 
 

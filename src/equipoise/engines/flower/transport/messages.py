@@ -10,18 +10,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from torch import Tensor
 
-from equipoise.errors import EquipoiseError
+from equipoise.errors import EquipoiseError, is_integer
 
 PROTOCOL = 1
 LARGEST_TEXT = 16 * 2**20  # of JSON in one message, in bytes
 LARGEST_REASON = 300  # characters of a reason that a node gives
+LARGEST_COMPACT = 65_536  # bytes of tensors that travel inside the call; larger ones are sent once for all nodes by Flower
+MOST_TENSORS = 10_000  # inside a call
 RAW = "equipoise.raw"  # how Flower's arrays say that they hold little-endian bytes and nothing else
 
 # Numbers travel as the little-endian integers of the same bits: NumPy has no bfloat16, and all machines understand these.
@@ -46,6 +48,8 @@ class MessageContent:
     values: dict[str, Any] = field(default_factory=dict)
     arrays: dict[str, Array] = field(default_factory=dict)  # not yet looked into
     data: str = ""  # the mark of the data that an answer was made with; nodes of version 0.1 say none
+    size: int = 0  # bytes, as `count_bytes` counts them
+    compact: bool = False  # whether it came as one record, so that the answer may, too
 
     def tensor(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
         """A tensor that must have this type and shape."""
@@ -105,8 +109,47 @@ def write_message(
     return RecordDict({"call": call, "tensors": arrays})
 
 
+def compacted(records: RecordDict) -> RecordDict:
+    """A message with its tensors inside the call, if they are small.
+
+    Flower moves each record and each tensor of a message by requests of their own, twice: this way there are three where there
+    were six or eight. Large tensors stay as they are: what all nodes get travels to the SuperLink once then.
+    """
+    call, arrays = records["call"], cast(ArrayRecord, records["tensors"])
+    if sum(len(array.data) for array in arrays.values()) > LARGEST_COMPACT:
+        return records
+    table = [[name, array.dtype, list(array.shape), array.stype, len(array.data)] for name, array in arrays.items()]
+    text, data = json.dumps(table, separators=(",", ":")), b"".join(array.data for array in arrays.values())
+    return RecordDict({"call": ConfigRecord({**cast(ConfigRecord, call), "arrays": text, "bytes": data})})
+
+
+def expanded(records: RecordDict) -> RecordDict:
+    """A message with its tensors beside the call, whichever way it came."""
+    call = records.get("call")
+    if "tensors" in records or not isinstance(call, ConfigRecord) or "arrays" not in call:
+        return records
+    text, data = call["arrays"], call.get("bytes")
+    if not isinstance(text, str) or not isinstance(data, bytes) or len(text) > LARGEST_TEXT:
+        raise BadMessage("its tensors are not inside its call")
+    try:
+        table, arrays, at = json.loads(text), {}, 0
+        if not isinstance(table, list) or len(table) > MOST_TENSORS:
+            raise ValueError
+        for name, dtype, shape, stype, length in table:
+            good = all(isinstance(each, str) for each in (name, dtype, stype)) and is_integer(length) and length >= 0
+            if not good or at + length > len(data) or not all(is_integer(n) and n >= 0 for n in shape):
+                raise ValueError
+            arrays[name] = Array(dtype, tuple(shape), stype, data[at : at + length])
+            at += length
+    except (ValueError, TypeError, RecursionError) as failure:
+        raise BadMessage("the table of its tensors makes no sense") from failure
+    plain = {key: value for key, value in call.items() if key not in ("arrays", "bytes")}
+    return RecordDict({"call": ConfigRecord(plain), "tensors": ArrayRecord(arrays)})
+
+
 def read_message(records: RecordDict) -> MessageContent:
     """What a message says; its tensors are looked into when they are asked for."""
+    compact, records = "tensors" not in records, expanded(records)
     call, arrays = records.get("call"), records.get("tensors")
     if not isinstance(call, ConfigRecord) or not isinstance(arrays, ArrayRecord):
         raise BadMessage("it is no message of Equipoise")
@@ -123,8 +166,9 @@ def read_message(records: RecordDict) -> MessageContent:
         raise BadMessage("its values are not JSON") from failure
     if not isinstance(values, dict):
         raise BadMessage("its values are not a table")
-    mark = call.get("data", "")
-    return MessageContent(round_index, token, values, dict(arrays.items()), mark if isinstance(mark, str) else "?")
+    given = call.get("data", "")
+    mark, size = given if isinstance(given, str) else "?", count_bytes(records)
+    return MessageContent(round_index, token, values, dict(arrays.items()), mark, size, compact)
 
 
 def count_bytes(records: RecordDict) -> int:

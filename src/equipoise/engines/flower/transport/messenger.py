@@ -114,6 +114,8 @@ class Messenger:
         self.seconds: dict[str, float] = {}  # that the last answer of each client took
         self.heard: dict[str, float] = {}  # when each client last answered, in seconds since 1970
         self.versions: dict[str, Mapping[str, str]] = {}  # of the software on each client's node, as it last said
+        self.compact: set[int] = set()  # nodes that read small tensors inside a call
+        self.known: dict[int, str] = {}  # the clients that nodes were at, also before this run
         self.meanwhile: Callable[[], None] = lambda: None  # done now and then while answers are waited for
         self.own_seed: Callable[[str, int], int] | None = None  # of a client's batches, where the run's seed is secret
         self.begin()
@@ -127,6 +129,10 @@ class Messenger:
     def connected(self) -> set[int]:
         """Flower's ids of the nodes that are there now."""
         return set(self.grid.get_node_ids())
+
+    def show(self, node: int) -> str:
+        """A node as an operator knows it: by its client, if it has ever said who that is, and by Flower's id."""
+        return f"{self.known[node]} (node {node})" if node in self.known else f"node {node}"
 
     # -------------------------------------------------------------------------------------------------------- who is silent
 
@@ -174,6 +180,7 @@ class Messenger:
             records = messages.write_message(round_index, token, request.values, request.tensors)
             if node in names:
                 self.sent[names[node]] += messages.count_bytes(records)
+            records = messages.compacted(records) if node in self.compact else records
             sent.append(SentMessage(node, token, round_index))
             pushed.append(Message(records, node, action, ttl=ttl, group_id=str(round_index)))
         ids = [*self.grid.push_messages(pushed), *[""] * len(pushed)]  # "", or none, for a message that was not sent
@@ -188,7 +195,7 @@ class Messenger:
         try:
             content = self._open(sent.node, reply, sent.round, sent.token)
             if client is not None:
-                self.received[client] += messages.count_bytes(reply.content)
+                self.received[client] += content.size
                 self._refuse_other_data(client, content)
             found = reading(content)
         except EquipoiseError as failure:
@@ -280,6 +287,8 @@ class Messenger:
         except BadMessage as failure:
             raise BadMessage(f"sent an answer that cannot be read: {failure}") from failure
         if "refused" in content.values:
+            if content.values["refused"] == BadMessage.__name__:
+                self.compact.discard(node)  # an earlier version may have come back under the same id
             raise BadMessage(f"refused, for the reason {read_type(content.values['refused'])}: its own log says more")
         if content.round != round_index or content.token != token:
             raise BadMessage(

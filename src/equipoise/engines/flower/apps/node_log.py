@@ -1,0 +1,102 @@
+"""A node's log in plain words, with the time: what the node was asked, how long its answer took, and what went wrong.
+
+Flower writes ten lines for each message, with ids of 64 digits, no time and no name. `speak_plainly` puts a few lines in their
+place. Whoever sets FLWR_LOG_LEVEL gets Flower's own log.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+
+log = logging.getLogger("equipoise.node")
+ASKED = {  # what the node is asked, by the kind of message
+    "query.hello": "who it is",
+    "train.losses": "for its loss",
+    "train.update": "for its update",
+    "train.own": "for work on its own model",
+    "train.keys": "for its keys in a secure sum",
+    "train.shares": "for shares of its keys",
+    "train.masked": "for its masked numbers",
+    "train.confirm": "to sign who is in the sum",
+    "train.reveal": "for shares that unmask the sum",
+    "evaluate.scores": "for its scores",
+    "evaluate.own": "for the scores of its own model",
+}
+# Lines of Flower's SuperNode, as it hands them to its log, and what is said in their place; None: nothing.
+RUN_AND_ROUND, RECEIVING, SENT = "[RUN %s, ROUND %s]", "Receiving: %s message (ID: %s)", "Sent successfully"
+IN_PLACE = {
+    "": None,
+    "[RUN %s]": None,
+    "Received successfully": None,
+    "Sending: %s message (ID: %s)": None,
+    "FastAPI lifespan: startup": None,
+    "FastAPI lifespan: shutdown": None,
+    "Starting Flower SuperNode": None,
+    "SuperNode ID: %s": "Connected to the SuperLink. SuperNode ID: %s",
+    "Connection attempt failed, retrying in %.2f seconds": "The SuperLink cannot be reached. The next try is in %.0f s.",
+    "Connection successful after %.2f seconds and %s tries.": "The SuperLink is reached, after %.0f s and %s tries.",
+    "Run ID %s is not in `RUNNING` status. Ignoring message %s.": "Run %s has ended, and its message %.8s is dropped.",
+    "Run ID %s is not in `RUNNING` status. Ignoring reply message %s.": "Run %s has ended, and the answer %.8s is not sent.",
+}
+
+
+class PlainWords(logging.Filter):
+    """Puts plain words in the place of what Flower's SuperNode says of each message."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.run, self.round, self.asked, self.began = "", "", "", 0.0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Change a line, or leave it out. Lines that nobody expects stay as they are."""
+        given = record.args if isinstance(record.args, tuple) else ()
+        if record.msg == RUN_AND_ROUND:
+            self.run, index = f"Run {given[0]}", str(given[1])
+            self.round = f", round {int(index) + 1}" if index.isdecimal() else ""  # Flower is told the index
+            return False
+        if record.msg == RECEIVING:
+            action = str(given[0])
+            self.asked, self.began = self.run + self.round * action.startswith("train."), time.monotonic()
+            record.msg, record.args = "%s: asked %s.", (self.asked, ASKED.get(action, action))
+        elif record.msg == SENT:
+            record.msg, record.args = "%s: answered after %.1f s.", (self.asked, time.monotonic() - self.began)
+        elif record.msg in IN_PLACE:
+            words = IN_PLACE[record.msg]
+            if words is None:
+                return False
+            record.msg = words
+        return True
+
+
+class TimedLines(logging.Formatter):
+    """A line with the time in UTC, and the level where something is wrong."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line."""
+        level = f"{record.levelname}: " if record.levelno >= logging.WARNING else ""
+        moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(record.created))
+        return f"{moment} {level}{super().format(record)}"
+
+
+def start_log() -> None:
+    """Have the log of this process, and of those that it forks, on standard error, each line with the time."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(TimedLines())
+    log.handlers, log.propagate = [handler], False
+    log.setLevel(logging.INFO)
+
+
+def speak_plainly(*, least: int = logging.INFO) -> None:
+    """Have Flower's log of this process in plain words; what is below the level `least` is left out."""
+    if os.environ.get("FLWR_LOG_LEVEL"):
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(TimedLines())
+    handler.addFilter(PlainWords())
+    handler.setLevel(least)
+    logging.getLogger("flwr").handlers = [handler]
+    for name in ("uvicorn", "uvicorn.error", "uvicorn.access"):  # their configuration comes later, and keeps filters
+        logging.getLogger(name).addFilter(lambda record: record.levelno >= logging.WARNING)
