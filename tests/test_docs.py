@@ -152,6 +152,17 @@ def test_line_references_are_true(page):
         assert defined_at(page, name, file) == int(line), f"{name} of {file}: run python tests/test_docs.py to renew the lines"
 
 
+def test_the_files_and_names_of_the_papers_page_are_there():
+    """A cell such as `risk/qfair.py: QFair` names a file of the library, and classes or functions in it."""
+    text = (ROOT / "docs" / "papers.md").read_text(encoding="utf-8").split("\n## ")[0]
+    cells = re.findall(r"`((?:\w+/)+\w+\.py)(?:: ([\w, ]+))?", text)
+    assert len(cells) > 20
+    for file, names in cells:
+        source = (ROOT / "src" / "equipoise" / file).read_text(encoding="utf-8")
+        for name in re.findall(r"\w+", names):
+            assert re.search(rf"^\s*(class|def) {name}\b", source, flags=re.M), f"{file} has no {name}"
+
+
 def test_the_explanation_walks_through_one_round():
     named = {file for _, file, _ in REFERENCE.findall((ROOT / "docs" / "explanation" / "round.md").read_text(encoding="utf-8"))}
     assert {f"../../src/equipoise/{file}" for file in ("train.py", "round.py", "engines/loop.py", "solvers/sgd.py")} <= named

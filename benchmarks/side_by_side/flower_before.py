@@ -1,11 +1,6 @@
 """Federated averaging by Flower: a client app, a server app and a strategy; metrics are averaged over clients."""
 
 import logging
-import os
-import warnings
-
-os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
-warnings.simplefilter("ignore")
 
 import torch
 from digits import BATCH, CLIENTS, RATE, ROUNDS, clients

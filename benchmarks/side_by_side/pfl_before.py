@@ -44,11 +44,11 @@ def everyone():
 module, turn = Classifier(), everyone()
 dataset = FederatedDataset(dataset_of, lambda: next(turn))
 model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
-FederatedAveraging().run(
-    NNAlgorithmParams(central_num_iterations=ROUNDS, evaluation_frequency=10**6, train_cohort_size=CLIENTS, val_cohort_size=None),
-    SimulatedBackend(dataset, dataset), model,
-    NNTrainHyperParams(local_num_epochs=1, local_learning_rate=RATE, local_batch_size=BATCH),
-    NNEvalHyperParams(local_batch_size=None), send_metrics_to_platform=False,
-)  # fmt: skip
+sizes = NNAlgorithmParams(
+    central_num_iterations=ROUNDS, evaluation_frequency=10**6, train_cohort_size=CLIENTS, val_cohort_size=None
+)
+local = NNTrainHyperParams(local_num_epochs=1, local_learning_rate=RATE, local_batch_size=BATCH)
+backend, judging = SimulatedBackend(dataset, dataset), NNEvalHyperParams(local_batch_size=None)
+FederatedAveraging().run(sizes, backend, model, local, judging, send_metrics_to_platform=False)
 errors = [(module.net(torch.from_numpy(x)).argmax(1) != torch.from_numpy(y)).float().mean() for _, _, x, y in users]
 print(f"error {float(torch.stack(errors).mean()):.3f}")

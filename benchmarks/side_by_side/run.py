@@ -21,6 +21,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
+PFL = ("pfl==0.6.0", "dp-accounting==0.5.0", "prv-accountant==0.2.0", "multiprocess==0.70.17", "dill==0.3.9")
 OLD_JAX = (
     "fedjax==0.0.17", "jax==0.4.31", "jaxlib==0.4.31", "dm-haiku==0.0.13", "optax==0.2.5", "chex==0.1.90", "numpy==1.26.4",
     "scipy==1.17.1", "scikit-learn==1.9.1",
@@ -76,7 +77,8 @@ def python_of(pair: Pair) -> str:
 def last_line(python: str, program: Path) -> str:
     """What a program prints last; of one that fails, the last line of its error."""
     paths = os.pathsep.join((str(ROOT / "src"), str(HERE)))
-    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    silent = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    environment = os.environ | silent | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([python, program], capture_output=True, text=True, env=environment, check=False)
     lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
     return next((line for line in reversed(lines) if line.startswith("error")), lines[-1] if lines else "no output")

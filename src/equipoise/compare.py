@@ -147,13 +147,10 @@ def compare(
     require("seed" not in options, "seed", "is called seeds here", options.get("seed"), "Write seeds=[…] or seeds=5.")
     options |= {"rounds": rounds, "clients_per_round": clients_per_round}
     results: dict[str, list[Result]] = {name: [] for name in methods}
-    first: FederatedData | None = None
-    differ = False
     for seed in chosen:
         # Once per seed, so that all methods start from the same model on the same data.
         start, seeded = build(model, seed, nn.Module, "model"), build(data, seed, FederatedData, "data")
-        first = first or seeded
-        differ = differ or (seeded is not first and seeded.fingerprint != first.fingerprint)
+        version = "" if seeded is data else seeded.fingerprint  # seeds may have data of their own
         for name, algorithm in methods.items():
             try:
                 run = train(start, seeded, algorithm, seed=seed, name=name, **options)
@@ -161,7 +158,5 @@ def compare(
                 failure.add_note(f"This was method {name!r} with seed {seed}.")
                 failure.finished = Comparison({method: runs for method, runs in results.items() if runs})
                 raise
-            results[name].append(run)
-    if differ:
-        results = {name: [replace(run, data_differ=True) for run in runs] for name, runs in results.items()}
+            results[name].append(replace(run, data_version=version))
     return Comparison(results)

@@ -417,7 +417,7 @@ class RunRecord:
     epsilon: Spent | None = None  # the privacy spent, under differential privacy
     privacy: PrivacyTable | None = None  # ε by observer; None for runs of version 0.1
     sampled: dict[str, tuple[int, int]] | None = None  # clients evaluated and clients there are, by split; None: all of them
-    data_differ: bool = False  # whether runs with other seeds have other data, so that clients of one name are not one client
+    data_version: str = ""  # tells data of one name apart: equal for runs on the same data
 
     def __repr__(self) -> str:
         about = f"{self.name!r}, seed {self.seed}, {self.rounds} rounds on {self.data!r}"

@@ -97,7 +97,7 @@ def test_clients_of_data_that_differ_by_seed_stay_apart(tmp_path):
         METHODS, softmax(), lambda seed: eq.FederatedData(clients(6, seed=seed), test=clients(8, prefix="t", seed=9 + seed)),
         rounds=2, clients_per_round=4, seeds=3,
     )  # fmt: skip
-    assert all(run.data_differ for run in made.all_results)
+    assert len({run.data_version for run in made.all_results}) == 3
     found = client_errors(Study.of(made.all_results))
     assert (len(found), found.errors.shape[2]) == (24, 1)
     page = Page(made.report(tmp_path / "r.html"))
@@ -110,23 +110,44 @@ def test_clients_of_data_that_differ_by_seed_stay_apart(tmp_path):
 
 
 def test_the_same_data_for_every_seed_are_one_set_of_clients(comparison):
-    assert not any(run.data_differ for run in comparison.all_results)
+    assert {run.data_version for run in comparison.all_results} == {""}
     again = eq.compare(METHODS, softmax(), lambda _: federated(), rounds=1, clients_per_round=4, seeds=2)  # made twice, equal
-    assert not any(run.data_differ for run in again.all_results)
+    assert len({run.data_version for run in again.all_results}) == 1
     many = eq.train_many(
         softmax(), lambda seed: eq.FederatedData(clients(6, seed=seed)), METHODS, seeds=2, rounds=1, clients_per_round=4
     )
-    assert all(run.data_differ for run in many.all_results)
+    assert len({run.data_version for run in many.all_results}) == 2
 
 
-def test_a_saved_run_says_that_its_data_differ(run, tmp_path):
+def test_a_saved_run_keeps_what_tells_its_data_apart(run, tmp_path):
     from equipoise.experiment.folder import read_record
 
-    folder = replace(run, data_differ=True).save(tmp_path / "run")
-    assert read_record(folder).data_differ
+    folder = replace(run, data_version="abc").save(tmp_path / "run")
+    assert read_record(folder).data_version == "abc"
     table = read_record(folder).clients
     assert torch.equal(table.trivial_error, run.clients.trivial_error)
     assert table.trivial_answer == "most frequent class"
+
+
+@pytest.mark.parametrize("own_seed", [True, False])
+def test_a_study_of_files_has_other_data_for_each_seed_unless_the_data_have_a_seed_of_their_own(tmp_path, own_seed):
+    from equipoise.experiment.build import build
+    from equipoise.experiment.config import RunConfig
+    from equipoise.experiment.folder import claim, read_record
+    from equipoise.experiment.folder import run as run_folder
+
+    data = {"name": "label_shift", "train_clients": 4, "validation_clients": 0, "test_clients": 3, "examples": 10}
+    records = []
+    for seed in (0, 1):
+        table = {
+            "data": data | ({"seed": 5} if own_seed else {}), "model": {"name": "softmax"},
+            "train": {"rounds": 1, "clients_per_round": 2, "seed": seed, "name": "FedAvg"},
+        }  # fmt: skip
+        folder = claim(tmp_path / str(seed))
+        run_folder(build(RunConfig.of(table)), folder, report=False)
+        records.append(read_record(folder.path))
+    found = client_errors(Study.of(records))
+    assert (len(found), found.errors.shape[2]) == ((3, 2) if own_seed else (6, 1))
 
 
 def test_a_client_that_is_malicious_in_some_seeds_has_the_mean_of_the_others(run):

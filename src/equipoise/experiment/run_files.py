@@ -88,8 +88,8 @@ def write_outcome(result: Result, folder: RunFolder, *, report: bool = True) -> 
         end["observers"] = result.privacy.plain()
     if result.sampled is not None:
         end["sampled"] = result.sampled
-    if result.data_differ:
-        end["data_differ"] = True
+    if result.data_version:
+        end["data_version"] = result.data_version
     if result.history.stopped is not None:
         end["stopped"] = asdict(result.history.stopped)
     log_end(folder, end)

@@ -280,7 +280,8 @@ def comparison_of(planned: Sequence[SeededRun], ended: Mapping[int, Result | Div
     differ = any(run.data is not planned[0].data for run in planned)  # data with equal content are one object
     for number, run in enumerate(planned):
         if isinstance(result := ended.get(number), Result):
-            results.setdefault(run.name, []).append(replace(result, name=run.name, data_differ=differ))
+            version = run.data.fingerprint if differ else ""
+            results.setdefault(run.name, []).append(replace(result, name=run.name, data_version=version))
     return Comparison(results)
 
 

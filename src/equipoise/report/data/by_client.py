@@ -111,7 +111,7 @@ def _same_clients(
     study: Study, chosen: Sequence[int], seeds: Sequence[int], named: dict[tuple[int, int], list[tuple[Key, int]]]
 ) -> bool:
     """Whether a name stands for one client in all seeds: the data are one, and its examples are as many."""
-    if any(run.data_differ for index in chosen for run in study.methods[index].runs):
+    if len({run.data_version for index in chosen for run in study.methods[index].runs if run.seed in seeds}) > 1:
         return False
     for index in chosen:
         first = named[index, seeds[0]]
