@@ -72,11 +72,10 @@ def with_rate(method: Method, rate: float) -> Method:
 def _solver_with_rate(solver: Any, rate: float) -> Any:
     """A solver with another rate; a solver that wraps another passes it on."""
     names = {field.name for field in fields(solver)} if is_dataclass(solver) else set()
-    inner = getattr(solver, "solver", None)
     if "lr" in names:
         return replace(solver, lr=rate)
-    if inner is not None:
-        return replace(solver, solver=_solver_with_rate(inner, rate))
+    if "solver" in names:
+        return replace(solver, solver=_solver_with_rate(solver.solver, rate))
     raise InvalidParameter("local", "must have a learning rate `lr`, or a solver with one", solver)
 
 
