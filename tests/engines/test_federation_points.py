@@ -491,6 +491,30 @@ def test_status_page_and_metrics_tell_of_faults_and_alerts(tmp_path):
     assert (folder / "events.jsonl").stat().st_mode & 0o777 == 0o600
 
 
+def test_nodes_are_named_in_log_and_status_also_when_a_run_goes_on(tmp_path, caplog):
+    """An operator knows sites, and Flower numbers: a node that has not yet said who it is has the name that it had before."""
+    folder = tmp_path / "run"
+    run(federation(some_data(), softmax), rounds=1, folder=folder)
+    view = RunView(folder)
+    assert view.read()["clients"][BAD]["node"] == "102"
+    assert any(line.startswith(BAD) and " 102" in line for line in view.lines())
+    grid = federation(some_data(), softmax)
+    grid.fault = lambda d: 1 / 0 if d.client == BAD else d.answer()
+    with caplog.at_level("WARNING", "flwr"), pytest.warns(EquipoiseNotice):
+        run(grid, rounds=2, minimum=3, folder=folder)
+    assert f"Not taking part: {BAD} (node 102): failed: " in caplog.text
+
+
+def test_seconds_and_bytes_of_the_status_are_those_of_the_last_round(tmp_path):
+    folder = tmp_path / "run"
+    run(federation(some_data(), softmax), rounds=3, folder=folder)
+    entry = RunView(folder).read()["clients"][BAD]
+    lines = [json.loads(line) for line in (folder / "rounds.jsonl").read_text().splitlines()]
+    last = [line for line in lines if line["event"] == "round"][-1]
+    assert [entry["last_sent"], entry["last_received"]] == last["bytes_by_client"][BAD]
+    assert entry["sent"] > 2 * entry["last_sent"] > 0
+
+
 def test_under_protection_the_status_holds_no_scores(tmp_path):
     folder = tmp_path / "run"
     private = eq.Algorithm(privacy=eq.privacy.SecureAggregation())

@@ -175,12 +175,13 @@ def put(state, message):
 def exchange(state):
     """Two messages, of which the first was answered twice: by Flower for an app that seemed to have crashed, and by the app."""
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 7, 1, 1
-    first, second = (put(state, Message(RecordDict(), 1, "query.hello", ttl=60.0, group_id=text)) for text in "ab")
+    first = put(state, Message(RecordDict(), 1, "query.hello", ttl=60.0, group_id="a"))
     put(state, Message(Error(8, "crashed"), reply_to=first))
     (sent,) = state.get_messages_legacy(is_reply=True)
     state.delete_messages(
         message_ids=[sent.metadata.message_id, first.metadata.message_id]
     )  # as Flower does when it has sent it
+    second = put(state, Message(RecordDict(), 1, "query.hello", ttl=60.0, group_id="b"))
     late = put(state, Message(RecordDict(), reply_to=first))
     return second, late
 
@@ -197,6 +198,19 @@ def test_a_reply_to_a_message_that_was_answered_is_not_sent_for_the_next():
     good = put(state, Message(RecordDict(), reply_to=second))
     assert state.get_messages_legacy(is_reply=True) == [good]
     assert len(state.get_messages_legacy(is_reply=False)) == 1  # the message itself, which an app takes
+
+
+def test_the_reply_for_an_app_of_a_run_that_has_ended_is_not_sent_for_the_next_message():
+    """After a SuperLink's restart: a message of the dead run stays with the SuperNode, which answers it a minute later."""
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 7, 1, 1
+    state = node_state()
+    flower_internals.refuse_stale_replies(type(state))
+    dropped = put(state, Message(RecordDict(), 1, "query.hello", ttl=60.0, group_id="a"))  # Flower forgets to delete it
+    second = put(state, Message(RecordDict(), 1, "train.losses", ttl=60.0, group_id="b"))
+    put(state, Message(Error(8, "crashed"), reply_to=dropped))
+    assert state.get_messages_legacy(is_reply=True) == []
+    good = put(state, Message(RecordDict(), reply_to=second))
+    assert state.get_messages_legacy(is_reply=True) == [good]
 
 
 def test_node_configurations_are_read_as_flower_reads_them():

@@ -64,7 +64,7 @@ def test_faults_and_unknown_lines_are_told_with_their_level(flower_log):
     said = [line.split(" ", 1)[1] for line in written.getvalue().splitlines()]
     assert said == [
         "ERROR: Failed to send message a: no route",
-        "WARNING: The SuperLink cannot be reached. The next try is in 4 s.",
+        "WARNING: The SuperLink cannot be reached. The next try is in 4.2 s.",
         "Connected to the SuperLink. SuperNode ID: 17",
     ]
 

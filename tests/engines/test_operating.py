@@ -25,6 +25,7 @@ from equipoise.engines.flower.apps.run_control import give_order
 from equipoise.engines.flower.apps.run_status import moment
 from equipoise.engines.flower.apps.template import write_app
 from equipoise.engines.flower.operate import registered_nodes
+from equipoise.engines.flower.operate.authority import new_node_key
 from equipoise.engines.flower.operate.backups import back_up, restore
 from equipoise.engines.flower.operate.fetching import fetch, publish, read_entries
 from equipoise.engines.flower.operate.kits import Kit, OperatorFolder
@@ -60,6 +61,28 @@ def test_a_second_site_touches_nothing_of_the_first(place):
     assert set(read_node_list(place.path / "nodes.toml")) == {"client-0"}
     assert (place.path / "sites" / "client-0" / "node.key").stat().st_mode & 0o777 == 0o600
     assert Kit.read(place.path / "sites" / "client-0").superlink == "fed.example.org:47091"
+
+
+def test_a_kit_is_made_again_when_its_private_key_has_gone_to_the_site(place):
+    """The guide has operators delete it, and a change of the app needs the kit once more. Some sites make their own key."""
+    kit, listed = place.path / "sites" / "client-0", read_node_list(place.path / "nodes.toml")
+    (kit / "node.key").unlink()
+    app = next((kit / "app").glob("*/task.py"))
+    app.write_text("# another\n")
+    place.make_kit("client-0")
+    assert app.read_text() != "# another\n"
+    new_node_key(place.path / "own.key", place.path / "own.pub")
+    place.list_key("client-7", (place.path / "own.pub").read_text())
+    place.make_kit("client-7")
+    assert not (kit / "node.key").exists()
+    assert not (place.path / "sites" / "client-7" / "node.key").exists()
+    now = read_node_list(place.path / "nodes.toml")
+    assert now["client-0"] == listed["client-0"] == " ".join((kit / "node.pub").read_text().split())
+    place.make_kit("client-0", renew=True)
+    assert (kit / "node.key").exists()
+    assert read_node_list(place.path / "nodes.toml")["client-0"] != listed["client-0"]
+    assert set(registered_nodes.names_by_key(place.path).values()) == {"client-0", "client-7"}
+    assert registered_nodes.names_by_key(place.path)[listed["client-0"]] == "client-0"
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")

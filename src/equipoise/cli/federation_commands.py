@@ -72,7 +72,8 @@ def site(
             typer.echo(f"{name} is off the list. Also: equipoise flower unregister {name}")
             continue
         kit = place.make_kit(name, renew=renew)
-        typer.echo(f"{kit}  (let it in: equipoise flower register {name})")
+        whose = "" if (kit / "node.key").exists() else "the site has its key itself; "
+        typer.echo(f"{kit}  ({whose}let it in: equipoise flower register {name})")
 
 
 def _flower_home(folder: Path) -> dict[str, str]:

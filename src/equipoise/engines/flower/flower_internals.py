@@ -17,10 +17,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Context, Error, Message
@@ -92,8 +92,8 @@ def agree_on_key(private: ec.EllipticCurvePrivateKey, public: ec.EllipticCurvePu
 def pull_replies(grid: Grid, message_ids: Sequence[str], seconds: float) -> list[Message]:
     """The replies that are there. One whose parts do not all come within so many seconds is an error in its place.
 
-    A node announces its reply and then sends the parts. If it ends in between, Flower's server waits for them, and for nothing
-    else, until the SuperLink gives the reply up after three minutes, however short the time for an answer is.
+    A node announces its reply and then sends the parts. If it ends in between, Flower's server waits for them alone, until the
+    SuperLink gives the reply up after three minutes, however short the time for an answer is.
     """
     from flwr.superlink.grid import http_grid
 
@@ -102,8 +102,7 @@ def pull_replies(grid: Grid, message_ids: Sequence[str], seconds: float) -> list
 
     def pull_parts(object_ids: list[str], pull_object_fn: Callable[[str], bytes]) -> dict[str, bytes]:
         left = max(0.0, end - time.monotonic())
-        found: dict[str, bytes] = usual(object_ids, pull_object_fn, max_time=left, backoff_cap=LAST_LOOK)
-        return found
+        return dict(usual(object_ids, pull_object_fn, max_time=left, backoff_cap=LAST_LOOK))
 
     names["pull_objects"] = pull_parts
     try:
@@ -115,8 +114,8 @@ def pull_replies(grid: Grid, message_ids: Sequence[str], seconds: float) -> list
 def look_again_soon() -> None:
     """Have this process look again soon for parts of a message that are on their way.
 
-    Flower announces a message before its parts are there. Who asks for a part too early waits for a second, then for two, for
-    four, and so on, where most parts come within a tenth of one. How long it waits in all stays as it is.
+    Flower announces a message before its parts are there. Who asks for a part too early waits for one second, then two, four …,
+    where most parts come within a tenth of one. How long it waits in all stays as it is.
     """
     from flwr.supercore.inflatable import inflatable_utils
 
@@ -139,8 +138,8 @@ def run_superlink(arguments: Sequence[str]) -> None:
 def skip_idle_layers() -> None:
     """Have requests of nodes and apps go past the layers of the SuperLink's web server that do nothing for their paths.
 
-    Nine layers lie around each request, and each that only passes it on takes as long as the request's own work. Those of the
-    operator's interface look at its path first, and pass all others on. So does the one that writes a trace, unless it is on.
+    Nine layers lie around each request, and to pass it on takes each as long as the request's own work. Those of the operator's
+    interface pass on all that is not for its path. So does the one that writes traces, unless it is on.
     """
     from flwr.supercore.routers.runtime.tracing import RuntimeTracingMiddleware
     from flwr.superlink.routers.control import middlewares as control
@@ -180,30 +179,28 @@ def write_less(state_class: Any) -> None:
     end_tasks, take_messages = state_class._cleanup_expired_task_tokens, state_class.get_message_ins
     ended: dict[str, float] = {}  # when tasks were last ended, by database
 
+    def within(state: Any) -> bool:
+        return state._session_scope in (vars(sql_mixin)["_current_sessions"].get() or {})
+
     def end_tasks_now_and_then(state: Any) -> None:
-        now, scope = time.monotonic(), state._session_scope
-        within = scope in (vars(sql_mixin)["_current_sessions"].get() or {})
-        if within or now - ended.get(state.database_url, -END_TASKS) >= END_TASKS:
-            ended[state.database_url] = now
+        if within(state) or time.monotonic() - ended.get(state.database_url, -END_TASKS) >= END_TASKS:
+            ended[state.database_url] = time.monotonic()
             end_tasks(state)
 
     def take_messages_that_are_there(state: Any, node_id: int, limit: int | None, **more: Any) -> list[Message]:
-        waiting = select(MessageIns.message_id).where(
-            MessageIns.dst_node_id == uint64_to_int64(node_id), MessageIns.delivered_at == ""
-        )
-        with state.session() as session:
-            there = session.scalar(waiting.limit(1)) is not None
-        return list(take_messages(state, node_id, limit, **more)) if there else []
+        if not within(state):
+            to_node = MessageIns.dst_node_id == uint64_to_int64(node_id)
+            with state.session() as session:
+                if session.scalar(select(MessageIns.message_id).where(to_node, MessageIns.delivered_at == "").limit(1)) is None:
+                    return []
+        return list(take_messages(state, node_id, limit, **more))
 
     state_class._cleanup_expired_task_tokens = end_tasks_now_and_then
     state_class.get_message_ins = take_messages_that_are_there
 
 
 def leave_out_databases() -> None:
-    """Have this process, which is a node's, not load the modules by which Flower keeps its state in a database.
-
-    A node keeps it in memory. SQLAlchemy and Alembic, which these modules need, take 30 MB.
-    """
+    """Have this process, a node's, not load Flower's modules for databases, 30 MB: a node keeps its state in memory."""
     for path, name in DATABASES.items():
         if path not in sys.modules:
             stand_in = ModuleType(path, "Stands for a module of Flower that this process does not use.")
@@ -273,20 +270,26 @@ def run_supernode(arguments: Sequence[str], parent: int, pauses: Any, tell_node:
 
 
 def refuse_stale_replies(state_class: Any) -> None:
-    """Have a SuperNode send only replies to messages that it still has.
+    """Have a SuperNode send only replies to the message that it got last.
 
-    It waits for any reply when it has got a message. When an app was killed, Flower answers in its place, and once also for the
-    next app of the run, which is at work. That one's own reply then comes too late, and would be sent when the message after it
-    has come, whose own reply would come too late in turn, and so on for good.
+    It waits for any reply when it has got a message. When an app was killed, Flower answers in its place, also when its run has
+    ended meanwhile, and once for the next app of the run, which is at work. That one's own reply then comes too late, and would
+    be sent when the message after it has come, whose own reply would come too late in turn, and so on for good.
     """
-    find = state_class.get_messages_legacy
+    find, store = state_class.get_messages_legacy, state_class.store_message
+
+    def store_and_await(state: Any, message: Message) -> str | None:
+        if not message.metadata.reply_to_message_id:
+            state.awaited = message.metadata.message_id
+        return cast("str | None", store(state, message))
 
     def find_awaited(state: Any, **options: Any) -> list[Message]:
         found = find(state, **options)
         if not options.get("is_reply"):
             return list(found)
         with state.lock_msg_store:
-            awaited = [message for message in found if message.metadata.reply_to_message_id in state.msg_store]
+            last = {vars(state).get("awaited")} & set(state.msg_store)
+        awaited = [message for message in found if message.metadata.reply_to_message_id in last]
         kept = {message.metadata.message_id for message in awaited}
         stale = [message.metadata.message_id for message in found if message.metadata.message_id not in kept]
         state.delete_messages(message_ids=stale)
@@ -294,7 +297,7 @@ def refuse_stale_replies(state_class: Any) -> None:
             state.object_store.delete(message_id)
         return awaited
 
-    state_class.get_messages_legacy = find_awaited
+    state_class.get_messages_legacy, state_class.store_message = find_awaited, store_and_await
 
 
 def run_superexec(arguments: Sequence[str], parent: int, pauses: Any, launch: Callable[[dict[str, Any]], None]) -> None:
@@ -335,8 +338,7 @@ def replace_loading(names: dict[str, Any], owner: OwnedApp) -> None:
 
         def install_pinned(content: bytes, **options: Any) -> Path:
             owner.refuse_other(hashlib.sha256(content).hexdigest())
-            found: Path = install(content, **options)
-            return found
+            return Path(install(content, **options))
 
         def find_pinned(**options: Any) -> Callable[[str, str, str], ClientApp]:
             def load(name: str, version: str, digest: str) -> ClientApp:
@@ -369,8 +371,7 @@ def run_client_app(
     over = threading.Lock()  # held by whoever answers: the app, or the watch
 
     def pull_and_watch(client: Any) -> tuple[Any, ...]:
-        pulled: tuple[Any, ...] = pull(client)
-        message, context = pulled[:2]
+        message, context, *_ = pulled = tuple(pull(client))
         left = seconds_left(message)
         begun(left)
         threading.Thread(target=end_in_time, args=(client, message, context, left), daemon=True).start()
@@ -408,11 +409,11 @@ def read_runs(text: str) -> list[dict[str, Any]]:
     return list(json.loads(text[text.index("{") :])["runs"])
 
 
+@dataclass(frozen=True)
 class Registry:
     """The SuperLink's list of nodes, by the interface that Flower's own commands use."""
 
-    def __init__(self, connection: str) -> None:
-        self.connection = connection
+    connection: str
 
     def _ask(self, method: str, **values: Any) -> Any:
         from flwr.cli.flower_config import read_superlink_connection

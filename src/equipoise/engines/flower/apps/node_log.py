@@ -36,7 +36,7 @@ IN_PLACE = {
     "FastAPI lifespan: shutdown": None,
     "Starting Flower SuperNode": None,
     "SuperNode ID: %s": "Connected to the SuperLink. SuperNode ID: %s",
-    "Connection attempt failed, retrying in %.2f seconds": "The SuperLink cannot be reached. The next try is in %.0f s.",
+    "Connection attempt failed, retrying in %.2f seconds": "The SuperLink cannot be reached. The next try is in %.1f s.",
     "Connection successful after %.2f seconds and %s tries.": "The SuperLink is reached, after %.0f s and %s tries.",
     "Run ID %s is not in `RUNNING` status. Ignoring message %s.": "Run %s has ended, and its message %.8s is dropped.",
     "Run ID %s is not in `RUNNING` status. Ignoring reply message %s.": "Run %s has ended, and the answer %.8s is not sent.",

@@ -105,22 +105,23 @@ class OperatorFolder:
         return done
 
     def make_kit(self, name: str, *, renew: bool = False) -> Path:
-        """The kit of a site. One that is there keeps its key, unless it is renewed; the old key is kept beside."""
+        """The kit of a site. One that is there keeps its key, unless it is renewed; the old key is kept beside.
+
+        A site on the list whose private key is not here has it itself: its kit is made without.
+        """
         require(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name) is not None, "NAME", "must be a short plain name", name)
         kit, address = self.path / "sites" / name, self.address
         known = read_node_list(self.path / NODE_LIST)
         private, public = kit / "node.key", kit / "node.pub"
-        if renew and private.exists():
+        if renew:
             stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
-            for file in (private, public):
+            for file in (file for file in (private, public) if file.exists()):
                 file.rename(file.with_name(f"{file.name}.until-{stamp}"))
         if not private.exists():
             if name in known and not renew:
-                raise ConfigError(
-                    f"{name} has a key in {self.path / NODE_LIST}, but {private} is not here. Restore the kit, or make a new "
-                    f"key: equipoise flower site {name} --renew"
-                )
-            new_node_key(private, public)
+                write_file(public, f"{known[name]}\n".encode(), secret=False)
+            else:
+                new_node_key(private, public)
         self.list_key(name, public.read_text(encoding="utf-8"))
         write_file(kit / "ca.crt", self.authority.certificate.read_bytes(), secret=False)
         values = {"package": self.package, "name": name, "address": address}

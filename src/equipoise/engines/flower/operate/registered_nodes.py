@@ -71,7 +71,8 @@ def list_nodes(folder: Path, registry: Registry) -> list[RegisteredNode]:
         key = read_public(entry["key"])
         name = names.get(key or "", "") or entry["name"] or UNKNOWN
         if entry["state"] != "unregistered":
-            found.append(RegisteredNode(entry["id"], name, entry["state"], entry["since"], listed.get(name) == key))
+            since = f"{entry['since']}Z" if entry["since"] else ""
+            found.append(RegisteredNode(entry["id"], name, entry["state"], since, listed.get(name) == key))
     return sorted(found, key=lambda node: (node.name, not node.listed, node.id))
 
 
