@@ -57,6 +57,13 @@ def public_methods(owner: type) -> list[str]:
     ))  # fmt: skip
 
 
+def _own_docstring(owner: type, name: str) -> str:
+    """The docstring of a method or property itself, and not one that it inherits, e.g. from torch."""
+    member = inspect.getattr_static(owner, name)
+    function = getattr(member, "fget", None) or getattr(member, "func", None) or getattr(member, "__func__", member)
+    return inspect.cleandoc(function.__doc__ or "")
+
+
 def docstrings() -> dict[str, str]:
     """The docstring of every public name, and of every method of a public class; empty where there is none."""
     found = {}
@@ -65,7 +72,7 @@ def docstrings() -> dict[str, str]:
         value = getattr(importlib.import_module(module), name)
         found[full] = inspect.getdoc(value) or ""
         if inspect.isclass(value):
-            found |= {f"{full}.{m}": inspect.getdoc(getattr(value, m)) or "" for m in public_methods(value)}
+            found |= {f"{full}.{m}": _own_docstring(value, m) for m in public_methods(value)}
     return found
 
 

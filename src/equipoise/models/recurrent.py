@@ -151,6 +151,7 @@ class _CharModel(nn.Module):
         self.readout = seeded(nn.Linear(hidden, classes, device="meta"), generator)
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """The logits (B, classes) of the next character after tokens (B, T)."""
         steps, skip, nan_rows = _read(tokens, self.vocabulary, self.padding)
         inputs = steps if self.embedding is None else self.embedding(steps)
         logits: Tensor = self.readout(self.recurrent(inputs, skip))
