@@ -186,11 +186,10 @@ def measure(it: Federation, rounds: int, timeout: float) -> None:
     began = time.monotonic()
     for name in it.names:
         it.start(name, "equipoise", "flower", "node", "--kit", ".", cwd=it.app / "sites" / name)
-    print(f"{len(it.names)} nodes started in {time.monotonic() - began:.0f} s", flush=True)
     config = f'nodes="nodes.toml" clients-per-round={len(it.names)} minimum={len(it.names) * 3 // 4} timeout={timeout}'
     it.start("run", "equipoise", "flower", "run", "--run-config", f"{config} rounds={rounds + 6}")
     it.await_rounds(1, 600)
-    print(f"first round after {time.monotonic() - began:.0f} s", flush=True)
+    print(f"first round {time.monotonic() - began:.0f} s after the start of the nodes", flush=True)
     before = it.computed()
     it.await_rounds(rounds, 60.0 * rounds)
     link, nodes = ((now - then) / (rounds - 1) for now, then in zip(it.computed(), before, strict=True))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from fake_grid import FakeGrid, federation, run_app
+from flwr.app import Context, RecordDict
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipoise[flower]'")
 
@@ -332,6 +333,26 @@ def test_a_second_run_into_one_folder_is_refused_before_it_touches_anything(tmp_
 
     run(grid, rounds=1, folder=folder, observers=[Second()])
     assert seen == [True]
+
+
+def test_a_second_run_is_refused_while_the_first_waits_for_its_nodes(tmp_path):
+    """Before, the second one took the folder, and the first one failed when all its nodes were there."""
+    grid, folder = federation(some_data(), softmax), tmp_path / "run"
+    refused: list[str] = []
+
+    def begin_another(delivery):
+        if delivery.action == "query.hello" and not refused:
+            before = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+            second = server_app(eq.Algorithm(), model=softmax, rounds=1, clients_per_round=4, folder=folder)
+            with pytest.raises(ConfigError, match="Another process works in") as failure:
+                second(grid=federation(some_data(), softmax), context=Context(7, 1, {}, RecordDict(), {}))
+            refused.append(str(failure.value))
+            assert before == {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+        return delivery.answer()
+
+    grid.fault = begin_another
+    assert run(grid, rounds=1, folder=folder).history.rounds[0].trained == 4
+    assert len(refused) >= 1
 
 
 # --------------------------------------------------------------------------------------------------------- 13: counts and logs
