@@ -27,6 +27,7 @@ PAGES = {
     "search": "search.html?q=superquantile",
     "numbers": "explanation/numbers.html",  # formulas
     "api": "reference/generated/api/equipoise.risk.html",
+    "given": "reference/generated/api/equipoise.given.html",
 }
 pytestmark = [
     pytest.mark.docs,
@@ -61,6 +62,14 @@ def test_every_public_name_is_in_the_reference():
             found = site_checks.anchors(SITE / "reference" / "generated" / "api" / f"{module}.html")
             missing = {f"{module}.{name}" for name in names} - found
             assert missing <= {"equipoise.ClientSet", "equipoise.FederatedData"}, missing  # their entries are in equipoise.data
+
+
+def test_every_type_that_public_names_give_back_is_in_the_reference():
+    from api_pages import GIVEN, full_name
+    from given_types import given_types
+
+    found = site_checks.anchors(SITE / "reference" / "generated" / "api" / f"{GIVEN}.html")
+    assert {full_name(each) for each in given_types()} - found == set()
 
 
 def test_every_code_command_and_part_has_its_entry():
