@@ -158,6 +158,15 @@ def test_a_client_that_is_malicious_in_some_seeds_has_the_mean_of_the_others(run
     assert mean_over_seeds(found.change(1)).tolist() == pytest.approx([0.0, -0.05])
 
 
+def test_clients_that_only_one_method_has_are_not_compared(run, tmp_path):
+    grown = replace(run, name="grown", clients=replace(run.clients, size=run.clients.size + 1))
+    page = Page(write_report([run, grown], tmp_path / "r.html"))
+    assert page.rows["table-gains"][0][1:5] == ["gain", "pay", "unchanged", "not comparable"]
+    assert page.rows["table-gains"][1][1:5] == ["0", "0", "0", "40"]
+    assert page.source.count("No client gains.") == page.source.count("No client pays.") == 1
+    assert "gains" not in page.figures
+
+
 def test_methods_without_a_common_seed_are_not_compared(run, tmp_path):
     other = replace(run, name="other", seed=7)
     page = Page(write_report([run, other], tmp_path / "r.html"))

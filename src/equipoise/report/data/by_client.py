@@ -167,6 +167,11 @@ class Changes:
         """The number of clients whose error does not change."""
         return int((~np.isnan(self.change)).sum()) - int(self.gains.sum()) - int(self.pays.sum())
 
+    @property
+    def unknown(self) -> int:
+        """The number of clients that were not judged under both methods, or have no finite error under either."""
+        return int(np.isnan(self.change).sum())
+
     def most(self, count: int, *, paying: bool) -> list[int]:
         """Positions of the clients that pay, or gain, the most; the most first."""
         some = np.flatnonzero(self.pays if paying else self.gains)

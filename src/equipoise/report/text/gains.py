@@ -62,13 +62,15 @@ def _counts(study: Study, found: ClientErrors, made: list[Changes]) -> Iterator[
     judged = f"{len(found):,} {study.judged.benign_word}{plural('client', len(found))}"
     unit = " Changes are in percentage points." if study.scale.percent else ""
     caption = f"How many of the {judged} gain and pay against {study.methods[0].name}{seeds_words(found)}.{unit}"
-    heads = ["method", "gain", "pay", "unchanged"]
+    unknown = any(each.unknown for each in made)
+    heads = ["method", "gain", "pay", "unchanged", *(["not comparable"] if unknown else [])]
     heads += ["gain in every seed", "pay in every seed"] if found.over_seeds else []
     yield from open_table(
         "gains", caption, (*heads, "mean change", *(f"mean change of those that {verb}" for verb in ("gain", "pay")))
     )
     for each in made:
         cells = [f"{int(each.gains.sum()):,}", f"{int(each.pays.sum()):,}", f"{each.alike:,}"]
+        cells += [f"{each.unknown:,}"] if unknown else []
         cells += [f"{count:,}" for count in each.always or ()]
         for which in (~np.isnan(each.change), each.gains, each.pays):
             cells.append(signed(study, float(each.change[which].mean())) if which.any() else "–")
