@@ -50,6 +50,11 @@ class Answer:
     chunk_size: int | None = None  # the smaller chunks that memory allowed
     logged: tuple[tuple[str, int, str], ...] = ()  # what was logged: by which logger, at which level, and the text
 
+    def log_here(self, node: str) -> None:
+        """Log in this process what the worker has logged, by the logger of the same name, with the node's name."""
+        for logger, level, text in self.logged:
+            logging.getLogger(logger).log(level, "%s: %s", node, text)
+
 
 class LogKeeper(logging.Handler):
     """Keeps what is logged in this process, until it is told to the driver."""

@@ -273,7 +273,7 @@ class WorkerPool:
             return False
         for text in answer.notices:
             self.tell(text)
-        _log(answer, worker)
+        answer.log_here(worker.name)
         if answer.failure is not None:
             raise _named(answer, worker)
         return True
@@ -379,7 +379,7 @@ class WorkerPool:
             worker = each.worker
             for text in answer.notices:
                 self.tell(f"{worker.name}: {text}")
-            _log(answer, worker)
+            answer.log_here(worker.name)
             if answer.chunk_size is not None:
                 self.tell(
                     f"Node {worker.name} ran out of memory, and works in chunks of {answer.chunk_size} clients from now on. "
@@ -430,12 +430,6 @@ def _kill_all(ray: Any, actors: list[Any]) -> None:
             with suppress(Exception):  # it may be gone already
                 ray.kill(actor, no_restart=True)
     actors.clear()
-
-
-def _log(answer: Answer, worker: PooledWorker) -> None:
-    """Log here what a worker has logged, by the logger of the same name, with the node's name."""
-    for logger, level, text in answer.logged:
-        logging.getLogger(logger).log(level, "%s: %s", worker.name, text)
 
 
 def _first_line(failure: BaseException) -> str:

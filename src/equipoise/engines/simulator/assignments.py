@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -154,6 +154,17 @@ def sum_updates(worker: Worker, asked: tuple[Assignment, Summation]) -> SummedUp
             for owner, stretch in owner_stretches(result.chunk.owners):
                 done.totals[owner] += updates.weighted_sum(stretch, weights[stretch], worker.space)
     return done
+
+
+def put_together(parts: Sequence[Tensor | None], places: Sequence[Tensor]) -> Tensor | None:
+    """The rows (K, width) of all clients on the CPU, from those of the processes and their places; None without rows."""
+    known = [(rows.cpu(), here) for rows, here in zip(parts, places, strict=True) if rows is not None]
+    if not known:
+        return None
+    whole = known[0][0].new_empty(sum(len(here) for here in places), known[0][0].shape[1])
+    for rows, here in known:
+        whole[here] = rows
+    return whole
 
 
 def try_out(worker: Worker, assignment: Assignment) -> None:

@@ -29,7 +29,14 @@ from equipoise.core.update_checks import checked_norms, longest_square, with_car
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.engines.device_sets import DeviceSets
 from equipoise.engines.simulator import paths as local_paths
-from equipoise.engines.simulator.assignments import Assignment, Summation, adapted_losses, each_update, sum_updates
+from equipoise.engines.simulator.assignments import (
+    Assignment,
+    Summation,
+    adapted_losses,
+    each_update,
+    put_together,
+    sum_updates,
+)
 from equipoise.engines.simulator.calibration import CalibrationTask, Choice, SpeedMeasurement, StoredChoice, calibrated
 from equipoise.engines.simulator.client_queue import ClientQueue, chunks_of, padding_share, pull_on_parameters, whole_jobs
 from equipoise.engines.simulator.cpu.compiled_softmax import CompiledSoftmax, CompiledSoftmaxPath
@@ -495,14 +502,3 @@ class SimulatorEngine:
         asked = Assignment(queue, rule, self.choice.chunk_size, (), self.choice.path, self._own_threads(rule))
         chunks = chunks_of(queue, self.train, rule, self.choice.chunk_size)
         return path_answers([asked.work(worker, chunk) for chunk in chunks], sums_only=sums_only)
-
-
-def put_together(parts: Sequence[Tensor | None], places: Sequence[Tensor]) -> Tensor | None:
-    """The rows (K, width) of all clients on the CPU, from those of the processes and their places; None without rows."""
-    known = [(rows.cpu(), here) for rows, here in zip(parts, places, strict=True) if rows is not None]
-    if not known:
-        return None
-    whole = known[0][0].new_empty(sum(len(here) for here in places), known[0][0].shape[1])
-    for rows, here in known:
-        whole[here] = rows
-    return whole
