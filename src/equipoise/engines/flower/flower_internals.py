@@ -203,9 +203,8 @@ def leave_out_databases() -> None:
     """Have this process, a node's, not load Flower's modules for databases, 30 MB: a node keeps its state in memory."""
     for path, name in DATABASES.items():
         if path not in sys.modules:
-            stand_in = ModuleType(path, "Stands for a module of Flower that this process does not use.")
-            setattr(stand_in, name, type(name, (), {}))
-            sys.modules[path] = stand_in
+            sys.modules[path] = ModuleType(path, "Stands for a module of Flower that this process does not use.")
+            setattr(sys.modules[path], name, type(name, (), {}))
 
 
 def run_supernode(arguments: Sequence[str], parent: int, pauses: Any, tell_node: Callable[[int], None]) -> None:
