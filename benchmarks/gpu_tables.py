@@ -45,6 +45,7 @@ from equipoise.reproduce.runner import ExperimentRuns
 PFLLIB = ("pfllib-fashion-mnist-dirichlet", "pfllib-fashion-mnist-pathological")
 CHEAP = ("FedPer", "Local", "Ditto", "Δ-FL 0.5 + Ditto", "FedRep", "FedBABU", "SCAFFOLD")
 CHOSEN = ("FedAvg", "FedProx", "Δ-FL 0.5", *CHEAP)  # rows whose rate is chosen on validation examples, too
+SLOW = ("pFedMe", "APFL", "Per-FedAvg")  # a round takes four to nine times as long as one of FedAvg
 LONG = ("Ditto, 1,000 rounds", "FedPer, 1,000 rounds", "FedAvg, 1,000 rounds")
 CONVNET_FIRST = ("FedAvg", "Δ-FL 0.8", "Δ-FL 0.5", "Δ-FL 0.1")
 MEMORY = Path("/dev/shm")  # noqa: S108  checkpoints of many runs would keep a disk busy
@@ -71,25 +72,22 @@ def jobs() -> Iterator[Job]:
     three, five = (0, 1, 2), (0, 1, 2, 3, 4)
     first, second = PFLLIB
     mimic = [m.name for m in EXPERIMENTS["bucketing-mnist-mimic"].methods]
-    attacks = [m.name for m in EXPERIMENTS["bucketing-mnist-attacks"].methods]
+    # The rows of mimics are the label-sorted ones of the first table.
+    attacks = [m.name for m in EXPERIMENTS["bucketing-mnist-attacks"].methods if "mimic" not in m.name]
     tail = [m.name for m in EXPERIMENTS["emnist-tail"].methods]
     others = tuple(m.name for m in EXPERIMENTS["emnist-convnet"].methods if m.name not in CONVNET_FIRST)
-    yield from (Job(table, ("pFedMe",), (0,)) for table in PFLLIB)
-    yield from (Job(first, (name,), (0,)) for name in (*LONG, "APFL"))
+    yield from (Job(first, (name,), (0,)) for name in LONG)
+    yield from (Job(table, (name,), (seed,)) for name in SLOW for seed in three for table in PFLLIB)
+    yield from (Job("delta-fl-finetuning", CONVNET_FIRST, (seed,)) for seed in five)
     yield from (Job(table, (name,), (), kind="candidates") for table in PFLLIB for name in CHOSEN)
-    yield Job(first, ("FedAvg", "Δ-FL 0.5"), three)
-    yield Job(second, ("FedAvg", "Δ-FL 0.5"), three)
-    yield from (Job(first, (name,), (0,)) for name in ("Per-FedAvg", *CHEAP))
-    yield from (Job(second, (name,), (0,)) for name in ("APFL", "Per-FedAvg", *CHEAP))
+    yield from (Job(table, ("FedAvg", "Δ-FL 0.5"), three) for table in PFLLIB)
     yield from (Job(table, ("FedProx",), three) for table in PFLLIB)
-    yield from (Job("bucketing-mnist-mimic", (name,), (0,)) for name in mimic)
-    yield from (Job(table, (name,), (seed,)) for table in PFLLIB for seed in three[1:] for name in CHEAP)
-    yield from (Job(table, (name,), (0,), kind="chosen") for table in PFLLIB for name in CHOSEN)
+    yield from (Job(table, (name,), (seed,)) for seed in three for table in PFLLIB for name in CHEAP)
+    yield from (Job("bucketing-mnist-mimic", (name,), three) for name in mimic)
     yield from (Job("emnist-convnet", CONVNET_FIRST, (seed,)) for seed in five)
     yield from (Job("emnist-tail", tuple(pair), five, "float32") for pair in zip(tail[::2], tail[1::2], strict=True))
-    yield from (Job("bucketing-mnist-mimic", (name,), three[1:]) for name in mimic)
+    yield from (Job(table, (name,), (seed,), kind="chosen") for seed in three for table in PFLLIB for name in CHOSEN)
     yield from (Job("bucketing-mnist-attacks", (name,), (0,)) for name in attacks)
-    yield from (Job(table, (name,), (seed,), kind="chosen") for seed in three[1:] for table in PFLLIB for name in CHOSEN)
     yield from (Job("emnist-convnet", others, (seed,)) for seed in five)
     yield from (Job(second, (name,), (0,)) for name in LONG)
     yield from (Job("bucketing-mnist-attacks", (name,), (1, 2)) for name in attacks)
