@@ -155,7 +155,7 @@ def show_data(console: Console, data: FederatedData) -> None:
     for line in size_histogram(data.train):
         console.print(Text(line))
     if data.schema is not None:
-        console.print(Text("\nWhat became of each column", style="bold"))
+        console.print(Text("\nHow each column is read", style="bold"))
         show_schema(console, data.schema)
 
 

@@ -1,8 +1,8 @@
 """The release ledger: every release about clients, written down before it is made, in a file that only grows.
 
 One line of JSON is one entry. A *release* is a noisy sum; an *exact* one has no noise and is outside ε; a *cohort* says who
-takes part in a round, and an *outcome* how a release ended. ε is computed from the releases that were begun, whatever
-became of them: a run that is killed behind a release has paid for it.
+takes part in a round, and an *outcome* how a release ended. ε counts every release that was begun, also one
+that failed: a run that is killed after a release has paid for it.
 
 All releases of one round of one run come from one cohort (a round that is tried again keeps it) and are one event for the
 accountant. A release whose noise can be drawn again, as in a seeded simulation, is the same bits when it is repeated, and

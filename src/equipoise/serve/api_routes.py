@@ -87,7 +87,7 @@ def _add_models(app: FastAPI, shown: Shown) -> None:
 
     @app.get("/api/runs/{run}/schema")
     def schema(run: str) -> Response:
-        """What became of each column, if the data are a table."""
+        """How each column is read, if the data are a table."""
         found = models.schema(run, models.version(run, LATEST))
         if found is None:
             raise Gone("The data of this run are no table: there is no schema.")

@@ -116,7 +116,7 @@ class ModelStore:
         return opened, stored
 
     def schema(self, run: str, version: ModelVersion) -> dict[str, Any] | None:
-        """What became of each column, if the data are a table."""
+        """How each column is read, if the data are a table."""
         path, steps = self.library.path(run), [*version.folder, "schema.json"]
         return self._schemas.get((run, *steps), mark_of(path, steps), lambda: _read_schema(path, steps))
 

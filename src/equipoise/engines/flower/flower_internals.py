@@ -90,7 +90,7 @@ def agree_on_key(private: ec.EllipticCurvePrivateKey, public: ec.EllipticCurvePu
 
 
 def pull_replies(grid: Grid, message_ids: Sequence[str], seconds: float) -> list[Message]:
-    """The replies that are there. One whose parts do not all come within so many seconds is an error in its place.
+    """The replies that are there. One whose parts do not all come within `seconds` is an error in its place.
 
     A node announces its reply and then sends the parts. If it ends in between, Flower's server waits for them alone, until the
     SuperLink gives the reply up after three minutes, however short the time for an answer is.

@@ -137,7 +137,7 @@ def chunks_of(
 
 
 def whole_jobs(jobs: Sequence[Job], most: int) -> Iterator[list[Job]]:
-    """The jobs in turn, several together as long as they have at most so many clients in all."""
+    """The jobs in turn, several together as long as they have at most `most` clients in all."""
     together: list[Job] = []
     for job in jobs:
         if together and sum(len(each.cohort) for each in (*together, job)) > most:

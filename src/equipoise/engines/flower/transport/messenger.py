@@ -252,7 +252,7 @@ class Messenger:
     def pull(self, waiting: dict[str, SentMessage], seconds: float = _PARTS) -> list[tuple[SentMessage, Message]]:
         """The replies that are there now, with the requests that they answer, which no longer wait.
 
-        A node may end while it sends a reply: the parts that are missing are waited for no longer than so many seconds.
+        A node may end while it sends a reply: the parts that are missing are waited for no longer than `seconds`.
         """
         replies = pull_replies(self.grid, list(waiting), seconds) if waiting else ()
         found = [(waiting.pop(reply.metadata.reply_to_message_id, None), reply) for reply in replies]
