@@ -173,10 +173,10 @@ def trivial_note(study: Study) -> str:
     """What the trivial answer is, and how many clients fare worse than with it; empty if it is not known."""
     if (known := study.with_trivial) is None:
         return ""
-    text = f"The last row gives every example one and the same answer: the {trivial_name(known.runs)}, over training examples. "
+    text = f"The last row ignores the inputs. It is the {trivial_name(known.runs)} of the training examples. "
     counts = [(method.name, worse_than_trivial(method.runs)) for method in study.methods]
     several = len(study.methods) > 1
-    words = [f"{f'{name}: ' * several}{count:.4g}" for name, count in counts if count is not None]
+    words = [f"{f'{name}: ' * several}{round(count, 1):,g}" for name, count in counts if count is not None]
     over = " (mean over seeds)" if study.seeds > 1 else ""
     who = f"{study.judged.benign_word}clients"
     return f"{text}Of the {count_words(study.judged.count)} {who}, worse off than with this answer{over}: {'; '.join(words)}."
