@@ -39,6 +39,51 @@ class Scribbling(eq.solvers.SGD):
         weights.sub_(gradient.mul_(lr))
 
 
+class NotInPlace(eq.solvers.SGD):
+    def step(self, weights, gradient, memory, *, anchor, lr):
+        weights = weights - lr * gradient  # noqa: F841 — the slip
+
+
+@dataclass(frozen=True)
+class SignSGD(eq.solvers.SGD):
+    def step(self, weights, gradient, memory, *, anchor, lr):
+        weights.sub_(lr * gradient.sign())
+
+
+@dataclass(frozen=True)
+class SignProx(eq.solvers.SGD):
+    def step(self, weights, gradient, memory, *, anchor, lr):
+        weights.sub_(lr * (gradient + self.prox * (weights - anchor)).sign())
+
+
+def by_rank(losses, base_weights, *, clients=None, state=None):
+    ranks = base_weights * (1 + losses.argsort().argsort().to(losses))
+    return RiskValue((ranks * losses).sum(), ranks, state)
+
+
+def mean_and_deviation(losses, base_weights, *, clients=None, state=None):
+    mean = base_weights @ losses
+    deviation = (base_weights @ (losses - mean).square()).sqrt().clamp(min=1e-12)
+    weights = base_weights * (1 + 0.8 * (losses - mean) / deviation)
+    return RiskValue(mean + 0.8 * deviation, weights, state)
+
+
+def without_clients(losses, base_weights):
+    return RiskValue(base_weights @ losses, base_weights, None)
+
+
+def only_weights(losses, base_weights, *, clients=None, state=None):
+    return base_weights
+
+
+@dataclass(frozen=True)
+class OnlyTotal:
+    linear = False
+
+    def __call__(self, updates, weights, *, losses=None, state=None):
+        return weights.to(updates) @ updates
+
+
 class Standing(eq.solvers.SGD):
     def learning_rate(self, round_index):
         return 0.0
@@ -86,6 +131,14 @@ class Doubling(eq.sampling.Uniform):
         ({"risk": negative}, "risk must keep the law that weights are finite and not negative"),
         ({"solver": Centring()}, "solver must keep the law that a step on many clients is the step on each"),
         ({"solver": Scribbling()}, "solver must keep the law that a step does not write to the gradient"),
+        ({"risk": by_rank}, "risk must keep the law that equal losses share weight in proportion"),
+        ({"risk": mean_and_deviation}, "risk must keep the law that weights are finite and not negative"),
+        ({"risk": without_clients}, "risk must keep the law that it can be called as risk(losses, base_weights, clients="),
+        ({"risk": only_weights}, "risk must keep the law that a risk returns a RiskValue"),
+        ({"aggregator": OnlyTotal()}, "aggregator must keep the law that it returns two things, the total and its state"),
+        ({"solver": NotInPlace()}, "solver must keep the law that steps with gradients other than zero move the parameters"),
+        ({"solver": SignSGD(prox=1.0)}, "solver must keep the law that every option that is set changes the step"),
+        ({"solver": SignSGD(momentum=0.9, weight_decay=1e-4)}, "momentum=0.9, weight_decay=0.0001 have none"),
         ({"solver": Standing()}, "solver must keep the law that the learning rate is positive"),
         ({"aggregator": FirstOnly()}, "aggregator must keep the law that the order of clients does not matter"),
         ({"aggregator": CallsItselfLinear()}, "aggregator must keep the law that a linear total is the sum"),
@@ -126,6 +179,23 @@ class NeedsThree:
         if len(updates) < 3:
             raise ValueError("three at least")
         return weights.to(updates) @ updates, state
+
+
+def test_checks_find_what_the_trial_finds():
+    for check, part, law in (
+        (eq.testing.check_solver, NotInPlace(), "move the parameters, in place"),
+        (eq.testing.check_solver, SignSGD(prox=1.0), "every option that is set"),
+        (eq.testing.check_risk, mean_and_deviation, "weights are not negative"),
+        (eq.testing.check_risk, by_rank, "equal losses share weight"),
+    ):
+        with pytest.raises(eq.testing.LawBroken, match=law):
+            check(part)
+    eq.testing.check_solver(SignSGD(lr=0.01))
+    eq.testing.check_solver(SignProx(prox=1e-6))  # a weak one that changes no sign here
+
+
+def test_a_step_that_uses_its_options_is_taken(ragged):
+    train(ragged, solver=SignProx(prox=1e-6))
 
 
 def test_good_parts_are_not_touched_by_their_trial(ragged):

@@ -358,7 +358,9 @@ class Unprotected:
         given = losses if losses is not None else torch.zeros_like(cohort.weights)
         risk = self.algorithm.risk(given, cohort.weights, clients=ids, state=state)
         if risk.weights.shape != cohort.weights.shape or not _are_weights(numbers(risk.weights)):
-            rule, fix = "finite weights ≥ 0, one per client", "equipoise.testing.check_risk(risk) says which law it breaks."
+            rule = "finite weights ≥ 0, one per client"
+            smallest = ", ".join(f"{weight:.4g}" for weight in risk.weights.flatten().sort().values[:3].tolist())
+            fix = f"Found {risk.weights.numel()}, the smallest {smallest}. See equipoise.testing.check_risk."
             raise InvalidParameter("risk", f"must give {len(cohort)} {rule}", self.algorithm.risk, fix)
         return risk, None
 

@@ -1,6 +1,6 @@
-"""A trial of parts that are not the library's own, on two clients, before a run: a part that breaks its law is refused.
+"""A short trial of parts that are not the library's own, before a run: a part that breaks its law is refused.
 
-Each law is that of the contract in `types.py`, tried on one small case; `equipoise.testing` has checks that try many. Parts are
+Each law is that of the contract in `types.py`, tried on a few cases; `equipoise.testing` has checks that try many. Parts are
 copied first, so that what a copy notes about its calls stays with the copy. A part that raises an error here is left to the
 run, which shows the error where it happens.
 """
@@ -8,8 +8,10 @@ run, which shows the error where it happens.
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,9 +20,13 @@ from torch import Tensor
 from equipoise.algorithm import Algorithm
 from equipoise.core.abilities import is_of_user, read, solver_traits
 from equipoise.errors import InvalidParameter
-from equipoise.types import RiskTraits
+from equipoise.solvers.local_optimizer import LocalOptimizer
+from equipoise.types import RiskTraits, RiskValue
 
 STEP = 1e-5  # of finite differences
+MOVES = "steps with gradients other than zero move the parameters, in place"
+HAS_EFFECT = "every option that is set changes the step"
+_STRONG = {"momentum": 0.9, "weight_decay": 1e3, "prox": 1e3}  # options of SGD that a step of one's own may forget
 CHECKS = {
     "risk": "check_risk", "solver": "check_solver", "aggregator": "check_aggregator", "server": "check_server_optimizer",
     "sampler": "check_sampler",
@@ -43,7 +49,7 @@ def _hold(condition: bool, law: str, numbers: object) -> None:
 def try_own_parts(algorithm: Algorithm, clients: Sequence[str], alpha: Tensor, clients_per_round: int, seed: int) -> None:
     """Raise InvalidParameter with the law that a part of the user's own breaks, and the numbers that show it."""
     trials: dict[str, Callable[[Any], None]] = {
-        "risk": lambda part: _try_risk(part, clients),
+        "risk": lambda part: _try_risk(part, clients, clients_per_round),
         "solver": _try_solver,
         "aggregator": _try_aggregator,
         "server": _try_server,
@@ -78,8 +84,20 @@ def _close(found: Tensor, expected: Tensor, tolerance: float = 1e-6) -> bool:
     return found.shape == expected.shape and bool(((found - expected).abs() <= tolerance * scale).all())
 
 
-def _try_risk(risk: Any, clients: Sequence[str]) -> None:
-    if len(clients) < 2 or read(RiskTraits, risk).full_participation:  # it has a memory of all clients
+def _accepts(call: Callable[..., Any], shown: str, *given: Any, **named: Any) -> None:
+    """Refuse a part that cannot be called as its contract says."""
+    try:
+        inspect.signature(call).bind(*given, **named)
+    except TypeError as failure:
+        raise _Broken(f"it can be called as {shown}", failure) from None
+    except ValueError:  # code without a signature
+        return
+
+
+def _try_risk(risk: Any, clients: Sequence[str], clients_per_round: int) -> None:
+    _accepts(risk, "risk(losses, base_weights, clients=…, state=…)", 0, 0, clients=(), state=None)
+    traits = read(RiskTraits, risk)
+    if len(clients) < 2 or traits.full_participation:  # it has a memory of all clients
         return
     losses, alpha = (torch.tensor(values, dtype=torch.float64) for values in ([0.5, 1.5], [0.3, 0.7]))
 
@@ -87,6 +105,7 @@ def _try_risk(risk: Any, clients: Sequence[str]) -> None:
         return risk(values, weights, clients=ids, state=None)
 
     first = at(losses)
+    _hold(isinstance(first, RiskValue), "a risk returns a RiskValue", type(first).__name__)
     value, weights = first.value, first.weights
     _hold(weights.shape == losses.shape, "there is one weight per client", tuple(weights.shape))
     good = bool(torch.isfinite(weights).all()) and bool((weights >= 0).all())
@@ -102,6 +121,22 @@ def _try_risk(risk: Any, clients: Sequence[str]) -> None:
         shown = f"client {i} of losses {losses.tolist()} has the weight {weight:.6g}, and the finite difference is {slope:.6g}"
         good = kink or abs(slope - weight) <= 1e-3 * max(1.0, abs(slope))
         _hold(good, "the weights are the gradient of the value in the losses", shown)
+    if traits.group_of is None:
+        ratio = at(torch.full_like(losses, 0.7)).weights / alpha
+        shown = f"base weights {alpha.tolist()} become {(ratio * alpha).tolist()}"
+        _hold(_close(ratio[:1], ratio[1:], 1e-4), "equal losses share weight in proportion to the base weights", shown)
+    _try_outliers(risk, clients[: min(len(clients), max(2, clients_per_round), 400)])
+
+
+def _try_outliers(risk: Any, clients: Sequence[str]) -> None:
+    """A cohort in which one client is unlike all others: weights that fall with a loss become negative there."""
+    count = len(clients)
+    for one, others in ((0.1, 1.0), (1.0, 0.1)):
+        losses = torch.full((count,), others, dtype=torch.float64)
+        losses[0] = one
+        weights = risk(losses, torch.full_like(losses, 1 / count), clients=tuple(clients), state=None).weights
+        shown = f"one loss of {one} and {count - 1} of {others} give a weight of {float(weights.min()):.4g}"
+        _hold(bool((weights >= 0).all()), "weights are finite and not negative", shown)
 
 
 def _try_solver(solver: Any) -> None:
@@ -114,6 +149,8 @@ def _try_solver(solver: Any) -> None:
     lr = solver.learning_rate(0)
     _hold(math.isfinite(lr) and lr > 0, "the learning rate is positive and finite", lr)
     told = {"number": 1} if traits.numbered else {}
+    shown = f"step(weights, gradient, memory, anchor=…, lr=…{', number=…' * bool(told)})"
+    _accepts(solver.step, shown, 0, 0, 0, anchor=0, lr=0, **told)
     together, gradient, anchor = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(0)).unbind()
     alone, given = together.clone(), gradient.clone()
     solver.step(together, given, solver.begin(together), anchor=anchor, lr=lr, **told)
@@ -121,15 +158,51 @@ def _try_solver(solver: Any) -> None:
     for k in range(2):
         solver.step(alone[k], gradient[k].clone(), solver.begin(alone[k]), anchor=anchor[k], lr=lr, **told)
     _hold(_close(together, alone, 1e-5), "a step on many clients is the step on each", (together.tolist(), alone.tolist()))
+    before, after = _some_steps(solver)
+    _hold(not torch.equal(before, after), MOVES, f"{before.tolist()} before and after {max(3, traits.repeats)} steps")
+    ignored = ignored_options(solver)
+    _hold(not ignored, HAS_EFFECT, f"{', '.join(ignored)} {'has' if len(ignored) == 1 else 'have'} none")
+
+
+def _some_steps(solver: Any) -> tuple[Tensor, Tensor]:
+    """The parameters of a client before and after a few steps."""
+    traits, gen = solver_traits(solver), torch.Generator().manual_seed(1)
+    weights, anchor = torch.randn(2, 8, generator=gen)
+    before, memory = weights.clone(), solver.begin(weights)
+    for number in range(1, 1 + max(3, traits.repeats)):
+        told = {"number": number} if traits.numbered else {}
+        solver.step(weights, torch.randn(8, generator=gen), memory, anchor=anchor, lr=0.1, **told)
+    return before, weights
+
+
+def ignored_options(solver: Any) -> list[str]:
+    """Options of SGD and Adam that are set and that a `step` of the user's own does not use, as "name=value"."""
+    if not isinstance(solver, LocalOptimizer) or not is_of_user(type(solver).step):
+        return []
+    found = []
+    for name, strong in _STRONG.items():
+        value = vars(solver).get(name, 0.0)
+        if not value:
+            continue
+        try:
+            with_it, without = (_some_steps(replace(solver, **{name: size}))[1] for size in (strong, 0.0))
+        except Exception:  # noqa: S112 — an option that another one or the step needs
+            continue
+        if torch.equal(with_it, without):
+            found.append(f"{name}={value:g}")
+    return found
 
 
 def _try_aggregator(aggregator: Any) -> None:
+    _accepts(aggregator, "aggregator(updates, weights, losses=…, state=…)", 0, 0, losses=None, state=None)
     updates = torch.tensor([[1.0, -2.0, 0.5], [3.0, 1.0, -1.0]], dtype=torch.float64)
     weights, losses = torch.tensor([0.25, 0.75], dtype=torch.float64), torch.tensor([0.5, 1.5], dtype=torch.float64)
 
     def total(rows: Tensor, places: list[int]) -> Tensor:
-        given: Tensor = aggregator(rows.clone(), weights[places].clone(), losses=losses[places].clone())[0]
-        return given
+        given = aggregator(rows.clone(), weights[places].clone(), losses=losses[places].clone())
+        good = isinstance(given, tuple) and len(given) == 2
+        _hold(good, "it returns two things, the total and its state", type(given).__name__)
+        return given[0]  # type: ignore[no-any-return]
 
     both = total(updates, [0, 1])
     _hold(both.shape == (3,), "the total has the shape of one update", tuple(both.shape))
@@ -143,6 +216,7 @@ def _try_aggregator(aggregator: Any) -> None:
 
 
 def _try_server(server: Any) -> None:
+    _accepts(server.step, "step(params, total, state)", 0, 0, 0)
     params = torch.tensor([0.5, -1.0, 2.0])
     given, still = params.clone(), torch.zeros_like(params)
     after, _ = server.step(given, still, server.begin(params.clone()))
@@ -152,6 +226,8 @@ def _try_server(server: Any) -> None:
 
 
 def _try_sampler(sampler: Any, alpha: Tensor, clients_per_round: int, seed: int) -> None:
+    shown = "sampler(round_index, alpha, clients_per_round=…, seed=…)"
+    _accepts(sampler, shown, 0, alpha, clients_per_round=1, seed=0)
     first, again = (sampler(1, alpha.clone(), clients_per_round=clients_per_round, seed=seed) for _ in range(2))
     _hold((first.round, first.seed) == (1, seed), "a cohort carries its round and seed", (first.round, first.seed))
     _hold(

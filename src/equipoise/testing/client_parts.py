@@ -15,6 +15,7 @@ from equipoise.core.rng import torch_generator
 from equipoise.engines import Loop
 from equipoise.errors import is_number
 from equipoise.observers import Run
+from equipoise.runs.own_parts import HAS_EFFECT, MOVES, ignored_options
 from equipoise.solvers.client_steps import memory_of, rows_of
 from equipoise.solvers.prepared import AdjustedSolver
 from equipoise.testing.laws import agree, hold, unchanged
@@ -31,7 +32,9 @@ class _NoSteps(AdjustedSolver):
 
 
 def check_solver(solver: LocalSolver, *, seed: int = 0) -> None:
-    """Zero steps give a zero update; a step acts on each client alone; more data never mean fewer steps.
+    """Zero steps give a zero update; steps move the parameters, in place; a step acts on each client alone.
+
+    More data never mean fewer steps. Options that a subclass of SGD inherits have an effect.
 
     Rates, their factors at local steps and by name, and the bound of gradients are positive. A solver that is told the number
     of a step takes it for all clients at once, or for each client. A client that keeps its memory between rounds goes on as
@@ -57,6 +60,8 @@ def check_solver(solver: LocalSolver, *, seed: int = 0) -> None:
     work = Loop().start(task, data).updates(params, cohort, _NoSteps(solver))
     agree(solver, "zero steps give a zero update", work.update, torch.zeros_like(work.update))
     _check_rows_apart(solver, torch_generator(seed, "check_solver steps"))
+    ignored = ignored_options(solver)
+    hold(not ignored, solver, HAS_EFFECT, ", ".join(ignored))
     if solver_traits(solver).keeps is not None and solver_traits(solver).shift is None:
         _check_kept_memory(solver, task.layout.dimension, torch_generator(seed, "check_solver memory"))
 
@@ -110,9 +115,9 @@ def _check_rows_apart(solver: LocalSolver, gen: torch.Generator) -> None:
     """Steps on many clients are the steps on each: with one number for all, and with a number of each client."""
     for first in (torch.zeros(3, dtype=torch.float64), torch.tensor([0.0, 4.0, 1000.0], dtype=torch.float64)):
         together, anchor = torch.randn(3, 5, generator=gen), torch.randn(5, generator=gen)
-        alone = [row.clone() for row in together]
+        start, alone = together.clone(), [row.clone() for row in together]
         memory, memories = solver.begin(together), [solver.begin(row) for row in alone]
-        for number in range(1, 4):
+        for number in range(1, 1 + max(3, solver_traits(solver).repeats)):
             gradients = torch.randn(3, 5, generator=gen)
             several = first + number if bool(first.any()) else number
             told = _told(solver, several.unsqueeze(1) if isinstance(several, Tensor) else several)
@@ -120,6 +125,7 @@ def _check_rows_apart(solver: LocalSolver, gen: torch.Generator) -> None:
                 solver.step(together, gradients, memory, anchor=anchor, lr=0.1, **told)
             for row, gradient, own, before in zip(alone, gradients, memories, first.tolist(), strict=True):
                 solver.step(row, gradient.clone(), own, anchor=anchor, lr=0.1, **_told(solver, int(before) + number))
+        hold(not torch.equal(together, start), solver, MOVES, start.tolist())
         agree(solver, "a step on many clients is the step on each", together, torch.stack(alone), 1e-6)
 
 

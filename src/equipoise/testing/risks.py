@@ -14,7 +14,7 @@ from equipoise.types import ClientRisk, RiskTraits, RiskValue
 
 
 def check_risk(risk: ClientRisk, *, seed: int = 0) -> None:
-    """Weights are the gradient of the value; order and ties do not matter; finite for any finite losses.
+    """Weights are the gradient of the value and never negative; order and ties do not matter; finite for any finite losses.
 
     Finite differences are taken where the value has a derivative; at a kink any subgradient is right. Ties are compared inside
     a group where the risk tells groups apart (`group_of`). A risk with `full_participation` follows a mixture of its own, not
@@ -83,14 +83,22 @@ def _check_ties(risk: ClientRisk, losses: Tensor, alpha: Tensor, tolerance: floa
 
 def _check_extremes(risk: ClientRisk) -> None:
     for dtype, huge in ((torch.float32, 1e30), (torch.float64, 1e300)):
-        for values in ([0.0, 0.0, 0.0], [0.0, 1.0, 1e4], [huge, 1.0, 0.0], [huge, huge, huge], [1e-30, 0.0, 1e-30], [1e4]):
+        few = [0.0, 0.0, 0.0], [0.0, 1.0, 1e4], [huge, 1.0, 0.0], [huge, huge, huge], [1e-30, 0.0, 1e-30], [1e4]
+        for values in (*few, [0.1] + 399 * [1.0], [1.0] + 399 * [0.1]):  # one client unlike all others
             losses = torch.tensor(values, dtype=dtype)
             alpha = torch.full_like(losses, 1 / len(values))
             weights = _call_risk(risk, losses, alpha).weights
-            hold(is_finite(weights / weights.sum()), risk, "normalised weights are finite for finite losses", (values, weights))
-            hold((weights >= 0).all(), risk, "weights are not negative", (values, weights))
+            shown = f"losses {_shortly(values)} give weights {_shortly(weights.tolist())}"
+            hold(is_finite(weights / weights.sum()), risk, "normalised weights are finite for finite losses", shown)
+            hold((weights >= 0).all(), risk, "weights are not negative", shown)
     state = _call_risk(risk, torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.5])).state
     _call_risk(risk, torch.tensor([1.0, 2.0]), torch.tensor([0.5, 0.5]), state=state)
+
+
+def _shortly(values: list[float]) -> str:
+    """The values, of many the first three and their number."""
+    text = ", ".join(f"{value:.4g}" for value in values[:3])
+    return f"[{text}]" if len(values) <= 3 else f"[{text}, …] of {len(values)} clients"
 
 
 def _check_mixture_of_clients(risk: ClientRisk, gen: torch.Generator) -> None:
