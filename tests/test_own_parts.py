@@ -41,7 +41,7 @@ class Scribbling(eq.solvers.SGD):
 
 class NotInPlace(eq.solvers.SGD):
     def step(self, weights, gradient, memory, *, anchor, lr):
-        weights = weights - lr * gradient  # noqa: F841 — the slip
+        weights = weights - lr * gradient
 
 
 @dataclass(frozen=True)

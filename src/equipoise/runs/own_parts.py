@@ -175,17 +175,21 @@ def _some_steps(solver: Any) -> tuple[Tensor, Tensor]:
     return before, weights
 
 
+def _with_option(solver: Any, name: str, value: float) -> Any:
+    return replace(solver, **{name: value})
+
+
 def ignored_options(solver: Any) -> list[str]:
     """Options of SGD and Adam that are set and that a `step` of the user's own does not use, as "name=value"."""
     if not isinstance(solver, LocalOptimizer) or not is_of_user(type(solver).step):
         return []
-    found = []
+    found, given = [], vars(solver)
     for name, strong in _STRONG.items():
-        value = vars(solver).get(name, 0.0)
+        value = given.get(name, 0.0)
         if not value:
             continue
         try:
-            with_it, without = (_some_steps(replace(solver, **{name: size}))[1] for size in (strong, 0.0))
+            with_it, without = (_some_steps(_with_option(solver, name, size))[1] for size in (strong, 0.0))
         except Exception:  # noqa: S112 — an option that another one or the step needs
             continue
         if torch.equal(with_it, without):
