@@ -181,7 +181,8 @@ def _with_option(solver: Any, name: str, value: float) -> Any:
 
 def ignored_options(solver: Any) -> list[str]:
     """Options of SGD and Adam that are set and that a `step` of the user's own does not use, as "name=value"."""
-    if not isinstance(solver, LocalOptimizer) or not is_of_user(type(solver).step):
+    kind: Any = type(solver)
+    if not issubclass(kind, LocalOptimizer) or not is_of_user(kind.step):
         return []
     found, given = [], vars(solver)
     for name, strong in _STRONG.items():
