@@ -2,8 +2,9 @@
 Who is left behind?
 ===================
 
-The mean error hides the clients that a model serves badly. Two histograms on one axis show them: FedAvg above, training on
-the worse half of every cohort (Δ-FL, tail 0.5) below. Each bar counts clients that neither method has seen.
+The mean error hides the clients that a model serves badly. Two histograms show these clients. The upper one is FedAvg.
+The lower one is training on the worse half of every cohort (Δ-FL, tail 0.5). Each bar counts clients that neither
+method has seen.
 """
 
 import matplotlib.pyplot as plt
@@ -20,8 +21,8 @@ errors = {
 }
 
 # %%
-# The same bins and the same axes make the two comparable. The dashed line is FedAvg's 90th percentile, in both panels: one
-# client in ten is worse off than that under FedAvg. Below, the grey outline repeats the histogram of FedAvg.
+# Both histograms have the same bins and axes. In both, the dashed line is FedAvg's 90th percentile: under FedAvg, one
+# client in ten has a larger error. The grey outline in the lower histogram repeats FedAvg.
 
 bins = np.arange(0, 81, 4)
 first = errors["FedAvg"]

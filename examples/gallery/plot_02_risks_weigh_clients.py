@@ -2,8 +2,8 @@
 How each risk weighs clients
 ============================
 
-A risk turns the losses of a cohort into weights. The mean weighs all clients alike; the others lean towards clients with
-large losses, each in its own way. The weights are the gradient of the risk's value.
+A risk turns the losses of a cohort into weights. The mean gives all clients the same weight. The other risks give more
+weight to clients with large losses, each in its own way. The weights are the gradient of the risk's value.
 """
 
 import matplotlib.pyplot as plt

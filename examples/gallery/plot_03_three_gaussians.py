@@ -2,9 +2,9 @@
 A toy with a known answer
 =========================
 
-Three clients hold points around three means, and one model estimates a single point under squared loss. The mean risk ends
-at the centroid. The superquantile with tail 2/3 serves the two worst clients: the circumcentre of an acute triangle, the
-midpoint of the longest side of an obtuse one. Training finds both.
+Three clients hold points around three means, and one model estimates a single point under squared loss. The mean risk
+ends at the centroid. The superquantile with tail 2/3 serves the two worst clients. For an acute triangle, its optimum
+is the circumcentre. For an obtuse triangle, it is the midpoint of the longest side. Training finds both.
 """
 
 import matplotlib.pyplot as plt

@@ -2,8 +2,8 @@
 The knob between average and tail
 =================================
 
-One call trains a family of models, one per tail. A smaller tail lowers the error of the worst clients and costs a little on
-average. Each client may also take the model that serves it best on its own examples.
+One call trains a family of models, one per tail. A smaller tail lowers the error of the worst clients, and raises the
+mean error a little. Each client may also choose the model that works best on its own examples.
 """
 
 import matplotlib.pyplot as plt

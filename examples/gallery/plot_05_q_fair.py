@@ -2,12 +2,12 @@
 q-fair learning evens out losses
 ================================
 
-Three clients sit at 0 and one at 4; one shared number must serve all of them under squared loss. FedAvg (q = 0) stays near
-the majority. A larger q moves the number towards the lonely client, until all losses are alike (q-FedAvg, chapter 4 of Li's
-thesis).
+The data of three clients are at 0, and the data of a fourth client are at 4. One shared number must serve all four
+under squared loss. FedAvg (q = 0) stays near the majority. A larger q moves the number towards the fourth client, until
+all losses are alike (q-FedAvg, chapter 4 of Li's thesis).
 
-This toy has a known answer. On data with a learnt classifier it is not always so: on label-shift data (q = 5) and on digits
-the spread of test errors grew, in single runs.
+This toy has a known answer. With a trained classifier, q-fair learning does not always even out errors. On label-shift
+data (q = 5) and on digits, the spread of test errors grew, in single runs.
 """
 
 import matplotlib.pyplot as plt

@@ -2,8 +2,8 @@
 AFL follows the worst mixture of clients
 ========================================
 
-Agnostic federated learning minimises the loss of the worst mixture of clients. Clients with a large loss gain weight from
-round to round, and the others lose theirs. Here three of ten hospitals have a rare kind of patients.
+Agnostic federated learning minimises the loss of the worst mixture of clients. Clients with a large loss gain weight
+from round to round, and the other clients lose weight. Here three of ten hospitals have a rare kind of patients.
 """
 
 import matplotlib.pyplot as plt
@@ -25,7 +25,7 @@ fair = eq.train(model, data, eq.Algorithm(risk=risk, sampler=eq.sampling.Full())
 plain = eq.train(model, data, eq.Algorithm(sampler=eq.sampling.Full()), rounds=80, seed=0)
 
 # %%
-# The rare hospitals gain, the others pay a little, and the largest error falls.
+# The errors of the three hospitals fall, the others rise a little, and the largest error falls.
 
 places = np.arange(10)
 for shift, result, name in ((-0.2, plain, "FedAvg"), (0.2, fair, "AFL")):

@@ -2,8 +2,8 @@
 SCAFFOLD and FedDyn correct client drift
 ========================================
 
-When every client has few classes and works for long, local models drift towards local optima. SCAFFOLD corrects each local
-step by control variates; FedDyn adds a linear term to each client's objective.
+If every client has few classes and does much local work, local models drift towards local optima. SCAFFOLD corrects
+each local step by control variates. FedDyn adds a linear term to each client's objective.
 """
 
 import matplotlib.pyplot as plt

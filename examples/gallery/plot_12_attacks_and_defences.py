@@ -2,9 +2,9 @@
 Attacks against defences
 ========================
 
-Four attacks by a fifth of the clients, and four ways to combine updates. The number in a cell is the mean test error over
-benign clients. Scaled updates (model replacement) break the plain mean. Centred clipping holds against all four; a median
-also costs without an attack, because it mistrusts honest clients that differ.
+A fifth of the clients run one of four attacks. The server combines updates in one of four ways. The number in a cell is
+the mean test error over benign clients. Scaled updates (model replacement) break the plain mean. Centred clipping holds
+against all four attacks. A median raises the error even without an attack, because it mistrusts unusual honest clients.
 """
 
 import matplotlib.pyplot as plt
@@ -35,7 +35,7 @@ for j, attack in enumerate(attacks.values()):
         errors[i, j] = 100 * float(result.clients.benign.where("test").error.mean())
 
 # %%
-# Dark cells are runs that the attack has broken.
+# Dark cells are runs that the attack broke.
 
 plt.imshow(errors, cmap="OrRd", vmin=0, vmax=90, aspect="auto")
 for (i, j), value in np.ndenumerate(errors):

@@ -2,8 +2,8 @@
 How many attackers does an aggregator survive?
 ==============================================
 
-Attackers send the negative of their update, ten times as large. A mean breaks at once; a trimmed mean holds up to its
-fraction, a median up to one half.
+Attackers send the negative of their update, ten times as large. A mean breaks at once. A trimmed mean holds up to its
+trimmed fraction, and a median up to one half.
 """
 
 import matplotlib.pyplot as plt

@@ -2,8 +2,9 @@
 A model of its own for every client
 ===================================
 
-Every client holds two classes. One shared model must tell ten classes apart and serves many clients badly. Models of their
-own do better: trained alone, near the shared one (Ditto), from it (finetuning), or with an own last layer (FedPer).
+Every client holds two classes. One shared model must tell ten classes apart, and serves many clients badly. Personal
+models do better. They are trained alone (local), near the shared model (Ditto), from the shared model (finetuning), or
+with a personal last layer (FedPer).
 """
 
 import matplotlib.pyplot as plt
@@ -22,7 +23,7 @@ for personal in methods.values():
     errors.append(100 * np.asarray(result.clients.where("test").served_error))
 
 # %%
-# A dot is a client; the bar is the mean.
+# A dot is a client. The bar is the mean.
 
 rng = np.random.default_rng(0)
 for place, error in enumerate(errors):

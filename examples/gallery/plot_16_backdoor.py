@@ -2,8 +2,8 @@
 A backdoor hides behind a good error
 ====================================
 
-Malicious clients teach the model that a small mark means class 0. The error without the mark stays low, so watch the success
-rate of the mark beside it. Clipping norms hardly helps here; a median does, and has a larger error.
+Malicious clients teach the model that a small mark means class 0. The error without the mark stays low, so also watch
+the success rate of the mark. Norm clipping hardly helps here. A median helps, but has a larger error.
 """
 
 import matplotlib.pyplot as plt

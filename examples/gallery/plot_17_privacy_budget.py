@@ -2,8 +2,8 @@
 What a privacy budget costs
 ===========================
 
-Each ε is a run of its own: the library chooses the noise, trains, and accounts for every release. With 100 of 1000 clients
-per round, a budget of 1 costs about one point of mean error.
+Each ε is a separate run. The library chooses the noise, trains, and accounts for every release. With 100 of 1000
+clients per round, a budget of 1 costs about one point of mean error.
 """
 
 import matplotlib.pyplot as plt

@@ -2,8 +2,8 @@
 The private quantile
 ====================
 
-Δ-FL needs a quantile of the clients' losses. Under privacy it comes from a noisy histogram: the more noise, the farther the
-released bin edge may lie from the true quantile. (The algorithm is Algorithm 2 of Pillutla et al. 2023.)
+Δ-FL needs a quantile of the clients' losses. Under privacy the quantile comes from a noisy histogram (Algorithm 2 of
+Pillutla et al. 2023). With more noise, the released bin edge may lie farther from the true quantile.
 """
 
 import matplotlib.pyplot as plt

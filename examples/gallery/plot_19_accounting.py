@@ -2,8 +2,8 @@
 How much noise does a budget need?
 ==================================
 
-The noise multiplier is the standard deviation of the noise on a sum, in units of the clip bound. Sampling few clients per
-round hides who took part, so that less noise is needed for the same ε.
+The noise multiplier is the standard deviation of the noise on a sum, in units of the clip bound. If few clients are
+sampled per round, it is harder to tell who took part. Less noise is then needed for the same ε.
 """
 
 import matplotlib.pyplot as plt

@@ -2,8 +2,8 @@
 Tilted regression ignores outliers
 ==================================
 
-A negative tilt gives large losses less weight. Two fifths of the targets are noise; least squares follows them, the tilted
-fit does not (compare Figure 7.1 of Li's thesis).
+A negative tilt gives large losses less weight. Two fifths of the targets are noise. Least squares follows this noise,
+and the tilted fit does not (compare Figure 7.1 of Li's thesis).
 """
 
 import matplotlib.pyplot as plt

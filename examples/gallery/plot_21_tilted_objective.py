@@ -2,8 +2,9 @@
 What a tilt does to an objective
 ================================
 
-Three losses of one parameter. Tilting their mean towards +∞ gives the largest of them, towards −∞ the smallest; the minimum
-moves with it (compare Figure 7.2 of Li's thesis).
+The picture shows three losses as functions of one parameter, and their tilted mean. As the tilt goes to +∞, the tilted
+mean becomes the largest loss. As the tilt goes to −∞, it becomes the smallest loss. The minimum moves with the tilt
+(compare Figure 7.2 of Li's thesis).
 """
 
 import matplotlib.pyplot as plt

@@ -2,7 +2,8 @@
 Fair PCA serves the small group, too
 ====================================
 
-Plain PCA keeps the directions of the larger group. A tilt between groups closes the gap of their reconstruction losses.
+Plain PCA keeps the directions of the larger group. A tilt between groups closes the gap between their reconstruction
+losses.
 """
 
 import matplotlib.pyplot as plt

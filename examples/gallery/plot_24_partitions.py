@@ -2,8 +2,8 @@
 Ways to make clients that differ
 ================================
 
-A partition says which client gets which examples. Circles show how many examples of a class a client holds. Dirichlet
-clients have all classes in uneven shares; "classes" gives each client only two.
+A partition says which client gets which examples. Circles show how many examples of a class a client holds. "dirichlet"
+gives each client all classes in uneven shares. "classes" gives each client only two classes.
 """
 
 import matplotlib.pyplot as plt

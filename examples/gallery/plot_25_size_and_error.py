@@ -2,7 +2,8 @@
 Error against data size
 =======================
 
-Clients with little data are often left behind. Each dot is a client; the line is the median of groups of equal number.
+Clients with little data are often left behind. Each dot is a client. The line shows the medians of equally large groups
+of clients.
 """
 
 import matplotlib.pyplot as plt

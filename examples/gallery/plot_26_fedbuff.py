@@ -2,8 +2,9 @@
 Asynchronous clients: the fast take part more often
 ===================================================
 
-FedBuff has no rounds: the server steps whenever ten clients are back. Fast clients come back often, slow ones seldom and
-with old models. The clock is simulated, so the picture is the same on every machine.
+FedBuff has no rounds. The server steps whenever ten clients have sent their updates. Fast clients send often. Slow
+clients send seldom, and their updates start from old models. The clock is simulated, so the picture is the same on
+every machine.
 """
 
 from collections import Counter

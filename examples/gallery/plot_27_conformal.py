@@ -2,9 +2,9 @@
 Coverage of conformal sets, client by client
 ============================================
 
-A conformal set of classes holds the true one with probability 0.9 on average over clients. Single clients are promised
-nothing: some are covered always, others in eight of ten cases. A threshold of its own for every client rests on few
-examples, so it does not help the worst client here.
+A conformal set of classes holds the true class with probability 0.9, on average over clients. Single clients have no
+guarantee. Some clients are always covered, others in eight of ten cases. A separate threshold for every client rests on
+few examples, so it does not help the worst client here.
 """
 
 import matplotlib.pyplot as plt

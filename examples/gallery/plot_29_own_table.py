@@ -3,7 +3,7 @@ Your own table: which groups are left behind?
 =============================================
 
 A table becomes a federation if one of its columns names the client of each row. This table is made up: visits of 40
-hospitals, with a category and missing values. Rows of a few hospitals follow another rule.
+hospitals, with a category and missing values. The rows of a few hospitals follow another rule.
 """
 
 import matplotlib.pyplot as plt
@@ -25,7 +25,7 @@ result = eq.train(model, data, rounds=40, clients_per_round=20, seed=0)
 table = result.clients.where("test")
 
 # %%
-# Every bar is a hospital. Those with another rule are among the worst, and the mean does not show it.
+# Every bar is a hospital. The hospitals with another rule are among the worst. The mean does not show this.
 
 order = np.argsort(-np.asarray(table.error))
 names = np.array(table.client)[order]

@@ -2,8 +2,8 @@
 Clients that come and go
 ========================
 
-Phones train at night. A sampler of availability gives every client a window of the day; cohorts then differ from hour to
-hour, and so does what the model sees.
+Phones train at night. The `Availability` sampler gives every client a window of the day. Cohorts, and the data that the
+model sees, then differ from hour to hour.
 """
 
 import matplotlib.pyplot as plt
