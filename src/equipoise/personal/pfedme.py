@@ -76,7 +76,7 @@ class EnvelopeSteps:
 
 @dataclass(frozen=True)
 class PFedMe:
-    """Clients' own models θ_k minimise F_k(θ) + (λ/2)‖θ − w‖², and the shared model w the mean of these minima.
+    """A client's own model θ_k minimises F_k(θ) + (λ/2)‖θ − w‖². The shared model w minimises the mean of these minima.
 
     A client of a round begins with y = θ = w^t. On each batch it takes `steps` K steps θ ← θ − r(∇F(θ) + λ(θ − y)), and then
     y ← y − ηλ(y − θ). It sends y − w^t. `strength` is λ, `lr` is r (None: the algorithm's rate), and the algorithm's solver,
