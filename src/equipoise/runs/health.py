@@ -11,6 +11,7 @@ import torch
 from equipoise.errors import AFTER_THE_LAST, Diverged
 from equipoise.metrics import mean
 from equipoise.observers import Evaluation
+from equipoise.report.text.phrases import untrained_words
 from equipoise.result import NOT_EVALUATED, Result
 from equipoise.runs.input_scales import unscaled_inputs
 from equipoise.runs.setup import Setting
@@ -35,9 +36,11 @@ def notices(setting: Setting, result: Result, who: str = "the run") -> Iterator[
     yield from idle_rounds(result)
     yield from rejected_updates(result.history.rounds)
     if result.personal is not None and not result.clients.where(result.judged_on).has_own:
+        untrained = untrained_words({result.name: [result]})
         yield (
             f"The {result.judged_on} clients of {result.data!r} took no part in training and have no models of their own: the "
-            f"summary is of the shared model. Split examples inside clients (data.split_examples) to judge personal models."
+            f"summary is of the shared model. {untrained}{' ' * bool(untrained)}"
+            "Split examples inside clients (data.split_examples) to judge personal models."
         )
     if setting.protection.rounds_allowed < setting.rounds:
         allowed = f"{setting.protection.rounds_allowed} of the {setting.rounds} rounds"
