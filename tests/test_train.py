@@ -95,6 +95,18 @@ def test_compare_puts_methods_on_the_same_cohorts(ragged):
     assert "2 seeds" in comparison.summary()
 
 
+def test_each_run_of_a_comparison_has_a_checkpoint_of_its_own(ragged, tmp_path):
+    methods = {"FedAvg": eq.Algorithm(), "Δ-FL 0.5": eq.Algorithm(risk=eq.risk.Superquantile(tail=0.5))}
+    options = {"clients_per_round": 4, "seeds": 2}
+    eq.compare(methods, softmax(), ragged, rounds=2, checkpoint=tmp_path / "c.ckpt", **options)
+    names = {path.name for path in tmp_path.glob("c*.ckpt")}
+    assert names == {"c.ckpt", "c-2.ckpt", "c-3.ckpt", "c-4.ckpt"}
+    resumed = eq.compare(methods, softmax(), ragged, rounds=4, checkpoint=str(tmp_path / "c.ckpt"), **options)
+    whole = eq.compare(methods, softmax(), ragged, rounds=4, **options)
+    for one, other in zip(resumed.all_results, whole.all_results, strict=True):
+        assert torch.equal(one.params, other.params)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

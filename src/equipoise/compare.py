@@ -18,6 +18,7 @@ from equipoise.report.data.over_seeds import FIGURES, Spread, figures_of, interv
 from equipoise.report.text.paper_tables import latex_table, markdown_table, paper_table
 from equipoise.report.text.phrases import INTERVAL, SHARED, remarks
 from equipoise.result import Result
+from equipoise.runs.checkpoint import Checkpoints, numbered
 from equipoise.runs.setup import DataOrMaker, ModelOrMaker, build
 from equipoise.subgroups import subgroup_lines
 from equipoise.train import train
@@ -177,7 +178,8 @@ def compare(
 ) -> Comparison:
     """Train every method with every seed; `seeds=5` means 0 … 4. Further options are those of `train`. Source: ours.
 
-    If a run fails, the error's `finished` holds the runs that ended before it.
+    `checkpoint` names the file of the first run; further ones have files beside it (`compared.ckpt`, `compared-2.ckpt`, …), all
+    methods of the first seed first. If a run fails, the error's `finished` holds the runs that ended before it.
     """
     chosen = [int(seed) for seed in (seeds if isinstance(seeds, Iterable) else range(int(seeds)))]
     require(len(chosen) > 0 and len(set(chosen)) == len(chosen), "seeds", "must be one or more different seeds", seeds)
@@ -185,14 +187,17 @@ def compare(
     require(good, "methods", "must map names to algorithms", type(methods).__name__, 'E.g. {"FedAvg": Algorithm()}.')
     require("seed" not in options, "seed", "is called seeds here", options.get("seed"), "Write seeds=[…] or seeds=5.")
     options |= {"rounds": rounds, "clients_per_round": clients_per_round}
+    saving, files = options.pop("checkpoint", None), 0
+    saving = Checkpoints(saving) if isinstance(saving, str | Path) else saving
     results: dict[str, list[Result]] = {name: [] for name in methods}
     for seed in chosen:
         # Once per seed, so that all methods start from the same model on the same data.
         start, seeded = build(model, seed, nn.Module, "model"), build(data, seed, FederatedData, "data")
         version = "" if seeded is data else seeded.fingerprint  # seeds may have data of their own
         for name, algorithm in methods.items():
+            files += 1
             try:
-                run = train(start, seeded, algorithm, seed=seed, name=name, **options)
+                run = train(start, seeded, algorithm, seed=seed, name=name, checkpoint=numbered(saving, files), **options)
             except EquipoiseError as failure:
                 failure.add_note(f"This was method {name!r} with seed {seed}.")
                 failure.finished = Comparison({method: runs for method, runs in results.items() if runs})
