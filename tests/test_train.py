@@ -4,6 +4,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
@@ -93,6 +94,18 @@ def test_compare_puts_methods_on_the_same_cohorts(ragged):
     assert table["FedAvg"]["mean"].deviation == pytest.approx(abs(errors[0] - errors[1]) / 2**0.5)
     assert "Δ-FL 0.5" in comparison.summary()
     assert "2 seeds" in comparison.summary()
+
+
+@pytest.mark.parametrize("many", [eq.compare, lambda methods, *rest, **more: eq.train_many(*rest, methods, **more)])
+def test_several_runs_give_the_same_notice_once(ragged, many):
+    methods = {"Ditto": eq.Algorithm(personal=eq.personal.Ditto(1.0)), "local": eq.Algorithm(personal=eq.personal.Local())}
+    options = {"rounds": 1, "clients_per_round": 4}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        many(methods, softmax(), ragged, seeds=3, **options)
+        assert sum("took no part in training" in str(each.message) for each in caught) == 1
+        eq.train(softmax(), ragged, methods["Ditto"], **options)  # another call says it again
+        assert sum("took no part in training" in str(each.message) for each in caught) == 2
 
 
 def test_each_run_of_a_comparison_has_a_checkpoint_of_its_own(ragged, tmp_path):

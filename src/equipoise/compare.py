@@ -19,6 +19,7 @@ from equipoise.report.text.paper_tables import latex_table, markdown_table, pape
 from equipoise.report.text.phrases import INTERVAL, SHARED, remarks
 from equipoise.result import Result
 from equipoise.runs.checkpoint import Checkpoints, numbered
+from equipoise.runs.health import each_notice_once
 from equipoise.runs.setup import DataOrMaker, ModelOrMaker, build
 from equipoise.subgroups import subgroup_lines
 from equipoise.train import train
@@ -190,17 +191,18 @@ def compare(
     saving, files = options.pop("checkpoint", None), 0
     saving = Checkpoints(saving) if isinstance(saving, str | Path) else saving
     results: dict[str, list[Result]] = {name: [] for name in methods}
-    for seed in chosen:
-        # Once per seed, so that all methods start from the same model on the same data.
-        start, seeded = build(model, seed, nn.Module, "model"), build(data, seed, FederatedData, "data")
-        version = "" if seeded is data else seeded.fingerprint  # seeds may have data of their own
-        for name, algorithm in methods.items():
-            files += 1
-            try:
-                run = train(start, seeded, algorithm, seed=seed, name=name, checkpoint=numbered(saving, files), **options)
-            except EquipoiseError as failure:
-                failure.add_note(f"This was method {name!r} with seed {seed}.")
-                failure.finished = Comparison({method: runs for method, runs in results.items() if runs})
-                raise
-            results[name].append(replace(run, data_version=version))
+    with each_notice_once():
+        for seed in chosen:
+            # Once per seed, so that all methods start from the same model on the same data.
+            start, seeded = build(model, seed, nn.Module, "model"), build(data, seed, FederatedData, "data")
+            version = "" if seeded is data else seeded.fingerprint  # seeds may have data of their own
+            for name, algorithm in methods.items():
+                files += 1
+                try:
+                    run = train(start, seeded, algorithm, seed=seed, name=name, checkpoint=numbered(saving, files), **options)
+                except EquipoiseError as failure:
+                    failure.add_note(f"This was method {name!r} with seed {seed}.")
+                    failure.finished = Comparison({method: runs for method, runs in results.items() if runs})
+                    raise
+                results[name].append(replace(run, data_version=version))
     return Comparison(results)

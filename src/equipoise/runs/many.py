@@ -26,7 +26,7 @@ from equipoise.report.text.phrases import listed
 from equipoise.result import Result
 from equipoise.round import grouped
 from equipoise.runs.checkpoint import Checkpoints, numbered
-from equipoise.runs.health import notices
+from equipoise.runs.health import each_notice_once, notices, tell
 from equipoise.runs.setup import DataOrMaker, EngineChoice, ModelOrMaker, Setting, build, choose_engine, refuse_swapped, set_up
 from equipoise.runs.stopping import EarlyStopping
 from equipoise.train import Watching, train_runs
@@ -152,7 +152,8 @@ def train_many(
     options |= {"evaluate_clients": evaluate_clients, "metrics": metrics, "stop": stop}
     ended: dict[int, Result | Diverged] = {}
     try:
-        train_plan(planned, watch, engine, options, ended)
+        with each_notice_once():
+            train_plan(planned, watch, engine, options, ended)
     except EquipoiseError as failure:
         failure.finished = comparison_of(planned, ended)
         raise
@@ -201,8 +202,7 @@ def train_plan(
             for number, setting in zip(group, settings, strict=True):
                 if isinstance(result := ended[number], Result):
                     who = "the run" if len(group) == 1 else str(planned[number])
-                    for text in notices(setting, result, who):
-                        warnings.warn(EquipoiseNotice(text), stacklevel=3)
+                    tell(notices(setting, result, who), stacklevel=3)
         del shared, settings  # their data leave the device before those of the next come
 
 
