@@ -201,6 +201,16 @@ def test_the_scores_of_a_run_are_those_of_its_models():
     assert "own error" in str(run.summary())
 
 
+def test_the_summary_heads_a_metric_by_whose_model_it_is_of(ragged):
+    data = eq.data.split_examples(ragged.train, test=0.4)
+    f1 = {"f1": eq.metrics.macro_f1}
+    options = {"rounds": 2, "clients_per_round": 4, "metrics": f1}
+    head = str(eq.train(torch.nn.Linear(4, 3), data, eq.Algorithm(personal=Ditto(1.0)), **options).summary()).splitlines()[0]
+    assert head.split("  ")[-1].strip() == "own f1"
+    head = str(eq.train(torch.nn.Linear(4, 3), data, **options).summary()).splitlines()[0]
+    assert head.split("  ")[-1].strip() == "f1"
+
+
 # ------------------------------------------------------------ limits
 
 
