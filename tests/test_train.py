@@ -161,7 +161,10 @@ def test_bad_input_is_named(options, words, ragged):
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
-        ({"risk": eq.risk.Superquantile}, "risk must be an object, but is 'Superquantile'. Write Superquantile(…)"),
+        (
+            {"risk": eq.risk.Superquantile},
+            "risk must be an object, but is 'Superquantile'. Write equipoise.risk.Superquantile(tail=…)",
+        ),
         ({"risk": 0.5}, "risk must offer __call__"),
         ({"solver": eq.risk.Mean()}, "solver must offer"),
         ({"aggregator": eq.risk.Mean()}, "aggregator must offer linear"),
