@@ -56,7 +56,7 @@ def test_a_run_in_which_nobody_takes_part_says_so(ragged):
 def test_a_wrong_averaging_is_named():
     with pytest.raises(InvalidParameter, match=r"averaging must offer begin, update, iterate"):
         eq.Algorithm(averaging="mean")
-    with pytest.raises(InvalidParameter, match=r"Write Uniform\(…\)"):
+    with pytest.raises(InvalidParameter, match=r"Write equipoise\.averaging\.Uniform\(\)"):
         eq.Algorithm(averaging=eq.averaging.Uniform)
 
 
@@ -93,3 +93,19 @@ def test_two_afl_rounds_by_hand(engine):
     result = eq.train(eq.models.MeanEstimator(1).double(), data, algorithm, rounds=2, engine=engine)
     assert float(result.params) == pytest.approx((1 / 3 + 16 / 15) / 2)
     assert [r.trained for r in result.history.rounds] == [3, 1]
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        ({"solver": torch.optim.SGD}, "is 'torch.optim.sgd.SGD'. Write equipoise.solvers.SGD(lr=…)."),
+        ({"server": eq.server_opt.Adam}, "is 'Adam'. Write equipoise.server_opt.Adam(lr=…)."),
+        ({"risk": eq.risk.Mean}, "is 'Mean'. Write equipoise.risk.Mean()."),
+        ({"personal": eq.personal.Ditto}, "is 'Ditto'. Write equipoise.personal.Ditto(strength=…)."),
+        ({"aggregator": torch.nn.Linear}, "is 'torch.nn.modules.linear.Linear'. Write Linear(…), with its parameters."),
+    ],
+)
+def test_a_class_in_place_of_an_object_is_refused_with_what_to_write(part, words):
+    with pytest.raises(InvalidParameter) as refusal:
+        eq.Algorithm(**part)
+    assert words in str(refusal.value)

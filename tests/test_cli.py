@@ -292,10 +292,11 @@ def test_a_study_from_file_to_report(tmp_path):
     for method in ("FedAvg", "Δ-FL 0.5", "q-fair"):
         assert method in result.stdout
     assert (tmp_path / "runs/study/report.html").exists()
-    again = call("report", "runs/study", "--out", "page.html", "--figures", "figures")
+    again = call("report", "runs/study", "--out", "page.html", "--figures", "figures", "--table", "table.tex")
     assert again.exit_code == 0, again.output
     assert (tmp_path / "page.html").exists()
     assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".svg", ".png"}
+    assert r"$\Delta$-FL 0.5 & " in (tmp_path / "table.tex").read_text()
     nothing = call("report", str(tmp_path / "figures"))
     assert nothing.exit_code == 2
     assert "holds no finished run" in nothing.stderr

@@ -3,6 +3,7 @@
 import re
 import shutil
 import sys
+import tomllib
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -45,6 +46,20 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
             exec(compile(block, f"{page.name}, block {number}", "exec"), names)  # noqa: S102
     if page.name == "README.md":
         assert "Superquantile" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+LESSONS = [page for page in PAGES if page.parent.name == "tutorials"]
+EXTRAS = {"machines.md": {"ray"}, "own-parts.md": {"my_parts"}}  # what a lesson has its reader install, or write
+
+
+@pytest.mark.parametrize("page", LESSONS, ids=page_name)
+def test_a_lesson_needs_nothing_that_installing_the_library_does_not_bring(page):
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    brought = {re.match(r"[\w-]+", each).group().replace("scikit-learn", "sklearn") for each in project["dependencies"]}
+    fences = site_checks.fences(page.read_text(encoding="utf-8"))
+    cells = [each.text for each in fences if each.language == "python" or each.language.startswith("{code-cell}")]
+    needed = {name for cell in cells for name in re.findall(r"^\s*(?:import|from) (\w+)", cell, flags=re.M)}
+    assert needed <= brought | {"equipoise"} | sys.stdlib_module_names | EXTRAS.get(page.name, set())
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)

@@ -1,6 +1,7 @@
 """A checkpoint is gone on from by the run that wrote it, and by no other; what is damaged is refused."""
 
 import functools
+import re
 import warnings
 
 import pytest
@@ -90,12 +91,12 @@ OTHERS = {
     "another buffer": ({"model": network(nn.ReLU(), buffer=0.5)}, "its model's buffers are"),
     "another lambda as loss": (
         {"loss": lambda outputs, targets: (outputs - nn.functional.one_hot(targets, 3)).abs().sum(1)}, "its loss is"),
-    "another constant in a loss": ({"loss": scaled(3.0)}, "its loss's code is"),
-    "another constant bound to a loss": ({"loss": functools.partial(scaled(2.0))}, "its loss is|its loss's code is"),
-    "another error": ({"error": lambda outputs, targets: (outputs.argmax(1) == targets).float()}, "its error's code is"),
+    "another constant in a loss": ({"loss": scaled(3.0)}, "in its loss factor is 2.0, here it is 3.0"),
+    "another constant bound to a loss": ({"loss": functools.partial(scaled(2.0))}, "its loss is"),
+    "another error": ({"error": lambda outputs, targets: (outputs.argmax(1) == targets).float()}, "constant of its error"),
     "another metric": ({"metrics": {"other": scored(1.0)}}, "its metrics are scored, here they are other"),
     "no metric": ({"metrics": None}, "its metrics are scored, here they are none"),
-    "another constant in a metric": ({"metrics": {"scored": scored(2.0)}}, "its metrics' code is"),
+    "another constant in a metric": ({"metrics": {"scored": scored(2.0)}}, "code or a constant of its metrics differs"),
     "another own part": ({"algorithm": eq.Algorithm(risk=OwnRisk())}, "its algorithm"),
 }  # fmt: skip
 
@@ -110,6 +111,43 @@ def test_another_run_is_refused_by_the_name_of_what_differs(what, ragged, tmp_pa
         run(ragged, tmp_path / "run", **(before | change))
 
 
+def smoothed(outputs, targets, label_smoothing=0.1):
+    return nn.functional.cross_entropy(outputs, targets, label_smoothing=label_smoothing, reduction="none")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        (
+            nn.CrossEntropyLoss(label_smoothing=0.1, reduction="none"),
+            nn.CrossEntropyLoss(label_smoothing=0.2, reduction="none"),
+            "in its loss label_smoothing is 0.1, here it is 0.2",
+        ),
+        (
+            functools.partial(smoothed, label_smoothing=0.2),
+            functools.partial(smoothed, label_smoothing=0.3),
+            "in its loss label_smoothing is 0.2, here it is 0.3",
+        ),
+        (
+            lambda o, t: nn.functional.cross_entropy(o, t, label_smoothing=0.1, reduction="none"),
+            lambda o, t: nn.functional.cross_entropy(o, t, label_smoothing=0.2, reduction="none"),
+            "in its loss number 1 in its code is 0.1, here it is 0.2",
+        ),
+        (
+            lambda o, t: nn.functional.cross_entropy(o, t, reduction="none"),
+            lambda o, t: nn.functional.cross_entropy(2 * o, t, reduction="none").abs(),
+            "the code or a constant of its loss differs from what it is here",
+        ),
+    ],
+)
+def test_a_constant_of_a_loss_that_differs_is_named_with_its_values(before, after, words, ragged, tmp_path):
+    interrupted(ragged, tmp_path / "run", loss=before)
+    with pytest.raises(CheckpointError, match=re.escape(words)) as refusal:
+        run(ragged, tmp_path / "run", loss=after)
+    assert not re.search(r"[0-9a-f]{12}", str(refusal.value).replace(str(tmp_path), ""))
+    run(ragged, tmp_path / "run", loss=before)
+
+
 def test_other_data_are_refused(ragged, tmp_path):
     interrupted(ragged, tmp_path / "run")
     other = eq.FederatedData(ragged.train.take(range(7, -1, -1)), test=ragged.test, name="ragged")
@@ -120,7 +158,7 @@ def test_other_data_are_refused(ragged, tmp_path):
 def test_a_global_constant_is_part_of_a_loss(ragged, tmp_path, monkeypatch):
     interrupted(ragged, tmp_path / "run")
     monkeypatch.setitem(globals(), "SCALE", 5.0)
-    with pytest.raises(CheckpointError, match="its loss's code is"):
+    with pytest.raises(CheckpointError, match=r"in its loss SCALE is 1\.0, here it is 5\.0"):
         run(ragged, tmp_path / "run")
 
 

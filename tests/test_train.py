@@ -4,6 +4,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
@@ -95,6 +96,30 @@ def test_compare_puts_methods_on_the_same_cohorts(ragged):
     assert "2 seeds" in comparison.summary()
 
 
+@pytest.mark.parametrize("many", [eq.compare, lambda methods, *rest, **more: eq.train_many(*rest, methods, **more)])
+def test_several_runs_give_the_same_notice_once(ragged, many):
+    methods = {"Ditto": eq.Algorithm(personal=eq.personal.Ditto(1.0)), "local": eq.Algorithm(personal=eq.personal.Local())}
+    options = {"rounds": 1, "clients_per_round": 4}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        many(methods, softmax(), ragged, seeds=3, **options)
+        assert sum("took no part in training" in str(each.message) for each in caught) == 1
+        eq.train(softmax(), ragged, methods["Ditto"], **options)  # another call says it again
+        assert sum("took no part in training" in str(each.message) for each in caught) == 2
+
+
+def test_each_run_of_a_comparison_has_a_checkpoint_of_its_own(ragged, tmp_path):
+    methods = {"FedAvg": eq.Algorithm(), "Δ-FL 0.5": eq.Algorithm(risk=eq.risk.Superquantile(tail=0.5))}
+    options = {"clients_per_round": 4, "seeds": 2}
+    eq.compare(methods, softmax(), ragged, rounds=2, checkpoint=tmp_path / "c.ckpt", **options)
+    names = {path.name for path in tmp_path.glob("c*.ckpt")}
+    assert names == {"c.ckpt", "c-2.ckpt", "c-3.ckpt", "c-4.ckpt"}
+    resumed = eq.compare(methods, softmax(), ragged, rounds=4, checkpoint=str(tmp_path / "c.ckpt"), **options)
+    whole = eq.compare(methods, softmax(), ragged, rounds=4, **options)
+    for one, other in zip(resumed.all_results, whole.all_results, strict=True):
+        assert torch.equal(one.params, other.params)
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -136,7 +161,10 @@ def test_bad_input_is_named(options, words, ragged):
 @pytest.mark.parametrize(
     ("parts", "words"),
     [
-        ({"risk": eq.risk.Superquantile}, "risk must be an object, but is 'Superquantile'. Write Superquantile(…)"),
+        (
+            {"risk": eq.risk.Superquantile},
+            "risk must be an object, but is 'Superquantile'. Write equipoise.risk.Superquantile(tail=…)",
+        ),
         ({"risk": 0.5}, "risk must offer __call__"),
         ({"solver": eq.risk.Mean()}, "solver must offer"),
         ({"aggregator": eq.risk.Mean()}, "aggregator must offer linear"),

@@ -1,5 +1,7 @@
 """Every row of the table of what goes together (docs/methods.md): it runs, or is refused with its reason."""
 
+import re
+
 import pytest
 import torch
 
@@ -186,3 +188,26 @@ def test_what_the_warning_says_is_true():
     tail, tilted = (each(losses, base).weights for each in (TAIL, risk.Tilted(1.0)))
     assert float(tail[0] / tail.sum()) == pytest.approx(0.2)
     assert float(tilted[0] / tilted.sum()) > 0.999
+
+
+class OwnRisk:
+    """Weights by rank: one's own risk, of which the library knows nothing."""
+
+    def __call__(self, losses, base):
+        return torch.where(losses >= losses.median(), base, 0.0)
+
+
+HIDING = [privacy.SecureAggregation, lambda **given: privacy.DifferentialPrivacy(5.0, 1e-3, 1.0, **given)]
+
+
+@pytest.mark.parametrize("refused", [OwnRisk(), risk.Mixture((0.5, risk.Mean()), (0.5, TAIL))])
+@pytest.mark.parametrize("hide", HIDING)
+def test_the_cure_for_a_risk_that_privacy_refuses_works_as_it_is_written(refused, hide):
+    with pytest.raises(IncompatibleParts) as failure:
+        eq.Algorithm(risk=refused, privacy=hide())
+    written = re.findall(r"risk\.\w+\((?:[^()]|\([^()]*\))*\)", failure.value.fix)
+    assert [text.partition("(")[0] for text in written] == ["risk.Mean", "risk.Superquantile", "risk.Tilted", "risk.QFair"]
+    bound = {"loss_bound": 2.0} if "give the privacy part a loss_bound" in failure.value.fix else {}
+    for text, given in zip(written, ({}, {}, bound, bound), strict=True):
+        made = eval(text.replace("…", "2.0"), {"risk": risk, "privacy": privacy})  # noqa: S307 — the library's own words
+        eq.Algorithm(risk=made, privacy=hide(**given))

@@ -4,6 +4,7 @@ import importlib
 import inspect
 import re
 
+from docstrings import markdown
 from given_types import INNER, given_types
 from public_names import public_methods, public_modules
 
@@ -58,8 +59,7 @@ def _places(places: list[str], most: int = 3) -> str:
 def _summary(value: object) -> str:
     first = (inspect.getdoc(value) or "").strip().split("\n\n")[0].replace("\n", " ")
     sentence = re.split(r"(?<!e\.g)(?<!i\.e)\. ", first)[0].rstrip(".")
-    parts = re.split(r"(`[^`]*`)", sentence)  # code stays as it is, elsewhere nothing is markup
-    return "".join(p.replace("|", "\\|") if p.startswith("`") else re.sub(r"([|*$_<\\])", r"\\\1", p) for p in parts)
+    return markdown(sentence)
 
 
 def _page(module: str, names: list[str]) -> str:

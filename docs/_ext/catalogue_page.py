@@ -2,6 +2,7 @@
 
 import html
 
+from docstrings import marked_up
 from public_names import public_modules
 
 from equipoise.experiment import catalog
@@ -20,12 +21,12 @@ def page() -> str:
     for kind in catalog.kinds():
         for part in catalog.parts(kind):
             parameters = ", ".join(p.name for p in part.all_parameters) or "–"
-            cells = [kind, _link(part.python_path), f"<code>{part.name}</code>", html.escape(part.summary),
-                     f"<code>{html.escape(parameters)}</code>" if parameters != "–" else "–", html.escape(part.source) or "–"]  # fmt: skip
+            cells = [kind, _link(part.python_path), f"<code>{part.name}</code>", marked_up(part.summary),
+                     f"<code>{html.escape(parameters)}</code>" if parameters != "–" else "–", marked_up(part.source) or "–"]  # fmt: skip
             rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     for target in catalog.FUNCTIONS:
         part = catalog.CatalogPart("function", target, catalog.Entry(target))
-        cells = ["function", _link(part.python_path), "–", html.escape(part.summary), "–", html.escape(part.source) or "–"]
+        cells = ["function", _link(part.python_path), "–", marked_up(part.summary), "–", marked_up(part.source) or "–"]
         rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
     heads = "".join(
         f'<th scope="col">{h}</th>' for h in ("kind", "in Python", "in a file", "what it does", "parameters", "source")

@@ -48,6 +48,8 @@ def examples() -> dict[str, dict[str, object]]:
 # What a part cannot do without; used unless the other part of the pair is of that kind.
 COMPANIONS = {
     "WorstCase": {"sampler": eq.sampling.Full()},
+    "Mocha": {"sampler": eq.sampling.Full()},
+    "DPFTRL": {"sampler": eq.sampling.Full()},
     "Superquantile, private quantile": {"privacy": eq.privacy.DifferentialPrivacy(epsilon=5.0, delta=1e-3, clip=1.0)},
     "NodePoisson": {"privacy": eq.privacy.DifferentialPrivacy(epsilon=5.0, delta=1e-3, clip=1.0, noise="distributed")},
 }
@@ -115,8 +117,9 @@ def page() -> str:
         "For everybody who combines methods. The page shows which two parts an `Algorithm` accepts together, and why it refuses",
         "the others. It is made by constructing every pair, so it says what the library does.", "",
         f"There are {len(found)} parts and {total} pairs of different kinds: {total - len(refused)} work together,",
-        f"{len(refused)} are refused. A part that needs another one has it: `WorstCase` comes with `sampling.Full()`, a private",
-        "quantile with `DifferentialPrivacy`, and `NodePoisson` with distributed noise. Other parts have their defaults.", "",
+        f"{len(refused)} are refused. A part that needs another one has it: `WorstCase`, `Mocha` and `DPFTRL` come with",
+        "`sampling.Full()`, a private quantile with `DifferentialPrivacy`, and `NodePoisson` with distributed noise. Other parts",
+        "have their defaults.", "",
         "## Matrix", "", "✓ goes together, ✗ is refused; the reason is in the table below and appears when you point at the cell.",
         "Choose kinds to see a part of it.", "", "```{raw} html", '<div id="matrix-kinds"></div>', matrix, "```", "",
         "## Refused pairs", "", "Type the name of a part to see all that it does not go with. Click a heading to sort.", "",

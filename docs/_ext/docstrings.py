@@ -1,18 +1,42 @@
-"""Docstrings are plain text with `code`; this makes them reStructuredText, so that no character of a formula is markup."""
+"""Docstrings are plain text with `code` and *stress*; this makes them reStructuredText, so that no character of a formula is markup."""
 
 import dataclasses
+import html
 import inspect
+import itertools
 import re
 
 from field_comments import field_comments
+from public_names import is_contract
 
 _CODE = re.compile(r"``.+?``|`[^`]+`")
+_STRESS = re.compile(r"(?<![\w*])\*([A-Za-z](?:[\w ,-]*\w)?)\*(?![\w*])")  # no product: that has spaces, or no second asterisk
 _BULLET = re.compile(r"^(\s*)([-*]|\d+\.) ")
 _SOURCE = re.compile(r"\bSources?: ")
 
 
 def _plain(text: str) -> str:
-    return re.sub(r"([\\*|_])", r"\\\1", text)
+    parts = _STRESS.split(text)  # stressed words are at odd places
+    escaped = (re.sub(r"([\\*|_])", r"\\\1", part) for part in parts)
+    return "".join(f"*{part}*" if place % 2 else part for place, part in enumerate(escaped))
+
+
+def marked_up(text: str) -> str:
+    """A docstring's text as HTML: `code` and *stress* are elements, the rest is as it is."""
+    parts = _CODE.split(text), [match.group().strip("`") for match in _CODE.finditer(text)]
+    prose = [_STRESS.sub(r"<em>\1</em>", html.escape(part)) for part in parts[0]]
+    codes = [f"<code>{html.escape(code)}</code>" for code in parts[1]]
+    return "".join(piece for pair in itertools.zip_longest(prose, codes, fillvalue="") for piece in pair)
+
+
+def markdown(text: str) -> str:
+    """A docstring's text for a cell of a Markdown table."""
+    cells = []
+    for part in re.split(r"(`[^`]*`)", text):  # code stays as it is, elsewhere only stress is markup
+        pieces = [part] if part.startswith("`") else _STRESS.split(part)
+        escaped = [re.sub(r"([|*$_<\\])" if not part.startswith("`") else r"(\|)", r"\\\1", piece) for piece in pieces]
+        cells += [f"*{piece}*" if place % 2 else piece for place, piece in enumerate(escaped)]
+    return "".join(cells)
 
 
 def converted(line: str) -> str:
@@ -35,6 +59,11 @@ def process(app, what, name, obj, options, lines) -> None:
             taken = inspect.signature(obj).parameters if dataclasses.is_dataclass(obj) else {}
             comments = {field: text for field, text in field_comments(obj).items() if field in taken}
             lines += [f":param {field}: {converted(text)}" for field, text in comments.items()]
+
+
+def without_contract_signature(app, what, name, obj, options, signature, returned):
+    """No signature for a contract: nobody makes one, and what typing offers is (*args, **kwargs)."""
+    return ("", None) if what == "class" and is_contract(obj) else None
 
 
 def joined_spans(lines: list[str]) -> list[str]:
@@ -99,4 +128,5 @@ def _in_list(out: list[str]) -> bool:
 def setup(app):
     """Register the conversion."""
     app.connect("autodoc-process-docstring", process)
+    app.connect("autodoc-process-signature", without_contract_signature)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -4,6 +4,7 @@ import functools
 import importlib
 import inspect
 from types import ModuleType
+from typing import Protocol
 
 import equipoise
 
@@ -45,15 +46,24 @@ def _documented_elsewhere() -> frozenset[type]:
     return frozenset(value for value in found if inspect.isclass(value))
 
 
+def is_contract(owner: type) -> bool:
+    """Whether a class is a protocol: it says what a part must offer."""
+    return Protocol in owner.__bases__
+
+
 def public_methods(owner: type) -> list[str]:
-    """Methods and properties that a class defines itself, or inherits from a class of the library that is not public."""
+    """Methods and properties that a class defines itself, or inherits from a class of the library that is not public.
+
+    Of a contract also the call that it asks for.
+    """
     bases = [b for b in owner.__mro__[1:] if b.__module__.startswith("equipoise") and b not in _documented_elsewhere()]
+    called = {"__call__"} if is_contract(owner) else set()
     kinds = property | functools.cached_property | classmethod | staticmethod
     return list(dict.fromkeys(
         name
         for base in (owner, *bases)
         for name, value in vars(base).items()
-        if not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, kinds))
+        if (not name.startswith("_") or name in called) and (inspect.isfunction(value) or isinstance(value, kinds))
     ))  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Beside the pages: all of them on one page, as plain text (llms-full.txt), and an index for language models (llms.txt)."""
 
 import re
+import textwrap
 from pathlib import Path
 
 from bs4 import BeautifulSoup
@@ -40,8 +41,7 @@ def write(app, error) -> None:
         article = soup.find("article")
         if article is None:
             continue
-        lead = next((p.get_text(" ", strip=True) for p in article.find_all("p", recursive=True) if len(p.get_text()) > 40), "")
-        index.append(f"- [{titles[name]}]({name}.html): {' '.join(lead.split())[:160]}")
+        index.append(f"- [{titles[name]}]({name}.html): {lead(article)}")
         if any(name.startswith(start) for start in LEFT_OUT):
             continue
         texts.append(f"\n\n==== {titles[name]} ({name}.html) ====\n\n" + plain_text(article))
@@ -59,6 +59,13 @@ def write(app, error) -> None:
         aside.clear()
     frame.title.string = f"Equipoise {app.config.version} on one page"
     (out / "one-page.html").write_text(str(frame), encoding="utf-8")
+
+
+def lead(article, most: int = 160) -> str:
+    """How a page begins: its first paragraph, without the gallery's note on where to download an example."""
+    paragraphs = (p for p in article.find_all("p") if not p.find_parent(class_="sphx-glr-download-link-note"))
+    first = next((text for p in paragraphs if len(text := " ".join(p.get_text().split())) > 40), "")
+    return textwrap.shorten(first, most, placeholder=" …")
 
 
 def accessible(text: str) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from importlib import import_module
 from typing import Literal
 
 import torch
@@ -44,6 +46,21 @@ _HOMES = {"server": "server_opt", "sampler": "sampling", "solver": "solvers", "a
 _OPTIONAL = ("sampler", "averaging", "personal", "privacy")
 
 
+def _class_name(kind: type) -> str:
+    """A class as a user knows it: those of other libraries with their module."""
+    return kind.__name__ if kind.__module__.startswith("equipoise.") else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _how_to_make(part: str, kind: type) -> str:
+    """What to write in place of a class: an object of it, or of the part of this library that has its name."""
+    home = _HOMES.get(part, part)
+    own: object = vars(import_module(f"equipoise.{home}")).get(kind.__name__)
+    if not isinstance(own, type):
+        return f"Write {kind.__name__}(…), with its parameters."
+    named = [each.name for each in inspect.signature(own).parameters.values() if each.kind is not each.VAR_POSITIONAL]
+    return f"Write equipoise.{home}.{kind.__name__}({f'{named[0]}=…' if named else ''})."
+
+
 @dataclass(frozen=True)
 class Algorithm:
     """A federated algorithm as a frozen bundle of parts; every part has a default, and together the defaults are FedAvg.
@@ -73,8 +90,7 @@ class Algorithm:
             if part.name == "weights" or (part.name in _OPTIONAL and value is None):
                 continue
             if isinstance(value, type):
-                fix = f"Write {value.__name__}(…), with its parameters."
-                raise InvalidParameter(part.name, "must be an object", value.__name__, fix)
+                raise InvalidParameter(part.name, "must be an object", _class_name(value), _how_to_make(part.name, value))
             missing = [name for name in _CONTRACTS[part.name] if not is_part(value, name)]
             if missing and not (part.name == "solver" and is_part(value, "prepare")):
                 rule, fix = f"must offer {', '.join(missing)}", f"See equipoise.{_HOMES.get(part.name, part.name)}."

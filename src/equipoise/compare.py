@@ -15,8 +15,11 @@ from equipoise.errors import EquipoiseError, require
 from equipoise.privacy.observer_table import composed_words
 from equipoise.report import write_report
 from equipoise.report.data.over_seeds import FIGURES, Spread, figures_of, intervals_of, metric_figures, trivial_name
+from equipoise.report.text.paper_tables import latex_table, markdown_table, paper_table
 from equipoise.report.text.phrases import INTERVAL, SHARED, remarks
 from equipoise.result import Result
+from equipoise.runs.checkpoint import Checkpoints, numbered
+from equipoise.runs.health import each_notice_once
 from equipoise.runs.setup import DataOrMaker, ModelOrMaker, build
 from equipoise.subgroups import subgroup_lines
 from equipoise.train import train
@@ -26,7 +29,8 @@ __all__ = ["FIGURES", "Comparison", "Spread", "compare", "figures_of"]
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Results by method, one per seed. `summary()` is the table, `report(path)` writes the page.
+    """Results by method, one per seed. `summary()` is the table, `report(path)` writes the page, and `to_markdown()` and
+    `to_latex()` give the table for a paper.
 
     `compare` and `train_many` give it. Source: ours.
 
@@ -42,9 +46,15 @@ class Comparison:
 
     results: dict[str, list[Result]]  # by the name of the method, in the order of the seeds
 
-    def table(self) -> dict[str, dict[str, Spread]]:
-        """Per method the figures of the test error, in fractions, over seeds, with trained clients per round and seconds."""
-        return {method: figures_of(runs) for method, runs in self.results.items()}
+    def table(self, split: str | None = None) -> dict[str, dict[str, Spread]]:
+        """Per method the figures of the error, in fractions, over seeds, with trained clients per round and seconds.
+
+        `split` is "test", "validation" or "train" (None: the first of these that the data have).
+        """
+        return {method: figures_of(runs) for method, runs in self._judged_by(split).results.items()}
+
+    def _judged_by(self, split: str | None) -> Comparison:
+        return Comparison({method: [run.judged_by(split) for run in runs] for method, runs in self.results.items()})
 
     @property
     def all_results(self) -> list[Result]:
@@ -68,8 +78,39 @@ class Comparison:
                 lines.append(f"{alone}{together}")
         return "\n".join(lines)
 
-    def summary(self) -> str:
-        """The table as text: error over clients, mean ± standard deviation over seeds."""
+    def to_markdown(
+        self, split: str | None = None, *, column: str = "error", figures: Iterable[str] = tuple(FIGURES),
+        percent: bool = False, digits: int | None = None, trivial: bool = True,
+    ) -> str:  # fmt: skip
+        """The table as Markdown: figures over the clients of a split, mean ± standard deviation over seeds.
+
+        `split` is as in `summary`. `column` is "error" or "loss" of the model that clients are served, or a metric. `figures`
+        are any of mean, percentile_90 (also 10, 20, 25, 50, 60, 75, 80, 95), worst_10, worst_5, best_10, best_5,
+        standard_deviation, variance, mean_by_example, gini, angle and the others of `metrics.Summary`. `percent` multiplies
+        by 100. `digits` after the point are 3, or 1 for percent. `trivial` adds a row for the trivial answer.
+        """
+        return paper_table(
+            self._judged_by(split).results, markdown_table, column=column, figures=figures, percent=percent, digits=digits,
+            trivial=trivial,
+        )  # fmt: skip
+
+    def to_latex(
+        self, split: str | None = None, *, column: str = "error", figures: Iterable[str] = tuple(FIGURES),
+        percent: bool = False, digits: int | None = None, trivial: bool = True,
+    ) -> str:  # fmt: skip
+        """The table as a LaTeX tabular for the package booktabs. The options are those of `to_markdown`."""
+        return paper_table(
+            self._judged_by(split).results, latex_table, column=column, figures=figures, percent=percent, digits=digits,
+            trivial=trivial,
+        )  # fmt: skip
+
+    def summary(self, split: str | None = None) -> str:
+        """The table as text: error over clients, mean ± standard deviation over seeds.
+
+        `split` is "test", "validation" or "train" (None: the first of these that the data have).
+        """
+        if split is not None:
+            return self._judged_by(split).summary()
         first, table = self.all_results[0], self.table()
         seeds = len(next(iter(self.results.values())))
         below = [SHARED] * any("shared_mean" in row for row in table.values())
@@ -138,7 +179,8 @@ def compare(
 ) -> Comparison:
     """Train every method with every seed; `seeds=5` means 0 … 4. Further options are those of `train`. Source: ours.
 
-    If a run fails, the error's `finished` holds the runs that ended before it.
+    `checkpoint` names the file of the first run; further ones have files beside it (`compared.ckpt`, `compared-2.ckpt`, …), all
+    methods of the first seed first. If a run fails, the error's `finished` holds the runs that ended before it.
     """
     chosen = [int(seed) for seed in (seeds if isinstance(seeds, Iterable) else range(int(seeds)))]
     require(len(chosen) > 0 and len(set(chosen)) == len(chosen), "seeds", "must be one or more different seeds", seeds)
@@ -146,17 +188,21 @@ def compare(
     require(good, "methods", "must map names to algorithms", type(methods).__name__, 'E.g. {"FedAvg": Algorithm()}.')
     require("seed" not in options, "seed", "is called seeds here", options.get("seed"), "Write seeds=[…] or seeds=5.")
     options |= {"rounds": rounds, "clients_per_round": clients_per_round}
+    saving, files = options.pop("checkpoint", None), 0
+    saving = Checkpoints(saving) if isinstance(saving, str | Path) else saving
     results: dict[str, list[Result]] = {name: [] for name in methods}
-    for seed in chosen:
-        # Once per seed, so that all methods start from the same model on the same data.
-        start, seeded = build(model, seed, nn.Module, "model"), build(data, seed, FederatedData, "data")
-        version = "" if seeded is data else seeded.fingerprint  # seeds may have data of their own
-        for name, algorithm in methods.items():
-            try:
-                run = train(start, seeded, algorithm, seed=seed, name=name, **options)
-            except EquipoiseError as failure:
-                failure.add_note(f"This was method {name!r} with seed {seed}.")
-                failure.finished = Comparison({method: runs for method, runs in results.items() if runs})
-                raise
-            results[name].append(replace(run, data_version=version))
+    with each_notice_once():
+        for seed in chosen:
+            # Once per seed, so that all methods start from the same model on the same data.
+            start, seeded = build(model, seed, nn.Module, "model"), build(data, seed, FederatedData, "data")
+            version = "" if seeded is data else seeded.fingerprint  # seeds may have data of their own
+            for name, algorithm in methods.items():
+                files += 1
+                try:
+                    run = train(start, seeded, algorithm, seed=seed, name=name, checkpoint=numbered(saving, files), **options)
+                except EquipoiseError as failure:
+                    failure.add_note(f"This was method {name!r} with seed {seed}.")
+                    failure.finished = Comparison({method: runs for method, runs in results.items() if runs})
+                    raise
+                results[name].append(replace(run, data_version=version))
     return Comparison(results)

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor, nn
@@ -337,6 +337,7 @@ class RunSummary:
     sampled: tuple[int, int] | None = None  # how many clients were evaluated, and how many there are; None: all of them
     intervals: Mapping[str, Mapping[str, Interval]] = field(default_factory=dict)  # by column and figure, of a sample
     metrics: Mapping[str, Summary] = field(default_factory=dict)  # by name
+    own_metrics: tuple[str, ...] = ()  # those of clients' own models
 
     @property
     def who(self) -> str:
@@ -349,11 +350,15 @@ class RunSummary:
             return f"{evaluated:,} of {every:,} {kind} clients, drawn at random"
         return f"{self.error.clients:,} {kind} clients, among {evaluated:,} of {every:,} drawn at random"
 
+    def _heading(self, metric: str) -> str:
+        """The heading of a metric: whose model it is of, where clients are served their own."""
+        return metric if self.shared_error is None else f"{'own' if metric in self.own_metrics else 'shared'} {metric}"
+
     def __str__(self) -> str:
         columns, keys = {"error": self.error, "loss": self.loss}, ("error", "loss", "shared_error")
         if self.shared_error is not None:
             columns = {"own error": self.error, "own loss": self.loss, "shared error": self.shared_error}
-        figures = {**columns, **self.metrics}
+        figures = {**columns, **{self._heading(name): summary for name, summary in self.metrics.items()}}
 
         def intervals(figure: str) -> list[tuple[str, ...]]:
             texts = [self.intervals[key][figure].text("{:.4f}".format) for key in keys[: len(columns)] if key in self.intervals]
@@ -436,8 +441,18 @@ class RunRecord:
         return RunSummary(
             self.name, split, not bool(rows.seen.any()), figures["error"], figures["loss"], figures.get("shared_error"),
             len(rows) - len(rows.benign), sample, {} if sample is None else rows.intervals(split),
-            {name: figures[name] for name in rows.metrics},
+            {name: figures[name] for name in rows.metrics}, tuple(rows.personal_metrics),
         )  # fmt: skip
+
+    def judged_by(self, split: str | None) -> Self:
+        """The record with `split` as the one that summaries are about: it has no rows of splits that would go before it."""
+        if split is None or split == self.judged_on:
+            return self
+        self.clients.where(split)  # refuses a split that is not there
+        order = ("train", "validation", "test")
+        kept = order[: order.index(split) + 1]
+        rows = torch.tensor([i for i, each in enumerate(self.clients.split) if each in kept])
+        return replace(self, clients=self.clients.take(rows))
 
     def subgroups(self, attribute: str, split: str | None = None) -> list[Subgroup]:
         """Mean, 90th percentile and gap of the clients of each value of an attribute, with 95 % intervals, worst first."""

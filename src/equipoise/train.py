@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
@@ -14,14 +13,14 @@ from torch import Tensor
 
 from equipoise.algorithm import Algorithm
 from equipoise.core.task import PerExample
-from equipoise.errors import Diverged, EquipoiseNotice, ObserverFailed, is_integer, require
+from equipoise.errors import Diverged, ObserverFailed, is_integer, require
 from equipoise.observers import History, Observers, Progress, Run, show_progress
 from equipoise.privacy.ledger import Ledger
 from equipoise.result import Result
 from equipoise.round import Outcome
 from equipoise.runs.checkpoint import Checkpoints
 from equipoise.runs.drivers import choose_driver
-from equipoise.runs.health import notices, stop_if_lost
+from equipoise.runs.health import notices, stop_if_lost, tell
 from equipoise.runs.identity import run_key
 from equipoise.runs.input_scales import unscaled_inputs
 from equipoise.runs.setup import DataOrMaker, EngineChoice, ModelOrMaker, Setting, set_up
@@ -84,8 +83,7 @@ def train(
         raise
     if isinstance(result, Diverged):
         raise result
-    for text in notices(setting, result):
-        warnings.warn(EquipoiseNotice(text), stacklevel=2)
+    tell(notices(setting, result), stacklevel=2)
     return result
 
 

@@ -470,6 +470,7 @@ class PersonalTraits:
     losses: Callable[..., Tensor] | None = None  # (context, params, cohort, rows): what the risk sees instead of F_k(w), (K,)
     finetunes: bool = False  # whether all clients train once more after the rounds, also those that were never drawn
     serves_all: bool = False  # whether clients that were never drawn are served what `models` gives, and not the shared model
+    keeps_layers: bool = False  # whether clients keep layers that stay as they began in the shared model
     sums_models: bool = False  # whether the server sees clients' models, or what they add up to
     solver: LocalSolver | None = None  # of the personal work, if it is not the algorithm's
     keeps_carried: bool = field(default=False, metadata=OWN)  # whether a client's model may have carried values of its own

@@ -201,6 +201,16 @@ def test_the_scores_of_a_run_are_those_of_its_models():
     assert "own error" in str(run.summary())
 
 
+def test_the_summary_heads_a_metric_by_whose_model_it_is_of(ragged):
+    data = eq.data.split_examples(ragged.train, test=0.4)
+    f1 = {"f1": eq.metrics.macro_f1}
+    options = {"rounds": 2, "clients_per_round": 4, "metrics": f1}
+    head = str(eq.train(torch.nn.Linear(4, 3), data, eq.Algorithm(personal=Ditto(1.0)), **options).summary()).splitlines()[0]
+    assert head.split("  ")[-1].strip() == "own f1"
+    head = str(eq.train(torch.nn.Linear(4, 3), data, **options).summary()).splitlines()[0]
+    assert head.split("  ")[-1].strip() == "f1"
+
+
 # ------------------------------------------------------------ limits
 
 
@@ -512,3 +522,13 @@ def test_an_error_that_cannot_be_batched_over_models_is_scored_one_by_one():
     usual = eq.train(softmax(), data, algorithm, **options)
     slow = eq.train(softmax(), data, algorithm, error=error, **options)
     torch.testing.assert_close(slow.clients.personal_error, usual.clients.personal_error)
+
+
+@pytest.mark.parametrize("solver", [eq.solvers.Scaffold(), eq.solvers.AdaptiveProx()])
+def test_a_method_is_named_in_its_own_refusal(solver):
+    for method in (eq.personal.L2SGD(), Ditto(1.0), eq.personal.Local()):
+        with pytest.raises(IncompatibleParts) as refusal:
+            eq.Algorithm(solver=solver, personal=method)
+        assert refusal.value.reason.startswith(f"{method!r} would train clients' own models by {type(solver).__name__}")
+    with pytest.raises(eq.errors.InvalidParameter, match="leap over the mean one"):
+        eq.Algorithm(solver=eq.solvers.SGD(lr=2.0), personal=eq.personal.L2SGD(1.0))

@@ -385,6 +385,27 @@ def test_unseen_clients_have_no_own_models_and_the_page_says_so(tmp_path):
     )
 
 
+@pytest.mark.parametrize("split", [eq.personal.FedRep("1", 1), eq.personal.FedPer("1"), eq.personal.FedBABU("1")])
+def test_kept_layers_of_a_shared_model_are_untrained_and_all_tables_say_so(split, tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
+    algorithm = eq.Algorithm(personal=split)
+    with pytest.warns(eq.errors.EquipoiseNotice, match=r"never trained.*without finetuning\. Split examples"):
+        run = eq.train(model, federated(), algorithm, rounds=3, clients_per_round=6, name="kept")
+    assert torch.equal(run.model[1].weight, model[1].weight)  # what the sentence says
+    assert not torch.equal(run.model[0].weight, model[0].weight)
+    said = "layers that clients keep were never trained in the shared model: they are as they began, and its figures mean"
+    assert f"The {said}" in Comparison({"kept": [run]}).summary()
+    assert f"The {said}" in Page(run.report(tmp_path / "r.html")).by_id["note"]
+    plain = eq.train(model, federated(), rounds=3, clients_per_round=6, name="FedAvg")
+    both = Comparison({"FedAvg": [plain], "kept": [run]})
+    assert f"Under kept, the {said}" in both.summary()
+    assert f"Under kept, the {said}" in Page(both.report(tmp_path / "b.html")).by_id["note"]
+    seen = eq.train(model, inside(), algorithm, rounds=3, clients_per_round=6)  # here the row of the shared model is meant
+    assert f"The {said}" in Comparison({"kept": [seen]}).summary()
+    assert "never trained" not in Comparison({"FedAvg": [plain]}).summary()
+
+
 def test_where_all_are_malicious_figures_are_of_them(ditto, tmp_path):
     run = known(ditto, [0.1, 0.3], [0.2, 0.2], {"c0", "c1"})
     page = Page(write_report([run], tmp_path / "r.html"))

@@ -267,11 +267,12 @@ def report(
     folders: Annotated[list[Path], Argument(metavar="DIR…", help="Folders of finished runs, or of studies.")],
     out: Annotated[Path, Option(help="The page to write.")] = Path("report.html"),
     figures: Annotated[Path | None, Option(metavar="DIR", help="Also write each figure as SVG and PNG here.")] = None,
+    table: Annotated[Path | None, Option(metavar="FILE", help="Also write the table: .md or .tex (booktabs).")] = None,
 ) -> None:
     """Write one page about runs beside each other; it opens offline."""
     from equipoise.experiment.family_records import family_knob
     from equipoise.experiment.folder import finished_runs, read_records
-    from equipoise.report import export_figures, write_report
+    from equipoise.report import export_figures, write_report, write_table
 
     console = Console()
     records = [record for path in finished_runs(folders) for record in read_records(path)]
@@ -279,6 +280,8 @@ def report(
     _print_files(console, [write_report(records, out, knob=knob)])
     if figures is not None:
         _print_files(console, export_figures(records, figures))
+    if table is not None:
+        _print_files(console, [write_table(records, table)])
 
 
 @app.command()

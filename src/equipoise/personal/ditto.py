@@ -47,6 +47,15 @@ def refuse_unfit_solver(method: object, algorithm: Algorithm) -> None:
         )
 
 
+def refuse_leaps(solver: LocalSolver, strength: float, pulling: str) -> None:
+    """Refuse steps that are too long for the pull towards the shared model, or towards another one of that name."""
+    if solver_traits(solver).for_own_model is not None:
+        lr = solver.learning_rate(0)
+        rule = f"times the learning rate must not exceed 1, or personal models leap over the {pulling} one"
+        found, fix = f"{strength:g} · {lr:g} = {strength * lr:g}", "Lower strength, or give solver=SGD(…) a smaller lr."
+        require(strength * lr <= 1, "strength", rule, found, fix)
+
+
 class TrainsOwnModels:
     """What methods share whose clients keep a model of their own, trained by `solver` (None: by the algorithm's)."""
 
@@ -114,12 +123,7 @@ class Ditto:
     def check(self, algorithm: Algorithm) -> None:
         """Refuse a solver that makes no personal model, or steps that leap over the shared model."""
         refuse_unfit_solver(self, algorithm)
-        solver = own_solver(self.solver, algorithm.solver)
-        if solver_traits(solver).for_own_model is not None:
-            lr, strongest = solver.learning_rate(0), max(self.strengths)
-            rule = "times the learning rate must not exceed 1, or personal models leap over the shared one"
-            found, fix = f"{strongest:g} · {lr:g} = {strongest * lr:g}", "Lower strength, or give solver=SGD(…) a smaller lr."
-            require(strongest * lr <= 1, "strength", rule, found, fix)
+        refuse_leaps(own_solver(self.solver, algorithm.solver), max(self.strengths), "shared")
 
     def width(self, dimension: int) -> int:
         """One model per strength, D numbers each; 0 where models are trained after the shared one."""
@@ -238,7 +242,8 @@ class L2SGD(TrainsOwnModels):
 
     def check(self, algorithm: Algorithm) -> None:
         """Refuse a solver that makes no personal model, or steps that leap over the mean model."""
-        Ditto(self.strength, solver=self.solver).check(algorithm)
+        super().check(algorithm)
+        refuse_leaps(own_solver(self.solver, algorithm.solver), self.strength, "mean")
 
     def begin(self, context: PersonalContext, params: Tensor) -> tuple[Tensor, Any]:
         """Every client starts from w^0, and so does the mean m, the shared state."""

@@ -70,8 +70,9 @@ class Split:
     `finetuning` epochs on the whole model follow at the end, for the model that is served.
 
     The risk sees the losses of clients' own models F_k(w, row_k). A client that was never drawn has the parameters that all
-    begin with. With nothing kept it is FedAvg; with everything kept nothing is shared. Robust aggregators and privacy see the
-    shared update alone, and ε covers the shared parameters.
+    begin with, and so has the shared model `result.model`: the layers that clients keep are never trained there. With nothing
+    kept it is FedAvg; with everything kept nothing is shared. Robust aggregators and privacy see the shared update alone, and
+    ε covers the shared parameters.
 
     Source: Arivazhagan et al. 2019 (FedPer); Collins et al. 2021 (FedRep); Oh, Kim, Yun 2022 (FedBABU); Liang et al. 2020
     (LG-FedAvg); Li et al. 2021 (FedBN).
@@ -98,6 +99,11 @@ class Split:
             require(good, "phases", 'must be pairs of "all", "kept" or "shared" and epochs of at least 1, or None', phase)
         object.__setattr__(self, "phases", tuple((names, epochs) for names, epochs in phases))
         require_integer("finetuning", self.finetuning, 0)
+
+    @property
+    def keeps_layers(self) -> bool:
+        """Whether the shared model has layers that no round trains: those that clients keep."""
+        return len(self.kept) > 0
 
     @property
     def finetunes(self) -> bool:

@@ -103,18 +103,23 @@ def _refuse_risk(algorithm: Algorithm, loss_bound: float | None, under: str) -> 
     else:
         raise IncompatibleParts(
             f"The weights of {risk!r} depend on losses of other clients, which {under} does not let anybody see.",
-            "Use Mean, Superquantile with a private quantile, Tilted or QFair.",
+            f"Use risk.Mean(), risk.Superquantile(0.5, quantile=privacy.{_hidden_quantile(under)}), or risk.Tilted(1.0) or "
+            f"risk.QFair(1.0) and give the privacy part a loss_bound.",
         )
+
+
+def _hidden_quantile(under: str) -> str:
+    """The source of quantiles that a protection goes with, as it is written."""
+    return "SecureHistogram(bound=…, bins=64)" if under == "SecureAggregation" else "PrivateQuantile(bound=…, bins=32)"
 
 
 def _refuse_filter(algorithm: Algorithm, under: str) -> None:
     risk, traits, quantile = algorithm.risk, algorithm.traits.risk, algorithm.traits.quantile
     private = under == "differential privacy"
     if not traits.filters or quantile.reads_losses:
-        fix = "PrivateQuantile(bound=…, bins=32)" if private else "SecureHistogram(bound=…, bins=64)"
         raise IncompatibleParts(
             f"{risk!r} sets weights by the losses of single clients, which {under} does not let the server see.",
-            f"Give it quantile=privacy.{fix}.",
+            f"Give it quantile=privacy.{_hidden_quantile(under)}.",
         )
     if private and quantile.calibrated is None:
         raise IncompatibleParts(

@@ -15,7 +15,7 @@ from equipoise.errors import InvalidParameter, require
 if TYPE_CHECKING:
     from equipoise.result import RunRecord
 
-__all__ = ["export_figures", "histogram_picture", "write_report"]
+__all__ = ["export_figures", "histogram_picture", "write_report", "write_table"]
 
 FORMATS = ("svg", "png")
 
@@ -63,3 +63,19 @@ def histogram_picture(results: Sequence[RunRecord], path: str | Path) -> Path:
         raise InvalidParameter("path", "must end in .png or .svg", str(path))
     figure = static.histogram(Study.of(results), width=8.0, least_height=10 / 3)
     return write_atomically(target, static.render(figure, kind[1:], dpi=150))
+
+
+def write_table(results: Sequence[RunRecord], path: str | Path) -> Path:
+    """Write the table of methods for a paper, by the suffix of `path`: .md (Markdown) or .tex (LaTeX with booktabs).
+
+    Figures are mean ± standard deviation over seeds. Errors are in percent, as on the page; losses are as they are.
+    """
+    from equipoise.report.text.paper_tables import latex_table, markdown_table, paper_table
+
+    target, kinds = Path(path), {".md": markdown_table, ".tex": latex_table}
+    require(target.suffix.lower() in kinds, "path", "must end in .md or .tex", str(path))
+    methods: dict[str, list[RunRecord]] = {}
+    for run in results:
+        methods.setdefault(run.name, []).append(run)
+    text = paper_table(methods, kinds[target.suffix.lower()], percent=not results[0].error_is_loss)
+    return write_atomically(target, f"{text}\n".encode())

@@ -270,3 +270,15 @@ def _known_class(path: str) -> Any:
     )
     require(known, "checkpoint", "must hold states of known dataclasses", path, fix)
     return state_class
+
+
+def numbered(saving: Checkpoints | None, number: int) -> Checkpoints | None:
+    """The checkpoint of one of several runs, or groups: the first has the given file, later ones a number in its name.
+
+    >>> numbered(Checkpoints("many.ckpt"), 2).path.name
+    'many-2.ckpt'
+    """
+    if saving is None or number == 1:
+        return saving
+    path = saving.path
+    return Checkpoints(path.with_name(f"{path.stem}-{number}{path.suffix}"), every=saving.every)

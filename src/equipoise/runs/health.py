@@ -3,20 +3,46 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 
-from equipoise.errors import AFTER_THE_LAST, Diverged
+from equipoise.errors import AFTER_THE_LAST, Diverged, EquipoiseNotice
 from equipoise.metrics import mean
 from equipoise.observers import Evaluation
+from equipoise.report.text.phrases import untrained_words
 from equipoise.result import NOT_EVALUATED, Result
 from equipoise.runs.input_scales import unscaled_inputs
 from equipoise.runs.setup import Setting
 from equipoise.types import RoundReport
 
 FEWEST_ROUNDS = 5  # by which a run can be said to stand still
+
+_TOLD: ContextVar[set[str] | None] = ContextVar("told", default=None)  # notices given so far, where each is given once
+
+
+@contextmanager
+def each_notice_once() -> Iterator[None]:
+    """Inside, `tell` gives a notice once: several runs would say the same of the same data."""
+    token = _TOLD.set(set())
+    try:
+        yield
+    finally:
+        _TOLD.reset(token)
+
+
+def tell(texts: Iterable[str], *, stacklevel: int) -> None:
+    """Give notices to the user; `stacklevel` as in `warnings.warn`, seen from the caller."""
+    told = _TOLD.get()
+    for text in texts:
+        if told is None or text not in told:
+            warnings.warn(EquipoiseNotice(text), stacklevel=stacklevel + 1)
+        if told is not None:
+            told.add(text)
 
 
 def stop_if_lost(final: Evaluation, *, named: bool = True) -> None:
@@ -35,9 +61,11 @@ def notices(setting: Setting, result: Result, who: str = "the run") -> Iterator[
     yield from idle_rounds(result)
     yield from rejected_updates(result.history.rounds)
     if result.personal is not None and not result.clients.where(result.judged_on).has_own:
+        untrained = untrained_words({result.name: [result]})
         yield (
             f"The {result.judged_on} clients of {result.data!r} took no part in training and have no models of their own: the "
-            f"summary is of the shared model. Split examples inside clients (data.split_examples) to judge personal models."
+            f"summary is of the shared model. {untrained}{' ' * bool(untrained)}"
+            "Split examples inside clients (data.split_examples) to judge personal models."
         )
     if setting.protection.rounds_allowed < setting.rounds:
         allowed = f"{setting.protection.rounds_allowed} of the {setting.rounds} rounds"

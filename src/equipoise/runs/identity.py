@@ -20,6 +20,7 @@ from equipoise.core.fingerprints import (
     tensors_fingerprint,
     without_addresses,
 )
+from equipoise.core.named_constants import constants_of
 from equipoise.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ STOP, NO_STOP = "rule of early stopping", "none"
 METRICS = "metrics", "metrics' code"
 _OF_CODE = ("model's code", "loss's code", "error's code", "algorithm's own code", METRICS[1])
 _SEVERAL = (METRICS[0], "model's frozen parameters", "model's buffers", "training modes of frozen parts")
+CONSTANTS = "loss's constants"  # not compared: they say which one differs where the code of a loss does
 _LONG = 120  # characters of a text that is shown whole
 
 
@@ -64,6 +66,7 @@ def identity_of(setting: Setting) -> dict[str, str]:
             PYTHON: ".".join(platform.python_version_tuple()[:2]),
             "model's code": module_code(model),
             "loss's code": fingerprint(task.loss),
+            CONSTANTS: json.dumps(constants_of(task.loss)),
             "error's code": fingerprint(task.error),
             "algorithm's own code": own_code(setting.algorithm),
             METRICS[0]: ", ".join(sorted(setting.metrics.functions)) or "none",
@@ -81,7 +84,8 @@ def run_key(setting: Setting) -> str:
     network = setting.engine_traits.network
     if network is not None:
         return network.run
-    known = {name: value for name, value in identity_of(setting).items() if name not in METRICS}  # these release nothing
+    # Metrics release nothing, and constants are in the code.
+    known = {name: value for name, value in identity_of(setting).items() if name not in (*METRICS, CONSTANTS)}
     return hashlib.blake2b(json.dumps(known, sort_keys=True).encode(), digest_size=8).hexdigest()
 
 
@@ -93,20 +97,25 @@ def refuse_other_run(path: Path, saved: Mapping[str, str], given: Mapping[str, s
     """Refuse a checkpoint of another run, naming what differs; returns what to say of what may differ."""
     rules = {STOP: NO_STOP}  # what a file without it means
     saved, given = rules | dict(saved), rules | dict(given)
-    notes, unknown = [], [name for name in given if name not in saved]
+    notes, unknown = [], [name for name in given if name not in (*saved, CONSTANTS)]
     if DROPOUT in unknown:
         raise CheckpointError(
             f"{path} cannot be gone on from: the model has dropout, whose masks were drawn by torch's generator when it was "
             f"written; here they are {given[DROPOUT]}. Start a new run with another file."
         )
     for name, value in given.items():
-        if name in unknown or saved[name] == value or name == PYTHON:
+        if name in (*unknown, PYTHON, CONSTANTS) or saved[name] == value:
             continue
         if name == START:
             notes.append("The model starts from other weights here than there; those of the checkpoint hold.")
             continue
         if name in _OF_CODE and saved.get(PYTHON) != given.get(PYTHON):
             continue
+        if name in _OF_CODE:
+            raise CheckpointError(
+                f"{path} is the checkpoint of another run: {_other_code(name, saved, given)}. Give the same again, or start a "
+                "new run with another file."
+            )
         there, here = _differing_parts(saved[name], value)
         raise CheckpointError(
             f"{path} is the checkpoint of another run: its {name} {'are' if name in _SEVERAL else 'is'} {there}, here "
@@ -117,6 +126,16 @@ def refuse_other_run(path: Path, saved: Mapping[str, str], given: Mapping[str, s
     elif saved.get(PYTHON) != given.get(PYTHON):
         notes.append(f"It was written with Python {saved[PYTHON]}, so that the code of functions is not compared.")
     return notes
+
+
+def _other_code(name: str, saved: Mapping[str, str], given: Mapping[str, str]) -> str:
+    """A clause on code that differs: which constants of a loss, if that is known."""
+    whose = "metrics" if name == METRICS[1] else name.removesuffix("'s code").removesuffix("'s own code")
+    there, here = (json.loads(each.get(CONSTANTS, "{}")) if whose == "loss" else {} for each in (saved, given))
+    differ = [key for key in here if key in there and there[key] != here[key]]
+    if differ and there.keys() == here.keys():
+        return " and ".join(f"in its loss {key} is {there[key]}, here it is {here[key]}" for key in differ[:3])
+    return f"the code or a constant of its {whose} differs from what it is here"
 
 
 def _differing_parts(first: str, second: str) -> tuple[str, str]:

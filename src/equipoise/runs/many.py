@@ -25,8 +25,8 @@ from equipoise.errors import Diverged, EquipoiseError, EquipoiseNotice, Observer
 from equipoise.report.text.phrases import listed
 from equipoise.result import Result
 from equipoise.round import grouped
-from equipoise.runs.checkpoint import Checkpoints
-from equipoise.runs.health import notices
+from equipoise.runs.checkpoint import Checkpoints, numbered
+from equipoise.runs.health import each_notice_once, notices, tell
 from equipoise.runs.setup import DataOrMaker, EngineChoice, ModelOrMaker, Setting, build, choose_engine, refuse_swapped, set_up
 from equipoise.runs.stopping import EarlyStopping
 from equipoise.train import Watching, train_runs
@@ -152,7 +152,8 @@ def train_many(
     options |= {"evaluate_clients": evaluate_clients, "metrics": metrics, "stop": stop}
     ended: dict[int, Result | Diverged] = {}
     try:
-        train_plan(planned, watch, engine, options, ended)
+        with each_notice_once():
+            train_plan(planned, watch, engine, options, ended)
     except EquipoiseError as failure:
         failure.finished = comparison_of(planned, ended)
         raise
@@ -201,8 +202,7 @@ def train_plan(
             for number, setting in zip(group, settings, strict=True):
                 if isinstance(result := ended[number], Result):
                     who = "the run" if len(group) == 1 else str(planned[number])
-                    for text in notices(setting, result, who):
-                        warnings.warn(EquipoiseNotice(text), stacklevel=3)
+                    tell(notices(setting, result, who), stacklevel=3)
         del shared, settings  # their data leave the device before those of the next come
 
 
@@ -212,18 +212,6 @@ def train_planned(runs: Sequence[SeededRun], settings: Sequence[Setting], watch:
         return train_runs(settings, watch, f"{len(runs)} runs")
     with runs[0].named_in_errors():
         return train_runs(settings, watch, runs[0].name)
-
-
-def numbered(saving: Checkpoints | None, number: int) -> Checkpoints | None:
-    """The checkpoint of a group: the first has the given file, later ones a number in its name.
-
-    >>> numbered(Checkpoints("many.ckpt"), 2).path.name
-    'many-2.ckpt'
-    """
-    if saving is None or number == 1:
-        return saving
-    path = saving.path
-    return Checkpoints(path.with_name(f"{path.stem}-{number}{path.suffix}"), every=saving.every)
 
 
 def named_algorithms(algorithms: Algorithm | Mapping[str, Algorithm] | None) -> dict[str, Algorithm]:

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from equipoise.core.abilities import read
 from equipoise.metrics import Interval, Summary, mean, summarise
+from equipoise.types import PersonalTraits
 
 if TYPE_CHECKING:
     from equipoise.result import ClientTable, RunRecord
@@ -151,3 +153,8 @@ def training_clients(run: RunRecord) -> int:
 def without_own_models(runs: Sequence[RunRecord]) -> bool:
     """Whether the algorithm trains personal models, but none of the clients that the runs are judged on has one."""
     return runs[0].algorithm.personal is not None and not any(run.clients.where(run.judged_on).has_own for run in runs)
+
+
+def has_untrained_layers(runs: Sequence[RunRecord]) -> bool:
+    """Whether clients keep layers, which stay as they began in the shared model."""
+    return read(PersonalTraits, runs[0].algorithm.personal).keeps_layers

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from equipoise.privacy.observer_table import composed_words
 from equipoise.report.data.over_seeds import malicious_clients, without_own_models
 from equipoise.report.data.results_by_method import MethodResults, Study
-from equipoise.report.text.phrases import attack_words, listed
+from equipoise.report.text.phrases import attack_words, listed, untrained_words
 from equipoise.report.text.tables import BACKDOOR, backdoor_table, malicious_table, nonbreaking, rejected_table, swatch
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ def header_note(study: Study) -> str:
             f"These {study.judged.split} clients took no part in training and have no models of their own{under}: figures "
             "are of the shared model. Split examples inside clients (data.split_examples) to judge personal models."
         )
+    if untrained := untrained_words({method.name: method.runs for method in study.methods}):
+        sentences.append(untrained)
     return " ".join(sentences)
 
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from equipoise.report.data.over_seeds import Spread, malicious_clients, training_clients, without_own_models
+from equipoise.report.data.over_seeds import (
+    Spread,
+    has_untrained_layers,
+    malicious_clients,
+    training_clients,
+    without_own_models,
+)
 
 if TYPE_CHECKING:
     from equipoise.result import RunRecord
@@ -60,6 +66,18 @@ def sample_words(runs: Sequence[RunRecord]) -> str:
     return f"{evaluated} of {every} clients, drawn at random"
 
 
+def untrained_words(methods: Mapping[str, Sequence[RunRecord]]) -> str:
+    """A sentence on shared models with layers that were never trained; empty if no method keeps layers with its clients."""
+    names = [name for name, runs in methods.items() if has_untrained_layers(runs)]
+    if not names:
+        return ""
+    under = f"Under {listed(names)}, the" if len(methods) > 1 else "The"
+    return (
+        f"{under} layers that clients keep were never trained in the shared model: they are as they began, and its figures "
+        "mean little without finetuning."
+    )
+
+
 def remarks(
     methods: Mapping[str, Sequence[RunRecord]], table: Mapping[str, Mapping[str, Spread]], write: Callable[[float], str]
 ) -> str:
@@ -71,6 +89,8 @@ def remarks(
         sentences.append(f"Under {listed(own)}, clients are served their own models; {below} of the shared model.")
     if lacking := [name for name, runs in methods.items() if without_own_models(runs)]:
         sentences.append(f"Under {listed(lacking)}, these clients have no models of their own, and are served the shared one.")
+    if untrained := untrained_words(methods):
+        sentences.append(untrained)
     if attack := attack_words([run for runs in methods.values() for run in runs]):
         theirs = [f"{name} {write(row['malicious_mean'].mean)}" for name, row in table.items() if "malicious_mean" in row]
         left_out = f", and left out above; their mean: {', '.join(theirs)}" if theirs else ""

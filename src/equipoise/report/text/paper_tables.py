@@ -1,0 +1,185 @@
+"""Tables of methods for papers: Markdown, and LaTeX for the package booktabs."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from equipoise.errors import require, require_integer
+from equipoise.metrics import PERCENTILES, Summary, percentile
+from equipoise.report.data.over_seeds import FIGURES, Spread, figures_of, trivial_name, trivial_summary
+from equipoise.report.text.phrases import listed, remarks
+
+if TYPE_CHECKING:
+    from equipoise.result import RunRecord
+
+_UNITLESS = {
+    "angle": "angle",
+    "kl_to_uniform": "KL to uniform",
+    "gini": "Gini coefficient",
+    "size_correlation": "correlation with size",
+    "accuracy_angle": "angle of accuracies",
+    "accuracy_kl_to_uniform": "KL of accuracies to uniform",
+}
+HEADINGS = {
+    "mean": "mean",
+    "mean_by_example": "mean by example",
+    **{f"percentile_{p}": f"{p}th percentile" for p in PERCENTILES},
+    **{f"{end}_{share}": f"{end} {share} %" for end in ("worst", "best") for share in (10, 5)},
+    "standard_deviation": "standard deviation",
+    "variance": "variance",
+    **_UNITLESS,
+}
+_GREEK = {
+    "α": "alpha", "β": "beta", "γ": "gamma", "δ": "delta", "ε": "varepsilon", "ζ": "zeta", "η": "eta", "θ": "theta",
+    "κ": "kappa", "λ": "lambda", "μ": "mu", "ν": "nu", "π": "pi", "ρ": "rho", "σ": "sigma", "τ": "tau", "φ": "phi", "χ": "chi",
+    "ψ": "psi", "ω": "omega", "Γ": "Gamma", "Δ": "Delta", "Θ": "Theta", "Λ": "Lambda", "Π": "Pi", "Σ": "Sigma", "Φ": "Phi",
+    "Ψ": "Psi", "Ω": "Omega", "±": "pm", "×": "times", "≤": "leq", "≥": "geq", "∞": "infty",
+}  # fmt: skip
+_SYMBOLS = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    **{character: f"$\\{name}$" for character, name in _GREEK.items()},
+    **{
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "−": "$-$",
+        "–": "--",
+        "…": r"\ldots{}",
+    },
+}
+
+
+def latex_text(text: str) -> str:
+    r"""A text with what LaTeX reads as commands written out; Greek letters and signs as mathematics.
+
+    >>> print(latex_text("Δ-FL 50 %, q_0"))
+    $\Delta$-FL 50 \%, q\_0
+    """
+    return "".join(_SYMBOLS.get(character, character) for character in " ".join(text.split()))
+
+
+def markdown_text(text: str) -> str:
+    r"""A text for a cell of a Markdown table, with marks of the language escaped.
+
+    >>> print(markdown_text("a|b *c*"))
+    a\|b \*c\*
+    """
+    return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", " ".join(text.split()))
+
+
+def markdown_table(caption: str, rows: Sequence[Sequence[str]], remark: str) -> str:
+    """Rows of cells, the first one of headings, with a line above them and one below."""
+    head, *body = ([markdown_text(cell) for cell in row] for row in rows)
+    lines = [f"| {' | '.join(row)} |" for row in (head, ["---", *["---:"] * (len(head) - 1)], *body)]
+    return "\n".join([markdown_text(caption), "", *lines, *(["", markdown_text(remark)] if remark else [])])
+
+
+def latex_table(caption: str, rows: Sequence[Sequence[str]], remark: str) -> str:
+    """Rows of cells, the first one of headings, as a tabular with the lines of booktabs; what they are of is a comment."""
+    head, *body = (rf"{' & '.join(map(latex_text, row))} \\" for row in rows)
+    inner = [rf"\begin{{tabular}}{{l{'r' * (len(rows[0]) - 1)}}}", r"\toprule", head, r"\midrule", *body, r"\bottomrule"]
+    said = [f"% {' '.join(text.split())}" for text in (caption, remark) if text]
+    return "\n".join([*said, *inner, r"\end{tabular}"])
+
+
+def paper_table(
+    methods: Mapping[str, Sequence[RunRecord]],
+    write: Callable[[str, Sequence[Sequence[str]], str], str],
+    *,
+    column: str = "error",
+    figures: Iterable[str] = tuple(FIGURES),
+    percent: bool = False,
+    digits: int | None = None,
+    trivial: bool = True,
+) -> str:
+    """One row per method with figures over clients, mean ± standard deviation over seeds, as `write` writes tables.
+
+    `column` is "error", "loss" or a metric, and `figures` are names of `HEADINGS`. `percent` multiplies by 100. `digits` after
+    the point are 3, or 1 for percent. `trivial` adds a row for the trivial answer, where it is known.
+    """
+    chosen = [figures] if isinstance(figures, str) else list(figures)
+    unknown = next((name for name in chosen if name not in HEADINGS), None)
+    require(unknown is None and len(chosen) > 0, "figures", f"must be some of {', '.join(HEADINGS)}", unknown)
+    records = [run for runs in methods.values() for run in runs]
+    columns = [name for name in ("error", "loss", *records[0].clients.metrics) if all(_has(run, name) for run in records)]
+    require(column in columns, "column", f"must be one of {', '.join(columns)}", column)
+    if digits is not None:
+        require_integer("digits", digits, 0)
+
+    def cells(found: Sequence[Mapping[str, float]]) -> list[str]:
+        return [_spread_text([each[name] for each in found], *_scale(name, percent, digits)) for name in chosen]
+
+    rows = [["method", *(HEADINGS[name] for name in chosen)]]
+    rows += [[name, *cells([_figures(run, column, chosen) for run in runs])] for name, runs in methods.items()]
+    first = next(iter(methods.values()))
+    answers = [_named(found, chosen) for run in first if (found := trivial_summary(run)) is not None]
+    if trivial and column == "error" and len(answers) == len(first):
+        rows.append([trivial_name(first), *cells(answers)])
+    return write(f"{_caption(methods, column, percent)}.", rows, _remark(methods, column, *_scale("mean", percent, digits)))
+
+
+def _has(run: RunRecord, column: str) -> bool:
+    return column in ("error", "loss") or column in run.clients.metrics
+
+
+def _caption(methods: Mapping[str, Sequence[RunRecord]], column: str, percent: bool) -> str:
+    """What the table is of: the column, the clients and the seeds."""
+    first, seeds = next(iter(methods.values()))[0], max(map(len, methods.values()))
+    what = "Loss" if first.error_is_loss else "Error"
+    if column != "error":
+        what = "Loss" if column == "loss" else column
+    better = " (more is better)" if first.clients.higher_is_better.get(column) else ""
+    over = f", mean ± standard deviation over {seeds} seeds" if seeds > 1 else ""
+    return f"{what}{' in %' if percent else ''}{better} over {first.summary().who}{over}"
+
+
+def _remark(methods: Mapping[str, Sequence[RunRecord]], column: str, factor: float, digits: int) -> str:
+    """Whose models the table judges, and which clients it leaves out."""
+    full = {name: figures_of(runs) for name, runs in methods.items()}
+    shown = {"malicious_mean"} if column == "error" else set()
+    table = {name: {key: row[key] for key in row.keys() & shown} for name, row in full.items()}
+    own = [name for name, row in full.items() if "shared_mean" in row]
+    sentences = [f"Under {listed(own)}, clients are served their own models."] if own else []
+    sentences.append(remarks(methods, table, lambda value: f"{factor * value:.{digits}f}"))
+    found = [run.summary().metrics.get(column) for runs in methods.values() for run in runs]
+    if missing := max(each.missing if each is not None else 0 for each in found):
+        sentences.append(f"Up to {missing} clients have no {column} and are left out.")
+    return " ".join(filter(None, sentences))
+
+
+def _scale(figure: str, percent: bool, digits: int | None) -> tuple[float, int]:
+    """What a figure is multiplied by, and its digits after the point."""
+    if not percent or figure in _UNITLESS:
+        return 1.0, 3 if digits is None else digits
+    return 1e4 if figure == "variance" else 100.0, 1 if digits is None else digits
+
+
+def _spread_text(values: Sequence[float], factor: float, digits: int) -> str:
+    spread = Spread.of(values)
+    if not math.isfinite(spread.mean):
+        return "–"
+    text = f"{factor * spread.mean:.{digits}f}".replace("-", "−")
+    return text + (f" ± {factor * spread.deviation:.{digits}f}" if len(values) > 1 else "")
+
+
+def _figures(run: RunRecord, column: str, names: Sequence[str]) -> dict[str, float]:
+    """Figures of one run by name. Where more is better, the p-th percentile is what p % of the clients reach."""
+    rows, split = run.clients.where(run.judged_on), run.judged_on
+    found = _named(rows.summaries()[split][column], names)
+    if column in rows.metrics and rows.higher_is_better[column]:
+        rows = rows.benign
+        values = rows.served_metrics[column]
+        known = ~values.isnan()
+        weights = rows.size[known].double() if split == "train" else None
+        for name in names:
+            if name.startswith("percentile_") and bool(known.any()):
+                found[name] = -percentile(-values[known], int(name.removeprefix("percentile_")), weights)
+    return found
+
+
+def _named(summary: Summary, names: Sequence[str]) -> dict[str, float]:
+    every = vars(summary) | {f"percentile_{p}": value for p, value in summary.percentiles.items()}
+    return {name: float(every[name]) for name in names}

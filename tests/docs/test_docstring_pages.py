@@ -1,0 +1,64 @@
+"""Reference pages from docstrings: contracts show the call that they ask for, and marks of docstrings are rendered."""
+
+import io
+import sys
+from pathlib import Path
+
+import pytest
+
+EXTENSIONS = Path(__file__).parents[2] / "docs" / "_ext"
+sys.path.insert(0, str(EXTENSIONS))
+
+import api_pages  # noqa: E402
+import catalogue_page  # noqa: E402
+import docstrings  # noqa: E402
+
+import equipoise.types  # noqa: E402
+
+
+def built(tmp_path: Path, entry: str) -> str:
+    """The text of a page with an entry of the reference."""
+    sphinx = pytest.importorskip("sphinx.application")
+    conf = {"extensions": ["sphinx.ext.autodoc", "docstrings"], "default_role": "code", "autodoc_typehints": "description",
+            "autodoc_typehints_description_target": "all", "add_module_names": False}  # fmt: skip
+    (tmp_path / "conf.py").write_text("")
+    (tmp_path / "index.rst").write_text(f"Page\n====\n\n{entry}")
+    app = sphinx.Sphinx(
+        tmp_path, tmp_path, tmp_path / "out", tmp_path / "trees", "text", conf, status=None, warning=io.StringIO()
+    )
+    app.build()
+    return (tmp_path / "out" / "index.txt").read_text()
+
+
+def test_a_contract_shows_the_call_that_it_asks_for(tmp_path):
+    entries = [api_pages._entry("equipoise.types", name) for name in ("ClientRisk", "Aggregator", "Sampler", "LocalSolver")]
+    text = built(tmp_path, "\n".join(entries))
+    assert "args" not in text
+    assert "class ClientRisk\n" in text
+    assert "__call__(losses, base_weights, *, clients=None, state=None)" in text
+    assert "__call__(round_index, alpha, *, clients_per_round, seed)" in text
+    assert equipoise.types.Sampler.__call__.__doc__.split(".")[0].split()[0] in text
+    assert text.count("__call__(") == 3  # a solver is no function
+
+
+def test_stress_in_a_docstring_is_rendered_and_a_formula_is_not():
+    assert docstrings.converted("two kinds: *by client* (a `b`) and x * y * z, w*_i, 2*a*b") == (
+        r"two kinds: *by client* (a ``b``\ ) and x \* y \* z, w\*\_i, 2\*a\*b"
+    )
+    assert docstrings.markdown("*inverse* to s_j|t, `a|b`") == r"*inverse* to s\_j\|t, `a\|b`"
+    assert docstrings.marked_up("`a<b` is *not* 2*a*b <") == "<code>a&lt;b</code> is <em>not</em> 2*a*b &lt;"
+
+
+def test_the_catalogue_has_no_marks_left():
+    assert "`" not in catalogue_page.page().partition("<tbody>")[2].partition("</tbody>")[0]
+
+
+def test_an_index_of_pages_says_what_an_example_shows():
+    soup = pytest.importorskip("bs4").BeautifulSoup
+    whole_site = pytest.importorskip("whole_site")
+    page = (
+        '<article><div class="sphx-glr-download-link-note admonition note"><p class="admonition-title">Note</p>'
+        "<p><a>Go to the end</a> to download the full example code.</p></div><h1>Title</h1>"
+        "<p>FedAvg on clients that differ, and who is\nleft behind by it.</p></article>"
+    )
+    assert whole_site.lead(soup(page, "html.parser")) == "FedAvg on clients that differ, and who is left behind by it."
