@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from equipoise.algorithm import Algorithm
 from equipoise.client_metrics import ClientMetrics
 from equipoise.core.abilities import engine_traits
+from equipoise.core.error_names import error_definition, error_words
 from equipoise.core.files import DurableFile, move, write_atomically
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import InvalidParameter, NotWritten
@@ -337,6 +338,8 @@ class RunSummary:
     sampled: tuple[int, int] | None = None  # how many clients were evaluated, and how many there are; None: all of them
     intervals: Mapping[str, Mapping[str, Interval]] = field(default_factory=dict)  # by column and figure, of a sample
     metrics: Mapping[str, Summary] = field(default_factory=dict)  # by name
+    error_name: str = ""  # what the error measures, e.g. "squared error"; empty if it is not known
+    target: str = ""  # the column that is predicted, if the data are a table
 
     @property
     def who(self) -> str:
@@ -374,7 +377,14 @@ class RunSummary:
             f"{label:<{width}}  " + "  ".join(v.rjust(wide) if isinstance(v, str) else f"{v:{wide}.4f}" for v in values)
             for label, *values in rows
         ]
-        return "\n".join([*(line.rstrip() for line in lines), *metric_words(self.metrics)])
+        measured = [f"error: {meant}." for meant in [self._measured] if meant]
+        return "\n".join([*(line.rstrip() for line in lines), *measured, *metric_words(self.metrics)])
+
+    @property
+    def _measured(self) -> str:
+        """Which error it is and what that measures; empty if it is not known."""
+        named, meant = error_words(self.error_name, self.target), error_definition(self.error_name, self.target)
+        return meant if meant.startswith(self.error_name) else f"{named}, {meant}"
 
 
 def metric_words(metrics: Mapping[str, Summary]) -> list[str]:
@@ -417,11 +427,21 @@ class RunRecord:
     epsilon: Spent | None = None  # the privacy spent, under differential privacy
     privacy: PrivacyTable | None = None  # ε by observer; None for runs of version 0.1
     sampled: dict[str, tuple[int, int]] | None = None  # clients evaluated and clients there are, by split; None: all of them
+    error_name: str = ""  # what the error measures, e.g. "squared error"; empty if it is not known
+    target: str = ""  # the column that is predicted, if the data are a table
     data_version: str = ""  # tells data of one name apart: equal for runs on the same data
 
     def __repr__(self) -> str:
         about = f"{self.name!r}, seed {self.seed}, {self.rounds} rounds on {self.data!r}"
         return f"{type(self).__name__}({about})\n{self.summary()}"
+
+    @property
+    def measured(self) -> str:
+        """Which error it is, and of which column, e.g. "squared error of price"; "error" or "loss" if that is not known."""
+        named = error_words(self.error_name, self.target)
+        if self.error_is_loss:
+            return f"loss ({named})" if named else "loss"
+        return named or "error"
 
     @property
     def judged_on(self) -> str:
@@ -436,7 +456,7 @@ class RunRecord:
         return RunSummary(
             self.name, split, not bool(rows.seen.any()), figures["error"], figures["loss"], figures.get("shared_error"),
             len(rows) - len(rows.benign), sample, {} if sample is None else rows.intervals(split),
-            {name: figures[name] for name in rows.metrics},
+            {name: figures[name] for name in rows.metrics}, self.error_name, self.target,
         )  # fmt: skip
 
     def subgroups(self, attribute: str, split: str | None = None) -> list[Subgroup]:

@@ -402,7 +402,7 @@ def test_the_summary_has_own_and_shared_rows_and_one_line_that_says_so(attacked)
     title, header, plain, ditto, shared, trivial, said = one.summary().splitlines()
     columns = {name: runs[0].clients.where("test") for name, runs in one.results.items()}
     benign = ~columns["Ditto"].malicious
-    assert title == f"Error over {int(benign.sum())} benign test clients, 1 seed"
+    assert title == f"0-1 error over {int(benign.sum())} benign test clients, 1 seed"
     assert header.split()[0] == "method"
     assert shared.startswith("  shared model")
     assert trivial.startswith("most frequent class")
@@ -423,7 +423,7 @@ def test_the_command_lines_table_says_the_same(attacked):
     console = Console(file=io.StringIO(), width=130)
     console.print(comparison_table(attacked.all_results))
     text = console.file.getvalue()
-    assert "Error in % over 16 benign test clients" in text
+    assert "0-1 error in % over 16 benign test clients" in text
     row = next(line for line in text.splitlines() if "shared model" in line)
     table = attacked.table()["Ditto"]
     assert numbers(row)[::2] == [
@@ -446,7 +446,7 @@ def test_losses_where_there_is_no_error(tmp_path):
     assert "%" not in page.headline
     one = Page(found.results["Ditto"][0].report(tmp_path / "one.html"))
     assert one.rows["table-worst"][0] == ["client", "examples", "own loss", "shared loss"]
-    assert found.summary().startswith("Loss over 16 benign test clients")
+    assert found.summary().startswith("Loss (squared) over 16 benign test clients")
 
 
 def test_logs_hold_both_models(tmp_path):

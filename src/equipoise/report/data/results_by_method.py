@@ -13,8 +13,9 @@ import torch
 from numpy.typing import NDArray
 
 from equipoise import metrics
+from equipoise.core.error_names import ZERO_ONE, error_definition
 from equipoise.errors import InvalidParameter, require
-from equipoise.report.data.over_seeds import Spread, figures_of, intervals_of, malicious_clients
+from equipoise.report.data.over_seeds import Spread, figures_of, in_percent, intervals_of, malicious_clients
 from equipoise.report.text.phrases import sample_words
 from equipoise.report.text.sentences import JudgedClients, MethodFigures, ValueFormat, comparison_sentence, method_sentence
 
@@ -199,6 +200,25 @@ class Study:
         return comparison_sentence(self.table, self.judged, self.scale, _wins(first, self.best))
 
     @property
+    def measured(self) -> str:
+        """Which error it is, and of which column, e.g. "squared error of price"; the noun where runs do not say, or differ."""
+        named = {run.measured for run in self.runs}
+        return named.pop() if len(named) == 1 else self.scale.noun
+
+    @property
+    def noun(self) -> str:
+        """The error in captions: "error" where it is the share of wrong examples, else what is measured."""
+        return self.scale.noun if self.scale.percent else self.measured
+
+    @property
+    def definition(self) -> str:
+        """What the error measures on the examples of a client."""
+        if self.measured == self.scale.noun:
+            wrong = error_definition(ZERO_ONE)
+            return wrong if self.scale.percent else f"the {self.scale.noun} function's value, averaged over a client's examples"
+        return error_definition(self.runs[0].error_name, self.runs[0].target)
+
+    @property
     def best(self) -> MethodResults:
         """The method with the lowest 90th percentile, of those after the first; the headline compares it with the first."""
         others = self.methods[1:] or self.methods
@@ -277,13 +297,9 @@ def _refuse_mixed_runs(name: str, runs: list[RunRecord]) -> None:
 
 
 def _scale(results: list[RunRecord], methods: Sequence[MethodResults]) -> ValueFormat:
-    """Percent, unless errors leave [0, 1] or are the losses themselves (a task that is not classification)."""
-    tables = [result.clients for result in results]
-    columns = [column for table in tables for column in (table.error, table.personal_error) if column is not None]
-    error = torch.cat([column.double() for column in columns])
+    """Percent where errors are shares, else plain numbers."""
     losses = all(result.error_is_loss for result in results)
-    finite = error[torch.isfinite(error)]
-    percent = not losses and bool(((finite >= 0) & (finite <= 1)).all())
+    percent = in_percent(results)
     shown = [abs(m.figures[key].mean) for m in methods for key in ("percentile_90", "mean")]
     largest = max((v for v in shown if math.isfinite(v)), default=1.0)
     return ValueFormat.fitting(largest, percent=percent, noun="loss" if losses else "error")

@@ -103,7 +103,7 @@ def _ends(study: Study, found: ClientErrors, each: Changes, means: dict[int, Num
         return
     every = int((each.pays if paying else each.gains).sum()) == len(some)
     who = f"The {len(some)} clients that {verb}{' the most' * (not every)}" if len(some) > 1 else f"The client that {verb}s"
-    caption = f"{who}: {study.scale.noun}{unit}{seeds_words(found)}.{interval_words(found)}"
+    caption = f"{who}: {study.noun}{unit}{seeds_words(found)}.{interval_words(found)}"
     heads = ["client", *(["seed"] if found.seed_of_row else []), "change", first, method, "examples"]
     yield from open_table("ends", caption, tuple(heads), f"{verb}-{each.method}")
     low, high = interval_over_seeds(found.change(each.method))

@@ -24,6 +24,11 @@ def count_words(numbers: Iterable[int]) -> str:
     return f"{ordered[0]:,}" if ordered[0] == ordered[-1] else f"{ordered[0]:,} to {ordered[-1]:,}"
 
 
+def capital(text: str) -> str:
+    """The text with a capital letter; the others stay as they are."""
+    return text[:1].upper() + text[1:]
+
+
 def plural(noun: str, count: float) -> str:
     """The noun for a number of things: "clients" for more than one, else "client"."""
     return f"{noun}s" if count > 1 else noun

@@ -55,7 +55,7 @@ def _worst_alone(study: Study, method: MethodResults) -> Iterator[str]:
     columns.append((f"{whose}loss", losses, plain))
     if only_loss and method.personalised:
         columns.append(("shared loss", _shared(study), plain))
-    caption = f"The {_client_count(len(some), study.judged.benign_word)} with the largest {study.scale.noun}"
+    caption = f"The {_client_count(len(some), study.judged.benign_word)} with the largest {study.noun}"
     caption += f"{seeds_words(found)}{_evaluated(study)}.{served_model(study)}{differing_clients(found)}{interval_words(found)}"
     seed = ["seed"] if found.seed_of_row else []
     yield from open_table("worst alone", caption, ("client", *seed, "examples", *(title for title, _, _ in columns)))
@@ -73,7 +73,7 @@ def _before_and_after(study: Study, chosen: MethodResults, name: str) -> Iterato
     scale, at = study.scale, study.methods.index(chosen)
     found = client_errors(study, chosen)
     some = _worst_first(found, client_errors(study, chosen, values_of=lambda rows: rows.served_loss), at)
-    who = f"{_client_count(len(some), study.judged.benign_word)} with the largest {scale.noun} under {chosen.name}"
+    who = f"{_client_count(len(some), study.judged.benign_word)} with the largest {study.noun} under {chosen.name}"
     who += f"{seeds_words(found)}{_evaluated(study)}"
     unit = " in %" if scale.percent else ""
     caption = f"The {who}; {scale.noun}{unit} under each method.{served_model(study, brief=True)}"

@@ -1,0 +1,82 @@
+"""Tables and pages say which error they show, and of which column."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from report_cases import Page
+from torch import nn
+
+import equipoise as eq
+from equipoise.cli.listing import comparison_table
+from equipoise.core.error_names import error_name
+from equipoise.experiment.folder import read_record
+
+ROW = np.arange(120)
+PRICES = pd.DataFrame({"shop": [f"s{row % 8}" for row in ROW], "a": np.sin(ROW), "b": np.cos(3 * ROW)})
+PRICES["price"] = 50 + 9 * PRICES["a"] + ROW % 8
+DEAR = PRICES.assign(dear=np.where(PRICES["price"] > 53, "yes", "no")).drop(columns="price")
+
+
+def mean_absolute_error(outputs, targets):
+    return (outputs - targets).abs()
+
+
+def trained(frame=PRICES, target="price", **options):
+    data = eq.data.from_frame(frame, client="shop", target=target, split_by="examples")
+    return eq.train(eq.models.Tabular(data.schema, hidden=()), data, rounds=2, clients_per_round=4, progress=False, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "named", "meant"),
+    [
+        ({}, "squared error of price", "(prediction − price)², averaged over a client's examples"),
+        ({"error": nn.L1Loss(reduction="none")}, "absolute error of price", "|prediction − price|, averaged"),
+        (
+            {"error": mean_absolute_error},
+            "mean absolute error of price",
+            "mean absolute error, averaged over a client's examples",
+        ),
+        ({"frame": DEAR, "target": "dear"}, "0-1 error", "the share of a client's examples that the model gets wrong"),
+    ],
+)
+def test_tables_and_pages_name_the_error(tmp_path, options, named, meant):
+    run = trained(**options)
+    assert run.measured == named
+    assert "error: " in str(run.summary())
+    assert meant in str(run.summary())
+    title = named[0].upper() + named[1:]
+    assert eq.Comparison({"run": [run]}).summary().startswith(f"{title} over 8 test clients, 1 seed")
+    page = Page(run.report(tmp_path / "r.html"))
+    assert page.by_id["table-numbers-caption"].startswith(f"{title} over 8 test clients")
+    assert named in page.source
+    assert meant in page.source.replace("&#x27;", "'").replace("\u00a0", " ")
+    assert "the mean error over" not in page.source
+    run.save(tmp_path / "run")
+    stored = read_record(tmp_path / "run")
+    assert (stored.measured, stored.error_name, stored.target) == (named, run.error_name, run.target)
+
+
+def test_errors_of_a_number_are_never_percent(tmp_path):
+    """They may well lie between 0 and 1."""
+    run = trained(PRICES.assign(price=PRICES["price"] / 1000))
+    assert bool((run.clients.error < 1).all())
+    assert str(comparison_table([run]).title).startswith("Squared error of price over 8 test clients")
+    assert "Squared error of price over 8 test clients; one seed" in Page(run.report(tmp_path / "r.html")).source
+    assert str(comparison_table([trained(DEAR, "dear")]).title).startswith("0-1 error in % over 8 test clients")
+
+
+def test_losses_are_named():
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    data = eq.data.from_arrays(x, x.sum(1), [f"c{row % 4}" for row in range(40)], split_by="examples")
+    run = eq.train(eq.models.LinearRegression(3), data, rounds=1, clients_per_round=2, progress=False)
+    assert eq.Comparison({"run": [run]}).summary().startswith("Loss (squared error) over 4 test clients")
+
+
+def test_names_of_methods_and_of_functions():
+    class Own(nn.Module):
+        def error(self, outputs, targets): ...
+
+    assert error_name(Own().error, "Own") == "Own.error"
+    assert error_name(lambda outputs, targets: 0) == "own error"
+    assert error_name(mean_absolute_error) == "mean absolute error"
