@@ -1,5 +1,7 @@
 """Tables and pages say which error they show, and of which column."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -80,3 +82,12 @@ def test_names_of_methods_and_of_functions():
     assert error_name(Own().error, "Own") == "Own.error"
     assert error_name(lambda outputs, targets: 0) == "own error"
     assert error_name(mean_absolute_error) == "mean absolute error"
+
+
+def test_the_headline_says_that_a_method_is_no_better_than_the_trivial_answer(tmp_path):
+    run = trained()
+    table = replace(run.clients, trivial_error=torch.zeros(len(run.clients)).double())
+    page = Page(replace(run, clients=table).report(tmp_path / "r.html"))
+    assert "is no better than that of the trivial answer (mean of the targets), 0" in page.headline
+    table = replace(run.clients, trivial_error=torch.full((len(run.clients),), 1e6).double())
+    assert "trivial" not in Page(replace(run, clients=table).report(tmp_path / "r.html")).headline

@@ -15,9 +15,17 @@ from numpy.typing import NDArray
 from equipoise import metrics
 from equipoise.core.error_names import ZERO_ONE, error_definition
 from equipoise.errors import InvalidParameter, require
-from equipoise.report.data.over_seeds import Spread, figures_of, in_percent, intervals_of, malicious_clients
+from equipoise.report.data.over_seeds import Spread, figures_of, in_percent, intervals_of, malicious_clients, trivial_name
 from equipoise.report.text.phrases import sample_words
-from equipoise.report.text.sentences import JudgedClients, MethodFigures, ValueFormat, comparison_sentence, method_sentence
+from equipoise.report.text.sentences import (
+    JudgedClients,
+    MethodFigures,
+    ValueFormat,
+    best_method,
+    comparison_sentence,
+    method_sentence,
+    trivial_sentence,
+)
 
 if TYPE_CHECKING:
     from equipoise.result import ClientTable, RunRecord
@@ -192,12 +200,22 @@ class Study:
         return max(len(method.runs) for method in self.methods)
 
     def headline(self) -> str:
-        """The sentence at the top of the page."""
-        first = self.methods[0]
+        """The sentence at the top of the page, and another one if the first method is no better than the trivial answer."""
+        first, several = self.methods[0], len(self.methods) > 1
+        trivial = trivial_sentence(first.figures, self.scale, trivial_name(first.runs), first.name if several else "")
+        return f"{self._headline(first)} {trivial}".rstrip()
+
+    def _headline(self, first: MethodResults) -> str:
         if len(self.methods) == 1:
             median = first.percentile(50).mean
             return method_sentence(first.figures, median, self.judged, self.scale, len(first.runs), first.shared_median)
-        return comparison_sentence(self.table, self.judged, self.scale, _wins(first, self.best))
+        return comparison_sentence(self.table, self.judged, self.scale, self._differences)
+
+    @property
+    def _differences(self) -> dict[str, list[float]]:
+        """By method, its 90th percentile minus that of the first one, in each seed that both have."""
+        first = self.methods[0]
+        return {method.name: _paired(first, method) for method in self.methods[1:]}
 
     @property
     def measured(self) -> str:
@@ -220,9 +238,9 @@ class Study:
 
     @property
     def best(self) -> MethodResults:
-        """The method with the lowest 90th percentile, of those after the first; the headline compares it with the first."""
-        others = self.methods[1:] or self.methods
-        return min(others, key=lambda m: (math.isnan(v := m.figures["percentile_90"].mean), v))
+        """The method that the headline compares with the first: the lowest 90th percentile, clearly lower ones first."""
+        name = best_method(self.table, self._differences)
+        return next(method for method in self.methods if method.name == name)
 
     @property
     def with_trivial(self) -> MethodResults | None:
@@ -305,12 +323,11 @@ def _scale(results: list[RunRecord], methods: Sequence[MethodResults]) -> ValueF
     return ValueFormat.fitting(largest, percent=percent, noun="loss" if losses else "error")
 
 
-def _wins(first: MethodResults, best: MethodResults) -> tuple[int, int]:
-    """The number of common seeds in which `best` has the lower 90th percentile, and the number of common seeds."""
+def _paired(first: MethodResults, other: MethodResults) -> list[float]:
+    """The 90th percentile under `other` minus that under `first`, in each seed that both have."""
 
     def by_seed(method: MethodResults) -> dict[int, float]:
         return {run.seed: run.summary().error.percentiles[90] for run in method.runs}
 
-    before, after = by_seed(first), by_seed(best)
-    shared = before.keys() & after.keys()
-    return sum(after[seed] < before[seed] for seed in shared), len(shared)
+    before, after = by_seed(first), by_seed(other)
+    return [after[seed] - before[seed] for seed in before if seed in after]

@@ -33,11 +33,7 @@ def interval_words(found: ClientErrors) -> str:
 
 def signed(study: Study, change: float) -> str:
     """A change with its sign, in the unit of the error; a dash if it is not finite."""
-    if not math.isfinite(change):
-        return "–"
-    text = study.scale.number(abs(change))
-    zero = not float(text)
-    return f"{'±' if zero else '−' if change < 0 else '+'}{text}"
+    return study.scale.signed(change)
 
 
 def below(study: Study, low: float, high: float, *, sign: bool = False) -> str:
