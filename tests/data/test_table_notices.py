@@ -358,6 +358,35 @@ def test_identifiers_of_a_small_table_are_refused():
         load(FRAME.assign(a=[f"1,{row:03d}" for row in ROW]))
 
 
+@pytest.mark.parametrize("values", [ROW, 1000 + ROW[::-1], 7 + 2 * ROW - ROW % 2, np.random.default_rng(0).permutation(COUNT)])
+def test_numbers_of_rows_get_a_notice(values):
+    frame = FRAME.assign(receipt_id=values)
+    words = (
+        r"column 'receipt_id' holds 60 different whole numbers from \d+ to \d+, one for each row\. It is used as a number\. If "
+        r"it is an identifier, leave it out: kinds=\{'receipt_id': 'left out'\}; else kinds=\{'receipt_id': 'number'\}\."
+    )
+    with pytest.warns(EquipoiseNotice, match=words) as told:
+        assert kind_of(load(frame), "receipt_id") == ("number", "scaled")
+    assert len(told) == 1
+    for kind in ("left out", "number"):
+        load(frame, kinds={"receipt_id": kind})  # said, and quiet
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ROW * 1.0,  # floating numbers
+        ROW // 2,  # repeated
+        3 * ROW,  # wide gaps
+        ROW**2,
+        pd.array([None, *range(1, COUNT)], dtype="Int64"),
+    ],
+)
+def test_measurements_are_no_identifiers(values):
+    assert kind_of(load(FRAME.assign(v=values)), "v") == ("number", "scaled")
+    assert kind_of(load(FRAME[:40].assign(v=ROW[:40])), "v") == ("number", "scaled")  # few rows
+
+
 def test_decimal_commas(tmp_path):
     FRAME.to_csv(tmp_path / "t.csv", index=False, sep=";", decimal=",")
     data = eq.data.csv(tmp_path / "t.csv", **BOTH, delimiter=";", decimal=",", test=0.0)

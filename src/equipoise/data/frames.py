@@ -61,8 +61,8 @@ def from_frame(
     floating numbers or dates is a number to predict, any other is a class; `target_kind` ("classes" or "number") overrides
     it. `classes` names all classes where training clients do not show them all (or is their number if they are 0, 1, …).
 
-    Notices name what looks odd and the cure: texts in a column of numbers, categories that training did not have, clients
-    without an example to test on.
+    Notices name what looks odd and the cure: texts in a column of numbers, whole numbers that look like identifiers of
+    rows, categories that training did not have, clients without an example to test on.
 
     >>> frame = {"who": ["a", "a", "b", "b"], "age": [30, None, 50, 60], "ill": ["no", "yes", "no", "yes"]}
     >>> data = from_frame(frame, client="who", target="ill", test=0.5)
