@@ -195,6 +195,11 @@ class Task:
         return self.scorer.error == self.scorer.loss
 
     @property
+    def loss_is_given(self) -> bool:
+        """Whether the user gave a loss, in place of the model's own or of cross-entropy."""
+        return self.scorer._given_loss is not None
+
+    @property
     def error_name(self) -> str:
         """What the error measures, in words: "0-1 error", "squared error", or the name of the user's own function."""
         return error_name(self.error, type(self.module).__name__)
