@@ -263,7 +263,10 @@ class ClientTable:
         return self.size.double() if split == "train" else None
 
     def worst(self, count: int = 10) -> list[dict[str, object]]:
-        """The rows of benign clients with the largest error (then loss) of the model that they are served, worst first."""
+        """The rows of benign clients with the largest error (then loss) of the model that they are served, worst first.
+
+        A client with few examples (`size`) may be here by chance alone.
+        """
         rows = self.benign
         pairs = zip(rows.served_error.tolist(), rows.served_loss.tolist(), strict=True)
         order = sorted(range(len(rows)), key=list(pairs).__getitem__, reverse=True)[:count]

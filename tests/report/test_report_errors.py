@@ -13,6 +13,7 @@ import equipoise as eq
 from equipoise.cli.listing import comparison_table
 from equipoise.core.error_names import error_name
 from equipoise.experiment.folder import read_record
+from equipoise.report import write_report
 
 ROW = np.arange(120)
 PRICES = pd.DataFrame({"shop": [f"s{row % 8}" for row in ROW], "a": np.sin(ROW), "b": np.cos(3 * ROW)})
@@ -91,3 +92,28 @@ def test_the_headline_says_that_a_method_is_no_better_than_the_trivial_answer(tm
     assert "is no better than that of the trivial answer (mean of the targets), 0" in page.headline
     table = replace(run.clients, trivial_error=torch.full((len(run.clients),), 1e6).double())
     assert "trivial" not in Page(replace(run, clients=table).report(tmp_path / "r.html")).headline
+
+
+def test_clients_with_few_examples_are_marked(tmp_path):
+    small = PRICES[(PRICES["shop"] != "s3") | (ROW < 24)]  # three rows of s3, one of which is tested on
+    run = trained(small)
+    table = replace(run.clients, error=torch.where(run.clients.size == 1, 1e4, run.clients.error))
+    run, other = replace(run, clients=table), replace(run, name="other")
+    words = "* fewer than 5 test examples: this number is mostly chance."
+    for runs, names in (([run], ["table-worst"]), ([run, other], ["left-behind", "gain-1"])):
+        page = Page(write_report(runs, tmp_path / "r.html"))
+        for name in names:
+            header, first, *others = page.rows[name]
+            assert (first[0], first[header.index("examples")]) == ("s3", "1 *")
+            assert all(
+                "*" not in each[header.index("examples")]
+                for each in others
+                if int(each[header.index("examples")].split()[0]) >= 5
+            )
+            assert page.by_id[f"{name}-caption"].endswith(words)
+    run.export(tmp_path / "m.safetensors")
+    card = (tmp_path / "m.card.md").read_text(encoding="utf-8")
+    assert "Those that fare worst: s3 (1" in card
+    assert "(* fewer than 5 test examples: this number is mostly chance)" in card
+    enough = Page(trained(pd.concat([PRICES] * 3)).report(tmp_path / "r.html"))
+    assert "mostly chance" not in enough.source

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from equipoise.report.data.by_client import LEAST_SEEDS, ClientErrors
 from equipoise.report.data.results_by_method import Study
+from equipoise.report.text.phrases import FEW_EXAMPLES
 
 
 def seeds_words(found: ClientErrors) -> str:
@@ -29,6 +31,19 @@ def interval_words(found: ClientErrors) -> str:
     if len(found.seeds) < LEAST_SEEDS:
         return " Small numbers: the lower and the higher seed; an interval needs three."
     return " Small numbers: the 95 % interval of this mean, by the seeds."
+
+
+def examples_cell(size: int) -> str:
+    """A client's examples, with a mark where they are so few that its error is mostly chance."""
+    return f"{size:,}{' *' * (size < FEW_EXAMPLES)}"
+
+
+def few_words(study: Study, found: ClientErrors, shown: Iterable[int]) -> str:
+    """A sentence on the mark of `examples_cell`; empty if none of the clients that are shown, by position, has it."""
+    if all(found.sizes[k] >= FEW_EXAMPLES for k in shown):
+        return ""
+    kind = {"train": "training"}.get(study.judged.split, study.judged.split)
+    return f" * fewer than {FEW_EXAMPLES} {kind} examples: this number is mostly chance."
 
 
 def signed(study: Study, change: float) -> str:

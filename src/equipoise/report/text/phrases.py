@@ -10,6 +10,7 @@ from equipoise.report.data.over_seeds import Spread, malicious_clients, training
 if TYPE_CHECKING:
     from equipoise.result import RunRecord
 
+FEW_EXAMPLES = 5  # a client's error on fewer is mostly chance
 SHARED = "  shared model"  # the row below a method whose clients are served their own models
 INTERVAL = "  95 % interval"  # the row below a method that was judged on a sample of clients
 

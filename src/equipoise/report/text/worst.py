@@ -12,7 +12,7 @@ import torch
 from equipoise.report.data.by_client import ClientErrors, client_errors, interval_over_seeds, mean_over_seeds
 from equipoise.report.data.results_by_method import MethodResults, Numbers, Study
 from equipoise.report.text.captions import served_model
-from equipoise.report.text.client_numbers import below, differing_clients, interval_words, seeds_words
+from equipoise.report.text.client_numbers import below, differing_clients, examples_cell, few_words, interval_words, seeds_words
 from equipoise.report.text.sentences import ValueFormat
 from equipoise.report.text.tables import WORST_CLIENTS, close_table, header_cell, open_table, row
 
@@ -57,6 +57,7 @@ def _worst_alone(study: Study, method: MethodResults) -> Iterator[str]:
         columns.append(("shared loss", _shared(study), plain))
     caption = f"The {_client_count(len(some), study.judged.benign_word)} with the largest {study.noun}"
     caption += f"{seeds_words(found)}{_evaluated(study)}.{served_model(study)}{differing_clients(found)}{interval_words(found)}"
+    caption += few_words(study, found, some)
     seed = ["seed"] if found.seed_of_row else []
     yield from open_table("worst alone", caption, ("client", *seed, "examples", *(title for title, _, _ in columns)))
     means = [mean_over_seeds(errors.of(0)) for _, errors, _ in columns]
@@ -64,7 +65,7 @@ def _worst_alone(study: Study, method: MethodResults) -> Iterator[str]:
     for k in some:
         numbers = [scale.number(float(mean[k])) for mean, (_, _, scale) in zip(means, columns, strict=True)]
         numbers[0] += below(study, low[k], high[k])
-        yield row(header_cell(found.keys[k][-1]), (*_seed(found, k), f"{found.sizes[k]:,}", *numbers))
+        yield row(header_cell(found.keys[k][-1]), (*_seed(found, k), examples_cell(found.sizes[k]), *numbers))
     yield close_table()
 
 
@@ -77,14 +78,14 @@ def _before_and_after(study: Study, chosen: MethodResults, name: str) -> Iterato
     who += f"{seeds_words(found)}{_evaluated(study)}"
     unit = " in %" if scale.percent else ""
     caption = f"The {who}; {scale.noun}{unit} under each method.{served_model(study, brief=True)}"
-    caption += differing_clients(found) + interval_words(found)
+    caption += differing_clients(found) + interval_words(found) + few_words(study, found, some)
     seed = ["seed"] if found.seed_of_row else []
     columns = ("client", *seed, "examples", *(study.methods[index].name for index in found.methods))
     yield from open_table("worst", caption, columns, name, found.methods)
     means = {index: mean_over_seeds(found.of(index)) for index in found.methods}
     intervals = {index: _interval(study, found, index) for index in found.methods}
     for k in some:
-        cells = [*_seed(found, k), f"{found.sizes[k]:,}"]
+        cells = [*_seed(found, k), examples_cell(found.sizes[k])]
         for index in found.methods:
             error, (low, high) = float(means[index][k]), intervals[index]
             changed = index > 0 and found.methods[0] == 0
