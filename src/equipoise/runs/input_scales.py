@@ -50,8 +50,8 @@ def unscaled_target(setting: Setting) -> str | None:
     if data.schema is not None:
         name, by = f" {data.schema.target.name!r}", f"data.schema.target.deviation ({data.schema.target.deviation:.3g})"
     return (
-        f"The loss sees the target{name} in its own unit, with a mean of {mean:.3g} and a standard deviation of {deviation:.3g}: "
-        f"divide outputs and targets by {by} in the loss, or lower the learning rate."
+        f"The loss sees the target{name} in its own unit, with a mean of {mean:.3g} and a standard deviation of "
+        f"{deviation:.3g}: divide outputs and targets by {by} in the loss, or lower the learning rate."
     )
 
 
