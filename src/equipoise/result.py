@@ -343,6 +343,8 @@ class RunSummary:
     metrics: Mapping[str, Summary] = field(default_factory=dict)  # by name
     error_name: str = ""  # what the error measures, e.g. "squared error"; empty if it is not known
     target: str = ""  # the column that is predicted, if the data are a table
+    trivial_error: Summary | None = None  # of one answer for all examples, if it is known
+    trivial_answer: str = ""  # what that answer is
 
     @property
     def who(self) -> str:
@@ -359,11 +361,12 @@ class RunSummary:
         columns, keys = {"error": self.error, "loss": self.loss}, ("error", "loss", "shared_error")
         if self.shared_error is not None:
             columns = {"own error": self.error, "own loss": self.loss, "shared error": self.shared_error}
-        figures = {**columns, **self.metrics}
+        trivial = {} if self.trivial_error is None else {"trivial error": self.trivial_error}
+        figures = {**columns, **trivial, **self.metrics}
 
         def intervals(figure: str) -> list[tuple[str, ...]]:
             texts = [self.intervals[key][figure].text("{:.4f}".format) for key in keys[: len(columns)] if key in self.intervals]
-            return [("  95 % interval", *texts, *("" for _ in self.metrics))] if texts else []
+            return [("  95 % interval", *texts, *("" for _ in (*trivial, *self.metrics)))] if texts else []
 
         rows: list[tuple[str | float, ...]] = [
             (f"{self.name}: {self.who}", *figures),
@@ -381,6 +384,8 @@ class RunSummary:
             for label, *values in rows
         ]
         measured = [f"error: {meant}." for meant in [self._measured] if meant]
+        if trivial:
+            measured.append(f"trivial error: the same answer for every example, the {self.trivial_answer} of training.")
         return "\n".join([*(line.rstrip() for line in lines), *measured, *metric_words(self.metrics)])
 
     @property
@@ -455,11 +460,14 @@ class RunRecord:
         """Mean, 90th percentile, worst 10 % and standard deviation over clients."""
         split = split or self.judged_on
         rows = self.clients.where(split)
+        benign = rows.benign
         figures, sample = rows.summaries()[split], self.sample_of(split)
         return RunSummary(
             self.name, split, not bool(rows.seen.any()), figures["error"], figures["loss"], figures.get("shared_error"),
-            len(rows) - len(rows.benign), sample, {} if sample is None else rows.intervals(split),
+            len(rows) - len(benign), sample, {} if sample is None else rows.intervals(split),
             {name: figures[name] for name in rows.metrics}, self.error_name, self.target,
+            None if benign.trivial_error is None else summarise(benign.trivial_error, benign.size, benign._weights(split)),
+            rows.trivial_answer,
         )  # fmt: skip
 
     def subgroups(self, attribute: str, split: str | None = None) -> list[Subgroup]:
@@ -566,7 +574,10 @@ class PersonalModels:
             raise InvalidParameter("clients", rule, odd or clients)
         positions = self._setting.data.train.positions_of(clients)
         if unknown := [name for name, k in zip(clients, positions.tolist(), strict=True) if k < 0]:
-            raise InvalidParameter("clients", rule, unknown)
+            ids = self.ids
+            known = f"{', '.join(ids[k] for k in range(min(5, len(ids))))}{', …' * (len(ids) > 5)}"
+            fix = f"Known are {known}. A client that took no part in training is served the shared model: result.model."
+            raise InvalidParameter("clients", rule, unknown, fix)
         return self._run.models(self._state.personal, self._model, positions, self._state.round)
 
     def model(self, client: str) -> nn.Module:

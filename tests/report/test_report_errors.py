@@ -12,6 +12,7 @@ from torch import nn
 import equipoise as eq
 from equipoise.cli.listing import comparison_table
 from equipoise.core.error_names import error_name
+from equipoise.errors import InvalidParameter
 from equipoise.experiment.folder import read_record
 from equipoise.report import write_report
 
@@ -117,3 +118,51 @@ def test_clients_with_few_examples_are_marked(tmp_path):
     assert "(* fewer than 5 test examples: this number is mostly chance)" in card
     enough = Page(trained(pd.concat([PRICES] * 3)).report(tmp_path / "r.html"))
     assert "mostly chance" not in enough.source
+
+
+def test_the_summary_of_one_run_has_the_trivial_answer():
+    run = trained()
+    found, lines = run.summary(), str(run.summary()).splitlines()
+    errors = run.clients.where("test").trivial_error
+    assert found.trivial_error.mean == pytest.approx(float(errors.mean()))
+    assert lines[0].split()[-4:] == ["error", "loss", "trivial", "error"]
+    assert float(lines[1].split()[-1]) == pytest.approx(float(errors.mean()), abs=1e-4)
+    assert lines[-1] == "trivial error: the same answer for every example, the mean of the targets of training."
+
+
+def test_a_change_of_a_client_is_one_number(tmp_path):
+    """0.1804 to 0.1626 is −1.8 points, though 18.0 and 16.3 are 1.7 apart."""
+    run = trained(DEAR, "dear")
+    table = run.clients.where("test")
+    first, second = (
+        replace(run, name=name, clients=replace(table, error=torch.tensor([error, *[0.1] * 7], dtype=torch.float64)))
+        for name, error in (("first", 0.1804), ("second", 0.1626))
+    )
+    page = Page(write_report([first, second], tmp_path / "r.html"))
+    assert page.rows["gain-1"][1][1:4] == ["−1.8", "18.0", "16.3"]
+    assert page.rows["left-behind"][1][-1] == "16.3 −1.8"
+
+
+def test_intervals_of_errors_do_not_go_below_0(tmp_path):
+    run = trained(error=mean_absolute_error)
+    table = run.clients.where("test")
+    runs = [
+        replace(run, seed=seed, clients=replace(table, error=torch.tensor([error, *[1.0] * 7], dtype=torch.float64)))
+        for seed, error in enumerate((2.0, 20.0, 45.0))
+    ]
+    page = Page(write_report(runs, tmp_path / "r.html"))
+    assert page.rows["table-worst"][1][2].split() == ["22.3", "0.0", "to", "76.0"]
+    below = [replace(each, clients=replace(each.clients, error=each.clients.error - 1.5)) for each in runs]
+    assert "−" in Page(write_report(below, tmp_path / "r.html")).rows["table-worst"][1][2]
+
+
+def test_messages_name_the_cure():
+    data = eq.data.from_frame(PRICES, client="shop", target="price", split_by="examples")
+    model = eq.models.Tabular(data.schema, hidden=())
+    words = r"For all 8 clients: clients_per_round=len\(data.train\), or Algorithm\(sampler=sampling.Full\(\)\)\."
+    with pytest.raises(InvalidParameter, match=words):
+        eq.train(model, data, rounds=1, progress=False)
+    ditto = eq.Algorithm(personal=eq.personal.Ditto(strength=0.5))
+    run = eq.train(model, data, ditto, rounds=1, clients_per_round=4, progress=False)
+    with pytest.raises(InvalidParameter, match=r"Known are s0, s1, s2, s3, s4, …\. A client .* shared model: result\.model\."):
+        run.personal.model("Shop 99")

@@ -8,15 +8,15 @@ from inspect import isroutine
 from typing import Any
 
 ZERO_ONE = "0-1 error"
-SQUARED = "squared error"
+SQUARED, ABSOLUTE = "squared error", "absolute error"
 _KNOWN = {
     "misclassified": ZERO_ONE, "MaskedMisclassified": ZERO_ONE, "wrong_sign": ZERO_ONE, "wrong_half": ZERO_ONE,
-    "squared_error": SQUARED, "mse_loss": SQUARED, "MSELoss": SQUARED, "l1_loss": "absolute error", "L1Loss": "absolute error",
+    "squared_error": SQUARED, "mse_loss": SQUARED, "MSELoss": SQUARED, "l1_loss": ABSOLUTE, "L1Loss": ABSOLUTE,
 }  # fmt: skip
 _MEANT = {
     ZERO_ONE: "the share of a client's examples that the model gets wrong",
     SQUARED: "(prediction − {target})², averaged over a client's examples",
-    "absolute error": "|prediction − {target}|, averaged over a client's examples",
+    ABSOLUTE: "|prediction − {target}|, averaged over a client's examples",
 }
 
 

@@ -220,7 +220,8 @@ def set_up(
     if parts.sampler.everyone:
         clients_per_round = len(data.train)
     if clients_per_round is None:
-        raise InvalidParameter("clients_per_round", "must be given unless the sampler is sampling.Full()", None)
+        fix = f"For all {len(data.train)} clients: clients_per_round=len(data.train), or Algorithm(sampler=sampling.Full())."
+        raise InvalidParameter("clients_per_round", "must be given unless the sampler is sampling.Full()", None, fix)
     refuse_missing_groups(parts.risk, data.train.ids)
     algorithm.drawn_by(0, alpha, clients_per_round=clients_per_round, seed=seed)  # refuses an impossible cohort before any work
     try_own_parts(algorithm, data.train.ids, alpha, clients_per_round, seed)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from equipoise import metrics
-from equipoise.core.error_names import ZERO_ONE, error_definition
+from equipoise.core.error_names import ABSOLUTE, SQUARED, ZERO_ONE, error_definition
 from equipoise.errors import InvalidParameter, require
 from equipoise.report.data.over_seeds import Spread, figures_of, in_percent, intervals_of, malicious_clients, trivial_name
 from equipoise.report.text.phrases import sample_words
@@ -227,6 +227,14 @@ class Study:
     def noun(self) -> str:
         """The error in captions: "error" where it is the share of wrong examples, else what is measured."""
         return self.scale.noun if self.scale.percent else self.measured
+
+    @property
+    def never_negative(self) -> bool:
+        """Whether the error cannot be negative: an error that is not below 0 anywhere; a loss of one's own can be."""
+        errors = torch.cat([rows.error for method in self.methods for rows in method.rows])
+        if self.scale.noun == "loss" and not all(run.error_name in (SQUARED, ABSOLUTE) for run in self.runs):
+            return False
+        return not bool((errors < 0).any())
 
     @property
     def definition(self) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from equipoise.report.data.by_client import LEAST_SEEDS, ClientErrors
 from equipoise.report.data.results_by_method import Study
-from equipoise.report.text.phrases import FEW_EXAMPLES
+from equipoise.report.text.phrases import FEW_EXAMPLES, minus
 
 
 def seeds_words(found: ClientErrors) -> str:
@@ -56,4 +56,4 @@ def below(study: Study, low: float, high: float, *, sign: bool = False) -> str:
     if not (math.isfinite(low) and math.isfinite(high)):
         return ""
     write = (lambda value: signed(study, value)) if sign else study.scale.number
-    return f' <small class="below">{write(low)} to {write(high)}</small>'
+    return f' <small class="below">{minus(write(low))} to {minus(write(high))}</small>'

@@ -30,6 +30,11 @@ def capital(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
+def minus(text: str) -> str:
+    """A number with the sign − in place of a hyphen."""
+    return f"−{text[1:]}" if text.startswith("-") else text
+
+
 def plural(noun: str, count: float) -> str:
     """The noun for a number of things: "clients" for more than one, else "client"."""
     return f"{noun}s" if count > 1 else noun

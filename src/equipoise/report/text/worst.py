@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from html import escape
 
@@ -12,7 +11,15 @@ import torch
 from equipoise.report.data.by_client import ClientErrors, client_errors, interval_over_seeds, mean_over_seeds
 from equipoise.report.data.results_by_method import MethodResults, Numbers, Study
 from equipoise.report.text.captions import served_model
-from equipoise.report.text.client_numbers import below, differing_clients, examples_cell, few_words, interval_words, seeds_words
+from equipoise.report.text.client_numbers import (
+    below,
+    differing_clients,
+    examples_cell,
+    few_words,
+    interval_words,
+    seeds_words,
+    signed,
+)
 from equipoise.report.text.sentences import ValueFormat
 from equipoise.report.text.tables import WORST_CLIENTS, close_table, header_cell, open_table, row
 
@@ -83,13 +90,14 @@ def _before_and_after(study: Study, chosen: MethodResults, name: str) -> Iterato
     columns = ("client", *seed, "examples", *(study.methods[index].name for index in found.methods))
     yield from open_table("worst", caption, columns, name, found.methods)
     means = {index: mean_over_seeds(found.of(index)) for index in found.methods}
+    moved = {index: mean_over_seeds(found.change(index)) for index in found.methods}
     intervals = {index: _interval(study, found, index) for index in found.methods}
     for k in some:
         cells = [*_seed(found, k), examples_cell(found.sizes[k])]
         for index in found.methods:
             error, (low, high) = float(means[index][k]), intervals[index]
             changed = index > 0 and found.methods[0] == 0
-            text = _change(study, float(means[0][k]), error) if changed else scale.number(error)
+            text = _changed(study, error, float(moved[index][k])) if changed else scale.number(error)
             cells.append(text + below(study, low[k], high[k]))
         yield row(header_cell(found.keys[k][-1]), cells)
     yield close_table()
@@ -112,8 +120,9 @@ def _shared(study: Study) -> ClientErrors:
 
 
 def _interval(study: Study, found: ClientErrors, method: int) -> tuple[Numbers, Numbers]:
-    """The interval of each client's mean over seeds; errors in percent stay between 0 and 100."""
-    ends = (0.0, 1.0) if study.scale.percent else (-np.inf, np.inf)
+    """The interval of each client's mean over seeds; errors in percent stay between 0 and 100, others above 0 if they must."""
+    low = 0.0 if study.never_negative else -np.inf
+    ends = (low, 1.0 if study.scale.percent else np.inf)
     return interval_over_seeds(found.of(method), *ends)
 
 
@@ -122,16 +131,13 @@ def _seed(found: ClientErrors, at: int) -> list[str]:
     return [str(found.seed_of_row[at])] if found.seed_of_row else []
 
 
-def _change(study: Study, before: float, after: float) -> str:
-    """An error and its change against `before`: the difference of the two numbers as they are written."""
-    change = study.scale.change(before, after)
-    text = study.scale.number(after)
-    if math.isnan(change):
+def _changed(study: Study, error: float, change: float) -> str:
+    """An error and its change against the first method, as the section on who gains writes it."""
+    text, written = study.scale.number(error), signed(study, change)
+    if written == "–":
         return text
-    if change == 0:
-        return f'{text} <small class="same">±0</small>'
-    sign, mark = ("−", "down") if change < 0 else ("+", "up")
-    return f'{text} <small class="{mark}">{sign}{study.scale.points(change).removesuffix(" points")}</small>'
+    mark = {"±": "same", "−": "down", "+": "up"}[written[0]]
+    return f'{text} <small class="{mark}">{"±0" if mark == "same" else written}</small>'
 
 
 def _client_count(count: int, kind: str = "") -> str:
