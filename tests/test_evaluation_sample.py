@@ -486,7 +486,7 @@ def test_tables_of_methods_have_rows_of_intervals(data):
     both = [run.summary().intervals["error"]["mean"] for run in comparison.results["mean"]]
     assert found["mean"].low == pytest.approx((both[0].low + both[1].low) / 2)
     lines = comparison.summary().splitlines()
-    assert lines[0].startswith("Error over 20 of 25 unseen test clients, drawn at random, mean ±")
+    assert lines[0].startswith("0-1 error over 20 of 25 unseen test clients, drawn at random, mean ±")
     assert lines[3].split() == [
         "95",
         "%",

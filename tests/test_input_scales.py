@@ -79,3 +79,31 @@ def test_rows_of_many_million_examples_are_found():
     x = torch.zeros(count, 1, dtype=torch.uint8)
     clients = eq.ClientSet(x, torch.zeros(count, dtype=torch.uint8), torch.tensor([0, count]), ("a",), scale=1.0)
     assert far_inputs(eq.FederatedData(clients, classes=2)) is None
+
+
+def absolute_cube(outputs, targets):
+    return (outputs - targets).abs() ** 3
+
+
+def test_a_regression_that_diverges_by_its_own_loss_is_told_of_the_unit_of_its_target():
+    row = np.arange(80)
+    frame = {"shop": row % 4, "a": np.sin(row), "b": np.cos(3 * row), "price": 5000 + 900 * np.sin(row) + row / 7}
+    data = eq.data.from_frame(frame, client="shop", target="price", split_by="examples")
+    words = (
+        r"The loss sees the target 'price' in its own unit, with a mean of .* and a standard deviation of 6\d\d: divide "
+        r"outputs and targets by data.schema.target.deviation \(6\d\d\) in the loss, or lower the learning rate\."
+    )
+    options = {"rounds": 20, "clients_per_round": 4, "progress": False, "loss": absolute_cube}
+    with pytest.raises(Diverged, match=words):
+        eq.train(eq.models.Tabular(data.schema, hidden=()), data, **options)
+    arrays = FederatedData(ClientSet(torch.randn(40, 4), 1000 + torch.randn(40), torch.tensor([0, 20, 40]), ("a", "b")))
+    with pytest.raises(Diverged, match=r"the target in its own unit.* by the standard deviation of the training targets"):
+        eq.train(eq.models.LinearRegression(4), arrays, **options | {"clients_per_round": 2})
+
+
+def test_a_target_of_size_1_and_classes_are_not_blamed():
+    x = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    wild = eq.Algorithm(solver=eq.solvers.SGD(lr=1e6, batch_size=2))
+    with pytest.raises(Diverged, match="Lower the learning rate") as failed:
+        eq.train(eq.models.LinearRegression(4), regression(x), wild, rounds=40, clients_per_round=2, loss=absolute_cube)
+    assert "unit" not in str(failed.value)

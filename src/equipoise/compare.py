@@ -16,7 +16,7 @@ from equipoise.privacy.observer_table import composed_words
 from equipoise.report import write_report
 from equipoise.report.data.over_seeds import FIGURES, Spread, figures_of, intervals_of, metric_figures, trivial_name
 from equipoise.report.text.paper_tables import latex_table, markdown_table, paper_table
-from equipoise.report.text.phrases import INTERVAL, SHARED, remarks
+from equipoise.report.text.phrases import INTERVAL, SHARED, capital, remarks
 from equipoise.result import Result
 from equipoise.runs.checkpoint import Checkpoints, numbered
 from equipoise.runs.health import each_notice_once
@@ -117,7 +117,7 @@ class Comparison:
         below += [INTERVAL] * any(intervals_of(runs) for runs in self.results.values())
         below += [trivial_name(self.all_results)] * any("trivial_mean" in row for row in table.values())
         width = max(map(len, ("method", *table, *below)))
-        what = "Loss" if first.error_is_loss else "Error"
+        what = capital(first.measured)
         over = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "1 seed"
         titles = "".join(f"{title:>15}" for title in ("mean", "90th pct.", "worst 10 %", "std. dev."))
         lines = [f"{what} over {first.summary().who}, {over}", f"{'method':<{width}}{titles}{'trained':>9}"]

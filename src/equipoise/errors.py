@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 import reprlib
+import sys
+import warnings
 from collections.abc import Iterable
 from difflib import get_close_matches
 from functools import lru_cache
 from numbers import Integral, Real
+from pathlib import Path
 from typing import Any, Self
 
 from equipoise.core.error_codes import WRITTEN, code_of, raised_in
 
 AFTER_THE_LAST = "loss after the last round"  # what has diverged, where every round went well
+_PACKAGE = str(Path(__file__).parent)
 _FEW, _LONG = 10, 600  # numbers of an array that is shown, characters of a message's value
 _SHORT = reprlib.Repr()
 _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxset = _SHORT.maxfrozenset = _SHORT.maxdict = 20
@@ -111,6 +115,14 @@ class ObserverFailed(EquipoiseError, RuntimeError):
 
 class EquipoiseNotice(UserWarning):
     """Something the user should know once, such as a slower engine being used."""
+
+
+def notify(text: str) -> None:
+    """Give a notice that points at the line of the user: the nearest caller outside of this package."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(EquipoiseNotice(text), stacklevel=level)
 
 
 def is_number(value: object) -> bool:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from equipoise.algorithm import Algorithm
 from equipoise.client_metrics import ClientMetrics
 from equipoise.core.abilities import engine_traits
+from equipoise.core.error_names import error_definition, error_words
 from equipoise.core.files import DurableFile, move, write_atomically
 from equipoise.data.clients import ClientSet, FederatedData
 from equipoise.errors import InvalidParameter, NotWritten
@@ -262,7 +263,10 @@ class ClientTable:
         return self.size.double() if split == "train" else None
 
     def worst(self, count: int = 10) -> list[dict[str, object]]:
-        """The rows of benign clients with the largest error (then loss) of the model that they are served, worst first."""
+        """The rows of benign clients with the largest error (then loss) of the model that they are served, worst first.
+
+        A client with few examples (`size`) may be here by chance alone.
+        """
         rows = self.benign
         pairs = zip(rows.served_error.tolist(), rows.served_loss.tolist(), strict=True)
         order = sorted(range(len(rows)), key=list(pairs).__getitem__, reverse=True)[:count]
@@ -338,6 +342,10 @@ class RunSummary:
     intervals: Mapping[str, Mapping[str, Interval]] = field(default_factory=dict)  # by column and figure, of a sample
     metrics: Mapping[str, Summary] = field(default_factory=dict)  # by name
     own_metrics: tuple[str, ...] = ()  # those of clients' own models
+    error_name: str = ""  # what the error measures, e.g. "squared error"; empty if it is not known
+    target: str = ""  # the column that is predicted, if the data are a table
+    trivial_error: Summary | None = None  # of one answer for all examples, if it is known
+    trivial_answer: str = ""  # what that answer is
 
     @property
     def who(self) -> str:
@@ -358,11 +366,12 @@ class RunSummary:
         columns, keys = {"error": self.error, "loss": self.loss}, ("error", "loss", "shared_error")
         if self.shared_error is not None:
             columns = {"own error": self.error, "own loss": self.loss, "shared error": self.shared_error}
-        figures = {**columns, **{self._heading(name): summary for name, summary in self.metrics.items()}}
+        trivial = {} if self.trivial_error is None else {"trivial error": self.trivial_error}
+        figures = {**columns, **trivial, **{self._heading(name): summary for name, summary in self.metrics.items()}}
 
         def intervals(figure: str) -> list[tuple[str, ...]]:
             texts = [self.intervals[key][figure].text("{:.4f}".format) for key in keys[: len(columns)] if key in self.intervals]
-            return [("  95 % interval", *texts, *("" for _ in self.metrics))] if texts else []
+            return [("  95 % interval", *texts, *("" for _ in (*trivial, *self.metrics)))] if texts else []
 
         rows: list[tuple[str | float, ...]] = [
             (f"{self.name}: {self.who}", *figures),
@@ -379,7 +388,16 @@ class RunSummary:
             f"{label:<{width}}  " + "  ".join(v.rjust(wide) if isinstance(v, str) else f"{v:{wide}.4f}" for v in values)
             for label, *values in rows
         ]
-        return "\n".join([*(line.rstrip() for line in lines), *metric_words(self.metrics)])
+        measured = [f"error: {meant}." for meant in [self._measured] if meant]
+        if trivial:
+            measured.append(f"trivial error: the same answer for every example, the {self.trivial_answer} of training.")
+        return "\n".join([*(line.rstrip() for line in lines), *measured, *metric_words(self.metrics)])
+
+    @property
+    def _measured(self) -> str:
+        """Which error it is and what that measures; empty if it is not known."""
+        named, meant = error_words(self.error_name, self.target), error_definition(self.error_name, self.target)
+        return meant if meant.startswith(self.error_name) else f"{named}, {meant}"
 
 
 def metric_words(metrics: Mapping[str, Summary]) -> list[str]:
@@ -422,11 +440,21 @@ class RunRecord:
     epsilon: Spent | None = None  # the privacy spent, under differential privacy
     privacy: PrivacyTable | None = None  # ε by observer; None for runs of version 0.1
     sampled: dict[str, tuple[int, int]] | None = None  # clients evaluated and clients there are, by split; None: all of them
+    error_name: str = ""  # what the error measures, e.g. "squared error"; empty if it is not known
+    target: str = ""  # the column that is predicted, if the data are a table
     data_version: str = ""  # tells data of one name apart: equal for runs on the same data
 
     def __repr__(self) -> str:
         about = f"{self.name!r}, seed {self.seed}, {self.rounds} rounds on {self.data!r}"
         return f"{type(self).__name__}({about})\n{self.summary()}"
+
+    @property
+    def measured(self) -> str:
+        """Which error it is, and of which column, e.g. "squared error of price"; "error" or "loss" if that is not known."""
+        named = error_words(self.error_name, self.target)
+        if self.error_is_loss:
+            return f"loss ({named})" if named else "loss"
+        return named or "error"
 
     @property
     def judged_on(self) -> str:
@@ -437,11 +465,14 @@ class RunRecord:
         """Mean, 90th percentile, worst 10 % and standard deviation over clients."""
         split = split or self.judged_on
         rows = self.clients.where(split)
+        benign = rows.benign
         figures, sample = rows.summaries()[split], self.sample_of(split)
         return RunSummary(
             self.name, split, not bool(rows.seen.any()), figures["error"], figures["loss"], figures.get("shared_error"),
-            len(rows) - len(rows.benign), sample, {} if sample is None else rows.intervals(split),
-            {name: figures[name] for name in rows.metrics}, tuple(rows.personal_metrics),
+            len(rows) - len(benign), sample, {} if sample is None else rows.intervals(split),
+            {name: figures[name] for name in rows.metrics}, tuple(rows.personal_metrics), self.error_name, self.target,
+            None if benign.trivial_error is None else summarise(benign.trivial_error, benign.size, benign._weights(split)),
+            rows.trivial_answer,
         )  # fmt: skip
 
     def judged_by(self, split: str | None) -> Self:
@@ -558,7 +589,10 @@ class PersonalModels:
             raise InvalidParameter("clients", rule, odd or clients)
         positions = self._setting.data.train.positions_of(clients)
         if unknown := [name for name, k in zip(clients, positions.tolist(), strict=True) if k < 0]:
-            raise InvalidParameter("clients", rule, unknown)
+            ids = self.ids
+            known = f"{', '.join(ids[k] for k in range(min(5, len(ids))))}{', …' * (len(ids) > 5)}"
+            fix = f"Known are {known}. A client that took no part in training is served the shared model: result.model."
+            raise InvalidParameter("clients", rule, unknown, fix)
         return self._run.models(self._state.personal, self._model, positions, self._state.round)
 
     def model(self, client: str) -> nn.Module:

@@ -22,7 +22,7 @@ from equipoise.runs.checkpoint import Checkpoints
 from equipoise.runs.drivers import choose_driver
 from equipoise.runs.health import notices, stop_if_lost, tell
 from equipoise.runs.identity import run_key
-from equipoise.runs.input_scales import unscaled_inputs
+from equipoise.runs.input_scales import cause_of_divergence
 from equipoise.runs.setup import DataOrMaker, EngineChoice, ModelOrMaker, Setting, set_up
 from equipoise.runs.stopping import EarlyStopping, Stopped, StopState
 from equipoise.types import Observer, ServerState
@@ -178,7 +178,7 @@ class RunUnderWay:
     def fail(self, failure: Diverged) -> None:
         """Stop here; what was logged before is kept with the error."""
         failure.history, failure.run = self.history, self.setting.name
-        if (reason := unscaled_inputs(self.setting)) is not None:
+        if (reason := cause_of_divergence(self.setting)) is not None:
             failure.because(reason)
         self.failure = failure
 

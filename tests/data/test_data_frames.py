@@ -315,9 +315,9 @@ def test_identifiers_and_counts_are_not_taken_for_categories():
         {"c": ["a", "b"] * 75, "name": [f"person {i}" for i in range(150)], "x": range(150), "y": [0, 1, 1] * 50}
     )
     refused("'name' holds 150 different texts in 150 rows. Is it an identifier", lambda: load(frame, client="c", target="y"))
-    out = load(frame, client="c", target="y", kinds={"name": "left out"})
+    out = load(frame, client="c", target="y", kinds={"name": "left out", "x": "number"})
     assert out.schema.feature_names == ("x",)
-    forced = load(frame, client="c", target="y", kinds={"name": "category"}, test=0.0)
+    forced = load(frame, client="c", target="y", kinds={"name": "category", "x": "number"}, test=0.0)
     assert forced.schema.embedded == {"name": 152}
     options = {"client": "c", "target": "x", "kinds": {"name": "left out"}}
     refused("'x' holds 150 different whole numbers", lambda: load(frame, **options, test=0.0))

@@ -2,6 +2,7 @@
 
 import gzip
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -198,7 +199,10 @@ MISREAD = [
     ([f"{row % 9}%" for row in ROW], "All look like numbers; row 0 holds '0%'"),
     ([f"{row % 7},5" for row in ROW], "row 0 holds '0,5'. Write them as 1005.5, or give decimal=\",\" for a CSV file"),
     ([f"{row % 12 + 1:02d}/03/2020" for row in ROW], "All look like dates; row 0 holds '01/03/2020'. Write them as 2026-11-16"),
-    ([f"2020-01-{row % 9 + 1:02d}" for row in ROW], "All are dates: write kinds={'a': 'date'}"),
+    (
+        ["2020/01/01" if row == 9 else f"2020-01-{row % 9 + 1:02d}" for row in ROW],
+        "All look like dates; row 9 holds '2020/01/01'. Write them as 2026-11-16, and write kinds={'a': 'date'}",
+    ),
     (
         [f"0{row % 20}" for row in ROW],
         "All are numbers: write kinds={'a': 'number'}. If they are categories: kinds={'a': 'categ",
@@ -217,6 +221,69 @@ def test_numbers_and_dates_as_text_get_a_notice(cells, words):
     with pytest.warns(EquipoiseNotice, match=words.replace("{", r"\{")):
         assert kind_of(load(FRAME.assign(a=cells)))[0] == "category"
     assert kind_of(load(FRAME.assign(a=cells), kinds={"a": "category"}))[0] == "category"  # said, and quiet
+
+
+DAY = np.datetime64("2020-01-01")
+WRITTEN = {  # dates and times as a CSV file may hold them
+    "dates": [str(DAY + row) for row in ROW],
+    "with gaps": [None if row % 7 == 0 else str(DAY + row) for row in ROW],
+    "moments": [f"{DAY + row} 10:30:0{row % 9}" for row in ROW],
+    "dates and moments": [f"{DAY + row}T10:30:00" if row % 2 else str(DAY + row) for row in ROW],
+    "zones": [f"{DAY + row}T10:30:00+02:00" for row in ROW],
+    "times of the day": [f"{row % 24:02d}:30" for row in ROW],
+}
+
+
+@pytest.mark.parametrize("cells", WRITTEN.values(), ids=WRITTEN)
+def test_dates_as_text_are_dates_in_a_frame_as_in_a_file(tmp_path, cells):
+    frame = FRAME.assign(a=cells)
+    of_file, of_frame = as_csv(tmp_path, frame), load(pd.read_csv(tmp_path / "t.csv"))
+    assert kind_of(of_frame) == kind_of(of_file) == ("date", "scaled")
+    assert of_frame.schema == of_file.schema
+    assert of_frame.fingerprint == replace(of_file, name="table").fingerprint
+    assert of_frame.schema.transform(frame[3:4]).equal(
+        of_file.schema.transform(pa.table({"a": cells[3:4], "b": frame["b"][3:4]}))
+    )
+    assert kind_of(load(frame, kinds={"a": "category"}))[0] == "category"
+
+
+def test_dates_as_text_in_the_target():
+    frame = FRAME.assign(y=WRITTEN["dates"])
+    data = load(frame)
+    assert data.schema.target.kind == load(frame, target_kind="number").schema.target.kind == "number"
+    assert data.schema.target.mean == pytest.approx((DAY - np.datetime64("1970-01-01")).astype(int) + ROW.mean())
+    assert load(frame, target_kind="classes").classes == COUNT
+
+
+def test_empty_cells_and_other_text_keep_dates_text():
+    for odd in ("", "NA", 'say "when"', "a\nb"):
+        cells = [odd if row % 10 == 0 else f"2020-01-0{row % 3 + 1}" for row in ROW]
+        with pytest.warns(EquipoiseNotice, match="Nearly all are dates, but row 0"):
+            assert kind_of(load(FRAME.assign(a=cells)))[0] == "category"
+
+
+def test_notices_point_at_the_line_of_the_user(tmp_path):
+    frame = FRAME.assign(a=["oops" if row == 41 else str(row % 13) for row in ROW], c=[f"k{row % 5}" for row in ROW])
+    frame.loc[0, ["c", "a"]] = ["NA", "only here"]
+    frame = frame.assign(part=["test" if row == 0 else "train" for row in ROW])
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    path = folder_of(tmp_path, a=frame[:30], b=frame[30:].assign(new=ROW[30:]))
+    marked = {**BOTH, "split": "part"}
+    for make in (
+        lambda: eq.data.from_frame(frame, **marked),
+        lambda: eq.data.csv(tmp_path / "t.csv", **marked),
+        lambda: eq.data.parquet(path, **marked),
+        lambda: eq.data.from_frame(frame, **BOTH, split_by="examples"),
+        lambda: eq.data.from_arrays(np.ones((60, 1)), ROW % 2, frame["c"], split_by="examples"),
+        lambda: eq.data.from_arrays(np.ones((60, 1)), ROW % 2, frame["c"], test=0.01),
+        lambda: eq.data.write_table_store(tmp_path / "t.csv", tmp_path / "store", **BOTH, columns=["a"]),
+        lambda: load(FRAME.assign(a=["x", "y"] * 30)).schema.transform(FRAME.assign(a="new")),
+    ):
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            make()
+        assert {each.filename for each in told} <= {__file__}, [(each.filename, str(each.message)) for each in told]
+        assert told
 
 
 @pytest.mark.parametrize(
@@ -289,6 +356,35 @@ def test_identifiers_of_a_small_table_are_refused():
         load(FRAME.assign(a=[f"person {row}" for row in ROW]))
     with pytest.raises(InvalidData, match=r"60 different texts in 60 rows. All look like numbers; row 0 holds '1,000'"):
         load(FRAME.assign(a=[f"1,{row:03d}" for row in ROW]))
+
+
+@pytest.mark.parametrize("values", [ROW, 1000 + ROW[::-1], 7 + 2 * ROW - ROW % 2, np.random.default_rng(0).permutation(COUNT)])
+def test_numbers_of_rows_get_a_notice(values):
+    frame = FRAME.assign(receipt_id=values)
+    words = (
+        r"column 'receipt_id' holds 60 different whole numbers from \d+ to \d+, one for each row\. It is used as a number\. If "
+        r"it is an identifier, leave it out: kinds=\{'receipt_id': 'left out'\}; else kinds=\{'receipt_id': 'number'\}\."
+    )
+    with pytest.warns(EquipoiseNotice, match=words) as told:
+        assert kind_of(load(frame), "receipt_id") == ("number", "scaled")
+    assert len(told) == 1
+    for kind in ("left out", "number"):
+        load(frame, kinds={"receipt_id": kind})  # said, and quiet
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ROW * 1.0,  # floating numbers
+        ROW // 2,  # repeated
+        3 * ROW,  # wide gaps
+        ROW**2,
+        pd.array([None, *range(1, COUNT)], dtype="Int64"),
+    ],
+)
+def test_measurements_are_no_identifiers(values):
+    assert kind_of(load(FRAME.assign(v=values)), "v") == ("number", "scaled")
+    assert kind_of(load(FRAME[:40].assign(v=ROW[:40])), "v") == ("number", "scaled")  # few rows
 
 
 def test_decimal_commas(tmp_path):

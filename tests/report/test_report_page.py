@@ -80,7 +80,8 @@ def test_clients_left_behind_before_and_after(comparison, tmp_path):
             shown, *rest = numbers(row[3])
             assert first == pytest.approx(100 * float(before[k]), abs=0.051)
             assert shown == pytest.approx(100 * float(after[k]), abs=0.051)
-            assert "±0" in row[3] if shown == first else rest[0] == pytest.approx(abs(shown - first))
+            change = 100 * abs(float(after[k] - before[k]))
+            assert change < 0.051 if "±0" in row[3] else rest[0] == pytest.approx(change, abs=0.051)
             both = sorted(100 * float(table.error[k]) for table in seeds[0])  # two seeds: the lower and the higher
             assert [low, high] == pytest.approx(both, abs=0.051)
 
@@ -184,7 +185,7 @@ def test_table_and_headline_are_the_numbers_of_the_clients(comparison, tmp_path)
     if tails["Δ-FL 0.5"] < tails["FedAvg"]:
         assert written[:2] == [tails["FedAvg"], tails["Δ-FL 0.5"]]
         change = numbers(page.cell("Δ-FL 0.5", "mean"))[0] - numbers(page.cell("FedAvg", "mean"))[0]
-        assert not change or written[2] == pytest.approx(abs(change))
+        assert not change or "No method clearly" in page.headline or written[2] == pytest.approx(abs(change))
     else:
         assert written == [tails["FedAvg"]]
     assert "20 unseen test clients" in page.headline
@@ -202,7 +203,7 @@ def test_headline_follows_known_errors(comparison, tmp_path):
     page = Page(write_report(results, tmp_path / "r.html"))
     assert page.headline == (
         "Δ-FL 0.5 lowers the 90th percentile of the error over 20 unseen test clients from 50.0 % to 20.0 % "
-        "at +6.0 points of mean error, against FedAvg."
+        "at +6.0 points of mean error, against FedAvg (one seed)."
     )
     assert page.cell("FedAvg", "90th percentile") == "50.0"
     assert page.cell("Δ-FL 0.5", "mean") == "22.0"

@@ -132,7 +132,8 @@ def test_headlines_follow_known_errors(attacked, tmp_path):
     # Nine benign clients: 0.4 eight times and 0.9 once; the smallest value with 90 % at or below it is the ninth.
     assert page.headline == (
         "Ditto lowers the 90th percentile of the error over 9 benign test clients from 90.0 % to 30.0 % and the mean error by "
-        "33.4 points, against FedAvg. Its clients are served their own models; with its shared model the percentile is 90.0 %."
+        "33.4 points, against FedAvg (one seed). Its clients are served their own models; with its shared model the "
+        "percentile is 90.0 %."
     )
     assert page.by_id["note"] == (
         "1 of 10 training clients is malicious, and figures are of the benign ones. "
@@ -423,7 +424,7 @@ def test_the_summary_has_own_and_shared_rows_and_one_line_that_says_so(attacked)
     title, header, plain, ditto, shared, trivial, said = one.summary().splitlines()
     columns = {name: runs[0].clients.where("test") for name, runs in one.results.items()}
     benign = ~columns["Ditto"].malicious
-    assert title == f"Error over {int(benign.sum())} benign test clients, 1 seed"
+    assert title == f"0-1 error over {int(benign.sum())} benign test clients, 1 seed"
     assert header.split()[0] == "method"
     assert shared.startswith("  shared model")
     assert trivial.startswith("most frequent class")
@@ -444,7 +445,7 @@ def test_the_command_lines_table_says_the_same(attacked):
     console = Console(file=io.StringIO(), width=130)
     console.print(comparison_table(attacked.all_results))
     text = console.file.getvalue()
-    assert "Error in % over 16 benign test clients" in text
+    assert "0-1 error in % over 16 benign test clients" in text
     row = next(line for line in text.splitlines() if "shared model" in line)
     table = attacked.table()["Ditto"]
     assert numbers(row)[::2] == [
@@ -467,7 +468,7 @@ def test_losses_where_there_is_no_error(tmp_path):
     assert "%" not in page.headline
     one = Page(found.results["Ditto"][0].report(tmp_path / "one.html"))
     assert one.rows["table-worst"][0] == ["client", "examples", "own loss", "shared loss"]
-    assert found.summary().startswith("Loss over 16 benign test clients")
+    assert found.summary().startswith("Loss (squared) over 16 benign test clients")
 
 
 def test_logs_hold_both_models(tmp_path):

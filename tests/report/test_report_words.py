@@ -5,7 +5,14 @@ import math
 import pytest
 
 from equipoise.compare import Spread
-from equipoise.report.text.sentences import JudgedClients, ValueFormat, comparison_sentence, method_sentence
+from equipoise.report.text.sentences import (
+    JudgedClients,
+    ValueFormat,
+    clearly_lower,
+    comparison_sentence,
+    method_sentence,
+    trivial_sentence,
+)
 
 PERCENT = ValueFormat(percent=True, decimals=1)
 JUDGED = JudgedClients((500, 500), "test", unseen=True, weighted=False)
@@ -46,9 +53,50 @@ def test_no_improvement_is_admitted_also_when_it_vanishes_in_rounding(tail):
 
 def test_few_seeds_that_agree_are_named():
     table = {"a": row(0.1, 0.3), "b": row(0.1, 0.2)}
-    assert "(lower in 4 of 5 seeds)" in comparison_sentence(table, JUDGED, PERCENT, (4, 5))
-    assert "(lower in only 1 of 3 seeds, so perhaps by chance)" in comparison_sentence(table, JUDGED, PERCENT, (1, 3))
-    assert "seed" not in comparison_sentence(table, JUDGED, PERCENT, (1, 1))
+    agreed = [-0.1, -0.12, -0.11, -0.1, 0.001]
+    assert "(lower in 4 of 5 seeds)" in comparison_sentence(table, JUDGED, PERCENT, {"b": agreed})
+    assert "(one seed)" in comparison_sentence(table, JUDGED, PERCENT, {"b": [-0.1]})
+    assert "(but the two have no seed in common)" in comparison_sentence(table, JUDGED, PERCENT, {"b": []})
+
+
+def test_a_gain_within_its_spread_over_seeds_is_no_gain():
+    table, apart = {"FedAvg": row(0.1, 0.265), "tail 0.5": row(0.1, 0.261)}, [-0.026, -0.009, 0.022, -0.003]
+    assert comparison_sentence(table, JUDGED, PERCENT, {"tail 0.5": apart}) == (
+        "No method clearly lowers the 90th percentile of the error over 500 unseen test clients: 26.5 % under FedAvg, 26.1 % "
+        "under tail 0.5; the difference varies by ± 2.0 over 4 seeds (lower in 3 of them)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("differences", "clear"),
+    [
+        ([-1.0, -1.2], True),  # mean −1.1, standard error 0.1
+        ([-1.0, -0.1], False),  # mean −0.55, standard error 0.45
+        ([-1.0, -1.0, -1.0, 0.1], False),  # one of four is more than a fifth
+        ([-1.0, -1.0, -1.0, -1.0, 0.1], True),  # one of five
+        ([1.0, 1.2, 1.1], False),
+        ([-1.0], False),
+        ([-1.0, math.nan], False),
+        ([], False),
+    ],
+)
+def test_what_is_clearly_lower(differences, clear):
+    assert clearly_lower(differences) is clear
+
+
+def test_a_method_that_is_clearly_lower_goes_before_a_lower_one_by_chance():
+    table = {"FedAvg": row(0.1, 0.3), "chance": row(0.1, 0.2), "clear": row(0.1, 0.25)}
+    differences = {"chance": [-0.4, 0.2], "clear": [-0.05, -0.05]}
+    assert comparison_sentence(table, JUDGED, PERCENT, differences).startswith("clear lowers the 90th percentile")
+
+
+def test_no_better_than_the_trivial_answer():
+    known = {**row(0.2, 0.4), "trivial_percentile_90": Spread(0.38, 0.0)}
+    assert trivial_sentence(known, PERCENT, "most frequent class", "FedAvg") == (
+        "The 90th percentile of FedAvg, 40.0 %, is no better than that of the trivial answer (most frequent class), 38.0 %."
+    )
+    assert trivial_sentence(known | {"percentile_90": Spread(0.379, 0.0)}, PERCENT, "most frequent class") == ""
+    assert trivial_sentence(row(0.2, 0.4), PERCENT, "") == ""
 
 
 @pytest.mark.parametrize(("before", "after"), [(math.nan, 0.2), (0.2, math.nan), (math.nan, math.inf)])

@@ -61,15 +61,17 @@ def show_functions(console: Console) -> None:
 
 def comparison_table(records: Sequence[RunRecord]) -> Table:
     """A table of methods: figures of the error ± over seeds, clients trained per round and seconds; the lowest in bold."""
-    from equipoise.report.data.over_seeds import FIGURES, figures_of, intervals_of, trivial_name
-    from equipoise.report.text.phrases import INTERVAL, SHARED, remarks
+    from equipoise.report.data.over_seeds import FIGURES, figures_of, in_percent, intervals_of, trivial_name
+    from equipoise.report.text.phrases import INTERVAL, SHARED, capital, remarks
 
     by_name: dict[str, list[RunRecord]] = {}
     for record in records:
         by_name.setdefault(record.name, []).append(record)
     rows = {name: figures_of(runs) for name, runs in by_name.items()}
     first = records[0].summary()
-    noun, factor, digits = ("Loss", 1.0, 3) if records[0].error_is_loss else ("Error in %", 100.0, 1)
+    percent = in_percent(records)
+    noun = capital(records[0].measured) + " in %" * percent
+    factor, digits = (100.0, 1) if percent else (1.0, 3)
     remark = remarks(by_name, rows, lambda value: f"{factor * value:.{digits}f}")
     title = f"{noun} over {first.who}, mean ± standard deviation over seeds"
     table = Table(title=title, title_justify="left", caption_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)

@@ -17,6 +17,7 @@ from equipoise.core import trees
 from equipoise.core.batch_trial import BatchUse, nearly_equal, try_batches
 from equipoise.core.binary_error import binary_error
 from equipoise.core.carried import CarriedLayout, split_model
+from equipoise.core.error_names import error_name
 from equipoise.core.forward_rules import ForwardRules
 from equipoise.core.functional import call_with_tensors
 from equipoise.core.params import ParameterLayout
@@ -192,6 +193,16 @@ class Task:
     def error_is_loss(self) -> bool:
         """Whether no error is defined apart from the loss."""
         return self.scorer.error == self.scorer.loss
+
+    @property
+    def loss_is_given(self) -> bool:
+        """Whether the user gave a loss, in place of the model's own or of cross-entropy."""
+        return self.scorer._given_loss is not None
+
+    @property
+    def error_name(self) -> str:
+        """What the error measures, in words: "0-1 error", "squared error", or the name of the user's own function."""
+        return error_name(self.error, type(self.module).__name__)
 
     def to(self, device: torch.device) -> Task:
         """A copy of the task with the module's constants on a device, in training mode, whatever mode it was left in."""

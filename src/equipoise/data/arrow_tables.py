@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from numbers import Real
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from equipoise.data.arrays import first_line
 from equipoise.data.clients import prefix
-from equipoise.data.table_files import TableFiles
+from equipoise.data.table_files import TableFiles, temporal_of_text
 from equipoise.errors import InvalidData, InvalidParameter, require, unknown_name
 
 Kind = Literal["number", "boolean", "category", "date"]
@@ -196,6 +196,17 @@ class TableColumn:
 
         return bool(kinds.is_string(of) or kinds.is_large_string(of) or kinds.is_string_view(of))
 
+    def as_dates(self) -> TableColumn:
+        """The column with dates and times for its text, if all of it is written as in a CSV file; else the column itself."""
+        import pyarrow as pa
+
+        if not self.is_text or self.values.null_count == len(self.values):
+            return self
+        encoded = self._decoded().combine_chunks().dictionary_encode()
+        if not encoded.dictionary[0].as_py()[:1].isdecimal() or (found := temporal_of_text(encoded.dictionary)) is None:
+            return self
+        return replace(self, values=pa.chunked_array([found.take(encoded.indices)]))
+
     def numbers(self) -> NDArray[np.float64]:
         """The column as float64 (N,), NaN where it is missing; booleans are 0 and 1, text must be of numbers."""
         import pyarrow as pa
@@ -224,6 +235,8 @@ class TableColumn:
 
         kind = self.type_kind
         if kind == "category":
+            if (dates := self.as_dates()) is not self:
+                return dates.days()
             return self._parsed(_days_of_text, "date (write it as 2026-11-16)")
         if kind not in ("date", None):
             raise InvalidData(f"{self} holds {self.values.type}, but dates are expected.")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from equipoise.data.leaves import first_bare_row, per_leaf, taken
 from equipoise.data.ragged import Ragged
 from equipoise.data.splits import How, split, tell_of_untested
 from equipoise.data.visited import Visited, read_example
-from equipoise.errors import EquipoiseNotice, InvalidData, is_integer, require
+from equipoise.errors import InvalidData, is_integer, notify, require
 
 _LARGER = 1.5  # times the share of clients to test on that was asked for
 _MOST_CLASSES = 100_000
@@ -140,7 +139,7 @@ def _split(
         tell_of_untested(data, test)
     elif data.test is not None and len(data.test) > _LARGER * test * len(clients):
         text = f"{name}: test={test:g} keeps {len(data.test)} of {len(clients)} clients, which are not trained on."
-        warnings.warn(EquipoiseNotice(f'{text} split_by="examples" keeps examples of every client instead.'), stacklevel=4)
+        notify(f'{text} split_by="examples" keeps examples of every client instead.')
     return data
 
 
@@ -163,7 +162,7 @@ def _refuse_odd_targets(y: Any, name: str, classes: int, ignore: int, place: Cal
     if highest < _SPARSE and gap > highest / 2 and 10 * len(found) < highest + 1:
         text = f"{name}: {place(row)} is {highest}, so that there are {highest + 1} classes, of which {len(found)} occur."
         cure = f"If that is an error, repair that example; if the data have that many classes, give classes={highest + 1}."
-        warnings.warn(EquipoiseNotice(f"{text} {cure}"), stacklevel=4)
+        notify(f"{text} {cure}")
     elif highest >= _SPARSE and (highest >= 10 * len(values) or gap > highest / 2):
         raise InvalidData(
             f"{name}: {place(row)} is {highest}, but y has {len(found)} different integers in {len(values)} examples, and "

@@ -47,7 +47,8 @@ def from_frame(
 ) -> FederatedData:
     """Clients from a pandas, Polars or Arrow table; `client` and `target` name columns, all others (or `columns`) are inputs.
 
-    Columns may hold numbers, booleans, text, categories or dates, and missing values. Clients are split first. Then a
+    Columns may hold numbers, booleans, text, categories or dates, and missing values. Text that is all dates, written as
+    `csv` reads them, is dates. Clients are split first. Then a
     `Schema`, which says how each column is encoded, is fitted on the training clients alone; it is `data.schema`. Give a
     fitted `schema`, or its JSON file, to read another table in the same way. The inputs are one floating tensor (N, F), or a
     dict of "numbers" (N, F) and "codes" (N, C) if some columns have more than `one_hot` categories;
@@ -60,8 +61,8 @@ def from_frame(
     floating numbers or dates is a number to predict, any other is a class; `target_kind` ("classes" or "number") overrides
     it. `classes` names all classes where training clients do not show them all (or is their number if they are 0, 1, …).
 
-    Notices name what looks odd and the cure: texts in a column of numbers, categories that training did not have, clients
-    without an example to test on.
+    Notices name what looks odd and the cure: texts in a column of numbers, whole numbers that look like identifiers of
+    rows, categories that training did not have, clients without an example to test on.
 
     >>> frame = {"who": ["a", "a", "b", "b"], "age": [30, None, 50, 60], "ill": ["no", "yes", "no", "yes"]}
     >>> data = from_frame(frame, client="who", target="ill", test=0.5)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
@@ -20,7 +19,7 @@ from equipoise.core.files import write_atomically
 from equipoise.data.arrow_tables import Kind, TableColumn, arrow_table, check_names, sorted_names
 from equipoise.data.clients import prefix
 from equipoise.data.file_access import PathLike
-from equipoise.errors import EquipoiseNotice, InvalidData, InvalidParameter, require, require_integer
+from equipoise.errors import InvalidData, InvalidParameter, notify, require, require_integer
 
 FORMAT = "equipoise schema 1"
 OTHER, MISSING = 0, 1  # codes of an embedded column; its categories follow
@@ -31,6 +30,7 @@ _NUMBER = re.compile(r"[-+]?[$€£]?\s?(\d+|\d{1,3}([,.' ]\d{3})+)?([.,]?\d+)([
 _DATE = re.compile(r"(\d{4}([-/.])\d{1,2}\2\d{1,2}|\d{1,2}([-/.])\d{1,2}\3(\d{4}|\d{2}))([ T]\d.*)?")
 
 _FEW_ODD, _MANY_NUMBERS = 3, 8  # different texts that are odd beside this many different numbers
+_MANY_ROWS = 50  # of a table in which whole numbers that never repeat are odd
 _PLAIN = {"number": "1005.5", "date": "2026-11-16"}
 
 Becomes = Literal["scaled", "one-hot", "codes", "left out"]
@@ -99,7 +99,7 @@ class ColumnRule:
         if constant and (spread > 0 or column.whole_numbers(rows) > 1):
             note = "one value up to the rounding of float64 among training clients"
             text = f"{column} holds {note}, around {known[0]:.17g}, and tells no example from another"
-            warnings.warn(EquipoiseNotice(f"{text}. Subtract a constant from it first, or leave it out."), stacklevel=5)
+            notify(f"{text}. Subtract a constant from it first, or leave it out.")
         if constant and not gaps:
             return cls(column.name, kind, "left out", note=note)
         median = float(np.median(known))
@@ -175,6 +175,7 @@ class TargetRule:
         """The rule by the training rows. Without `kind`, floating numbers and dates are numbers and all else are classes."""
         import pyarrow.types as kinds
 
+        column = column if kind == "classes" else column.as_dates()
         by_type = column.type_kind
         _refuse_missing(column, column.values.is_null(nan_is_null=True).to_numpy())
         whole = kinds.is_integer(column.values.type)
@@ -202,7 +203,7 @@ class TargetRule:
             codes, names = column.names()
             if kind is None and column.is_text and (odd := _misread_text(column, codes, names, "target_kind={!r}".format)):
                 text = f"{column}, the target, is read as text, of {len(names)} classes. {odd}"
-                warnings.warn(EquipoiseNotice(f"{text} If they are classes: target_kind='classes'."), stacklevel=5)
+                notify(f"{text} If they are classes: target_kind='classes'.")
             named = sorted_names([names[code] for code in np.unique(codes[rows])])
             if len(named) < 2:
                 raise InvalidData(f"{column}, the target, {_always(named[0])}, or name all classes: classes=[…].")
@@ -304,10 +305,12 @@ class Schema:
             if columns is None and name not in asked and _SAVED_INDEX.fullmatch(name) and column.type_kind == "number":
                 text = f"{column} is taken for the index of a table that was saved with it, and left out"
                 cure = f"To use it: kinds={{{name!r}: 'number'}}. To save without it: frame.to_csv(path, index=False)."
-                warnings.warn(EquipoiseNotice(f"{text}. {cure}"), stacklevel=4)
+                notify(f"{text}. {cure}")
                 rules.append(ColumnRule(name, "number", "left out", note="the index of a saved table"))
                 continue
-            kind = asked.get(name) or _usual_kind(column)
+            kind = asked.get(name) or _usual_kind(column.as_dates())
+            if name not in asked:
+                _tell_of_identifier(column)
             if why := column.constant():
                 constant[name] = why
             else:
@@ -336,7 +339,7 @@ class Schema:
         did not have. Of a piece of a larger table, `first` is the row where it begins, for errors.
         """
         inputs, unseen = self.inputs_of(frame, source, first)
-        tell_of_unseen(unseen, source, stacklevel=3)
+        tell_of_unseen(unseen, source)
         return inputs
 
     def inputs_of(self, frame: Any, source: str = "table", first: int = 0) -> tuple[Any, dict[str, set[str]]]:
@@ -426,6 +429,7 @@ def _numbers(column: TableColumn, kind: Kind) -> NDArray[np.float64]:
 
 
 def _target_numbers(column: TableColumn) -> NDArray[np.float64]:
+    column = column.as_dates()
     values = _numbers(column, "date" if column.type_kind == "date" else "number")
     _refuse_missing(column, np.isnan(values))
     if (large := np.abs(values) > np.finfo(np.float32).max).any():
@@ -474,17 +478,33 @@ def _usual_kind(column: TableColumn) -> Kind:
             text = (
                 f"{column} is read as text, of {len(names)} categories. {hint} If they are categories: kinds={{{column.name!r}:"
             )
-            warnings.warn(EquipoiseNotice(f"{text} 'category'}}."), stacklevel=5)
+            notify(f"{text} 'category'}}.")
     return kind or "category"
 
 
-def tell_of_unseen(unseen: Mapping[str, set[str]], source: str, stacklevel: int = 4) -> None:
+def _tell_of_identifier(column: TableColumn) -> None:
+    """A notice for a column that looks like the numbers of rows, e.g. of receipts, from which nothing can be learned.
+
+    It holds integers, none missing, in 50 rows or more, all of them different, and at least half of the integers between the
+    smallest and the largest. Measurements repeat values, or leave wider gaps.
+    """
+    count = len(column.values)
+    if count < _MANY_ROWS or column.values.null_count or column.whole_numbers(np.arange(count)) < count:
+        return
+    values = column.numbers()
+    if np.ptp(values) < 2 * count and np.abs(values).max() < 2**53:  # which float64 tells apart
+        text = f"{column} holds {count} different whole numbers from {values.min():.0f} to {values.max():.0f}, one for each row"
+        cure = f"If it is an identifier, leave it out: kinds={{{column.name!r}: 'left out'}}; else kinds={{{column.name!r}:"
+        notify(f"{text}. It is used as a number. {cure} 'number'}}.")
+
+
+def tell_of_unseen(unseen: Mapping[str, set[str]], source: str) -> None:
     """A notice for each column with categories that training did not have, which names them."""
     for name, categories in unseen.items():
         listed = _listed([repr(each) for each in sorted_names(list(categories))])
         text = f"{prefix(source)}column {name!r} holds categories that training did not have: {listed}"
         cure = "The model takes them for unknown. Repair them if they are misspelt; else train on rows that have them."
-        warnings.warn(EquipoiseNotice(f"{text}. {cure}"), stacklevel=stacklevel)
+        notify(f"{text}. {cure}")
 
 
 def _misread_text(column: TableColumn, codes: NDArray[np.int64], names: list[str], say: Callable[[str], str]) -> str:

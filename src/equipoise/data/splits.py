@@ -6,7 +6,6 @@ Where a client goes depends on (seed, id) and on the number of clients or exampl
 from __future__ import annotations
 
 import math
-import warnings
 from typing import Literal
 
 import numpy as np
@@ -16,7 +15,7 @@ from torch import Tensor
 from equipoise.core.numbers import Numbers
 from equipoise.core.rng import first_uniforms, generator
 from equipoise.data.clients import IGNORE, ClientSet, FederatedData
-from equipoise.errors import EquipoiseNotice, InvalidParameter, require, require_number
+from equipoise.errors import InvalidParameter, notify, require, require_number
 
 How = Literal["clients", "examples"]
 
@@ -132,7 +131,7 @@ def split(
     return chosen(clients, validation=validation, test=test, seed=seed, name=name, classes=classes, ignore_index=ignore_index)
 
 
-def tell_of_untested(data: FederatedData, share: float | None, stacklevel: int = 4) -> None:
+def tell_of_untested(data: FederatedData, share: float | None) -> None:
     """A notice that names training clients without an example to test on. `share` was asked for; None: a column says it."""
     if data.test is None:
         return
@@ -145,4 +144,4 @@ def tell_of_untested(data: FederatedData, share: float | None, stacklevel: int =
         if share is not None:
             cure = f"At test={share:g} a client needs {max(2, math.ceil(0.5 / share - 1e-9))} examples. Give them more"
         what = "Training uses them, but no test figure covers them."
-        warnings.warn(EquipoiseNotice(f"{text}. {what} {cure}, or leave them out."), stacklevel=stacklevel)
+        notify(f"{text}. {what} {cure}, or leave them out.")

@@ -6,7 +6,6 @@ Lines of a file are counted from 1.
 from __future__ import annotations
 
 import re
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from typing import Any
 
 from equipoise.data.arrays import first_line
 from equipoise.data.file_access import PathLike
-from equipoise.errors import EquipoiseNotice, InvalidData, InvalidParameter, require
+from equipoise.errors import InvalidData, InvalidParameter, notify, require
 
 CSV_NAMES = "*.csv", "*.csv.gz"
 _MOST_BYTES = 2**31 - 1  # of a block of a CSV file
@@ -58,6 +57,24 @@ def read_csv(path: PathLike, *, client: str, delimiter: str, decimal: str, encod
     _refuse_other_delimiter(path, names, delimiter)
     _refuse_binary(path, dict(zip(names, table.schema.types, strict=True)), encoding)
     return table
+
+
+def temporal_of_text(texts: Any) -> Any:
+    """Texts, an Arrow array without missing ones, as the dates or times that a CSV file would hold; None if one is neither."""
+    import pyarrow as pa
+    from pyarrow import csv
+    from pyarrow.types import is_temporal
+
+    written = pa.BufferOutputStream()
+    csv.write_csv(pa.table({"text": texts}), written)
+    options = _csv_options(",", ".", "utf-8", ())
+    options["read_options"].block_size = written.tell() + 1  # one, so that a type is that of all texts
+    options["convert_options"].null_values = []
+    try:
+        found = csv.read_csv(pa.BufferReader(written.getvalue()), **options).column(0)
+    except pa.ArrowException:
+        return None
+    return found.combine_chunks() if is_temporal(found.type) and len(found) == len(texts) else None
 
 
 def _opened_csv(file: Path, encoding: str) -> Any:
@@ -112,7 +129,7 @@ def _tell_of_na(values: Any, path: PathLike, client: str, first: int = 0) -> boo
     if row >= 0:
         text = f'column {client!r}, row {first + row} holds "NA", which is taken for a client of this name'
         cure = 'If it is missing there, write missing=["NA"], which refuses the row.'
-        warnings.warn(EquipoiseNotice(f"{path}: {text}. {cure}"), stacklevel=4)
+        notify(f"{path}: {text}. {cure}")
     return bool(row >= 0)
 
 
@@ -184,7 +201,7 @@ def _parquet_schema(path: PathLike, files: list[Path]) -> tuple[int, Any]:
         first |= {name: file for name in names if name not in first}
     for name, file in lacking.items():
         text = f"column {name!r} is there in {first[name]}, but not in {file}, whose rows count as missing"
-        warnings.warn(EquipoiseNotice(f"{path}: {text}. Leave it out: kinds={{{name!r}: 'left out'}}."), stacklevel=5)
+        notify(f"{path}: {text}. Leave it out: kinds={{{name!r}: 'left out'}}.")
     return total, whole
 
 

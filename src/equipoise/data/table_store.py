@@ -103,7 +103,7 @@ def write_table_store(
         if len(positions)
     }
     written = write_streams(streams, path, name=called, classes=len(schema.target.classes), schema=schema, append=append)
-    tell_of_unseen(unseen, called, stacklevel=3)
+    tell_of_unseen(unseen, called)
     return written
 
 

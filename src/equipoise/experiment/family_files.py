@@ -148,7 +148,7 @@ def write_family(family: Family, folder: RunFolder, *, report: bool = True) -> N
     write_atomically(folder.path / MANIFEST, manifest.to_bytes())
     end: dict[str, Any] = {
         "event": "end", "seconds": sum(r.seconds for r in results), "data": first.data, "error_is_loss": first.error_is_loss,
-        "sha256": checksums,
+        "error_name": first.error_name, "target": first.target, "sha256": checksums,
     }  # fmt: skip
     if first.sampled is not None:
         end["sampled"] = first.sampled

@@ -234,7 +234,7 @@ def _read_records(path: str | Path) -> list[RunRecord]:
         name=name, algorithm=config.algorithm(), seed=config.train.seed, clients=clients, rounds=rounds,
         history=first, clients_per_round=config.train.clients_per_round, epsilon=spent, privacy=table,
         sampled=_sample_sizes(end.get("sampled")), seconds=end["seconds"], data=end["data"], error_is_loss=end["error_is_loss"],
-        data_version=end.get("data_version") or described,
+        data_version=end.get("data_version") or described, error_name=end.get("error_name", ""), target=end.get("target", ""),
     )  # fmt: skip
     if not is_family:
         return [record]

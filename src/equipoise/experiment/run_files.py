@@ -80,6 +80,7 @@ def write_outcome(result: Result, folder: RunFolder, *, report: bool = True) -> 
     if report:
         result.report(folder.report)
     end = {"event": "end", "seconds": result.seconds, "data": result.data, "error_is_loss": result.error_is_loss}
+    end |= {"error_name": result.error_name, "target": result.target}
     end["sha256"] = {file.name: file_checksum(file) for file in written}
     if result.epsilon is not None:
         spent = asdict(result.epsilon).items()

@@ -11,6 +11,7 @@ import torch
 
 from equipoise.core.version import VERSION
 from equipoise.metrics import summarise, summarise_metric
+from equipoise.report.text.phrases import FEW_EXAMPLES
 from equipoise.risk.groups import Groups, checked_groups, group_name
 
 if TYPE_CHECKING:
@@ -209,9 +210,14 @@ def _lines(content: Mapping[str, Any]) -> Iterator[str]:
         f"{number(behind['worst_tenth_mean'])}. {behind['clients_above_twice_the_mean']} clients have more than twice the mean."
     )
     if behind["worst_clients"]:
-        listed = ", ".join(f"{escaped(row['client'])} ({number(row['error'])})" for row in behind["worst_clients"])
+        few = [row["examples"] < FEW_EXAMPLES for row in behind["worst_clients"]]
+        listed = ", ".join(
+            f"{escaped(row['client'])} ({number(row['error'])}{'*' * mark})"
+            for row, mark in zip(behind["worst_clients"], few, strict=True)
+        )
+        note = f" (* fewer than {FEW_EXAMPLES} {content['judged_on']} examples: this number is mostly chance)" * any(few)
         yield ""
-        yield f"Those that fare worst: {listed}."
+        yield f"Those that fare worst: {listed}{note}."
     elif "note" in behind:
         yield ""
         yield behind["note"]

@@ -144,7 +144,7 @@ class Family:
     def summary(self) -> str:
         """A table as text: mean, 90th percentile and worst 10 % of the error over clients, for each value of the knob."""
         first = next(iter(self.results.values()))
-        title = f"{self.knob}: {'loss' if first.error_is_loss else 'error'} over {first.summary().who}"
+        title = f"{self.knob}: {first.measured} over {first.summary().who}"
         rows = [(f"{value:g}", result.summary().error) for value, result in self.results.items()]
         lines = [f"{title:<44}{'mean':>10}{'90th pct.':>12}{'worst 10 %':>12}"]
         lines += [f"{name:<44}{e.mean:>10.4f}{e.percentiles[90]:>12.4f}{e.worst_10:>12.4f}" for name, e in rows]

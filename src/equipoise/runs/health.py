@@ -16,7 +16,7 @@ from equipoise.metrics import mean
 from equipoise.observers import Evaluation
 from equipoise.report.text.phrases import untrained_words
 from equipoise.result import NOT_EVALUATED, Result
-from equipoise.runs.input_scales import unscaled_inputs
+from equipoise.runs.input_scales import cause_of_divergence, unscaled_inputs
 from equipoise.runs.setup import Setting
 from equipoise.types import RoundReport
 
@@ -85,7 +85,7 @@ def divergence(setting: Setting, result: Result, who: str) -> Iterator[str]:
         trained_on = result.clients.where("train")
         last = mean(trained_on.loss, trained_on.size)
         lost = last > 1000 * (1 + (0.0 if setting.data.classes > 0 else first))
-        reason = unscaled_inputs(setting) if lost or stands_still(result) else None
+        reason = cause_of_divergence(setting) if lost else unscaled_inputs(setting) if stands_still(result) else None
         if lost:
             yield f"The training loss ended at {last:.3g}: {who} diverged. {reason or 'Lower the learning rate.'}"
         elif reason is not None:

@@ -25,6 +25,36 @@ def unscaled_inputs(setting: Setting) -> str | None:
     return far_inputs(setting.data) if here else None
 
 
+def cause_of_divergence(setting: Setting) -> str | None:
+    """Which inputs, and which target, have scales that a run may have diverged by, with the cures; None if none has."""
+    found = [each for each in (unscaled_inputs(setting), unscaled_target(setting)) if each is not None]
+    return " ".join(found) or None
+
+
+def unscaled_target(setting: Setting) -> str | None:
+    """A sentence on the target of a regression whose size is far from 1, and the cures; None for others.
+
+    The data must be here and open. `models.Tabular` scales the target by itself, unless it is given another loss.
+    """
+    data, here = setting.data, setting.engine_traits.network is None and setting.protection.in_the_open
+    if not here or data.classes or data.train.is_visited or not (setting.task.loss_is_given or data.schema is None):
+        return None
+    rows = torch.linspace(0, data.train.examples - 1, min(MOST_ROWS, data.train.examples), dtype=torch.float64).long()
+    targets = data.train.targets(rows.to(data.train.device), torch.float64)
+    if not isinstance(targets, Tensor) or not targets.is_floating_point():
+        return None
+    mean, deviation = float(targets.double().mean()), float(targets.double().std(correction=0))
+    if max(abs(mean), deviation) <= FAR:
+        return None
+    name, by = "", "the standard deviation of the training targets"
+    if data.schema is not None:
+        name, by = f" {data.schema.target.name!r}", f"data.schema.target.deviation ({data.schema.target.deviation:.3g})"
+    return (
+        f"The loss sees the target{name} in its own unit, with a mean of {mean:.3g} and a standard deviation of "
+        f"{deviation:.3g}: divide outputs and targets by {by} in the loss, or lower the learning rate."
+    )
+
+
 def far_inputs(data: FederatedData) -> str | None:
     """A sentence on the column or leaf of the inputs whose scale is farthest from 1, and the cure; None if none is far.
 

@@ -174,6 +174,7 @@ class Setting:
             params=reported.params, carried=reported.carried,
             clients=clients, history=history, seconds=seconds, data=self.data.name, rounds=last.round,
             clients_per_round=self.clients_per_round, error_is_loss=self.task.error_is_loss,
+            error_name=self.task.error_name, target="" if self.data.schema is None else self.data.schema.target.name,
             personal=None if self.personal is None else PersonalModels(self, self.personal, chosen, reported.model),
             privacy=self.protection.privacy(last.privacy),
             epsilon=None if spent is None else replace(spent, table=self.data.schema is not None),
@@ -219,7 +220,8 @@ def set_up(
     if parts.sampler.everyone:
         clients_per_round = len(data.train)
     if clients_per_round is None:
-        raise InvalidParameter("clients_per_round", "must be given unless the sampler is sampling.Full()", None)
+        fix = f"For all {len(data.train)} clients: clients_per_round=len(data.train), or Algorithm(sampler=sampling.Full())."
+        raise InvalidParameter("clients_per_round", "must be given unless the sampler is sampling.Full()", None, fix)
     refuse_missing_groups(parts.risk, data.train.ids)
     algorithm.drawn_by(0, alpha, clients_per_round=clients_per_round, seed=seed)  # refuses an impossible cohort before any work
     try_own_parts(algorithm, data.train.ids, alpha, clients_per_round, seed)

@@ -13,12 +13,13 @@ from equipoise.core import trees
 from equipoise.core.binary_error import wrong_half, wrong_sign
 from equipoise.core.task import misclassified
 from equipoise.data.clients import ClientSet, FederatedData, rows_in_turn
+from equipoise.report.data.over_seeds import MEAN
 
 if TYPE_CHECKING:
     from equipoise.core.task import Task
     from equipoise.result import ClientTable
 
-CLASS, MEAN = "most frequent class", "mean of the targets"
+CLASS = "most frequent class"
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,13 +7,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
+
 from equipoise.core.abilities import read
+from equipoise.core.error_names import SQUARED
 from equipoise.metrics import Interval, Summary, mean, summarise
 from equipoise.types import PersonalTraits
 
 if TYPE_CHECKING:
     from equipoise.result import ClientTable, RunRecord
 
+MEAN = "mean of the targets"  # the trivial answer where a number is predicted
 FIGURES = {
     "mean": "mean",
     "percentile_90": "90th percentile",
@@ -64,6 +68,15 @@ def figures_of(runs: Sequence[RunRecord]) -> dict[str, Spread]:
     if len(trivial) == len(runs):
         row |= {f"trivial_{key}": spread for key, spread in _error_figures(trivial).items()}
     return row
+
+
+def in_percent(runs: Sequence[RunRecord]) -> bool:
+    """Whether errors are shares: none leaves [0, 1], none is the loss itself, and what is predicted is not a number."""
+    errors = torch.cat([error.double() for run in runs for error in (run.clients.error, run.clients.personal_error)
+                        if error is not None])  # fmt: skip
+    finite = errors[errors.isfinite()]
+    numeric = any(run.error_is_loss or run.error_name == SQUARED or run.clients.trivial_answer == MEAN for run in runs)
+    return not numeric and bool(((finite >= 0) & (finite <= 1)).all())
 
 
 def trivial_summary(run: RunRecord) -> Summary | None:

@@ -13,10 +13,19 @@ import torch
 from numpy.typing import NDArray
 
 from equipoise import metrics
+from equipoise.core.error_names import ABSOLUTE, SQUARED, ZERO_ONE, error_definition
 from equipoise.errors import InvalidParameter, require
-from equipoise.report.data.over_seeds import Spread, figures_of, intervals_of, malicious_clients
+from equipoise.report.data.over_seeds import Spread, figures_of, in_percent, intervals_of, malicious_clients, trivial_name
 from equipoise.report.text.phrases import sample_words
-from equipoise.report.text.sentences import JudgedClients, MethodFigures, ValueFormat, comparison_sentence, method_sentence
+from equipoise.report.text.sentences import (
+    JudgedClients,
+    MethodFigures,
+    ValueFormat,
+    best_method,
+    comparison_sentence,
+    method_sentence,
+    trivial_sentence,
+)
 
 if TYPE_CHECKING:
     from equipoise.result import ClientTable, RunRecord
@@ -191,18 +200,55 @@ class Study:
         return max(len(method.runs) for method in self.methods)
 
     def headline(self) -> str:
-        """The sentence at the top of the page."""
-        first = self.methods[0]
+        """The sentence at the top of the page, and another one if the first method is no better than the trivial answer."""
+        first, several = self.methods[0], len(self.methods) > 1
+        trivial = trivial_sentence(first.figures, self.scale, trivial_name(first.runs), first.name if several else "")
+        return f"{self._headline(first)} {trivial}".rstrip()
+
+    def _headline(self, first: MethodResults) -> str:
         if len(self.methods) == 1:
             median = first.percentile(50).mean
             return method_sentence(first.figures, median, self.judged, self.scale, len(first.runs), first.shared_median)
-        return comparison_sentence(self.table, self.judged, self.scale, _wins(first, self.best))
+        return comparison_sentence(self.table, self.judged, self.scale, self._differences)
+
+    @property
+    def _differences(self) -> dict[str, list[float]]:
+        """By method, its 90th percentile minus that of the first one, in each seed that both have."""
+        first = self.methods[0]
+        return {method.name: _paired(first, method) for method in self.methods[1:]}
+
+    @property
+    def measured(self) -> str:
+        """Which error it is, and of which column, e.g. "squared error of price"; the noun where runs do not say, or differ."""
+        named = {run.measured for run in self.runs}
+        return named.pop() if len(named) == 1 else self.scale.noun
+
+    @property
+    def noun(self) -> str:
+        """The error in captions: "error" where it is the share of wrong examples, else what is measured."""
+        return self.scale.noun if self.scale.percent else self.measured
+
+    @property
+    def never_negative(self) -> bool:
+        """Whether the error cannot be negative: an error that is not below 0 anywhere; a loss of one's own can be."""
+        errors = torch.cat([rows.error for method in self.methods for rows in method.rows])
+        if self.scale.noun == "loss" and not all(run.error_name in (SQUARED, ABSOLUTE) for run in self.runs):
+            return False
+        return not bool((errors < 0).any())
+
+    @property
+    def definition(self) -> str:
+        """What the error measures on the examples of a client."""
+        if self.measured == self.scale.noun:
+            wrong = error_definition(ZERO_ONE)
+            return wrong if self.scale.percent else f"the {self.scale.noun} function's value, averaged over a client's examples"
+        return error_definition(self.runs[0].error_name, self.runs[0].target)
 
     @property
     def best(self) -> MethodResults:
-        """The method with the lowest 90th percentile, of those after the first; the headline compares it with the first."""
-        others = self.methods[1:] or self.methods
-        return min(others, key=lambda m: (math.isnan(v := m.figures["percentile_90"].mean), v))
+        """The method that the headline compares with the first: the lowest 90th percentile, clearly lower ones first."""
+        name = best_method(self.table, self._differences)
+        return next(method for method in self.methods if method.name == name)
 
     @property
     def with_trivial(self) -> MethodResults | None:
@@ -277,24 +323,19 @@ def _refuse_mixed_runs(name: str, runs: list[RunRecord]) -> None:
 
 
 def _scale(results: list[RunRecord], methods: Sequence[MethodResults]) -> ValueFormat:
-    """Percent, unless errors leave [0, 1] or are the losses themselves (a task that is not classification)."""
-    tables = [result.clients for result in results]
-    columns = [column for table in tables for column in (table.error, table.personal_error) if column is not None]
-    error = torch.cat([column.double() for column in columns])
+    """Percent where errors are shares, else plain numbers."""
     losses = all(result.error_is_loss for result in results)
-    finite = error[torch.isfinite(error)]
-    percent = not losses and bool(((finite >= 0) & (finite <= 1)).all())
+    percent = in_percent(results)
     shown = [abs(m.figures[key].mean) for m in methods for key in ("percentile_90", "mean")]
     largest = max((v for v in shown if math.isfinite(v)), default=1.0)
     return ValueFormat.fitting(largest, percent=percent, noun="loss" if losses else "error")
 
 
-def _wins(first: MethodResults, best: MethodResults) -> tuple[int, int]:
-    """The number of common seeds in which `best` has the lower 90th percentile, and the number of common seeds."""
+def _paired(first: MethodResults, other: MethodResults) -> list[float]:
+    """The 90th percentile under `other` minus that under `first`, in each seed that both have."""
 
     def by_seed(method: MethodResults) -> dict[int, float]:
         return {run.seed: run.summary().error.percentiles[90] for run in method.runs}
 
-    before, after = by_seed(first), by_seed(best)
-    shared = before.keys() & after.keys()
-    return sum(after[seed] < before[seed] for seed in shared), len(shared)
+    before, after = by_seed(first), by_seed(other)
+    return [after[seed] - before[seed] for seed in before if seed in after]

@@ -185,10 +185,7 @@ def _range(numbers: list[int]) -> str:
 
 def _glossary(study: Study) -> Iterator[str]:
     """What the words of the page mean."""
-    noun, percent = study.scale.noun, study.scale.percent
-    definition = (
-        "the share of a client's examples that the model gets wrong" if percent else f"the mean {noun} over a client's examples"
-    )
+    noun, definition = study.scale.noun, escape(study.definition)
     definition += ", the model being the one that it is served" if study.personalised else ""
     seen = " Unseen clients took no part in training." if study.judged.unseen else ""
     count = " Every client counts the same, however many examples it has."
@@ -196,7 +193,7 @@ def _glossary(study: Study) -> Iterator[str]:
         count = " These are training clients, so each counts by its examples, as in the objective."
     count += " Malicious ones do not count." if study.judged.benign else ""
     words = {
-        noun: f"{definition}.{seen}",
+        noun: f"{escape(study.measured)}: {definition}.{seen}" if study.measured != noun else f"{definition}.{seen}",
         "mean": f"the {noun} averaged over clients.{count}",
         "90th percentile": "nine of ten clients fare at least this well.",
         "worst 10 %": f"the mean {noun} of the tenth of the clients that fare worst.",

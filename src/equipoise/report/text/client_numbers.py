@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from equipoise.report.data.by_client import LEAST_SEEDS, ClientErrors
 from equipoise.report.data.results_by_method import Study
+from equipoise.report.text.phrases import FEW_EXAMPLES, minus
 
 
 def seeds_words(found: ClientErrors) -> str:
@@ -31,13 +33,22 @@ def interval_words(found: ClientErrors) -> str:
     return " Small numbers: the 95 % interval of this mean, by the seeds."
 
 
+def examples_cell(size: int) -> str:
+    """A client's examples, with a mark where they are so few that its error is mostly chance."""
+    return f"{size:,}{' *' * (size < FEW_EXAMPLES)}"
+
+
+def few_words(study: Study, found: ClientErrors, shown: Iterable[int]) -> str:
+    """A sentence on the mark of `examples_cell`; empty if none of the clients that are shown, by position, has it."""
+    if all(found.sizes[k] >= FEW_EXAMPLES for k in shown):
+        return ""
+    kind = {"train": "training"}.get(study.judged.split, study.judged.split)
+    return f" * fewer than {FEW_EXAMPLES} {kind} examples: this number is mostly chance."
+
+
 def signed(study: Study, change: float) -> str:
     """A change with its sign, in the unit of the error; a dash if it is not finite."""
-    if not math.isfinite(change):
-        return "–"
-    text = study.scale.number(abs(change))
-    zero = not float(text)
-    return f"{'±' if zero else '−' if change < 0 else '+'}{text}"
+    return study.scale.signed(change)
 
 
 def below(study: Study, low: float, high: float, *, sign: bool = False) -> str:
@@ -45,4 +56,4 @@ def below(study: Study, low: float, high: float, *, sign: bool = False) -> str:
     if not (math.isfinite(low) and math.isfinite(high)):
         return ""
     write = (lambda value: signed(study, value)) if sign else study.scale.number
-    return f' <small class="below">{write(low)} to {write(high)}</small>'
+    return f' <small class="below">{minus(write(low))} to {minus(write(high))}</small>'

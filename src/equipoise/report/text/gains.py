@@ -17,7 +17,15 @@ from equipoise.report.data.by_client import (
 )
 from equipoise.report.data.results_by_method import Numbers, Study
 from equipoise.report.text.captions import served_model
-from equipoise.report.text.client_numbers import below, differing_clients, interval_words, seeds_words, signed
+from equipoise.report.text.client_numbers import (
+    below,
+    differing_clients,
+    examples_cell,
+    few_words,
+    interval_words,
+    seeds_words,
+    signed,
+)
 from equipoise.report.text.phrases import listed, plural
 from equipoise.report.text.tables import close_table, header_cell, open_table, row, swatch
 
@@ -103,7 +111,7 @@ def _ends(study: Study, found: ClientErrors, each: Changes, means: dict[int, Num
         return
     every = int((each.pays if paying else each.gains).sum()) == len(some)
     who = f"The {len(some)} clients that {verb}{' the most' * (not every)}" if len(some) > 1 else f"The client that {verb}s"
-    caption = f"{who}: {study.scale.noun}{unit}{seeds_words(found)}.{interval_words(found)}"
+    caption = f"{who}: {study.noun}{unit}{seeds_words(found)}.{interval_words(found)}{few_words(study, found, some)}"
     heads = ["client", *(["seed"] if found.seed_of_row else []), "change", first, method, "examples"]
     yield from open_table("ends", caption, tuple(heads), f"{verb}-{each.method}")
     low, high = interval_over_seeds(found.change(each.method))
@@ -111,6 +119,6 @@ def _ends(study: Study, found: ClientErrors, each: Changes, means: dict[int, Num
         cells = [str(found.seed_of_row[k])] if found.seed_of_row else []
         change = f'<span class="{"up" if paying else "down"}">{signed(study, float(each.change[k]))}</span>'
         cells.append(change + below(study, low[k], high[k], sign=True))
-        cells += [*(study.scale.number(float(means[m][k])) for m in (0, each.method)), f"{found.sizes[k]:,}"]
+        cells += [*(study.scale.number(float(means[m][k])) for m in (0, each.method)), examples_cell(found.sizes[k])]
         yield row(header_cell(found.keys[k][-1]), cells)
     yield close_table()

@@ -16,6 +16,7 @@ from equipoise.report.data.over_seeds import (
 if TYPE_CHECKING:
     from equipoise.result import RunRecord
 
+FEW_EXAMPLES = 5  # a client's error on fewer is mostly chance
 SHARED = "  shared model"  # the row below a method whose clients are served their own models
 INTERVAL = "  95 % interval"  # the row below a method that was judged on a sample of clients
 
@@ -28,6 +29,16 @@ def count_words(numbers: Iterable[int]) -> str:
     """
     ordered = sorted(numbers)
     return f"{ordered[0]:,}" if ordered[0] == ordered[-1] else f"{ordered[0]:,} to {ordered[-1]:,}"
+
+
+def capital(text: str) -> str:
+    """The text with a capital letter; the others stay as they are."""
+    return text[:1].upper() + text[1:]
+
+
+def minus(text: str) -> str:
+    """A number with the sign − in place of a hyphen."""
+    return f"−{text[1:]}" if text.startswith("-") else text
 
 
 def plural(noun: str, count: float) -> str:

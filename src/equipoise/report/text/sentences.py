@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from equipoise.report.data.over_seeds import Spread
@@ -49,6 +49,13 @@ class ValueFormat:
         """The value with its unit."""
         return self.number(value) + self.unit * math.isfinite(value)
 
+    def signed(self, change: float) -> str:
+        """A change with its sign, without the unit; a dash if it is not finite."""
+        if not math.isfinite(change):
+            return "–"
+        text = self.number(abs(change))
+        return f"{'±' if not float(text) else '−' if change < 0 else '+'}{text}"
+
     def spread(self, spread: Spread, seeds: int) -> str:
         """Mean ± standard deviation, without the unit."""
         return self.number(spread.mean) + (f" ± {self.number(spread.deviation)}" if seeds > 1 else "")
@@ -90,15 +97,42 @@ class JudgedClients:
         return "benign " if self.benign else ""
 
 
+def clearly_lower(differences: Sequence[float]) -> bool:
+    """Whether paired differences over seeds, a method minus the first one, say that the method is lower.
+
+    There are two seeds or more, the mean difference is more than 2 standard errors (s / √n) below 0, and the difference is
+    below 0 in all seeds but at most a fifth of them.
+
+    >>> clearly_lower([-1.0, -1.1, -0.9]), clearly_lower([-2.6, -0.9, 2.2, -0.3])
+    (True, False)
+    """
+    count = len(differences)
+    if count < 2 or not all(map(math.isfinite, differences)):
+        return False
+    spread = Spread.of(differences)
+    lower = sum(each < 0 for each in differences)
+    return spread.mean < -2 * spread.deviation / math.sqrt(count) and lower >= count - count // 5
+
+
+def best_method(table: Mapping[str, MethodFigures], differences: Mapping[str, Sequence[float]]) -> str:
+    """The method after the first with the lowest 90th percentile, of those that are clearly lower than the first if any is."""
+    others = list(table)[1:] or list(table)
+    clear = [name for name in others if clearly_lower(differences.get(name, ()))]
+    return min(clear or others, key=lambda name: _finite_or_inf(table[name]["percentile_90"].mean))
+
+
 def comparison_sentence(
-    table: Mapping[str, MethodFigures], judged: JudgedClients, scale: ValueFormat, wins: tuple[int, int] | None = None
+    table: Mapping[str, MethodFigures],
+    judged: JudgedClients,
+    scale: ValueFormat,
+    differences: Mapping[str, Sequence[float]] | None = None,
 ) -> str:
     """What the best method does against the first, in one sentence.
 
-    `wins` are the number of common seeds in which its 90th percentile is lower, and the number of common seeds.
+    `differences` are, by method, those of its 90th percentile from that of the first method, in each seed that both have.
+    With several seeds a method is said to lower the percentile only if it is `clearly_lower`.
     """
-    baseline, *others = table
-    best = min(others, key=lambda name: _finite_or_inf(table[name]["percentile_90"].mean))
+    baseline, best = next(iter(table)), best_method(table, differences or {})
     before, after = table[baseline]["percentile_90"].mean, table[best]["percentile_90"].mean
     drop = scale.change(before, after)
     over = f"the 90th percentile of the {scale.noun} over {judged}"
@@ -108,6 +142,13 @@ def comparison_sentence(
         if not math.isfinite(after):
             return f"No method has a finite {scale.noun} for nine of ten clients."
         return f"{best} reaches {scale.value(after)} as {over}; that of {baseline} is not finite."
+    found = None if differences is None else differences.get(best, ())
+    if found is not None and len(found) > 1 and not clearly_lower(found):
+        spread, lower = Spread.of(found), sum(each < 0 for each in found)
+        return (
+            f"No method clearly lowers {over}: {scale.value(before)} under {baseline}, {scale.value(after)} under {best}; the "
+            f"difference varies by ± {scale.number(spread.deviation)} over {len(found)} seeds (lower in {lower} of them)."
+        )
     mean = scale.change(table[baseline]["mean"].mean, table[best]["mean"].mean)
     if mean > 0:
         price = f" at +{scale.points(mean)} of mean {scale.noun}"
@@ -115,17 +156,35 @@ def comparison_sentence(
         price = f" and the mean {scale.noun} by {scale.points(mean)}"
     else:
         price = f" at the same mean {scale.noun}" if mean == 0 else ""
-    seeds = ""
-    if wins and wins[1] == 0:
-        seeds = " (but the two have no seed in common)"
-    elif wins and wins[1] > 1:
-        chance = 2 * wins[0] <= wins[1]
-        seeds = f" (lower in {'only ' * chance}{wins[0]} of {wins[1]} seeds{', so perhaps by chance' * chance})"
     own = ""
     if "shared_percentile_90" in table[best]:
         shared = scale.value(table[best]["shared_percentile_90"].mean)
         own = f" Its clients are served their own models; with its shared model the percentile is {shared}."
-    return f"{best} lowers {over} from {scale.value(before)} to {scale.value(after)}{price}, against {baseline}{seeds}.{own}"
+    change = f"from {scale.value(before)} to {scale.value(after)}{price}, against {baseline}"
+    return f"{best} lowers {over} {change}{_seed_words(found)}.{own}"
+
+
+def _seed_words(differences: Sequence[float] | None) -> str:
+    """In brackets, how many seeds a gain was seen in; empty if that is not known."""
+    if differences is None:
+        return ""
+    if len(differences) < 2:
+        return " (one seed)" if differences else " (but the two have no seed in common)"
+    return f" (lower in {sum(each < 0 for each in differences)} of {len(differences)} seeds)"
+
+
+def trivial_sentence(row: MethodFigures, scale: ValueFormat, answer: str, method: str = "") -> str:
+    """That a method is no better at the 90th percentile than the trivial answer; empty if it is, or if that is not known."""
+    if "trivial_percentile_90" not in row:
+        return ""
+    reached, trivial = row["percentile_90"].mean, row["trivial_percentile_90"].mean
+    if not math.isfinite(trivial) or reached < trivial:
+        return ""
+    who = f" of {method}" if method else ""
+    return (
+        f"The 90th percentile{who}, {scale.value(reached)}, is no better than that of the trivial answer ({answer}), "
+        f"{scale.value(trivial)}."
+    )
 
 
 def method_sentence(

@@ -12,7 +12,7 @@ from equipoise.report.data.over_seeds import FIGURES, Spread, malicious_clients,
 from equipoise.report.data.results_by_method import Study
 from equipoise.report.palette import COLOURS
 from equipoise.report.text.captions import nonfinite_note, sample_caption, served_model, trivial_note
-from equipoise.report.text.phrases import INTERVAL, listed
+from equipoise.report.text.phrases import INTERVAL, capital, listed, minus
 
 BACKDOOR = "backdoor_success"  # the column of the rate at which a backdoor works
 WORST_CLIENTS = 10  # rows of the tables of clients that fare worst
@@ -29,7 +29,7 @@ def numbers_table(study: Study) -> Iterator[str]:
     seeds = f"; mean ± standard deviation over {study.seeds} seeds" if study.seeds > 1 else "; one seed, so no spread is known"
     unit = ", in %" if study.scale.percent else ""
     headers = {**FIGURES, "trained": "trained clients per round", "seconds": "wall time (s)"}
-    caption = f"{study.scale.noun.capitalize()} over {study.judged}{study.judged.weighed}{unit}{seeds}.{served_model(study)}"
+    caption = f"{capital(study.measured)} over {study.judged}{study.judged.weighed}{unit}{seeds}.{served_model(study)}"
     caption += sample_caption(study)
     if len(study.methods) > 1:
         caption += " The lowest of a column, among what clients are served, is bold." if study.personalised else _LOWEST
@@ -70,7 +70,12 @@ def _trivial_row(study: Study) -> Iterator[str]:
 def _interval_row(study: Study, intervals: Mapping[str, Interval]) -> Iterator[str]:
     """The row of 95 % intervals below the figures that they are of; nothing without a sample."""
     if intervals:
-        texts = (intervals[key].text(study.scale.number).replace(" ", "\u00a0") if key in intervals else "" for key in FIGURES)
+        texts = (
+            intervals[key].text(lambda value: minus(study.scale.number(value))).replace(" ", "\u00a0")
+            if key in intervals
+            else ""
+            for key in FIGURES
+        )
         yield f'<tr class="below">{header_cell(nonbreaking(INTERVAL.strip()))}'
         yield f"{''.join(f'<td>{text}</td>' for text in texts)}<td></td><td></td></tr>"
 

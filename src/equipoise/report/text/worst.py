@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from html import escape
 
@@ -12,7 +11,15 @@ import torch
 from equipoise.report.data.by_client import ClientErrors, client_errors, interval_over_seeds, mean_over_seeds
 from equipoise.report.data.results_by_method import MethodResults, Numbers, Study
 from equipoise.report.text.captions import served_model
-from equipoise.report.text.client_numbers import below, differing_clients, interval_words, seeds_words
+from equipoise.report.text.client_numbers import (
+    below,
+    differing_clients,
+    examples_cell,
+    few_words,
+    interval_words,
+    seeds_words,
+    signed,
+)
 from equipoise.report.text.sentences import ValueFormat
 from equipoise.report.text.tables import WORST_CLIENTS, close_table, header_cell, open_table, row
 
@@ -55,8 +62,9 @@ def _worst_alone(study: Study, method: MethodResults) -> Iterator[str]:
     columns.append((f"{whose}loss", losses, plain))
     if only_loss and method.personalised:
         columns.append(("shared loss", _shared(study), plain))
-    caption = f"The {_client_count(len(some), study.judged.benign_word)} with the largest {study.scale.noun}"
+    caption = f"The {_client_count(len(some), study.judged.benign_word)} with the largest {study.noun}"
     caption += f"{seeds_words(found)}{_evaluated(study)}.{served_model(study)}{differing_clients(found)}{interval_words(found)}"
+    caption += few_words(study, found, some)
     seed = ["seed"] if found.seed_of_row else []
     yield from open_table("worst alone", caption, ("client", *seed, "examples", *(title for title, _, _ in columns)))
     means = [mean_over_seeds(errors.of(0)) for _, errors, _ in columns]
@@ -64,7 +72,7 @@ def _worst_alone(study: Study, method: MethodResults) -> Iterator[str]:
     for k in some:
         numbers = [scale.number(float(mean[k])) for mean, (_, _, scale) in zip(means, columns, strict=True)]
         numbers[0] += below(study, low[k], high[k])
-        yield row(header_cell(found.keys[k][-1]), (*_seed(found, k), f"{found.sizes[k]:,}", *numbers))
+        yield row(header_cell(found.keys[k][-1]), (*_seed(found, k), examples_cell(found.sizes[k]), *numbers))
     yield close_table()
 
 
@@ -73,22 +81,23 @@ def _before_and_after(study: Study, chosen: MethodResults, name: str) -> Iterato
     scale, at = study.scale, study.methods.index(chosen)
     found = client_errors(study, chosen)
     some = _worst_first(found, client_errors(study, chosen, values_of=lambda rows: rows.served_loss), at)
-    who = f"{_client_count(len(some), study.judged.benign_word)} with the largest {scale.noun} under {chosen.name}"
+    who = f"{_client_count(len(some), study.judged.benign_word)} with the largest {study.noun} under {chosen.name}"
     who += f"{seeds_words(found)}{_evaluated(study)}"
     unit = " in %" if scale.percent else ""
     caption = f"The {who}; {scale.noun}{unit} under each method.{served_model(study, brief=True)}"
-    caption += differing_clients(found) + interval_words(found)
+    caption += differing_clients(found) + interval_words(found) + few_words(study, found, some)
     seed = ["seed"] if found.seed_of_row else []
     columns = ("client", *seed, "examples", *(study.methods[index].name for index in found.methods))
     yield from open_table("worst", caption, columns, name, found.methods)
     means = {index: mean_over_seeds(found.of(index)) for index in found.methods}
+    moved = {index: mean_over_seeds(found.change(index)) for index in found.methods}
     intervals = {index: _interval(study, found, index) for index in found.methods}
     for k in some:
-        cells = [*_seed(found, k), f"{found.sizes[k]:,}"]
+        cells = [*_seed(found, k), examples_cell(found.sizes[k])]
         for index in found.methods:
             error, (low, high) = float(means[index][k]), intervals[index]
             changed = index > 0 and found.methods[0] == 0
-            text = _change(study, float(means[0][k]), error) if changed else scale.number(error)
+            text = _changed(study, error, float(moved[index][k])) if changed else scale.number(error)
             cells.append(text + below(study, low[k], high[k]))
         yield row(header_cell(found.keys[k][-1]), cells)
     yield close_table()
@@ -111,8 +120,9 @@ def _shared(study: Study) -> ClientErrors:
 
 
 def _interval(study: Study, found: ClientErrors, method: int) -> tuple[Numbers, Numbers]:
-    """The interval of each client's mean over seeds; errors in percent stay between 0 and 100."""
-    ends = (0.0, 1.0) if study.scale.percent else (-np.inf, np.inf)
+    """The interval of each client's mean over seeds; errors in percent stay between 0 and 100, others above 0 if they must."""
+    low = 0.0 if study.never_negative else -np.inf
+    ends = (low, 1.0 if study.scale.percent else np.inf)
     return interval_over_seeds(found.of(method), *ends)
 
 
@@ -121,16 +131,13 @@ def _seed(found: ClientErrors, at: int) -> list[str]:
     return [str(found.seed_of_row[at])] if found.seed_of_row else []
 
 
-def _change(study: Study, before: float, after: float) -> str:
-    """An error and its change against `before`: the difference of the two numbers as they are written."""
-    change = study.scale.change(before, after)
-    text = study.scale.number(after)
-    if math.isnan(change):
+def _changed(study: Study, error: float, change: float) -> str:
+    """An error and its change against the first method, as the section on who gains writes it."""
+    text, written = study.scale.number(error), signed(study, change)
+    if written == "–":
         return text
-    if change == 0:
-        return f'{text} <small class="same">±0</small>'
-    sign, mark = ("−", "down") if change < 0 else ("+", "up")
-    return f'{text} <small class="{mark}">{sign}{study.scale.points(change).removesuffix(" points")}</small>'
+    mark = {"±": "same", "−": "down", "+": "up"}[written[0]]
+    return f'{text} <small class="{mark}">{"±0" if mark == "same" else written}</small>'
 
 
 def _client_count(count: int, kind: str = "") -> str:

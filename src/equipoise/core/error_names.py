@@ -1,0 +1,53 @@
+"""What an error measures, in words: of the library's errors, of torch's losses and of a user's own functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from inspect import isroutine
+from typing import Any
+
+ZERO_ONE = "0-1 error"
+SQUARED, ABSOLUTE = "squared error", "absolute error"
+_KNOWN = {
+    "misclassified": ZERO_ONE, "MaskedMisclassified": ZERO_ONE, "wrong_sign": ZERO_ONE, "wrong_half": ZERO_ONE,
+    "squared_error": SQUARED, "mse_loss": SQUARED, "MSELoss": SQUARED, "l1_loss": ABSOLUTE, "L1Loss": ABSOLUTE,
+}  # fmt: skip
+_MEANT = {
+    ZERO_ONE: "the share of a client's examples that the model gets wrong",
+    SQUARED: "(prediction − {target})², averaged over a client's examples",
+    ABSOLUTE: "|prediction − {target}|, averaged over a client's examples",
+}
+
+
+def error_name(error: Callable[..., Any], model: str = "") -> str:
+    """The name of a function of outputs and targets in words; of a method `error` or `loss`, that of the class `model`.
+
+    >>> def median_error(outputs, targets): ...
+    >>> error_name(median_error), error_name(lambda outputs, targets: 0)
+    ('median error', 'own error')
+    """
+    while isinstance(error, partial):
+        error = error.func
+    name = error.__name__ if isroutine(error) else type(error).__name__
+    if name in ("error", "loss") and model:
+        return f"{model}.{name}"
+    if name == "<lambda>":
+        return "own error"
+    return _KNOWN.get(name) or name.strip("_").replace("_", " ")
+
+
+def error_words(name: str, target: str = "") -> str:
+    """An error and the column that it is of, e.g. "squared error of price"; empty if its name is not known."""
+    return f"{name} of {target}" if name and target and name != ZERO_ONE else name
+
+
+def error_definition(name: str, target: str = "") -> str:
+    """What is measured on the examples of a client; "" for a name that says nothing.
+
+    >>> error_definition("squared error", "price")
+    "(prediction − price)², averaged over a client's examples"
+    """
+    if not name:
+        return ""
+    return _MEANT.get(name, "{name}, averaged over a client's examples").format(name=name, target=target or "target")

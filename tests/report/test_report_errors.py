@@ -1,0 +1,168 @@
+"""Tables and pages say which error they show, and of which column."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from report_cases import Page
+from torch import nn
+
+import equipoise as eq
+from equipoise.cli.listing import comparison_table
+from equipoise.core.error_names import error_name
+from equipoise.errors import InvalidParameter
+from equipoise.experiment.folder import read_record
+from equipoise.report import write_report
+
+ROW = np.arange(120)
+PRICES = pd.DataFrame({"shop": [f"s{row % 8}" for row in ROW], "a": np.sin(ROW), "b": np.cos(3 * ROW)})
+PRICES["price"] = 50 + 9 * PRICES["a"] + ROW % 8
+DEAR = PRICES.assign(dear=np.where(PRICES["price"] > 53, "yes", "no")).drop(columns="price")
+
+
+def mean_absolute_error(outputs, targets):
+    return (outputs - targets).abs()
+
+
+def trained(frame=PRICES, target="price", **options):
+    data = eq.data.from_frame(frame, client="shop", target=target, split_by="examples")
+    return eq.train(eq.models.Tabular(data.schema, hidden=()), data, rounds=2, clients_per_round=4, progress=False, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "named", "meant"),
+    [
+        ({}, "squared error of price", "(prediction − price)², averaged over a client's examples"),
+        ({"error": nn.L1Loss(reduction="none")}, "absolute error of price", "|prediction − price|, averaged"),
+        (
+            {"error": mean_absolute_error},
+            "mean absolute error of price",
+            "mean absolute error, averaged over a client's examples",
+        ),
+        ({"frame": DEAR, "target": "dear"}, "0-1 error", "the share of a client's examples that the model gets wrong"),
+    ],
+)
+def test_tables_and_pages_name_the_error(tmp_path, options, named, meant):
+    run = trained(**options)
+    assert run.measured == named
+    assert "error: " in str(run.summary())
+    assert meant in str(run.summary())
+    title = named[0].upper() + named[1:]
+    assert eq.Comparison({"run": [run]}).summary().startswith(f"{title} over 8 test clients, 1 seed")
+    page = Page(run.report(tmp_path / "r.html"))
+    assert page.by_id["table-numbers-caption"].startswith(f"{title} over 8 test clients")
+    assert named in page.source
+    assert meant in page.source.replace("&#x27;", "'").replace("\u00a0", " ")
+    assert "the mean error over" not in page.source
+    run.save(tmp_path / "run")
+    stored = read_record(tmp_path / "run")
+    assert (stored.measured, stored.error_name, stored.target) == (named, run.error_name, run.target)
+
+
+def test_errors_of_a_number_are_never_percent(tmp_path):
+    """They may well lie between 0 and 1."""
+    run = trained(PRICES.assign(price=PRICES["price"] / 1000))
+    assert bool((run.clients.error < 1).all())
+    assert str(comparison_table([run]).title).startswith("Squared error of price over 8 test clients")
+    assert "Squared error of price over 8 test clients; one seed" in Page(run.report(tmp_path / "r.html")).source
+    assert str(comparison_table([trained(DEAR, "dear")]).title).startswith("0-1 error in % over 8 test clients")
+
+
+def test_losses_are_named():
+    x = torch.randn(40, 3, generator=torch.Generator().manual_seed(0))
+    data = eq.data.from_arrays(x, x.sum(1), [f"c{row % 4}" for row in range(40)], split_by="examples")
+    run = eq.train(eq.models.LinearRegression(3), data, rounds=1, clients_per_round=2, progress=False)
+    assert eq.Comparison({"run": [run]}).summary().startswith("Loss (squared error) over 4 test clients")
+
+
+def test_names_of_methods_and_of_functions():
+    class Own(nn.Module):
+        def error(self, outputs, targets): ...
+
+    assert error_name(Own().error, "Own") == "Own.error"
+    assert error_name(lambda outputs, targets: 0) == "own error"
+    assert error_name(mean_absolute_error) == "mean absolute error"
+
+
+def test_the_headline_says_that_a_method_is_no_better_than_the_trivial_answer(tmp_path):
+    run = trained()
+    table = replace(run.clients, trivial_error=torch.zeros(len(run.clients)).double())
+    page = Page(replace(run, clients=table).report(tmp_path / "r.html"))
+    assert "is no better than that of the trivial answer (mean of the targets), 0" in page.headline
+    table = replace(run.clients, trivial_error=torch.full((len(run.clients),), 1e6).double())
+    assert "trivial" not in Page(replace(run, clients=table).report(tmp_path / "r.html")).headline
+
+
+def test_clients_with_few_examples_are_marked(tmp_path):
+    small = PRICES[(PRICES["shop"] != "s3") | (ROW < 24)]  # three rows of s3, one of which is tested on
+    run = trained(small)
+    table = replace(run.clients, error=torch.where(run.clients.size == 1, 1e4, run.clients.error))
+    run, other = replace(run, clients=table), replace(run, name="other")
+    words = "* fewer than 5 test examples: this number is mostly chance."
+    for runs, names in (([run], ["table-worst"]), ([run, other], ["left-behind", "gain-1"])):
+        page = Page(write_report(runs, tmp_path / "r.html"))
+        for name in names:
+            header, first, *others = page.rows[name]
+            assert (first[0], first[header.index("examples")]) == ("s3", "1 *")
+            assert all(
+                "*" not in each[header.index("examples")]
+                for each in others
+                if int(each[header.index("examples")].split()[0]) >= 5
+            )
+            assert page.by_id[f"{name}-caption"].endswith(words)
+    run.export(tmp_path / "m.safetensors")
+    card = (tmp_path / "m.card.md").read_text(encoding="utf-8")
+    assert "Those that fare worst: s3 (1" in card
+    assert "(* fewer than 5 test examples: this number is mostly chance)" in card
+    enough = Page(trained(pd.concat([PRICES] * 3)).report(tmp_path / "r.html"))
+    assert "mostly chance" not in enough.source
+
+
+def test_the_summary_of_one_run_has_the_trivial_answer():
+    run = trained()
+    found, lines = run.summary(), str(run.summary()).splitlines()
+    errors = run.clients.where("test").trivial_error
+    assert found.trivial_error.mean == pytest.approx(float(errors.mean()))
+    assert lines[0].split()[-4:] == ["error", "loss", "trivial", "error"]
+    assert float(lines[1].split()[-1]) == pytest.approx(float(errors.mean()), abs=1e-4)
+    assert lines[-1] == "trivial error: the same answer for every example, the mean of the targets of training."
+
+
+def test_a_change_of_a_client_is_one_number(tmp_path):
+    """0.1804 to 0.1626 is −1.8 points, though 18.0 and 16.3 are 1.7 apart."""
+    run = trained(DEAR, "dear")
+    table = run.clients.where("test")
+    first, second = (
+        replace(run, name=name, clients=replace(table, error=torch.tensor([error, *[0.1] * 7], dtype=torch.float64)))
+        for name, error in (("first", 0.1804), ("second", 0.1626))
+    )
+    page = Page(write_report([first, second], tmp_path / "r.html"))
+    assert page.rows["gain-1"][1][1:4] == ["−1.8", "18.0", "16.3"]
+    assert page.rows["left-behind"][1][-1] == "16.3 −1.8"
+
+
+def test_intervals_of_errors_do_not_go_below_0(tmp_path):
+    run = trained(error=mean_absolute_error)
+    table = run.clients.where("test")
+    runs = [
+        replace(run, seed=seed, clients=replace(table, error=torch.tensor([error, *[1.0] * 7], dtype=torch.float64)))
+        for seed, error in enumerate((2.0, 20.0, 45.0))
+    ]
+    page = Page(write_report(runs, tmp_path / "r.html"))
+    assert page.rows["table-worst"][1][2].split() == ["22.3", "0.0", "to", "76.0"]
+    below = [replace(each, clients=replace(each.clients, error=each.clients.error - 1.5)) for each in runs]
+    assert "−" in Page(write_report(below, tmp_path / "r.html")).rows["table-worst"][1][2]
+
+
+def test_messages_name_the_cure():
+    data = eq.data.from_frame(PRICES, client="shop", target="price", split_by="examples")
+    model = eq.models.Tabular(data.schema, hidden=())
+    words = r"For all 8 clients: clients_per_round=len\(data.train\), or Algorithm\(sampler=sampling.Full\(\)\)\."
+    with pytest.raises(InvalidParameter, match=words):
+        eq.train(model, data, rounds=1, progress=False)
+    ditto = eq.Algorithm(personal=eq.personal.Ditto(strength=0.5))
+    run = eq.train(model, data, ditto, rounds=1, clients_per_round=4, progress=False)
+    with pytest.raises(InvalidParameter, match=r"Known are s0, s1, s2, s3, s4, …\. A client .* shared model: result\.model\."):
+        run.personal.model("Shop 99")
