@@ -109,7 +109,8 @@ def test_a_comparison(comparison, tmp_path, opened, width):
     before, after = cells["FedAvg"], cells["Δ-FL 0.5"]
     if after["percentile_90"] < before["percentile_90"]:
         assert written[:2] == [before["percentile_90"], after["percentile_90"]]
-        assert not written[2:] or written[2] == pytest.approx(abs(after["mean"] - before["mean"]))
+        clearly = not text.startswith("No method clearly lowers")  # else a spread over seeds follows
+        assert not clearly or not written[2:] or written[2] == pytest.approx(abs(after["mean"] - before["mean"]))
     else:
         assert written == [before["percentile_90"]]
     # The first screen shows the headline and the histogram's first bars.
