@@ -69,11 +69,15 @@ def site(
     for name in names:
         if retire:
             place.retire(name)
-            typer.echo(f"{name} is off the list. Also: equipoise flower unregister {name}")
+            typer.echo(f'{name} is off the list. Runs with nodes="nodes.toml" ask it nothing from their next round on.')
+            typer.echo(f"To end its connection: equipoise flower unregister {name}")
             continue
         kit = place.make_kit(name, renew=renew)
         whose = "" if (kit / "node.key").exists() else "the site has its key itself; "
         typer.echo(f"{kit}  ({whose}let it in: equipoise flower register {name})")
+        if renew:
+            typer.echo('The old key is off the list. Runs with nodes="nodes.toml" ask it nothing from their next round on.')
+            typer.echo(f"To end its connection: equipoise flower unregister {name}")
 
 
 def _flower_home(folder: Path) -> dict[str, str]:

@@ -7,6 +7,7 @@ run folders, as known_hosts is for SSH: the first node that comes with a name ke
 from __future__ import annotations
 
 import json
+import logging
 import os
 import tomllib
 from collections.abc import Mapping
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
 NODE_KEY = "EQUIPOISE_NODE_KEY"  # in the environment of an app: the file of the node's private key
 KNOWN_NODES = "known-nodes.json"  # beside the folders of runs
 LONGEST_KEY = 600  # characters of a public key or signature
+RETIRED = "was retired by the operator"
+REPLACED = "has a new key, and has not come with it"
+log = logging.getLogger("flwr")  # Flower shows it to whoever watches the run
 
 
 def read_private_key(path: Path) -> ec.EllipticCurvePrivateKey:
@@ -122,6 +126,7 @@ class KnownNodes:
         self.known: dict[str, dict[str, Any]] = {}
         self.listed: dict[str, str] | None = None
         self._read: dict[Path, int] = {}
+        self._complaint = ""
         self.refresh()
 
     def refresh(self) -> None:
@@ -132,7 +137,7 @@ class KnownNodes:
                 continue
             self._read[file] = moment
             if file == self.list_file:
-                self.listed = read_node_list(file)
+                self._read_list(file)
             elif moment != -1:
                 try:
                     self.known = dict(json.loads(file.read_text(encoding="utf-8")))
@@ -140,6 +145,28 @@ class KnownNodes:
                     raise ConfigError(
                         f"{file} cannot be read: {failure}. Restore it, or delete it to pin names anew."
                     ) from failure
+
+    def _read_list(self, file: Path) -> None:
+        """Read the operator's list. One that is damaged while a run goes on changes nothing: the run keeps what it has read."""
+        try:
+            self.listed = read_node_list(file)
+        except ConfigError as failure:
+            if self.listed is None:
+                raise
+            if str(failure) != self._complaint:
+                log.warning("%s The run goes on with the list that it has read before.", failure)
+            self._complaint = str(failure)
+
+    def withdrawn(self, client: str, key: str | None) -> str:
+        """Why a client of the run may take part no longer, by the operator's list; "" if it may.
+
+        `key` is the one that its node has proved, None if no node is there.
+        """
+        if self.listed is None:
+            return ""
+        if client not in self.listed:
+            return RETIRED
+        return "" if key is None or key == self.listed[client] else REPLACED
 
     def check(self, member: Member) -> None:
         """Refuse a node that takes another one's name."""
