@@ -19,6 +19,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipo
 
 from fake_grid import FakeGrid, run_app
 
+from equipoise.cli.federation_commands import use_kit
 from equipoise.cli.flower_commands import app as flower_commands
 from equipoise.engines.flower.apps.node_keys import read_node_list
 from equipoise.engines.flower.apps.run_control import give_order
@@ -83,6 +84,20 @@ def test_a_kit_is_made_again_when_its_private_key_has_gone_to_the_site(place):
     assert read_node_list(place.path / "nodes.toml")["client-0"] != listed["client-0"]
     assert set(registered_nodes.names_by_key(place.path).values()) == {"client-0", "client-7"}
     assert registered_nodes.names_by_key(place.path)[listed["client-0"]] == "client-0"
+
+
+def test_the_unit_and_the_command_keep_a_nodes_state_in_one_place(place, monkeypatch):
+    """The secret of the data's hash and the ledger: in the kit, so that a backup of it has them."""
+    kit = place.path / "sites" / "client-0"
+    monkeypatch.setenv("EQUIPOISE_CONFIG", "")
+    monkeypatch.delenv("EQUIPOISE_CONFIG")
+    use_kit(kit)
+    assert os.environ["EQUIPOISE_CONFIG"] == str(kit.resolve() / "state")
+    unit = (kit / "equipoise-node.service").read_text()
+    assert "WorkingDirectory=/etc/equipoise/client-0\n" in unit
+    assert " EQUIPOISE_CONFIG=/etc/equipoise/client-0/state\n" in unit
+    assert "ReadWritePaths=-/etc/equipoise/client-0/state\n" in unit
+    assert "/var/lib" not in unit
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not here")
