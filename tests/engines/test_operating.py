@@ -30,6 +30,7 @@ from equipoise.engines.flower.operate.authority import new_node_key
 from equipoise.engines.flower.operate.backups import back_up, restore
 from equipoise.engines.flower.operate.fetching import fetch, publish, read_entries
 from equipoise.engines.flower.operate.kits import Kit, OperatorFolder
+from equipoise.engines.flower.operate.node_check import Checks
 from equipoise.engines.flower.operate.run_view import RunView
 from equipoise.errors import ConfigError
 from equipoise.experiment.folder import read_record
@@ -78,7 +79,7 @@ def test_a_kit_is_made_again_when_its_private_key_has_gone_to_the_site(place):
     assert not (kit / "node.key").exists()
     assert not (place.path / "sites" / "client-7" / "node.key").exists()
     now = read_node_list(place.path / "nodes.toml")
-    assert now["client-0"] == listed["client-0"] == " ".join((kit / "node.pub").read_text().split())
+    assert now["client-0"] == listed["client-0"] == " ".join((kit / "node.pub").read_text().split()[:2])
     place.make_kit("client-0", renew=True)
     assert (kit / "node.key").exists()
     assert read_node_list(place.path / "nodes.toml")["client-0"] != listed["client-0"]
@@ -145,6 +146,25 @@ def test_check_finds_faults_and_sends_nothing(place):
     assert found["reachable"]["verdict"] == "fault"
     assert {found[what]["verdict"] for what in ("data", "values", "training", "app", "policy", "certificate")} == {"good"}
     assert "80 to train on" in found["data"]["text"]
+
+
+def test_check_refuses_the_key_of_another_site(place):
+    """A node with it would be let in as the other site, or not at all."""
+    kit, other = place.path / "sites" / "client-0", place.make_kit("client-5")
+    look = Checks(Kit.read(kit)).key
+    assert look()[0] == "good"
+    own = (kit / "node.key").read_bytes()
+    (kit / "node.key").write_bytes((other / "node.key").read_bytes())
+    verdict, text = look()
+    assert verdict == "fault"
+    assert "is not the private half of" in text
+    (kit / "node.pub").write_bytes((other / "node.pub").read_bytes())  # both are those of the other site
+    verdict, text = look()
+    assert verdict == "fault"
+    assert "is the key of client-5, and node.toml says client-id = 'client-0'" in text
+    (kit / "node.key").write_bytes(own)
+    (kit / "node.pub").unlink()
+    assert look()[0] == "warning"
 
 
 def test_a_backup_comes_back_whole_and_a_damaged_one_is_refused(place, tmp_path):

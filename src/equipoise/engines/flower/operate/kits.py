@@ -119,9 +119,9 @@ class OperatorFolder:
                 file.rename(file.with_name(f"{file.name}.until-{stamp}"))
         if not private.exists():
             if name in known and not renew:
-                write_file(public, f"{known[name]}\n".encode(), secret=False)
+                write_file(public, f"{known[name]} {name}\n".encode(), secret=False)
             else:
-                new_node_key(private, public)
+                new_node_key(private, public, name)
         self.list_key(name, public.read_text(encoding="utf-8"))
         write_file(kit / "ca.crt", self.authority.certificate.read_bytes(), secret=False)
         values = {"package": self.package, "name": name, "address": address}
