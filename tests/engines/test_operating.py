@@ -167,6 +167,33 @@ def test_check_refuses_the_key_of_another_site(place):
     assert look()[0] == "warning"
 
 
+def test_the_guides_loader_reads_one_csv_file_per_site(tmp_path):
+    """The three blocks of the guide, in an app; the check runs elsewhere, and `file` is seen from the kit."""
+    pytest.importorskip("pandas")
+    guide = (Path(__file__).parents[2] / "docs" / "federation.md").read_text(encoding="utf-8")
+    part = guide.partition("### One CSV file per site")[2].partition("### On each site")[0]
+    schema, loader, net = (block.partition("```")[0] for block in part.split("```python\n")[1:])
+    write_app(tmp_path / "app")
+    package = tmp_path / "app" / OperatorFolder(tmp_path / "app").package
+    (package / "data.py").write_text(loader)
+    shared = loader.partition("def load_data")[0]
+    (package / "task.py").write_text(f"{shared}\nalgorithm = eq.Algorithm()\n\n{net}")
+    subprocess.run([sys.executable, "-c", schema], cwd=package, check=True, timeout=60)
+    place = OperatorFolder(tmp_path / "app")
+    place.set_up(["127.0.0.1"], 9)
+    kit = place.make_kit("hospital-a")
+    rows = [f"{30 + k},{'fm'[k % 2]},{110 + k},{'well' if k < 10 else 'ill'}" for k in range(20)]
+    (kit / "patients.csv").write_text("\n".join(["age,sex,pressure,outcome", *rows]) + "\n")
+    text = (kit / "node.toml").read_text().replace("preload = []", 'preload = ["pandas"]') + 'file = "patients.csv"\n'
+    (kit / "node.toml").write_text(text)
+    program = "from equipoise.cli.flower_commands import app; app()"
+    command = [sys.executable, "-c", program, "check", "--kit", str(kit), "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    found = {each["what"]: each for each in json.loads(done.stdout)["findings"]}
+    assert {found[what]["verdict"] for what in ("app", "data", "values", "training")} == {"good"}, done.stdout
+    assert "client 'hospital-a': 16 to train on, 4 to test" in found["data"]["text"]
+
+
 def test_a_backup_comes_back_whole_and_a_damaged_one_is_refused(place, tmp_path):
     database = sqlite3.connect(place.path / "superlink.db")
     database.execute("create table nodes (name text)")
