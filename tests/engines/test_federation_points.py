@@ -207,6 +207,21 @@ def test_a_retired_key_is_asked_nothing_from_the_next_round_on(tmp_path, monkeyp
     assert grid.clock.now - began < 10
 
 
+def test_a_node_that_never_says_who_it_is_is_named_as_it_was_registered(tmp_path, monkeypatch, caplog):
+    """Flower's number of twenty digits says nothing to an operator."""
+    data, keys = some_data(), tmp_path / "keys"
+    everyone = {f"client-{k}": f"client-{k}" for k in range(4)}
+    grid = keyed(everyone, keys, monkeypatch, data)
+    (tmp_path / "nodes.toml").write_text(listing(keys, everyone))
+    node_keys.write_node_names(tmp_path, grid.names)
+    with_its_key = grid.fault
+    grid.fault = lambda d: with_its_key(d) if d.client != BAD else 1 / 0
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    with caplog.at_level("WARNING", logger="flwr"):
+        run(grid, rounds=1, clients_per_round=3, nodes=tmp_path / "nodes.toml")
+    assert any(line.startswith(f"Not taking part: {BAD} (node ") for line in caplog.messages), caplog.messages
+
+
 def test_a_replaced_key_is_asked_nothing_and_its_site_comes_back_with_the_new_one(tmp_path, monkeypatch):
     data, keys = some_data(), tmp_path / "keys"
     everyone = {f"client-{k}": f"client-{k}" for k in range(4)}

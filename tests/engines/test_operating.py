@@ -19,6 +19,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipo
 
 from fake_grid import FakeGrid, run_app
 
+from equipoise.cli import federation_commands
 from equipoise.cli.federation_commands import use_kit
 from equipoise.cli.flower_commands import app as flower_commands
 from equipoise.engines.flower.apps.node_keys import read_node_list
@@ -372,3 +373,11 @@ def test_a_superlink_finds_flowers_programs_without_a_shell(place, monkeypatch):
     assert os.environ["FLWR_HOME"] == str(place.path / ".flwr")
     assert shutil.which("flower-superexec", path=os.environ["PATH"]) is not None
     assert begun[0][0] == sys.executable
+
+
+def test_a_log_in_a_file_has_no_colours(tmp_path, capfd):
+    """Flower colours the level of each line, also where nobody looks at a terminal."""
+    program = "import sys; print('\\x1b[92mINFO \\x1b[0m: one'); print('two', file=sys.stderr); sys.exit(3)"
+    code = federation_commands._show([sys.executable, "-u", "-c", program], dict(os.environ), tmp_path)
+    assert code == 3
+    assert sorted(capfd.readouterr().out.splitlines()) == ["INFO : one", "two"]

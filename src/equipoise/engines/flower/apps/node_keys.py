@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 NODE_KEY = "EQUIPOISE_NODE_KEY"  # in the environment of an app: the file of the node's private key
 KNOWN_NODES = "known-nodes.json"  # beside the folders of runs
+NODE_NAMES = "node-names.json"  # beside the operator's list
 LONGEST_KEY = 600  # characters of a public key or signature
 RETIRED = "was retired by the operator"
 REPLACED = "has a new key, and has not come with it"
@@ -113,6 +114,21 @@ def read_node_list(path: str | Path) -> dict[str, str]:
             raise ConfigError(f"The key of {name!r} in {file} is of no elliptic curve. Make one: ssh-keygen -t ecdsa -b 384")
         found[name] = public_key_text(public)
     return found
+
+
+def write_node_names(folder: Path, names: Mapping[int, str]) -> None:
+    """Note, beside the operator's list, which site has which of Flower's ids: a run's log names nodes that it never met."""
+    known = {**read_node_names(folder), **names}
+    text = json.dumps({str(node): name for node, name in known.items()}, indent=1)
+    write_atomically(folder / NODE_NAMES, f"{text}\n".encode()).chmod(0o600)
+
+
+def read_node_names(folder: Path) -> dict[int, str]:
+    """The sites of Flower's ids, as far as they are noted; for the log alone, so a damaged file counts as none."""
+    try:
+        return {int(node): str(name) for node, name in json.loads((folder / NODE_NAMES).read_text(encoding="utf-8")).items()}
+    except (OSError, ValueError, AttributeError):
+        return {}
 
 
 class KnownNodes:
